@@ -1,0 +1,53 @@
+"""The errors a user sees: four parts (what, where, expected, do), said once, each with the run's exit code."""
+
+from __future__ import annotations
+
+
+class SpikeVRTError(Exception):
+    """An error with an answer: what is wrong, where, what was expected, what to do.
+
+    A single string is accepted as well: multiprocessing rebuilds an exception that comes out
+    of a DataLoader worker from its message alone.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, where: str = "", expected: str = "", do: str = "") -> None:
+        self.what, self.where, self.expected, self.do = what, where, expected, do
+        super().__init__(what, where, expected, do)
+
+    def __str__(self) -> str:
+        parts = (("in", self.where), ("expected", self.expected), ("do", self.do))
+        lines = [f"{type(self).__name__}: {self.what}"]
+        lines += [f"  {name:<9} {text}" for name, text in parts if text]
+        return "\n".join(lines)
+
+
+class OptionError(SpikeVRTError):
+    """An option file or a command-line override is wrong."""
+
+    exit_code = 2
+
+
+class DistError(SpikeVRTError):
+    """The ranks cannot start or cannot agree: launch variables, rendezvous, differing options."""
+
+    exit_code = 2
+
+
+class DataError(SpikeVRTError):
+    """A file or folder of the data is missing, short, corrupt or inconsistent."""
+
+    exit_code = 3
+
+
+class CheckpointError(SpikeVRTError):
+    """A checkpoint or a weights file cannot be written, read or matched."""
+
+    exit_code = 3
+
+
+class NonFiniteError(SpikeVRTError):
+    """NaN or Inf in too many steps in a row."""
+
+    exit_code = 4
