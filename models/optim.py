@@ -1,0 +1,66 @@
+"""Optimizer groups and the learning rate as a pure function of the step (so that a resume needs no scheduler state)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def is_fix_key(name: str, fix_keys: Sequence[str]) -> bool:
+    """Whether parameter `name` belongs to the group that `train.fix_keys` freezes first and slows down later."""
+    return any(key in name for key in fix_keys)
+
+
+def build_optimizer(net: nn.Module, train: dict[str, Any]) -> torch.optim.Optimizer:
+    """Adam or AdamW over two groups: the ordinary parameters, and those of `fix_keys` at lr * `fix_lr_mul`.
+
+    All parameters are in from the start, also those frozen until `fix_iter`: a parameter without a gradient is left alone.
+    """
+    base, mul, keys = train["G_optimizer_lr"], train["fix_lr_mul"], train["fix_keys"] or []
+    named = list(net.named_parameters())
+    groups = [{"params": [p for n, p in named if not is_fix_key(n, keys)], "initial_lr": base, "lr": base}]
+    slow = [p for n, p in named if is_fix_key(n, keys)]
+    if slow:
+        groups.append({"params": slow, "initial_lr": base * mul, "lr": base * mul})
+    cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train["G_optimizer_type"]]
+    fused = all(p.is_cuda for _, p in named)
+    return cls(groups, betas=tuple(train["G_optimizer_betas"]), weight_decay=train["G_optimizer_wd"], fused=fused)
+
+
+def lr_at(step: int, base: float, train: dict[str, Any]) -> float:
+    """Learning rate at `step` (counted from 1) for a group whose full rate is `base`.
+
+    MultiStepLR: base * gamma^(number of milestones <= step). CosineAnnealingWarmRestarts: SGDR (Loshchilov & Hutter,
+    ICLR 2017, eq. 5) over the listed periods; after the last one the rate stays at eta_min, where torch's scheduler
+    would jump back to the full rate for the very last steps. `G_warmup_iter` steps of linear warm-up come first.
+    """
+    if train["G_scheduler_type"] == "MultiStepLR":
+        passed = sum(step >= m for m in train["G_scheduler_milestones"])
+        lr = base * train["G_scheduler_gamma"] ** passed
+    else:
+        lr = _cosine(step, base, _as_list(train["G_scheduler_periods"]), train)
+    return lr * min(1.0, step / train["G_warmup_iter"]) if train["G_warmup_iter"] else lr
+
+
+def set_lr(optimizer: torch.optim.Optimizer, step: int, train: dict[str, Any]) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr_at(step, group["initial_lr"], train)
+
+
+def _cosine(step: int, base: float, periods: list[int], train: dict[str, Any]) -> float:
+    weights = _as_list(train["G_scheduler_restart_weights"])
+    eta_min = train["G_scheduler_eta_min"]
+    for index, period in enumerate(periods):
+        if step < period:
+            weight = weights[min(index, len(weights) - 1)]
+            return eta_min + weight * (base - eta_min) * (1 + math.cos(math.pi * step / period)) / 2
+        step -= period
+    return eta_min
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,179 @@
+"""Checkpoints that are whole or absent: one file, written beside and moved into place, verified when read.
+
+A file `X.pth` has a sidecar `X.pth.sha256`. Before a new file takes its name, the old pair is kept as `X_previous.pth`;
+so whatever instant a process dies at, one verified pair stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.utils_errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_PLAIN = (str, int, float, bool, type(None), torch.Tensor)
+
+
+def save(state: dict[str, Any], path: Path) -> None:
+    """Write `state` to `path` atomically. Returns only when file, sidecar and folder are on the disk.
+
+    Raises CheckpointError where `state` holds anything but plain types and tensors (it could not be loaded with
+    ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
+    """
+    check_plain(state)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_space(path)
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        digest = _write_hashed(state, temp)
+        _keep_previous(path)
+        _replace_text(_sidecar(path), digest)
+        os.replace(temp, path)
+        _fsync_folder(path.parent)
+    except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
+        free = shutil.disk_usage(path.parent).free / 2**20
+        raise CheckpointError(
+            f"cannot write the checkpoint: {e}", str(path),
+            f"a writable folder with room for the file ({free:.0f} MB are free)",
+            "free some space or set path.root to another disk, then resume",
+        ) from e  # fmt: skip
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The state in `path`, on the CPU. A damaged file gives way to the kept previous one, with a warning.
+
+    Raises CheckpointError where neither can be read.
+    """
+    for candidate in (path, _previous(path)):
+        if not candidate.exists():
+            continue
+        fault = _fault(candidate)
+        if fault is None:
+            return torch.load(candidate, map_location="cpu", weights_only=True)
+        logger.warning("%s is damaged (%s)", candidate, fault)
+    raise CheckpointError(
+        "no readable checkpoint", str(path), "a file whose sha256 equals its sidecar's",
+        "start from another checkpoint with --resume PATH, or from zero with --resume none",
+    )  # fmt: skip
+
+
+def exists(path: Path) -> bool:
+    """Whether `path` or its kept previous version is there to resume from."""
+    return path.exists() or _previous(path).exists()
+
+
+def check_plain(value: Any, where: str = "state") -> None:
+    """Raises CheckpointError, naming the place, for anything that ``weights_only=True`` would refuse."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            check_plain(key, f"{where} (a key)")
+            check_plain(item, f"{where}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            check_plain(item, f"{where}[{index}]")
+    elif type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
+        raise CheckpointError(
+            f"{type(value).__name__} in a checkpoint", where, "plain types and tensors only", "convert it before saving"
+        )
+
+
+class _HashingWriter:
+    """A binary file that hashes what is written, so that the bytes need not be read again."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _write_hashed(state: dict[str, Any], temp: Path) -> str:
+    with open(temp, "wb") as file:
+        writer = _HashingWriter(file)
+        torch.save(state, writer)
+        file.flush()
+        os.fsync(file.fileno())
+    return writer.sha256.hexdigest()
+
+
+def _fault(path: Path) -> str | None:
+    """What is wrong with the file, or None."""
+    sidecar = _sidecar(path)
+    if not sidecar.exists():
+        return None  # weights from elsewhere have no sidecar
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+    expected = sidecar.read_text().strip()
+    return None if found == expected else f"sha256 {found[:12]}, expected {expected[:12]}"
+
+
+def _digest(file: Any) -> str:
+    sha256 = hashlib.sha256()
+    while block := file.read(2**20):
+        sha256.update(block)
+    return sha256.hexdigest()
+
+
+def _keep_previous(path: Path) -> None:
+    if not path.exists() or _fault(path) is not None:
+        return
+    for source, target in ((path, _previous(path)), (_sidecar(path), _sidecar(_previous(path)))):
+        if not source.exists():
+            continue
+        link = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        link.unlink(missing_ok=True)
+        try:
+            os.link(source, link)
+        except OSError:  # a file system without hard links
+            shutil.copy2(source, link)
+        os.replace(link, target)
+
+
+def _replace_text(path: Path, text: str) -> None:
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temp, "w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temp, path)
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_space(path: Path) -> None:
+    if not path.exists():
+        return
+    need, free = int(1.2 * path.stat().st_size), shutil.disk_usage(path.parent).free
+    if free < need:
+        raise CheckpointError(
+            f"the disk is too full for a checkpoint: {free / 2**20:.0f} MB free", str(path),
+            f"at least {need / 2**20:.0f} MB", "free some space or set path.root to another disk, then resume",
+        )  # fmt: skip
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f"{path.stem}_previous{path.suffix}")
