@@ -115,16 +115,16 @@ def _fault(path: Path) -> str | None:
     sidecar = _sidecar(path)
     if not sidecar.exists():
         return None  # weights from elsewhere have no sidecar
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+    found = _digest(path)
     expected = sidecar.read_text().strip()
     return None if found == expected else f"sha256 {found[:12]}, expected {expected[:12]}"
 
 
-def _digest(file: Any) -> str:
+def _digest(path: Path) -> str:
     sha256 = hashlib.sha256()
-    while block := file.read(2**20):
-        sha256.update(block)
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            sha256.update(block)
     return sha256.hexdigest()
 
 

@@ -1,0 +1,37 @@
+"""Where the time of a step goes: data, compute, everything else."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class StepTimer:
+    """Sums of wall-clock seconds by part, read and cleared at each log line.
+
+    On a GPU the parts show what the host waited for; no device synchronisation is added.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.start = time.perf_counter()
+        self.steps = 0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - begin
+
+    def read(self) -> dict[str, float]:
+        """Iterations per second and, per part, its share of the time since the last call (0..1)."""
+        elapsed = time.perf_counter() - self.start
+        values = {"it_per_s": self.steps / elapsed}
+        values |= {f"{name}_share": seconds / elapsed for name, seconds in self.seconds.items()}
+        self.seconds.clear()
+        self.steps, self.start = 0, time.perf_counter()
+        return values
