@@ -1,0 +1,1 @@
+"""The spike camera: files, representations and simulation. Needs numpy only; imports nothing of this project."""

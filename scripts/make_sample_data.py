@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Make a small RGB + spike set in the GoPro layout, so that everything can be tried without a download.
+
+Each clip is a scene of moving textured layers with occlusion under a shaking camera. The scene is rendered once
+per spike plane, in linear light: the mean over an exposure is the blurry frame, its middle plane the sharp one,
+and the grey picture at half resolution feeds an integrate-and-fire sensor. Nothing depends on anything but the seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from data.spike import simulate
+from data.spike.stream import SpikeGeometry, write_dat
+
+SIZE = 128  # RGB pixels; spikes have half as many per side
+PLANES = 88  # spike planes in one exposure, as in GoPro clips of 11 frames
+FRAMES = 12
+CLIPS = {"train": 8, "test": 2}
+RATE = 0.9
+MARGIN = 96  # texture around the picture for the camera to move over
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A textured sheet: (N, N, 4) linear colour times opacity, and opacity; and where it is at each plane."""
+
+    sheet: np.ndarray
+    path: np.ndarray  # (planes, 3): shift x, shift y in pixels, angle in radians
+
+    def at(self, plane: int) -> np.ndarray:
+        """Colour times opacity, and opacity, as the camera sees them at `plane`: (SIZE, SIZE, 4) float32."""
+        x, y, angle = self.path[plane]
+        n, c = self.sheet.shape[0], SIZE / 2
+        cos, sin = np.cos(angle), np.sin(angle)
+        # Camera pixel -> sheet pixel: turn about the middle, then shift.
+        inverse = np.array(
+            [[cos, -sin, n / 2 + x - c * cos + c * sin], [sin, cos, n / 2 + y - c * sin - c * cos]], np.float64
+        )
+        return cv2.warpAffine(
+            self.sheet,
+            inverse,
+            (SIZE, SIZE),
+            flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+            borderMode=cv2.BORDER_REFLECT,
+        )
+
+
+def smooth_walk(rng: np.random.Generator, planes: int, amplitude: float, periods: tuple[float, float]) -> np.ndarray:
+    """(planes,) a sum of four sines whose periods are drawn from `periods` (in planes); peak near `amplitude`."""
+    t = np.arange(planes)
+    walk = np.zeros(planes)
+    for weight in (0.4, 0.3, 0.2, 0.1):
+        period = np.exp(rng.uniform(*np.log(periods)))
+        walk += weight * np.sin(2 * np.pi * (t / period + rng.uniform()))
+    return amplitude * walk
+
+
+def texture(rng: np.random.Generator, n: int) -> np.ndarray:
+    """(n, n, 3) display values: coloured 1/f clouds with painted edges, smooth at the scale of one spike pixel."""
+    frequency = np.hypot(np.fft.fftfreq(n)[:, None], np.fft.rfftfreq(n)[None])
+    frequency[0, 0] = 1.0
+    spectrum = frequency ** -rng.uniform(1.2, 1.6)
+    spectrum[0, 0] = 0.0
+    clouds = np.stack([np.fft.irfft2(spectrum * np.fft.rfft2(rng.standard_normal((n, n))), (n, n)) for _ in range(3)])
+    clouds /= clouds.std(axis=(1, 2), keepdims=True)
+    grey, *tint = clouds
+    base = rng.uniform(0.35, 0.65, 3)
+    picture = base + 0.13 * grey[..., None] + 0.04 * np.stack((tint[0], tint[1], -tint[0]), axis=2)
+    picture = simulate.to_uint8(picture)
+    paint(rng, picture)
+    return np.clip(cv2.GaussianBlur(picture.astype(np.float32) / 255, (0, 0), 0.9), 0.04, 0.98)
+
+
+def paint(rng: np.random.Generator, picture: np.ndarray) -> None:
+    """Draw bars, discs, polygons and letters on the uint8 display picture (n, n, 3), in place."""
+    n = picture.shape[0]
+    for _ in range(int(n * n / 900)):
+        colour = tuple(float(v) for v in 255 * np.clip(rng.uniform(0.05, 0.95) + 0.2 * rng.uniform(-1, 1, 3), 0, 1))
+        x, y = (int(v) for v in rng.integers(0, n, 2))
+        size, kind = int(rng.integers(4, 16)), int(rng.integers(4))
+        if kind == 0:
+            cv2.circle(picture, (x, y), size // 2 + 2, colour, -1, cv2.LINE_AA)
+        elif kind == 1:
+            angle = rng.uniform(0, np.pi)
+            end = (int(x + 3 * size * np.cos(angle)), int(y + 3 * size * np.sin(angle)))
+            cv2.line(picture, (x, y), end, colour, int(rng.integers(2, 6)), cv2.LINE_AA)
+        elif kind == 2:
+            corners = np.array([x, y]) + rng.uniform(-size, size, (int(rng.integers(3, 6)), 2))
+            cv2.fillPoly(picture, [corners.astype(np.int32)], colour, cv2.LINE_AA)
+        else:
+            letter = "ABCDEFGHKLMNPRSTVXYZ2345689"[int(rng.integers(27))]
+            cv2.putText(picture, letter, (x, y), cv2.FONT_HERSHEY_SIMPLEX, size / 14, colour, 2, cv2.LINE_AA)
+
+
+def blob(rng: np.random.Generator, n: int) -> np.ndarray:
+    """(n, n, 1) opacity of one rounded object near the middle of the sheet."""
+    angles = np.sort(rng.uniform(0, 2 * np.pi, 9))
+    radii = rng.uniform(14, 34, 9)
+    centre = n / 2 + rng.uniform(-36, 36, 2)
+    corners = centre + np.stack((radii * np.cos(angles), radii * np.sin(angles)), axis=1)
+    opacity = np.zeros((n, n), np.float32)
+    cv2.fillPoly(opacity, [corners.astype(np.int32)], 1.0, cv2.LINE_AA)
+    return cv2.GaussianBlur(opacity, (0, 0), 0.9)[..., None]
+
+
+def make_layers(rng: np.random.Generator, planes: int) -> list[Layer]:
+    """A background and three nearer objects; nearer sheets move more with the camera, and by themselves."""
+    n = SIZE + 2 * MARGIN
+    periods = (3.0 * PLANES, 9.0 * PLANES)
+    shake = np.stack([smooth_walk(rng, planes, 22.0, periods), smooth_walk(rng, planes, 16.0, periods)], axis=1)
+    turn = smooth_walk(rng, planes, 0.05, periods)
+    layers = []
+    for depth in range(4):
+        own = rng.uniform(-1, 1, 2) * (0.0 if depth == 0 else 3.5 / PLANES) * (np.arange(planes) - planes / 2)[:, None]
+        shift = shake * (1.0 + 0.35 * depth) + own
+        opacity = np.ones((n, n, 1), np.float32) if depth == 0 else blob(rng, n)
+        colour = simulate.to_linear(texture(rng, n))
+        sheet = np.concatenate((colour * opacity, opacity), axis=2)
+        layers.append(Layer(sheet, np.column_stack((shift, turn))))
+    return layers
+
+
+def render(layers: list[Layer], plane: int) -> np.ndarray:
+    """Linear light (SIZE, SIZE, 3) float32 that the camera sees at `plane`."""
+    picture = np.zeros((SIZE, SIZE, 3), np.float32)
+    for layer in layers:
+        seen = layer.at(plane)
+        picture = picture * (1.0 - seen[..., 3:]) + seen[..., :3]
+    return np.clip(picture, 0.0, 1.0)
+
+
+def write_png(path: Path, light: np.ndarray) -> None:
+    """Write linear light (H, W, 3) in R, G, B order as a display PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = simulate.to_uint8(simulate.to_display(light))
+    if not cv2.imwrite(str(path), np.ascontiguousarray(picture[..., ::-1])):
+        raise OSError(f"cannot write {path}")
+
+
+def make_clip(root: Path, split: str, name: str, rng: np.random.Generator, frames: int) -> None:
+    """Write one clip: {blur,sharp}/NNNNNN.png and spike/NNNNNN.dat, one of each per frame."""
+    half = SIZE // 2
+    layers = make_layers(rng, frames * PLANES)
+    sensor = simulate.IntegrateAndFire(
+        half, half, rate=RATE, rng=rng, shot_noise=0.03, dark_rate=0.001, threshold_mismatch=0.01
+    )
+    geometry = SpikeGeometry(half, half)
+    clip = root / "GOPRO_Large" / split / name
+    spikes = root / "GOPRO_Large_spike_seq" / split / name / "spike"
+    spikes.mkdir(parents=True)
+    for frame in range(frames):
+        planes = [render(layers, frame * PLANES + plane) for plane in range(PLANES)]
+        write_png(clip / "sharp" / f"{frame:06d}.png", planes[gt_plane()])
+        write_png(clip / "blur" / f"{frame:06d}.png", np.mean(planes, axis=0))
+        grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
+        write_dat(spikes / f"{frame:06d}.dat", sensor.run(grey), geometry)
+
+
+def gt_plane() -> int:
+    """The plane of a file at which its sharp frame is taken: the middle one."""
+    return PLANES // 2
+
+
+def make_sample(root: Path, seed: int = 0, clips: dict[str, int] | None = None, frames: int = FRAMES) -> None:
+    """Write the whole set to `root`, which must not exist: it appears complete or not at all."""
+    clips = clips or CLIPS
+    root.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
+    try:
+        for number, (split, count) in enumerate(clips.items()):
+            for index in range(count):
+                rng = np.random.default_rng([seed, number, index])
+                make_clip(temporary, split, f"SAMPLE{index:02d}_{split}", rng, frames)
+        about = {
+            "format": 1, "h": SIZE // 2, "w": SIZE // 2, "flip": True, "planes": PLANES, "rate": RATE,
+            "gt_plane": gt_plane(), "gamma": 2.2, "seed": seed, "made_by": "scripts/make_sample_data.py",
+        }  # fmt: skip
+        text = json.dumps(about, indent=2) + "\n"
+        (temporary / "GOPRO_Large_spike_seq" / "dataset.json").write_text(text, encoding="utf-8")
+        temporary.chmod(0o755)
+        temporary.rename(root)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=Path("trainsets/sample"), help="folder to make")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.root.exists():
+        print(f"{arguments.root} exists already: nothing to do")
+        return
+    make_sample(arguments.root, arguments.seed)
+    print(f"made {arguments.root}: {CLIPS['train']} training and {CLIPS['test']} test clips of {FRAMES} frames")
+
+
+if __name__ == "__main__":
+    cv2.setNumThreads(1)
+    main()
