@@ -1,0 +1,85 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from skimage.color import rgb2ycbcr
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+
+from utils.utils_errors import DataError
+from utils.utils_metrics import ClipScores, averages, frame_scores, psnr, rgb_to_y, ssim, tensor_to_uint8
+
+
+def pair(height=61, width=48, noise=12, seed=0):
+    rng = np.random.default_rng(seed)
+    smooth = np.cumsum(rng.normal(0, 4, (height, width, 3)), axis=1) + 120
+    noisy = smooth + rng.normal(0, noise, smooth.shape)
+    return tuple(np.clip(np.round(x), 0, 255).astype(np.uint8) for x in (smooth, noisy))
+
+
+@pytest.mark.parametrize("noise", [1, 12, 80])
+def test_psnr_and_ssim_agree_with_scikit_image(noise):
+    a, b = pair(noise=noise)
+    same_window = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 255}
+    assert psnr(a, b) == pytest.approx(peak_signal_noise_ratio(a, b, data_range=255), abs=1e-9)
+    assert ssim(a, b) == pytest.approx(structural_similarity(a, b, channel_axis=2, **same_window), abs=1e-9)
+
+    a_y, b_y = rgb2ycbcr(a)[..., 0], rgb2ycbcr(b)[..., 0]
+    scores = frame_scores(a, b)
+    assert rgb_to_y(a) == pytest.approx(a_y, abs=1e-9)
+    assert scores["psnr_y"] == pytest.approx(peak_signal_noise_ratio(a_y, b_y, data_range=255), abs=1e-9)
+    assert scores["ssim_y"] == pytest.approx(structural_similarity(a_y, b_y, **same_window), abs=1e-9)
+
+
+def test_known_psnr():
+    a = np.zeros((16, 16, 3), np.uint8)
+    assert psnr(a, a + 1) == pytest.approx(20 * math.log10(255), abs=1e-12)
+    assert psnr(a, a) == math.inf
+    assert ssim(a, a) == 1.0
+
+
+def test_uint8_is_clamped_and_rounded():
+    image = torch.tensor([-0.2, 0.0, 0.4 / 255, 0.6 / 255, 1.0, 1.7]).reshape(1, 2, 3).expand(3, 2, 3)
+    assert tensor_to_uint8(image)[..., 0].tolist() == [[0, 0, 0], [1, 255, 255]]
+    assert tensor_to_uint8(torch.zeros(2, 5, 3, 8, 9)).shape == (2, 5, 8, 9, 3)
+
+
+def test_different_sizes_are_refused():
+    a, b = pair()
+    with pytest.raises(DataError, match="different sizes"):
+        psnr(a, b[1:])
+    with pytest.raises(DataError, match="11x11"):
+        ssim(a[:10], b[:10])
+
+
+def scored(clips):
+    scores = ClipScores()
+    for clip, values in clips.items():
+        for value in values:
+            scores.add(clip, {"psnr": value})
+    return scores
+
+
+def test_clip_mean_and_frame_mean_differ_and_do_not_depend_on_the_sharing_out():
+    clips = {"a": [30.0, 32.0], "b": [20.0] * 6, "c": [25.1, 24.3, 22.9]}
+    alone = scored(clips).sums(["psnr"])
+    shared = [scored({k: clips[k]}).sums(["psnr"]) for k in "cab"] + [ClipScores().sums(["psnr"])]
+    summed = {key: sum(part[key] for part in shared) for key in alone}
+
+    result = averages(alone, clips_expected=3)
+    assert result["psnr"] == pytest.approx((31 + 20 + 24.1) / 3)
+    assert result["psnr_frame_mean"] == pytest.approx((62 + 120 + 72.3) / 11)
+    assert (result["clips_found"], result["frames"], result["complete"]) == (3, 11, True)
+    assert averages(summed, 3)["psnr"] == pytest.approx(result["psnr"], abs=1e-12)
+
+
+def test_an_average_over_missing_clips_is_marked():
+    result = averages(scored({"a": [30.0]}).sums(["psnr"]), clips_expected=11)
+    assert result["complete"] is False and result["clips_found"] == 1 and result["clips_expected"] == 11
+    assert math.isnan(averages(ClipScores().sums(["psnr"]), 2)["psnr"])
+
+
+def test_a_clip_counts_once():
+    scores = scored({"a": [30.0]})
+    with pytest.raises(ValueError, match="twice: a"):
+        scores.update({"a": [{"psnr": 1.0}], "b": []})

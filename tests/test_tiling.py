@@ -1,0 +1,237 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models.tiling import Tiling, mirror_index, out_of_memory, restore_clip, smaller, stream_clip, tile_starts
+from utils.utils_errors import OptionError
+
+GOLDEN = sorted((Path(__file__).parent / "data" / "golden").glob("tile_*.npz"))
+
+
+class StandIn(nn.Module):
+    """The position-dependent function around which the published tiling code was recorded."""
+
+    def __init__(self, scale=1):
+        super().__init__()
+        self.scale = scale
+        self.sizes = []
+
+    def forward(self, lq, spike=None):
+        self.sizes.append(tuple(lq.shape))
+        y = lq[:, :, :3].repeat_interleave(self.scale, 3).repeat_interleave(self.scale, 4)
+        k = torch.arange(y.shape[1], dtype=y.dtype)[:, None, None, None]
+        rows = torch.arange(y.shape[3], dtype=y.dtype)[:, None]
+        cols = torch.arange(y.shape[4], dtype=y.dtype)
+        return y * (1 + 0.01 * k) + 0.01 * rows + 0.003 * cols + 0.05 * k
+
+
+class LocalNet(nn.Module):
+    """A small real network: every output pixel depends on a 5x5x3 neighbourhood of RGB and spikes."""
+
+    def __init__(self, channels=3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv3d(channels, 4, (3, 3, 3), padding=1)
+        self.last = nn.Conv3d(4, 3, (1, 3, 3), padding=(0, 1, 1))
+
+    def forward(self, lq, spike=None):
+        x = lq if spike is None else torch.cat((lq, spike), dim=2)
+        return lq + self.last(torch.tanh(self.first(x.transpose(1, 2)))).transpose(1, 2)
+
+
+def clip(*shape, seed=0):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_published_tiling_is_reproduced(path):
+    data = np.load(path)
+    config = json.loads(str(data["config"]))
+    kair = config["variant"].startswith("KAIR")
+
+    out = restore_clip(
+        StandIn(config["scale"]),
+        torch.from_numpy(data["input"]),
+        num_frame_testing=config["tile"][0],
+        num_frame_overlapping=config["tile_overlap"][0],
+        size_patch_testing=config["tile"][1],
+        size_overlapping=config["tile_overlap"][1],
+        window_size=tuple(config["window_size"]),
+        scale=config["scale"],
+        full_window_pad=kair,
+        **config["train_options"],
+    )
+    if config["train_options"].get("center_frame_only"):
+        out = out[:, 0]
+
+    expected = torch.from_numpy(data["output"])
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=2e-6)
+
+
+def test_golden_vectors_are_all_there():
+    assert len(GOLDEN) == 11
+
+
+@pytest.mark.parametrize("blend", ["kair", "smooth"])
+def test_a_tile_that_covers_the_clip_equals_no_tiling(blend):
+    lq = clip(1, 6, 3, 64, 72)
+    net = LocalNet()
+    whole = restore_clip(net, lq, blend=blend, num_frame_overlapping=2)
+    tiled = restore_clip(net, lq, blend=blend, num_frame_testing=6, size_patch_testing=72)
+    torch.testing.assert_close(tiled, whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 5])
+@pytest.mark.parametrize("size", [(17, 23), (70, 65)])
+@pytest.mark.parametrize("tile", [(0, 0), (2, 64), (4, 0)])
+def test_any_frame_count_and_any_size_come_back_as_they_went_in(frames, size, tile):
+    net = StandIn()
+    out = restore_clip(
+        net, clip(2, frames, 3, *size), num_frame_testing=tile[0], size_patch_testing=tile[1],
+        num_frame_overlapping=1, window_size=(6, 8, 8), blend="smooth",
+    )  # fmt: skip
+    assert out.shape == (2, frames, 3, *size)
+    assert torch.isfinite(out).all()
+    for _, n, _, h, w in net.sizes:
+        assert n >= 2 and h % 8 == 0 and w % 8 == 0 and h >= 64 and w >= 64
+
+
+@pytest.mark.parametrize("blend", ["kair", "smooth"])
+def test_tiles_without_overlap_give_numbers(blend):
+    lq = clip(1, 5, 3, 40, 56)
+    out = restore_clip(
+        nn.Identity(), lq, num_frame_testing=2, num_frame_overlapping=0, size_patch_testing=16, size_overlapping=0,
+        blend=blend,
+    )  # fmt: skip
+    torch.testing.assert_close(out, lq)
+
+
+@pytest.mark.parametrize("scale", [1, 4])
+@pytest.mark.parametrize("overlap", [0, 1, 6, 15])
+def test_smooth_blend_of_agreeing_tiles_is_exact(scale, overlap):
+    lq = clip(1, 7, 3, 37, 45)
+
+    class Enlarge(nn.Module):
+        def forward(self, x):
+            return x.repeat_interleave(scale, 3).repeat_interleave(scale, 4)
+
+    out = restore_clip(
+        Enlarge(), lq, num_frame_testing=3, num_frame_overlapping=min(overlap, 2), size_patch_testing=16,
+        size_overlapping=overlap, scale=scale, blend="smooth",
+    )  # fmt: skip
+    torch.testing.assert_close(out, Enlarge()(lq))
+
+
+def test_spikes_are_cut_with_the_same_tile():
+    lq = clip(1, 6, 3, 50, 61)
+
+    class Difference(nn.Module):
+        def forward(self, x, spike):
+            return spike[:, :, :3] - x
+
+    out = restore_clip(
+        Difference(), lq, torch.cat((lq + 1, lq), dim=2), num_frame_testing=4, size_patch_testing=16,
+        size_overlapping=4, flip_seq=True, pad_seq=True,
+    )  # fmt: skip
+    torch.testing.assert_close(out, torch.ones_like(lq))
+
+
+def test_smooth_seams_are_smaller_than_hard_ones():
+    lq = clip(1, 2, 3, 96, 96)
+
+    class Brightens(nn.Module):
+        """Depends on the whole tile, as attention does: each tile comes out at its own brightness."""
+
+        def forward(self, x):
+            return x * 0 + x.mean() * 20 + torch.arange(x.shape[-1]) * 0.01
+
+    seams = {
+        blend: restore_clip(Brightens(), lq, size_patch_testing=32, size_overlapping=16, blend=blend)
+        .diff(dim=-1)
+        .abs()
+        .max()
+        for blend in ("kair", "smooth")
+    }
+    assert seams["smooth"] < 0.5 * seams["kair"]
+
+
+def test_flip_seq_averages_both_directions_of_time():
+    lq = clip(1, 4, 3, 64, 64)
+
+    class Numbers(nn.Module):
+        def forward(self, x):
+            return torch.arange(x.shape[1], dtype=x.dtype)[None, :, None, None, None].expand(x.shape)
+
+    out = restore_clip(Numbers(), lq, flip_seq=True, window_size=(4, 8, 8))
+    assert out[0, :, 0, 0, 0].tolist() == [3.5, 3.5, 3.5, 3.5]
+
+
+def test_center_frame_only_gives_the_middle_frame():
+    lq = clip(1, 5, 3, 16, 16)
+    torch.testing.assert_close(restore_clip(nn.Identity(), lq, center_frame_only=True), lq[:, 2:3])
+
+
+def test_a_stream_reads_no_more_than_one_tile_at_a_time():
+    reads = []
+
+    def read(frames):
+        reads.append(list(frames))
+        return torch.stack([torch.full((1, 3, 16, 16), float(i)) for i in frames], dim=1), None
+
+    tiling = Tiling(num_frame_testing=4, num_frame_overlapping=2, blend="smooth")
+    stream = stream_clip(nn.Identity(), read, 9, tiling)
+    first = next(stream)
+
+    assert reads == [[0, 1, 2, 3]] and first[0, 0, 0, 0] == 0
+    assert [round(f[0, 0, 0, 0].item(), 5) for f in stream] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert reads == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [5, 6, 7, 8]]
+
+
+def test_double_precision_stays_double():
+    assert restore_clip(LocalNet().double(), clip(1, 3, 3, 16, 16).double()).dtype == torch.float64
+
+
+def test_mirror_index_reflects_as_often_as_needed():
+    assert mirror_index(3, 10).tolist() == [0, 1, 2, 2, 1, 0, 0, 1, 2, 2]
+    assert mirror_index(1, 4).tolist() == [0, 0, 0, 0]
+
+
+def test_tile_starts_end_with_the_axis():
+    assert tile_starts(10, 4, 2) == [0, 2, 4, 6]
+    assert tile_starts(11, 4, 2) == [0, 2, 4, 6, 7]
+    assert tile_starts(3, 3, 2) == [0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_frame_testing": 2, "num_frame_overlapping": 2},
+        {"size_patch_testing": 16, "size_overlapping": 20},
+        {"size_patch_testing": 60, "size_overlapping": 4},
+        {"blend": "hard"},
+    ],
+)
+def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
+    with pytest.raises(OptionError, match=r"val\.|blend"):
+        Tiling(**wrong)
+
+
+def test_smaller_tiles_halve_space_first_and_end():
+    tiling = Tiling(num_frame_testing=12, size_patch_testing=0, size_overlapping=20)
+    sizes = []
+    while tiling is not None:
+        sizes.append((tiling.num_frame_testing, tiling.size_patch_testing))
+        tiling = smaller(tiling, 720, 1280)
+    assert sizes == [(12, 0), (12, 640), (12, 320), (12, 160), (12, 80), (12, 64), (6, 64), (3, 64)]
+
+
+def test_out_of_memory_is_told_from_other_errors():
+    with pytest.raises(RuntimeError) as host:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert out_of_memory(host.value)
+    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
