@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import cv2
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from data.sampler import ResumableDistributedSampler
@@ -43,7 +44,7 @@ class TrainLoader:
             batch_size=section["dataloader_batch_size"],
             sampler=self.sampler,
             num_workers=workers,
-            pin_memory=section["dataloader_pin_memory"],
+            pin_memory=torch.cuda.is_available(),
             # Also covers the epoch turn of persistent workers, where torch's default waits for ever.
             timeout=section["dataloader_timeout_s"] if workers else 0,
             prefetch_factor=section["dataloader_prefetch_factor"] if workers else None,

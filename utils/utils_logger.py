@@ -84,7 +84,9 @@ class WandbWriter:
 
         if key or os.environ.get("WANDB_API_KEY"):
             wandb.login(key=key or os.environ["WANDB_API_KEY"])
-        self.run = wandb.init(project=project, name=name, dir=str(folder), id=run_id, resume="allow" if run_id else None)
+        self.run = wandb.init(
+            project=project, name=name, dir=str(folder), id=run_id, resume="allow" if run_id else None
+        )
         self.run_id = self.run.id
 
     def scalars(self, values: dict[str, float], step: int) -> None:
@@ -143,10 +145,8 @@ def draw_curves(history: dict[str, list[list[float]]], path: Path) -> None:
     plt.close(figure)
 
 
-def build_writers(opt: dict[str, Any], folder: Path, rank: int, step: int, wandb_id: str | None) -> list[Writer]:
-    """The writers that the options ask for on rank 0; none on the others."""
-    if rank != 0:
-        return []
+def build_writers(opt: dict[str, Any], folder: Path, step: int, wandb_id: str | None) -> list[Writer]:
+    """The writers that the options ask for; `step` > 0 and `wandb_id` belong to the run that is resumed."""
     logging_opt = opt["logging"]
     writers: list[Writer] = [HistoryWriter(folder, step)]
     if logging_opt["use_tensorboard"]:

@@ -1,0 +1,194 @@
+"""Train a Video Restoration Transformer on RGB + spike clips.
+
+    python main_train_vrt.py --opt options/vrt/000_train_vrt_sample_rgbspike.json [--resume auto|none|PATH] [section.key=value ...]
+
+One process, or one of many started by torchrun, a cloud platform or SLURM: see docs/ddp.md.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from data.loader import TrainLoader
+from data.select_dataset import DATASETS, build_dataset
+from models.model_vrt import ModelVRT
+from models.select_model import define_Model
+from models.select_network import NETWORKS, check_options
+from models.validate import Validation, validate
+from utils import utils_dist
+from utils.utils_experiment import Experiment, Progress, find_state, is_better, restore_progress
+from utils.utils_launch import read_launch
+from utils.utils_logger import setup_logging
+from utils.utils_option import load_options, parse_command_line, save_options
+from utils.utils_timer import StepTimer
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: list[str]) -> int:
+    """Exit code of the run: 0 finished, 2 options or launch, 3 data, 4 numbers, 1 anything else."""
+    with utils_dist.one_door():
+        launch = read_launch(os.environ, torch.cuda.device_count())
+        setup_logging(launch.rank)
+        opt = read_options(argv)
+        utils_dist.init_dist(launch, opt["dist_timeout_s"])
+        train(opt)
+    return 0
+
+
+def read_options(argv: list[str]) -> dict[str, Any]:
+    command = parse_command_line(argv)
+    opt = load_options(command.opt_path, command.overrides, parts={"netG": NETWORKS, "datasets": DATASETS})
+    check_options(opt)
+    return opt
+
+
+def train(opt: dict[str, Any]) -> None:
+    """Build, resume, then step until `total_iter`; log, validate and save on the way. Collective."""
+    rank, folder, every = utils_dist.get_rank(), Path(opt["path"]["task"]), opt["train"]
+    with utils_dist.all_ranks_or_none():
+        state = find_state(opt)
+        if rank == 0:
+            save_options(opt, folder / "options")
+            setup_logging(rank, folder / "log" / "train.log")
+        progress = restore_progress(state)
+        loader, clips = build_data(opt)
+        model = define_Model(opt)
+        model.init_train(state)
+    announce(opt, model, loader, progress, state)
+
+    timer = StepTimer()
+    with closing(Experiment(opt, progress)) as experiment:
+        total_iter = planned_steps(opt, loader)
+        while progress.step < total_iter:
+            for micro_batches in steps_of_epoch(loader, progress, total_iter, timer):
+                with timer.part("compute"):
+                    model.optimize_parameters(progress.step + 1, micro_batches)
+                progress.advance()
+                timer.steps += 1
+                if opt["debug"]["every"] and progress.step % opt["debug"]["every"] == 0:
+                    say_own_step(model, progress, micro_batches)
+                if progress.step % every["checkpoint_print"] == 0:
+                    experiment.log_training(progress, model.current_log() | timer.read())
+                if progress.step % every["checkpoint_test"] == 0 and progress.step < total_iter:
+                    run_validation(model, clips, experiment, progress)
+                if progress.step % every["checkpoint_save"] == 0 and progress.step < total_iter:
+                    save(model, experiment, progress)
+        finish(model, clips, experiment, progress)
+
+
+def build_data(opt: dict[str, Any]) -> tuple[TrainLoader, Any]:
+    """The training loader of this rank, and the test dataset (None where the options have no test split)."""
+    seed, sections = opt["train"]["manual_seed"], opt["datasets"]
+    loader = TrainLoader(
+        build_dataset(sections["train"], "train", seed),
+        sections["train"],
+        accumulation_steps=opt["train"]["accumulation_steps"],
+        seed=seed,
+        rank=utils_dist.get_rank(),
+        world_size=utils_dist.get_world_size(),
+    )
+    return loader, build_dataset(sections["test"], "test", seed) if "test" in sections else None
+
+
+def planned_steps(opt: dict[str, Any], loader: TrainLoader) -> int:
+    """`total_iter`, or the steps of `epochs` where these are fewer."""
+    train, epochs = opt["train"], opt["train"]["epochs"]
+    return train["total_iter"] if epochs is None else min(train["total_iter"], epochs * loader.steps_per_epoch)
+
+
+def announce(
+    opt: dict[str, Any], model: ModelVRT, loader: TrainLoader, progress: Progress, state: dict[str, Any] | None
+) -> None:
+    """What a person wants to see before a long run: the network, the true batch size, where it starts."""
+    section, world = opt["datasets"]["train"], utils_dist.get_world_size()
+    per_gpu, accumulated = section["dataloader_batch_size"], opt["train"]["accumulation_steps"]
+    logger.info(model.describe())
+    logger.info(
+        "%d samples an epoch in %d steps; batch %d x %d ranks x %d accumulated = %d; %d loader workers in all",
+        loader.sampler.dataset_len, loader.steps_per_epoch, per_gpu, world, accumulated,
+        per_gpu * world * accumulated, section["dataloader_num_workers"] * world,
+    )  # fmt: skip
+    if state is not None and state["world_size"] != world:
+        logger.warning("%d ranks now, %d before: the sums round differently", world, state["world_size"])
+    logger.info("starting at iter %d, epoch %d, batch %d", progress.step, progress.epoch + 1, progress.batch)
+
+
+def steps_of_epoch(
+    loader: TrainLoader, progress: Progress, total_iter: int, timer: StepTimer
+) -> Iterator[list[dict[str, Any]]]:
+    """The steps of the running epoch from `progress.batch` on; then the epoch is turned. Collective.
+
+    The order prevents the known deadlocks: all ranks have finished the last epoch, clean up, start their workers, and
+    only when all have done so does rank 0 open its progress bar. Nothing that can block one rank stands in between.
+    """
+    utils_dist.barrier()
+    gc.collect()
+    iterator = loader.start(progress.epoch, progress.batch)
+    utils_dist.barrier()
+    left = min(loader.steps_per_epoch - progress.batch, total_iter - progress.step)
+    hidden = None if utils_dist.is_main_process() else True  # None: hidden where stderr is no terminal
+    with tqdm(total=left, desc=f"epoch {progress.epoch + 1}", disable=hidden, dynamic_ncols=True) as bar:
+        for _ in range(left):
+            with timer.part("data"):
+                micro_batches = next(iterator)
+            yield micro_batches
+            bar.update()
+    if progress.batch == loader.steps_per_epoch:
+        progress.next_epoch()
+
+
+def say_own_step(model: ModelVRT, progress: Progress, micro_batches: list[dict[str, Any]]) -> None:
+    """Every rank prints one line, so that a person sees that all ranks train, on different data."""
+    keys = [key for batch in micro_batches for key in batch["key"]]
+    print(
+        f"[Rank {utils_dist.get_rank()}/{utils_dist.get_world_size()}] Step {progress.step}, "
+        f"Batch size: {len(keys)}, Loss: {float(model.step_loss):.4f}, Samples: {', '.join(keys)}",
+        flush=True,
+    )
+
+
+def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress) -> Validation | None:
+    """Validate on all ranks; keep the checkpoint where it is the best so far. Collective."""
+    if clips is None:
+        return None
+    validation = validate(model, clips)
+    experiment.log_validation(progress, validation.scalars(), validation.pictures)
+    psnr = validation.mean("psnr")
+    if is_better(psnr, progress.best_psnr):
+        progress.best_psnr, progress.best_step = psnr, progress.step
+        experiment.save("best", model.training_state(), progress)
+    utils_dist.barrier()
+    return validation
+
+
+def save(model: ModelVRT, experiment: Experiment, progress: Progress) -> None:
+    """The checkpoint to resume from, and the bare weights. Collective: nobody runs ahead of a save."""
+    experiment.save("latest", model.training_state(), progress)
+    if utils_dist.is_main_process():
+        model.save_weights(experiment.folder / "models", progress.step)
+    utils_dist.barrier()
+
+
+def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress) -> None:
+    """Last validation and save, and the table that a run ends with. Collective."""
+    validation = run_validation(model, clips, experiment, progress)
+    save(model, experiment, progress)
+    experiment.close()
+    if validation is not None:
+        logger.info("test split after %d iterations:\n%s", progress.step, validation.table())
+    logger.info("Finished at iter %d. Results are in %s", progress.step, experiment.folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

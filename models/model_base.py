@@ -1,0 +1,68 @@
+"""The networks of a model and their files: netG, its average netE, the device they stand on."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from models.ddp import bare
+from models.select_network import define_G
+from utils import utils_dist
+
+logger = logging.getLogger(__name__)
+
+
+class ModelBase:
+    """netG (possibly wrapped), netE (its exponential moving average, or None) and their weights."""
+
+    def __init__(self, opt: dict[str, Any]) -> None:
+        self.opt = opt
+        self.device = utils_dist.get_device()
+        self.netG: nn.Module = define_G(opt).to(self.device)
+        self.netE: nn.Module | None = None
+
+    @property
+    def net_for_test(self) -> nn.Module:
+        """netE where there is one, as KAIR does; else the bare netG."""
+        return self.netE if self.netE is not None else bare(self.netG)
+
+    def init_ema(self, decay: float) -> None:
+        """netE starts as a copy of netG; 0 means none."""
+        if decay == 0:
+            return
+        self.netE = copy.deepcopy(bare(self.netG)).eval().requires_grad_(False)
+        self.ema_update = get_ema_multi_avg_fn(decay)
+
+    @torch.no_grad()
+    def update_ema(self) -> None:
+        if self.netE is not None:
+            averaged = list(self.netE.parameters())
+            current = [p.detach() for p in bare(self.netG).parameters()]
+            self.ema_update(averaged, current, None)
+
+    def describe(self) -> str:
+        """One line on the size of netG, for the log."""
+        parameters = list(bare(self.netG).parameters())
+        total = sum(p.numel() for p in parameters)
+        return f"netG {self.opt['netG']['net_type']}: {total / 1e6:.2f} M parameters in {len(parameters)} tensors"
+
+    def save_weights(self, folder: Path, step: int) -> None:
+        """<step>_G.pth and <step>_E.pth: {"params", "netG" (the options it was built with), "iter"}."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for letter, net in (("G", self.netG), ("E", self.netE)):
+            if net is None:
+                continue
+            temp = folder / f".{step}_{letter}.tmp"
+            torch.save({"params": cpu_state(net), "netG": self.opt["netG"], "iter": step}, temp)
+            temp.replace(folder / f"{step}_{letter}.pth")
+
+
+def cpu_state(net: nn.Module) -> dict[str, torch.Tensor]:
+    """The bare network's state dict as plain tensors on the CPU."""
+    return {key: value.detach().cpu().contiguous() for key, value in bare(net).state_dict().items()}

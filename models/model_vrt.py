@@ -1,0 +1,211 @@
+"""Training of a video restoration network: feed a batch, optimize, test, log, and the state that a resume needs."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from models.ddp import bare, wrap_ddp
+from models.losses import LOSSES
+from models.model_base import ModelBase, cpu_state
+from models.optim import build_optimizer, is_fix_key, set_lr
+from models.tiling import restore_clip
+from models.weights import load_pretrained
+from utils import utils_dist
+from utils.utils_errors import NonFiniteError
+
+logger = logging.getLogger(__name__)
+
+AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelVRT(ModelBase):
+    """Any network with ``netG(lq, spike) -> (B, T, 3, sH, sW)``, trained on the batches of design.md."""
+
+    def __init__(self, opt: dict[str, Any]) -> None:
+        super().__init__(opt)
+        self.train_opt = opt["train"]
+        self.val_opt = opt["val"]
+        self.seed = self.train_opt["manual_seed"]
+        amp = self.train_opt["amp"]
+        self.amp_dtype = AMP_DTYPES[amp["dtype"]] if amp["enable"] else None
+        self.nonfinite_in_a_row = 0
+        self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
+
+    # ---- before the first step -------------------------------------------------------------------------------------
+
+    def init_train(self, state: dict[str, Any] | None = None) -> None:
+        """Weights, freeze, DDP, optimizer, in this order. Collective.
+
+        state: a full checkpoint, which wins over `path.pretrained_netG`; None starts from the pretrained weights or zero.
+        """
+        if state is None:
+            load_pretrained(bare(self.netG), self.opt)
+        else:
+            bare(self.netG).load_state_dict(state["model_state_dict"])
+        self.init_ema(self.train_opt["E_decay"])
+        loss_keys = ("G_lossfn_type", *LOSSES.keys(self.train_opt["G_lossfn_type"]))
+        self.lossfn: nn.Module = LOSSES.build({key: self.train_opt[key] for key in loss_keys}, "train").to(self.device)
+        self.optimizer = build_optimizer(self.netG, self.train_opt)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp_dtype is torch.float16)
+        if state is not None:
+            self._load_training_state(state)
+        self.frozen: bool | None = None  # decided, and DDP built, by the first step
+        self.netG.train()
+
+    def _load_training_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        if self.netE is not None and state["ema_state_dict"] is not None:
+            self.netE.load_state_dict(state["ema_state_dict"])
+        self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
+
+    def training_state(self) -> dict[str, Any]:
+        """Everything of the model that a resume needs, as plain types and CPU tensors."""
+        return {
+            "model_state_dict": cpu_state(self.netG),
+            "ema_state_dict": cpu_state(self.netE) if self.netE is not None else None,
+            "optimizer": _to_cpu(self.optimizer.state_dict()),
+            "scaler": _to_cpu(self.scaler.state_dict()),
+            "nonfinite_in_a_row": self.nonfinite_in_a_row,
+        }
+
+    # ---- one step --------------------------------------------------------------------------------------------------
+
+    def set_phase(self, step: int) -> None:
+        """Freeze or release the parameters of `fix_keys`; wrap in DDP anew whenever that changes. Collective.
+
+        A parameter released after DDP was built would never be reduced, and a static graph may not change: hence the
+        new wrap, on all ranks at the same step.
+        """
+        frozen = step < self.train_opt["fix_iter"]
+        if frozen == self.frozen:
+            return
+        if self.frozen is not None:
+            logger.info("iteration %d: %s are trained from now on", step, ", ".join(self.train_opt["fix_keys"]))
+        self.frozen = frozen
+        net = bare(self.netG)
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(not (frozen and is_fix_key(name, self.train_opt["fix_keys"] or [])))
+        self.netG = wrap_ddp(torch.compile(net) if self.train_opt["compile"] else net, self.opt)
+
+    def optimize_parameters(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
+        """One optimizer step on `accumulation_steps` micro-batches; step counts from 1. Collective.
+
+        The gradient norm after the reduction is the same number on all ranks, so a NaN or Inf anywhere is seen by all
+        of them without another collective, and all skip the step. Raises NonFiniteError, on all ranks, after
+        `max_nonfinite_steps` such steps in a row.
+        """
+        self.set_phase(step)
+        set_lr(self.optimizer, step, self.train_opt)
+        # Randomness inside the network depends on nothing but these three: no generator state needs saving.
+        torch.manual_seed(mix_seed(self.seed, step, utils_dist.get_rank()))
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step_loss = torch.zeros((), device=self.device)
+        for index, batch in enumerate(micro_batches):
+            self.feed_data(batch)
+            is_last = index == len(micro_batches) - 1
+            with (
+                nullcontext() if is_last or not isinstance(self.netG, DistributedDataParallel) else self.netG.no_sync()
+            ):
+                loss = self.loss() / len(micro_batches)
+                self.scaler.scale(loss).backward()
+            self.step_loss = self.step_loss + loss.detach()
+        self.loss_sum, self.loss_count = self.loss_sum + self.step_loss, self.loss_count + 1
+        self._apply_gradients(step, micro_batches)
+
+    def feed_data(self, batch: dict[str, Any]) -> None:
+        self.lq = batch["lq"].to(self.device, non_blocking=True)
+        self.gt = batch["gt"].to(self.device, non_blocking=True) if "gt" in batch else None
+        self.spike = batch["spike"].to(self.device, non_blocking=True) if "spike" in batch else None
+
+    def loss(self) -> Tensor:
+        """Loss of the batch fed last; the network in the AMP dtype, the loss itself in float32 (or better)."""
+        with self.autocast():
+            restored = self.netG(self.lq, self.spike)
+        restored = restored.float() if restored.dtype in AMP_DTYPES.values() else restored
+        return self.train_opt["G_lossfn_weight"] * self.lossfn(restored, self.gt)
+
+    def autocast(self) -> Any:
+        return torch.autocast(self.device.type, self.amp_dtype) if self.amp_dtype else nullcontext()
+
+    def _apply_gradients(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
+        self.scaler.unscale_(self.optimizer)
+        clip = self.train_opt["G_optimizer_clipgrad"]
+        gradients = [p.grad for p in bare(self.netG).parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        # The one place that waits for the device: whether to skip must be known before the weights change.
+        if torch.isfinite(norm):
+            self.nonfinite_in_a_row = 0
+            if clip:
+                nn.utils.clip_grads_with_norm_(bare(self.netG).parameters(), clip, norm)
+            self.scaler.step(self.optimizer)
+            self.update_ema()
+        else:
+            self._skip(step, micro_batches)
+        if self.scaler.is_enabled():
+            self.scaler.update()
+
+    def _skip(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
+        """All ranks are here together: find out whose loss it was and say so once. Collective."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.nonfinite_in_a_row += 1
+        keys = [key for batch in micro_batches for key in batch["key"]]
+        found = utils_dist.gather_objects((bool(torch.isfinite(self.step_loss)), keys))
+        guilty = [(rank, keys) for rank, (finite, keys) in enumerate(found) if not finite] or list(
+            enumerate(keys for _, keys in found)
+        )
+        names = "; ".join(f"rank {rank}: {', '.join(keys)}" for rank, keys in guilty)
+        kind = "loss" if any(not finite for finite, _ in found) else "gradient"
+        logger.warning("iteration %d: %s is NaN or Inf, step skipped on all ranks (%s)", step, kind, names)
+        limit = self.train_opt["max_nonfinite_steps"]
+        if self.nonfinite_in_a_row >= limit:
+            raise NonFiniteError(
+                f"{kind} NaN or Inf in {limit} steps in a row", f"iteration {step}, {names}",
+                "finite numbers; a few skipped steps are borne (train.max_nonfinite_steps)",
+                "lower train.G_optimizer_lr, set train.G_optimizer_clipgrad, use bfloat16 for float16, look at these samples",
+            )  # fmt: skip
+
+    # ---- log and test ----------------------------------------------------------------------------------------------
+
+    def current_log(self) -> dict[str, float]:
+        """Mean loss since the last call, over all ranks, and the learning rate. Collective."""
+        mean = utils_dist.all_reduce_mean(self.loss_sum / max(1, self.loss_count))
+        self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
+        return {"loss": float(mean), "lr": self.optimizer.param_groups[0]["lr"]}
+
+    @torch.inference_mode()
+    def test(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
+        """A whole clip (1, T, C, H, W), and its spikes, through netE (or netG) by the tiles of `val`; on the CPU."""
+        net = self.net_for_test
+        training = net.training
+        net.eval()
+        try:
+            with self.autocast():
+                return restore_clip(net, lq, spike, **self.tile_options())
+        finally:
+            net.train(training)
+
+
+def mix_seed(*parts: int) -> int:
+    """A 63-bit seed from a few integers, the same on every machine (Python's hash() is salted per process)."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: _to_cpu(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to_cpu(item) for item in value)
+    return value
