@@ -115,6 +115,8 @@ class HistoryWriter:
         temp = self.file.with_suffix(".tmp")
         temp.write_text(json.dumps(self.history))
         os.replace(temp, self.file)
+        if any(tag.startswith("val/") for tag in values):  # rare enough to draw, and a killed run has its curves too
+            draw_curves(self.history, self.curves)
 
     def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
         """Pictures are not history."""

@@ -1,0 +1,33 @@
+# make sample   train on the sample set and print the table (minutes on a laptop CPU)
+# make test     all tests
+# make lint     ruff
+PYTHON ?= python3
+VENV := .venv
+SAMPLE := options/vrt/000_train_vrt_sample_rgbspike.json
+
+.PHONY: sample test lint clean
+
+sample: $(VENV)/.installed trainsets/sample/dataset.json
+	@./launch_train.sh 1 $(SAMPLE)
+
+trainsets/sample/dataset.json: | $(VENV)/.installed
+	$(VENV)/bin/python scripts/make_sample_data.py
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+$(VENV)/.installed: requirements.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet -r requirements.txt
+	touch $@
+
+$(VENV)/.installed-test: requirements-test.txt $(VENV)/.installed
+	$(VENV)/bin/python -m pip install --quiet -r requirements-test.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) experiments trainsets/sample
