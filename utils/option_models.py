@@ -1,0 +1,190 @@
+"""The one table of option keys: every key that is not a parameter of a registered part, with type, range and meaning.
+
+docs/options.md is generated from these models (scripts/make_options_doc.py). Names follow KAIR wherever KAIR has one.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+
+class Section(BaseModel):
+    """A group of options: no unknown key, no conversion between types, no change after reading."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class LoaderOptions(Section):
+    """Keys of `datasets.train` and `datasets.test` that configure the loader; the others belong to the dataset."""
+
+    name: str = Field("", description="A name for messages; no effect.")
+    dataloader_shuffle: bool = Field(True, description="Draw a new order in each epoch (training only).")
+    dataloader_num_workers: int = Field(2, ge=0, description="Loader processes per GPU; 0 loads in the main process.")
+    dataloader_batch_size: int = Field(1, ge=1, description="Clips per GPU and step (the log says the total).")
+    dataloader_persistent_workers: bool = Field(False, description="Keep the loader processes from epoch to epoch.")
+    dataloader_prefetch_factor: int = Field(2, ge=1, description="Batches each loader process prepares ahead.")
+    dataloader_timeout_s: float = Field(600, gt=0, description="A batch that takes longer stops the run.")
+    dataloader_epoch_repeat: int = Field(1, ge=1, description="Passes over the dataset that count as one epoch.")
+
+
+class PathOptions(Section):
+    root: str = Field("experiments", min_length=1, description="Folder of all runs.")
+    task: str | None = Field(None, description="Folder of this run, always <root>/<task>.")
+    pretrained_netG: str | None = Field(None, description="Weights to start from; a checkpoint of the run wins.")
+    pretrained_netE: str | None = Field(None, description="Weights file for the averaged network (EMA).")
+    resume: str | None = Field(
+        "auto",
+        description='"auto": go on from the newest checkpoint of this run; null: start anew; or a file.',
+    )
+
+
+class AmpOptions(Section):
+    enable: bool = Field(False, description="Mixed precision.")
+    dtype: Literal["bfloat16", "float16"] = Field("bfloat16", description="float16 adds gradient scaling.")
+
+
+class TrainOptions(Section):
+    """Keys of `train`, beside those of the loss that `G_lossfn_type` names."""
+
+    manual_seed: int = Field(0, ge=0, description="All randomness of a run follows from it.")
+    total_iter: int = Field(300000, ge=1, description="Optimizer steps in all.")
+    epochs: int | None = Field(None, ge=1, description="Stop after so many epochs, if that comes before total_iter.")
+    accumulation_steps: int = Field(1, ge=1, description="Batches per optimizer step.")
+
+    G_lossfn_weight: float = Field(1.0, gt=0, description="Factor of the loss.")
+    G_optimizer_type: Literal["adam", "adamw"] = Field("adam", description="Optimizer.")
+    G_optimizer_lr: float = Field(4e-4, gt=0, description="Full learning rate.")
+    G_optimizer_betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        [0.9, 0.99], min_length=2, max_length=2, description="Decay of the first and second moment."
+    )
+    G_optimizer_wd: float = Field(0.0, ge=0, description="Weight decay.")
+    G_optimizer_clipgrad: float | None = Field(None, gt=0, description="Largest gradient norm; null: no clipping.")
+
+    G_scheduler_type: Literal["MultiStepLR", "CosineAnnealingWarmRestarts"] = Field(
+        "CosineAnnealingWarmRestarts", description="Course of the learning rate."
+    )
+    G_scheduler_milestones: list[Positive] = Field([], description="MultiStepLR: steps at which the rate drops.")
+    G_scheduler_gamma: float = Field(0.5, gt=0, le=1, description="MultiStepLR: factor of each drop.")
+    G_scheduler_periods: Positive | list[Positive] = Field(
+        300000, description="Cosine: length of each period in steps; the rate stays at eta_min after the last."
+    )
+    G_scheduler_restart_weights: float | list[float] = Field(1.0, description="Cosine: height of each restart.")
+    G_scheduler_eta_min: float = Field(1e-7, ge=0, description="Cosine: lowest learning rate.")
+    G_warmup_iter: int = Field(0, ge=0, description="Steps of linear warm-up.")
+
+    E_decay: float = Field(0.0, ge=0, lt=1, description="Decay of the averaged weights (EMA); 0: none.")
+    fix_iter: int = Field(0, ge=0, description="Steps during which the parameters of fix_keys are frozen.")
+    fix_lr_mul: float = Field(1.0, ge=0, description="Factor of their learning rate afterwards.")
+    fix_keys: list[str] = Field([], description="Parts of parameter names.")
+
+    amp: AmpOptions = AmpOptions()
+    compile: bool = Field(False, description="torch.compile the network.")
+    max_nonfinite_steps: int = Field(10, ge=1, description="So many NaN/Inf steps in a row stop the run.")
+
+    checkpoint_test: int = Field(5000, ge=1, description="Steps between validations.")
+    checkpoint_save: int = Field(5000, ge=1, description="Steps between checkpoints.")
+    checkpoint_print: int = Field(200, ge=1, description="Steps between log lines.")
+    keep_checkpoints: int = Field(2, ge=1, description="Checkpoints of earlier steps to keep beside best.")
+
+
+class ValOptions(Section):
+    save_img: bool = Field(False, description="Write the restored frames to images/.")
+    pad_seq: bool = Field(False, description="Repeat the last frame once before restoring.")
+    flip_seq: bool = Field(False, description="Restore the clip followed by its time-reversed copy, and average.")
+    center_frame_only: bool = Field(False, description="Keep the middle frame only.")
+    num_frame_testing: int = Field(0, ge=0, description="Frames restored at a time; 0: the whole clip.")
+    num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
+    size_patch_testing: int = Field(0, ge=0, description="Side of a spatial tile; 0: the whole frame.")
+    size_patch_overlapping: int = Field(20, ge=0, description="Pixels shared by neighbouring tiles.")
+
+
+class LoggingOptions(Section):
+    use_tensorboard: bool = Field(True, description="Write tb_logger/.")
+    use_wandb: bool = Field(False, description="Report to Weights & Biases.")
+    wandb_project: str = Field("spikevrt", min_length=1, description="W&B project.")
+    wandb_entity: str | None = Field(None, description="W&B team or user.")
+    wandb_api_key: str | None = Field(
+        None, description="W&B key; better given as WANDB_API_KEY. Written to no log, checkpoint or option copy."
+    )
+
+
+class DebugOptions(Section):
+    every: int = Field(0, ge=0, description="Every so many steps each rank prints its own line; 0: never.")
+
+
+class DatasetsOptions(Section):
+    train: dict[str, Any] = Field({}, description="The training clips.")
+    test: dict[str, Any] = Field({}, description="The clips for validation and testing.")
+
+
+class Options(Section):
+    """The whole option file; `netG`, `datasets.*` and the loss take their other keys from registered constructors."""
+
+    task: str = Field(pattern=r"^[\w.\-]+$", description="Name of the run; its folder is <path.root>/<task>.")
+    model: Literal["vrt"] = Field("vrt", description="The training procedure.")
+    gpu_ids: list[Count] | None = Field(None, description="GPUs to use in a single process; ignored when distributed.")
+    dist: bool = Field(False, description="For the reader only: what the launch says wins.")
+    find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
+    use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
+    dist_timeout_s: float = Field(1800, gt=0, description="Time-out of the process group (NCCL_TIMEOUT wins).")
+    scale: int = Field(1, ge=1, description="Size of the output over size of the input.")
+    n_channels: int = Field(3, ge=1, description="Channels of the picture.")
+    path: PathOptions = PathOptions()
+    datasets: DatasetsOptions = DatasetsOptions()
+    netG: dict[str, Any] = Field({}, description="The network.")
+    train: TrainOptions = TrainOptions()
+    val: ValOptions = ValOptions()
+    logging: LoggingOptions = LoggingOptions()
+    debug: DebugOptions = DebugOptions()
+
+
+# Keys of KAIR's option files that say nothing here: accepted, with one notice. Unless a registered part knows them.
+KAIR_ONLY = {
+    "path": {"pretrained_optimizerG", "log", "models", "images", "options"},
+    "train": {
+        "G_optimizer_reuse", "G_regularizer_orthstep", "G_regularizer_clipstep", "G_param_strict", "E_param_strict",
+        "G_optimizer_momentum", "F_lossfn_type", "F_lossfn_weight",
+    },
+    "datasets.train": {"val_partition", "test_mode", "phase"},
+    "datasets.test": {"val_partition", "test_mode", "phase"},
+    "netG": {"init_type", "init_bn_type", "init_gain", "recal_all_flows"},
+}  # fmt: skip
+
+
+def describe_field(field: FieldInfo) -> str:
+    """Type and range in words, e.g. "float > 0" or "list of 2 int or null"."""
+    return _describe(field.annotation, field.metadata)
+
+
+def _describe(annotation: Any, metadata: list[Any]) -> str:
+    if get_origin(annotation) is Annotated:
+        base, *extra = get_args(annotation)
+        inner = [m for e in extra for m in (e.metadata if isinstance(e, FieldInfo) else [e])]
+        return _describe(base, [*inner, *metadata])
+    if get_origin(annotation) in (Union, types.UnionType):
+        parts = [a for a in get_args(annotation) if a is not type(None)]
+        text = " or ".join(_describe(a, metadata if len(parts) == 1 else []) for a in parts)
+        return text + (" or null" if len(parts) < len(get_args(annotation)) else "")
+    if get_origin(annotation) is Literal:
+        return " | ".join(f'"{a}"' for a in get_args(annotation))
+    ranges = {
+        sign: getattr(m, name)
+        for m in metadata
+        for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+        if getattr(m, name, None) is not None
+    }
+    bounds = ", ".join(f"{sign} {value}" for sign, value in ranges.items())
+    if get_origin(annotation) is list:
+        size = next((f"{m.max_length} " for m in metadata if getattr(m, "max_length", None)), "")
+        return f"list of {size}{_describe(get_args(annotation)[0], [])}"
+    if isinstance(annotation, type) and issubclass(annotation, (BaseModel, dict)):
+        return "object"
+    return f"{getattr(annotation, '__name__', str(annotation))} {bounds}".strip()
