@@ -222,7 +222,7 @@ def _check_range(
             f"planes {first} to {first + count - 1} were asked for", str(path), f"planes within 0 to {total - 1}",
             "ask for fewer planes, or make the file again",
         )  # fmt: skip
-    inside = 0 <= crop.top and 0 <= crop.left and crop.height >= 1 and crop.width >= 1
+    inside = crop.top >= 0 and crop.left >= 0 and crop.height >= 1 and crop.width >= 1
     if not inside or crop.top + crop.height > geometry.height or crop.left + crop.width > geometry.width:
         raise SpikeFileError(
             f"{crop} reaches outside the picture", str(path), f"a rectangle within {geometry.height} x {geometry.width}"
