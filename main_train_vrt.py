@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from data.loader import TrainLoader
 from data.select_dataset import DATASETS, build_dataset
+from models.losses import LOSSES
 from models.model_vrt import ModelVRT
 from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
@@ -33,6 +34,8 @@ from utils.utils_option import load_options, parse_command_line, save_options
 from utils.utils_timer import StepTimer
 
 logger = logging.getLogger(__name__)
+
+PARTS = {"netG": NETWORKS, "datasets.train": DATASETS, "datasets.test": DATASETS, "train": LOSSES}
 
 
 def main(argv: list[str]) -> int:
@@ -48,9 +51,7 @@ def main(argv: list[str]) -> int:
 
 def read_options(argv: list[str]) -> dict[str, Any]:
     command = parse_command_line(argv)
-    opt = load_options(command.opt_path, command.overrides, parts={"netG": NETWORKS, "datasets": DATASETS})
-    check_options(opt)
-    return opt
+    return load_options(command.opt_path, command.overrides, parts=PARTS, check=[check_options])
 
 
 def train(opt: dict[str, Any]) -> None:
@@ -164,7 +165,7 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
         return None
     validation = validate(model, clips)
     experiment.log_validation(progress, validation.scalars(), validation.pictures)
-    psnr = validation.mean("psnr")
+    psnr = validation.scalars()["val/psnr"]
     if is_better(psnr, progress.best_psnr):
         progress.best_psnr, progress.best_step = psnr, progress.step
         experiment.save("best", model.training_state(), progress)

@@ -32,7 +32,7 @@ class ModelVRT(ModelBase):
     def __init__(self, opt: dict[str, Any]) -> None:
         super().__init__(opt)
         self.train_opt = opt["train"]
-        self.val_opt = opt["val"]
+        self.tiling = tile_options(opt)
         self.seed = self.train_opt["manual_seed"]
         amp = self.train_opt["amp"]
         self.amp_dtype = AMP_DTYPES[amp["dtype"]] if amp["enable"] else None
@@ -190,9 +190,28 @@ class ModelVRT(ModelBase):
         net.eval()
         try:
             with self.autocast():
-                return restore_clip(net, lq, spike, **self.tile_options())
+                return restore_clip(net, lq, spike, **self.tiling)
         finally:
             net.train(training)
+
+
+def tile_options(opt: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `models.tiling.Tiling` that the options `val` and `netG` determine."""
+    val, netG = opt["val"], opt["netG"]
+    same = (
+        "num_frame_testing",
+        "num_frame_overlapping",
+        "size_patch_testing",
+        "flip_seq",
+        "pad_seq",
+        "center_frame_only",
+    )
+    return {key: val[key] for key in same} | {
+        "size_overlapping": val["size_patch_overlapping"],
+        "window_size": tuple(netG.get("window_size", (1, 1, 1))),
+        "scale": opt["scale"],
+        "min_frames": 1 + netG.get("pa_frames", 0) // 2,
+    }
 
 
 def mix_seed(*parts: int) -> int:

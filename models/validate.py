@@ -1,53 +1,48 @@
-"""Validation on all ranks: clips are shared out without padding, so the numbers do not depend on how many ranks there are."""
+"""Validation on all ranks: clips are shared out without padding, so no number depends on how many ranks there are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from models.model_vrt import ModelVRT
 from utils import utils_dist
 from utils.utils_image import comparison_strip
-from utils.utils_metrics import psnr, ssim, tensor_to_uint8
+from utils.utils_metrics import ClipScores, averages, psnr, ssim, tensor_to_uint8
+
+METRICS = ("psnr", "ssim")
 
 
-@dataclass(frozen=True)
-class ClipResult:
-    """Scores of one clip: means over its frames, for the blurry input and for the restored clip."""
-
-    name: str
-    frames: int
-    psnr_input: float
-    ssim_input: float
-    psnr: float
-    ssim: float
-
-
-@dataclass(frozen=True)
+@dataclass
 class Validation:
-    """All clips of the test split, the same on every rank; pictures (H, W, 3) uint8 by clip name on rank 0 only."""
+    """Scores of the blurry input and of the restored clips, the same on every rank.
 
-    clips: list[ClipResult]
-    pictures: dict[str, np.ndarray]
+    pictures: clip -> (H, W, 3) uint8, blur | spike | restored | sharp | error of its middle frame; on rank 0 only.
+    """
 
-    def mean(self, field: str) -> float:
-        """Mean over clips of a ClipResult field (the field's protocol: per frame -> per clip -> over clips)."""
-        return float(np.mean([getattr(clip, field) for clip in self.clips]))
+    blurry: ClipScores = field(default_factory=ClipScores)
+    restored: ClipScores = field(default_factory=ClipScores)
+    pictures: dict[str, np.ndarray] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
-        return {f"val/{field}": self.mean(field) for field in ("psnr", "ssim", "psnr_input", "ssim_input")}
+        """Means over clips: val/psnr, val/ssim, and val/psnr_input, val/ssim_input of the blurry input."""
+        clips = len(self.restored.frames)
+        out, into = (averages(scores.sums(METRICS), clips) for scores in (self.restored, self.blurry))
+        return {f"val/{m}": out[m] for m in METRICS} | {f"val/{m}_input": into[m] for m in METRICS}
 
     def table(self) -> str:
         """The clips and their mean as an aligned text table."""
-        width = max(len("mean"), *(len(clip.name) for clip in self.clips))
+        blurry, restored, means = self.blurry.clip_means(), self.restored.clip_means(), self.scalars()
+        rows = [(clip, *(blurry[clip][m] for m in METRICS), *(restored[clip][m] for m in METRICS)) for clip in restored]
+        rows.append(("mean", *(means[f"val/{m}_input"] for m in METRICS), *(means[f"val/{m}"] for m in METRICS)))
+        width = max(len(row[0]) for row in rows)
         lines = [
             f"{'':{width}} |       blurry input |           restored |   gain",
             f"{'clip':{width}} |   PSNR dB     SSIM |   PSNR dB     SSIM |     dB",
         ]
-        rows = [(c.name, c.psnr_input, c.ssim_input, c.psnr, c.ssim) for c in self.clips]
-        rows.append(("mean", *(self.mean(f) for f in ("psnr_input", "ssim_input", "psnr", "ssim"))))
         for name, psnr_in, ssim_in, psnr_out, ssim_out in rows:
             numbers = f"{psnr_in:9.2f} {ssim_in:8.4f} | {psnr_out:9.2f} {ssim_out:8.4f} | {psnr_out - psnr_in:+6.2f}"
             lines.append(f"{name:{width}} | {numbers}")
@@ -57,23 +52,24 @@ class Validation:
 def validate(model: ModelVRT, dataset: Any) -> Validation:
     """Restore and score every clip of the test dataset. Collective."""
     rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
-    mine = [_restore_and_score(model, dataset[index]) for index in range(rank, len(dataset), world)]
-    found = [pair for ranks in utils_dist.gather_objects(mine) for pair in ranks]
-    found.sort(key=lambda pair: pair[0].name)
-    pictures = {clip.name: picture for clip, picture in found} if rank == 0 else {}
-    return Validation([clip for clip, _ in found], pictures)
+    mine = Validation()
+    for index in range(rank, len(dataset), world):
+        clip = dataset[index]
+        spike = clip["spike"][None] if "spike" in clip else None
+        _score(mine, clip, model.test(clip["lq"][None], spike)[0])
+    whole = Validation()
+    for part in utils_dist.gather_objects(mine):
+        whole.blurry.update(part.blurry.frames)
+        whole.restored.update(part.restored.frames)
+        whole.pictures |= part.pictures if rank == 0 else {}
+    return whole
 
 
-def _restore_and_score(model: ModelVRT, clip: dict[str, Any]) -> tuple[ClipResult, np.ndarray]:
-    lq, gt, spike = clip["lq"], clip["gt"], clip.get("spike")
-    restored = model.test(lq[None], None if spike is None else spike[None])[0]
-    blurry, output, sharp = (tensor_to_uint8(frames) for frames in (lq, restored, gt))
-    scores = {
-        "psnr_input": np.mean([psnr(a, b) for a, b in zip(blurry, sharp, strict=True)]),
-        "ssim_input": np.mean([ssim(a, b) for a, b in zip(blurry, sharp, strict=True)]),
-        "psnr": np.mean([psnr(a, b) for a, b in zip(output, sharp, strict=True)]),
-        "ssim": np.mean([ssim(a, b) for a, b in zip(output, sharp, strict=True)]),
-    }
+def _score(validation: Validation, clip: dict[str, Any], restored: Tensor) -> None:
+    lq, gt, name = clip["lq"], clip["gt"], clip["key"]
+    for scores, frames in ((validation.blurry, lq), (validation.restored, restored)):
+        for frame, sharp in zip(tensor_to_uint8(frames), tensor_to_uint8(gt), strict=True):
+            scores.add(name, {"psnr": psnr(frame, sharp), "ssim": ssim(frame, sharp)})
     middle = len(lq) // 2
-    strip = comparison_strip(lq[middle], None if spike is None else spike[middle], restored[middle], gt[middle])
-    return ClipResult(clip["key"], len(lq), **{key: float(value) for key, value in scores.items()}), strip
+    spike = clip["spike"][middle] if "spike" in clip else None
+    validation.pictures[name] = comparison_strip(lq[middle], spike, restored[middle], gt[middle])
