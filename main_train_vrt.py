@@ -1,6 +1,7 @@
 """Train a Video Restoration Transformer on RGB + spike clips.
 
-    python main_train_vrt.py --opt options/vrt/000_train_vrt_sample_rgbspike.json [--resume auto|none|PATH] [section.key=value ...]
+    python main_train_vrt.py --opt options/vrt/000_train_vrt_sample_rgbspike.json \
+        [--resume auto|none|PATH] [section.key=value ...]
 
 One process, or one of many started by torchrun, a cloud platform or SLURM: see docs/ddp.md.
 """
@@ -58,10 +59,10 @@ def train(opt: dict[str, Any]) -> None:
     """Build, resume, then step until `total_iter`; log, validate and save on the way. Collective."""
     rank, folder, every = utils_dist.get_rank(), Path(opt["path"]["task"]), opt["train"]
     with utils_dist.all_ranks_or_none():
-        state = find_state(opt)
         if rank == 0:
-            save_options(opt, folder / "options")
             setup_logging(rank, folder / "log" / "train.log")
+            save_options(opt, folder / "options")
+        state = find_state(opt)
         progress = restore_progress(state)
         loader, clips = build_data(opt)
         model = define_Model(opt)

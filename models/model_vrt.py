@@ -44,7 +44,7 @@ class ModelVRT(ModelBase):
     def init_train(self, state: dict[str, Any] | None = None) -> None:
         """Weights, freeze, DDP, optimizer, in this order. Collective.
 
-        state: a full checkpoint, which wins over `path.pretrained_netG`; None starts from the pretrained weights or zero.
+        state: a full checkpoint, which wins over `path.pretrained_netG`; None: from pretrained weights, or from scratch.
         """
         if state is None:
             load_pretrained(bare(self.netG), self.opt)
@@ -171,7 +171,7 @@ class ModelVRT(ModelBase):
             raise NonFiniteError(
                 f"{kind} NaN or Inf in {limit} steps in a row", f"iteration {step}, {names}",
                 "finite numbers; a few skipped steps are borne (train.max_nonfinite_steps)",
-                "lower train.G_optimizer_lr, set train.G_optimizer_clipgrad, use bfloat16 for float16, look at these samples",
+                "lower train.G_optimizer_lr, set train.G_optimizer_clipgrad, use bfloat16, look at these samples",
             )  # fmt: skip
 
     # ---- log and test ----------------------------------------------------------------------------------------------

@@ -70,7 +70,8 @@ class Tiling:
         for window in self.window_size[1:]:
             if self.size_patch_testing % window:
                 raise OptionError(
-                    f"size_patch_testing {self.size_patch_testing} is no multiple of {window}", "val.size_patch_testing",
+                    f"size_patch_testing {self.size_patch_testing} is no multiple of {window}",
+                    "val.size_patch_testing",
                     "a multiple of the window", f"use {-(-self.size_patch_testing // window) * window}",
                 )  # fmt: skip
 

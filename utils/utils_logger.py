@@ -102,7 +102,7 @@ class WandbWriter:
 
 
 class HistoryWriter:
-    """training_history.json: {"train/loss": [[step, value], ...], ...}, rewritten whole at each entry; and curves.png."""
+    """training_history.json, {"train/loss": [[step, value], ...], ...}, rewritten at each entry; and curves.png."""
 
     def __init__(self, folder: Path, step: int) -> None:
         self.file, self.curves = folder / "training_history.json", folder / "curves.png"

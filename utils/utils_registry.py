@@ -71,7 +71,8 @@ class Registry:
                 )  # fmt: skip
         values = self._typed(name, section, parameters, where)
         for key, parameter in parameters.items():
-            nested = next((m for m in getattr(parameter.annotation, "__metadata__", ()) if isinstance(m, Registry)), None)
+            metadata = getattr(parameter.annotation, "__metadata__", ())
+            nested = next((m for m in metadata if isinstance(m, Registry)), None)
             if nested is not None and values[key] is not None:
                 values[key] = nested.resolve(values[key], f"{where}.{key}")
         return {self.type_key: name, **values}
