@@ -1,0 +1,67 @@
+"""Which rank sees which sample when: a function of (seed, epoch) alone, so that a run can go on from any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from utils.utils_errors import DataError
+
+
+class ResumableDistributedSampler(Sampler[tuple[int, int]]):
+    """Yields (epoch, index) for one rank.
+
+    The order of an epoch is one permutation P of all samples, drawn from (seed, epoch). Global batch b is
+    P[b G : (b + 1) G] with G = world_size * batch_size, of which rank r takes every world_size-th from r on; the same
+    samples therefore meet in a step whatever the number of ranks, as long as G stays. An incomplete last batch is left out.
+
+    `epoch` travels with the index because persistent workers never see later changes of the dataset object.
+    Set `start_batch` to the next global batch to go on in the middle of an epoch; `set_epoch` puts it back to 0.
+    Raises DataError where the dataset cannot fill one global batch.
+    """
+
+    def __init__(
+        self, dataset_len: int, *, world_size: int, rank: int, batch_size: int, seed: int, shuffle: bool = True
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of {world_size}")
+        self.dataset_len, self.world_size, self.rank = dataset_len, world_size, rank
+        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
+        self.epoch = self.start_batch = 0
+        if dataset_len < self.global_batch:
+            raise DataError(
+                f"{dataset_len} training samples are fewer than one batch of {self.global_batch}",
+                "datasets.train",
+                f"at least {world_size} ranks x {batch_size} samples each",
+                "add clips, lower dataloader_batch_size or the number of ranks, or raise dataloader_epoch_repeat",
+            )
+
+    @property
+    def global_batch(self) -> int:
+        return self.world_size * self.batch_size
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return self.dataset_len // self.global_batch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.start_batch = epoch, 0
+
+    def order(self) -> np.ndarray:
+        """(dataset_len,) the sample indices in the order of this epoch, over all ranks."""
+        if not self.shuffle:
+            return np.arange(self.dataset_len)
+        return np.random.default_rng([self.seed, self.epoch]).permutation(self.dataset_len)
+
+    def __len__(self) -> int:
+        """Samples that this rank will still yield in this epoch."""
+        return (self.batches_per_epoch - self.start_batch) * self.batch_size
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        order = self.order()
+        for batch in range(self.start_batch, self.batches_per_epoch):
+            start = batch * self.global_batch
+            for index in order[start + self.rank : start + self.global_batch : self.world_size]:
+                yield self.epoch, int(index)
