@@ -1,0 +1,239 @@
+"""Pictures and video on disk, and the side-by-side strips. Images are (H, W, 3) uint8 RGB everywhere in the project."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+from torch import Tensor
+
+from utils.utils_errors import DataError
+from utils.utils_metrics import tensor_to_uint8
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
+# VP9 plays in every browser; builds of OpenCV without it have MPEG-4 part 2.
+VIDEO_CODECS = ("vp09", "mp4v")
+LABEL_HEIGHT = 18
+
+
+def imread_rgb(path: str | Path) -> np.ndarray:
+    """(H, W, 3) uint8. Raises DataError for a missing or unreadable file."""
+    try:
+        encoded = np.fromfile(path, np.uint8)
+    except OSError as e:
+        raise DataError(f"cannot read the image: {e.strerror}", str(path), "a readable file", "check the path") from e
+    image = cv2.imdecode(encoded, cv2.IMREAD_COLOR) if encoded.size else None
+    if image is None:
+        raise DataError(f"not an image ({encoded.size} bytes)", str(path), "a whole PNG or JPEG", "restore the file")
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
+def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
+    """Write (H, W, 3) uint8 in the format of the suffix; the file is whole or absent. Makes the folder."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in IMAGE_SUFFIXES:
+        raise DataError(
+            f"cannot write a {suffix or 'nameless'} image", str(path), ", ".join(IMAGE_SUFFIXES), "use .png"
+        )
+    _, encoded = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+    write_whole(path, encoded.tobytes())
+
+
+def write_whole(path: str | Path, content: bytes) -> None:
+    """Write a file that is whole or absent, also on a full disk or after a kill. Makes the folder."""
+    path = Path(path)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as e:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise DataError(
+            f"cannot write: {e.strerror}", str(path), f"room for {len(content)} bytes and permission to write",
+            "free some space or choose another folder, then start the same command again",
+        ) from e  # fmt: skip
+
+
+def list_images(folder: str | Path) -> list[Path]:
+    """The images of a folder in the order of their names. Raises DataError where there is none."""
+    folder = Path(folder)
+    found = sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES) if folder.is_dir() else []
+    if not found:
+        what = "the folder holds no images" if folder.is_dir() else "no such folder"
+        raise DataError(what, str(folder), f"frames as {', '.join(IMAGE_SUFFIXES)}", "check the path")
+    return found
+
+
+class VideoReader:
+    """Frames of a video by number. Opens the file at the first read; jumping back decodes from the start again.
+
+    The number of frames is counted by decoding once: what containers state is often wrong.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        capture = self._open()
+        self.fps = float(capture.get(cv2.CAP_PROP_FPS)) or 25.0
+        self.num_frames = 0
+        while capture.grab():
+            self.num_frames += 1
+        capture.release()
+        if self.num_frames == 0:
+            raise self._unreadable("no frame can be decoded")
+        self._capture: cv2.VideoCapture | None = None
+        self._next = 0
+
+    def read(self, index: int) -> np.ndarray:
+        """Frame `index` as (H, W, 3) uint8."""
+        if self._capture is None or index < self._next:
+            self.close()
+            self._capture, self._next = self._open(), 0
+        while self._next < index and self._capture.grab():
+            self._next += 1
+        found, frame = self._capture.read()
+        if not found:
+            raise self._unreadable(f"frame {index} of {self.num_frames} cannot be decoded")
+        self._next += 1
+        return cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+
+    def close(self) -> None:
+        if self._capture is not None:
+            self._capture.release()
+            self._capture = None
+
+    def _open(self) -> cv2.VideoCapture:
+        if not self.path.is_file():
+            raise self._unreadable("no such file")
+        capture = cv2.VideoCapture(str(self.path), cv2.CAP_FFMPEG)
+        if not capture.isOpened():
+            raise self._unreadable(f"not a video ({self.path.stat().st_size} bytes)")
+        return capture
+
+    def _unreadable(self, what: str) -> DataError:
+        return DataError(
+            what,
+            str(self.path),
+            "a video that FFmpeg can decode",
+            "play it in a player, or give its frames as a folder",
+        )
+
+
+class VideoWriter:
+    """An mp4 that appears under its name only when it is whole.
+
+    Use as a context manager: leaving it after an error removes what was written. Frames (H, W, 3) uint8 of one size.
+    """
+
+    def __init__(self, path: str | Path, fps: float) -> None:
+        self.path, self.fps = Path(path), fps
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = self.path.with_name(f".{self.path.stem}.part{self.path.suffix}")
+        self._writer: cv2.VideoWriter | None = None
+        self._count = 0
+
+    def write(self, frame: np.ndarray) -> None:
+        if self._writer is None:
+            self._writer = self._open(frame.shape[1], frame.shape[0])
+        self._writer.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
+        self._count += 1
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.release()
+        try:
+            if kind is None and self._count:
+                self._check_whole()
+                os.replace(self._temporary, self.path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _open(self, width: int, height: int) -> cv2.VideoWriter:
+        for codec in VIDEO_CODECS:
+            writer = cv2.VideoWriter(
+                str(self._temporary), cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*codec), self.fps, (width, height)
+            )
+            if writer.isOpened():
+                return writer
+        raise DataError(
+            "cannot encode video", str(self.path), f"one of the codecs {VIDEO_CODECS}", "write frames instead"
+        )
+
+    def _check_whole(self) -> None:
+        # FFmpeg inside OpenCV says nothing when the disk is full: only reading back tells.
+        capture, readable = cv2.VideoCapture(str(self._temporary), cv2.CAP_FFMPEG), 0
+        while capture.grab():
+            readable += 1
+        capture.release()
+        if readable != self._count:
+            raise DataError(
+                f"the video could not be written: {readable} of {self._count} frames can be read back", str(self.path),
+                "a whole file", "free some space, then start the same command again",
+            )  # fmt: skip
+
+
+def spike_picture(spike: Tensor) -> np.ndarray:
+    """Spike representation (S, H, W) -> (H, W, 3) uint8 for the eye: the mean over its channels, i.e. the TFP.
+
+    Scaled so that the 99.5th percentile is white, gamma 1/2.2 (firing rates are linear in light).
+    """
+    rate = spike.detach().float().mean(0).clamp(min=0).cpu().numpy()
+    white = max(float(np.percentile(rate, 99.5)), 1e-6)
+    grey = np.round(255 * np.clip(rate / white, 0, 1) ** (1 / 2.2)).astype(np.uint8)
+    return np.repeat(grey[..., None], 3, axis=2)
+
+
+def error_picture(restored: np.ndarray, gt: np.ndarray, factor: float = 5.0) -> np.ndarray:
+    """|restored - gt| x factor, (H, W, 3) uint8, saturating at white."""
+    difference = np.abs(restored.astype(np.int16) - gt.astype(np.int16))
+    return np.clip(difference * factor, 0, 255).astype(np.uint8)
+
+
+def comparison_strip(
+    lq: Tensor, spike: Tensor | None, restored: Tensor, gt: Tensor | None, labels: bool = True
+) -> np.ndarray:
+    """Panels blur | spikes | restored | sharp | error x5 side by side, at the size of `restored`, (H', W', 3) uint8.
+
+    lq (3, h, w), spike (S, h, w) or None, restored (3, H, W), gt (3, H, W) or None. Panels without data are left out.
+    """
+    output = tensor_to_uint8(restored)
+    panels = {"blurry": tensor_to_uint8(lq[:3])}
+    if spike is not None:
+        panels["spikes"] = spike_picture(spike)
+    panels["restored"] = output
+    if gt is not None:
+        sharp = tensor_to_uint8(gt)
+        panels |= {"sharp": sharp, "error x5": error_picture(output, sharp)}
+    return side_by_side(list(panels.values()), list(panels) if labels else None, output.shape[:2])
+
+
+def side_by_side(images: Sequence[np.ndarray], labels: Sequence[str] | None, size: tuple[int, int]) -> np.ndarray:
+    """Images (h, w, 3) in one row, each enlarged to `size` (height, width) by repetition; names above them."""
+    height, width = size
+    row = [
+        image if image.shape[:2] == size else cv2.resize(image, (width, height), interpolation=cv2.INTER_NEAREST)
+        for image in images
+    ]
+    if labels is not None:
+        row = [np.concatenate((_label(text, width), image)) for text, image in zip(labels, row, strict=True)]
+    gap = np.full((row[0].shape[0], 2, 3), 255, np.uint8)
+    return np.concatenate([part for image in row for part in (image, gap)][:-1], axis=1)
+
+
+def _label(text: str, width: int) -> np.ndarray:
+    band = np.full((LABEL_HEIGHT, width, 3), 32, np.uint8)
+    return cv2.putText(
+        band, text, (4, LABEL_HEIGHT - 5), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (255, 255, 255), 1, cv2.LINE_AA
+    )
