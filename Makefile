@@ -7,10 +7,10 @@ SAMPLE := options/vrt/000_train_vrt_sample_rgbspike.json
 
 .PHONY: sample test lint clean
 
-sample: $(VENV)/.installed trainsets/sample/dataset.json
+sample: $(VENV)/.installed trainsets/sample/GOPRO_Large_spike_seq/dataset.json
 	@./launch_train.sh 1 $(SAMPLE)
 
-trainsets/sample/dataset.json: | $(VENV)/.installed
+trainsets/sample/GOPRO_Large_spike_seq/dataset.json: | $(VENV)/.installed
 	$(VENV)/bin/python scripts/make_sample_data.py
 
 test: $(VENV)/.installed-test

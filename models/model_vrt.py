@@ -44,7 +44,7 @@ class ModelVRT(ModelBase):
     def init_train(self, state: dict[str, Any] | None = None) -> None:
         """Weights, freeze, DDP, optimizer, in this order. Collective.
 
-        state: a full checkpoint, which wins over `path.pretrained_netG`; None: from pretrained weights, or from scratch.
+        state: a full checkpoint, which wins over `path.pretrained_netG`; None: pretrained weights, or from scratch.
         """
         if state is None:
             load_pretrained(bare(self.netG), self.opt)

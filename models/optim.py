@@ -18,7 +18,7 @@ def is_fix_key(name: str, fix_keys: Sequence[str]) -> bool:
 def build_optimizer(net: nn.Module, train: dict[str, Any]) -> torch.optim.Optimizer:
     """Adam or AdamW over two groups: the ordinary parameters, and those of `fix_keys` at lr * `fix_lr_mul`.
 
-    All parameters are in from the start, also those frozen until `fix_iter`: a parameter without a gradient is left alone.
+    All parameters are in from the start, those frozen until `fix_iter` too: one without a gradient is left alone.
     """
     base, mul, keys = train["G_optimizer_lr"], train["fix_lr_mul"], train["fix_keys"] or []
     named = list(net.named_parameters())
