@@ -1,0 +1,228 @@
+"""VRT, the Video Restoration Transformer (Liang et al., arXiv 2201.12288), on RGB or RGB + spike clips.
+
+Written from a description of the published network's arithmetic; released weights load by name. This file is
+the table of contents: the parts are in models/vrt/ and models/fusion/.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.fusion.operators import FUSIONS
+from models.select_network import NETWORKS
+from models.vrt.flows import Flows, aligned_input, estimate_flows
+from models.vrt.frame_conv import FrameConv, Upsample
+from models.vrt.limits import check_input, check_options, minimum_size, required_multiple
+from models.vrt.spynet import SpyNet
+from models.vrt.stage import RefineLayer, Stage
+from models.weights import read_weights
+from utils.utils_errors import OptionError
+
+# How each of the stages 1 to 7 changes the scale, and the scale it works at.
+KINDS = ("none", "down", "down", "down", "up", "up", "up")
+STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
+
+
+@NETWORKS.register("vrt", given=("spike_channels",))
+class VRT(nn.Module):
+    """Restores all frames of a clip together: (B, N, C, H, W) in [0, 1] -> (B, N, out_chans, sH, sW).
+
+    upscale: 1 (restoration), 3 or a power of two (super-resolution). in_chans: channels the trunk sees per
+    frame, without the noise map of `nonblind_denoising`, which follows the image channels.
+    img_size: [frames, height, width]; informational, but img_size[0] is the clip length where pa_frames is 0.
+    window_size: [frames, height, width] of a self-attention window. depths, embed_dims, num_heads: entries
+    0 to 6 are stages 1 to 7, the rest the layers of stage 8. indep_reconsts: indices (7 = first layer of
+    stage 8) of layers that see each frame alone. mul_attn_ratio: share of blocks with mutual attention.
+    pa_frames: neighbours aligned by parallel warping, 2, 4 or 6; 0 turns the network into a frame interpolator.
+    spynet_path: weights of the flow network; null starts training from zero flow.
+    fusion: how spikes enter, see models/fusion/operators.py; `spike_channels` comes from the data.
+    """
+
+    def __init__(
+        self,
+        upscale: int = 4,
+        in_chans: int = 3,
+        out_chans: int = 3,
+        img_size: list[int] = [6, 64, 64],  # noqa: B006 - never written to; a list is what an option file holds
+        window_size: list[int] = [6, 8, 8],  # noqa: B006
+        depths: list[int] = [8] * 7 + [4] * 6,
+        indep_reconsts: list[int] = [11, 12],  # noqa: B006
+        embed_dims: list[int] = [120] * 7 + [180] * 6,
+        num_heads: list[int] = [6] * 13,
+        mul_attn_ratio: float = 0.75,
+        mlp_ratio: float = 2.0,
+        qkv_bias: bool = True,
+        qk_scale: float | None = None,
+        drop_path_rate: float = 0.2,
+        spynet_path: str | None = None,
+        pa_frames: Literal[0, 2, 4, 6] = 2,
+        deformable_groups: int = 16,
+        nonblind_denoising: bool = False,
+        use_checkpoint_attn: bool = False,
+        use_checkpoint_ffn: bool = False,
+        no_checkpoint_attn_blocks: list[int] = [],  # noqa: B006
+        no_checkpoint_ffn_blocks: list[int] = [],  # noqa: B006
+        fusion: Annotated[dict[str, Any] | str, FUSIONS] = "none",
+        spike_channels: int = 0,
+    ) -> None:
+        super().__init__()
+        options = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        check_options(options)
+        self.notes: list[str] = []  # what the log of a training run should say about this network
+        self.upscale, self.in_chans, self.out_chans = upscale, in_chans, out_chans
+        self.pa_frames, self.nonblind = pa_frames, nonblind_denoising
+        self.window_size, self.mutual = tuple(window_size), int(depths[3] * mul_attn_ratio) > 0
+        # What a training crop or a tile must be: height and width, in input pixels.
+        self.required_multiple, self.minimum_size = required_multiple(options), minimum_size(options)
+        fused = (fusion if isinstance(fusion, str) else fusion["type"]) != "none"
+        self.image_chans = 3 if fused else in_chans
+
+        trunk_inputs = in_chans * 9 + int(nonblind_denoising) if pa_frames else in_chans
+        self.conv_first = FrameConv(trunk_inputs, embed_dims[0])
+        if pa_frames:
+            self.spynet = SpyNet(return_levels=(2, 3, 4, 5))
+        self._build_trunk(options)
+        self._build_tail(embed_dims[0], img_size[0])
+        self.fusion = FUSIONS.build(
+            fusion, "netG.fusion", rgb_channels=self.image_chans, spike_channels=spike_channels, in_chans=in_chans
+        )
+        self._init_for_scratch(spynet_path)
+
+    def _build_trunk(self, o: dict[str, Any]) -> None:
+        depths, dims, heads, window = o["depths"], o["embed_dims"], o["num_heads"], tuple(o["window_size"])
+        rates = torch.linspace(0, o["drop_path_rate"], sum(depths), device="cpu").tolist()
+        rates = [rates[sum(depths[:i]) : sum(depths[: i + 1])] for i in range(len(depths))]
+
+        def block_options(i: int) -> dict[str, Any]:
+            return {
+                "mlp_ratio": o["mlp_ratio"],
+                "qkv_bias": o["qkv_bias"],
+                "qk_scale": o["qk_scale"],
+                "checkpoint_attn": o["use_checkpoint_attn"] and i not in o["no_checkpoint_attn_blocks"],
+                "checkpoint_ffn": o["use_checkpoint_ffn"] and i not in o["no_checkpoint_ffn_blocks"],
+            }
+
+        for i, (kind, scale) in enumerate(zip(KINDS, STAGE_SCALES, strict=True)):
+            stage = Stage(
+                kind, dims[i - 1] if i else dims[0], dims[i], depths[i], heads[i], window,
+                int(depths[i] * o["mul_attn_ratio"]), rates[i], o["pa_frames"], o["deformable_groups"], scale,
+                **block_options(i),
+            )  # fmt: skip
+            self.add_module(f"stage{i + 1}", stage)
+        enter = nn.Sequential(nn.Identity(), nn.LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
+        self.stage8 = nn.ModuleList([enter])
+        for i in range(7, len(depths)):
+            seen = (1, *window[1:]) if i in o["indep_reconsts"] else window
+            self.stage8.append(RefineLayer(dims[i], depths[i], heads[i], seen, rates[i], **block_options(i)))
+        self.norm = nn.LayerNorm(dims[-1])
+        self.conv_after_body = nn.Linear(dims[-1], dims[0])
+
+    def _build_tail(self, dim: int, frames: int) -> None:
+        if not self.pa_frames:
+            self.linear_fuse = nn.Conv2d(dim * frames, 64, 1)
+            self.conv_last = nn.Conv2d(64, self.out_chans, 7)
+        elif self.upscale == 1:
+            self.conv_last = FrameConv(dim, self.out_chans)
+        else:
+            self.conv_before_upsample = nn.Sequential(FrameConv(dim, 64), nn.LeakyReLU(0.01))
+            self.upsample = Upsample(self.upscale, 64)
+            self.conv_last = FrameConv(64, self.out_chans)
+
+    def _init_for_scratch(self, spynet_path: str | None) -> None:
+        """Step 0 returns the input; flow from `spynet_path`, else zero."""
+        nn.init.zeros_(self.conv_last.weight)
+        nn.init.zeros_(self.conv_last.bias)
+        if not self.pa_frames:
+            return
+        if spynet_path is None:
+            self.notes.append("netG.spynet_path is null: optical flow starts at zero and is learned")
+            self.spynet.start_at_zero()
+            return
+        if not Path(spynet_path).is_file():
+            raise OptionError(
+                f"no file {spynet_path}", "netG.spynet_path", "SpyNet weights, or null to start from zero flow",
+                "put the file there, or set netG.spynet_path to null",
+            )  # fmt: skip
+        if self.conv_last.weight.is_meta:  # only the options are being checked
+            return
+        weights = read_weights(spynet_path)
+        # Files differ in whether they hold the two constants of the normalisation.
+        weights = {"mean": self.spynet.mean, "std": self.spynet.std, **weights}
+        try:
+            self.spynet.load_state_dict(weights)
+        except RuntimeError as e:
+            raise OptionError(
+                f"{spynet_path} does not hold SpyNet weights", "netG.spynet_path",
+                "the 60 tensors basic_module.{0..5}.basic_module.{0,2,4,6,8}.{weight,bias}", "choose another file",
+            ) from e  # fmt: skip
+
+    def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
+        """lq: (B, N, C, H, W), C = image channels (+ 1 noise map); spike: (B, N, S, H, W) where the fusion needs it.
+
+        Returns (B, N, out_chans, upscale * H, upscale * W), or (B, out_chans / 3, 3, H, W) where pa_frames is 0.
+        """
+        check_input(lq, self.image_chans + int(self.nonblind), self.pa_frames, self.minimum_size, self.mutual)
+        image, noise = lq[:, :, : self.image_chans], lq[:, :, self.image_chans :]
+        trunk = self.fusion(image, spike)
+        if not self.pa_frames:
+            return self._interpolate(trunk)
+        rgb = image[:, :, :3]
+        flows = self.estimate_flows(rgb)
+        x = aligned_input(trunk, flows.backward[0][0], flows.forward[0][0])
+        x = torch.cat((x, noise), dim=2) if self.nonblind else x
+        return self._restore(self._features(x, flows), rgb)
+
+    def estimate_flows(self, rgb: Tensor) -> Flows:
+        """All flows of rgb (B, N, 1 or 3, H, W); in float32 at least, for nearest sampling is unforgiving."""
+        with torch.autocast(rgb.device.type, enabled=False):
+            rgb = rgb if rgb.dtype == torch.float64 else rgb.float()
+            return estimate_flows(self.spynet, rgb, self.pa_frames // 2)
+
+    def _features(self, x: Tensor, flows: Flows | None) -> Tensor:
+        """Shallow plus deep features, (B, N, E, H, W), channels innermost in memory. x: (B, N, K, H, W)."""
+        b, n = x.shape[:2]
+        first = self.conv_first(x.flatten(0, 1)).permute(0, 2, 3, 1)
+        first = first.reshape(b, n, *first.shape[1:])
+        return (first + self.conv_after_body(self.norm(self._body(first, flows)))).permute(0, 1, 4, 2, 3)
+
+    def _body(self, x: Tensor, flows: Flows | None) -> Tensor:
+        """The U of seven stages and the refinement; tokens (B, N, H, W, E)."""
+
+        def at(level: int) -> tuple[list[Tensor], list[Tensor]]:
+            return flows.at(level) if flows else ([], [])
+
+        x1 = self.stage1(x, *at(0))
+        x2 = self.stage2(x1, *at(1))
+        x3 = self.stage3(x2, *at(2))
+        x = self.stage4(x3, *at(3))
+        x = self.stage5(x, *at(2))
+        # A skip joins at the scale it left, before the next stage's upscaling.
+        x = self.stage6(x + x3, *at(1))
+        x = self.stage7(x + x2, *at(0))
+        x = x + x1
+        for layer in self.stage8:
+            x = layer(x)
+        return x
+
+    def _restore(self, features: Tensor, rgb: Tensor) -> Tensor:
+        b, n = rgb.shape[:2]
+        x, base = features.flatten(0, 1), rgb.flatten(0, 1)
+        if self.upscale > 1:
+            x = self.upsample(self.conv_before_upsample(x))
+            base = F.interpolate(base, scale_factor=self.upscale, mode="bilinear", align_corners=False)
+        x = self.conv_last(x) + base
+        return x.view(b, n, *x.shape[1:])
+
+    def _interpolate(self, x: Tensor) -> Tensor:
+        """Frame interpolation: frames (B, N, C, H, W) -> the frames between, (B, out_chans / 3, 3, H, W)."""
+        b, _, _, h, w = x.shape
+        mean = x.mean((1, 3, 4), keepdim=True)
+        features = self._features(x - mean, None)
+        y = F.leaky_relu(self.linear_fuse(features.flatten(1, 2)), 0.2)
+        y = self.conv_last(F.pad(y, (3, 3, 3, 3), mode="reflect"))
+        return y.view(b, -1, 3, h, w) + mean

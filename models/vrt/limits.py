@@ -1,0 +1,126 @@
+"""What a VRT can be built from and fed with, refused early and in the user's words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from utils.utils_errors import DataError, OptionError
+
+# The U-net folds 2x2 patches three times.
+UNET_MULTIPLE = 8
+
+
+def required_multiple(opt_netG: dict[str, Any]) -> int:
+    """The number that height and width of a training crop or a tile must be multiples of: 8 and the window."""
+    window = opt_netG.get("window_size", [6, 8, 8])
+    return math.lcm(UNET_MULTIPLE, window[1], window[2])
+
+
+def minimum_size(opt_netG: dict[str, Any]) -> tuple[int, int]:
+    """Smallest (height, width) of an input: at 1/8 scale, mutual attention still needs a whole window."""
+    window = opt_netG.get("window_size", [6, 8, 8])
+    depth = opt_netG.get("depths", [8] * 7)[3]
+    if int(depth * opt_netG.get("mul_attn_ratio", 0.75)) == 0:
+        return UNET_MULTIPLE, UNET_MULTIPLE
+    return UNET_MULTIPLE * window[1], UNET_MULTIPLE * window[2]
+
+
+def check_options(o: dict[str, Any]) -> None:
+    """OptionError, naming the key under netG, where the arguments of VRT do not fit together."""
+    depths, dims, heads = o["depths"], o["embed_dims"], o["num_heads"]
+    _need(len(depths) >= 8, "depths", f"{len(depths)} entries", "7 stages and at least one layer of stage 8")
+    for key, values in (("embed_dims", dims), ("num_heads", heads)):
+        _need(len(values) == len(depths), key, f"{len(values)} entries", f"{len(depths)}, as many as depths")
+        _need(min(values) >= 1, key, f"{values}", "positive integers")
+    _need(min(depths) >= 0, "depths", f"{depths}", "integers >= 0")
+    for key in ("window_size", "img_size"):
+        _need(len(o[key]) == 3 and min(o[key]) >= 1, key, f"{o[key]}", "[frames, height, width]")
+    for key in ("indep_reconsts", "no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"):
+        _need(
+            all(0 <= i < len(depths) for i in o[key]), key, f"{o[key]}", f"indices into depths, 0 to {len(depths) - 1}"
+        )
+    _need(
+        all(i >= 7 for i in o["indep_reconsts"]),
+        "indep_reconsts",
+        f"{o['indep_reconsts']}",
+        "7 or more: layers of stage 8",
+    )
+    for i, (dim, head) in enumerate(zip(dims, heads, strict=True)):
+        _need(dim % head == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of num_heads[{i}] = {head}")
+        mutual = i < 7 and int(depths[i] * o["mul_attn_ratio"]) > 0
+        # Mutual attention adds sines and cosines of rows and columns: two even halves.
+        _need(not mutual or dim % 4 == 0, f"embed_dims[{i}]", f"{dim}", "a multiple of 4, for mutual attention")
+    for i in (3, 4, 5):
+        _need(dims[i] % 4 == 0, f"embed_dims[{i}]", f"{dims[i]}", "a multiple of 4: the next stage unfolds 2x2 patches")
+    for late, early in ((4, 2), (5, 1), (6, 0)):
+        same = dims[late] == dims[early]
+        _need(
+            same, f"embed_dims[{late}]", f"{dims[late]}", f"{dims[early]} = embed_dims[{early}], which is added to it"
+        )
+    _need(len(set(dims[7:])) == 1, "embed_dims", f"{dims[7:]} in stage 8", "one width for all layers of stage 8")
+    upscale = o["upscale"]
+    power = upscale > 0 and upscale & (upscale - 1) == 0
+    _need(upscale == 3 or power, "upscale", f"{upscale}", "1, 3 or a power of two")
+    _need(o["pa_frames"] in (0, 2, 4, 6), "pa_frames", f"{o['pa_frames']}", "0, 2, 4 or 6")
+    if o["pa_frames"]:
+        _check_alignment(o)
+    else:
+        _need(o["out_chans"] % 3 == 0, "out_chans", f"{o['out_chans']}", "a multiple of 3 where pa_frames is 0")
+        _need(not o["nonblind_denoising"], "nonblind_denoising", "true with pa_frames 0", "false, or pa_frames > 0")
+
+
+def _check_alignment(o: dict[str, Any]) -> None:
+    reach, groups = o["pa_frames"] // 2, o["deformable_groups"]
+    _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
+    for i, dim in enumerate(o["embed_dims"][:7]):
+        _need(dim % reach == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of {reach} = pa_frames / 2")
+        _need(
+            reach * dim % groups == 0, "deformable_groups", f"{groups}",
+            f"a divisor of {reach * dim} = pa_frames / 2 * embed_dims[{i}]",
+        )  # fmt: skip
+    _need(18 * groups % (2 * reach) == 0, "deformable_groups", f"{groups}", f"a multiple of {reach} = pa_frames / 2")
+    image = 3 if _is_fused(o["fusion"]) else o["in_chans"]
+    _need(image in (1, 3) or image > 3, "in_chans", f"{image}", "1 (gray) or at least 3 (RGB first)")
+    residual = min(image, 3)
+    _need(
+        residual in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}",
+        f"{residual}: the restored clip is the input's first {residual} channels plus a correction",
+    )  # fmt: skip
+
+
+def _is_fused(fusion: dict[str, Any] | str) -> bool:
+    return (fusion if isinstance(fusion, str) else fusion.get("type")) != "none"
+
+
+def _need(holds: bool, key: str, got: str, expected: str) -> None:
+    if not holds:
+        raise OptionError(f"netG.{key} is {got}", f"netG.{key}", expected, f"correct netG.{key}")
+
+
+def check_input(x: Tensor, channels: int, pa_frames: int, low: tuple[int, int], mutual: bool) -> None:
+    """DataError where a clip (B, N, C, H, W) cannot go through a network with these properties.
+
+    channels: image and noise map; low: smallest height and width; mutual: whether it has mutual attention.
+    """
+    shape = f"a clip of shape {tuple(x.shape)}"
+    if x.dim() != 5 or x.shape[2] != channels:
+        raise DataError(shape, "forward(lq, spike)", f"(B, N, {channels}, H, W)", "check in_chans, fusion and the data")
+    frames, (height, width) = x.shape[1], x.shape[3:]
+    least = max(2 if mutual else 1, pa_frames // 2 + 1)
+    if frames < least:
+        raise DataError(
+            shape, "forward(lq, spike)", f"at least {least} frames", "give a longer clip, or mirror it in time"
+        )
+    if height % UNET_MULTIPLE or width % UNET_MULTIPLE:
+        raise DataError(
+            shape, "forward(lq, spike)", f"height and width that are multiples of {UNET_MULTIPLE}",
+            "crop the clip, or pad it by reflection and crop the result",
+        )  # fmt: skip
+    if height < low[0] or width < low[1]:
+        raise DataError(
+            shape, "forward(lq, spike)", f"at least {low[0]} x {low[1]} pixels: 8 times the window of the attention",
+            "use larger crops or tiles, or a smaller netG.window_size",
+        )  # fmt: skip

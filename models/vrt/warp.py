@@ -1,0 +1,56 @@
+"""Backward warping by optical flow: bilinear for features, four raw corners for the aligned input."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@lru_cache(maxsize=32)
+def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Pixel coordinates, (1, 2, height, width); channel 0 = x (column), 1 = y (row)."""
+    y, x = torch.meshgrid(
+        torch.arange(height, dtype=dtype, device=device), torch.arange(width, dtype=dtype, device=device), indexing="ij"
+    )
+    return torch.stack((x, y)).unsqueeze(0)
+
+
+def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
+    """x seen at each pixel displaced by `flow`; differentiable in both (no flow gradient for "nearest").
+
+    x: (n, c, h, w); flow: (n, 2, h, w) in pixels, channel 0 horizontal, 1 vertical.
+    Coordinates are never rounded below float32: bfloat16 cannot even count the pixels of a row.
+    """
+    height, width = x.shape[-2:]
+    flow = flow if flow.dtype == torch.float64 else flow.float()
+    grid = (pixel_grid(height, width, flow.dtype, flow.device) + flow).permute(0, 2, 3, 1)
+    scale = grid.new_tensor((2.0 / max(width - 1, 1), 2.0 / max(height - 1, 1)))
+    grid = grid * scale - 1.0
+    return F.grid_sample(x.to(grid.dtype), grid, mode=mode, padding_mode=padding, align_corners=True).to(x.dtype)
+
+
+def nearest4(x: Tensor, flow: Tensor) -> Tensor:
+    """The four pixels around each displaced position, unweighted; zeros outside the image.
+
+    x: (n, c, h, w); flow: (n, 2, h, w) in pixels -> (n, 4c, h, w), corner order (floor x, floor y),
+    (floor x, ceil y), (ceil x, floor y), (ceil x, ceil y). Gradient reaches x only.
+    """
+    n, c, height, width = x.shape
+    flow = flow.detach()
+    flow = flow if flow.dtype == torch.float64 else flow.float()
+    position = pixel_grid(height, width, flow.dtype, flow.device) + flow
+    # One pixel beyond the border is as far outside as any other; bounded so that the integers cannot overflow.
+    px = position[:, 0].clamp(-1, width)
+    py = position[:, 1].clamp(-1, height)
+    flat = x.flatten(2)
+    corners = []
+    for ix in (px.floor().long(), px.ceil().long()):
+        for iy in (py.floor().long(), py.ceil().long()):
+            inside = (ix >= 0) & (ix < width) & (iy >= 0) & (iy < height)
+            index = iy.clamp(0, height - 1) * width + ix.clamp(0, width - 1)
+            picked = flat.gather(2, index.view(n, 1, -1).expand(-1, c, -1)).view(n, c, height, width)
+            corners.append(picked * inside.unsqueeze(1))
+    return torch.cat(corners, dim=1)

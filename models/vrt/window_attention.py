@@ -1,0 +1,127 @@
+"""Attention inside windows: self attention with relative bias, and mutual attention between two frames."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from models.vrt.attention_core import window_attention
+from models.vrt.mlp import DropPath, GatedMlp
+from models.vrt.windows import Span, WindowPlan, relative_position_index, sine_positions, window_plan
+
+
+class WindowAttention(nn.Module):
+    """Attention among the T tokens of each window, (windows, T, C) -> (windows, T, C).
+
+    mutual: the window holds two frames; besides self attention, each frame is rebuilt from the other one.
+    """
+
+    def __init__(
+        self, dim: int, window: tuple[int, int, int], heads: int, qkv_bias: bool, qk_scale: float | None, mutual: bool
+    ) -> None:
+        super().__init__()
+        self.heads, self.mutual = heads, mutual
+        self.scale = qk_scale or (dim // heads) ** -0.5
+        rows = (2 * window[0] - 1) * (2 * window[1] - 1) * (2 * window[2] - 1)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, heads))
+        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+        self.register_buffer("relative_position_index", relative_position_index(window))
+        if mutual:
+            self.register_buffer("position_bias", sine_positions(window[1], window[2], dim))
+        self.qkv_self = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(2 * dim if mutual else dim, dim)
+        if mutual:
+            self.qkv_mut = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+
+    def bias(self, tokens: int) -> Tensor:
+        """(heads, tokens, tokens). A clipped window takes the corner of the full index, as the published one does."""
+        index = self.relative_position_index[:tokens, :tokens]
+        return self.relative_position_bias_table[index.reshape(-1)].view(tokens, tokens, -1).permute(2, 0, 1)
+
+    def forward(self, u: Tensor, spans: tuple[Span, ...]) -> Tensor:
+        n, t, c = u.shape
+        q, k, v = self.qkv_self(u).view(n, t, 3, self.heads, -1).unbind(2)
+        out = window_attention(q, k, v, self.scale, self.bias(t), spans).view(n, t, c)
+        if self.mutual:
+            out = torch.cat((self._mutual(u, spans), out), dim=2)
+        return self.proj(out)
+
+    def _mutual(self, u: Tensor, spans: tuple[Span, ...]) -> Tensor:
+        """Frame 1 positions receive frame 2's queries on frame 1's keys and values, and the reverse."""
+        n, t, c = u.shape
+        half = t // 2
+        placed = u.view(n, 2, half, c) + self.position_bias.to(u.dtype)
+        q, k, v = self.qkv_mut(placed).view(n, 2, half, 3, self.heads, -1).unbind(3)
+        spans = tuple(Span(2 * s.start, 2 * s.stop, None if s.mask is None else s.mask[:half, :half]) for s in spans)
+        out = window_attention(q.flip(1).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), self.scale, None, spans)
+        return out.view(n, t, c)
+
+
+class Block(nn.Module):
+    """Transformer block on tokens (B, D, H, W, C): window attention and gated MLP, both residual."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        window: tuple[int, int, int],
+        shift: tuple[int, int, int],
+        mutual: bool,
+        mlp_ratio: float = 2.0,
+        qkv_bias: bool = True,
+        qk_scale: float | None = None,
+        drop_path: float = 0.0,
+        checkpoint_attn: bool = False,
+        checkpoint_ffn: bool = False,
+    ) -> None:
+        super().__init__()
+        self.window, self.shift = window, shift
+        self.checkpoint_attn, self.checkpoint_ffn = checkpoint_attn, checkpoint_ffn
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = WindowAttention(dim, window, heads, qkv_bias, qk_scale, mutual)
+        self.drop_path = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = GatedMlp(dim, int(dim * mlp_ratio), dim)
+
+    def attend(self, x: Tensor, plan: WindowPlan) -> Tensor:
+        return self.drop_path(plan.merge(self.attn(plan.partition(self.norm1(x)), plan.spans)))
+
+    def feed(self, x: Tensor) -> Tensor:
+        return self.drop_path(self.mlp(self.norm2(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        plan = window_plan(tuple(x.shape[:4]), self.window, self.shift, x.device)
+        if self.checkpoint_attn and torch.is_grad_enabled():
+            x = x + checkpoint(self.attend, x, plan, use_reentrant=False)
+        else:
+            x = x + self.attend(x, plan)
+        if self.checkpoint_ffn and torch.is_grad_enabled():
+            return x + checkpoint(self.feed, x, use_reentrant=False)
+        return x + self.feed(x)
+
+
+class BlockGroup(nn.Module):
+    """`depth` blocks on tokens (B, D, H, W, C); every second one is shifted by half a window."""
+
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        heads: int,
+        window: tuple[int, int, int],
+        mutual: bool,
+        drop_path: list[float],
+        **block: float | bool | None,
+    ) -> None:
+        super().__init__()
+        half = tuple(w // 2 for w in window)
+        self.blocks = nn.ModuleList(
+            Block(dim, heads, window, half if j % 2 else (0, 0, 0), mutual, drop_path=drop_path[j], **block)
+            for j in range(depth)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
