@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import Sampler
 
-from utils.utils_errors import DataError
+from utils.utils_errors import OptionError
 
 
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     """Yields (epoch, index) for one rank.
 
     The order of an epoch is one permutation P of all samples, drawn from (seed, epoch). Global batch b is
-    P[b G : (b + 1) G] with G = world_size * batch_size, of which rank r takes every world_size-th from r on; the same
-    samples therefore meet in a step whatever the number of ranks, as long as G stays. An incomplete last batch is left out.
+    P[b G : (b + 1) G] with G = world_size * batch_size, of which rank r takes every world_size-th from r on: the same
+    samples meet in a step whatever the number of ranks, as long as G stays. An incomplete last batch is left out.
 
     `epoch` travels with the index because persistent workers never see later changes of the dataset object.
     Set `start_batch` to the next global batch to go on in the middle of an epoch; `set_epoch` puts it back to 0.
-    Raises DataError where the dataset cannot fill one global batch.
+    Raises OptionError where the dataset cannot fill one global batch.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.epoch = self.start_batch = 0
         if dataset_len < self.global_batch:
-            raise DataError(
+            raise OptionError(
                 f"{dataset_len} training samples are fewer than one batch of {self.global_batch}",
                 "datasets.train",
                 f"at least {world_size} ranks x {batch_size} samples each",

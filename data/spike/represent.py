@@ -8,6 +8,7 @@ under ``@representation``; its keyword parameters become option keys.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +78,7 @@ def voxel(stream: np.ndarray, center: int, num_bins: int = 4) -> np.ndarray:
     if planes < num_bins:
         raise ValueError(f"{planes} planes cannot fill {num_bins} bins")
     edges = [b * planes // num_bins for b in range(num_bins + 1)]
-    return np.stack([_mean(stream, lo, hi) for lo, hi in zip(edges[:-1], edges[1:], strict=True)])
+    return np.stack([_mean(stream, lo, hi) for lo, hi in itertools.pairwise(edges)])
 
 
 @representation("tfi", proportional=True)

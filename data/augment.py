@@ -1,0 +1,73 @@
+"""One random draw that lq, gt and spikes share: crop, flips, transposition and the direction of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Where to cut, in pixels of the low-quality picture, and how to turn; the same for every frame of a sample.
+
+    The rectangle is cut first; hflip mirrors left and right, vflip up and down, transpose swaps the two axes after
+    that (with the flips: all rotations by 90 degrees). reverse plays the clip backwards, spikes included.
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+    hflip: bool = False
+    vflip: bool = False
+    transpose: bool = False
+    reverse: bool = False
+
+    @classmethod
+    def draw(
+        cls,
+        rng: np.random.Generator,
+        size: tuple[int, int],
+        patch: int,
+        step: int = 1,
+        *,
+        hflip: bool = False,
+        rot: bool = False,
+        reverse: bool = False,
+    ) -> Augment:
+        """A random square of side `patch` within a picture of size (H, W), and turns among the allowed ones.
+
+        step: offsets are multiples of it; the ratio of RGB to spike pixels, so that no sub-pixel shift arises.
+        Every draw is made whatever is allowed, so that switching one off leaves the others as they were.
+        """
+        height, width = size
+        top, left = (int(rng.integers(0, (side - patch) // step + 1)) * step for side in (height, width))
+        flips = rng.random(4) < 0.5
+        return cls(
+            top, left, patch, patch,
+            hflip=bool(hflip and flips[0]),
+            vflip=bool(rot and flips[1]),
+            transpose=bool(rot and flips[2]),
+            reverse=bool(reverse and flips[3]),
+        )  # fmt: skip
+
+    @classmethod
+    def whole(cls, size: tuple[int, int]) -> Augment:
+        """No change: the whole picture."""
+        return cls(0, 0, *size)
+
+    def cut(self, frame: np.ndarray, scale: int = 1) -> np.ndarray:
+        """The rectangle of a frame (scale H, scale W, ...), as a view; scale: size of the frame over that of lq."""
+        top, left = self.top * scale, self.left * scale
+        return frame[top : top + self.height * scale, left : left + self.width * scale]
+
+    def turn(self, frames: np.ndarray) -> np.ndarray:
+        """Flip and transpose the last two axes of frames (..., h, w)."""
+        if self.hflip:
+            frames = frames[..., ::-1]
+        if self.vflip:
+            frames = frames[..., ::-1, :]
+        if self.transpose:
+            frames = frames.swapaxes(-1, -2)
+        return np.ascontiguousarray(frames)

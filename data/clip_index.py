@@ -1,0 +1,279 @@
+"""Find the clips of a data set and check, from names and sizes alone, that every frame has all its files.
+
+Layouts: <root>/<clip>/{blur,sharp,spike}/<frame>, as GoPro is published, or <root>/<clip>/<frame> with one root
+per kind, as KAIR regroups it. Both may be mixed: each root is looked at by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.frame_io import picture_size
+from data.spike.stream import SpikeFileError, planes_in
+from data.spike_source import DatSpikes
+from utils.utils_errors import DataError, OptionError
+
+SHOWN_PROBLEMS = 30
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The files of one clip, frame by frame; gt and spike are empty where the data set has none.
+
+    size, gt_size: (height, width) in pixels of the first frame. planes: spike planes per file.
+    """
+
+    name: str
+    stems: tuple[str, ...]
+    lq: tuple[str, ...]
+    gt: tuple[str, ...]
+    spike: tuple[str, ...]
+    planes: tuple[int, ...]
+    size: tuple[int, int]
+    gt_size: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.stems)
+
+    @property
+    def scale(self) -> int:
+        return self.gt_size[0] // self.size[0]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with the data."""
+
+    clip: str
+    what: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.clip}: {self.what}  [{self.where}]"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the clips are: the roots and names of a dataset section."""
+
+    dataroot_lq: str
+    dataroot_gt: str | None = None
+    dataroot_spike: str | None = None
+    lq_folder: str = "blur"
+    meta_info_file: str | None = None
+    filename_tmpl: str | None = None
+    filename_ext: str = "png"
+    spikes: DatSpikes | None = None
+
+
+def find_clips(source: Source) -> list[Clip]:
+    """All clips of the source, by name. Raises DataError that lists every problem, not the first only."""
+    clips, problems = scan(source)
+    if problems:
+        raise problems_error(problems, source)
+    return clips
+
+
+def problems_error(problems: Sequence[Problem], source: Source) -> DataError:
+    """One DataError for all problems of a source."""
+    shown = [f"\n    {problem}" for problem in problems[:SHOWN_PROBLEMS]]
+    more = len(problems) - len(shown)
+    roots = ", ".join(root for root in (source.dataroot_lq, source.dataroot_gt, source.dataroot_spike) if root)
+    return DataError(
+        f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(shown)}"
+        + (f"\n    ... and {more} more" if more else ""),
+        roots,
+        "every frame with its lq, gt and spike file; docs/data_format.md shows the folders",
+        "restore these files, or take the clips out of the folders",
+    )
+
+
+def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
+    """The clips without problems, and the problems of the others. Reads names, sizes and the first picture's header.
+
+    Raises DataError at once where a whole root or the meta file is missing.
+    """
+    kinds = {"lq": (source.dataroot_lq, source.lq_folder, source.filename_ext)}
+    if source.dataroot_gt:
+        kinds["gt"] = (source.dataroot_gt, "sharp", source.filename_ext)
+    if source.dataroot_spike:
+        kinds["spike"] = (source.dataroot_spike, "spike", "dat")
+    found = {kind: _list_root(*place) for kind, place in kinds.items()}
+    listed = read_meta(source.meta_info_file) if source.meta_info_file else None
+    names = sorted(listed) if listed else sorted(set().union(*found.values()))
+    clips, problems = [], []
+    for name in names:
+        clip, wrong = _check_clip(name, {kind: found[kind].get(name) for kind in kinds}, kinds, source, listed)
+        problems += wrong
+        if clip and not wrong:
+            clips.append(clip)
+    return clips, problems
+
+
+def read_meta(path: str) -> dict[str, tuple[int, str]]:
+    """Clip name -> (number of frames, first frame) from lines "<clip> <frames> <shape or 0> <first frame>"."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as e:
+        raise DataError(
+            f"cannot read the meta file: {e.strerror or e}", path, "a text file with one line per clip",
+            "correct meta_info_file, or remove it: the folders are scanned then",
+        ) from e  # fmt: skip
+    clips = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words:
+            continue
+        # KAIR writes the shape with or without blanks: "(720, 1280, 3)".
+        if len(words) < 4 or not words[1].isdigit() or not words[-1].isdigit():
+            raise DataError(
+                f"line {number} is {line!r}", path, "<clip> <frames> <shape or 0> <first frame>", "correct the line"
+            )
+        clips[words[0]] = (int(words[1]), words[-1])
+    if not clips:
+        raise DataError("the meta file lists no clip", path, "one line per clip", "correct meta_info_file")
+    return clips
+
+
+def _list_root(root: str, folder: str, ext: str) -> dict[str, dict[str, os.DirEntry[str]]]:
+    """Clip name -> frame stem -> file, for every folder in `root`."""
+    try:
+        with os.scandir(root) as entries:
+            folders = sorted((e.name, e.path) for e in entries if e.is_dir() and not e.name.startswith("."))
+    except OSError as e:
+        raise DataError(
+            f"cannot list the data folder: {e.strerror or e}", root, "a folder with one folder per clip",
+            "correct the dataroot in the options, or make or copy the data (docs/data_format.md)",
+        ) from e  # fmt: skip
+    if not folders:
+        raise DataError("the data folder holds no clip", root, "one folder per clip", "correct the dataroot")
+    return {name: _list_frames(path, folder, ext) for name, path in folders}
+
+
+def _list_frames(clip: str, folder: str, ext: str) -> dict[str, os.DirEntry[str]]:
+    inner = os.path.join(clip, folder)
+    suffix = f".{ext.lstrip('.')}".lower()
+    try:
+        with os.scandir(inner if os.path.isdir(inner) else clip) as entries:
+            files = [e for e in entries if e.name.lower().endswith(suffix) and not e.name.startswith(".")]
+    except OSError as e:
+        raise DataError(f"cannot list the clip: {e.strerror or e}", clip, "a readable folder", "restore it") from e
+    return {os.path.splitext(e.name)[0]: e for e in files}
+
+
+def _check_clip(
+    name: str,
+    files: dict[str, dict[str, os.DirEntry[str]] | None],
+    kinds: dict[str, tuple[str, str, str]],
+    source: Source,
+    listed: dict[str, tuple[int, str]] | None,
+) -> tuple[Clip | None, list[Problem]]:
+    problems = []
+    for kind, (root, folder, ext) in kinds.items():
+        if not files[kind]:
+            what = "has no folder" if files[kind] is None else f"holds no .{ext} file"
+            problems.append(Problem(name, f"{kind} {what}", os.path.join(root, name, folder)))
+    if problems:
+        return None, problems
+    stems = _stems(name, files, kinds, source, listed, problems)
+    if problems or not stems:
+        return None, problems
+    paths = {kind: tuple(files[kind][stem].path for stem in stems) for kind in kinds}
+    planes = _check_planes(name, [files["spike"][s] for s in stems], source, problems) if "spike" in kinds else ()
+    size, gt_size = _check_sizes(name, paths, source, problems)
+    clip = Clip(name, tuple(stems), paths["lq"], paths.get("gt", ()), paths.get("spike", ()), planes, size, gt_size)
+    return clip, problems
+
+
+def _stems(
+    name: str,
+    files: dict[str, dict[str, os.DirEntry[str]]],
+    kinds: dict[str, tuple[str, str, str]],
+    source: Source,
+    listed: dict[str, tuple[int, str]] | None,
+    problems: list[Problem],
+) -> list[str]:
+    """The frames of the clip, in order; mismatches between the kinds, gaps and wrong names go to `problems`."""
+    every = set().union(*files.values())
+    if listed is not None:
+        count, first = listed[name]
+        wanted = [str(int(first) + i).zfill(len(first)) for i in range(count)]
+        every = set(wanted)
+    for kind, (root, _, ext) in kinds.items():
+        missing = sorted(every - files[kind].keys())
+        if missing:
+            what = f"{kind} lacks {len(missing)} of {len(every)} frames: {_some(f'{s}.{ext}' for s in missing)}"
+            problems.append(Problem(name, what, os.path.join(root, name)))
+    stems = sorted(every)
+    if all(stem.isdigit() for stem in stems):
+        stems.sort(key=int)
+        gaps = [f"{a}-{b}" for a, b in itertools.pairwise(stems) if int(b) != int(a) + 1]
+        if gaps:
+            problems.append(Problem(name, f"frame numbers jump at {_some(gaps)}", os.path.join(kinds["lq"][0], name)))
+        if source.filename_tmpl:
+            odd = [stem for stem in stems if format(int(stem), source.filename_tmpl) != stem]
+            if odd:
+                what = f"{len(odd)} names do not follow filename_tmpl {source.filename_tmpl!r}: {_some(odd)}"
+                problems.append(Problem(name, what, os.path.join(kinds["lq"][0], name)))
+    return stems
+
+
+def _check_planes(name: str, files: list[os.DirEntry[str]], source: Source, problems: list[Problem]) -> tuple[int, ...]:
+    """Planes per file. All files of a clip have as many, except that the last may lack the 7 interpolated ones."""
+    spikes = source.spikes
+    planes = []
+    for file in files:
+        try:
+            planes.append(planes_in(file.stat().st_size, file.path, spikes.geometry, spikes.remainder))
+        except SpikeFileError as e:
+            problems.append(Problem(name, f"{e.what}; {e.expected}", file.path))
+        except OSError as e:
+            problems.append(Problem(name, f"spike file: {e.strerror or e}", file.path))
+    if len(planes) != len(files):
+        return ()
+    expected = spikes.info.planes_of(name) or planes[0]
+    for number, (count, file) in enumerate(zip(planes, files, strict=True)):
+        is_short_last = number == len(files) - 1 and expected - 7 <= count <= expected
+        if count != expected and not is_short_last:
+            need = expected * spikes.geometry.plane_bytes
+            what = f"spike file has {count} planes ({file.stat().st_size} bytes), expected {expected} ({need} bytes)"
+            problems.append(Problem(name, what, file.path))
+    for count in sorted(set(planes)):
+        try:
+            spikes.check_planes(name, count)
+        except (DataError, OptionError) as e:
+            problems.append(Problem(name, f"{e.what}; expected {e.expected}", files[planes.index(count)].path))
+    return tuple(planes)
+
+
+def _check_sizes(
+    name: str, paths: dict[str, tuple[str, ...]], source: Source, problems: list[Problem]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(lq size, gt size) of the first frame; gt must be a whole multiple of lq, and lq of the spikes."""
+    sizes = {"lq": (0, 0), "gt": (0, 0)}
+    for kind in ("lq", "gt"):
+        if kind not in paths:
+            continue
+        try:
+            sizes[kind] = picture_size(paths[kind][0])
+        except DataError as e:
+            problems.append(Problem(name, e.what, e.where))
+            return sizes["lq"], sizes["gt"]
+    lq, gt = sizes["lq"], sizes["gt"] if "gt" in paths else sizes["lq"]
+    if gt[0] % lq[0] or gt[1] % lq[1] or gt[0] // lq[0] != gt[1] // lq[1]:
+        what = f"gt is {gt[0]} x {gt[1]}, lq {lq[0]} x {lq[1]}: no whole multiple"
+        problems.append(Problem(name, what, paths["gt"][0]))
+    if source.spikes and source.spikes.ratio(lq) is None:
+        plane = source.spikes.geometry
+        what = f"lq is {lq[0]} x {lq[1]}, spikes {plane.height} x {plane.width}: no whole multiple (spike.h, spike.w)"
+        problems.append(Problem(name, what, paths["lq"][0]))
+    return lq, gt
+
+
+def _some(names: object, limit: int = 5) -> str:
+    names = list(names)
+    return ", ".join(names[:limit]) + (f", ... ({len(names)} in all)" if len(names) > limit else "")

@@ -1,0 +1,312 @@
+"""Clips of blurry RGB frames, sharp RGB frames and spike files: random samples to train on, whole clips to test on."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from data.augment import Augment
+from data.clip_index import Clip, Source, find_clips
+from data.frame_io import read_bgr
+from data.select_dataset import DATASETS
+from data.spike_info import load_info
+from data.spike_source import SPIKE_SOURCES, DatSpikes
+from utils.utils_errors import DataError, OptionError
+
+logger = logging.getLogger(__name__)
+
+SpikeSection = Annotated[dict[str, Any] | str, SPIKE_SOURCES]
+
+
+class _Clips(Dataset):
+    """What training and testing share: the clips, and reading a run of frames of one of them.
+
+    Files are opened when a sample is read and closed at once; nothing open crosses a fork.
+    """
+
+    is_training = False
+
+    def __init__(self, source: Source, cache_data: bool) -> None:
+        self.spikes = source.spikes
+        self.clips: list[Clip] = find_clips(source)
+        self._cache: dict[str, np.ndarray] | None = {} if cache_data else None
+
+    def read(self, clip: Clip, frames: list[int], aug: Augment, backwards: list[bool]) -> dict[str, Tensor]:
+        """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of these frames, cut and turned.
+
+        backwards: whether time runs backwards within each frame, before `aug.reverse` turns all of them round.
+        """
+        if aug.reverse:
+            frames, backwards = frames[::-1], [not b for b in backwards[::-1]]
+        item = {"lq": self._pictures([clip.lq[i] for i in frames], clip.size, aug, 1)}
+        if clip.gt:
+            item["gt"] = self._pictures([clip.gt[i] for i in frames], clip.gt_size, aug, clip.scale)
+        if self.spikes:
+            ratio = self.spikes.ratio(clip.size)
+            read = [
+                self.spikes.read(clip.spike[i], clip.name, aug, ratio, back)
+                for i, back in zip(frames, backwards, strict=True)
+            ]
+            item["spike"] = torch.from_numpy(aug.turn(np.stack(read)))
+        return item
+
+    def _pictures(self, paths: list[str], size: tuple[int, int], aug: Augment, scale: int) -> Tensor:
+        """(T, 3, h, w) float32 in [0, 1], R, G, B."""
+        cut = np.stack([aug.cut(self._picture(path, size), scale)[..., ::-1] for path in paths])
+        frames = aug.turn(cut.transpose(0, 3, 1, 2))
+        return torch.from_numpy(frames).to(torch.float32).div_(255.0)
+
+    def _picture(self, path: str, size: tuple[int, int]) -> np.ndarray:
+        picture = self._cache.get(path) if self._cache is not None else None
+        if picture is None:
+            picture = read_bgr(path)
+            if picture.shape[:2] != size:
+                raise DataError(
+                    f"picture of {picture.shape[0]} x {picture.shape[1]}", path,
+                    f"{size[0]} x {size[1]}, as the first frame of its clip", "make the frame again",
+                )  # fmt: skip
+            if self._cache is not None:
+                self._cache[path] = picture
+        return picture
+
+
+class _TrainClips(_Clips):
+    is_training = True
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        num_frame: int,
+        gt_size: int,
+        interval_list: list[int] | tuple[int, ...],
+        random_reverse: bool,
+        use_hflip: bool,
+        use_rot: bool,
+        cache_data: bool,
+        seed: int,
+    ) -> None:
+        if num_frame < 1 or not interval_list or min(interval_list) < 1:
+            raise OptionError(
+                f"num_frame is {num_frame}, interval_list {interval_list}", "datasets.train.num_frame", "numbers >= 1",
+                "correct them",
+            )  # fmt: skip
+        super().__init__(source, cache_data)
+        self.seed, self.num_frame, self.gt_size = seed, num_frame, gt_size
+        self.intervals = interval_list
+        self.turns = {"hflip": use_hflip, "rot": use_rot, "reverse": random_reverse}
+        self.ends = np.cumsum([len(clip) for clip in self.clips])
+        self._check_fit()
+
+    def _check_fit(self) -> None:
+        for clip in self.clips:
+            step = self.spikes.ratio(clip.size) if self.spikes else 1
+            if self.gt_size % (clip.scale * step):
+                raise OptionError(
+                    f"datasets.train.gt_size is {self.gt_size}", "datasets.train.gt_size",
+                    f"a multiple of {clip.scale * step}: gt pixels per lq pixel x lq pixels per spike pixel",
+                    "correct gt_size",
+                )  # fmt: skip
+            if self.gt_size > min(clip.gt_size):
+                raise DataError(
+                    f"crops of {self.gt_size} do not fit into clip {clip.name}", clip.gt[0],
+                    f"pictures of at least {self.gt_size} x {self.gt_size}, not {clip.gt_size[0]} x {clip.gt_size[1]}",
+                    "lower datasets.train.gt_size",
+                )  # fmt: skip
+        short = [clip.name for clip in self.clips if len(clip) < self.num_frame]
+        if short:
+            names = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
+            logger.warning(
+                "%d clips have fewer than %d frames and are played back and forth: %s",
+                len(short),
+                self.num_frame,
+                names,
+            )
+
+    def __len__(self) -> int:
+        """One sample for every frame that one could start at."""
+        return int(self.ends[-1])
+
+    def __getitem__(self, sample_id: tuple[int, int]) -> dict[str, Any]:
+        """Sample `index` as seen in `epoch`; depends on (seed, epoch, index) and on nothing else.
+
+        An index beyond the dataset's length is a further, different draw of the same frame (dataloader_epoch_repeat).
+        """
+        epoch, index = sample_id
+        rng = np.random.default_rng([self.seed, epoch, index])
+        number = int(np.searchsorted(self.ends, index % len(self), side="right"))
+        clip = self.clips[number]
+        first = index % len(self) - int(self.ends[number] - len(clip))
+        interval = int(rng.choice(self.intervals))
+        last = len(clip) - 1 - (self.num_frame - 1) * interval
+        redrawn = int(rng.integers(0, max(last, 0) + 1))
+        first = first if first <= last else redrawn
+        step = self.spikes.ratio(clip.size) if self.spikes else 1
+        aug = Augment.draw(rng, clip.size, self.gt_size // clip.scale, step, **self.turns)
+        positions = [first + i * interval for i in range(self.num_frame)]
+        frames, backwards = zip(*(bounce(p, len(clip)) for p in positions), strict=True)
+        item = self.read(clip, list(frames), aug, list(backwards))
+        return {**item, "key": f"{clip.name}/{clip.stems[frames[0]]}"}
+
+
+class _TestClips(_Clips):
+    def __init__(self, source: Source, *, num_frame: int, cache_data: bool) -> None:
+        super().__init__(source, cache_data)
+        self.num_frame = num_frame
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def frame_count(self, index: int) -> int:
+        """Frames of clip `index` that are read: all, or the first num_frame."""
+        count = len(self.clips[index])
+        return count if self.num_frame < 1 else min(count, self.num_frame)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """The whole clip: lq, spike, gt as in training, key: its name, frames: the stems of its frames."""
+        return self.read_frames(index, 0, self.frame_count(index))
+
+    def read_frames(self, index: int, first: int, count: int) -> dict[str, Any]:
+        """Frames first ... first + count - 1 of clip `index`, in the form of `__getitem__`."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        clip = self.clips[index]
+        frames = list(range(first, first + count))
+        item = self.read(clip, frames, Augment.whole(clip.size), [False] * count)
+        return {**item, "key": clip.name, "frames": [clip.stems[i] for i in frames]}
+
+
+def bounce(position: int, length: int) -> tuple[int, bool]:
+    """Frame number and whether time runs backwards there, for a clip that is played back and forth: 0 1 2 1 0 1 ..."""
+    if position < length:
+        return position, False
+    period = max(2 * (length - 1), 1)
+    phase = position % period
+    return (phase, False) if phase < length else (period - phase, True)
+
+
+@DATASETS.register("TrainDatasetRGBSpike", given=("seed",))
+class TrainDatasetRGBSpike(_TrainClips):
+    """Random crops of blurry RGB frames, their spikes and their sharp frames.
+
+    Items: lq (T, 3, h, w), spike (T, S, h, w), gt (T, 3, s h, s w) float32, key "clip/first_frame".
+    lq_folder: name of the blurry frames within a clip, where it has such folders ("blur" or "blur_gamma").
+    Clips shorter than num_frame are played back and forth.
+    """
+
+    def __init__(
+        self,
+        dataroot_gt: str,
+        dataroot_lq: str,
+        dataroot_spike: str,
+        num_frame: int,
+        gt_size: int,
+        spike: SpikeSection = "dat",
+        lq_folder: str = "blur",
+        meta_info_file: str | None = None,
+        filename_tmpl: str | None = None,
+        filename_ext: str = "png",
+        io_backend: dict[str, Any] | None = None,
+        interval_list: list[int] | tuple[int, ...] = (1,),
+        random_reverse: bool = False,
+        use_hflip: bool = False,
+        use_rot: bool = False,
+        cache_data: bool = False,
+        seed: int = 0,
+    ) -> None:
+        source = Source(
+            dataroot_lq, dataroot_gt, dataroot_spike, lq_folder, meta_info_file, filename_tmpl, filename_ext,
+            build_spikes(spike, dataroot_spike, "datasets.train.spike"),
+        )  # fmt: skip
+        super().__init__(
+            source, num_frame=num_frame, gt_size=gt_size, interval_list=list(interval_list),
+            random_reverse=random_reverse, use_hflip=use_hflip, use_rot=use_rot, cache_data=cache_data, seed=seed,
+        )  # fmt: skip
+
+
+@DATASETS.register("VideoRecurrentTrainDataset", given=("seed",))
+class VideoRecurrentTrainDataset(_TrainClips):
+    """As TrainDatasetRGBSpike, without spikes; KAIR's name and keys."""
+
+    def __init__(
+        self,
+        dataroot_gt: str,
+        dataroot_lq: str,
+        num_frame: int,
+        gt_size: int,
+        lq_folder: str = "blur",
+        meta_info_file: str | None = None,
+        filename_tmpl: str | None = None,
+        filename_ext: str = "png",
+        io_backend: dict[str, Any] | None = None,
+        interval_list: list[int] | tuple[int, ...] = (1,),
+        random_reverse: bool = False,
+        use_hflip: bool = False,
+        use_rot: bool = False,
+        cache_data: bool = False,
+        seed: int = 0,
+    ) -> None:
+        source = Source(dataroot_lq, dataroot_gt, None, lq_folder, meta_info_file, filename_tmpl, filename_ext)
+        super().__init__(
+            source, num_frame=num_frame, gt_size=gt_size, interval_list=list(interval_list),
+            random_reverse=random_reverse, use_hflip=use_hflip, use_rot=use_rot, cache_data=cache_data, seed=seed,
+        )  # fmt: skip
+
+
+@DATASETS.register("TestDatasetRGBSpike", given=("seed",))
+class TestDatasetRGBSpike(_TestClips):
+    """Whole clips with their spikes. dataroot_gt: null for real data; num_frame: only so many frames, -1 for all."""
+
+    __test__ = False  # no test case, whatever pytest reads into the name
+
+    def __init__(
+        self,
+        dataroot_lq: str,
+        dataroot_spike: str,
+        dataroot_gt: str | None = None,
+        spike: SpikeSection = "dat",
+        lq_folder: str = "blur",
+        meta_info_file: str | None = None,
+        filename_tmpl: str | None = None,
+        filename_ext: str = "png",
+        io_backend: dict[str, Any] | None = None,
+        num_frame: int = -1,
+        cache_data: bool = False,
+        seed: int = 0,
+    ) -> None:
+        source = Source(
+            dataroot_lq, dataroot_gt, dataroot_spike, lq_folder, meta_info_file, filename_tmpl, filename_ext,
+            build_spikes(spike, dataroot_spike, "datasets.test.spike"),
+        )  # fmt: skip
+        super().__init__(source, num_frame=num_frame, cache_data=cache_data)
+
+
+@DATASETS.register("VideoRecurrentTestDataset", given=("seed",))
+class VideoRecurrentTestDataset(_TestClips):
+    """As TestDatasetRGBSpike, without spikes; KAIR's name and keys."""
+
+    def __init__(
+        self,
+        dataroot_lq: str,
+        dataroot_gt: str | None = None,
+        lq_folder: str = "blur",
+        meta_info_file: str | None = None,
+        filename_tmpl: str | None = None,
+        filename_ext: str = "png",
+        io_backend: dict[str, Any] | None = None,
+        num_frame: int = -1,
+        cache_data: bool = False,
+        seed: int = 0,
+    ) -> None:
+        source = Source(dataroot_lq, dataroot_gt, None, lq_folder, meta_info_file, filename_tmpl, filename_ext)
+        super().__init__(source, num_frame=num_frame, cache_data=cache_data)
+
+
+def build_spikes(section: dict[str, Any] | str, dataroot_spike: str, where: str) -> DatSpikes:
+    """The spike source of a dataset section, completed with the data's dataset.json."""
+    return SPIKE_SOURCES.build(section, where, info=load_info(dataroot_spike))

@@ -1,0 +1,182 @@
+"""The `spike` section of a dataset: where the planes are, what they mean, and how they become channels."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+import cv2
+import numpy as np
+
+from data.augment import Augment
+from data.spike import represent as rp
+from data.spike.stream import Crop, SpikeFileError, SpikeGeometry, read_dat
+from data.spike_info import DatasetInfo
+from utils.utils_errors import DataError, OptionError
+from utils.utils_registry import Registry
+
+REPRESENTATIONS = Registry("spike representation", "type")
+SPIKE_SOURCES = Registry("spike source", "type")
+
+for _name, (_function, _) in rp.REPRESENTATIONS.items():
+    REPRESENTATIONS.register(_name, given=("stream", "center"))(_function)
+
+
+@contextmanager
+def spike_errors_as_data_errors() -> Iterator[None]:
+    """The spike library's errors become the project's, with the same four parts."""
+    try:
+        yield
+    except SpikeFileError as e:
+        raise DataError(e.what, e.where, e.expected, e.do) from e
+
+
+@SPIKE_SOURCES.register("dat", given=("info",))
+class DatSpikes:
+    """Bit-packed .dat files, one per RGB frame.
+
+    h, w, flip, rate: null takes them from dataset.json beside the spikes; a value that differs from it is an error.
+    head_columns: columns without picture at the end of each line (16 for 416-wide files).
+    center: the plane that stands for the sharp frame: "gt" (dataset.json, or 4n - 4 for Spk-GoPro clips), "file"
+    (the middle of each file, T // 2) or a number. remainder: what to do with bytes after the last whole plane.
+    gamma: representations that are proportional to light are raised to 1 / gamma (2.2: as displays show them).
+    resize: how channels reach the RGB grid; "nearest" keeps raw planes binary.
+    """
+
+    def __init__(
+        self,
+        info: DatasetInfo,
+        h: int | None = None,
+        w: int | None = None,
+        flip: bool | None = None,
+        head_columns: int = 0,
+        rate: float | None = None,
+        center: Literal["gt", "file"] | int = "gt",
+        remainder: Literal["error", "truncate"] = "error",
+        gamma: float = 1.0,
+        resize: Literal["bilinear", "nearest"] = "bilinear",
+        representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
+    ) -> None:
+        height, width = _agreed("h", h, info, None), _agreed("w", w, info, None)
+        if head_columns < 0 or height < 1 or width < 1 or height * (width + head_columns) % 8:
+            raise OptionError(
+                f"a spike plane of {height} x {width} + {head_columns} pixels cannot be packed", "spike.h, spike.w",
+                "positive sizes with h x (w + head_columns) divisible by 8", "correct spike.h and spike.w",
+            )  # fmt: skip
+        self.geometry = SpikeGeometry(height, width, _agreed("flip", flip, info, True), head_columns)
+        self.rate = float(_agreed("rate", rate, info, 1.0))
+        if self.rate <= 0 or gamma <= 0:
+            raise OptionError(f"spike.rate is {self.rate}, spike.gamma {gamma}", "spike", "numbers > 0", "correct them")
+        self.info, self.center, self.remainder, self.gamma = info, center, remainder, gamma
+        self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
+        options = REPRESENTATIONS.resolve(representation, "spike.representation")
+        self.name = options.pop("type")
+        self.options = options
+        self.channels = channels_of(representation)
+
+    def ratio(self, size: tuple[int, int]) -> int | None:
+        """RGB pixels per spike pixel for low-quality frames of `size` (H, W); None where it is no whole number."""
+        across, rest = divmod(size[1], self.geometry.width)
+        return across if across and not rest and size[0] == across * self.geometry.height else None
+
+    def center_plane(self, clip: str, planes: int) -> int:
+        """The plane of the sharp frame in a file of `planes` planes. Raises OptionError where it is unknown."""
+        if self.center == "file":
+            return planes // 2
+        center = self.info.gt_plane_of(clip, planes) if self.center == "gt" else self.center
+        if center is None or not 0 <= center < planes:
+            what = "is not known" if center is None else f"{center} is outside of 0 to {planes - 1}"
+            raise OptionError(
+                f"the plane of the sharp frame {what} for clip {clip}", "spike.center",
+                '"gt" with gt_plane in dataset.json or Spk-GoPro clip names; else "file" or a plane number',
+                'set spike.center to "file" or to the number',
+            )  # fmt: skip
+        return center
+
+    def represent(self, stream: np.ndarray, clip: str, path: str, reverse: bool = False) -> np.ndarray:
+        """Stream (T, h, w) of one file, as recorded -> (S, h, w) float32.
+
+        reverse: the stream is reversed first, so that its bins tell the truth about a clip played backwards.
+        """
+        center = self.center_plane(clip, len(stream))
+        if reverse:
+            stream, center = stream[::-1], len(stream) - 1 - center
+        try:
+            return rp.represent(self.name, stream, center, rate=self.rate, gamma=self.gamma, **self.options)
+        except ValueError as e:
+            raise DataError(
+                f"{len(stream)} planes are too few for spike.representation {self.name}: {e}", path,
+                f"planes for {self.options} around plane {center}", "use smaller windows, or another spike.center",
+            ) from e  # fmt: skip
+
+    def check_planes(self, clip: str, planes: int) -> None:
+        """Raise OptionError or DataError where files of `planes` planes cannot be represented."""
+        self.represent(np.zeros((planes, 1, 1), np.uint8), clip, f"a spike file of {clip}")
+
+    def read(self, path: str, clip: str, aug: Augment, ratio: int, reverse: bool = False) -> np.ndarray:
+        """The channels of one frame's file within the rectangle of `aug`: (S, aug.height, aug.width) float32.
+
+        reverse: time runs backwards within the frame. `aug` only says where to cut: turning comes afterwards.
+
+        Only the rectangle's planes are unpacked, with one spike pixel around it, so that resizing gives
+        to the pixel what it would have given on the whole picture.
+        """
+        crop, inner = _with_border(aug, ratio, self.geometry)
+        with spike_errors_as_data_errors():
+            stream = read_dat(path, self.geometry, crop=crop, remainder=self.remainder)
+        channels = self.represent(stream, clip, path, reverse)
+        return self.to_rgb_grid(channels, ratio)[:, inner[0], inner[1]]
+
+    def to_rgb_grid(self, channels: np.ndarray, ratio: int) -> np.ndarray:
+        """(S, h, w) -> (S, ratio h, ratio w) float32."""
+        if ratio == 1:
+            return channels
+        size = (channels.shape[2] * ratio, channels.shape[1] * ratio)
+        return np.stack([cv2.resize(channel, size, interpolation=self.interpolation) for channel in channels])
+
+
+def channels_of(representation: dict[str, Any] | str) -> int:
+    """S of a spike.representation section. Raises OptionError for options that do not go together."""
+    options = REPRESENTATIONS.resolve(representation, "spike.representation")
+    name = options.pop("type")
+    try:
+        count = rp.channel_count(name, **options)
+    except ValueError as e:
+        raise OptionError(
+            f"spike.representation {name} cannot be made: {e}", "spike.representation",
+            str(inspect.signature(rp.REPRESENTATIONS[name][0])), "correct its options",
+        ) from e  # fmt: skip
+    return count
+
+
+def _agreed(key: str, option: Any, info: DatasetInfo, default: Any) -> Any:
+    """The option, or dataset.json's value, or the default; OptionError where they conflict or are all missing."""
+    recorded = getattr(info, key)
+    if option is not None and recorded is not None and option != recorded:
+        raise OptionError(
+            f"spike.{key} is {option}, the data say {recorded}", info.path, f"the same {key} in both",
+            f"remove spike.{key} from the options, or correct dataset.json",
+        )  # fmt: skip
+    value = next((v for v in (option, recorded, default) if v is not None), None)
+    if value is None:
+        raise OptionError(
+            f"spike.{key} is missing", f"spike.{key}", "the size of a spike plane, as no dataset.json gives it",
+            'add for instance "spike": {"type": "dat", "h": 360, "w": 640} (360 x 640 for Spk-GoPro)',
+        )  # fmt: skip
+    return value
+
+
+def _with_border(aug: Augment, ratio: int, geometry: SpikeGeometry) -> tuple[Crop, tuple[slice, slice]]:
+    """The spike rectangle of `aug` with one pixel around where there is one, and `aug` within its enlargement."""
+    spans, inner = [], []
+    for start, length, limit in (
+        (aug.top // ratio, aug.height // ratio, geometry.height),
+        (aug.left // ratio, aug.width // ratio, geometry.width),
+    ):
+        lo, hi = max(start - 1, 0), min(start + length + 1, limit)
+        spans.append((lo, hi - lo))
+        inner.append(slice((start - lo) * ratio, (start - lo + length) * ratio))
+    (top, height), (left, width) = spans
+    return Crop(top, left, height, width), (inner[0], inner[1])
