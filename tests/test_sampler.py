@@ -1,7 +1,7 @@
 import pytest
 
 from data.sampler import ResumableDistributedSampler
-from utils.utils_errors import DataError
+from utils.utils_errors import OptionError
 
 
 def make(rank=0, world_size=1, batch_size=2, length=23, seed=0, epoch=0, **options):
@@ -70,6 +70,6 @@ def test_without_shuffling_the_samples_come_in_order():
 
 
 def test_a_dataset_smaller_than_one_batch_is_refused_with_the_numbers():
-    with pytest.raises(DataError, match="3 training samples are fewer than one batch of 8") as error:
+    with pytest.raises(OptionError, match="3 training samples are fewer than one batch of 8") as error:
         make(world_size=4, batch_size=2, length=3)
     assert "4 ranks x 2" in str(error.value)
