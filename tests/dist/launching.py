@@ -1,0 +1,178 @@
+"""Starts real ranks for tests: each a process of its own with the variables of a platform launch, and a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
+UNSET = (
+    *LAUNCH_VARIABLES,
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SPIKEVRT_EXIT_FILE",
+)
+
+
+@dataclass
+class RankResult:
+    """Of all ranks: exit codes (negative: killed by a signal), output, and after how many seconds all were gone."""
+
+    exit_codes: list[int]
+    stdout: list[str]
+    stderr: list[str]
+    seconds: float
+    timed_out: bool
+
+    @property
+    def text(self) -> str:
+        """All that all ranks wrote."""
+        return "\n".join([*self.stdout, *self.stderr])
+
+    @property
+    def json(self) -> Any:
+        """The last JSON line that rank 0 printed."""
+        return self.jsons[0]
+
+    @property
+    def jsons(self) -> list[Any]:
+        """The last JSON line of each rank."""
+        found = [[line for line in text.splitlines() if line.startswith("{")] for text in self.stdout]
+        return [json.loads(lines[-1]) if lines else None for lines in found]
+
+
+class Ranks:
+    """Running ranks; use as a context manager, which leaves no process behind."""
+
+    def __init__(
+        self,
+        n: int,
+        script: str | Path,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        env_of: Mapping[int, Mapping[str, str]] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """env_of: further variables of single ranks; an empty value removes the variable. folder: for the outputs."""
+        self.start = time.monotonic()
+        port = free_port()
+        self.files = [(_open(folder, f"out{rank}"), _open(folder, f"err{rank}")) for rank in range(n)]
+        self.processes = []
+        for rank in range(n):
+            launch = {} if n == 1 else {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            }  # fmt: skip
+            wanted = {**clean_env(), **launch, **(env or {}), **((env_of or {}).get(rank, {}))}
+            out, err = self.files[rank]
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(script), *map(str, args)],
+                    cwd=ROOT,
+                    stdout=out,
+                    stderr=err,
+                    env={key: value for key, value in wanted.items() if value != ""},
+                    start_new_session=True,
+                )
+            )
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            kill_session(process)
+
+    def output(self, rank: int) -> str:
+        """What `rank` has written so far, stdout and stderr."""
+        return "".join(_content(file) for file in self.files[rank])
+
+    def wait_for(self, text: str, rank: int, limit_s: float) -> None:
+        """Until `rank` has written `text`."""
+        deadline = time.monotonic() + limit_s
+        while text not in self.output(rank):
+            if time.monotonic() > deadline or self.processes[rank].poll() is not None:
+                raise AssertionError(f"rank {rank} never wrote {text!r}:\n{self.output(rank)}")
+            time.sleep(0.02)
+
+    def wait(self, limit_s: float) -> RankResult:
+        """The result, once all ranks are gone; those still there at the limit are killed."""
+        deadline, timed_out = time.monotonic() + limit_s, False
+        for process in self.processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                timed_out = True
+        seconds = time.monotonic() - self.start
+        self.__exit__()
+        texts = [[_content(file) for file in pair] for pair in self.files]
+        codes = [process.returncode for process in self.processes]
+        return RankResult(codes, [out for out, _ in texts], [err for _, err in texts], seconds, timed_out)
+
+
+def run_ranks(n: int, script: str | Path, *args: str, limit_s: float = 60, **options: Any) -> RankResult:
+    """Run `script` on n ranks to the end. options: those of Ranks."""
+    with Ranks(n, script, *args, **options) as ranks:
+        result = ranks.wait(limit_s)
+    if result.timed_out:
+        raise AssertionError(f"still running after {limit_s} s:\n{result.text}")
+    return result
+
+
+def run_command(command: Sequence[str], limit_s: float = 60, env: Mapping[str, str] | None = None) -> RankResult:
+    """Any command, from the repository's root, as one "rank"."""
+    start = time.monotonic()
+    merged = {key: value for key, value in {**clean_env(), **(env or {})}.items() if value != ""}
+    process = subprocess.Popen(
+        list(map(str, command)), cwd=ROOT, env=merged, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired as e:
+        kill_session(process)
+        out, err = process.communicate()
+        raise AssertionError(f"{command} still running after {limit_s} s:\n{out}{err}") from e
+    return RankResult([process.returncode], [out], [err], time.monotonic() - start, False)
+
+
+def clean_env() -> dict[str, str]:
+    """This environment without launch variables; one thread per rank."""
+    inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
+    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def kill_session(process: subprocess.Popen) -> None:
+    """SIGKILL to the process and all that it started in its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _open(folder: Path | None, name: str) -> Any:
+    return open(folder / name, "w+b") if folder else tempfile.TemporaryFile("w+b")
+
+
+def _content(file: Any) -> str:
+    position = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+    return os.pread(file.fileno(), max(position, os.fstat(file.fileno()).st_size), 0).decode(errors="replace")

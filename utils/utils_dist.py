@@ -1,0 +1,371 @@
+"""The ranks of a run: start, identity, collectives, and the one door by which they leave.
+
+Everything works the same in a single process, where no group exists.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store
+
+from utils import utils_rendezvous
+from utils.utils_errors import DistError, OptionError, SpikeVRTError
+from utils.utils_launch import LaunchInfo
+
+FAILURE = "failure"  # store key: the first rank to fail, its exit code
+
+
+@dataclass
+class _Run:
+    launch: LaunchInfo = field(default_factory=lambda: LaunchInfo("single"))
+    store: Store | None = None
+    hosts_store: bool = False
+    listener: _FailureListener | None = None
+    rounds: int = 0  # of all_ranks_or_none, equal on all ranks
+
+
+_run = _Run()
+
+
+class _PeerFailed(BaseException):
+    """Another rank failed and has said why; this one leaves without a word."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+# ---- identity -------------------------------------------------------------------------------------------------------
+
+
+def get_rank() -> int:
+    return _run.launch.rank
+
+
+def get_local_rank() -> int:
+    return _run.launch.local_rank
+
+
+def get_world_size() -> int:
+    return _run.launch.world_size
+
+
+def is_main_process() -> bool:
+    return _run.launch.rank == 0
+
+
+def get_device() -> torch.device:
+    """The GPU of the local rank, or the CPU where there is none."""
+    return torch.device("cuda", _run.launch.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+# ---- start and end --------------------------------------------------------------------------------------------------
+
+
+def join(launch: LaunchInfo) -> None:
+    """Meet the other ranks: from here on an error on one ends all, and is said once. Collective, no GPU work."""
+    _run.launch = launch
+    if launch.world_size > 1:
+        _run.store, _run.hosts_store = utils_rendezvous.open_store(launch)
+        _run.listener = _FailureListener(_run.store.clone())
+        _run.listener.start()
+        utils_rendezvous.meet(_run.store, launch)
+
+
+def init_dist(launch: LaunchInfo, timeout_s: float = 1800, gpu_ids: list[int] | None = None) -> None:
+    """Make the process group (nccl with CUDA, gloo without), joining first where `join` was not called. Collective.
+
+    timeout_s: of every collective; the environment's NCCL_TIMEOUT, in seconds, wins.
+    gpu_ids: the GPUs made visible to a single process.
+    """
+    if _run.store is None:
+        join(launch)
+    if launch.world_size == 1:
+        if gpu_ids is not None and not torch.cuda.is_initialized():
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_ids))
+        return
+    timeout = timedelta(seconds=_timeout_s(timeout_s))
+    device = get_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # Scripts, libraries and DDP itself read these; SLURM sets none of them.
+    os.environ |= {
+        "RANK": str(launch.rank), "LOCAL_RANK": str(launch.local_rank), "WORLD_SIZE": str(launch.world_size),
+        "MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port),
+    }  # fmt: skip
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("group", _run.store),
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+    _print_setup(launch)
+
+
+def close() -> None:
+    """Leave in peace: all ranks have come to the end. Collective."""
+    if _run.listener is not None:
+        _run.listener.ending = True
+        barrier()
+        _run.listener.stop()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _run.store, _run.listener, _run.launch, _run.rounds = None, None, LaunchInfo("single"), 0
+
+
+def _timeout_s(option: float) -> float:
+    text = os.environ.get("NCCL_TIMEOUT", "")
+    try:
+        seconds = float(text) if text else option
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 10**6:
+        raise DistError(f"NCCL_TIMEOUT is {text!r}", "the environment", "seconds > 0", "correct or unset NCCL_TIMEOUT")
+    return seconds
+
+
+def _print_setup(launch: LaunchInfo) -> None:
+    line = "=" * 40
+    text = (
+        f"{line}\nDistributed Training Setup\n{line}\n"
+        f"Backend: {dist.get_backend()}\nWorld Size: {launch.world_size}\nRank: {launch.rank}\n"
+        f"Local Rank: {launch.local_rank}\nMaster: {launch.master_addr}:{launch.master_port}\n{line}\n"
+    )
+    sys.stdout.flush()
+    os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
+
+
+# ---- collectives ----------------------------------------------------------------------------------------------------
+
+
+def barrier() -> None:
+    """Collective."""
+    if dist.is_initialized():
+        dist.barrier(device_ids=[get_local_rank()] if get_device().type == "cuda" else None)
+
+
+def all_reduce_mean(tensor: Tensor) -> Tensor:
+    """Mean over the ranks, element by element, same shape and dtype; summed in float64. Collective."""
+    if get_world_size() == 1:
+        return tensor.clone()
+    total = tensor.to(device=get_device(), dtype=torch.float64)
+    dist.all_reduce(total)
+    return (total / get_world_size()).to(device=tensor.device, dtype=tensor.dtype)
+
+
+def reduce_sums(values: dict[str, float]) -> dict[str, float]:
+    """Sum each value over all ranks. Collective: every rank calls it with the same keys.
+
+    float64, so that summing many clips does not depend on how they were shared out.
+    Raises DistError, naming the ranks, where the keys differ (a silent mix-up otherwise).
+    """
+    if get_world_size() == 1:
+        return dict(values)
+    keys = sorted(values)  # dict order may differ between ranks
+    check_same_on_all_ranks("the names of the values to sum", keys)
+    total = torch.tensor([values[k] for k in keys], dtype=torch.float64, device=get_device())
+    dist.all_reduce(total)
+    return dict(zip(keys, total.tolist(), strict=True))
+
+
+def gather_objects(obj: Any) -> list[Any]:
+    """The object of every rank, in the order of the ranks, on every rank. Collective."""
+    if get_world_size() == 1:
+        return [obj]
+    found: list[Any] = [None] * get_world_size()
+    dist.all_gather_object(found, obj)
+    return found
+
+
+def check_same_on_all_ranks(name: str, value: Any) -> None:
+    """Raises DistError, on all ranks, where `value` differs between ranks. Collective."""
+    found = gather_objects(value)
+    if all(other == found[0] for other in found):
+        return
+    groups: dict[str, list[int]] = {}
+    for rank, other in enumerate(found):
+        groups.setdefault(repr(other), []).append(rank)
+    listed = "; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in groups.items())
+    raise DistError(
+        f"{name} differ between the ranks", listed, "the same on all ranks", "start all ranks from the same files"
+    )
+
+
+# ---- the one door ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
+    """Run the body on every rank; where any rank fails, all leave, and the lowest one that failed says why. Collective.
+
+    grace_s: how long a rank that failed waits for those below it to fail as well.
+    """
+    if get_world_size() == 1 or _run.store is None:
+        yield
+        return
+    _run.rounds += 1
+    keys = [f"round/{_run.rounds}/{rank}" for rank in range(get_world_size())]
+    mine = keys[get_rank()]
+    try:
+        yield
+    except Exception as e:
+        code = getattr(e, "exit_code", 1)
+        _run.store.set(mine, str(code))
+        deadline = time.monotonic() + grace_s
+        for key in keys[: get_rank()]:
+            while not _run.store.check([key]) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if _run.store.check([key]) and _run.store.get(key) != b"ok":
+                raise _PeerFailed(code) from e
+        raise
+    _run.store.set(mine, "ok")
+    for key in keys:  # the listener ends this wait where a rank fails without coming here
+        while not _run.store.check([key]):
+            time.sleep(0.02)
+        if (outcome := _run.store.get(key)) != b"ok":
+            raise _PeerFailed(int(outcome))
+
+
+@contextmanager
+def one_door() -> Iterator[None]:
+    """The whole of a run stands in this block: however it ends, every rank leaves, with one message and one exit code.
+
+    A failure leaves by os._exit: destroying a broken group can block for ever.
+    """
+    try:
+        yield
+        close()
+    except SystemExit:
+        raise
+    except BaseException as e:
+        _fail(e)
+
+
+def _fail(error: BaseException) -> NoReturn:
+    code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+    if _run.store is None:
+        if _speaks_before_joining(error):
+            _say(error)
+        _write_exit_file(code)
+        sys.stdout.flush()
+        os._exit(code) if get_world_size() > 1 else sys.exit(code)
+    if not isinstance(error, _PeerFailed):
+        first = _claim_failure(code, wait_for_others=_is_connection_error(error))
+        if first is None:
+            _say(error)
+        else:
+            code = first["code"]
+    _leave(code)
+
+
+def _speaks_before_joining(error: BaseException) -> bool:
+    """What is wrong with files and arguments is wrong for every rank: rank 0 says it."""
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    return rank == "0" or not (isinstance(error, OptionError) or getattr(error, "on_every_rank", False))
+
+
+def _claim_failure(code: int, wait_for_others: bool) -> dict[str, Any] | None:
+    """None where this rank is the first to fail, else what the first one noted."""
+    mine = json.dumps({"rank": get_rank(), "code": code})
+    try:
+        store = _run.store
+        if wait_for_others:  # a broken connection is a consequence: the cause is about to be noted
+            with suppress(RuntimeError):
+                store.wait([FAILURE], timedelta(seconds=2))
+        noted = store.compare_set(FAILURE, "", mine).decode()
+    except RuntimeError:
+        return {"rank": 0, "code": code}  # the store went with rank 0, which leaves last and has spoken
+    return None if noted == mine else json.loads(noted)
+
+
+def _is_connection_error(error: BaseException) -> bool:
+    words = ("Connection", "connection", "gloo", "NCCL", "Broken pipe", "Socket", "socket")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def _say(error: BaseException) -> None:
+    """One write to stderr, and to the log file where there is one."""
+    if isinstance(error, SpikeVRTError):
+        text = str(error)
+    else:
+        prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
+        lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+        text = "\n".join(prefix + line for line in lines)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.write(sys.stderr.fileno(), f"{text}\n".encode())
+    record = logging.LogRecord(__name__, logging.ERROR, __file__, 0, text, None, None)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this rank at once; the host of the store waits until the others have gone, or they would blame it."""
+    with suppress(Exception):
+        _write_exit_file(code)
+        _run.store.set(f"left/{get_rank()}", "1")
+        deadline = time.monotonic() + 3
+        others = [f"left/{rank}" for rank in range(get_world_size()) if rank != get_rank()]
+        while _run.hosts_store and time.monotonic() < deadline and not _run.store.check(others):
+            time.sleep(0.05)
+    for child in multiprocessing.active_children():
+        child.kill()
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _write_exit_file(code: int) -> None:
+    """torchrun turns every exit code into 1; launch_train.sh finds the true one here."""
+    path = os.environ.get("SPIKEVRT_EXIT_FILE")
+    if path:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(str(code))
+
+
+class _FailureListener(threading.Thread):
+    """Ends this rank soon after another one has failed, whatever the main thread is waiting for."""
+
+    def __init__(self, store: Store, interval_s: float = 0.25) -> None:
+        super().__init__(daemon=True, name="failure listener")
+        self.store, self.interval_s = store, interval_s  # a connection of its own: a client serves one call at a time
+        self.ending = False
+        self.stopped = threading.Event()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self.stopped.wait(self.interval_s):
+            try:
+                if not self.store.check([FAILURE]):
+                    continue
+                failure = json.loads(self.store.get(FAILURE))
+            except RuntimeError:
+                if not self.ending and not self.stopped.wait(1.0):
+                    _leave(1)
+                return
+            if failure["rank"] != get_rank():
+                _leave(failure["code"])
+            return
