@@ -26,6 +26,7 @@ class LoaderOptions(Section):
     """Keys of `datasets.train` and `datasets.test` that configure the loader; the others belong to the dataset."""
 
     name: str = Field("", description="A name for messages; no effect.")
+    spike_channels: int | None = Field(None, ge=0, description="S; filled in from the spike source.")
     dataloader_shuffle: bool = Field(True, description="Draw a new order in each epoch (training only).")
     dataloader_num_workers: int = Field(2, ge=0, description="Loader processes per GPU; 0 loads in the main process.")
     dataloader_batch_size: int = Field(1, ge=1, description="Clips per GPU and step (the log says the total).")

@@ -43,9 +43,10 @@ def load_options(
     """The options of file `path`, completed with every default.
 
     overrides: "section.key=value", value in JSON, else a string.
-    parts: registries of the sections "netG", "datasets.train", "datasets.test" and "train" (the loss); a section
-        without one keeps its keys unchecked.
-    check: functions of the resolved options that raise OptionError with the dotted key in `where`.
+    parts: registries of the sections "netG", "datasets" (both splits) and "train" (the loss); without its registry a
+        section keeps its keys unchecked.
+    check: functions of the resolved options that fill in what follows from them, or raise OptionError with the dotted
+        key in `where`.
     Raises OptionError; see the module's text.
     """
     sources = Sources(str(path))
@@ -94,7 +95,7 @@ def _drop_kair_only(raw: dict[str, Any], parts: Mapping[str, Registry]) -> None:
             section = section.get(name, {}) if isinstance(section, dict) else {}
         if not isinstance(section, dict):
             continue
-        registry = parts.get(where)
+        registry = parts.get(where.partition(".")[0])
         name = section.get(registry.type_key) if registry else None
         known = set(registry.keys(name)) if registry and name in registry.names() else set()
         for key in sorted((keys - known) & section.keys()):
@@ -120,7 +121,7 @@ def _typed(raw: dict[str, Any], parts: Mapping[str, Registry]) -> dict[str, Any]
     for where, section in rest.items():
         *outer, name = where.split(".")
         holder = table[outer[0]] if outer else table
-        registry = parts.get(where)
+        registry = parts.get(where.partition(".")[0])
         part = _resolve(registry, section, where) if registry else section
         holder[name] = {**part, **holder[name]}
     if "netG" in parts:
