@@ -91,18 +91,56 @@ def restore_clip(net: nn.Module, lq: Tensor, spike: Tensor | None = None, **tili
 
 
 @torch.no_grad()
-def stream_clip(net: nn.Module, read: Reader, num_frames: int, tiling: Tiling) -> Iterator[Tensor]:
-    """Restored frames (B, C', sH, sW) on the CPU, in order, with at most one tile in time held in memory."""
+def stream_clip(
+    net: nn.Module, read: Reader, num_frames: int, tiling: Tiling, wanted: range | None = None
+) -> Iterator[Tensor]:
+    """Restored frames (B, C', sH, sW) on the CPU, in order, with at most one tile in time held in memory.
+
+    wanted: a run of frames, default all (or the centre). Only the tiles that touch it are computed, and the frames
+    are the same, bit for bit, as in a run over the whole clip; with flip_seq the whole is computed all the same.
+    """
+    if tiling.center_frame_only:
+        wanted = range(num_frames // 2, num_frames // 2 + 1)
+    wanted = range(num_frames) if wanted is None else wanted
     order = [*range(num_frames), *([num_frames - 1] if tiling.pad_seq else [])]
-    length = len(order)
     if tiling.flip_seq:
-        frames = _average_halves(_stream_sequence(net, read, order + order[::-1], tiling), length)
+        both = order + order[::-1]
+        halves = _average_halves(_stream_sequence(net, read, both, tiling, range(len(both))), len(order))
+        yield from (frame for index, frame in enumerate(halves) if index in wanted)
     else:
-        frames = _stream_sequence(net, read, order, tiling)
-    for index, frame in enumerate(frames):
-        wanted = index == num_frames // 2 if tiling.center_frame_only else index < num_frames
-        if wanted:
-            yield frame
+        yield from _stream_sequence(net, read, order, tiling, wanted)
+
+
+def stream_fitting(
+    net: nn.Module,
+    read: Reader,
+    num_frames: int,
+    tiling: Tiling,
+    wanted: range | None,
+    size: tuple[int, int],
+    on_change: Callable[[Tiling], None],
+) -> Iterator[Tensor]:
+    """`stream_clip`, with smaller tiles where memory does not suffice for frames of `size` (height, width).
+
+    on_change: told the tiling that is tried next. All tiles of a clip have the same size, so if memory suffices for
+    the first frame, it does for the last. Raises the out-of-memory error where the smallest tile is too large.
+    """
+    while True:
+        frames = stream_clip(net, read, num_frames, tiling, wanted)
+        try:
+            first = next(frames)
+            break
+        except Exception as e:
+            shrunk = smaller(tiling, *size) if out_of_memory(e) else None
+            if shrunk is None:
+                raise
+        # Outside of the except block: the traceback no longer holds the tensors that filled the memory.
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        tiling = shrunk
+        on_change(tiling)
+    yield first
+    yield from frames
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
@@ -125,13 +163,17 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _stream_sequence(net: nn.Module, read: Reader, order: Sequence[int], tiling: Tiling) -> Iterator[Tensor]:
-    """Frames of the sequence `order` (indices of frames, which may repeat), restored tile by tile in time."""
+def _stream_sequence(
+    net: nn.Module, read: Reader, order: Sequence[int], tiling: Tiling, wanted: range
+) -> Iterator[Tensor]:
+    """Positions `wanted` of the sequence `order` (frame numbers, which may repeat), restored tile by tile in time."""
     length = len(order)
     size = min(tiling.num_frame_testing or length, length)
     starts = tile_starts(length, size, tiling.num_frame_overlapping)
     pending: deque[tuple[Tensor, float]] = deque()  # sums and weights of the frames from the current start on
     for number, start in enumerate(starts):
+        if start + size <= wanted.start or start >= wanted.stop:
+            continue
         clip = restore_space(net, *read(order[start : start + size]), tiling)
         weights = _blend_weights(starts, number, size, tiling.num_frame_overlapping, tiling.blend, trim=False)
         for position, weight in enumerate(weights.tolist()):
@@ -142,10 +184,10 @@ def _stream_sequence(net: nn.Module, read: Reader, order: Sequence[int], tiling:
             else:
                 pending.append((frame, weight))
         del clip
-        finished = (starts[number + 1] if number + 1 < len(starts) else length) - start
-        for _ in range(finished):
+        for position in range(start, starts[number + 1] if number + 1 < len(starts) else length):
             total, total_weight = pending.popleft()
-            yield total / total_weight
+            if position in wanted:
+                yield total / total_weight
 
 
 def restore_space(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tiling) -> Tensor:

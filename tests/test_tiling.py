@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from models.tiling import Tiling, mirror_index, out_of_memory, restore_clip, smaller, stream_clip, tile_starts
+from models.tiling import (
+    Tiling,
+    mirror_index,
+    out_of_memory,
+    restore_clip,
+    smaller,
+    stream_clip,
+    stream_fitting,
+    tile_starts,
+)
 from utils.utils_errors import OptionError
 
 GOLDEN = sorted((Path(__file__).parent / "data" / "golden").glob("tile_*.npz"))
@@ -189,6 +198,51 @@ def test_a_stream_reads_no_more_than_one_tile_at_a_time():
     assert reads == [[0, 1, 2, 3]] and first[0, 0, 0, 0] == 0
     assert [round(f[0, 0, 0, 0].item(), 5) for f in stream] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert reads == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [5, 6, 7, 8]]
+
+
+@pytest.mark.parametrize("blend", ["kair", "smooth"])
+def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend):
+    lq = clip(1, 13, 3, 24, 24)
+    net, tiling = LocalNet(), Tiling(num_frame_testing=4, num_frame_overlapping=2, blend=blend)
+    read = lambda frames: (lq[:, list(frames)], None)  # noqa: E731
+    whole = list(stream_clip(net, read, 13, tiling))
+    for first, last in ((0, 5), (5, 6), (6, 13), (12, 13)):
+        part = list(stream_clip(net, read, 13, tiling, range(first, last)))
+        assert len(part) == last - first
+        assert all(torch.equal(a, b) for a, b in zip(part, whole[first:last], strict=True))
+
+
+class Greedy(nn.Module):
+    """Runs out of memory above so many pixels x frames, as a device does."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def forward(self, x):
+        if x.shape[1] * x.shape[3] * x.shape[4] > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return x
+
+
+def test_tiles_are_halved_until_memory_suffices():
+    lq, tried = clip(1, 9, 3, 200, 260), []
+    tiling = Tiling(num_frame_testing=6, size_overlapping=16, blend="smooth")
+    read = lambda frames: (lq[:, list(frames)], None)  # noqa: E731
+
+    frames = list(stream_fitting(Greedy(6 * 64 * 64), read, 9, tiling, None, (200, 260), tried.append))
+    torch.testing.assert_close(torch.stack(frames, dim=1), lq)
+    assert [t.size_patch_testing for t in tried] == [128, 64]
+
+    with pytest.raises(torch.OutOfMemoryError):
+        list(stream_fitting(Greedy(100), read, 9, tiling, None, (200, 260), tried.append))
+    with pytest.raises(RuntimeError, match="shapes"):
+        list(stream_fitting(Fails(), read, 9, tiling, None, (200, 260), tried.append))
+
+
+class Fails(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
 def test_double_precision_stays_double():
