@@ -19,7 +19,8 @@ from utils.utils_errors import OptionError
 from utils.utils_registry import nearest
 
 SECRET = re.compile(r"api_key|token|password|secret", re.IGNORECASE)
-TYPE_KEYS = ("type", "net_type", "dataset_type")
+# Keys that name a registered part, whose parameters stand beside them.
+TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
 SHORT_FLAGS = {
     "batch_size": "datasets.train.dataloader_batch_size",
     "num_workers": "datasets.train.dataloader_num_workers",
@@ -64,6 +65,7 @@ class Sources:
     def __init__(self, main_file: str) -> None:
         self.main_file = main_file
         self.places: dict[str, str] = {}
+        self.soft: set[str] = set()  # keys said of a part that was then replaced by another: gone unless it has them
 
     def place(self, where: str) -> str:
         """The place of dotted key `where`, else of a key in it, else of the nearest section around it."""
@@ -94,7 +96,7 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
             f"name the base of {base_path} in {path}, or copy",
         )
     sources.places |= own
-    return _merge(base, raw)
+    return _merge(base, raw, "", sources)
 
 
 def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
@@ -156,14 +158,16 @@ def _key_lines(text: str) -> list[tuple[str, int]]:
     return found
 
 
-def _merge(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """`own` over `base`, section by section; a section that names another type of part replaces the base's."""
-    if any(key in own and own[key] != base.get(key) for key in TYPE_KEYS):
+def _merge(base: dict[str, Any], own: dict[str, Any], where: str, sources: Sources) -> dict[str, Any]:
+    """`own` over `base`, section by section."""
+    if "type" in own and own["type"] != base.get("type"):
         return copy.deepcopy(own)
+    if any(key in own and own[key] != base.get(key) for key in TYPE_KEYS):
+        sources.soft |= {f"{where}{key}" for key in base.keys() - own.keys()}
     merged = dict(base)
     for key, value in own.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merge(base[key], value) if both else value
+        merged[key] = _merge(base[key], value, f"{where}{key}.", sources) if both else value
     return merged
 
 
@@ -190,5 +194,10 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
             )
         target[name] = inner
         target = inner
+    if last == "type" and target.get(last) != value:
+        target.clear()
+    if last in TYPE_KEYS and target.get(last) != value:
+        sources.soft |= {".".join([*sections, other]) for other in target}
     target[last] = value
+    sources.soft.discard(key)
     sources.places[key] = f"the command line ({key}={'***' if SECRET.search(key) else text})"

@@ -55,7 +55,7 @@ def load_options(
         apply_override(raw, override, sources)
     try:
         _drop_kair_only(raw, parts or {})
-        opt = _typed(raw, parts or {})
+        opt = _typed(raw, parts or {}, sources.soft)
         opt["path"]["task"] = str(Path(opt["path"]["root"]) / opt["task"])
         opt["opt_path"] = str(path)
         for function in (_check_conflicts, *check):
@@ -106,8 +106,11 @@ def _drop_kair_only(raw: dict[str, Any], parts: Mapping[str, Registry]) -> None:
         logger.warning("Options of KAIR that have no effect here: %s", ", ".join(dropped))
 
 
-def _typed(raw: dict[str, Any], parts: Mapping[str, Registry]) -> dict[str, Any]:
-    """Every section checked against the table or its registry, and completed."""
+def _typed(raw: dict[str, Any], parts: Mapping[str, Registry], soft: set[str]) -> dict[str, Any]:
+    """Every section checked against the table or its registry, and completed.
+
+    soft: dotted keys that fall away where the part of their section does not have them.
+    """
     raw = copy.deepcopy(raw)
     rest: dict[str, dict[str, Any]] = {}  # the keys of shared sections that belong to a registered part
     if isinstance(raw.get("train"), dict):
@@ -122,11 +125,19 @@ def _typed(raw: dict[str, Any], parts: Mapping[str, Registry]) -> dict[str, Any]
         *outer, name = where.split(".")
         holder = table[outer[0]] if outer else table
         registry = parts.get(where.partition(".")[0])
-        part = _resolve(registry, section, where) if registry else section
-        holder[name] = {**part, **holder[name]}
+        if registry:
+            section = _resolve(registry, _without(section, where, registry, soft), where)
+        holder[name] = {**section, **holder[name]}
     if "netG" in parts:
-        table["netG"] = parts["netG"].resolve(table["netG"], "netG")
+        table["netG"] = parts["netG"].resolve(_without(table["netG"], "netG", parts["netG"], soft), "netG")
     return table
+
+
+def _without(section: dict[str, Any], where: str, registry: Registry, soft: set[str]) -> dict[str, Any]:
+    """`section` without the soft keys that its part does not have."""
+    name = section.get(registry.type_key)
+    known = {registry.type_key, *(registry.keys(name) if name in registry.names() else section)}
+    return {key: value for key, value in section.items() if key in known or f"{where}.{key}" not in soft}
 
 
 def _resolve(registry: Registry, section: dict[str, Any], where: str) -> dict[str, Any]:

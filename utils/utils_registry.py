@@ -22,6 +22,9 @@ def nearest(name: str, valid: Collection[str]) -> str:
     return f"; the nearest is {found[0]}" if found else ""
 
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 class Registry:
     """Names -> constructors of one kind of part, e.g. ``Registry("network", type_key="net_type")``.
 
@@ -65,7 +68,7 @@ class Registry:
             if key not in parameters:
                 valid = [self.type_key, *parameters]
                 raise OptionError(
-                    f"unknown option {where}.{key}", where,
+                    f"unknown option {where}.{key}", f"{where}.{key}",
                     f'one of the keys of {self.kind} "{name}": {", ".join(valid)}{nearest(key, valid)}',
                     "rename or remove it",
                 )  # fmt: skip
@@ -100,7 +103,7 @@ class Registry:
         return {
             key: parameter.replace(annotation=hints.get(key, Any))
             for key, parameter in inspect.signature(constructor).parameters.items()
-            if key not in given and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+            if key not in given and parameter.kind not in _VARIADIC
         }
 
     def _typed(
@@ -116,8 +119,9 @@ class Registry:
         except ValidationError as e:
             first = e.errors()[0]
             key = ".".join([where, *map(str, first["loc"])])
-            raise OptionError(
-                f"option {key}: {first['msg']}" + ("" if first["type"] == "missing" else f", got {first['input']!r}"),
-                key, first["msg"], f"correct {key}",
-            ) from e  # fmt: skip
+            parameter = parameters[str(first["loc"][0])]
+            expected = f"{inspect.formatannotation(parameter.annotation)}: {first['msg'].lower()}"
+            if first["type"] == "missing":
+                raise OptionError(f"option {key} is missing", key, f"a value for it ({expected})", f"add {key}") from e
+            raise OptionError(f"option {key} is {first['input']!r}", key, expected, f"correct {key}") from e
         return {key: getattr(values, key) for key in fields}
