@@ -1,0 +1,111 @@
+"""The network against the reference vectors: outputs, inner activations, flows, gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.network_vrt import VRT
+from tests import golden
+
+NETS = sorted(p.stem for p in golden.FOLDER.glob("net_*.npz"))
+
+
+def build(config: dict, **more) -> VRT:
+    arguments = {k: v for k, v in config["network"].items() if k != "recal_all_flows"}  # it never had an effect
+    return VRT(**arguments, **more)
+
+
+def load_net(name: str, **more) -> tuple[golden.NetVector, VRT]:
+    vector = golden.load_net(name)
+    net = build(vector.config, **more).eval()
+    # The tables that are computed, not learned, are left out of the files.
+    assert all("relative_position_index" in k or "position_bias" in k or k in ("spynet.mean", "spynet.std")
+               for k in net.load_state_dict(vector.weights, strict=False).missing_keys)  # fmt: skip
+    return vector, net.double()
+
+
+def watch(net: VRT) -> dict[str, Tensor]:
+    """Fills a dict with activations under the names of the vectors, in their layout (B, C, N, H, W)."""
+    seen: dict[str, Tensor] = {}
+    tokens = {"stage1.reshape": net.stage1.reshape, "stage1.residual_group1": net.stage1.residual_group1}
+    tokens |= {f"stage{i}": getattr(net, f"stage{i}") for i in range(1, 8)} | {"features": net.norm}
+    for name, module in tokens.items():
+        module.register_forward_hook(
+            lambda _, __, out, name=name: seen.__setitem__(name, out.detach().permute(0, 4, 1, 2, 3))
+        )
+    net.conv_first.register_forward_hook(
+        lambda _, inputs, out: seen.update({"conv_first_in": inputs[0].detach(), "conv_first": out.detach()})
+    )
+    return seen
+
+
+def activation(seen: dict[str, Tensor], flows, name: str, batch: int) -> Tensor:
+    if name.startswith("flow_"):
+        kind, distance, level = name.removeprefix("flow_").split("/")
+        return getattr(flows, kind)[int(distance[-1]) - 1][int(level[-1])].detach()
+    stem, _, view = name.partition("_stride2")
+    stem, crop, _ = name.partition("_crop8_24") if "_crop8_24" in name else (stem, "", "")
+    x = seen[stem]
+    if x.dim() == 4:  # frames (B * N, C, H, W)
+        x = x.unflatten(0, (batch, -1)).transpose(1, 2)
+    if crop:
+        return x[..., 8:24, 8:24]
+    return x[..., ::2, ::2] if "_stride2" in name else x
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_outputs_activations_flows_and_gradients_are_those_of_the_reference(name):
+    vector, net = load_net(name)
+    seen = watch(net)
+    x = vector.input.clone().requires_grad_()
+
+    y = net(x)
+    (y * golden.cotangent(y)).sum().backward()
+
+    assert list(y.shape) == vector.config["output_shape"]
+    stride = vector.config["output_stride"]
+    flows = net.estimate_flows(vector.input[:, :, : min(net.in_chans, 3)]) if net.pa_frames else None
+    parameters = dict(net.named_parameters()) | {"input": x}
+    for key, expected in vector.samples.items():
+        if key == "output":
+            got = y[..., ::stride, ::stride]
+        elif key.startswith("grad/"):
+            got = parameters[key.removeprefix("grad/")].grad
+        else:
+            got = activation(seen, flows, key.removeprefix("act/"), len(x))
+        assert golden.difference(vector.sampled(key, got), expected) < golden.TOLERANCE, key
+    for key, norm in vector.config["grad_norms"].items():
+        assert parameters[key].grad.norm().item() == pytest.approx(norm, rel=1e-8), key
+
+
+@pytest.mark.parametrize("name", sorted(golden.manifests()))
+def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
+    manifest = golden.manifests()[name]
+    with torch.device("meta"):
+        net = VRT(**manifest["config"])
+
+    parameters = dict(net.named_parameters())
+    state = [
+        [key, list(value.shape), str(value.dtype).removeprefix("torch."), "parameter" if key in parameters else "buffer"]
+        for key, value in net.state_dict().items()
+    ]
+    rates = {key: module.drop_prob for key, module in net.named_modules() if hasattr(module, "drop_prob")}
+    assert state == manifest["keys"]
+    assert sum(p.numel() for p in parameters.values()) == manifest["n_params"]
+    assert rates == pytest.approx(manifest["drop_path_prob"])
+
+
+def test_checkpointing_changes_memory_and_nothing_else():
+    vector, plain = load_net("net_fi_4f")
+    _, saving = load_net("net_fi_4f", use_checkpoint_attn=True, use_checkpoint_ffn=True, no_checkpoint_ffn_blocks=[1])
+
+    for net in (plain, saving):
+        y = net(vector.input)
+        (y * golden.cotangent(y)).sum().backward()
+
+    assert saving.stage2.residual_group1.blocks[0].checkpoint_attn
+    assert not saving.stage2.residual_group1.blocks[0].checkpoint_ffn
+    for (key, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad), key
