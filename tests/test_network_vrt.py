@@ -45,14 +45,12 @@ def activation(seen: dict[str, Tensor], flows, name: str, batch: int) -> Tensor:
     if name.startswith("flow_"):
         kind, distance, level = name.removeprefix("flow_").split("/")
         return getattr(flows, kind)[int(distance[-1]) - 1][int(level[-1])].detach()
-    stem, _, view = name.partition("_stride2")
-    stem, crop, _ = name.partition("_crop8_24") if "_crop8_24" in name else (stem, "", "")
-    x = seen[stem]
+    x = seen[name.removesuffix("_stride2").removesuffix("_crop8_24")]
     if x.dim() == 4:  # frames (B * N, C, H, W)
         x = x.unflatten(0, (batch, -1)).transpose(1, 2)
-    if crop:
+    if name.endswith("_crop8_24"):
         return x[..., 8:24, 8:24]
-    return x[..., ::2, ::2] if "_stride2" in name else x
+    return x[..., ::2, ::2] if name.endswith("_stride2") else x
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -88,7 +86,12 @@ def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
 
     parameters = dict(net.named_parameters())
     state = [
-        [key, list(value.shape), str(value.dtype).removeprefix("torch."), "parameter" if key in parameters else "buffer"]
+        [
+            key,
+            list(value.shape),
+            str(value.dtype).removeprefix("torch."),
+            "parameter" if key in parameters else "buffer",
+        ]
         for key, value in net.state_dict().items()
     ]
     rates = {key: module.drop_prob for key, module in net.named_modules() if hasattr(module, "drop_prob")}

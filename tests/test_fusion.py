@@ -1,0 +1,100 @@
+"""Fusion operators: what the trunk sees, what warm starts keep, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.fusion.operators import FUSIONS
+from models.network_vrt import VRT
+from tests.test_vrt_modules import SMALL
+from utils.utils_errors import DataError, OptionError
+
+S = 4
+
+
+def operator(section, in_chans=3, spike_channels=S):
+    return FUSIONS.build(section, "netG.fusion", rgb_channels=3, spike_channels=spike_channels, in_chans=in_chans)
+
+
+def clip(size=32):
+    torch.manual_seed(0)
+    return torch.rand(1, 3, 3, size, size), torch.rand(1, 3, S, size, size)
+
+
+def test_none_and_concat_have_no_parameters():
+    assert not operator("none").state_dict()
+    assert not operator("concat", in_chans=3 + S).state_dict()
+
+
+def test_concat_shows_the_trunk_every_channel():
+    rgb, spike = clip()
+    assert torch.equal(operator("concat", in_chans=3 + S)(rgb, spike), torch.cat((rgb, spike), 2))
+
+
+def test_concat_refuses_another_sum():
+    with pytest.raises(OptionError, match="in_chans 4 != 3 RGB \\+ 4 spike = 7"):
+        operator("concat", in_chans=4)
+
+
+def test_gated_starts_almost_closed_unless_told_otherwise():
+    rgb, spike = clip()
+    closed = (operator("gated")(rgb, spike) - rgb).abs().max()
+    opened = (operator({"type": "gated", "gate_bias": 0.0})(rgb, spike) - rgb).abs().max()
+    assert 0 < closed < 0.05
+    assert opened > 5 * closed
+
+
+def test_gated_alone_can_fit_a_clip_that_only_the_spikes_show():
+    torch.manual_seed(0)
+    net = operator({"type": "gated", "features": 8, "layers": 2, "gate_bias": 0.0})
+    rgb, spike = torch.full((1, 2, 3, 16, 16), 0.5), torch.rand(1, 2, S, 16, 16)
+    sharp = spike[:, :, :3]
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = (net(rgb, spike) - sharp).square().mean()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.2 * (rgb - sharp).square().mean().item()
+
+
+@pytest.mark.parametrize("section, in_chans", [("concat", 3 + S), ("gated", 3)])
+def test_a_network_with_spikes_refuses_clips_without(section, in_chans):
+    rgb, spike = clip()
+    net = VRT(**SMALL, in_chans=in_chans, fusion=section, spike_channels=S)
+    assert torch.equal(net(rgb, spike), rgb)
+    with pytest.raises(DataError, match="no spike tensor"):
+        net(rgb)
+    with pytest.raises(DataError, match="S = 4"):
+        net(rgb, spike[:, :, :2])
+
+
+def test_a_network_without_fusion_ignores_spikes():
+    rgb, spike = clip()
+    net = VRT(**SMALL).eval()
+    net.conv_last.weight.data.normal_()
+    assert torch.equal(net(rgb), net(rgb, spike))
+
+
+def test_spikes_reach_the_output_and_gradients_reach_the_operator():
+    rgb, spike = clip()
+    net = VRT(**SMALL, fusion={"type": "gated", "features": 8, "layers": 1}, spike_channels=S).eval()
+    net.conv_last.weight.data.normal_()
+    y = net(rgb, spike)
+    assert (y - net(rgb, spike.flip(2))).abs().max() > 1e-3
+    y.square().mean().backward()
+    assert all(p.grad.any() for p in net.fusion.parameters())
+
+
+@pytest.mark.parametrize("section", ["concat", "gated"])
+def test_data_without_spikes_is_refused_for_fusion(section):
+    with pytest.raises(OptionError, match="no spike channels"):
+        operator(section, spike_channels=0)
+
+
+def test_unknown_operator_and_unknown_key_are_refused():
+    with pytest.raises(OptionError, match="'gatd'"):
+        operator("gatd")
+    with pytest.raises(OptionError, match=r"unknown option netG\.fusion\.feature"):
+        operator({"type": "gated", "feature": 3})

@@ -1,0 +1,66 @@
+"""define_G: networks from options, and the refusals before anything is built."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from models.select_network import NETWORKS, check_options, define_G
+from tests.test_vrt_modules import SMALL
+from utils.utils_errors import OptionError
+
+
+def options(**netG):
+    return {
+        "scale": 1,
+        "netG": {"net_type": "vrt", **SMALL, **netG},
+        "datasets": {"train": {"spike_channels": 4, "gt_size": 32}},
+    }
+
+
+def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplog):
+    with caplog.at_level(logging.INFO):
+        net = define_G(options(fusion="concat", in_chans=7))
+    assert net.conv_first.weight.shape[1] == 9 * 7
+    assert caplog.text.count("flow starts at zero") == 1
+
+
+def test_checking_options_builds_nothing_and_accepts_what_fits():
+    check_options(options(fusion="gated"))
+    assert define_G(options()).stage1.residual_group1.blocks[0].attn.relative_position_index.device == torch.device(
+        "cpu"
+    )
+
+
+@pytest.mark.parametrize("size", [36, 24])
+def test_a_crop_that_does_not_fit_the_windows_is_refused(size):
+    opt = options()
+    opt["datasets"]["train"]["gt_size"] = size
+    with pytest.raises(OptionError) as refused:
+        check_options(opt)
+    assert refused.value.where == "datasets.train.gt_size"
+    assert refused.value.do == "set it to 32"
+
+
+def test_channels_that_disagree_with_the_data_are_refused_with_the_sum():
+    with pytest.raises(OptionError, match="in_chans 6 != 3 RGB \\+ 4 spike = 7"):
+        check_options(options(fusion="concat", in_chans=6))
+
+
+def test_option_keys_are_the_published_ones_and_ours():
+    keys = set(NETWORKS.keys("vrt"))
+    assert keys >= {
+        "upscale", "in_chans", "img_size", "window_size", "depths", "indep_reconsts", "embed_dims", "num_heads",
+        "spynet_path", "pa_frames", "deformable_groups", "nonblind_denoising", "use_checkpoint_attn",
+        "use_checkpoint_ffn", "no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks", "fusion",
+    }  # fmt: skip
+    assert "spike_channels" not in keys
+
+
+def test_unknown_network_and_unknown_key_are_refused():
+    with pytest.raises(OptionError, match=r"netG\.net_type is 'vrrt'"):
+        define_G(options(net_type="vrrt"))
+    with pytest.raises(OptionError, match="the nearest is embed_dims"):
+        define_G(options(embed_dim=[16] * 9))

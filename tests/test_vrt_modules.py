@@ -1,0 +1,247 @@
+"""The parts of the network against the reference vectors of single modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.network_vrt import VRT
+from models.vrt.deform_align import DeformAlign, align_clip
+from models.vrt.flows import compose_flows
+from models.vrt.mlp import DropPath
+from models.vrt.spynet import SpyNet
+from models.vrt.warp import flow_warp, nearest4
+from models.vrt.window_attention import BlockGroup
+from models.vrt.windows import sine_positions, window_plan
+from tests import golden
+from utils.utils_errors import DataError, OptionError
+
+CPU = torch.device("cpu")
+SMALL = {
+    "upscale": 1, "window_size": [6, 4, 4], "depths": [2] * 7 + [1, 1], "indep_reconsts": [8],
+    "embed_dims": [16] * 9, "num_heads": [2] * 9, "deformable_groups": 4,
+}  # fmt: skip
+
+
+def names(prefix: str) -> list[str]:
+    return sorted(p.stem for p in golden.FOLDER.glob(f"{prefix}*.npz"))
+
+
+def channels_first(flow: torch.Tensor) -> torch.Tensor:
+    return flow.permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("mode", ["bilinear/zeros", "bilinear/border", "nearest/zeros"])
+def test_flow_warp_and_its_gradients(mode):
+    _, t = golden.load("mod_flow_warp")
+    x, flow = t["x"].requires_grad_(), t["flow"].requires_grad_()
+
+    y = flow_warp(x, channels_first(flow), *mode.split("/"))
+    (y * golden.cotangent(y)).sum().backward()
+
+    assert golden.difference(y, t[f"out/{mode}"]) < golden.TOLERANCE
+    assert golden.difference(x.grad, t[f"grad_x/{mode}"]) < golden.TOLERANCE
+    assert torch.allclose(flow.grad, t[f"grad_flow/{mode}"], rtol=1e-5, atol=1e-5)
+
+
+def test_nearest4_picks_four_corners_and_gives_the_flow_no_gradient():
+    _, t = golden.load("mod_flow_warp")
+    x, flow = t["x"].requires_grad_(), t["flow"].requires_grad_()
+
+    y = nearest4(x, channels_first(flow))
+    (y * golden.cotangent(y)).sum().backward()
+
+    assert golden.difference(y, t["out/nearest4/zeros"]) < golden.TOLERANCE
+    assert golden.difference(x.grad, t["grad_x/nearest4/zeros"]) < golden.TOLERANCE
+    assert flow.grad is None and not t["grad_flow/nearest4/zeros"].any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+def test_nearest4_survives_a_flow_that_is_no_number(bad):
+    flow = torch.full((1, 2, 4, 4), bad)
+    assert nearest4(torch.ones(1, 1, 4, 4), flow).shape == (1, 4, 4, 4)
+
+
+@pytest.mark.parametrize("name", names("mod_spynet"))
+def test_spynet_flows_and_gradients(name):
+    config, t = golden.load(name)
+    net = SpyNet(config["return_levels"]).double()
+    net.load_state_dict({**net.state_dict(), **golden.spynet_weights()})
+    ref, supp = t["ref"].requires_grad_(), t["supp"].requires_grad_()
+
+    flows = net(ref, supp)
+    sum((f * golden.cotangent(f)).sum() for f in flows).backward()
+
+    for level, flow in enumerate(flows):
+        assert golden.difference(flow, t[f"flow/{level}"]) < golden.TOLERANCE
+    assert golden.difference(flows[0], t["flow_return_levels_5"]) < golden.TOLERANCE
+    assert golden.difference(ref.grad, t["grad/ref"]) < golden.TOLERANCE
+    assert golden.difference(supp.grad, t["grad/supp"]) < golden.TOLERANCE
+
+
+@pytest.mark.parametrize("size", [(32, 32), (8, 40), (16, 24)])
+def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
+    flows = SpyNet((2, 3, 4, 5))(torch.rand(1, 3, *size), torch.rand(1, 3, *size))
+    assert [tuple(f.shape[2:]) for f in flows] == [(size[0] // s, size[1] // s) for s in (1, 2, 4, 8)]
+    assert all(torch.isfinite(f).all() for f in flows)
+
+
+def test_flows_of_distance_two_and_three_are_composed():
+    _, t = golden.load("mod_flow_compose")
+    levels = range(3)
+    flows = compose_flows(
+        [t[f"backward/dist1/level{i}"] for i in levels], [t[f"forward/dist1/level{i}"] for i in levels], 3
+    )
+    for d in (2, 3):
+        for i in levels:
+            assert golden.difference(flows.backward[d - 1][i], t[f"backward/dist{d}/level{i}"]) < golden.TOLERANCE
+            assert golden.difference(flows.forward[d - 1][i], t[f"forward/dist{d}/level{i}"]) < golden.TOLERANCE
+
+
+@pytest.mark.parametrize("name", names("mod_dcn"))
+def test_flow_guided_deformable_convolution_and_its_gradients(name):
+    config, t = golden.load(name)
+    reach = config["pa_frames"] // 2
+    module = DeformAlign(
+        config["out_channels"], config["deformable_groups"], reach, config["max_residue_magnitude"]
+    ).double()
+    module.load_state_dict(golden.entries(t, "sd/"))
+    inputs = {k: v.requires_grad_() for k, v in golden.entries(t, "in/").items()}
+
+    y = module(
+        [inputs[f"feat{i}"] for i in range(reach)], inputs["current"], [inputs[f"flow{i}"] for i in range(reach)]
+    )
+    # The reference takes the warped features as separate inputs; their gradients are not part of feat and flow there.
+    (y * golden.cotangent(y)).sum().backward()
+
+    assert golden.difference(y, t["output"]) < golden.TOLERANCE
+    for key, parameter in module.named_parameters():
+        assert golden.difference(parameter.grad, t[f"grad/{key}"]) < golden.TOLERANCE, key
+    assert golden.difference(inputs["current"].grad, t["grad/current"]) < golden.TOLERANCE
+
+
+@pytest.mark.parametrize("name", names("mod_align"))
+def test_alignment_of_a_clip_and_its_gradients(name):
+    config, t = golden.load(name)
+    reach = config["pa_frames"] // 2
+    module = DeformAlign(config["dim"], config["deformable_groups"], reach, config["max_residue_magnitude"]).double()
+    module.load_state_dict(golden.entries(t, "sd/pa_deform."))
+    inputs = {k: t[k].requires_grad_() for k in t if k == "x" or k.startswith("flow_")}
+
+    later, earlier = align_clip(
+        module,
+        inputs["x"],
+        [inputs[f"flow_backward/{d}"] for d in range(reach)],
+        [inputs[f"flow_forward/{d}"] for d in range(reach)],
+    )
+    ((later * golden.cotangent(later)).sum() + 2 * (earlier * golden.cotangent(earlier)).sum()).backward()
+
+    assert golden.difference(later, t["x_backward"]) < golden.TOLERANCE
+    assert golden.difference(earlier, t["x_forward"]) < golden.TOLERANCE
+    for key, tensor in inputs.items():
+        assert golden.difference(tensor.grad, t[f"grad/{key}"]) < golden.TOLERANCE, key
+
+
+@pytest.mark.parametrize("name", names("mod_tmsag"))
+def test_attention_group_and_all_its_gradients(name):
+    config, t = golden.load(name)
+    group = BlockGroup(
+        config["dim"], config["depth"], config["num_heads"], tuple(config["window_size"]), config["mut_attn"],
+        [0.0] * config["depth"], mlp_ratio=config["mlp_ratio"], qkv_bias=config["qkv_bias"],
+    ).double()  # fmt: skip
+    group.load_state_dict(golden.entries(t, "sd/"))
+    x = t["input"].requires_grad_()
+
+    y = group(x.permute(0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
+    (y * golden.cotangent(y)).sum().backward()
+
+    assert golden.difference(y, t["output"]) < golden.TOLERANCE
+    assert golden.difference(x.grad, t["grad/input"]) < golden.TOLERANCE
+    for key, parameter in group.named_parameters():
+        assert golden.difference(parameter.grad, t[f"grad/{key}"]) < golden.TOLERANCE, key
+
+
+def test_computed_tables_are_those_of_the_reference():
+    config, t = golden.load("mod_tmsag_mutual")
+    fresh = BlockGroup(
+        config["dim"], config["depth"], config["num_heads"], tuple(config["window_size"]), True, [0.0]
+    ).state_dict()
+    for key in ("blocks.0.attn.position_bias", "blocks.0.attn.relative_position_index"):
+        assert torch.allclose(fresh[key].double(), t[f"sd/{key}"].double(), atol=1e-6), key
+    assert sine_positions(8, 8, 96).shape == (1, 64, 96)
+
+
+@pytest.mark.parametrize("size", [(2, 7, 10, 9), (1, 6, 16, 8), (1, 3, 5, 4)])
+def test_windows_put_together_again_are_the_clip(size):
+    plan = window_plan(size, (6, 4, 4), (3, 2, 2), CPU)
+    x = torch.randn(*size, 3)
+    assert torch.equal(plan.merge(plan.partition(x)), x)
+    assert sum(s.stop - s.start for s in plan.spans) == len(plan.index) // (plan.window[0] * 16)
+    assert len(plan.spans) <= 8
+
+
+def test_drop_path_drops_whole_samples_and_keeps_the_mean():
+    drop, x = DropPath(0.25).train(), torch.ones(4000, 2, 3)
+    torch.manual_seed(0)
+    y = drop(x)
+    assert all(len(sample.unique()) == 1 for sample in y)
+    assert y.mean().item() == pytest.approx(1.0, abs=0.03)
+    assert torch.equal(drop.eval()(x), x)
+
+
+def test_a_fresh_network_returns_its_input_and_its_flow_is_zero():
+    net, x = VRT(**SMALL), torch.rand(1, 3, 3, 32, 32)
+    assert torch.equal(net(x), x)
+    assert not any(f.any() for f in net.estimate_flows(x).backward[0])
+    assert any("flow starts at zero" in note for note in net.notes)
+
+
+def test_a_fresh_network_moves_everywhere_as_soon_as_its_last_convolution_has_moved():
+    torch.manual_seed(0)
+    net, x = VRT(**SMALL, drop_path_rate=0.0), torch.rand(1, 3, 3, 32, 32)
+    net.conv_last.weight.data.normal_(std=0.01)
+    net(x).square().mean().backward()
+    still = [k for k, p in net.named_parameters() if p.grad is None or not p.grad.any()]
+    # What stands before another convolution of zeros waits one step more.
+    assert all(k.startswith("spynet.") or "pa_deform.conv_offset" in k for k in still), still
+    assert net.spynet.basic_module[5].basic_module[-1].weight.grad.any()
+
+
+@pytest.mark.parametrize(
+    "change, key",
+    [
+        ({"num_heads": [3] * 9}, "netG.embed_dims[0]"),
+        ({"depths": [2] * 7}, "netG.depths"),
+        ({"embed_dims": [16] * 8}, "netG.embed_dims"),
+        ({"embed_dims": [10] * 9, "num_heads": [2] * 9}, "netG.embed_dims[0]"),
+        ({"embed_dims": [16] * 6 + [20] * 3}, "netG.embed_dims[6]"),
+        ({"embed_dims": [16] * 8 + [20]}, "netG.embed_dims"),
+        ({"deformable_groups": 5}, "netG.deformable_groups"),
+        ({"pa_frames": 6}, "netG.embed_dims[0]"),
+        ({"pa_frames": 4, "deformable_groups": 1, "embed_dims": [16] * 9}, "netG.deformable_groups"),
+        ({"window_size": [6, 4]}, "netG.window_size"),
+        ({"upscale": 6}, "netG.upscale"),
+        ({"indep_reconsts": [11]}, "netG.indep_reconsts"),
+        ({"out_chans": 1}, "netG.out_chans"),
+        ({"in_chans": 2}, "netG.in_chans"),
+    ],
+)
+def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
+    with pytest.raises(OptionError) as refused:
+        VRT(**{**SMALL, **change})
+    assert refused.value.where == key
+
+
+@pytest.mark.parametrize(
+    "shape, expected",
+    [
+        ((1, 3, 3, 36, 32), "multiples of 8"),
+        ((1, 3, 3, 24, 32), "at least 32 x 32"),
+        ((1, 1, 3, 32, 32), "at least 2 frames"),
+        ((1, 3, 4, 32, 32), "(B, N, 3, H, W)"),
+    ],
+)
+def test_clips_that_cannot_go_through_are_refused(shape, expected):
+    with pytest.raises(DataError) as refused:
+        VRT(**SMALL)(torch.rand(shape))
+    assert expected in refused.value.expected
