@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+
+from data.spike import represent as rp
+from data.spike.represent import channel_count, represent
+
+OPTIONS = {
+    "tfp": {"half_window": 3, "offsets": (-4, 0, 4)},
+    "voxel": {"num_bins": 4},
+    "tfi": {"half_window": 8, "offsets": (-2, 0, 2)},
+    "raw": {"window": 7},
+}
+
+
+def stream(planes=24, height=6, width=5, seed=0, density=0.3):
+    return (np.random.default_rng(seed).random((planes, height, width)) < density).astype(np.uint8)
+
+
+def tfi_by_definition(spikes, center, half_window):
+    """1 / (tn - tp) from lists of spike times, pixel by pixel."""
+    out = np.empty(spikes.shape[1:], np.float32)
+    for y, x in np.ndindex(out.shape):
+        times = np.flatnonzero(spikes[:, y, x])
+        before = times[(times <= center) & (times > center - half_window)]
+        after = times[(times > center) & (times <= center + half_window)]
+        out[y, x] = 1 / (after[0] - before[-1]) if len(before) and len(after) else 1 / (2 * half_window)
+    return out
+
+
+def test_tfp_is_the_mean_of_the_planes_around_each_centre():
+    s = stream()
+    found = represent("tfp", s, 12, half_window=3, offsets=[-4, 0, 4])
+
+    assert found.dtype == np.float32
+    assert np.allclose(found, [s[5:12].mean(0), s[9:16].mean(0), s[13:20].mean(0)])
+
+
+def test_tfp_at_the_border_keeps_the_planes_that_exist():
+    s = stream()
+    assert np.allclose(represent("tfp", s, 1, half_window=5), [s[:7].mean(0)])
+    assert np.allclose(represent("tfp", s, 23, half_window=5), [s[18:].mean(0)])
+    with pytest.raises(ValueError, match="outside"):
+        represent("tfp", s, 12, half_window=3, offsets=[20])
+
+
+def test_voxel_bins_count_every_plane_once_also_where_they_do_not_divide():
+    s = stream(planes=23)
+    found = represent("voxel", s, 0, num_bins=4)
+    sizes = np.array([5, 6, 6, 6])  # floor(23 b / 4): 0 5 11 17 23
+
+    assert np.allclose((found * sizes[:, None, None]).sum(0), s.sum(0))
+    assert np.allclose(found[0], s[:5].mean(0))
+
+
+@pytest.mark.parametrize("center", [0, 1, 11, 22])
+def test_tfi_is_one_over_the_interval_around_the_centre(center):
+    s = stream(density=0.2)
+    s[0, 0, 0] = 1  # a spike in plane 0 counts like any other
+    assert np.allclose(represent("tfi", s, center, half_window=8)[0], tfi_by_definition(s, center, 8))
+
+
+def test_tfi_of_a_regular_train_is_its_rate():
+    s = np.zeros((40, 1, 2), np.uint8)
+    s[::4, 0, 0] = s[3::7, 0, 1] = 1
+    assert represent("tfi", s, 18)[0, 0].tolist() == pytest.approx([1 / 4, 1 / 7])
+
+
+def test_the_raw_window_holds_the_planes_themselves_and_never_reaches_outside():
+    s = stream()
+    assert np.array_equal(represent("raw", s, 12, window=5), s[10:15])
+    for center in (1, 22):
+        with pytest.raises(ValueError, match="outside"):
+            represent("raw", s, center, window=5)
+    with pytest.raises(ValueError, match="odd"):
+        represent("raw", s, 12, window=4)
+
+
+def test_the_rate_and_gamma_scale_what_is_proportional_to_light_only():
+    s = stream()
+    for name in ("tfp", "voxel", "tfi"):
+        plain = represent(name, s, 12, **OPTIONS[name])
+        assert np.allclose(represent(name, s, 12, rate=0.6, gamma=2.2, **OPTIONS[name]), (plain / 0.6) ** (1 / 2.2))
+    assert np.array_equal(represent("raw", s, 12, rate=0.6, gamma=2.2, window=5), represent("raw", s, 12, window=5))
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_the_number_of_channels_follows_from_the_options(name):
+    assert channel_count(name, **OPTIONS[name]) == len(represent(name, stream(), 12, **OPTIONS[name]))
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_cutting_flipping_and_rotating_commute_with_representing(name):
+    s = stream(height=8, width=9)
+    whole = represent(name, s, 12, **OPTIONS[name])
+    for change in (lambda a: a[:, 2:7, 1:6], lambda a: a[..., ::-1], lambda a: a[:, ::-1], lambda a: a.swapaxes(1, 2)):
+        assert np.array_equal(represent(name, change(s), 12, **OPTIONS[name]), change(whole))
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_a_reversed_stream_gives_the_channels_in_reverse(name):
+    s = stream(planes=24)
+    # The instant of TFI lies after its centre plane, that of the others within it.
+    center = 24 - 1 - 12 - (name == "tfi")
+    assert np.array_equal(
+        represent(name, s[::-1], center, **OPTIONS[name]), represent(name, s, 12, **OPTIONS[name])[::-1]
+    )
+
+
+def test_long_windows_do_not_overflow_their_counts():
+    assert represent("tfp", np.ones((700, 1, 1), np.uint8), 350, half_window=300)[0, 0, 0] == 1.0
+
+
+def test_a_representation_is_registered_once():
+    with pytest.raises(ValueError, match="twice"):
+        rp.representation("tfp", proportional=True)(lambda stream, center: stream)
