@@ -12,36 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.clip import Clip
 from data.frame_io import picture_size
 from data.spike.stream import SpikeFileError, planes_in
 from data.spike_source import DatSpikes
 from utils.utils_errors import DataError, OptionError
 
 SHOWN_PROBLEMS = 30
-
-
-@dataclass(frozen=True)
-class Clip:
-    """The files of one clip, frame by frame; gt and spike are empty where the data set has none.
-
-    size, gt_size: (height, width) in pixels of the first frame. planes: spike planes per file.
-    """
-
-    name: str
-    stems: tuple[str, ...]
-    lq: tuple[str, ...]
-    gt: tuple[str, ...]
-    spike: tuple[str, ...]
-    planes: tuple[int, ...]
-    size: tuple[int, int]
-    gt_size: tuple[int, int]
-
-    def __len__(self) -> int:
-        return len(self.stems)
-
-    @property
-    def scale(self) -> int:
-        return self.gt_size[0] // self.size[0]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.augment import Augment
-from data.clip_index import Clip, Source, find_clips
+from data.clip import Clip
+from data.clip_index import Source, find_clips
 from data.frame_io import read_bgr
 from data.select_dataset import DATASETS
 from data.spike_info import load_info
@@ -47,11 +48,7 @@ class _Clips(Dataset):
         if clip.gt:
             item["gt"] = self._pictures([clip.gt[i] for i in frames], clip.gt_size, aug, clip.scale)
         if self.spikes:
-            ratio = self.spikes.ratio(clip.size)
-            read = [
-                self.spikes.read(clip.spike[i], clip.name, aug, ratio, back)
-                for i, back in zip(frames, backwards, strict=True)
-            ]
+            read = [self.spikes.read(clip, i, aug, back) for i, back in zip(frames, backwards, strict=True)]
             item["spike"] = torch.from_numpy(aug.turn(np.stack(read)))
         return item
 

@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 
 from data.augment import Augment
+from data.clip import Clip
 from data.spike import represent as rp
 from data.spike.stream import Crop, SpikeFileError, SpikeGeometry, read_dat
 from data.spike_info import DatasetInfo
@@ -115,7 +116,7 @@ class DatSpikes:
         """Raise OptionError or DataError where files of `planes` planes cannot be represented."""
         self.represent(np.zeros((planes, 1, 1), np.uint8), clip, f"a spike file of {clip}")
 
-    def read(self, path: str, clip: str, aug: Augment, ratio: int, reverse: bool = False) -> np.ndarray:
+    def read(self, clip: Clip, frame: int, aug: Augment, reverse: bool = False) -> np.ndarray:
         """The channels of one frame's file within the rectangle of `aug`: (S, aug.height, aug.width) float32.
 
         reverse: time runs backwards within the frame. `aug` only says where to cut: turning comes afterwards.
@@ -123,10 +124,16 @@ class DatSpikes:
         Only the rectangle's planes are unpacked, with one spike pixel around it, so that resizing gives
         to the pixel what it would have given on the whole picture.
         """
+        path, ratio = clip.spike[frame], self.ratio(clip.size)
         crop, inner = _with_border(aug, ratio, self.geometry)
         with spike_errors_as_data_errors():
             stream = read_dat(path, self.geometry, crop=crop, remainder=self.remainder)
-        channels = self.represent(stream, clip, path, reverse)
+        if len(stream) != clip.planes[frame]:
+            raise DataError(
+                f"spike file has {len(stream)} planes now", path, f"{clip.planes[frame]}, as when the run started",
+                "restore the file",
+            )  # fmt: skip
+        channels = self.represent(stream, clip.name, path, reverse)
         return self.to_rgb_grid(channels, ratio)[:, inner[0], inner[1]]
 
     def to_rgb_grid(self, channels: np.ndarray, ratio: int) -> np.ndarray:

@@ -1,0 +1,29 @@
+"""The record of one clip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The files of one clip, frame by frame; gt and spike are empty where the data set has none.
+
+    size, gt_size: (height, width) in pixels of the first frame. planes: spike planes per file.
+    """
+
+    name: str
+    stems: tuple[str, ...]
+    lq: tuple[str, ...]
+    gt: tuple[str, ...]
+    spike: tuple[str, ...]
+    planes: tuple[int, ...]
+    size: tuple[int, int]
+    gt_size: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.stems)
+
+    @property
+    def scale(self) -> int:
+        return self.gt_size[0] // self.size[0]

@@ -1,0 +1,82 @@
+"""Tiny clips on disk, for tests, in which lq, gt and spikes can be told apart and compared pixel by pixel.
+
+Frame f of a clip holds a level 1 ... 12 for each spike pixel. The level times 20 is the red value of lq, times 10 of
+gt, on the 2 x 2 (4 x 4) block above that pixel; green of lq counts the frames. Its spikes: as many ones as the level
+in the first half of the file, none in the second, so that the direction of time shows.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from data.spike.stream import SpikeGeometry, write_dat
+
+PLANES = 24
+
+
+def levels(seed: int, frame: int, h: int, w: int) -> np.ndarray:
+    """(h, w) the level of each spike pixel."""
+    return np.random.default_rng([seed, frame]).integers(1, 13, (h, w))
+
+
+def write_png(path: Path, red: np.ndarray, green: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = np.zeros((*red.shape, 3), np.uint8)
+    picture[..., 2], picture[..., 1] = red, green
+    assert cv2.imwrite(str(path), picture)
+
+
+def write_clip(
+    root: Path,
+    name: str,
+    *,
+    split: str = "train",
+    frames: int = 6,
+    h: int = 8,
+    w: int = 12,
+    scale: int = 1,
+    first: int = 0,
+    planes: int = PLANES,
+    regrouped: bool = False,
+    seed: int = 0,
+) -> None:
+    """One clip below root/GOPRO_Large and root/GOPRO_Large_spike_seq."""
+    rgb, spikes = root / "GOPRO_Large", root / "GOPRO_Large_spike_seq"
+    for frame in range(frames):
+        level = levels(seed, frame, h, w)
+        stem = f"{first + frame:06d}"
+        if regrouped:
+            lq, gt = rgb / f"{split}_GT_blurred" / name, rgb / f"{split}_GT" / name
+        else:
+            lq, gt = rgb / split / name / "blur", rgb / split / name / "sharp"
+        write_png(lq / f"{stem}.png", np.kron(20 * level, np.ones((2, 2))), green=first + frame)
+        write_png(gt / f"{stem}.png", np.kron(10 * level, np.ones((2 * scale, 2 * scale))))
+        stream = np.arange(planes)[:, None, None] < level
+        path = spikes / split / name / "spike" / f"{stem}.dat"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_dat(path, stream.astype(np.uint8), SpikeGeometry(h, w))
+
+
+def write_info(root: Path, **values: object) -> None:
+    about = {"format": 1, "h": 8, "w": 12, "flip": True, "planes": PLANES, "rate": 1.0, "gt_plane": 12, **values}
+    path = root / "GOPRO_Large_spike_seq" / "dataset.json"
+    path.write_text(json.dumps({k: v for k, v in about.items() if v is not None}), encoding="utf-8")
+
+
+def section(root: Path, split: str = "train", regrouped: bool = False, **changes: object) -> dict[str, object]:
+    """A datasets.<split> section for these clips, with spikes; keys given as None are left out."""
+    rgb = root / "GOPRO_Large"
+    values: dict[str, object] = {
+        "dataset_type": "TrainDatasetRGBSpike" if split == "train" else "TestDatasetRGBSpike",
+        "dataroot_gt": str(rgb / (f"{split}_GT" if regrouped else split)),
+        "dataroot_lq": str(rgb / (f"{split}_GT_blurred" if regrouped else split)),
+        "dataroot_spike": str(root / "GOPRO_Large_spike_seq" / split),
+        "spike": {"type": "dat", "resize": "nearest", "representation": {"type": "voxel", "num_bins": 2}},
+    }
+    if split == "train":
+        values |= {"num_frame": 3, "gt_size": 8}
+    return {key: value for key, value in (values | changes).items() if value is not None}

@@ -1,0 +1,322 @@
+import json
+import pickle
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from data.sampler import ResumableDistributedSampler
+from data.select_dataset import build_dataset, section_spike_channels
+from data.spike.stream import SpikeGeometry, read_dat
+from tests.clip_files import PLANES, levels, section, write_clip, write_info
+from utils.utils_errors import DataError, OptionError
+
+ALL_TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    root = tmp_path_factory.mktemp("clips")
+    for number, frames in enumerate((6, 4)):
+        write_clip(root, f"clip{number}", frames=frames, first=47 * number, seed=number)
+    write_clip(root, "clip9", split="test", frames=5, seed=9)
+    write_info(root)
+    return root
+
+
+def build(root, split="train", seed=0, **changes):
+    return build_dataset(section(root, split, **changes), split, seed)
+
+
+def levels_in(item):
+    """The spike pixels' level as each of the three streams shows it, on the lq grid."""
+    lq = item["lq"][:, 0] * 255 / 20
+    scale = item["gt"].shape[-1] // item["lq"].shape[-1]
+    gt = item["gt"][:, 0, ::scale, ::scale] * 255 / 10
+    spike = item["spike"].sum(1) * PLANES / 2  # two bins of half the planes each
+    return lq, gt, spike
+
+
+def test_a_sample_has_the_shapes_and_ranges_of_the_batch(clips):
+    item = build(clips)[(0, 0)]
+
+    assert {key: tuple(item[key].shape) for key in ("lq", "spike", "gt")} == {
+        "lq": (3, 3, 8, 8), "spike": (3, 2, 8, 8), "gt": (3, 3, 8, 8),
+    }  # fmt: skip
+    assert all(item[key].dtype == torch.float32 and item[key].min() >= 0 for key in ("lq", "spike", "gt"))
+    assert item["lq"].max() <= 1 and item["key"].startswith("clip0/00000")
+
+
+def test_crops_and_turns_agree_to_the_pixel_in_lq_gt_and_spikes(clips):
+    dataset = build(clips, **ALL_TURNS)
+    for epoch in range(4):
+        for index in range(len(dataset)):
+            lq, gt, spike = levels_in(dataset[(epoch, index)])
+            assert torch.allclose(lq, spike, atol=1e-3)
+            assert torch.allclose(lq, gt, atol=1e-3)
+
+
+def test_time_reversal_reverses_frames_and_the_planes_within_them(clips):
+    dataset = build(clips, random_reverse=True)
+    seen = set()
+    for epoch in range(8):
+        item = dataset[(epoch, 0)]
+        greens = (item["lq"][:, 1, 0, 0] * 255).round().int().tolist()
+        reverse = greens == [2, 1, 0]
+        assert reverse or greens == [0, 1, 2]
+        # All ones lie in the first half of a file, as recorded.
+        assert item["spike"][:, 0 if reverse else 1].max() == 0
+        seen.add(reverse)
+    assert seen == {False, True}
+
+
+def test_every_turn_occurs_and_none_that_is_not_allowed(clips):
+    plain = build(clips, gt_size=16, num_frame=1, random_reverse=False)
+    whole = levels(0, 0, 8, 12)
+    for epoch in range(20):  # without turns, the picture is a window of the recorded one
+        found = levels_in(plain[(epoch, 0)])[0][0, ::2, ::2].round().int().numpy()
+        assert any(np.array_equal(found, whole[:, x : x + 8]) for x in range(5))
+    turned = build(clips, gt_size=16, num_frame=1, use_hflip=True, use_rot=True)
+    kinds = set()
+    for epoch in range(100):
+        found = levels_in(turned[(epoch, 0)])[0][0, ::2, ::2].round().int().numpy()
+        for x in range(5):
+            window = whole[:, x : x + 8]
+            images = [np.rot90(m, k) for m in (window, window[:, ::-1]) for k in range(4)]
+            kinds |= {number for number, image in enumerate(images) if np.array_equal(found, image)}
+    assert kinds == set(range(8))
+
+
+def test_a_sample_depends_on_seed_epoch_and_index_only(clips):
+    first, second = (build(clips, **ALL_TURNS) for _ in range(2))
+    second[(7, 3)]  # what was read before has no influence
+    for index in range(len(first)):
+        a, b = first[(2, index)], second[(2, index)]
+        assert a["key"] == b["key"] and all(torch.equal(a[k], b[k]) for k in ("lq", "gt", "spike"))
+    others = [build(clips, **ALL_TURNS)[(3, 0)], build(clips, seed=1, **ALL_TURNS)[(2, 0)], first[(2, len(first))]]
+    assert not any(torch.equal(first[(2, 0)]["lq"], other["lq"]) for other in others)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_gives_the_same_batches_whatever_the_workers(clips, workers):
+    dataset = build(clips, **ALL_TURNS)
+    sampler = ResumableDistributedSampler(len(dataset), world_size=1, rank=0, batch_size=2, seed=0)
+    batches = list(DataLoader(dataset, batch_size=2, sampler=sampler, num_workers=workers))
+
+    expected = list(sampler)
+    assert [key for batch in batches for key in batch["key"]] == [dataset[i]["key"] for i in expected]
+    assert torch.equal(batches[0]["spike"][1], dataset[expected[1]]["spike"])
+
+
+def test_a_dataset_travels_to_spawned_workers_before_and_after_reading(clips):
+    dataset = build(clips)
+    dataset[(0, 0)]
+    assert torch.equal(pickle.loads(pickle.dumps(dataset))[(0, 1)]["lq"], dataset[(0, 1)]["lq"])
+
+
+def test_an_interval_skips_frames_and_stays_within_the_clip(clips):
+    dataset = build(clips, interval_list=[2])
+    for index in range(6):
+        greens = (dataset[(0, index)]["lq"][:, 1, 0, 0] * 255).round().int().tolist()
+        assert greens in ([0, 2, 4], [1, 3, 5])
+
+
+def test_a_clip_shorter_than_num_frame_is_played_back_and_forth_with_a_notice(clips, caplog):
+    dataset = build(clips, num_frame=6)
+    item = dataset[(0, 6)]
+
+    assert "1 clips have fewer than 6 frames" in caplog.text and "clip1" in caplog.text
+    assert (item["lq"][:, 1, 0, 0] * 255).round().int().tolist() == [47, 48, 49, 50, 49, 48]
+    # The way back plays every frame's planes backwards.
+    assert [bool(item["spike"][i, 0].max() > 0) for i in range(6)] == [True, True, True, True, False, False]
+
+
+def test_super_resolution_crops_the_small_and_the_large_picture_alike(tmp_path):
+    write_clip(tmp_path, "clip0", scale=2)
+    write_info(tmp_path)
+    dataset = build(tmp_path, gt_size=16, use_rot=True)
+    for index in range(6):
+        item = dataset[(0, index)]
+        assert item["lq"].shape[-1] == 8 and item["gt"].shape[-1] == 16
+        lq, gt, spike = levels_in(item)
+        assert torch.allclose(lq, gt, atol=1e-3) and torch.allclose(lq, spike, atol=1e-3)
+
+
+def test_spikes_resized_within_a_crop_are_the_crop_of_the_resized_ones(clips):
+    spike = {"type": "dat", "representation": {"type": "tfp", "half_window": 9}}
+    whole = build(clips, "test", spike=spike)
+    train = section(clips, dataroot_gt=str(clips / "GOPRO_Large/test"), spike=spike, num_frame=1, gt_size=8)
+    train |= {"dataroot_lq": train["dataroot_gt"], "dataroot_spike": str(clips / "GOPRO_Large_spike_seq/test")}
+    sample = build_dataset(train, "train", 0)
+    everything = whole[0]
+    for index in range(5):
+        item = sample[(0, index)]
+        position = (everything["lq"][index].unfold(1, 8, 1).unfold(2, 8, 1) == item["lq"][0][:, None, None]).all(-1)
+        y, x = position.all(-1).all(0).nonzero()[0].tolist()
+        assert torch.equal(item["spike"][0], everything["spike"][index][:, y : y + 8, x : x + 8])
+
+
+def test_a_test_item_is_the_whole_clip_and_can_be_read_in_parts(clips):
+    dataset = build(clips, "test")
+    item = dataset[0]
+
+    assert len(dataset) == 1 and item["key"] == "clip9"
+    assert item["frames"] == ["000000", "000001", "000002", "000003", "000004"]
+    assert item["lq"].shape == (5, 3, 16, 24) and item["spike"].shape == (5, 2, 16, 24)
+    part = dataset.read_frames(0, 1, 2)
+    assert part["frames"] == ["000001", "000002"]
+    assert all(torch.equal(part[k], item[k][1:3]) for k in ("lq", "gt", "spike"))
+
+
+def test_test_frames_can_be_limited_and_come_without_truth(clips):
+    item = build(clips, "test", num_frame=2, dataroot_gt=None)[0]
+    assert item["lq"].shape[0] == 2 and "gt" not in item
+
+
+def test_kair_dataset_names_read_the_same_frames_without_spikes(clips):
+    rgb = build(clips, dataset_type="VideoRecurrentTrainDataset", dataroot_spike=None, spike=None)
+    item = rgb[(0, 3)]
+
+    assert "spike" not in item and item["lq"].shape == (3, 3, 8, 8)
+    test = build(clips, "test", dataset_type="VideoRecurrentTestDataset", dataroot_spike=None, spike=None)
+    assert torch.equal(test[0]["lq"], build(clips, "test")[0]["lq"])
+
+
+def test_frames_kept_in_memory_are_the_same_frames(clips):
+    cached, plain = build(clips, cache_data=True), build(clips)
+    for _ in range(2):
+        assert torch.equal(cached[(0, 1)]["lq"], plain[(0, 1)]["lq"])
+
+
+def test_the_number_of_spike_channels_is_known_without_reading_files():
+    spike = {"type": "dat", "representation": {"type": "tfi", "offsets": [-4, 0, 4]}}
+    assert section_spike_channels({"dataset_type": "TrainDatasetRGBSpike", "spike": spike}) == 3
+    assert section_spike_channels({"dataset_type": "TrainDatasetRGBSpike", "spike": "dat"}) == 4
+    assert section_spike_channels({"dataset_type": "VideoRecurrentTrainDataset"}) == 0
+
+
+def test_the_representation_uses_rate_and_centre_of_the_data(clips, tmp_path):
+    spike = {"type": "dat", "representation": {"type": "tfp", "half_window": 2}}
+    at_12 = build(clips, "test", spike=spike)[0]["spike"]  # gt_plane 12: no pixel of a level up to 12 fires later
+    at_5 = build(clips, "test", spike={**spike, "center": 5})[0]["spike"]
+    at_file = build(clips, "test", spike={**spike, "center": "file"})[0]["spike"]
+
+    assert at_12.max() < 0.45 < at_5.max() and torch.equal(at_file, at_12)
+    write_clip(tmp_path, "clip9", split="test", frames=5, seed=9)
+    write_info(tmp_path, rate=0.5)
+    assert torch.allclose(build(tmp_path, "test", spike=spike)[0]["spike"], at_12 * 2)
+
+
+def test_what_dataset_json_says_may_be_repeated_but_not_contradicted(clips):
+    build(clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})
+    with pytest.raises(OptionError, match=r"spike.h is 16, the data say 8"):
+        build(clips, spike={"type": "dat", "h": 16, "w": 12})
+
+
+def test_without_dataset_json_the_options_must_give_the_size(tmp_path):
+    write_clip(tmp_path, "GOPR0372_03_00", planes=24)
+    with pytest.raises(OptionError, match=r"spike\.h is missing"):
+        build(tmp_path)
+    item = build(tmp_path, spike={"type": "dat", "h": 8, "w": 12})[(0, 0)]
+    assert item["spike"].shape == (3, 4, 8, 8)
+
+
+def test_gopro_clip_names_give_the_plane_of_the_sharp_frame(tmp_path):
+    write_clip(tmp_path, "GOPR0372_03_00", split="test", planes=24, seed=9)  # n = 3: plane 8
+    spike = {"type": "dat", "h": 8, "w": 12, "representation": {"type": "tfp", "half_window": 2}}
+    by_name = build(tmp_path, "test", spike=spike)[0]["spike"]
+    assert torch.equal(by_name, build(tmp_path, "test", spike={**spike, "center": 8})[0]["spike"])
+
+
+def test_an_unknown_plane_of_the_sharp_frame_is_asked_for(tmp_path):
+    write_clip(tmp_path, "street")
+    with pytest.raises(DataError, match="plane of the sharp frame is not known for clip street"):
+        build(tmp_path, spike={"type": "dat", "h": 8, "w": 12})
+
+
+def test_a_damaged_dataset_json_is_named(tmp_path):
+    write_clip(tmp_path, "clip0")
+    for content in ("{", json.dumps({"format": 2}), json.dumps({"format": 1, "h": "8"})):
+        (tmp_path / "GOPRO_Large_spike_seq/dataset.json").write_text(content)
+        with pytest.raises(DataError, match=r"dataset.json"):
+            build(tmp_path)
+
+
+def test_crops_must_match_the_data(clips):
+    with pytest.raises(OptionError, match="gt_size is 7"):
+        build(clips, gt_size=7)
+    with pytest.raises(DataError, match="crops of 32 do not fit into clip clip0"):
+        build(clips, gt_size=32)
+
+
+def test_a_split_takes_the_datasets_made_for_it(clips):
+    with pytest.raises(OptionError, match="a dataset for testing"):
+        build_dataset(section(clips, "train"), "test", 0)
+
+
+def test_spike_options_are_checked_by_name(clips):
+    with pytest.raises(OptionError, match=r"unknown option .*spike.heigth"):
+        build(clips, spike={"type": "dat", "heigth": 8})
+    with pytest.raises(OptionError, match="raw cannot be made"):
+        build(clips, spike={"type": "dat", "representation": {"type": "raw", "window": 4}})
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "half", "text"])
+def test_a_frame_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, damage):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    dataset = build(tmp_path, num_frame=6)
+    path = tmp_path / "GOPRO_Large/train/clip0/blur/000003.png"
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes({"empty": b"", "half": content[: len(content) // 2], "text": b"<html>"}[damage])
+    with pytest.raises(DataError, match="cannot read picture") as error:
+        dataset[(0, 0)]
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("size", [None, 0, 12 * PLANES - 1, 12 * PLANES * 2])
+def test_a_spike_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, size):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    dataset = build(tmp_path, num_frame=6)
+    path = tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000002.dat"
+    path.unlink()
+    if size is not None:
+        path.write_bytes(b"\1" * size)
+    with pytest.raises(DataError) as error:
+        dataset[(0, 0)]
+    assert str(path) in str(error.value)
+
+
+def test_a_frame_of_another_size_is_an_error(tmp_path):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    path = tmp_path / "GOPRO_Large/train/clip0/sharp/000001.png"
+    cv2.imwrite(str(path), np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(DataError, match="picture of 8 x 8"):
+        build(tmp_path, num_frame=6)[(0, 0)]
+
+
+def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    folder = tmp_path / "GOPRO_Large/train/clip0"
+    for path in sorted(folder.rglob("*.png")):
+        picture = cv2.imread(str(path))
+        path.unlink()
+        cv2.imwrite(str(path.with_suffix(".jpg")), picture)
+    dataset = build(tmp_path, filename_ext="jpg", num_frame=6)
+    dataset[(0, 0)]
+    broken = folder / "blur/000004.jpg"
+    broken.write_bytes(broken.read_bytes()[:-200])
+    with pytest.raises(DataError, match="cut short"):
+        dataset[(0, 0)]
+
+
+def test_planes_on_disk_are_what_was_written(clips):
+    path = clips / "GOPRO_Large_spike_seq/train/clip1/spike/000047.dat"
+    assert np.array_equal(read_dat(path, SpikeGeometry(8, 12)).sum(0), levels(1, 0, 8, 12))
