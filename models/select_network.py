@@ -21,7 +21,8 @@ NETWORKS = Registry("network", "net_type")
 def spike_channels(opt: dict[str, Any]) -> int:
     """S, the spike channels of the data: those of the training section, else of the test section; 0 for RGB data."""
     datasets = opt.get("datasets", {})
-    return int((datasets.get("train") or datasets.get("test") or {}).get("spike_channels", 0))
+    section = datasets.get("train") or datasets.get("test") or {}
+    return section.get("spike_channels") or 0
 
 
 def define_G(opt: dict[str, Any]) -> nn.Module:
