@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from data.loader import TrainLoader
-from data.select_dataset import DATASETS, build_dataset
+from data.select_dataset import DATASETS, build_dataset, section_spike_channels
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
 from models.select_model import define_Model
@@ -36,7 +36,7 @@ from utils.utils_timer import StepTimer
 
 logger = logging.getLogger(__name__)
 
-PARTS = {"netG": NETWORKS, "datasets.train": DATASETS, "datasets.test": DATASETS, "train": LOSSES}
+PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
 def main(argv: list[str]) -> int:
@@ -44,15 +44,23 @@ def main(argv: list[str]) -> int:
     with utils_dist.one_door():
         launch = read_launch(os.environ, torch.cuda.device_count())
         setup_logging(launch.rank)
-        opt = read_options(argv)
-        utils_dist.init_dist(launch, opt["dist_timeout_s"])
+        utils_dist.join(launch)
+        with utils_dist.all_ranks_or_none():
+            opt = read_options(argv)
+        utils_dist.init_dist(launch, opt["dist_timeout_s"], opt["gpu_ids"])
         train(opt)
     return 0
 
 
 def read_options(argv: list[str]) -> dict[str, Any]:
     command = parse_command_line(argv)
-    return load_options(command.opt_path, command.overrides, parts=PARTS, check=[check_options])
+    return load_options(command.opt_path, command.overrides, parts=PARTS, check=[set_spike_channels, check_options])
+
+
+def set_spike_channels(opt: dict[str, Any]) -> None:
+    """The data know S, the networks need it."""
+    for section in filter(None, opt["datasets"].values()):
+        section["spike_channels"] = section_spike_channels(section)
 
 
 def train(opt: dict[str, Any]) -> None:
@@ -100,7 +108,7 @@ def build_data(opt: dict[str, Any]) -> tuple[TrainLoader, Any]:
         rank=utils_dist.get_rank(),
         world_size=utils_dist.get_world_size(),
     )
-    return loader, build_dataset(sections["test"], "test", seed) if "test" in sections else None
+    return loader, build_dataset(sections["test"], "test", seed) if sections["test"] else None
 
 
 def planned_steps(opt: dict[str, Any], loader: TrainLoader) -> int:

@@ -19,10 +19,12 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from utils.option_file import SECRET, Sources, apply_override, read_with_base
+from utils.option_file import SECRET, Sources, apply_override, parse_command_line, read_with_base
 from utils.option_models import KAIR_ONLY, LoaderOptions, Options, Section, TrainOptions, describe_field
 from utils.utils_errors import OptionError
 from utils.utils_registry import Registry, nearest
+
+__all__ = ["load_options", "options_digest", "parse_command_line", "redact", "save_options"]
 
 logger = logging.getLogger(__name__)
 
