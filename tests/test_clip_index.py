@@ -1,0 +1,182 @@
+import os
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+
+from data.select_dataset import build_dataset
+from tests.clip_files import PLANES, section, write_clip, write_info
+from utils.utils_errors import DataError
+
+PLANE_BYTES = 12
+
+
+@pytest.fixture
+def root(tmp_path):
+    for number in range(2):
+        write_clip(tmp_path, f"clip{number}", first=47, seed=number)
+    write_info(tmp_path)
+    return tmp_path
+
+
+def build(root, split="train", **changes):
+    return build_dataset(section(root, split, **changes), split, 0)
+
+
+def complaint(root, **changes):
+    with pytest.raises(DataError) as error:
+        build(root, **changes)
+    return str(error.value)
+
+
+def blur(root, clip="clip0"):
+    return root / "GOPRO_Large/train" / clip / "blur"
+
+
+def spike(root, clip="clip0"):
+    return root / "GOPRO_Large_spike_seq/train" / clip / "spike"
+
+
+def test_published_and_regrouped_folders_hold_the_same_clips(tmp_path):
+    write_clip(tmp_path / "a", "clip0", first=47)
+    write_clip(tmp_path / "b", "clip0", first=47, regrouped=True)
+    for name in "ab":
+        write_info(tmp_path / name)
+    a, b = build(tmp_path / "a"), build(tmp_path / "b", regrouped=True)
+
+    assert a.clips[0].stems == b.clips[0].stems == tuple(f"{47 + i:06d}" for i in range(6))
+    assert (a[(0, 2)]["lq"] == b[(0, 2)]["lq"]).all() and (a[(0, 2)]["gt"] == b[(0, 2)]["gt"]).all()
+
+
+def test_the_blurry_folder_can_be_chosen(root):
+    for clip in ("clip0", "clip1"):
+        shutil.copytree(blur(root, clip), blur(root, clip).parent / "blur_gamma")
+    assert "blur_gamma" in build(root, lq_folder="blur_gamma").clips[0].lq[0]
+    assert "/blur/" in build(root).clips[0].lq[0]
+
+
+@pytest.mark.parametrize("line", ["{} 4 (8,12,3) 000048", "{} 4 (8, 12, 3) 000048", "{} 4 0 000048"])
+def test_a_meta_file_chooses_clips_and_frames(root, line):
+    (root / "meta.txt").write_text(line.format("clip1") + "\n")
+    clips = build(root, meta_info_file=str(root / "meta.txt")).clips
+
+    assert [clip.name for clip in clips] == ["clip1"]
+    assert clips[0].stems == ("000048", "000049", "000050", "000051")
+
+
+def test_a_meta_file_that_lists_what_is_not_there_is_an_error(root):
+    (root / "meta.txt").write_text("clip0 9 0 000047\nclip5 1 0 000000\n")
+    text = complaint(root, meta_info_file=str(root / "meta.txt"))
+
+    assert "clip0: lq lacks 3 of 9 frames: 000053.png, 000054.png, 000055.png" in text
+    assert "clip5: lq has no folder" in text
+    assert "cannot read the meta file" in complaint(root, meta_info_file=str(root / "none.txt"))
+    (root / "meta.txt").write_text("clip0\n")
+    assert "line 1 is 'clip0'" in complaint(root, meta_info_file=str(root / "meta.txt"))
+
+
+def test_a_missing_or_empty_root_is_named(root):
+    assert "GOPRO_Large/val" in complaint(root, dataroot_lq=str(root / "GOPRO_Large/val"))
+    (root / "empty").mkdir()
+    assert "holds no clip" in complaint(root, dataroot_gt=str(root / "empty"))
+
+
+def test_all_problems_come_in_one_message(root):
+    os.remove(blur(root) / "000048.png")
+    with open(spike(root, "clip1") / "000049.dat", "r+b") as file:
+        file.truncate(100)
+    write_clip(root, "clip2")
+    shutil.rmtree(root / "GOPRO_Large/train/clip2/sharp")
+    text = complaint(root)
+
+    assert text.startswith("DataError: 3 problems in the data")
+    assert "clip0: lq lacks 1 of 6 frames: 000048.png" in text
+    assert "100 bytes holds 8 planes of 8 x 12 and 4 bytes more" in text and "000049.dat" in text
+    assert "clip2: gt holds no .png file" in text
+    assert text.count("clip1") >= 1 and str(root / "GOPRO_Large_spike_seq/train") in text
+
+
+def test_missing_spikes_are_an_error_and_never_zeros(root):
+    os.remove(spike(root) / "000050.dat")
+    assert "clip0: spike lacks 1 of 6 frames: 000050.dat" in complaint(root)
+    shutil.rmtree(spike(root).parent)
+    assert "clip0: spike has no folder" in complaint(root)
+
+
+def test_a_spike_file_without_its_frame_is_an_error(root):
+    shutil.copy(spike(root) / "000052.dat", spike(root) / "000053.dat")
+    assert "clip0: lq lacks 1 of 7 frames: 000053.png" in complaint(root)
+
+
+@pytest.mark.parametrize("planes", [PLANES - 1, PLANES + 1, PLANES * 2])
+def test_a_file_within_a_clip_has_as_many_planes_as_the_others(root, planes):
+    (spike(root) / "000049.dat").write_bytes(b"\1" * (PLANE_BYTES * planes))
+    text = complaint(root)
+    assert (
+        f"has {planes} planes ({planes * PLANE_BYTES} bytes), expected {PLANES} ({PLANES * PLANE_BYTES} bytes)" in text
+    )
+
+
+@pytest.mark.parametrize(("missing", "fine"), [(1, True), (7, True), (8, False)])
+def test_only_the_last_file_may_lack_the_seven_interpolated_planes(root, missing, fine):
+    (spike(root) / "000052.dat").write_bytes(b"\1" * (PLANE_BYTES * (PLANES - missing)))
+    if fine:
+        assert build(root).clips[0].planes == (PLANES,) * 5 + (PLANES - missing,)
+    else:
+        assert f"has {PLANES - 8} planes" in complaint(root)
+
+
+def test_clips_may_differ_in_their_planes(tmp_path):
+    for name, planes in (("GOPR0001_07_00", 56), ("GOPR0002_11_00", 88), ("GOPR0003_13_00", 104)):
+        write_clip(tmp_path, name, planes=planes)
+    dataset = build(tmp_path, spike={"type": "dat", "h": 8, "w": 12, "representation": {"type": "raw", "window": 21}})
+
+    assert [clip.planes[0] for clip in dataset.clips] == [56, 88, 104]
+    assert [dataset.spikes.center_plane(clip.name, clip.planes[0]) for clip in dataset.clips] == [24, 40, 48]
+    assert dataset[(0, 0)]["spike"].shape == (3, 21, 8, 8)
+
+
+def test_files_too_short_for_the_representation_are_found_before_training(root):
+    text = complaint(root, spike={"type": "dat", "representation": {"type": "raw", "window": 27}})
+    assert "24 planes are too few for spike.representation raw" in text
+
+
+def test_pictures_and_spikes_must_be_whole_multiples(root):
+    cv2.imwrite(str(blur(root) / "000047.png"), np.zeros((16, 20, 3), np.uint8))
+    text = complaint(root)
+    assert "gt is 16 x 24, lq 16 x 20: no whole multiple" in text
+    assert "lq is 16 x 20, spikes 8 x 12: no whole multiple" in text
+
+
+def test_a_jump_in_the_frame_numbers_is_an_error(root):
+    for folder in (blur(root), blur(root).parent / "sharp", spike(root)):
+        for path in folder.glob("000049.*"):
+            path.unlink()
+    assert "clip0: frame numbers jump at 000048-000050" in complaint(root)
+
+
+def test_names_that_do_not_follow_the_template_are_an_error(root):
+    build(root, filename_tmpl="06d")
+    assert "do not follow filename_tmpl '08d'" in complaint(root, filename_tmpl="08d")
+
+
+def test_an_unreadable_first_picture_is_an_error(root):
+    (blur(root) / "000047.png").write_bytes(b"no picture")
+    assert "clip0: cannot read picture" in complaint(root)
+
+
+def test_hidden_files_and_other_types_are_left_alone(root):
+    for folder in (blur(root), spike(root)):
+        (folder / ".DS_Store").write_bytes(b"x")
+        (folder / "._000047.png").write_bytes(b"x")
+        (folder / "notes.txt").write_bytes(b"x")
+    (root / "GOPRO_Large/train/.cache").mkdir()
+    assert len(build(root).clips) == 2
+
+
+def test_a_long_list_of_problems_is_cut(root):
+    for number in range(40):
+        (root / f"GOPRO_Large/train/empty{number:02d}").mkdir()
+    text = complaint(root)
+    assert "120 problems" in text and "... and 90 more" in text
