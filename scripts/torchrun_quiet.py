@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""torchrun with the run's own exit code, and without a traceback of torchrun's after the run's message.
+
+    python scripts/torchrun_quiet.py --standalone --nproc_per_node=2 main_train_vrt.py --opt FILE
+
+Takes torchrun's arguments. torchrun itself turns every exit code of a worker into 1 and ends with its own traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils.utils_errors import DistError
+
+# Without SIGUSR1 here that signal would kill the launcher, and the ranks would never hear of it.
+SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+
+
+def main(argv: list[str]) -> int:
+    args, gpus = run.parse_args([SIGNALS, *argv]), torch.cuda.device_count()
+    if args.nproc_per_node.isdigit() and 0 < gpus < int(args.nproc_per_node):
+        what = f"{args.nproc_per_node} ranks on {gpus} GPUs"
+        print(DistError(what, "this machine", "at most one rank per GPU", f"start {gpus}"), file=sys.stderr)
+        return DistError.exit_code
+    with tempfile.NamedTemporaryFile("r", encoding="ascii") as exit_file:
+        os.environ["SPIKEVRT_EXIT_FILE"] = exit_file.name
+        try:
+            run.run(args)
+            return 0
+        except ChildFailedError as e:
+            said = exit_file.read().strip()
+            if not said:  # a rank was killed before it could say anything
+                print(e, file=sys.stderr)
+            return int(said or 1)
+        except SignalException as e:
+            return int(exit_file.read().strip() or 128 + e.sigval)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

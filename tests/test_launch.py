@@ -1,0 +1,109 @@
+"""Who started the ranks, and the two shell scripts that start them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.dist.launching import ROOT, run_command
+from utils.utils_errors import DistError
+from utils.utils_launch import LaunchInfo, first_host, read_launch
+
+PLATFORM = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+SLURM = {
+    "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1234567",
+    "SLURM_JOB_NODELIST": "gpu[003-007,9],cpu1",
+}  # fmt: skip
+SAMPLE = "options/vrt/000_train_vrt_sample_rgbspike.json"
+
+
+def test_an_empty_environment_is_one_process():
+    assert read_launch({}) == LaunchInfo("single")
+    assert read_launch({"WORLD_SIZE": "1", "RANK": "0"}) == LaunchInfo("single")
+    assert read_launch({"SLURM_NTASKS": "4"}) == LaunchInfo("single")  # an allocation, not a task of srun
+
+
+def test_injected_variables_are_a_platform_launch_and_torchrun_is_told_apart():
+    expected = LaunchInfo("platform", 3, 1, 4, "10.0.0.1", 29500)
+    assert read_launch(PLATFORM) == expected
+    assert read_launch({**PLATFORM, "TORCHELASTIC_RUN_ID": "none"}).mode == "torchrun"
+    assert read_launch({**PLATFORM, **SLURM}) == expected  # torchrun or a platform inside SLURM
+
+
+def test_slurm_variables_give_rank_first_host_and_a_port_from_the_job():
+    assert read_launch(SLURM) == LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)
+    own = read_launch({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "4000"})
+    assert (own.master_addr, own.master_port) == ("head", 4000)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("gpu7", "gpu7"), ("a,b", "a"), ("gpu[003-007,9]", "gpu003"), ("n[1,3]-ib,x", "n1-ib"),
+        ("r[01-02]n[10-12]", "r01n10"), ("node-a[9-11]", "node-a9"), ("", ""),
+    ],
+)  # fmt: skip
+def test_the_first_host_of_a_node_list(nodelist, host):
+    assert first_host(nodelist) == host
+
+
+def test_the_local_rank_falls_back_to_slurm_and_then_to_zero():
+    without = {key: value for key, value in PLATFORM.items() if key != "LOCAL_RANK"}
+    assert read_launch(without).local_rank == 0
+    assert read_launch({**without, "SLURM_LOCALID": "2"}).local_rank == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', no number"),
+        ({"WORLD_SIZE": "-4"}, "WORLD_SIZE is -4, expected 1 or more"),
+        ({"RANK": ""}, "RANK is missing"),
+        ({"RANK": "4"}, "RANK is 4, expected 0 to 3 (below WORLD_SIZE)"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on this host)"),
+        ({"MASTER_ADDR": " "}, "MASTER_ADDR is missing"),
+        ({"MASTER_PORT": "abc"}, "MASTER_PORT is 'abc', no number"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT is 70000, expected 1 to 65535"),
+    ],
+)
+def test_a_wrong_variable_is_named(change, fault):
+    with pytest.raises(DistError) as error:
+        read_launch({**PLATFORM, **change}, gpu_count=2)
+    assert fault in str(error.value)
+    assert error.value.exit_code == 2
+
+
+def test_all_faults_stand_in_one_message():
+    with pytest.raises(DistError) as error:
+        read_launch({"WORLD_SIZE": "2", "RANK": "x", "MASTER_PORT": "0"})
+    for name in ("RANK is 'x'", "MASTER_ADDR is missing", "MASTER_PORT is 0"):
+        assert name in error.value.what
+
+
+def test_a_slurm_task_without_job_id_or_nodes_is_refused():
+    with pytest.raises(DistError, match=r"SLURM_JOB_NODELIST is missing.*SLURM_JOB_ID is missing"):
+        read_launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"})
+
+
+def test_the_launcher_refuses_to_start_inside_a_platform_launch():
+    result = run_command([ROOT / "launch_train.sh", "2", SAMPLE, "scale=1"], 10, PLATFORM)
+
+    assert result.exit_codes == [2]
+    assert f"do        python -u main_train_vrt.py --opt {SAMPLE} scale=1" in result.text
+    assert result.seconds < 2
+
+
+@pytest.mark.parametrize("count", ["", "0", "two"])
+def test_the_launcher_needs_a_number_of_processes(count):
+    assert run_command([ROOT / "launch_train.sh", count], 10).exit_codes == [2]
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_the_launcher_passes_overrides_on_and_ends_with_the_code_of_the_run(count, tmp_path):
+    result = run_command(
+        [ROOT / "launch_train.sh", count, SAMPLE, f"path.root={tmp_path}", "datasets.train.dataroot_gt=/nowhere"], 90
+    )
+
+    assert result.exit_codes == [3]
+    assert result.text.count("DataError: ") == 1
+    assert "/nowhere" in result.text
+    assert "Traceback" not in result.text
