@@ -50,6 +50,9 @@ class Registry:
     def names(self) -> list[str]:
         return sorted(self._parts)
 
+    def constructor(self, name: str) -> Callable[..., Any]:
+        return self._parts[name][0]
+
     def keys(self, name: str) -> list[str]:
         """The option keys of part `name`, without the type key."""
         return list(self._option_parameters(name))

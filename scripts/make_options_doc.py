@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Write docs/options.md from the option models and the registered parts.
+
+python scripts/make_options_doc.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import get_origin
+
+from pydantic import BaseModel
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from data.select_dataset import DATASETS
+from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES
+from models.fusion.operators import FUSIONS
+from models.losses import LOSSES
+from models.select_network import NETWORKS
+from utils.option_models import KAIR_ONLY, LoaderOptions, Options, describe_field
+from utils.utils_registry import Registry
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAD = """# Options
+
+<!-- Written by scripts/make_options_doc.py; edit the models and docstrings instead. -->
+
+One JSON file says all of a run; `//` comments are allowed. Any key can be given on the command line as
+`section.key=value` (JSON, else a string); `"base": "other.json"` takes over everything that the file does not say.
+A part may be given by its name alone: `netG.fusion=none`. Choosing another part drops those keys of a base or file that
+it does not have. An unknown key, a wrong type or a value out of range stops the run before it starts.
+
+Short flags: `--use_amp`, `--batch_size`, `--num_workers`, `--epochs`, `--learning_rate`, `--resume auto|none|PATH`.
+
+The process group's time-out is `dist_timeout_s`, or the environment's NCCL_TIMEOUT in seconds; nothing else reads that
+variable.
+"""
+PARTS = (
+    ("netG", "network", NETWORKS),
+    ("netG.fusion", "fusion operator", FUSIONS),
+    ("datasets.train, datasets.test", "dataset", DATASETS),
+    ("datasets.*.spike", "spike source", SPIKE_SOURCES),
+    ("datasets.*.spike.representation", "spike representation", REPRESENTATIONS),
+    ("train", "loss", LOSSES),
+)
+
+
+def make_page() -> str:
+    sections = [HEAD, "## Top level\n", table(Options)]
+    for name, field in Options.model_fields.items():
+        if is_model(field.annotation) and name != "datasets":
+            sections += [f"## {name}\n", table(field.annotation)]
+            sections += [
+                part
+                for inner, f in field.annotation.model_fields.items()
+                if is_model(f.annotation)
+                for part in (f"### {name}.{inner}\n", table(f.annotation))
+            ]
+        if name == "datasets":
+            sections += [
+                "## datasets.train, datasets.test\n",
+                "Beside the keys of the dataset:\n",
+                table(LoaderOptions),
+            ]
+    sections.append("## Registered parts\n\nTheir keys are the parameters of a class or function, with its defaults.\n")
+    for where, kind, registry in PARTS:
+        for name in registry.names():
+            sections.append(part_text(where, kind, name, registry))
+    ignored = ", ".join(f"`{where}.{key}`" for where, keys in KAIR_ONLY.items() for key in sorted(keys))
+    sections.append(f"## Keys of KAIR without a meaning here\n\nAccepted with one notice: {ignored}.\n")
+    return "\n".join(sections)
+
+
+def is_model(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def table(model: type[BaseModel]) -> str:
+    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for key, field in model.model_fields.items():
+        if is_model(field.annotation) or get_origin(field.annotation) is dict:
+            continue
+        default = "required" if field.is_required() else f"`{json.dumps(field.default)}`"
+        value = describe_field(field).replace("|", "\\|")
+        lines.append(f"| `{key}` | {value} | {default} | {field.description or ''} |")
+    return "\n".join(lines) + "\n"
+
+
+def part_text(where: str, kind: str, name: str, registry: Registry) -> str:
+    constructor = registry.constructor(name)
+    parameters = inspect.signature(constructor).parameters
+    keys = [
+        f"`{key}`"
+        + ("" if (default := parameters[key].default) is inspect.Parameter.empty else f" = `{shown(default)}`")
+        for key in registry.keys(name)
+    ]
+    text = inspect.getdoc(constructor) or ""
+    listed = ", ".join(keys) or "no keys"
+    return f'### {kind} "{name}"\n\nIn `{where}`. {listed}.\n\n{text}\n'
+
+
+def shown(default: object) -> str:
+    return "" if default is inspect.Parameter.empty else f" = `{json.dumps(default, default=str)}`"
+
+
+if __name__ == "__main__":
+    (ROOT / "docs").mkdir(exist_ok=True)
+    (ROOT / "docs/options.md").write_text(make_page(), encoding="utf-8")

@@ -1,0 +1,245 @@
+"""Reading, checking and keeping options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from utils.utils_errors import OptionError
+from utils.utils_option import load_options, options_digest, parse_command_line, redact, save_options
+from utils.utils_registry import Registry
+
+NETWORKS, FUSIONS = Registry("network", "net_type"), Registry("fusion operator")
+DATASETS, LOSSES = Registry("dataset", "dataset_type"), Registry("loss", "G_lossfn_type")
+PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
+
+
+@FUSIONS.register("none")
+def no_fusion() -> None: ...
+
+
+@FUSIONS.register("gated")
+def gated(features: int = 8) -> None: ...
+
+
+@NETWORKS.register("small")
+def small(width: int = 4, upscale: int = 1, fusion: Annotated[dict[str, Any] | str, FUSIONS] = "none") -> None: ...
+
+
+@DATASETS.register("clips")
+def clips(dataroot_gt: str, gt_size: int = 16, spike: dict[str, Any] | None = None) -> None: ...
+
+
+@DATASETS.register("rgb")
+def rgb(dataroot_gt: str, gt_size: int = 16) -> None: ...
+
+
+@LOSSES.register("charbonnier")
+def charbonnier(G_charbonnier_eps: float = 1e-9) -> None: ...
+
+
+@LOSSES.register("l1")
+def l1() -> None: ...
+
+
+TEXT = """{
+  // A comment; the URL below survives.
+  "task": "trial",
+  "path": { "root": "http://host//runs" /* a block */ },
+  "datasets": {
+    "train": {
+      "dataset_type": "clips",
+      "dataroot_gt": "there",
+      "spike": { "h": 2 },
+      "dataloader_batch_size": 2
+    }
+  },
+  "netG": { "net_type": "small", "fusion": { "type": "gated", "features": 16 } },
+  "train": {
+    "G_lossfn_type": "charbonnier",
+    "G_charbonnier_eps": 1e-6,
+    "G_optimizer_lr": 1e-4,
+    "checkpoint_print": 5
+  }
+}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "trial.json"
+    path.write_text(TEXT)
+    return path
+
+
+def load(path: Path, *overrides: str) -> dict[str, Any]:
+    return load_options(path, overrides, PARTS)
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(OptionError) as error:
+        load(path, *overrides)
+    return str(error.value)
+
+
+def test_comments_go_urls_stay_and_defaults_are_filled_in(file):
+    opt = load(file)
+    assert opt["path"]["root"] == "http://host//runs"
+    assert opt["path"]["resume"] == "auto"
+    assert opt["datasets"]["train"]["gt_size"] == 16
+    assert opt["datasets"]["train"]["dataloader_persistent_workers"] is False
+    assert opt["netG"] == {
+        "net_type": "small", "width": 4, "upscale": 1, "fusion": {"type": "gated", "features": 16},
+    }  # fmt: skip
+    assert (opt["train"]["G_charbonnier_eps"], opt["train"]["G_optimizer_betas"]) == (1e-6, [0.9, 0.99])
+    assert opt["path"]["task"] == str(Path("http://host//runs") / "trial")
+    assert opt["opt_path"] == str(file)
+
+
+def test_overrides_are_json_or_text_and_may_name_a_part(file):
+    opt = load(
+        file, "netG.fusion=none", "train.G_optimizer_betas=[0.5, 0.6]", "path.root=runs", "train.amp.enable=true"
+    )
+    assert opt["netG"]["fusion"] == {"type": "none"}
+    assert opt["train"]["G_optimizer_betas"] == [0.5, 0.6]
+    assert opt["train"]["amp"] == {"enable": True, "dtype": "bfloat16"}
+    assert opt["path"]["root"] == "x"
+    assert load(file, "netG.fusion=gated", "netG.fusion.features=3")["netG"]["fusion"]["features"] == 3
+    assert load(file, "netG.fusion.type=none")["netG"]["fusion"] == {"type": "none"}
+
+
+def test_choosing_another_part_drops_the_keys_it_does_not_have(file):
+    assert "G_charbonnier_eps" not in load(file, "train.G_lossfn_type=l1")["train"]
+    train = load(file, "datasets.train.dataset_type=rgb")["datasets"]["train"]
+    assert "spike" not in train
+    assert (train["dataroot_gt"], train["dataloader_batch_size"]) == ("there", 2)
+    # What is said of the new part itself is not dropped in silence.
+    assert "datasets.train.spike" in refusal(file, "datasets.train.dataset_type=rgb", "datasets.train.spike={}")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "texts"),
+    [
+        ('"checkpoint_print": 5', '"checkpoint_prnt": 5',
+         ["unknown option train.checkpoint_prnt", "line 18", "the nearest is checkpoint_print (int >= 1)"]),
+        ('"checkpoint_print": 5', '"checkpoint_print": "5"',
+         ["train.checkpoint_print is '5'", "line 18", "expected  int >= 1"]),
+        ('"checkpoint_print": 5', '"checkpoint_print": 0', ["train.checkpoint_print is 0", "expected  int >= 1"]),
+        ('"checkpoint_print": 5', '"amp": { "enabled": true }', ["unknown option train.amp.enabled", "line 18"]),
+        ('"checkpoint_print": 5', '"amp": true', ["train.amp is True", "expected  an object"]),
+        ('"checkpoint_print": 5', '"G_optimizer_lr": 1', ["G_optimizer_lr is given twice", "line 18", "line 17"]),
+        ('"checkpoint_print": 5', '"G_optimizer_type": "sgd"', ['expected  "adam" | "adamw"']),
+        ('"features": 16', '"feature": 16', ["unknown option netG.fusion.feature", "line 13", "nearest is features"]),
+        ('"dataloader_batch_size": 2', '"dataloader_batch_siz": 2', ["nearest is dataloader_batch_size (int >= 1)"]),
+        ('"dataloader_batch_size": 2', '"dataloader_batch_size": 0', ["batch_size is 0", "line 10", "int >= 1"]),
+        ('"dataroot_gt": "there",', "", ["option datasets.train.dataroot_gt is missing", "line 6"]),
+        ('"task": "trial",', "", ["task is missing", "trial.json"]),
+        ('"net_type": "small"', '"net_type": "smal"', ["a registered network: small; the nearest is small"]),
+        ('"train": {\n    "G_l', '"trian": {\n    "G_l', ["unknown option trian", "the nearest is train"]),
+        ('"spike": { "h": 2 },', '"spike": { "h": 2 , "h": 3},', ["datasets.train.spike.h is given twice"]),
+        ('"checkpoint_print": 5', '"checkpoint_print": ,', ["no valid JSON", "line 18"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after, texts):
+    assert TEXT.count(before) == 1
+    file.write_text(TEXT.replace(before, after))
+    message = refusal(file)
+    for text in [*texts, "trial.json"]:
+        assert text in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "texts"),
+    [
+        (["train.G_optimiser_lr=1"], ["unknown option train.G_optimiser_lr", "command line (train.G_optimiser_lr=1)",
+                                      "nearest is G_optimizer_lr (float > 0)"]),
+        (["bla"], ["cannot read 'bla'", "section.key=value"]),
+        (["scale.x=1"], ["scale is {'x': 1}", "command line (scale.x=1)", "int >= 1"]),
+        (["use_static_graph=true", "find_unused_parameters=true"], ["are both true"]),
+        (["use_static_graph=true", "train.accumulation_steps=2"], ["accumulation_steps is 2 and use_static_graph"]),
+        (["datasets.train.gt_size=20"], ["gt_size is 20", "multiple of 8", "set it to 16"]),
+        (["scale=2"], ["netG.upscale is 1, scale is 2"]),
+        (["train.G_scheduler_type=MultiStepLR"], ["G_scheduler_milestones is []"]),
+        (["train.total_iter=0", "val.saveimg=1"], ["train.total_iter is 0", "then also: val"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_is_refused(file, overrides, texts):
+    message = refusal(file, *overrides)
+    for text in texts:
+        assert text in message
+
+
+def test_a_base_gives_what_the_file_does_not(file, tmp_path):
+    child = tmp_path / "child.json"
+    child.write_text('{"base": "trial.json", "task": "child", "netG": {"fusion": "none"}, "train": {"total_iter": 7}}')
+    opt = load(child)
+    assert (opt["task"], opt["train"]["total_iter"], opt["train"]["checkpoint_print"]) == ("child", 7, 5)
+    assert opt["netG"]["fusion"] == {"type": "none"}
+
+    grandchild = tmp_path / "grandchild.json"
+    grandchild.write_text('{"base": "child.json", "task": "x"}')
+    assert "a base has a base" in refusal(grandchild)
+    grandchild.write_text('{"base": "trail.json", "task": "x"}')
+    assert "the nearest is " + str(file) in refusal(grandchild)
+
+
+def test_a_missing_file_is_refused_with_the_nearest_name(tmp_path, file):
+    assert str(file) in refusal(tmp_path / "trail.json")
+
+
+def test_keys_of_kair_without_meaning_are_accepted_with_one_notice(file, caplog):
+    opt = load(
+        file, "path.pretrained_optimizerG=null", "train.G_param_strict=true", "train.G_regularizer_orthstep=null",
+        "datasets.train.test_mode=false", "netG.init_type=default",
+    )  # fmt: skip
+    assert "G_param_strict" not in opt["train"]
+    assert len(caplog.records) == 1
+    for key in ("path.pretrained_optimizerG", "train.G_param_strict", "datasets.train.test_mode", "netG.init_type"):
+        assert key in caplog.text
+
+
+def test_checks_of_the_caller_get_the_place_added(file):
+    def check(opt: dict[str, Any]) -> None:
+        raise OptionError("too wide", "netG.width", "4", "do")
+
+    with pytest.raises(OptionError, match=r"trial\.json, line 13 \(netG\.width\)"):
+        load_options(file, [], PARTS, [check])
+
+
+def test_secrets_reach_neither_the_saved_options_nor_a_message(file, tmp_path):
+    opt = load(file, "logging.wandb_api_key=canary0123")
+    assert opt["logging"]["wandb_api_key"] == "canary0123"
+    saved = save_options(opt, tmp_path / "options")
+    assert "canary" not in saved.read_text()
+    assert redact({"a": [{"WANDB_API_KEY": "x"}]}) == {"a": [{"WANDB_API_KEY": None}]}
+    message = refusal(file, "logging.wandb_api_key=123456", "train.total_iter=1")
+    assert "123456" not in message
+    assert "wandb_api_key" in message
+
+
+def test_saved_options_can_be_run_again_and_have_the_same_digest(file, tmp_path):
+    opt = load(file)
+    again = load(save_options(opt, tmp_path / "options"))
+    assert {**again, "opt_path": ""} == {**opt, "opt_path": ""}
+    assert json.dumps(opt)  # plain types only
+    assert options_digest(opt) == options_digest({**opt, "logging": {**opt["logging"], "wandb_api_key": "k"}})
+    assert options_digest(opt) != options_digest(load(file, "train.total_iter=3"))
+
+
+def test_the_command_line_has_short_flags_for_the_commonest_options():
+    command = parse_command_line(
+        ["--opt", "f.json", "a.b=1", "--use_amp", "--batch_size", "4", "--learning_rate=1e-3", "--epochs", "2", "c=2",
+         "--num_workers", "0", "--resume", "none"]
+    )  # fmt: skip
+    assert command.opt_path == "f.json"
+    assert command.overrides == [
+        "a.b=1", "c=2", "datasets.train.dataloader_batch_size=4", "datasets.train.dataloader_num_workers=0",
+        "train.epochs=2", "train.G_optimizer_lr=1e-3", "train.amp.enable=true", "path.resume=null",
+    ]  # fmt: skip
+    with pytest.raises(OptionError, match="--optt"):
+        parse_command_line(["--opt", "f", "--optt", "3"])
+    with pytest.raises(OptionError, match="required"):
+        parse_command_line([])
