@@ -6,6 +6,7 @@ per kind, as KAIR regroups it. Both may be mixed: each root is looked at by itse
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from data.clip import Clip
 from data.frame_io import picture_size
+from data.roots import FileEntry, Listing, list_root
 from data.spike.stream import SpikeFileError, planes_in
 from data.spike_source import DatSpikes
 from utils.utils_errors import DataError, OptionError
@@ -46,6 +48,15 @@ class Source:
     filename_ext: str = "png"
     spikes: DatSpikes | None = None
 
+    def kinds(self) -> dict[str, tuple[str, str, str]]:
+        """Kind of file -> (root, folder within a clip, file name extension)."""
+        kinds = {"lq": (self.dataroot_lq, self.lq_folder, self.filename_ext)}
+        if self.dataroot_gt:
+            kinds["gt"] = (self.dataroot_gt, "sharp", self.filename_ext)
+        if self.dataroot_spike:
+            kinds["spike"] = (self.dataroot_spike, "spike", "dat")
+        return kinds
+
 
 def find_clips(source: Source) -> list[Clip]:
     """All clips of the source, by name. Raises DataError that lists every problem, not the first only."""
@@ -74,12 +85,7 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
 
     Raises DataError at once where a whole root or the meta file is missing.
     """
-    kinds = {"lq": (source.dataroot_lq, source.lq_folder, source.filename_ext)}
-    if source.dataroot_gt:
-        kinds["gt"] = (source.dataroot_gt, "sharp", source.filename_ext)
-    if source.dataroot_spike:
-        kinds["spike"] = (source.dataroot_spike, "spike", "dat")
-    found = {kind: _list_root(*place) for kind, place in kinds.items()}
+    kinds, found = source.kinds(), list_source(source)
     listed = read_meta(source.meta_info_file) if source.meta_info_file else None
     names = sorted(listed) if listed else sorted(set().union(*found.values()))
     clips, problems = [], []
@@ -89,6 +95,21 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
         if clip and not wrong:
             clips.append(clip)
     return clips, problems
+
+
+def list_source(source: Source) -> dict[str, Listing]:
+    """Kind of file ("lq", "gt", "spike") -> what lies below its root."""
+    return {kind: list_root(*place) for kind, place in source.kinds().items()}
+
+
+def digest(listings: dict[str, Listing]) -> str:
+    """16 hex digits that change with the name, size or time of change of any file."""
+    table = hashlib.sha256()
+    for kind, listing in sorted(listings.items()):
+        for clip, files in sorted(listing.items()):
+            for stem, file in sorted(files.items()):
+                table.update(f"{kind}/{clip}/{stem} {file.size} {file.mtime_ns}\n".encode())
+    return table.hexdigest()[:16]
 
 
 def read_meta(path: str) -> dict[str, tuple[int, str]]:
@@ -116,35 +137,9 @@ def read_meta(path: str) -> dict[str, tuple[int, str]]:
     return clips
 
 
-def _list_root(root: str, folder: str, ext: str) -> dict[str, dict[str, os.DirEntry[str]]]:
-    """Clip name -> frame stem -> file, for every folder in `root`."""
-    try:
-        with os.scandir(root) as entries:
-            folders = sorted((e.name, e.path) for e in entries if e.is_dir() and not e.name.startswith("."))
-    except OSError as e:
-        raise DataError(
-            f"cannot list the data folder: {e.strerror or e}", root, "a folder with one folder per clip",
-            "correct the dataroot in the options, or make or copy the data (docs/data_format.md)",
-        ) from e  # fmt: skip
-    if not folders:
-        raise DataError("the data folder holds no clip", root, "one folder per clip", "correct the dataroot")
-    return {name: _list_frames(path, folder, ext) for name, path in folders}
-
-
-def _list_frames(clip: str, folder: str, ext: str) -> dict[str, os.DirEntry[str]]:
-    inner = os.path.join(clip, folder)
-    suffix = f".{ext.lstrip('.')}".lower()
-    try:
-        with os.scandir(inner if os.path.isdir(inner) else clip) as entries:
-            files = [e for e in entries if e.name.lower().endswith(suffix) and not e.name.startswith(".")]
-    except OSError as e:
-        raise DataError(f"cannot list the clip: {e.strerror or e}", clip, "a readable folder", "restore it") from e
-    return {os.path.splitext(e.name)[0]: e for e in files}
-
-
 def _check_clip(
     name: str,
-    files: dict[str, dict[str, os.DirEntry[str]] | None],
+    files: dict[str, dict[str, FileEntry] | None],
     kinds: dict[str, tuple[str, str, str]],
     source: Source,
     listed: dict[str, tuple[int, str]] | None,
@@ -168,7 +163,7 @@ def _check_clip(
 
 def _stems(
     name: str,
-    files: dict[str, dict[str, os.DirEntry[str]]],
+    files: dict[str, dict[str, FileEntry]],
     kinds: dict[str, tuple[str, str, str]],
     source: Source,
     listed: dict[str, tuple[int, str]] | None,
@@ -199,17 +194,15 @@ def _stems(
     return stems
 
 
-def _check_planes(name: str, files: list[os.DirEntry[str]], source: Source, problems: list[Problem]) -> tuple[int, ...]:
+def _check_planes(name: str, files: list[FileEntry], source: Source, problems: list[Problem]) -> tuple[int, ...]:
     """Planes per file. All files of a clip have as many, except that the last may lack the 7 interpolated ones."""
     spikes = source.spikes
     planes = []
     for file in files:
         try:
-            planes.append(planes_in(file.stat().st_size, file.path, spikes.geometry, spikes.remainder))
+            planes.append(planes_in(file.size, file.path, spikes.geometry, spikes.remainder))
         except SpikeFileError as e:
             problems.append(Problem(name, f"{e.what}; {e.expected}", file.path))
-        except OSError as e:
-            problems.append(Problem(name, f"spike file: {e.strerror or e}", file.path))
     if len(planes) != len(files):
         return ()
     expected = spikes.info.planes_of(name) or planes[0]
@@ -217,7 +210,7 @@ def _check_planes(name: str, files: list[os.DirEntry[str]], source: Source, prob
         is_short_last = number == len(files) - 1 and expected - 7 <= count <= expected
         if count != expected and not is_short_last:
             need = expected * spikes.geometry.plane_bytes
-            what = f"spike file has {count} planes ({file.stat().st_size} bytes), expected {expected} ({need} bytes)"
+            what = f"spike file has {count} planes ({file.size} bytes), expected {expected} ({need} bytes)"
             problems.append(Problem(name, what, file.path))
     for count in sorted(set(planes)):
         try:

@@ -12,16 +12,16 @@ from torch.utils.data import Dataset
 
 from data.augment import Augment
 from data.clip import Clip
-from data.clip_index import Source, find_clips
-from data.frame_io import read_bgr
+from data.clip_index import Source
+from data.io_backend import IO_BACKENDS
 from data.select_dataset import DATASETS
-from data.spike_info import load_info
-from data.spike_source import SPIKE_SOURCES, DatSpikes
+from data.spike_source import SPIKE_SOURCES, build_spikes
 from utils.utils_errors import DataError, OptionError
 
 logger = logging.getLogger(__name__)
 
 SpikeSection = Annotated[dict[str, Any] | str, SPIKE_SOURCES]
+IoSection = Annotated[dict[str, Any] | str, IO_BACKENDS]
 
 
 class _Clips(Dataset):
@@ -32,10 +32,10 @@ class _Clips(Dataset):
 
     is_training = False
 
-    def __init__(self, source: Source, cache_data: bool) -> None:
+    def __init__(self, source: Source, io_backend: dict[str, Any] | str, cache_data: bool) -> None:
         self.spikes = source.spikes
-        self.clips: list[Clip] = find_clips(source)
-        self._cache: dict[str, np.ndarray] | None = {} if cache_data else None
+        self.files = IO_BACKENDS.build(io_backend, "io_backend", cache_data=cache_data)
+        self.clips: list[Clip] = self.files.clips(source)
 
     def read(self, clip: Clip, frames: list[int], aug: Augment, backwards: list[bool]) -> dict[str, Tensor]:
         """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of these frames, cut and turned.
@@ -44,32 +44,21 @@ class _Clips(Dataset):
         """
         if aug.reverse:
             frames, backwards = frames[::-1], [not b for b in backwards[::-1]]
-        item = {"lq": self._pictures([clip.lq[i] for i in frames], clip.size, aug, 1)}
-        if clip.gt:
-            item["gt"] = self._pictures([clip.gt[i] for i in frames], clip.gt_size, aug, clip.scale)
+        item = {
+            kind: _to_tensor(self.files.pictures(clip, kind, frames, aug), aug)
+            for kind in ("lq", "gt")
+            if kind == "lq" or clip.gt
+        }
         if self.spikes:
-            read = [self.spikes.read(clip, i, aug, back) for i, back in zip(frames, backwards, strict=True)]
+            read = [self.spikes.read(self.files, clip, i, aug, b) for i, b in zip(frames, backwards, strict=True)]
             item["spike"] = torch.from_numpy(aug.turn(np.stack(read)))
         return item
 
-    def _pictures(self, paths: list[str], size: tuple[int, int], aug: Augment, scale: int) -> Tensor:
-        """(T, 3, h, w) float32 in [0, 1], R, G, B."""
-        cut = np.stack([aug.cut(self._picture(path, size), scale)[..., ::-1] for path in paths])
-        frames = aug.turn(cut.transpose(0, 3, 1, 2))
-        return torch.from_numpy(frames).to(torch.float32).div_(255.0)
 
-    def _picture(self, path: str, size: tuple[int, int]) -> np.ndarray:
-        picture = self._cache.get(path) if self._cache is not None else None
-        if picture is None:
-            picture = read_bgr(path)
-            if picture.shape[:2] != size:
-                raise DataError(
-                    f"picture of {picture.shape[0]} x {picture.shape[1]}", path,
-                    f"{size[0]} x {size[1]}, as the first frame of its clip", "make the frame again",
-                )  # fmt: skip
-            if self._cache is not None:
-                self._cache[path] = picture
-        return picture
+def _to_tensor(pictures: np.ndarray, aug: Augment) -> Tensor:
+    """(T, h, w, 3) uint8 in the order B, G, R -> (T, 3, h, w) float32 in [0, 1] in the order R, G, B, turned."""
+    frames = aug.turn(pictures[..., ::-1].transpose(0, 3, 1, 2))
+    return torch.from_numpy(frames).to(torch.float32).div_(255.0)
 
 
 class _TrainClips(_Clips):
@@ -85,6 +74,7 @@ class _TrainClips(_Clips):
         random_reverse: bool,
         use_hflip: bool,
         use_rot: bool,
+        io_backend: dict[str, Any] | str,
         cache_data: bool,
         seed: int,
     ) -> None:
@@ -93,7 +83,7 @@ class _TrainClips(_Clips):
                 f"num_frame is {num_frame}, interval_list {interval_list}", "datasets.train.num_frame", "numbers >= 1",
                 "correct them",
             )  # fmt: skip
-        super().__init__(source, cache_data)
+        super().__init__(source, io_backend, cache_data)
         self.seed, self.num_frame, self.gt_size = seed, num_frame, gt_size
         self.intervals = interval_list
         self.turns = {"hflip": use_hflip, "rot": use_rot, "reverse": random_reverse}
@@ -152,8 +142,8 @@ class _TrainClips(_Clips):
 
 
 class _TestClips(_Clips):
-    def __init__(self, source: Source, *, num_frame: int, cache_data: bool) -> None:
-        super().__init__(source, cache_data)
+    def __init__(self, source: Source, *, num_frame: int, io_backend: dict[str, Any] | str, cache_data: bool) -> None:
+        super().__init__(source, io_backend, cache_data)
         self.num_frame = num_frame
 
     def __len__(self) -> int:
@@ -208,7 +198,7 @@ class TrainDatasetRGBSpike(_TrainClips):
         meta_info_file: str | None = None,
         filename_tmpl: str | None = None,
         filename_ext: str = "png",
-        io_backend: dict[str, Any] | None = None,
+        io_backend: IoSection = "disk",
         interval_list: list[int] | tuple[int, ...] = (1,),
         random_reverse: bool = False,
         use_hflip: bool = False,
@@ -222,7 +212,8 @@ class TrainDatasetRGBSpike(_TrainClips):
         )  # fmt: skip
         super().__init__(
             source, num_frame=num_frame, gt_size=gt_size, interval_list=list(interval_list),
-            random_reverse=random_reverse, use_hflip=use_hflip, use_rot=use_rot, cache_data=cache_data, seed=seed,
+            random_reverse=random_reverse, use_hflip=use_hflip, use_rot=use_rot, io_backend=io_backend,
+            cache_data=cache_data, seed=seed,
         )  # fmt: skip
 
 
@@ -240,7 +231,7 @@ class VideoRecurrentTrainDataset(_TrainClips):
         meta_info_file: str | None = None,
         filename_tmpl: str | None = None,
         filename_ext: str = "png",
-        io_backend: dict[str, Any] | None = None,
+        io_backend: IoSection = "disk",
         interval_list: list[int] | tuple[int, ...] = (1,),
         random_reverse: bool = False,
         use_hflip: bool = False,
@@ -251,7 +242,8 @@ class VideoRecurrentTrainDataset(_TrainClips):
         source = Source(dataroot_lq, dataroot_gt, None, lq_folder, meta_info_file, filename_tmpl, filename_ext)
         super().__init__(
             source, num_frame=num_frame, gt_size=gt_size, interval_list=list(interval_list),
-            random_reverse=random_reverse, use_hflip=use_hflip, use_rot=use_rot, cache_data=cache_data, seed=seed,
+            random_reverse=random_reverse, use_hflip=use_hflip, use_rot=use_rot, io_backend=io_backend,
+            cache_data=cache_data, seed=seed,
         )  # fmt: skip
 
 
@@ -271,7 +263,7 @@ class TestDatasetRGBSpike(_TestClips):
         meta_info_file: str | None = None,
         filename_tmpl: str | None = None,
         filename_ext: str = "png",
-        io_backend: dict[str, Any] | None = None,
+        io_backend: IoSection = "disk",
         num_frame: int = -1,
         cache_data: bool = False,
         seed: int = 0,
@@ -280,7 +272,7 @@ class TestDatasetRGBSpike(_TestClips):
             dataroot_lq, dataroot_gt, dataroot_spike, lq_folder, meta_info_file, filename_tmpl, filename_ext,
             build_spikes(spike, dataroot_spike, "datasets.test.spike"),
         )  # fmt: skip
-        super().__init__(source, num_frame=num_frame, cache_data=cache_data)
+        super().__init__(source, num_frame=num_frame, io_backend=io_backend, cache_data=cache_data)
 
 
 @DATASETS.register("VideoRecurrentTestDataset", given=("seed",))
@@ -295,15 +287,10 @@ class VideoRecurrentTestDataset(_TestClips):
         meta_info_file: str | None = None,
         filename_tmpl: str | None = None,
         filename_ext: str = "png",
-        io_backend: dict[str, Any] | None = None,
+        io_backend: IoSection = "disk",
         num_frame: int = -1,
         cache_data: bool = False,
         seed: int = 0,
     ) -> None:
         source = Source(dataroot_lq, dataroot_gt, None, lq_folder, meta_info_file, filename_tmpl, filename_ext)
-        super().__init__(source, num_frame=num_frame, cache_data=cache_data)
-
-
-def build_spikes(section: dict[str, Any] | str, dataroot_spike: str, where: str) -> DatSpikes:
-    """The spike source of a dataset section, completed with the data's dataset.json."""
-    return SPIKE_SOURCES.build(section, where, info=load_info(dataroot_spike))
+        super().__init__(source, num_frame=num_frame, io_backend=io_backend, cache_data=cache_data)

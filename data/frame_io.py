@@ -1,4 +1,4 @@
-"""Read pictures from disk; whatever goes wrong is a DataError that names the file."""
+"""Decode pictures; whatever goes wrong is a DataError that names the file."""
 
 from __future__ import annotations
 
@@ -7,30 +7,22 @@ import struct
 import cv2
 import numpy as np
 
+from data.roots import LMDB_MARK, read_bytes
 from utils.utils_errors import DataError
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
-
-def read_bytes(path: str) -> bytes:
-    """The whole file. Raises DataError with the system's reason."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as e:
-        raise _unreadable(path, e.strerror or str(e)) from e
 
 
 def decode_bgr(encoded: bytes, path: str) -> np.ndarray:
     """An encoded picture -> (H, W, 3) uint8 in OpenCV's order B, G, R; EXIF rotation is not followed."""
     if encoded[:2] == b"\xff\xd8" and b"\xff\xd9" not in encoded[-64:]:
         # OpenCV fills the missing half of a cut JPEG with grey and says so on stderr only.
-        raise _unreadable(path, f"JPEG of {len(encoded)} bytes is cut short")
+        raise _no_picture(path, f"JPEG of {len(encoded)} bytes is cut short")
     buffer = np.frombuffer(encoded, np.uint8)
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     picture = cv2.imdecode(buffer, flags) if len(buffer) else None
     if picture is None:
-        raise _unreadable(path, f"{len(encoded)} bytes that are no whole picture")
+        raise _no_picture(path, f"{len(encoded)} bytes that are no whole picture")
     return picture
 
 
@@ -41,11 +33,7 @@ def read_bgr(path: str) -> np.ndarray:
 
 def picture_size(path: str) -> tuple[int, int]:
     """(height, width) of a picture; a PNG is not decoded for it."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(24)
-    except OSError as e:
-        raise _unreadable(path, e.strerror or str(e)) from e
+    head = read_bytes(path)[:24] if LMDB_MARK in path else _head(path)
     if head[:8] == PNG_SIGNATURE and len(head) == 24:
         width, height = struct.unpack(">II", head[16:24])
         return height, width
@@ -53,7 +41,15 @@ def picture_size(path: str) -> tuple[int, int]:
     return height, width
 
 
-def _unreadable(path: str, reason: str) -> DataError:
+def _head(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(24)
+    except OSError as e:
+        raise _no_picture(path, e.strerror or str(e)) from e
+
+
+def _no_picture(path: str, reason: str) -> DataError:
     return DataError(
         f"cannot read picture: {reason}", path, "a whole PNG or JPEG file", "restore the file, or remove its clip"
     )

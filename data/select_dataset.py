@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from data.spike_source import SPIKE_SOURCES, channels_of
+from data.clip_index import Source
+from data.spike_source import SPIKE_SOURCES, build_spikes, channels_of
 from utils.utils_errors import OptionError
 from utils.utils_registry import Registry
 
@@ -41,6 +42,16 @@ def section_spike_channels(section: dict[str, Any]) -> int:
     spike = section["spike"]
     spike = {"type": spike} if isinstance(spike, str) else spike
     return channels_of(SPIKE_SOURCES.resolve(spike, "spike")["representation"])
+
+
+def section_source(section: dict[str, Any], split: str) -> Source:
+    """Where the clips of a `datasets.<split>` section are, without looking at them."""
+    roots = {key: section.get(key) for key in ("dataroot_lq", "dataroot_gt", "dataroot_spike", "meta_info_file")}
+    names = {key: section[key] for key in ("lq_folder", "filename_tmpl", "filename_ext") if section.get(key)}
+    spikes = None
+    if section.get("spike") is not None and roots["dataroot_spike"]:
+        spikes = build_spikes(section["spike"], roots["dataroot_spike"], f"datasets.{split}.spike")
+    return Source(**roots, **names, spikes=spikes)
 
 
 for _path in sorted(Path(__file__).parent.glob("dataset_*.py")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import cv2
 import numpy as np
@@ -13,8 +13,8 @@ import numpy as np
 from data.augment import Augment
 from data.clip import Clip
 from data.spike import represent as rp
-from data.spike.stream import Crop, SpikeFileError, SpikeGeometry, read_dat
-from data.spike_info import DatasetInfo
+from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
+from data.spike_info import DatasetInfo, load_info
 from utils.utils_errors import DataError, OptionError
 from utils.utils_registry import Registry
 
@@ -23,6 +23,14 @@ SPIKE_SOURCES = Registry("spike source", "type")
 
 for _name, (_function, _) in rp.REPRESENTATIONS.items():
     REPRESENTATIONS.register(_name, given=("stream", "center"))(_function)
+
+
+class SpikeFiles(Protocol):
+    """Where streams are read from: files on disk, an LMDB or a clip cache."""
+
+    def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
+        """All planes of one frame's file within the crop: (T, h, w) uint8 in {0, 1}."""
+        ...
 
 
 @contextmanager
@@ -116,24 +124,23 @@ class DatSpikes:
         """Raise OptionError or DataError where files of `planes` planes cannot be represented."""
         self.represent(np.zeros((planes, 1, 1), np.uint8), clip, f"a spike file of {clip}")
 
-    def read(self, clip: Clip, frame: int, aug: Augment, reverse: bool = False) -> np.ndarray:
+    def read(self, files: SpikeFiles, clip: Clip, frame: int, aug: Augment, reverse: bool = False) -> np.ndarray:
         """The channels of one frame's file within the rectangle of `aug`: (S, aug.height, aug.width) float32.
 
         reverse: time runs backwards within the frame. `aug` only says where to cut: turning comes afterwards.
-
         Only the rectangle's planes are unpacked, with one spike pixel around it, so that resizing gives
         to the pixel what it would have given on the whole picture.
         """
-        path, ratio = clip.spike[frame], self.ratio(clip.size)
+        ratio = self.ratio(clip.size)
         crop, inner = _with_border(aug, ratio, self.geometry)
         with spike_errors_as_data_errors():
-            stream = read_dat(path, self.geometry, crop=crop, remainder=self.remainder)
+            stream = files.stream(clip, frame, self, crop)
         if len(stream) != clip.planes[frame]:
             raise DataError(
-                f"spike file has {len(stream)} planes now", path, f"{clip.planes[frame]}, as when the run started",
-                "restore the file",
+                f"spike file has {len(stream)} planes now", clip.spike[frame],
+                f"{clip.planes[frame]}, as when the run started", "restore the file",
             )  # fmt: skip
-        channels = self.represent(stream, clip.name, path, reverse)
+        channels = self.represent(stream, clip.name, clip.spike[frame], reverse)
         return self.to_rgb_grid(channels, ratio)[:, inner[0], inner[1]]
 
     def to_rgb_grid(self, channels: np.ndarray, ratio: int) -> np.ndarray:
@@ -142,6 +149,11 @@ class DatSpikes:
             return channels
         size = (channels.shape[2] * ratio, channels.shape[1] * ratio)
         return np.stack([cv2.resize(channel, size, interpolation=self.interpolation) for channel in channels])
+
+
+def build_spikes(section: dict[str, Any] | str, dataroot_spike: str, where: str) -> DatSpikes:
+    """The spike source of a dataset section, completed with the data's dataset.json. where: for messages."""
+    return SPIKE_SOURCES.build(section, where, info=load_info(dataroot_spike))
 
 
 def channels_of(representation: dict[str, Any] | str) -> int:

@@ -1,0 +1,209 @@
+"""A clip cache: every clip as raw arrays on disk, of which a sample reads only its crop and its frames.
+
+<path>/index.json       format, digest of the source files, spike geometry, and the record of every clip
+<path>/<clip>/lq.u8     (frames, H, W, 3) uint8 in the order B, G, R; gt.u8 alike
+<path>/<clip>/spike.u8  the .dat files one after another: (all planes, plane_bytes) uint8
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.augment import Augment
+from data.clip import Clip
+from data.clip_index import Source, digest, find_clips, list_source, read_meta
+from data.frame_io import read_bgr
+from data.roots import read_bytes
+from data.spike.stream import Crop, unpack
+from data.spike_source import DatSpikes
+from utils.utils_errors import DataError
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+INDEX = "index.json"
+
+
+class CacheReader:
+    """Reads clips from a cache. Files are mapped for one read and released after it, so memory does not grow."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._first_plane: dict[str, np.ndarray] = {}
+
+    def clips(self, source: Source) -> list[Clip]:
+        """The cached clips, after a check that the cache still says what the source says.
+
+        Where the source is not on this machine, the cache is trusted. Raises DataError for a stale or broken cache.
+        """
+        index, kinds = _load_index(self.path), source.kinds()
+        missing = sorted(kinds.keys() - index["source"].keys())
+        if missing:
+            raise self._stale(f"it holds no {', '.join(missing)}")
+        if source.spikes and index["spike"] != dataclasses.asdict(source.spikes.geometry):
+            raise self._stale(f"its spikes are {index['spike']}")
+        if index["selection"] != _selection(source):
+            raise self._stale("it was built for another choice of clips (meta_info_file)")
+        if all(os.path.exists(root) for root, _, _ in kinds.values()):
+            changed = [kind for kind, value in _digests(source).items() if index["source"][kind] != value]
+            if changed:
+                raise self._stale(f"{', '.join(changed)} files of the source have changed since")
+        else:
+            logger.info("the source of cache %s is not here; its freshness was not checked", self.path)
+        clips = [_clip_from(record, kinds.keys()) for record in index["clips"]]
+        for clip in clips:
+            self._first_plane[clip.name] = np.concatenate(([0], np.cumsum(clip.planes, dtype=np.int64)))
+            self._check_sizes(clip, source.spikes.geometry.plane_bytes if source.spikes else 0)
+        return clips
+
+    def pictures(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
+        """The rectangle of `aug` in frames of one kind ("lq", "gt"): (T, h, w, 3) uint8, B, G, R."""
+        height, width = clip.size if kind == "lq" else clip.gt_size
+        stored = self._map(clip, kind, (len(clip), height, width, 3))
+        scale = 1 if kind == "lq" else clip.scale
+        return np.stack([aug.cut(stored[i], scale) for i in frames])
+
+    def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
+        """All planes of one frame's file within the crop: (T, h, w) uint8 in {0, 1}."""
+        first = self._first_plane[clip.name]
+        stored = self._map(clip, "spike", (int(first[-1]), spikes.geometry.plane_bytes))
+        return unpack(stored[first[frame] : first[frame + 1]], spikes.geometry, crop)
+
+    def _map(self, clip: Clip, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+        path = Path(self.path, clip.name, f"{kind}.u8")
+        try:
+            return np.memmap(path, np.uint8, "r", shape=shape)
+        except (OSError, ValueError) as e:
+            raise DataError(
+                f"cannot map cached clip: {e}", str(path), f"{int(np.prod(shape))} bytes",
+                "build the cache again: scripts/build_clip_cache.py",
+            ) from e  # fmt: skip
+
+    def _check_sizes(self, clip: Clip, plane_bytes: int) -> None:
+        for kind, need in _sizes(clip, plane_bytes).items():
+            path = Path(self.path, clip.name, f"{kind}.u8")
+            found = path.stat().st_size if path.exists() else 0
+            if found != need:
+                raise self._stale(f"{path} has {found} bytes, expected {need}")
+
+    def _stale(self, why: str) -> DataError:
+        return DataError(
+            f"the clip cache does not fit the data: {why}", self.path, "a cache built from the data as they are now",
+            "build it again: python scripts/build_clip_cache.py --opt FILE --split SPLIT",
+        )  # fmt: skip
+
+
+def build_cache(source: Source, path: str, progress: Callable[[Clip], None] = lambda clip: None) -> list[Clip]:
+    """Write the clips of `source` to the folder `path`, which appears complete or not at all.
+
+    A build that was interrupted goes on with the clips that are missing. Raises DataError for wrong data and for a
+    disk without enough room (nothing is written then).
+    """
+    clips, target = find_clips(source), Path(path)
+    partial = target.with_name(f".{target.name}.partial")
+    index = {
+        "format": FORMAT,
+        "source": _digests(source),
+        "selection": _selection(source),
+        "spike": dataclasses.asdict(source.spikes.geometry) if source.spikes else None,
+        "clips": [dataclasses.asdict(clip) for clip in clips],
+    }
+    stamp = partial / "source"
+    wanted = json.dumps(index)
+    if partial.exists() and (not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted):
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(wanted, encoding="utf-8")
+    _check_room(clips, source, partial)
+    for clip in clips:
+        if not (partial / clip.name).exists():
+            _write_clip(clip, source, partial)
+        progress(clip)
+    os.replace(stamp, partial / INDEX)
+    if target.exists():
+        shutil.rmtree(target)
+    os.replace(partial, target)
+    return clips
+
+
+def _write_clip(clip: Clip, source: Source, folder: Path) -> None:
+    temporary = folder / f".{clip.name}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    for kind, paths, size in (("lq", clip.lq, clip.size), ("gt", clip.gt, clip.gt_size)):
+        if not paths:
+            continue
+        with open(temporary / f"{kind}.u8", "wb") as file:
+            for path in paths:
+                picture = read_bgr(path)
+                if picture.shape[:2] != tuple(size):
+                    raise DataError(
+                        f"picture of {picture.shape[0]} x {picture.shape[1]}", path,
+                        f"{size[0]} x {size[1]}, as the first frame of its clip", "make the frame again",
+                    )  # fmt: skip
+                file.write(picture.tobytes())
+    if clip.spike:
+        with open(temporary / "spike.u8", "wb") as file:
+            for path, planes in zip(clip.spike, clip.planes, strict=True):
+                file.write(read_bytes(path)[: planes * source.spikes.geometry.plane_bytes])
+    os.replace(temporary, folder / clip.name)
+
+
+def _sizes(clip: Clip, plane_bytes: int) -> dict[str, int]:
+    """Bytes of each array of a clip."""
+    sizes = {"lq": len(clip) * clip.size[0] * clip.size[1] * 3}
+    if clip.gt:
+        sizes["gt"] = len(clip) * clip.gt_size[0] * clip.gt_size[1] * 3
+    if clip.spike:
+        sizes["spike"] = sum(clip.planes) * plane_bytes
+    return sizes
+
+
+def _check_room(clips: list[Clip], source: Source, folder: Path) -> None:
+    plane_bytes = source.spikes.geometry.plane_bytes if source.spikes else 0
+    need = sum(sum(_sizes(clip, plane_bytes).values()) for clip in clips if not (folder / clip.name).exists())
+    free = shutil.disk_usage(folder).free
+    if need > 0.95 * free:
+        raise DataError(
+            f"the clip cache needs {need / 1e9:.1f} GB", str(folder.parent), f"{free / 1e9:.1f} GB are free",
+            "free some room, or choose another disk",
+        )  # fmt: skip
+
+
+def _digests(source: Source) -> dict[str, str]:
+    """Kind of file -> digest of all its files."""
+    return {kind: digest({kind: listing}) for kind, listing in list_source(source).items()}
+
+
+def _selection(source: Source) -> dict[str, list] | None:
+    """The clips and frames that the meta file chooses; None without one."""
+    return {k: list(v) for k, v in read_meta(source.meta_info_file).items()} if source.meta_info_file else None
+
+
+def _load_index(path: str) -> dict[str, Any]:
+    try:
+        index = json.loads(Path(path, INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise DataError(
+            f"cannot read the clip cache: {e}", str(Path(path, INDEX)), "a folder made by scripts/build_clip_cache.py",
+            "build it: python scripts/build_clip_cache.py --opt FILE --split SPLIT",
+        ) from e  # fmt: skip
+    if index.get("format") != FORMAT:
+        raise DataError(
+            f"clip cache of format {index.get('format')}", path, f"format {FORMAT}", "build the cache again"
+        )
+    return index
+
+
+def _clip_from(record: dict[str, Any], kinds: Collection[str]) -> Clip:
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    return Clip(**values | {kind: () for kind in ("gt", "spike") if kind not in kinds})

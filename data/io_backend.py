@@ -1,0 +1,91 @@
+"""`io_backend`: where the frames and spikes of clips are read from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data.augment import Augment
+from data.clip import Clip
+from data.clip_cache import CacheReader
+from data.clip_index import Source, find_clips
+from data.frame_io import read_bgr
+from data.roots import LMDB_MARK, is_lmdb, read_bytes
+from data.spike.stream import Crop, planes_in, read_dat, unpack
+from data.spike_source import DatSpikes
+from utils.utils_errors import DataError, OptionError
+from utils.utils_registry import Registry
+
+IO_BACKENDS = Registry("io backend", "type")
+
+
+@IO_BACKENDS.register("disk", given=("cache_data",))
+class DiskFiles:
+    """PNG or JPEG and .dat files, each opened when it is read.
+
+    cache_data: decoded pictures stay in the memory of the process that read them.
+    """
+
+    def __init__(self, cache_data: bool = False) -> None:
+        self._pictures: dict[str, np.ndarray] | None = {} if cache_data else None
+
+    def clips(self, source: Source) -> list[Clip]:
+        """The clips of the source, checked. Raises DataError with all problems."""
+        databases = [root for root, _, _ in source.kinds().values() if is_lmdb(root)]
+        if databases:
+            raise OptionError(
+                'io_backend.type is "disk", a dataroot is an LMDB', databases[0], '"lmdb"',
+                'set io_backend to {"type": "lmdb"}',
+            )  # fmt: skip
+        return find_clips(source)
+
+    def pictures(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
+        """The rectangle of `aug` in frames of one kind ("lq", "gt"): (T, h, w, 3) uint8, B, G, R."""
+        paths, size = (clip.lq, clip.size) if kind == "lq" else (clip.gt, clip.gt_size)
+        scale = 1 if kind == "lq" else clip.scale
+        return np.stack([aug.cut(self._picture(paths[i], size), scale) for i in frames])
+
+    def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
+        """All planes of one frame's file within the crop: (T, h, w) uint8 in {0, 1}."""
+        path = clip.spike[frame]
+        if LMDB_MARK not in path:
+            return read_dat(path, spikes.geometry, crop=crop, remainder=spikes.remainder)
+        content = read_bytes(path)
+        planes = planes_in(len(content), path, spikes.geometry, spikes.remainder)
+        size = spikes.geometry.plane_bytes
+        return unpack(np.frombuffer(content, np.uint8, planes * size).reshape(planes, size), spikes.geometry, crop)
+
+    def _picture(self, path: str, size: tuple[int, int]) -> np.ndarray:
+        picture = self._pictures.get(path) if self._pictures is not None else None
+        if picture is None:
+            picture = read_bgr(path)
+            if picture.shape[:2] != size:
+                raise DataError(
+                    f"picture of {picture.shape[0]} x {picture.shape[1]}", path,
+                    f"{size[0]} x {size[1]}, as the first frame of its clip", "make the frame again",
+                )  # fmt: skip
+            if self._pictures is not None:
+                self._pictures[path] = picture
+        return picture
+
+
+@IO_BACKENDS.register("lmdb", given=("cache_data",))
+class LmdbFiles(DiskFiles):
+    """As "disk", where each dataroot whose name ends in .lmdb is a database; KAIR's and BasicSR's layout."""
+
+    def clips(self, source: Source) -> list[Clip]:
+        if not any(is_lmdb(root) for root, _, _ in source.kinds().values()):
+            raise OptionError(
+                'io_backend.type is "lmdb", no dataroot is one', source.dataroot_lq, "a folder named *.lmdb",
+                "correct the dataroots, or io_backend.type",
+            )  # fmt: skip
+        return find_clips(source)
+
+
+@IO_BACKENDS.register("cache")
+class CachedFiles(CacheReader):
+    """A clip cache made by scripts/build_clip_cache.py in the folder `path`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)

@@ -1,0 +1,148 @@
+"""What lies below a data root: a folder of clips, or an LMDB of encoded files in the layout of BasicSR and KAIR.
+
+An LMDB holds one value per file under the key "<clip>/<frame>", and beside data.mdb a meta_info.txt with one line
+"<clip>/<frame>.<ext> (<shape>) <compression>" per key. Files in it are named "<root>.lmdb::<clip>/<frame>" here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.utils_errors import DataError, OptionError
+
+LMDB_MARK = ".lmdb::"
+
+_environments: dict[str, Any] = {}  # LMDBs that this process has open
+
+
+def _close_environments() -> None:
+    while _environments:
+        _environments.popitem()[1].close()
+
+
+# A child must not use its parent's environment, and LMDB refuses to open a second one beside it.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_close_environments)
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file: its name for `read_bytes`, its size in bytes and its time of change (0 within an LMDB)."""
+
+    path: str
+    size: int
+    mtime_ns: int = 0
+
+
+Listing = dict[str, dict[str, FileEntry]]  # clip -> frame stem -> file
+
+
+def is_lmdb(root: str) -> bool:
+    return root.rstrip("/").endswith(".lmdb")
+
+
+def list_root(root: str, folder: str, ext: str) -> Listing:
+    """The files of every clip: those in <root>/<clip>/<folder>, or in <root>/<clip> where there is no such folder.
+
+    Raises DataError for a root that cannot be read or holds no clip.
+    """
+    listing = _list_lmdb(root, ext) if is_lmdb(root) else _list_folder(root, folder, ext)
+    if not listing:
+        raise DataError("the data folder holds no clip", root, "one folder per clip", "correct the dataroot")
+    return listing
+
+
+def read_bytes(path: str) -> bytes:
+    """The whole file, from disk or from an LMDB. Raises DataError with the system's reason."""
+    if LMDB_MARK in path:
+        return _read_lmdb(path)
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as e:
+        raise unreadable(path, e.strerror or str(e)) from e
+
+
+def unreadable(path: str, reason: str) -> DataError:
+    return DataError(f"cannot read: {reason}", path, "a readable file", "restore the file, or remove its clip")
+
+
+def _list_folder(root: str, folder: str, ext: str) -> Listing:
+    try:
+        with os.scandir(root) as entries:
+            folders = sorted((e.name, e.path) for e in entries if e.is_dir() and not e.name.startswith("."))
+    except OSError as e:
+        raise DataError(
+            f"cannot list the data folder: {e.strerror or e}", root, "a folder with one folder per clip",
+            "correct the dataroot in the options, or make or copy the data (docs/data_format.md)",
+        ) from e  # fmt: skip
+    return {name: _list_frames(path, folder, ext) for name, path in folders}
+
+
+def _list_frames(clip: str, folder: str, ext: str) -> dict[str, FileEntry]:
+    inner = os.path.join(clip, folder)
+    suffix = f".{ext.lstrip('.')}".lower()
+    files = {}
+    try:
+        with os.scandir(inner if os.path.isdir(inner) else clip) as entries:
+            for entry in entries:
+                if entry.name.lower().endswith(suffix) and not entry.name.startswith("."):
+                    about = entry.stat()
+                    files[os.path.splitext(entry.name)[0]] = FileEntry(entry.path, about.st_size, about.st_mtime_ns)
+    except OSError as e:
+        raise DataError(f"cannot list the clip: {e.strerror or e}", clip, "a readable folder", "restore it") from e
+    return files
+
+
+def _list_lmdb(root: str, ext: str) -> Listing:
+    meta = Path(root) / "meta_info.txt"
+    try:
+        lines = meta.read_text(encoding="utf-8").splitlines()
+    except OSError as e:
+        raise DataError(
+            f"cannot read the list of an LMDB: {e.strerror or e}", str(meta), "meta_info.txt beside data.mdb",
+            "make the LMDB again, or correct the dataroot",
+        ) from e  # fmt: skip
+    keys = [os.path.splitext(line.split(" ")[0])[0] for line in lines if line.strip()]
+    root, listing = root.rstrip("/"), {}
+    environment = _open_lmdb(root)
+    try:
+        with environment.begin(buffers=True) as transaction:
+            for key in keys:
+                clip, _, stem = key.rpartition("/")
+                value = transaction.get(key.encode())
+                # A listed key without a value shows as an empty file, which no check lets pass.
+                entry = FileEntry(f"{root}::{key}", 0 if value is None else len(value))
+                listing.setdefault(clip or Path(root).stem, {})[stem] = entry
+    finally:
+        environment.close()
+    return listing
+
+
+def _read_lmdb(path: str) -> bytes:
+    root, key = path.split("::", 1)
+    if root not in _environments:
+        _environments[root] = _open_lmdb(root)
+    with _environments[root].begin() as transaction:
+        value = transaction.get(key.encode())
+    if value is None:
+        raise unreadable(path, "the LMDB has no such key")
+    return value
+
+
+def _open_lmdb(root: str) -> Any:
+    try:
+        import lmdb  # only where it is used: the other backends do without
+    except ImportError as e:
+        raise OptionError(
+            'io_backend.type "lmdb" needs the package lmdb', "io_backend.type", "an installed lmdb", "pip install lmdb"
+        ) from e
+    try:
+        return lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
+    except lmdb.Error as e:
+        raise DataError(
+            f"cannot open the LMDB: {e}", root, "a folder with data.mdb", "make it again, or correct the dataroot"
+        ) from e

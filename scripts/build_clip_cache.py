@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Write the clips of an option file as raw arrays, of which training then reads only the crops it needs.
+
+Afterwards set  "io_backend": {"type": "cache", "path": DIR}  in that dataset section. A cache whose source has
+changed is refused when a run starts; build it again then. Re-running after an interruption goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tqdm import tqdm
+
+from data.clip_cache import build_cache
+from data.select_dataset import section_source
+from main_train_vrt import PARTS
+from utils.utils_errors import OptionError, SpikeVRTError
+from utils.utils_option import load_options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--opt", required=True, help="option file")
+    parser.add_argument("--split", choices=("train", "test"), default="train")
+    parser.add_argument("--out", required=True, help="folder of the cache; replaced when the new one is complete")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    command = parser.parse_args(arguments)
+    try:
+        opt = load_options(command.opt, command.overrides, parts=PARTS)
+        section = opt["datasets"][command.split]
+        if not section:
+            raise OptionError(
+                f"datasets.{command.split} is empty",
+                command.opt,
+                "a section to build a cache of",
+                "choose another split",
+            )
+        with tqdm(desc=f"cache {command.split}", unit=" clips") as bar:
+            clips = build_cache(section_source(section, command.split), command.out, lambda clip: bar.update())
+    except SpikeVRTError as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    size = sum(file.stat().st_size for file in Path(command.out).rglob("*") if file.is_file())
+    print(f"{len(clips)} clips, {size / 1e9:.2f} GB in {command.out}")
+    print(f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": "{command.out}"}}')
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+import json
+import os
+
+import pytest
+import torch
+
+from data.clip_cache import build_cache
+from data.select_dataset import build_dataset, section_source
+from tests.clip_files import section, write_clip, write_info
+from utils.utils_errors import DataError
+
+TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
+
+
+@pytest.fixture
+def root(tmp_path):
+    for number, (frames, planes) in enumerate(((6, 24), (4, 24))):
+        write_clip(tmp_path, f"clip{number}", frames=frames, planes=planes, scale=2, seed=number)
+    write_info(tmp_path)
+    return tmp_path
+
+
+def build(root, split="train", **changes):
+    return build_dataset(section(root, split, gt_size=16, **changes), split, 0)
+
+
+def cached(root, **changes):
+    return build(root, io_backend={"type": "cache", "path": str(root / "cache")}, **changes)
+
+
+def make_cache(root, **changes):
+    return build_cache(section_source(section(root, **changes), "train"), str(root / "cache"))
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) if k != "key" else a[k] == b[k] for k in a)
+
+
+def test_samples_from_the_cache_are_those_from_the_files(root):
+    make_cache(root)
+    files, cache = build(root, **TURNS), cached(root, **TURNS)
+
+    assert len(files) == len(cache)
+    assert all(same(files[(e, i)], cache[(e, i)]) for e in range(3) for i in range(len(files)))
+
+
+def test_one_cache_serves_rgb_only_runs_as_well(root):
+    make_cache(root)
+    item = cached(root, dataset_type="VideoRecurrentTrainDataset", dataroot_spike=None, spike=None)[(0, 0)]
+    assert "spike" not in item and item["gt"].shape[-1] == 16
+
+
+def test_a_cache_of_chosen_clips_holds_only_these(root):
+    (root / "meta.txt").write_text("clip1 3 0 000001\n")
+    make_cache(root, meta_info_file=str(root / "meta.txt"))
+
+    assert len(cached(root, meta_info_file=str(root / "meta.txt"))) == 3
+    with pytest.raises(DataError, match="another choice of clips"):
+        cached(root)
+
+
+@pytest.mark.parametrize("change", ["touched", "longer", "new frame"])
+def test_a_cache_whose_source_changed_is_refused(root, change):
+    make_cache(root)
+    path = root / "GOPRO_Large/train/clip0/blur/000002.png"
+    if change == "touched":
+        os.utime(path, (1, 1))
+    elif change == "longer":
+        path.write_bytes(path.read_bytes() + b"x")
+    else:
+        (path.parent / "000006.png").write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match="lq files of the source have changed since"):
+        cached(root)
+
+
+def test_a_cache_works_without_its_source(root):
+    make_cache(root)
+    expected = build(root)[(0, 1)]
+    os.rename(root / "GOPRO_Large", root / "elsewhere")
+    assert same(cached(root)[(0, 1)], expected)
+
+
+def test_a_cut_or_missing_array_is_found_at_the_start_and_during_the_run(root):
+    make_cache(root)
+    dataset = cached(root)
+    path = root / "cache/clip0/gt.u8"
+    os.truncate(path, 100)
+    with pytest.raises(DataError, match=r"gt\.u8 has 100 bytes"):
+        cached(root)
+    path.unlink()
+    with pytest.raises(DataError, match="cannot map cached clip") as error:
+        dataset[(0, 0)]
+    assert str(path) in str(error.value)
+
+
+def test_another_format_or_no_index_is_refused(root):
+    make_cache(root)
+    index = root / "cache/index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"format": 99}))
+    with pytest.raises(DataError, match="format 99"):
+        cached(root)
+    index.unlink()
+    with pytest.raises(DataError, match="cannot read the clip cache"):
+        cached(root)
+
+
+def test_another_spike_geometry_is_refused(root):
+    make_cache(root)
+    write_info(root, h=None, w=None)
+    with pytest.raises(DataError, match="its spikes are"):
+        cached(root, spike={"type": "dat", "h": 12, "w": 8})
+
+
+def test_an_interrupted_build_goes_on_where_it_stopped(root):
+    def interrupt(clip):
+        raise KeyboardInterrupt
+
+    source = section_source(section(root), "train")
+    with pytest.raises(KeyboardInterrupt):
+        build_cache(source, str(root / "cache"), interrupt)
+    assert not (root / "cache").exists()
+    made = root / ".cache.partial/clip0/lq.u8"
+    before = made.stat().st_mtime_ns
+    make_cache(root)
+    assert (root / "cache/clip0/lq.u8").stat().st_mtime_ns == before
+    assert same(cached(root)[(0, 7)], build(root)[(0, 7)])
+
+
+def test_building_again_replaces_a_stale_cache(root):
+    make_cache(root)
+    os.utime(root / "GOPRO_Large/train/clip0/blur/000002.png", (1, 1))
+    make_cache(root)
+    assert len(cached(root)) == 10
+
+
+def test_wrong_data_make_no_cache(root):
+    os.remove(root / "GOPRO_Large/train/clip0/blur/000002.png")
+    with pytest.raises(DataError, match="lq lacks 1 of 6 frames"):
+        make_cache(root)
+    assert not (root / "cache").exists()
