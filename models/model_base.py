@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from models.ddp import bare
+from models.portable import portable_options
 from models.select_network import define_G
 from utils import utils_dist
 
@@ -53,13 +54,13 @@ class ModelBase:
         return f"netG {self.opt['netG']['net_type']}: {total / 1e6:.2f} M parameters in {len(parameters)} tensors"
 
     def save_weights(self, folder: Path, step: int) -> None:
-        """<step>_G.pth and <step>_E.pth: {"params", "netG" (the options it was built with), "iter"}."""
+        """<step>_G.pth and <step>_E.pth: {"params", "options" (what the network was built with), "iter"}."""
         folder.mkdir(parents=True, exist_ok=True)
         for letter, net in (("G", self.netG), ("E", self.netE)):
             if net is None:
                 continue
             temp = folder / f".{step}_{letter}.tmp"
-            torch.save({"params": cpu_state(net), "netG": self.opt["netG"], "iter": step}, temp)
+            torch.save({"params": cpu_state(net), "options": portable_options(self.opt), "iter": step}, temp)
             temp.replace(folder / f"{step}_{letter}.pth")
 
 

@@ -13,7 +13,6 @@ from utils.utils_image import (
     VideoWriter,
     comparison_strip,
     error_picture,
-    imread_rgb,
     imwrite_rgb,
     list_images,
     spike_picture,
@@ -28,18 +27,8 @@ def picture(height=48, width=64, seed=0):
 
 def test_a_png_comes_back_as_it_went_out(tmp_path):
     imwrite_rgb(tmp_path / "a" / "x.png", picture())
-    assert np.array_equal(imread_rgb(tmp_path / "a" / "x.png"), picture())
-    assert cv2.imread(str(tmp_path / "a" / "x.png"))[0, 5, 0] == picture()[0, 5, 2]  # stored as other tools expect
+    assert np.array_equal(cv2.imread(str(tmp_path / "a" / "x.png"))[..., ::-1], picture())
     assert [p.name for p in list_images(tmp_path / "a")] == ["x.png"]
-
-
-@pytest.mark.parametrize("content", [None, b"", b"no picture"])
-def test_an_unreadable_image_is_named(tmp_path, content):
-    path = tmp_path / "bad.png"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(DataError, match=r"bad\.png"):
-        imread_rgb(path)
 
 
 def test_a_folder_without_images_is_named(tmp_path):

@@ -21,18 +21,6 @@ VIDEO_CODECS = ("vp09", "mp4v")
 LABEL_HEIGHT = 18
 
 
-def imread_rgb(path: str | Path) -> np.ndarray:
-    """(H, W, 3) uint8. Raises DataError for a missing or unreadable file."""
-    try:
-        encoded = np.fromfile(path, np.uint8)
-    except OSError as e:
-        raise DataError(f"cannot read the image: {e.strerror}", str(path), "a readable file", "check the path") from e
-    image = cv2.imdecode(encoded, cv2.IMREAD_COLOR) if encoded.size else None
-    if image is None:
-        raise DataError(f"not an image ({encoded.size} bytes)", str(path), "a whole PNG or JPEG", "restore the file")
-    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-
-
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
     """Write (H, W, 3) uint8 in the format of the suffix; the file is whole or absent. Makes the folder."""
     suffix = Path(path).suffix.lower()

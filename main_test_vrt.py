@@ -1,0 +1,330 @@
+"""Restore clips with a trained network, and score them where there is a sharp reference.
+
+    python main_test_vrt.py --opt FILE [--weights FILE] [section.key=value ...]
+    python main_test_vrt.py --weights FILE --input FOLDER|VIDEO --output DIR \\
+        [--spike FOLDER|FILE.dat --spike-size H W] [--gt FOLDER|VIDEO] [spike.key=value ...]
+
+The first form tests on `datasets.test`; the second takes anyone's frames or video. One process or many: launch_test.sh.
+See docs/testing.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from data.clip_reader import ClipReader, dataset_clips, user_clips
+from data.frame_io import read_bgr
+from data.select_dataset import DATASETS, build_dataset, section_spike_channels
+from models.losses import LOSSES
+from models.lpips import Lpips
+from models.model_vrt import tile_options
+from models.portable import SavedNetwork, read_saved
+from models.restore import Restorer, describe_tiling
+from models.restore_setup import asked_tiles, check_inputs, direct_tiling, find_weights
+from models.select_network import NETWORKS, check_options
+from models.tiling import Tiling
+from utils import utils_dist
+from utils.option_file import Sources, apply_override
+from utils.utils_errors import OptionError
+from utils.utils_image import imwrite_rgb, write_whole
+from utils.utils_launch import read_launch
+from utils.utils_logger import setup_logging
+from utils.utils_metrics import PROTOCOL, tensor_to_uint8
+from utils.utils_option import load_options
+from utils.utils_outputs import Outputs, finish_clip
+from utils.utils_report import MAX_PICTURES, build_report
+from utils.utils_results import clip_file, collect, load_clip, read_json, save_clip, text_table, write_json
+from utils.utils_test_args import TestArgs, parse_test_args
+
+logger = logging.getLogger(__name__)
+
+PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a test needs. tile_is_auto: halve the tiles where memory is short. clips: readers, in order of names."""
+
+    saved: SavedNetwork
+    clips: list[ClipReader]
+    tiling: Tiling
+    tile_is_auto: bool
+    outputs: Outputs
+    args: TestArgs
+    title: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run of frames of one clip, for one rank."""
+
+    clip: int
+    frames: range
+    is_whole: bool
+
+
+def main(argv: list[str]) -> int:
+    """Exit code: 0 done, 2 options or launch, 3 data or weights, 1 anything else."""
+    with utils_dist.one_door():
+        launch = read_launch(os.environ, torch.cuda.device_count())
+        setup_logging(launch.rank)
+        utils_dist.join(launch)
+        with utils_dist.all_ranks_or_none():
+            job = read_job(parse_test_args(argv, __doc__))
+        utils_dist.init_dist(launch)
+        test(job)
+    return 0
+
+
+# ---- what to do ------------------------------------------------------------------------------------------------------
+
+
+def read_job(args: TestArgs) -> Job:
+    """Options, weights and clips of either form. Raises OptionError, CheckpointError, DataError."""
+    opt = read_options(args) if args.opt else None
+    return direct_job(args, opt) if args.is_direct else dataset_job(args, opt)
+
+
+def read_options(args: TestArgs) -> dict[str, Any]:
+    overrides = () if args.is_direct else args.overrides
+    return load_options(args.opt, overrides, parts=PARTS, check=[set_spike_channels, check_options])
+
+
+def set_spike_channels(opt: dict[str, Any]) -> None:
+    """The data know S, the networks need it."""
+    for section in filter(None, opt["datasets"].values()):
+        section["spike_channels"] = section_spike_channels(section)
+
+
+def dataset_job(args: TestArgs, opt: dict[str, Any]) -> Job:
+    """The clips of datasets.test with the tiles of `val`."""
+    section = opt["datasets"]["test"]
+    if not section:
+        raise OptionError("datasets.test is missing", args.opt, "the clips to test on", "add the section")
+    saved = read_saved(find_weights(opt, args.weights), opt)
+    clips = dataset_clips(build_dataset(section, "test", opt["train"]["manual_seed"]))
+    flags = {key: True for key in ("flip_seq", "pad_seq", "center_frame_only") if getattr(args, key)}
+    tiling = Tiling(**{**tile_options(opt), "blend": args.blend or "kair", **flags, **asked_tiles(args)})
+    folder = Path(args.output or Path(opt["path"]["task"]) / "test")
+    save = args.save or (("frames",) if opt["val"]["save_img"] else ())
+    outputs = Outputs(folder, tuple(sorted(save)), args.fps)
+    return Job(saved, clips, tiling, args.tile == "auto", outputs, args, f"Test of {opt['task']}")
+
+
+def direct_job(args: TestArgs, opt: dict[str, Any] | None) -> Job:
+    """A user's own clips. The weights file says what network it is for."""
+    saved = read_saved(args.weights, opt)
+    check_inputs(saved, args)
+    options = None
+    if args.spike and saved.spike is not None:
+        options = spike_options(saved.spike, args)
+    clips = user_clips(args.input, args.spike, args.gt, options, saved.scale)
+    video = clips[0].fps is not None
+    save = args.save or (("video", "comparison") if video else ("frames", "comparison"))
+    outputs = Outputs(Path(args.output), tuple(sorted(save)), args.fps)
+    fit = args.tile in (None, "auto")
+    return Job(saved, clips, direct_tiling(saved, args), fit, outputs, args, Path(args.input).name)
+
+
+def spike_options(section: dict[str, Any] | str, args: TestArgs) -> dict[str, Any]:
+    """The spike section that the network was trained with, as the command line changes it."""
+    table = {"spike": {"type": section} if isinstance(section, str) else dict(section)}
+    if args.spike_size:
+        table["spike"] |= dict(zip(("h", "w"), args.spike_size, strict=True))
+    for override in args.overrides:
+        if not override.startswith("spike."):
+            raise OptionError(
+                f"cannot set {override}", "the command line", "spike.key=value in the form with --input",
+                "use --tile, --blend, --flip-seq, ..., or the form with --opt alone",
+            )  # fmt: skip
+        apply_override(table, override, Sources(args.weights))
+    return table["spike"]
+
+
+# ---- doing it --------------------------------------------------------------------------------------------------------
+
+
+def test(job: Job) -> None:
+    """Restore what is missing, finish each clip, report on all. Collective."""
+    with utils_dist.all_ranks_or_none():
+        if utils_dist.is_main_process():
+            prepare_folder(job)
+        restorer = Restorer(
+            job.saved.build(), job.tiling, utils_dist.get_device(), dtype=job.args.dtype,
+            noise_sigma=job.args.sigma, fit=job.tile_is_auto,
+        )  # fmt: skip
+        lpips = Lpips.load(job.args.lpips).to(utils_dist.get_device()) if job.args.lpips else None
+    plan = utils_dist.gather_objects(plan_work(job) if utils_dist.is_main_process() else None)[0]
+    mine = plan[utils_dist.get_rank() :: utils_dist.get_world_size()]
+    with utils_dist.all_ranks_or_none():
+        restore_all(job, restorer, mine, lpips)
+    with utils_dist.all_ranks_or_none():
+        split = sorted({work.clip for work in plan if not work.is_whole})
+        for index in split[utils_dist.get_rank() :: utils_dist.get_world_size()]:
+            finish(job, restorer, index, lpips)
+    if utils_dist.is_main_process():
+        write_report(job)
+
+
+def prepare_folder(job: Job) -> None:
+    """The output folder belongs to one job: its results are gone on with, those of another are refused."""
+    folder, file = job.outputs.folder, job.outputs.folder / "run.json"
+    mine = signature(job)
+    if job.args.overwrite:
+        for name in (clip.name for clip in job.clips):
+            clip_file(folder, name).unlink(missing_ok=True)
+            for place in (folder / name, folder / ".work" / name):
+                shutil.rmtree(place, ignore_errors=True)
+        file.unlink(missing_ok=True)
+    if file.exists():
+        known = read_json(file)
+        changed = [key for key in mine if known.get(key) != mine[key]]
+        if changed:
+            raise OptionError(
+                f"the folder holds results of another test (other {', '.join(changed)})", str(folder),
+                f"the same settings, to go on: {changed[0]} was {known.get(changed[0])}, is {mine[changed[0]]}",
+                "choose another --output, or add --overwrite",
+            )  # fmt: skip
+    write_json(file, mine)
+
+
+def signature(job: Job) -> dict[str, Any]:
+    """What the restored frames depend on."""
+    tile = describe_tiling(job.tiling) + (", halved where memory is short" if job.tile_is_auto else "")
+    inputs = {kind: sorted({clip.origin.get(kind, "") for clip in job.clips}) for kind in ("input", "spike", "gt")}
+    return {
+        "weights": job.saved.sha256(), "tile": tile, "dtype": job.args.dtype, "sigma": job.args.sigma,
+        "overrides": list(job.args.overrides), "spike_size": list(job.args.spike_size or ()),
+        "lpips": list(job.args.lpips), "save": list(job.outputs.save),
+        **inputs,
+    }  # fmt: skip
+
+
+def frames_of(job: Job, clip: ClipReader) -> range:
+    """The frames that are asked for: all, or the one in the middle."""
+    count = len(clip.stems)
+    return range(count // 2, count // 2 + 1) if job.tiling.center_frame_only else range(count)
+
+
+def plan_work(job: Job) -> list[Work]:
+    """What is still to be restored, longest first, so that the ranks end together; ranks take every n-th piece.
+
+    With fewer clips than ranks, clips are cut in time: the frames are the same, bit for bit, however they are cut.
+    """
+    todo = [i for i, clip in enumerate(job.clips) if load_clip(job.outputs.folder, clip.name) is None]
+    done = len(job.clips) - len(todo)
+    if done:
+        logger.info("%d of %d clips are finished already", done, len(job.clips))
+    can_cut = job.tiling.num_frame_testing and not job.tiling.flip_seq and not job.tiling.center_frame_only
+    pieces = -(-utils_dist.get_world_size() // len(todo)) if todo and can_cut else 1
+    plan = []
+    for index in todo:
+        clip = job.clips[index]
+        missing = [k for k in frames_of(job, clip) if not job.outputs.frame_file(clip.name, clip.stems[k]).exists()]
+        left = range(missing[0], missing[-1] + 1) if missing else range(0)
+        size = -(-len(left) // pieces) or 1
+        cuts = [left[i : i + size] for i in range(0, len(left), size)] or [left]
+        plan += [Work(index, cut, len(cuts) == 1) for cut in cuts]
+    return sorted(plan, key=lambda work: (-len(work.frames), work.clip, work.frames.start))
+
+
+def restore_all(job: Job, restorer: Restorer, mine: Sequence[Work], lpips: Lpips | None) -> None:
+    """This rank's share, each frame on disk as soon as it is restored."""
+    total = sum(len(work.frames) for work in mine)
+    hidden = None if utils_dist.is_main_process() else True  # None: hidden where stderr is no terminal
+    begin, count = time.perf_counter(), 0
+    with tqdm(total=total, unit="frame", desc="restoring", disable=hidden, dynamic_ncols=True) as bar:
+        for work in mine:
+            clip = job.clips[work.clip]
+            for index, frame in zip(work.frames, restorer.frames(clip, work.frames), strict=True):
+                imwrite_rgb(job.outputs.frame_file(clip.name, clip.stems[index]), tensor_to_uint8(frame))
+                bar.update()
+                count += 1
+            pace = (time.perf_counter() - begin) / max(count, 1)
+            if work.is_whole:
+                finish(job, restorer, work.clip, lpips, pace if work.frames else None)
+            logger.info(
+                "%s: frames %d to %d restored; %.3f s/frame on %s, %.0f s left", clip.name, work.frames.start + 1,
+                work.frames.stop, pace, device_name(), pace * (total - count),
+            )  # fmt: skip
+
+
+def finish(job: Job, restorer: Restorer, index: int, lpips: Lpips | None, pace_s: float | None = None) -> None:
+    """Scores, strips and videos of a clip whose frames are all there; then its mark."""
+    clip, outputs = job.clips[index], job.outputs
+
+    def read_restored(k: int) -> np.ndarray:
+        return np.ascontiguousarray(read_bgr(str(outputs.frame_file(clip.name, clip.stems[k])))[..., ::-1])
+
+    entry = finish_clip(clip, frames_of(job, clip), outputs, read_restored, lpips.score if lpips else None)
+    save_clip(outputs.folder, {**entry, "s_per_frame": pace_s, "tile": describe_tiling(restorer.tiling)})
+    shutil.rmtree(outputs.folder / ".work" / clip.name, ignore_errors=True)
+
+
+# ---- telling of it ---------------------------------------------------------------------------------------------------
+
+
+def write_report(job: Job) -> None:
+    """metrics.json, table.txt and report.html over all clips of the folder's job; the table to the log."""
+    folder = job.outputs.folder
+    entries = [entry for clip in job.clips if (entry := load_clip(folder, clip.name)) is not None]
+    results = {"protocol": protocol(job, entries), **collect(entries, len(job.clips))}
+    write_json(folder / "metrics.json", results)
+    table = text_table(results)
+    told = "\n".join(f"{key}: {value}" for key, value in results["protocol"].items())
+    write_whole(folder / "table.txt", f"{table}\n\n{told}\n".encode())
+    shown = {entry["name"]: example_pictures(job, entry) for entry in entries[:MAX_PICTURES]}
+    write_whole(folder / "report.html", build_report(job.title, results, shown).encode())
+    if (folder / ".work").is_dir():
+        shutil.rmtree(folder / ".work", ignore_errors=True)
+    logger.info("%s\n%s\n%s", job.title, table, told)
+    logger.info("results are in %s (open report.html)", folder)
+
+
+def protocol(job: Job, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How the numbers came about; it stands beside them everywhere."""
+    paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
+    roots = {
+        kind: ", ".join(sorted({str(Path(clip.origin[kind])) for clip in job.clips if kind in clip.origin})[:3])
+        for kind in ("input", "gt", "spike")
+    }
+    return {
+        "weights": f"{job.saved.path} (sha256 {job.saved.sha256()[:12]}), network from {job.saved.known_from}",
+        **{kind: root for kind, root in roots.items() if root},
+        "crop": "none", "border": "none left out",
+        "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
+        "dtype": job.args.dtype,
+        "metrics": PROTOCOL + ("; LPIPS: AlexNet, version 0.1" if job.args.lpips else ""),
+        "device": device_name(),
+        **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
+    }  # fmt: skip
+
+
+def example_pictures(job: Job, entry: dict[str, Any]) -> dict[str, np.ndarray]:
+    """blurry, restored and sharp of the clip's example frame."""
+    clip = next(c for c in job.clips if c.name == entry["name"])
+    item = clip.frame(list(clip.stems).index(entry["example"]))
+    restored = read_bgr(str(job.outputs.example_file(clip.name)))[..., ::-1]
+    pictures = {"blurry": tensor_to_uint8(item["lq"][:3]), "restored": np.ascontiguousarray(restored)}
+    return pictures | ({"sharp": tensor_to_uint8(item["gt"])} if "gt" in item else {})
+
+
+def device_name() -> str:
+    device = utils_dist.get_device()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""Restoring clips frame by frame: from a reader of single frames, through the tiles, to finished frames."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from models.tiling import Tiling, out_of_memory, stream_fitting
+from utils.utils_errors import DataError
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class FrameReader(Protocol):
+    """Gives single frames; see `frame`."""
+
+    name: str
+    stems: Sequence[str]
+
+    def frame(self, index: int) -> dict[str, Tensor]:
+        """lq (3, H, W) and, where the network takes them, spike (S, H, W)."""
+        ...
+
+
+class FrameCache:
+    """The frames read last, so that overlapping tiles in time and later comparisons decode each only once."""
+
+    def __init__(self, reader: FrameReader, capacity: int) -> None:
+        self._reader, self._capacity = reader, capacity
+        self._frames: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if index in self._frames:
+            self._frames.move_to_end(index)
+        else:
+            self._frames[index] = self._reader.frame(index)
+            if len(self._frames) > self._capacity:
+                self._frames.popitem(last=False)
+        return self._frames[index]
+
+
+class Restorer:
+    """A network with its tiles on a device.
+
+    dtype: "float32", or the autocast dtype. noise_sigma: of networks for non-blind denoising, in 0..255: a further
+    input channel. fit: halve the tiles where memory does not suffice; `tiling` then says what was used.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        tiling: Tiling,
+        device: torch.device,
+        *,
+        dtype: str = "float32",
+        noise_sigma: float | None = None,
+        fit: bool = False,
+    ) -> None:
+        self.net = _Autocast(net.to(device).eval(), device, DTYPES[dtype])
+        self.tiling, self.device, self.dtype = tiling, device, dtype
+        self.noise_sigma, self.fit = noise_sigma, fit
+
+    def frames(self, reader: FrameReader, wanted: range) -> Iterator[Tensor]:
+        """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
+
+        With center_frame_only the one in the middle, whatever is wanted. Memory is bounded by the tile in time.
+        """
+        count = len(reader.stems)
+        cache = FrameCache(reader, (self.tiling.num_frame_testing or count) + 2)
+        height, width = cache[0]["lq"].shape[-2:]
+
+        def read(indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+            items = [cache[i] for i in indices]
+            lq = torch.stack([item["lq"] for item in items])[None]
+            if self.noise_sigma is not None:
+                lq = torch.cat((lq, torch.full_like(lq[:, :, :1], self.noise_sigma / 255)), dim=2)
+            return lq, torch.stack([item["spike"] for item in items])[None] if "spike" in items[0] else None
+
+        restored = stream_fitting(self.net, read, count, self.tiling, wanted, (height, width), self._shrink)
+        try:
+            for frame in restored:
+                if not torch.isfinite(frame).all():
+                    raise DataError(
+                        f"the network gave NaN or Inf for clip {reader.name}", reader.name, "finite values",
+                        "use --dtype float32, and check the weights",
+                    )  # fmt: skip
+                yield frame[0]
+        except RuntimeError as e:
+            if out_of_memory(e):
+                raise _too_large(self.tiling) from e
+            raise
+
+    def _shrink(self, tiling: Tiling) -> None:
+        if not self.fit:
+            raise _too_large(self.tiling)
+        logger.warning("out of memory; now with %s", describe_tiling(tiling))
+        self.tiling = tiling
+
+
+class _Autocast(nn.Module):
+    """The network in mixed precision (dtype None: as it is)."""
+
+    def __init__(self, net: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.net, self._device, self._dtype = net, device.type, dtype
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        with torch.autocast(self._device, self._dtype, enabled=self._dtype is not None):
+            return self.net(*inputs)
+
+
+def describe_tiling(tiling: Tiling) -> str:
+    """The tiles in words, for the log and the protocol."""
+    frames = f"{tiling.num_frame_testing} frames" if tiling.num_frame_testing else "the whole clip"
+    side = f"{tiling.size_patch_testing} px" if tiling.size_patch_testing else "the whole frame"
+    parts = [f"tiles of {frames} x {side}"]
+    if tiling.num_frame_testing or tiling.size_patch_testing:
+        parts.append(f"overlap {tiling.num_frame_overlapping} frames, {tiling.size_overlapping} px")
+    parts.append(f"{tiling.blend} blend")
+    parts += [name for name in ("flip_seq", "pad_seq", "center_frame_only") if getattr(tiling, name)]
+    return ", ".join(parts)
+
+
+def _too_large(tiling: Tiling) -> DataError:
+    return DataError(
+        "out of memory", f"the network with {describe_tiling(tiling)}", "tiles that fit into memory",
+        "use --tile auto, smaller tiles (--tile 6,128), or --dtype bfloat16",
+    )  # fmt: skip

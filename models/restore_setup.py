@@ -1,0 +1,89 @@
+"""What a test needs to know of weights before it starts: which file, which inputs, which tiles."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+from models.model_vrt import tile_options
+from models.portable import SavedNetwork
+from models.released import RELEASED_TILES
+from models.tiling import Tiling
+from utils import utils_dist
+from utils.utils_errors import CheckpointError, OptionError
+from utils.utils_test_args import TestArgs
+
+# Frames and side of a tile where neither the user nor the authors of the weights say: see docs/testing.md.
+AUTO_FRAMES = 12
+AUTO_SIDE_CPU = 256
+
+logger = logging.getLogger(__name__)
+
+
+def find_weights(opt: dict[str, Any], weights: str | None) -> str:
+    """--weights; else the run's best, else its latest checkpoint, unless path.resume is null; else the pretrained."""
+    if weights:
+        return weights
+    path, folder = opt["path"], Path(opt["path"]["task"]) / "checkpoints"
+    own = [folder / f"checkpoint_{name}.pth" for name in ("best", "latest")]
+    if path["resume"] not in ("auto", None):
+        own = [Path(path["resume"])]
+    tried = [*(own if path["resume"] else []), *filter(None, (path["pretrained_netE"], path["pretrained_netG"]))]
+    found = next((str(p) for p in tried if Path(p).is_file()), None)
+    if found is None:
+        raise CheckpointError(
+            "no weights to test", ", ".join(map(str, tried)), "a checkpoint of this run, or path.pretrained_netG",
+            "train first, or give --weights FILE",
+        )  # fmt: skip
+    return found
+
+
+def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
+    """Raise OptionError where the network needs an input that was not given, or the other way round."""
+    netG = saved.netG
+    if netG.get("pa_frames") == 0:
+        raise OptionError(
+            "these weights make new frames between given ones", str(saved.path), "weights that restore frames",
+            "this form does not interpolate frames",
+        )  # fmt: skip
+    if bool(netG.get("nonblind_denoising")) != (args.sigma is not None):
+        wants = "need" if netG.get("nonblind_denoising") else "do not take"
+        raise OptionError(f"these weights {wants} a noise level", "--sigma", "0..255 for 008", "add or drop --sigma")
+    if needs_spikes(saved) and not args.spike:
+        raise OptionError(
+            "these weights need spikes", "--spike", "the spikes of the clip: a .dat, or a folder of .dat files",
+            "add --spike PATH --spike-size H W, or use weights trained on RGB alone",
+        )  # fmt: skip
+    if args.spike and saved.spike is None:
+        logger.warning("these weights take no spikes: --spike is not read")
+
+
+def needs_spikes(saved: SavedNetwork) -> bool:
+    """Whether the network looks at spikes."""
+    fusion = saved.netG.get("fusion", "none")
+    return (fusion if isinstance(fusion, str) else fusion["type"]) != "none"
+
+
+def direct_tiling(saved: SavedNetwork, args: TestArgs) -> Tiling:
+    """The tiles asked for, else those of the authors of published weights, else as large as memory allows."""
+    # A GPU says when its memory is full; a computer without one rather starts to swap.
+    window = math.lcm(*saved.netG.get("window_size", (1, 1, 1))[1:])
+    side = 0 if utils_dist.get_device().type == "cuda" else -(-AUTO_SIDE_CPU // window) * window
+    val = {
+        "num_frame_testing": AUTO_FRAMES, "num_frame_overlapping": 2,
+        "size_patch_testing": side, "size_patch_overlapping": 20,
+        **{key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only")},
+    }  # fmt: skip
+    if saved.released and args.tile is None:
+        val["num_frame_testing"], val["size_patch_testing"] = RELEASED_TILES[saved.released[:3]]
+    fixed = tile_options({"val": val, "netG": saved.netG, "scale": saved.scale})
+    return Tiling(**{**fixed, "blend": args.blend or "smooth", **asked_tiles(args)})
+
+
+def asked_tiles(args: TestArgs) -> dict[str, int]:
+    """--tile T,P and --overlap T,P as fields of Tiling."""
+    tile = args.tile if isinstance(args.tile, tuple) else ()
+    asked = dict(zip(("num_frame_testing", "size_patch_testing"), tile, strict=False))
+    return asked | dict(zip(("num_frame_overlapping", "size_overlapping"), args.overlap or (), strict=False))
