@@ -101,7 +101,7 @@ def test_comments_go_urls_stay_and_defaults_are_filled_in(file):
 
 def test_overrides_are_json_or_text_and_may_name_a_part(file):
     opt = load(
-        file, "netG.fusion=none", "train.G_optimizer_betas=[0.5, 0.6]", "path.root=runs", "train.amp.enable=true"
+        file, "netG.fusion=none", "train.G_optimizer_betas=[0.5, 0.6]", "path.root=x", "train.amp.enable=true"
     )
     assert opt["netG"]["fusion"] == {"type": "none"}
     assert opt["train"]["G_optimizer_betas"] == [0.5, 0.6]
