@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Test on N processes of this machine; clips, and parts of long clips, are shared out, the numbers do not depend on N.
+#
+#   ./launch_test.sh N FILE [section.key=value ...] [--weights PATH ...]
+#   ./launch_test.sh N --weights PATH --input PATH --output DIR [...]
+#
+# FILE: an option file with datasets.test. More in docs/testing.md. The exit code is the run's own.
+set -euo pipefail
+
+count=${1:-}; shift || true
+if [[ ${1:-} == *.json || ${1:-} == *.json5 ]]; then set -- --opt "$@"; fi
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+exec "$here/scripts/launch.sh" launch_test.sh main_test_vrt.py "$count" "$@"

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Start a main script on N processes of this machine; launch_train.sh and launch_test.sh end here.
+#
+#   scripts/launch.sh LAUNCHER MAIN N ARGUMENTS...
+#
+# N=1: plain python; N>1: torchrun. LAUNCHER is the name to use in messages. The exit code is the run's own.
+set -euo pipefail
+launcher=$1 main=$2 count=$3; shift 3
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
+
+fail() { printf 'DistError: %s\n  in        %s\n  expected  %s\n  do        %s\n' "$1" "$launcher" "$2" "$3" >&2; exit 2; }
+
+[[ $count =~ ^[1-9][0-9]*$ ]] || fail "N is '$count'" "./$launcher N [FILE] [key=value ...]" "give the number of processes"
+
+if [[ -n ${RANK:-} && ${WORLD_SIZE:-1} != 1 ]]; then
+    # torchrun would overwrite the variables in silence, and every rank would start a world of its own.
+    fail "a platform has injected RANK=$RANK and WORLD_SIZE=$WORLD_SIZE" "no launcher inside a launch" \
+        "python -u $main $*"
+fi
+
+if [[ -n ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} ]]; then python=python
+elif [[ -x .venv/bin/python ]]; then python=.venv/bin/python
+else python=python3; fi
+
+export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
+export NCCL_ASYNC_ERROR_HANDLING="${NCCL_ASYNC_ERROR_HANDLING:-1}" # the old name
+export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
+cores=$(($(nproc) / count))
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 0 ? cores : 1))}"
+if [[ -z ${NCCL_IB_DISABLE:-} && -z $(ls -A /sys/class/infiniband 2>/dev/null) ]]; then export NCCL_IB_DISABLE=1; fi
+
+if [[ $count -eq 1 ]]; then
+    # Inside a SLURM allocation the task variables describe the allocation, not this one process.
+    exec env -u SLURM_PROCID -u WORLD_SIZE "$python" -u "$main" "$@"
+fi
+
+# torchrun, with the run's exit code; more ranks than GPUs are refused there.
+exec "$python" scripts/torchrun_quiet.py --standalone --nproc_per_node="$count" "$main" "$@"
