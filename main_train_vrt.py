@@ -80,6 +80,7 @@ def train(opt: dict[str, Any]) -> None:
     timer = StepTimer()
     with closing(Experiment(opt, progress)) as experiment:
         total_iter = planned_steps(opt, loader)
+        is_new = progress.step < total_iter
         while progress.step < total_iter:
             for micro_batches in steps_of_epoch(loader, progress, total_iter, timer):
                 with timer.part("compute"):
@@ -94,7 +95,7 @@ def train(opt: dict[str, Any]) -> None:
                     run_validation(model, clips, experiment, progress)
                 if progress.step % every["checkpoint_save"] == 0 and progress.step < total_iter:
                     save(model, experiment, progress)
-        finish(model, clips, experiment, progress)
+        finish(model, clips, experiment, progress, is_new)
 
 
 def build_data(opt: dict[str, Any]) -> tuple[TrainLoader, Any]:
@@ -190,10 +191,13 @@ def save(model: ModelVRT, experiment: Experiment, progress: Progress) -> None:
     utils_dist.barrier()
 
 
-def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress) -> None:
-    """Last validation and save, and the table that a run ends with. Collective."""
+def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress, is_new: bool) -> None:
+    """Last validation and save, and the table a run ends with; a run finished before is not saved again. Collective."""
+    if not is_new:
+        logger.info("already finished at iter %d: nothing is trained", progress.step)
     validation = run_validation(model, clips, experiment, progress)
-    save(model, experiment, progress)
+    if is_new:
+        save(model, experiment, progress)
     experiment.close()
     if validation is not None:
         logger.info("test split after %d iterations:\n%s", progress.step, validation.table())

@@ -1,0 +1,194 @@
+"""Training from the front door: what a run leaves, resume, several ranks, the phases and the modes of a step."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+
+from tests.train_files import MAIN, experiment, history, latest, train, write_options
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of four steps on one rank, with every writer, and its output."""
+    options = write_options(tmp_path_factory.mktemp("finished"))
+    result = train(options, "logging.use_tensorboard=true", "train.checkpoint_test=2", "train.checkpoint_save=2")
+    assert result.exit_codes == [0], result.text
+    return options, result
+
+
+def same(a, b):
+    """Whether two nested states are equal, tensors bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished):
+    options, result = finished
+    folder = experiment(options)
+
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    weights = {f"models/{step}_{letter}.pth" for step in (2, 4) for letter in "GE"}
+    pictures = {f"images/test{clip}/{step}.png" for step in (2, 4) for clip in range(3)}
+    checkpoints = {f"checkpoints/checkpoint_{name}.pth" for name in ("latest", "best")}
+    assert left >= weights | pictures | checkpoints | {"log/train.log", "training_history.json", "curves.png"}
+    assert any(name.startswith("tb_logger/events") for name in left)
+    assert any(name.startswith("options/") for name in left)
+    log = (folder / "log" / "train.log").read_text()
+    line = r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] Epoch: 1, Iter: 3, Loss: \d\.\d{4}, "
+    assert re.search(line, log, re.MULTILINE)
+    assert "Finished at iter 4" in result.text and re.search(r"^mean  \|", result.text, re.MULTILINE)
+
+
+def test_saved_weights_load_into_the_network_without_trust(finished):
+    options, _ = finished
+    folder = experiment(options)
+
+    weights = torch.load(folder / "models" / "4_G.pth", weights_only=True)
+    state = torch.load(folder / "checkpoints" / "checkpoint_latest.pth", weights_only=True)
+
+    assert weights["iter"] == state["step"] == 4 and weights["options"]["netG"]["net_type"] == "vrt"
+    assert same(weights["params"], state["model_state_dict"])
+
+
+def test_a_secret_reaches_no_file(tmp_path):
+    options = write_options(tmp_path)
+    key = "0123456789canary"
+
+    result = train(options, f"logging.wandb_api_key={key}", "train.total_iter=1", env={"WANDB_API_KEY": key})
+
+    assert result.exit_codes == [0], result.text
+    assert key not in result.text
+    found = [path for path in (tmp_path / "experiments").rglob("*") if path.is_file()]
+    assert found and not [path for path in found if key.encode() in path.read_bytes()]
+
+
+def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
+    # 8 samples an epoch: the stop at step 3 lies in the middle of the first one, the end in the second.
+    options = write_options(tmp_path)
+
+    train(options, "task=whole", "train.total_iter=10")
+    train(options, "task=parts", "train.total_iter=3")
+    second = train(options, "task=parts", "train.total_iter=10")
+
+    assert "at iter 3" in second.text, second.text
+    whole, parts = latest(options, "whole"), latest(options, "parts")
+    for state in (whole, parts):
+        state.pop("options")
+    assert same(whole, parts)
+    whole_loss, parts_loss = history(options, "whole")["train/loss"], history(options, "parts")["train/loss"]
+    assert whole_loss == parts_loss
+
+
+def test_a_finished_run_is_validated_again_but_not_overwritten(finished):
+    options, _ = finished
+    path = experiment(options) / "checkpoints" / "checkpoint_latest.pth"
+    before = path.stat().st_mtime_ns
+
+    again = train(options)
+
+    assert again.exit_codes == [0] and "already finished at iter 4" in again.text
+    assert re.search(r"^mean  \|", again.text, re.MULTILINE)
+    assert path.stat().st_mtime_ns == before
+
+
+def test_resume_none_refuses_a_folder_that_holds_a_run(finished):
+    options, _ = finished
+
+    result = train(options, "--resume", "none")
+
+    assert result.exit_codes == [2] and "OptionError: path.resume is null" in result.text
+
+
+def test_one_and_two_ranks_validate_alike(finished):
+    # 3 clips on 2 ranks: padding to 4 would count one twice.
+    options, _ = finished
+    shutil.copytree(experiment(options), experiment(options, "two"))
+
+    train(options)
+    result = train(options, "task=two", ranks=2)
+
+    assert result.exit_codes == [0, 0], result.text
+    for name in ("val/psnr", "val/ssim", "val/psnr_input"):
+        assert history(options, "two")[name][-1][1] == pytest.approx(history(options)[name][-1][1], abs=1e-6)
+
+
+def test_two_ranks_train_on_different_samples_and_only_rank_0_writes(tmp_path):
+    options = write_options(tmp_path)
+
+    result = train(options, "train.total_iter=2", "debug.every=1", ranks=2)
+
+    assert result.exit_codes == [0, 0], result.text
+    line = r"\[Rank (\d)/2\] Step (\d), Batch size: 1, Loss: \d+\.\d+, Samples: (\S+)"
+    seen = [re.findall(line, out) for out in result.stdout]
+    assert [[(rank, step) for rank, step, _ in found] for found in seen] == [
+        [("0", "1"), ("0", "2")], [("1", "1"), ("1", "2")],
+    ]  # fmt: skip
+    assert len({key for found in seen for _, _, key in found}) == 4
+    assert "Iter:" in result.stdout[0] and "Iter:" not in result.stdout[1] + result.stderr[1]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("train.amp.enable=true", "train.amp.dtype=bfloat16"),
+        ("train.amp.enable=true", "train.amp.dtype=float16"),
+        ("train.G_optimizer_type=adamw", "train.G_optimizer_clipgrad=0.1", "train.accumulation_steps=2"),
+        ("train.G_scheduler_type=MultiStepLR", "train.G_scheduler_milestones=[2]", "netG.fusion=none"),
+    ],
+)
+def test_the_modes_of_a_step_train_and_resume(tmp_path, overrides):
+    options = write_options(tmp_path)
+
+    first = train(options, "train.total_iter=1", *overrides)
+    second = train(options, "train.total_iter=2", *overrides)
+
+    assert first.exit_codes == second.exit_codes == [0], first.text + second.text
+    assert [step for step, _ in history(options)["train/loss"]] == [1, 2]
+    assert all(torch.isfinite(value).all() for value in latest(options)["model_state_dict"].values())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [(2, ()), (2, ("use_static_graph=true",)), (2, ("find_unused_parameters=true",))],
+)
+def test_frozen_parts_are_released_on_all_ranks_without_a_restart(tmp_path, ranks, overrides):
+    options = write_options(tmp_path, netG={})
+    text = json.loads(options.read_text())
+    from tests.train_files import network
+
+    text["netG"] = network(use_checkpoint_attn=True, use_checkpoint_ffn=True)
+    text["train"] |= {"fix_iter": 3, "fix_keys": ["spynet", "deform"], "fix_lr_mul": 0.5, "checkpoint_save": 1}
+    options.write_text(json.dumps(text))
+
+    result = train(options, *overrides, ranks=ranks)
+
+    assert result.exit_codes == [0] * ranks, result.text
+    weights = [
+        torch.load(experiment(options) / "models" / f"{step}_G.pth", weights_only=True)["params"] for step in (1, 2, 4)
+    ]
+    slow = [key for key in weights[0] if "deform" in key and key.endswith("weight")]
+    assert slow and all(torch.equal(weights[0][key], weights[1][key]) for key in slow)
+    assert any(not torch.equal(weights[1][key], weights[2][key]) for key in slow)
+
+
+def test_the_launcher_starts_two_ranks_and_hands_on_the_exit_code(tmp_path):
+    from tests.dist.launching import run_command
+
+    options = write_options(tmp_path)
+
+    good = run_command(["./launch_train.sh", "2", str(options), "train.total_iter=2"], limit_s=120)
+    bad = run_command(["./launch_train.sh", "2", str(options), "train.total_itre=2"], limit_s=60)
+
+    assert good.exit_codes == [0] and "Finished at iter 2" in good.text
+    assert bad.exit_codes == [2] and bad.text.count("unknown option train.total_itre") == 1
+    assert MAIN not in good.stderr[0]

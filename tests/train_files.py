@@ -1,0 +1,68 @@
+"""A training run small enough for a test: clips of 32 x 32, a VRT of one block a stage, seconds on one core."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.clip_files import section, write_clip, write_info
+from tests.dist.launching import RankResult, run_ranks
+
+MAIN = "main_train_vrt.py"
+LOADER = {"dataloader_num_workers": 1, "dataloader_batch_size": 1}
+
+
+def write_options(folder: Path, **changes: Any) -> Path:
+    """Clips (4 + 4 training frames, 3 test clips of different length) and an option file; returns its path."""
+    for number in range(2):
+        write_clip(folder, f"train{number}", frames=4, h=16, w=16, seed=number)
+    for number in range(3):
+        write_clip(folder, f"test{number}", split="test", frames=2 + number, h=16, w=16, seed=10 + number)
+    write_info(folder, h=16, w=16)
+    options = {
+        "task": "run",
+        "path": {"root": str(folder / "experiments")},
+        "datasets": {
+            "train": section(folder, num_frame=2, gt_size=32, use_hflip=True, use_rot=True) | LOADER,
+            "test": section(folder, "test"),
+        },
+        "netG": network(),
+        "train": {
+            "total_iter": 4, "G_lossfn_type": "charbonnier", "G_optimizer_lr": 1e-3, "G_scheduler_periods": 100, "E_decay": 0.9,
+            "checkpoint_print": 1, "checkpoint_test": 1000, "checkpoint_save": 1000,
+        },
+        "logging": {"use_tensorboard": False},
+    }  # fmt: skip
+    path = folder / "options.json"
+    path.write_text(json.dumps(options | changes), encoding="utf-8")
+    return path
+
+
+def network(**changes: Any) -> dict[str, Any]:
+    values = {
+        "net_type": "vrt", "upscale": 1, "in_chans": 3, "img_size": [2, 32, 32], "window_size": [2, 4, 4],
+        "depths": [2] + [1] * 7, "indep_reconsts": [], "embed_dims": [8] * 8, "num_heads": [2] * 8, "mul_attn_ratio": 0.5,
+        "deformable_groups": 2, "drop_path_rate": 0.2,
+        "fusion": {"type": "gated", "features": 8, "layers": 1, "gate_bias": 0.0},
+    }  # fmt: skip
+    return values | changes
+
+
+def train(options: Path, *overrides: str, ranks: int = 1, limit_s: float = 120, **launch: Any) -> RankResult:
+    """Run main_train_vrt.py on these ranks to the end, whatever the end is."""
+    return run_ranks(ranks, MAIN, "--opt", str(options), *overrides, limit_s=limit_s, **launch)
+
+
+def experiment(options: Path, task: str = "run") -> Path:
+    return options.parent / "experiments" / task
+
+
+def latest(options: Path, task: str = "run") -> dict[str, Any]:
+    return torch.load(experiment(options, task) / "checkpoints" / "checkpoint_latest.pth", weights_only=True)
+
+
+def history(options: Path, task: str = "run") -> dict[str, list[list[float]]]:
+    return json.loads((experiment(options, task) / "training_history.json").read_text())
