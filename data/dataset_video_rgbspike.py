@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.augment import Augment
+from data.camera import CAMERAS, CameraDraw
 from data.clip import Clip
 from data.clip_index import Source
 from data.io_backend import IO_BACKENDS
@@ -21,6 +22,7 @@ from utils.utils_errors import DataError, OptionError
 logger = logging.getLogger(__name__)
 
 SpikeSection = Annotated[dict[str, Any] | str, SPIKE_SOURCES]
+CameraSection = Annotated[dict[str, Any] | str | None, CAMERAS]
 IoSection = Annotated[dict[str, Any] | str, IO_BACKENDS]
 
 
@@ -32,15 +34,32 @@ class _Clips(Dataset):
 
     is_training = False
 
-    def __init__(self, source: Source, io_backend: dict[str, Any] | str, cache_data: bool) -> None:
-        self.spikes = source.spikes
+    def __init__(
+        self,
+        source: Source,
+        *,
+        io_backend: dict[str, Any] | str,
+        cache_data: bool,
+        seed: int,
+        camera: dict[str, Any] | str | None = None,
+    ) -> None:
+        self.seed, self.spikes = seed, source.spikes
+        self.camera = CAMERAS.build(camera, "camera") if camera else None
         self.files = IO_BACKENDS.build(io_backend, "io_backend", cache_data=cache_data)
         self.clips: list[Clip] = self.files.clips(source)
 
-    def read(self, clip: Clip, frames: list[int], aug: Augment, backwards: list[bool]) -> dict[str, Tensor]:
+    def read(
+        self,
+        clip: Clip,
+        frames: list[int],
+        aug: Augment,
+        backwards: list[bool],
+        camera: CameraDraw | None = None,
+    ) -> dict[str, Tensor]:
         """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of these frames, cut and turned.
 
         backwards: whether time runs backwards within each frame, before `aug.reverse` turns all of them round.
+        camera: another spike camera than the recorded one.
         """
         if aug.reverse:
             frames, backwards = frames[::-1], [not b for b in backwards[::-1]]
@@ -50,8 +69,11 @@ class _Clips(Dataset):
             if kind == "lq" or clip.gt
         }
         if self.spikes:
-            read = [self.spikes.read(self.files, clip, i, aug, b) for i, b in zip(frames, backwards, strict=True)]
-            item["spike"] = torch.from_numpy(aug.turn(np.stack(read)))
+            channels = [
+                self.spikes.read(self.files, clip, i, aug, back, camera)
+                for i, back in zip(frames, backwards, strict=True)
+            ]
+            item["spike"] = torch.from_numpy(aug.turn(np.stack(channels)))
         return item
 
 
@@ -74,17 +96,15 @@ class _TrainClips(_Clips):
         random_reverse: bool,
         use_hflip: bool,
         use_rot: bool,
-        io_backend: dict[str, Any] | str,
-        cache_data: bool,
-        seed: int,
+        **shared: Any,
     ) -> None:
         if num_frame < 1 or not interval_list or min(interval_list) < 1:
             raise OptionError(
                 f"num_frame is {num_frame}, interval_list {interval_list}", "datasets.train.num_frame", "numbers >= 1",
                 "correct them",
             )  # fmt: skip
-        super().__init__(source, io_backend, cache_data)
-        self.seed, self.num_frame, self.gt_size = seed, num_frame, gt_size
+        super().__init__(source, **shared)
+        self.num_frame, self.gt_size = num_frame, gt_size
         self.intervals = interval_list
         self.turns = {"hflip": use_hflip, "rot": use_rot, "reverse": random_reverse}
         self.ends = np.cumsum([len(clip) for clip in self.clips])
@@ -137,13 +157,14 @@ class _TrainClips(_Clips):
         aug = Augment.draw(rng, clip.size, self.gt_size // clip.scale, step, **self.turns)
         positions = [first + i * interval for i in range(self.num_frame)]
         frames, backwards = zip(*(bounce(p, len(clip)) for p in positions), strict=True)
-        item = self.read(clip, list(frames), aug, list(backwards))
+        camera = self.camera.draw([self.seed, epoch, index]) if self.camera else None
+        item = self.read(clip, list(frames), aug, list(backwards), camera)
         return {**item, "key": f"{clip.name}/{clip.stems[frames[0]]}"}
 
 
 class _TestClips(_Clips):
-    def __init__(self, source: Source, *, num_frame: int, io_backend: dict[str, Any] | str, cache_data: bool) -> None:
-        super().__init__(source, io_backend, cache_data)
+    def __init__(self, source: Source, *, num_frame: int, **shared: Any) -> None:
+        super().__init__(source, **shared)
         self.num_frame = num_frame
 
     def __len__(self) -> int:
@@ -164,7 +185,8 @@ class _TestClips(_Clips):
             raise IndexError(index)
         clip = self.clips[index]
         frames = list(range(first, first + count))
-        item = self.read(clip, frames, Augment.whole(clip.size), [False] * count)
+        camera = self.camera.draw([self.seed, index]) if self.camera else None
+        item = self.read(clip, frames, Augment.whole(clip.size), [False] * count, camera)
         return {**item, "key": clip.name, "frames": [clip.stems[i] for i in frames]}
 
 
@@ -183,6 +205,7 @@ class TrainDatasetRGBSpike(_TrainClips):
 
     Items: lq (T, 3, h, w), spike (T, S, h, w), gt (T, 3, s h, s w) float32, key "clip/first_frame".
     lq_folder: name of the blurry frames within a clip, where it has such folders ("blur" or "blur_gamma").
+    camera: changes of the spike camera to train against, "perturb" or its options; null for none.
     Clips shorter than num_frame are played back and forth.
     """
 
@@ -194,6 +217,7 @@ class TrainDatasetRGBSpike(_TrainClips):
         num_frame: int,
         gt_size: int,
         spike: SpikeSection = "dat",
+        camera: CameraSection = None,
         lq_folder: str = "blur",
         meta_info_file: str | None = None,
         filename_tmpl: str | None = None,
@@ -213,7 +237,7 @@ class TrainDatasetRGBSpike(_TrainClips):
         super().__init__(
             source, num_frame=num_frame, gt_size=gt_size, interval_list=list(interval_list),
             random_reverse=random_reverse, use_hflip=use_hflip, use_rot=use_rot, io_backend=io_backend,
-            cache_data=cache_data, seed=seed,
+            cache_data=cache_data, seed=seed, camera=camera,
         )  # fmt: skip
 
 
@@ -259,6 +283,7 @@ class TestDatasetRGBSpike(_TestClips):
         dataroot_spike: str,
         dataroot_gt: str | None = None,
         spike: SpikeSection = "dat",
+        camera: CameraSection = None,
         lq_folder: str = "blur",
         meta_info_file: str | None = None,
         filename_tmpl: str | None = None,
@@ -272,7 +297,9 @@ class TestDatasetRGBSpike(_TestClips):
             dataroot_lq, dataroot_gt, dataroot_spike, lq_folder, meta_info_file, filename_tmpl, filename_ext,
             build_spikes(spike, dataroot_spike, "datasets.test.spike"),
         )  # fmt: skip
-        super().__init__(source, num_frame=num_frame, io_backend=io_backend, cache_data=cache_data)
+        super().__init__(
+            source, num_frame=num_frame, io_backend=io_backend, cache_data=cache_data, seed=seed, camera=camera
+        )
 
 
 @DATASETS.register("VideoRecurrentTestDataset", given=("seed",))
@@ -293,4 +320,4 @@ class VideoRecurrentTestDataset(_TestClips):
         seed: int = 0,
     ) -> None:
         source = Source(dataroot_lq, dataroot_gt, None, lq_folder, meta_info_file, filename_tmpl, filename_ext)
-        super().__init__(source, num_frame=num_frame, io_backend=io_backend, cache_data=cache_data)
+        super().__init__(source, num_frame=num_frame, io_backend=io_backend, cache_data=cache_data, seed=seed)

@@ -108,7 +108,7 @@ def _list_lmdb(root: str, ext: str) -> Listing:
         ) from e  # fmt: skip
     keys = [os.path.splitext(line.split(" ")[0])[0] for line in lines if line.strip()]
     root, listing = root.rstrip("/"), {}
-    environment = _open_lmdb(root)
+    environment = _environments.pop(root, None) or _open_lmdb(root)
     try:
         with environment.begin(buffers=True) as transaction:
             for key in keys:

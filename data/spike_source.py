@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 
 from data.augment import Augment
+from data.camera import CameraDraw
 from data.clip import Clip
 from data.spike import represent as rp
 from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
@@ -104,16 +105,20 @@ class DatSpikes:
             )  # fmt: skip
         return center
 
-    def represent(self, stream: np.ndarray, clip: str, path: str, reverse: bool = False) -> np.ndarray:
+    def represent(
+        self, stream: np.ndarray, clip: str, path: str, reverse: bool = False, rate_factor: float = 1.0
+    ) -> np.ndarray:
         """Stream (T, h, w) of one file, as recorded -> (S, h, w) float32.
 
         reverse: the stream is reversed first, so that its bins tell the truth about a clip played backwards.
+        rate_factor: what the stream's own rate is, as a multiple of the section's.
         """
         center = self.center_plane(clip, len(stream))
         if reverse:
             stream, center = stream[::-1], len(stream) - 1 - center
         try:
-            return rp.represent(self.name, stream, center, rate=self.rate, gamma=self.gamma, **self.options)
+            rate = self.rate * rate_factor
+            return rp.represent(self.name, stream, center, rate=rate, gamma=self.gamma, **self.options)
         except ValueError as e:
             raise DataError(
                 f"{len(stream)} planes are too few for spike.representation {self.name}: {e}", path,
@@ -124,10 +129,19 @@ class DatSpikes:
         """Raise OptionError or DataError where files of `planes` planes cannot be represented."""
         self.represent(np.zeros((planes, 1, 1), np.uint8), clip, f"a spike file of {clip}")
 
-    def read(self, files: SpikeFiles, clip: Clip, frame: int, aug: Augment, reverse: bool = False) -> np.ndarray:
+    def read(
+        self,
+        files: SpikeFiles,
+        clip: Clip,
+        frame: int,
+        aug: Augment,
+        reverse: bool = False,
+        camera: CameraDraw | None = None,
+    ) -> np.ndarray:
         """The channels of one frame's file within the rectangle of `aug`: (S, aug.height, aug.width) float32.
 
         reverse: time runs backwards within the frame. `aug` only says where to cut: turning comes afterwards.
+        camera: another camera than the one that recorded the file.
         Only the rectangle's planes are unpacked, with one spike pixel around it, so that resizing gives
         to the pixel what it would have given on the whole picture.
         """
@@ -140,7 +154,10 @@ class DatSpikes:
                 f"spike file has {len(stream)} planes now", clip.spike[frame],
                 f"{clip.planes[frame]}, as when the run started", "restore the file",
             )  # fmt: skip
-        channels = self.represent(stream, clip.name, clip.spike[frame], reverse)
+        factor = 1.0
+        if camera:
+            stream, factor = camera.apply(stream, frame), camera.known_rate_factor
+        channels = self.represent(stream, clip.name, clip.spike[frame], reverse, factor)
         return self.to_rgb_grid(channels, ratio)[:, inner[0], inner[1]]
 
     def to_rgb_grid(self, channels: np.ndarray, ratio: int) -> np.ndarray:

@@ -320,3 +320,19 @@ def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
 def test_planes_on_disk_are_what_was_written(clips):
     path = clips / "GOPRO_Large_spike_seq/train/clip1/spike/000047.dat"
     assert np.array_equal(read_dat(path, SpikeGeometry(8, 12)).sum(0), levels(1, 0, 8, 12))
+
+
+def test_another_camera_changes_the_spikes_and_nothing_else(clips):
+    plain = build(clips, **ALL_TURNS)
+    other = build(clips, camera={"type": "perturb", "threshold_prob": 1.0, "threshold_range": [2.0, 2.0]}, **ALL_TURNS)
+    for index in range(4):
+        a, b = plain[(1, index)], other[(1, index)]
+        assert torch.equal(a["lq"], b["lq"]) and torch.equal(a["gt"], b["gt"]) and a["key"] == b["key"]
+        assert float(b["spike"].mean()) == pytest.approx(float(a["spike"].mean()) / 2, rel=0.2)
+        assert torch.equal(b["spike"], other[(1, index)]["spike"])
+
+
+def test_a_camera_of_known_rate_gives_the_same_light(clips):
+    camera = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [2.0, 2.0], "known_rate": True}
+    plain, other = (build(clips, "test", camera=c)[0]["spike"] for c in (None, camera))
+    assert float(other.mean()) == pytest.approx(float(plain.mean()), rel=0.2)

@@ -1,0 +1,71 @@
+"""What a stream would look like from another camera: another threshold, lost planes, pixels that stick."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator) -> np.ndarray:
+    """Stream (T, h, w) as a sensor with `factor` times the threshold would have fired: rate / factor spikes per tick.
+
+    Light is taken as even between two spikes, one threshold per interval, and integrated again with a new random
+    first charge; so a higher threshold keeps every factor-th spike, and a lower one puts spikes between the old ones.
+    At most one spike per plane, as in the sensor: a pixel that fires all the time cannot fire more.
+    """
+    if factor == 1.0:
+        return stream
+    light = interval_light(stream)
+    charge = rng.random(stream.shape[1:], dtype=np.float32)
+    out = np.empty_like(stream)
+    for plane in range(len(stream)):
+        charge += light[plane] / np.float32(factor)
+        fired = charge >= 1.0
+        charge -= fired
+        out[plane] = fired
+    return out
+
+
+def interval_light(stream: np.ndarray) -> np.ndarray:
+    """(T, h, w) float32 light in thresholds per tick: 1 / (tn - tp) in planes tp + 1 ... tn of each interval.
+
+    Before the first and after the last spike the light of the nearest interval goes on, but no brighter than a
+    spike just outside of the file would allow; a pixel with one spike or none has the light of one spike per T planes,
+    or none.
+    """
+    planes = len(stream)
+    steps = np.arange(planes, dtype=np.int16)[:, None, None]
+    fired = stream != 0
+    # Last spike before plane t, and first spike at or after it; -1 and `planes` where there is none.
+    previous = np.maximum.accumulate(np.where(fired, steps, np.int16(-1)), axis=0)
+    previous = np.concatenate((np.full_like(previous[:1], -1), previous[:-1]))
+    following = np.minimum.accumulate(np.where(fired, steps, np.int16(planes))[::-1], axis=0)[::-1]
+    inside = (previous >= 0) & (following < planes)
+    light = np.where(inside, np.float32(1.0) / np.maximum(following - previous, 1), np.float32(0.0)).astype(np.float32)
+    return _extend(light, inside, fired)
+
+
+def _extend(light: np.ndarray, inside: np.ndarray, fired: np.ndarray) -> np.ndarray:
+    planes = len(light)
+    first, last = fired.argmax(axis=0), planes - 1 - fired[::-1].argmax(axis=0)
+    some = fired.any(axis=0)
+    y, x = np.indices(some.shape)
+    has_interval = inside.any(axis=0)
+    head = np.where(has_interval, light[np.minimum(first + 1, planes - 1), y, x], some / np.float32(planes))
+    tail = np.where(has_interval, light[last, y, x], some / np.float32(planes))
+    head = np.minimum(head, np.float32(1.0) / (first + 1))
+    tail = np.minimum(tail, np.float32(1.0) / np.maximum(planes - last, 1))
+    steps = np.arange(planes)[:, None, None]
+    light = np.where(steps <= first, head, light)
+    return np.where(steps > last, np.where(some, tail, 0), light).astype(np.float32)
+
+
+def drop_planes(stream: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Stream whose planes are lost with probability `fraction`: they stay in place, without spikes."""
+    kept = rng.random(len(stream)) >= fraction
+    return stream * kept[:, None, None].astype(np.uint8)
+
+
+def stick_pixels(stream: np.ndarray, hot: float, dead: float, rng: np.random.Generator) -> np.ndarray:
+    """Stream in which a fraction `hot` of the pixels always fires and a fraction `dead` never does."""
+    draw = rng.random(stream.shape[1:])
+    return np.where(draw < hot, np.uint8(1), np.where(draw >= 1.0 - dead, np.uint8(0), stream))
