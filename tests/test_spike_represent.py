@@ -9,6 +9,7 @@ OPTIONS = {
     "voxel": {"num_bins": 4},
     "tfi": {"half_window": 8, "offsets": (-2, 0, 2)},
     "raw": {"window": 7},
+    "encoding25": {"num_windows": 3, "spacing": 2, "pad": "edge"},
 }
 
 
@@ -113,3 +114,26 @@ def test_long_windows_do_not_overflow_their_counts():
 def test_a_representation_is_registered_once():
     with pytest.raises(ValueError, match="twice"):
         rp.representation("tfp", proportional=True)(lambda stream, center: stream)
+
+
+@pytest.mark.parametrize(("planes", "middles"), [(56, [12, 22, 33, 43]), (88, [12, 33, 54, 75])])
+def test_encoding25_spreads_its_windows_over_the_file(planes, middles):
+    s = stream(planes=planes)
+    found = represent("encoding25", s, planes // 2, num_windows=4)
+    assert np.array_equal(found, np.concatenate([s[m - 12 : m + 13] for m in middles]))
+
+
+def test_encoding25_keeps_its_spacing_whatever_the_length_of_the_file():
+    for planes in (56, 88):
+        s, c = stream(planes=planes), planes // 2
+        found = represent("encoding25", s, c, num_windows=2, spacing=10)
+        assert np.array_equal(found, np.concatenate([s[c - 17 : c + 8], s[c - 7 : c + 18]]))
+
+
+def test_encoding25_of_a_short_file_is_padded_only_when_asked():
+    s = stream(planes=20)
+    with pytest.raises(ValueError, match="outside"):
+        represent("encoding25", s, 10)
+    edge, zero = (represent("encoding25", s, 10, pad=pad) for pad in ("edge", "zero"))
+    assert np.array_equal(edge[2:22], s) and np.array_equal(edge[0], s[0]) and np.array_equal(edge[24], s[-1])
+    assert np.array_equal(zero[2:22], s) and zero[[0, 1, 22, 23, 24]].sum() == 0

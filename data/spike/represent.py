@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -103,6 +103,38 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
     if first < 0 or first + window > len(stream):
         raise ValueError(f"planes {first} to {first + window - 1} around {center} reach outside 0 to {len(stream) - 1}")
     return stream[first : first + window].astype(np.float32)
+
+
+@representation("encoding25", proportional=False)
+def encoding25(
+    stream: np.ndarray,
+    center: int,
+    num_windows: int = 1,
+    spacing: int | None = None,
+    pad: Literal["strict", "edge", "zero"] = "strict",
+) -> np.ndarray:
+    """Windows of 25 planes for spike optical flow (SCFlow): channels 25 i ... 25 i + 24 = s[m - 12 : m + 13], {0, 1}.
+
+    With `spacing` the centres are m = center + (i - (num_windows - 1) / 2) spacing, rounded down: the same interval in
+    every clip, which is what the flow's weights are trained for. Without, m = round(linspace(12, T - 13, num_windows)),
+    as S-VRT spreads them over a file, or `center` for a single window.
+    pad: what planes outside of the stream hold: "strict" raises ValueError, "edge" repeats the outermost plane.
+    """
+    if num_windows < 1 or (spacing is not None and spacing < 1):
+        raise ValueError(f"num_windows {num_windows} and spacing {spacing} are at least 1")
+    planes = len(stream)
+    if spacing is not None or num_windows == 1:
+        middles = [center + ((2 * i - num_windows + 1) * (spacing or 0)) // 2 for i in range(num_windows)]
+    else:
+        middles = np.round(np.linspace(12, planes - 13, num_windows)).astype(int).tolist()
+    steps = np.concatenate([np.arange(m - 12, m + 13) for m in middles])
+    outside = (steps < 0) | (steps >= planes)
+    if pad == "strict" and outside.any():
+        raise ValueError(f"windows of 25 planes around {middles} reach outside 0 to {planes - 1}")
+    channels = stream[np.clip(steps, 0, planes - 1)].astype(np.float32)
+    if pad == "zero":
+        channels[outside] = 0.0
+    return channels
 
 
 def _mean(stream: np.ndarray, start: int, stop: int) -> np.ndarray:
