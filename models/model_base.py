@@ -25,6 +25,7 @@ class ModelBase:
     def __init__(self, opt: dict[str, Any]) -> None:
         self.opt = opt
         self.device = utils_dist.get_device()
+        torch.manual_seed(opt["train"]["manual_seed"])  # the same first weights on every rank and in every run
         self.netG: nn.Module = define_G(opt).to(self.device)
         self.netE: nn.Module | None = None
 
