@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.vrt.deform_conv import modulated_deform_conv
+from models.vrt.deform_conv import deform_conv
 from models.vrt.warp import flow_warp
 
 # Pixels per deformable call on a CPU: larger batches fall out of cache. A GPU takes all frames at once.
@@ -50,7 +50,7 @@ class DeformAlign(nn.Module):
         offset = (residue.view(n, self.reach, -1, 2, h, w) + base).view(n, -1, h, w)
         mask = torch.sigmoid(z[:, 18 * self.groups :])
         x = sources[0] if self.reach == 1 else torch.cat(sources, dim=1)
-        return modulated_deform_conv(
+        return deform_conv(
             x, offset.to(x.dtype), mask.to(x.dtype), self.weight.to(x.dtype), self.bias.to(x.dtype)
         )
 

@@ -1,42 +1,56 @@
-"""Modulated deformable convolution, 3x3, stride 1, padding 1 (Zhu et al., Deformable ConvNets v2, CVPR 2019)."""
+"""Modulated deformable convolution (3x3, stride 1, padding 1), in the form that is fastest where it runs."""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from torchvision.ops import deform_conv2d
-
-from models.vrt.warp import pixel_grid
 
 TAPS = 9
 
 
-def modulated_deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x: (n, c, h, w), offset: (n, 18 g, h, w), mask: (n, 9 g, h, w) -> (n, d, h, w) with g offset groups.
+def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Nine samples per output pixel and offset group, each at its own displacement and with its own factor.
 
-    weight: (d, c / k, 3, 3): k weight groups, inferred as torchvision does. Offset channel 2 (group 9 + tap) is dy,
-    the next one dx, in pixels; mask channel group 9 + tap. Samples are bilinear, zero outside the image.
+    x: (n, c, h, w); offset: (n, 18 g, h, w), channel 2 * (group * 9 + tap) = dy, the next dx, in pixels;
+    mask: (n, 9 g, h, w); weight: (c', c / k, 3, 3), k weight groups; bias: (c',). Zeros outside the image.
+    Returns (n, c', h, w). Differentiable in everything.
     """
-    if x.is_cuda:
+    if x.device.type != "cpu":
         return deform_conv2d(x, offset, weight, bias, padding=1, mask=mask)
-    return _by_sampling(x, offset, mask, weight, bias)
+    if not torch.is_grad_enabled():
+        return sampled_conv(x, offset, mask, weight, bias)
+    # The samples are nine times the input and quick to take again.
+    return checkpoint(sampled_conv, x, offset, mask, weight, bias, use_reentrant=False, preserve_rng_state=False)
 
 
-def _by_sampling(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The same through grid_sample and one matrix product.
-
-    On a CPU torchvision's operator scatters its gradient one value at a time; this is 3 times faster forward and 10
-    times or more backward.
-    """
+def sampled_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """deform_conv as one grid_sample and one matrix product: on a CPU 3 times (7 with gradients) faster than the
+    scalar loops of torchvision."""
     n, c, h, w = x.shape
-    g, k = mask.shape[1] // TAPS, c // weight.shape[1]
-    tap = torch.arange(TAPS, dtype=offset.dtype, device=offset.device)
-    steps = torch.stack((tap % 3, tap // 3)).sub(1).t().reshape(TAPS, 2, 1, 1)  # (dx, dy) of each tap
-    position = offset.view(n * g, TAPS, 2, h, w).flip(2) + steps + pixel_grid(h, w, offset.dtype, offset.device)
-    scale = position.new_tensor((2.0 / w, 2.0 / h))
-    grid = position.permute(0, 1, 3, 4, 2).reshape(n * g, TAPS * h, w, 2) * scale + (0.5 * scale - 1.0)
-    sampled = F.grid_sample(x.reshape(n * g, c // g, h, w), grid, align_corners=False)
-    columns = sampled.view(n, g, c // g, TAPS, h * w) * mask.view(n, g, 1, TAPS, h * w)
-    out = torch.matmul(weight.view(k, -1, weight[0].numel()), columns.view(n, k, -1, h * w))
-    return out.view(n, -1, h, w) + bias.view(1, -1, 1, 1)
+    groups = mask.shape[1] // TAPS
+    dy, dx = offset.view(n * groups, TAPS, 2, h, w).unbind(2)
+    base_y, base_x = _tap_positions(h, w, x.dtype, x.device)
+    scale_y, scale_x = 2.0 / max(h - 1, 1), 2.0 / max(w - 1, 1)
+    grid = torch.stack(((dx + base_x) * scale_x - 1.0, (dy + base_y) * scale_y - 1.0), dim=-1)
+    samples = F.grid_sample(
+        x.reshape(n * groups, c // groups, h, w), grid.view(n * groups, TAPS * h, w, 2), align_corners=True
+    )
+    columns = samples.view(n, groups, c // groups, TAPS, h * w) * mask.view(n, groups, 1, TAPS, h * w)
+    kernels = c // weight.shape[1]
+    columns = columns.view(n, kernels, -1, h * w)
+    out = weight.view(kernels, len(weight) // kernels, -1) @ columns
+    return out.view(n, -1, h, w) + bias.view(-1, 1, 1)
+
+
+@lru_cache(maxsize=32)
+def _tap_positions(h: int, w: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row and column of each tap of each output pixel: (9, h, 1) and (9, 1, w)."""
+    tap = torch.arange(3, dtype=dtype, device=device) - 1
+    rows = tap.repeat_interleave(3).view(TAPS, 1, 1) + torch.arange(h, dtype=dtype, device=device).view(1, h, 1)
+    columns = tap.repeat(3).view(TAPS, 1, 1) + torch.arange(w, dtype=dtype, device=device).view(1, 1, w)
+    return rows, columns

@@ -18,6 +18,10 @@ class GatedMlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc11(x)) * self.fc12(x))
 
+    def weights(self) -> list[Tensor]:
+        """Weight and bias of fc11, fc12 and fc2."""
+        return [t for layer in (self.fc11, self.fc12, self.fc2) for t in (layer.weight, layer.bias)]
+
 
 class DropPath(nn.Module):
     """Drops a residual branch for whole samples (first axis) with probability `drop_prob` while training."""
@@ -26,9 +30,11 @@ class DropPath(nn.Module):
         super().__init__()
         self.drop_prob = drop_prob
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.drop_prob == 0.0:
-            return x
+    def factors(self, x: Tensor) -> Tensor:
+        """What each sample's branch is multiplied by: (B, 1, ..), 0 or 1 / (1 - drop_prob); 1 in evaluation."""
         keep = 1.0 - self.drop_prob
-        kept = x.new_empty((x.shape[0],) + (1,) * (x.dim() - 1)).bernoulli_(keep)
-        return x * (kept / keep)
+        factors = x.new_ones((len(x),) + (1,) * (x.dim() - 1))
+        return factors.bernoulli_(keep) / keep if self.training and self.drop_prob > 0.0 else factors
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factors(x) if self.training and self.drop_prob > 0.0 else x

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from models.vrt import cpu_block
 from models.vrt.attention_core import window_attention
+from models.vrt.cpu_block import AttentionBranch, AttentionShape, FeedBranch
 from models.vrt.mlp import DropPath, GatedMlp
 from models.vrt.windows import Span, WindowPlan, relative_position_index, sine_positions, window_plan
 
@@ -37,25 +39,29 @@ class WindowAttention(nn.Module):
     def bias(self, tokens: int) -> Tensor:
         """(heads, tokens, tokens). A clipped window takes the corner of the full index, as the published one does."""
         index = self.relative_position_index[:tokens, :tokens]
-        return self.relative_position_bias_table[index.reshape(-1)].view(tokens, tokens, -1).permute(2, 0, 1)
+        rows = self.relative_position_bias_table.index_select(0, index.reshape(-1))
+        return rows.view(tokens, tokens, -1).permute(2, 0, 1)
 
-    def forward(self, u: Tensor, spans: tuple[Span, ...]) -> Tensor:
+    def forward(self, u: Tensor, plan: WindowPlan) -> Tensor:
+        """u: (B * windows, T, C)."""
         n, t, c = u.shape
-        q, k, v = self.qkv_self(u).view(n, t, 3, self.heads, -1).unbind(2)
-        out = window_attention(q, k, v, self.scale, self.bias(t), spans).view(n, t, c)
+        windows = plan.spans[-1].stop
+        q, k, v = self.qkv_self(u).view(-1, windows, t, 3, self.heads, c // self.heads).unbind(3)
+        out = window_attention(q, k, v, self.scale, self.bias(t), plan.spans).reshape(n, t, c)
         if self.mutual:
-            out = torch.cat((self._mutual(u, spans), out), dim=2)
+            out = torch.cat((self._mutual(u, plan.spans), out), dim=2)
         return self.proj(out)
 
     def _mutual(self, u: Tensor, spans: tuple[Span, ...]) -> Tensor:
         """Frame 1 positions receive frame 2's queries on frame 1's keys and values, and the reverse."""
         n, t, c = u.shape
-        half = t // 2
+        half, windows = t // 2, spans[-1].stop
         placed = u.view(n, 2, half, c) + self.position_bias.to(u.dtype)
-        q, k, v = self.qkv_mut(placed).view(n, 2, half, 3, self.heads, -1).unbind(3)
+        qkv = self.qkv_mut(placed).view(-1, windows, 2, half, 3, self.heads, c // self.heads)
+        # Each frame of a window is a window of its own here; the mask inside a frame is that of the first frame.
+        q, k, v = qkv[..., 0, :, :].flip(2).flatten(1, 2), *(qkv[..., i, :, :].flatten(1, 2) for i in (1, 2))
         spans = tuple(Span(2 * s.start, 2 * s.stop, None if s.mask is None else s.mask[:half, :half]) for s in spans)
-        out = window_attention(q.flip(1).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), self.scale, None, spans)
-        return out.view(n, t, c)
+        return window_attention(q, k, v, self.scale, None, spans).reshape(n, t, c)
 
 
 class Block(nn.Module):
@@ -84,21 +90,41 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = GatedMlp(dim, int(dim * mlp_ratio), dim)
 
-    def attend(self, x: Tensor, plan: WindowPlan) -> Tensor:
-        return self.drop_path(plan.merge(self.attn(plan.partition(self.norm1(x)), plan.spans)))
+    def forward(self, x: Tensor) -> Tensor:
+        plan = window_plan(tuple(x.shape[1:4]), self.window, self.shift, x.device)
+        if cpu_block.usable(x):
+            return self._forward_in_cache(x, plan)
+        saving = torch.is_grad_enabled()
+        if self.checkpoint_attn and saving:
+            x = x + checkpoint(self._attend, x, plan, use_reentrant=False)
+        else:
+            x = x + self._attend(x, plan)
+        if self.checkpoint_ffn and saving:
+            return x + checkpoint(self._feed, x, use_reentrant=False)
+        return x + self._feed(x)
 
-    def feed(self, x: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, plan: WindowPlan) -> Tensor:
+        return self.drop_path(plan.merge(self.attn(plan.partition(self.norm1(x)), plan), x.shape))
+
+    def _feed(self, x: Tensor) -> Tensor:
         return self.drop_path(self.mlp(self.norm2(x)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        plan = window_plan(tuple(x.shape[:4]), self.window, self.shift, x.device)
-        if self.checkpoint_attn and torch.is_grad_enabled():
-            x = x + checkpoint(self.attend, x, plan, use_reentrant=False)
-        else:
-            x = x + self.attend(x, plan)
-        if self.checkpoint_ffn and torch.is_grad_enabled():
-            return x + checkpoint(self.feed, x, use_reentrant=False)
-        return x + self.feed(x)
+    def _forward_in_cache(self, x: Tensor, plan: WindowPlan) -> Tensor:
+        a, m = self.attn, self.mlp
+        shape = AttentionShape(a.heads, a.scale, a.mutual, self.norm1.eps, keep_output=not self.checkpoint_attn)
+        weights = [self.norm1.weight, self.norm1.bias, a.bias(plan.tokens), a.qkv_self.weight, a.qkv_self.bias]
+        weights += [a.proj.weight, a.proj.bias]
+        if a.mutual:
+            weights += [a.qkv_mut.weight, a.qkv_mut.bias, a.position_bias]
+        y = AttentionBranch.apply(x.flatten(1, 3), self._kept(x), plan, shape, *weights)
+        norm = (self._kept(x), self.norm2.eps, self.norm2.weight, self.norm2.bias)
+        return FeedBranch.apply(y, *norm, *m.weights()).view(x.shape)
+
+    def _kept(self, x: Tensor) -> list[float]:
+        """Per sample: the factor of a residual branch, 0.0 where stochastic depth drops it."""
+        if isinstance(self.drop_path, nn.Identity):
+            return [1.0] * len(x)
+        return self.drop_path.factors(x).flatten().tolist()
 
 
 class BlockGroup(nn.Module):

@@ -7,7 +7,6 @@ from functools import lru_cache
 from itertools import product
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 # Added to the logits of pairs that must not attend. Not -inf: a checkpoint was trained with this leak.
@@ -23,85 +22,99 @@ class Span:
     mask: Tensor | None
 
 
-class _Permute(torch.autograd.Function):
-    """Rows of x in the order `index`; the gradient is a gather as well, for an index_add is many times slower."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(index, inverse)
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        index, inverse = ctx.saved_tensors
-        return _Permute.apply(grad, inverse, index), None, None
-
-
 @dataclass(frozen=True)
 class WindowPlan:
-    """Padding, shift and partition of (B, D, H, W, C) tokens as one permutation.
+    """Padding, shift and partition of the tokens of one sample, (D, H, W, C), as a list of rows.
 
-    Windows are ordered by mask pattern (at most 8 of them: last or not along each axis), so that each
-    pattern covers one span. Their order means nothing elsewhere: `merge` undoes it.
+    window: its sizes where they fit the clip; tokens: T of a window. rows: the token at each place of each
+    window, (windows * T,) int64; real: which of them are no padding, or None where all are; places: where
+    each token went. Windows are ordered by mask pattern (at most 8: last or not along each axis), so that
+    each pattern covers one span. Their order means nothing elsewhere, for `merge` undoes it.
     """
 
-    size: tuple[int, int, int, int]
-    padded: tuple[int, int, int]
     window: tuple[int, int, int]
-    index: Tensor
-    inverse: Tensor
+    tokens: int
+    rows: Tensor
+    real: Tensor | None
+    places: Tensor
     spans: tuple[Span, ...]
 
     def partition(self, x: Tensor) -> Tensor:
-        """(B, D, H, W, C) -> (windows, T, C). Padding is zeros, which take part in attention."""
-        c = x.shape[-1]
-        if self.padded != self.size[1:]:
-            d, h, w = (p - s for p, s in zip(self.padded, self.size[1:], strict=True))
-            x = F.pad(x, (0, 0, 0, w, 0, h, 0, d))
-        wd, wh, ww = self.window
-        return _Permute.apply(x.reshape(-1, c), self.index, self.inverse).view(-1, wd * wh * ww, c)
+        """(B, D, H, W, C) -> (B * windows, T, C). Padding is zeros, which take part in attention."""
+        return _Partition.apply(x.flatten(1, 3), self).view(-1, self.tokens, x.shape[-1])
 
-    def merge(self, x: Tensor) -> Tensor:
-        """(windows, T, C) -> (B, D, H, W, C)."""
-        b, d, h, w = self.size
-        x = _Permute.apply(x.reshape(-1, x.shape[-1]), self.inverse, self.index)
-        x = x.view(b, *self.padded, -1)
-        return x if self.padded == (d, h, w) else x[:, :d, :h, :w]
+    def merge(self, windows: Tensor, size: torch.Size) -> Tensor:
+        """(B * windows, T, C) -> (B, D, H, W, C); size: that of the clip."""
+        return _Merge.apply(windows.reshape(size[0], -1, windows.shape[-1]), self).view(*size[:4], -1)
+
+    def pick(self, x: Tensor) -> Tensor:
+        """Tokens (B, D * H * W, C) in window order, (B, windows * T, C)."""
+        picked = x.index_select(1, self.rows)
+        return picked if self.real is None else picked.masked_fill_(~self.real[:, None], 0.0)
+
+
+class _Partition(torch.autograd.Function):
+    """WindowPlan.pick; the gradient is a gather as well, for an index_add is many times slower."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, plan: WindowPlan) -> Tensor:
+        ctx.plan = plan
+        return plan.pick(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return _Merge.apply(grad, ctx.plan), None
+
+
+class _Merge(torch.autograd.Function):
+    """Tokens in window order back to their places; padding is dropped."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, plan: WindowPlan) -> Tensor:
+        ctx.plan = plan
+        return x.index_select(1, plan.places)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return _Partition.apply(grad, ctx.plan), None
 
 
 @lru_cache(maxsize=128)
 def window_plan(
-    size: tuple[int, int, int, int], window: tuple[int, int, int], shift: tuple[int, int, int], device: torch.device
+    size: tuple[int, int, int], window: tuple[int, int, int], shift: tuple[int, int, int], device: torch.device
 ) -> WindowPlan:
-    """The plan for tokens of size (B, D, H, W). An axis not longer than its window is not shifted."""
-    fits = [s <= w for s, w in zip(size[1:], window, strict=True)]
-    window = tuple(s if f else w for s, w, f in zip(size[1:], window, fits, strict=True))
+    """The plan for clips of size (D, H, W). An axis not longer than its window is not shifted."""
+    fits = [s <= w for s, w in zip(size, window, strict=True)]
+    window = tuple(s if f else w for s, w, f in zip(size, window, fits, strict=True))
     shift = tuple(0 if f else s for s, f in zip(shift, fits, strict=True))
-    padded = tuple(-(-s // w) * w for s, w in zip(size[1:], window, strict=True))
+    padded = tuple(-(-s // w) * w for s, w in zip(size, window, strict=True))
     counts = [p // w for p, w in zip(padded, window, strict=True)]
     tokens = window[0] * window[1] * window[2]
 
-    rows = torch.arange(size[0] * padded[0] * padded[1] * padded[2]).view(size[0], *padded)
-    rows = rows.roll([-s for s in shift], (1, 2, 3))
+    places = torch.full(padded, -1)
+    places[: size[0], : size[1], : size[2]] = torch.arange(size[0] * size[1] * size[2]).view(size)
+    places = places.roll([-s for s in shift], (0, 1, 2))
     (nd, nh, nw), (wd, wh, ww) = counts, window
-    rows = rows.view(-1, nd, wd, nh, wh, nw, ww).permute(0, 1, 3, 5, 2, 4, 6).reshape(size[0], nd, nh, nw, tokens)
+    cells = places.view(nd, wd, nh, wh, nw, ww).permute(0, 2, 4, 1, 3, 5).reshape(nd, nh, nw, tokens)
 
     # Along each shifted axis the windows but the last share one pattern (no mask), the last has another.
     cuts = [[(0, n)] if s == 0 else [(0, n - 1), (n - 1, n)] for n, s in zip(counts, shift, strict=True)]
-    index, spans, start = [], [], 0
+    parts, spans, start = [], [], 0
     for cut in product(*cuts):
-        part = rows[:, slice(*cut[0]), slice(*cut[1]), slice(*cut[2])].reshape(-1, tokens)
+        part = cells[slice(*cut[0]), slice(*cut[1]), slice(*cut[2])].reshape(-1, tokens)
         if not len(part):
             continue
         last = [len(axis) == 2 and piece == axis[1] for axis, piece in zip(cuts, cut, strict=True)]
         mask = _mask(window, tuple(s if at_end else 0 for s, at_end in zip(shift, last, strict=True)))
         spans.append(Span(start, start + len(part), None if mask is None else mask.to(device)))
         start += len(part)
-        index.append(part.flatten())
-    flat = torch.cat(index)
-    inverse = torch.empty_like(flat)
-    inverse[flat] = torch.arange(len(flat))
-    return WindowPlan(size, padded, window, flat.to(device), inverse.to(device), tuple(spans))
+        parts.append(part.flatten())
+    rows = torch.cat(parts)
+    real = None if padded == size else (rows >= 0)
+    inverse = torch.empty(size[0] * size[1] * size[2], dtype=torch.long)
+    inverse[rows[rows >= 0]] = (rows >= 0).nonzero().flatten()
+    real = None if real is None else real.to(device)
+    return WindowPlan(window, tokens, rows.clamp(min=0).to(device), real, inverse.to(device), tuple(spans))
 
 
 def _mask(window: tuple[int, int, int], shift: tuple[int, int, int]) -> Tensor | None:
