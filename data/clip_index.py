@@ -62,19 +62,20 @@ def find_clips(source: Source) -> list[Clip]:
     """All clips of the source, by name. Raises DataError that lists every problem, not the first only."""
     clips, problems = scan(source)
     if problems:
-        raise problems_error(problems, source)
+        raise problems_error(problems, [root for root, _, _ in source.kinds().values()])
     return clips
 
 
-def problems_error(problems: Sequence[Problem], source: Source) -> DataError:
-    """One DataError for all problems of a source."""
-    shown = [f"\n    {problem}" for problem in problems[:SHOWN_PROBLEMS]]
-    more = len(problems) - len(shown)
-    roots = ", ".join(root for root in (source.dataroot_lq, source.dataroot_gt, source.dataroot_spike) if root)
+def problems_error(problems: Sequence[Problem], roots: Sequence[str], shown: int | None = None) -> DataError:
+    """One DataError with a table of all problems, or of the first `shown`."""
+    table = problems[: SHOWN_PROBLEMS if shown is None else shown]
+    width = max(len(problem.clip) for problem in table)
+    rows = [f"\n    {problem.clip:{width}} | {problem.what}\n    {'':{width}} |   {problem.where}" for problem in table]
+    more = len(problems) - len(rows)
     return DataError(
-        f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(shown)}"
-        + (f"\n    ... and {more} more" if more else ""),
-        roots,
+        f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(rows)}"
+        + (f"\n    ... and {more} more; scripts/check_data.py --opt FILE lists all" if more else ""),
+        ", ".join(roots),
         "every frame with its lq, gt and spike file; docs/data_format.md shows the folders",
         "restore these files, or take the clips out of the folders",
     )

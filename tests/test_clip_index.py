@@ -69,8 +69,8 @@ def test_a_meta_file_that_lists_what_is_not_there_is_an_error(root):
     (root / "meta.txt").write_text("clip0 9 0 000047\nclip5 1 0 000000\n")
     text = complaint(root, meta_info_file=str(root / "meta.txt"))
 
-    assert "clip0: lq lacks 3 of 9 frames: 000053.png, 000054.png, 000055.png" in text
-    assert "clip5: lq has no folder" in text
+    assert "clip0 | lq lacks 3 of 9 frames: 000053.png, 000054.png, 000055.png" in text
+    assert "clip5 | lq has no folder" in text
     assert "cannot read the meta file" in complaint(root, meta_info_file=str(root / "none.txt"))
     (root / "meta.txt").write_text("clip0\n")
     assert "line 1 is 'clip0'" in complaint(root, meta_info_file=str(root / "meta.txt"))
@@ -91,22 +91,22 @@ def test_all_problems_come_in_one_message(root):
     text = complaint(root)
 
     assert text.startswith("DataError: 3 problems in the data")
-    assert "clip0: lq lacks 1 of 6 frames: 000048.png" in text
+    assert "clip0 | lq lacks 1 of 6 frames: 000048.png" in text
     assert "100 bytes holds 8 planes of 8 x 12 and 4 bytes more" in text and "000049.dat" in text
-    assert "clip2: gt holds no .png file" in text
+    assert "clip2 | gt holds no .png file" in text
     assert text.count("clip1") >= 1 and str(root / "GOPRO_Large_spike_seq/train") in text
 
 
 def test_missing_spikes_are_an_error_and_never_zeros(root):
     os.remove(spike(root) / "000050.dat")
-    assert "clip0: spike lacks 1 of 6 frames: 000050.dat" in complaint(root)
+    assert "clip0 | spike lacks 1 of 6 frames: 000050.dat" in complaint(root)
     shutil.rmtree(spike(root).parent)
-    assert "clip0: spike has no folder" in complaint(root)
+    assert "clip0 | spike has no folder" in complaint(root)
 
 
 def test_a_spike_file_without_its_frame_is_an_error(root):
     shutil.copy(spike(root) / "000052.dat", spike(root) / "000053.dat")
-    assert "clip0: lq lacks 1 of 7 frames: 000053.png" in complaint(root)
+    assert "clip0 | lq lacks 1 of 7 frames: 000053.png" in complaint(root)
 
 
 @pytest.mark.parametrize("planes", [PLANES - 1, PLANES + 1, PLANES * 2])
@@ -153,7 +153,7 @@ def test_a_jump_in_the_frame_numbers_is_an_error(root):
     for folder in (blur(root), blur(root).parent / "sharp", spike(root)):
         for path in folder.glob("000049.*"):
             path.unlink()
-    assert "clip0: frame numbers jump at 000048-000050" in complaint(root)
+    assert "clip0 | frame numbers jump at 000048-000050" in complaint(root)
 
 
 def test_names_that_do_not_follow_the_template_are_an_error(root):
@@ -163,7 +163,7 @@ def test_names_that_do_not_follow_the_template_are_an_error(root):
 
 def test_an_unreadable_first_picture_is_an_error(root):
     (blur(root) / "000047.png").write_bytes(b"no picture")
-    assert "clip0: cannot read picture" in complaint(root)
+    assert "clip0 | cannot read picture" in complaint(root)
 
 
 def test_hidden_files_and_other_types_are_left_alone(root):

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Check the data of an option file: all clips, all problems in one table. Exit code 3 where there are any."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tqdm import tqdm
+
+from data.preflight import Report, check, raise_problems
+from data.select_dataset import section_source
+from main_train_vrt import PARTS
+from utils.utils_errors import SpikeVRTError
+from utils.utils_option import load_options
+
+
+def describe(report: Report) -> str:
+    """The folders of a split and a table of its sound clips."""
+    lines = [f"{report.split}: {report.counts()}"]
+    for kind, (root, folder, ext) in report.source.kinds().items():
+        lines.append(f"  {kind:6} {root}/<clip>/[{folder}/]<frame>.{ext}")
+    width = max([4, *(len(clip.name) for clip in report.clips)])
+    lines.append(f"  {'clip':{width}}  frames  first      lq size      gt size  planes")
+    for clip in report.clips:
+        planes = "-".join(str(p) for p in sorted({min(clip.planes), max(clip.planes)})) if clip.planes else "none"
+        lq, gt = (f"{h} x {w}" for h, w in (clip.size, clip.gt_size))
+        lines.append(f"  {clip.name:{width}}  {len(clip):6}  {clip.stems[0]:>6} {lq:>12} {gt:>12}  {planes}")
+    lines += [f"  odd: {warning}" for warning in report.warnings]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--opt", required=True, help="option file")
+    parser.add_argument("--decode", action="store_true", help="decode every picture (finds flipped bits; slow)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    command = parser.parse_args(arguments)
+    try:
+        opt = load_options(command.opt, command.overrides, parts=PARTS)
+        reports = []
+        for split, section in opt["datasets"].items():
+            if section:
+                with tqdm(desc=f"check {split}", unit=" pictures", disable=None) as bar:
+                    reports.append(check(section_source(section, split), split, command.decode, bar.update))
+                print(describe(reports[-1]))
+        raise_problems(reports, shown=sys.maxsize)
+    except SpikeVRTError as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    print("no problem found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+import json
+import os
+
+import cv2
+import numpy as np
+import pytest
+
+from data.clip_cache import build_cache
+from data.preflight import check, preflight
+from data.select_dataset import section_source
+from scripts import check_data
+from tests.clip_files import section, write_clip, write_info
+from utils.utils_errors import DataError
+
+
+@pytest.fixture
+def root(tmp_path):
+    for number in range(2):
+        write_clip(tmp_path, f"clip{number}", seed=number)
+    write_clip(tmp_path, "clip9", split="test", seed=9)
+    write_info(tmp_path)
+    return tmp_path
+
+
+def options(root, **changes):
+    train = section(root, **changes)
+    return {"path": {"root": str(root / "experiments")}, "datasets": {"train": train, "test": section(root, "test")}}
+
+
+def frame(root, name="blur/000003.png", clip="clip0"):
+    return root / "GOPRO_Large/train" / clip / name
+
+
+def complaint(root, **changes):
+    with pytest.raises(DataError) as error:
+        preflight(options(root, **changes))
+    return str(error.value)
+
+
+def test_sound_data_pass_and_are_not_read_again(root, caplog):
+    caplog.set_level("INFO")
+    preflight(options(root))
+    assert "data train: 2 clips, 12 frames of 16 x 24, spike files of 24 planes, checked in" in caplog.text
+    caplog.clear()
+    preflight(options(root))
+    assert caplog.text.count("as checked before") == 2
+
+
+def test_a_changed_file_is_checked_again(root):
+    preflight(options(root))
+    content = frame(root).read_bytes()
+    frame(root).write_bytes(content[:-20])
+    assert "PNG of" in complaint(root)
+    # A check with problems is not remembered.
+    assert "is cut short" in complaint(root)
+
+
+def test_problems_of_both_splits_come_in_one_table(root):
+    cv2.imwrite(str(frame(root)), np.zeros((8, 8, 3), np.uint8))
+    frame(root, "sharp/000002.png", "clip1").write_bytes(b"<html>not found</html>")
+    os.truncate(root / "GOPRO_Large_spike_seq/test/clip9/spike/000001.dat", 30)
+    text = complaint(root)
+
+    assert text.startswith("DataError: 3 problems in the data")
+    assert "clip0 | lq frame of 8 x 8, the first of the clip has 16 x 24" in text
+    assert "clip1 | cannot read picture: 22 bytes that are no whole picture" in text
+    assert "clip9 | spike file of 30 bytes holds 2 planes of 8 x 12 and 6 bytes more" in text
+    assert str(frame(root)) in text and str(root / "GOPRO_Large_spike_seq/test") in text
+
+
+def test_flipped_bits_are_found_by_decoding(root):
+    content = bytearray(frame(root).read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    frame(root).write_bytes(bytes(content))
+    source = section_source(section(root), "train")
+
+    assert check(source, "train").problems == []
+    assert [p.where for p in check(source, "train", decode=True).problems] == [str(frame(root))]
+
+
+def test_spikes_that_look_upside_down_are_a_warning(root, caplog):
+    preflight(options(root))
+    assert not caplog.records
+    write_info(root, flip=None)
+    source = section_source(section(root, spike={"type": "dat", "flip": False}), "train")
+    warnings = check(source, "train").warnings
+    assert len(warnings) == 2 and "look upside down" in str(warnings[0])
+
+
+def test_a_cache_is_checked_for_its_freshness(root, caplog):
+    caplog.set_level("INFO")
+    build_cache(section_source(section(root), "train"), str(root / "cache"))
+    backend = {"type": "cache", "path": str(root / "cache")}
+    preflight(options(root, io_backend=backend))
+    assert "data train: 2 cached clips" in caplog.text
+    os.utime(frame(root), (1, 1))
+    assert "the clip cache does not fit the data" in complaint(root, io_backend=backend)
+
+
+def test_other_options_are_another_check(root):
+    preflight(options(root))
+    assert "do not follow filename_tmpl" in complaint(root, filename_tmpl="08d")
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_script_says_the_same_with_exit_code_3(root, capsys, damaged):
+    if damaged:
+        frame(root).unlink()
+    opt = {**options(root), "task": "check", "netG": {"net_type": "vrt", "upscale": 1}}
+    (root / "opt.json").write_text(json.dumps(opt))
+
+    assert check_data.main(["--opt", str(root / "opt.json"), "--decode"]) == (3 if damaged else 0)
+    said = capsys.readouterr()
+    assert "train: " in said.out and "clip1" in said.out
+    expected = "clip0 | lq lacks 1 of 6 frames: 000003.png" if damaged else "no problem found"
+    assert expected in (said.err if damaged else said.out)
