@@ -1,0 +1,49 @@
+"""Two training steps in float64 on fixed batches: gradients of the first, weights after the second, written by rank 0.
+
+Arguments: option file, output file, samples per rank, accumulation steps.
+"""
+
+import os
+import sys
+
+import torch
+
+from main_train_vrt import read_options
+from models.ddp import bare
+from models.select_model import define_Model
+from utils import utils_dist
+from utils.utils_launch import read_launch
+
+options, out, per_rank, parts = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+
+with utils_dist.one_door():
+    launch = read_launch(os.environ)
+    utils_dist.join(launch)
+    opt = read_options(["--opt", options])
+    utils_dist.init_dist(launch)
+    model = define_Model(opt)
+    model.netG.double()
+    # The tail starts at zero, where most gradients vanish: fixed values let every parameter speak.
+    draw = torch.Generator().manual_seed(1)
+    for parameter in model.netG.parameters():
+        parameter.data = 0.05 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+    model.init_train()
+    gradients = {}
+    for step in (1, 2):
+        # Samples 0 ... 3 of the step, shared out as the sampler does: rank, rank + world, ...
+        draw = torch.Generator().manual_seed(step)
+        clips = {
+            name: torch.rand(4, 2, channels, 32, 32, generator=draw, dtype=torch.float64)
+            for name, channels in (("lq", 3), ("spike", 2), ("gt", 3))
+        }
+        mine = range(launch.rank, per_rank * parts * launch.world_size, launch.world_size)
+        batches = [mine[part * per_rank : (part + 1) * per_rank] for part in range(parts)]
+        feed = [{k: v[list(rows)] for k, v in clips.items()} | {"key": [str(r) for r in rows]} for rows in batches]
+        model.optimize_parameters(step, feed)
+        if step == 1:
+            named = bare(model.netG).named_parameters()
+            gradients = {name: p.grad.clone() for name, p in named if p.grad is not None}
+    weights = {name: p.detach().clone() for name, p in bare(model.netG).named_parameters()}
+    found = utils_dist.gather_objects({name: float(value.sum()) for name, value in weights.items()})
+    if launch.rank == 0:
+        torch.save({"gradients": gradients, "weights": weights, "same_on_all_ranks": all(f == found[0] for f in found)}, out)

@@ -1,0 +1,85 @@
+"""What is wrong is said once, in four parts, within seconds, on one rank and on two, and ends every rank."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.dist.launching import run_command
+from tests.train_files import train, write_options
+
+OPTION, DATA = 2, 3
+
+
+def short_dat(folder):
+    path = folder / "GOPRO_Large_spike_seq" / "train" / "train1" / "spike" / "000002.dat"
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def missing_dat(folder):
+    (folder / "GOPRO_Large_spike_seq" / "train" / "train1" / "spike" / "000002.dat").unlink()
+
+
+def unmatched_frames(folder):
+    (folder / "GOPRO_Large" / "train" / "train0" / "sharp" / "000001.png").unlink()
+
+
+def missing_folder(folder):
+    shutil.rmtree(folder / "GOPRO_Large" / "test")
+
+
+def nothing(folder):
+    pass
+
+
+CASES = {
+    "unknown option": (nothing, "train.G_optimiser_lr=1e-4", OPTION, ("train.G_optimiser_lr", "G_optimizer_lr")),
+    "wrong type": (nothing, "train.total_iter=many", OPTION, ("train.total_iter", "int")),
+    "crop": (nothing, "datasets.train.gt_size=30", OPTION, ("gt_size", "30")),
+    "channels": (nothing, "netG.fusion=concat", OPTION, ("netG.in_chans", "3 RGB + 2 spike = 5")),
+    "batch": (nothing, "datasets.train.dataloader_batch_size=9", OPTION, ("9",)),
+    "pretrained": (nothing, "path.pretrained_netG=/nowhere.pth", DATA, ("/nowhere.pth",)),
+    "missing folder": (missing_folder, "task=x", DATA, ("GOPRO_Large/test",)),
+    "short dat": (short_dat, "task=x", DATA, ("train1", "000002.dat")),
+    "missing dat": (missing_dat, "task=x", DATA, ("train1", "000002")),
+    "unmatched frames": (unmatched_frames, "task=x", DATA, ("train0", "000001")),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_ends_every_rank_with_one_message(tmp_path, case, ranks):
+    if ranks == 1 and case in ("wrong type", "missing dat", "batch", "pretrained"):
+        pytest.skip("covered on two ranks")
+    spoil, override, code, words = CASES[case]
+    options = write_options(tmp_path)
+    spoil(tmp_path)
+
+    result = train(options, override, ranks=ranks, limit_s=60)
+
+    kind = {OPTION: "OptionError: ", DATA: "DataError: "}[code]
+    kind = "CheckpointError: " if case == "pretrained" else kind
+    assert result.exit_codes == [code] * ranks, result.text
+    assert result.text.count(kind) == 1 and "Traceback" not in result.text
+    message = result.text[result.text.index(kind) :]
+    assert all(word in message for word in words), message
+    assert all(f"\n  {part:<9} " in message for part in ("in", "expected", "do")), message
+
+
+@pytest.mark.parametrize("value", ["two", "0", ""])
+def test_a_world_size_that_is_no_number_stops_the_platform_launch(tmp_path, value):
+    options = write_options(tmp_path)
+
+    # Empty means unset for the platform's RANK, so a lone RANK is the fault there.
+    result = train(options, ranks=2, env={"WORLD_SIZE": value or "-1"}, limit_s=60)
+
+    assert result.exit_codes == [2, 2], result.text
+    assert result.text.count("DistError: ") == 1 and "WORLD_SIZE" in result.text
+
+
+def test_an_option_file_that_does_not_exist_is_named():
+    result = run_command(["./launch_train.sh", "1", "options/vrt/nowhere.json"])
+
+    assert result.exit_codes == [2] and "options/vrt/nowhere.json" in result.text
+    assert result.text.count("OptionError: ") == 1

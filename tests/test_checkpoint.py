@@ -1,0 +1,97 @@
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from utils import utils_checkpoint
+from utils.utils_errors import CheckpointError
+
+
+def state(step):
+    return {"step": step, "weights": torch.full((1000,), float(step)), "options": {"a": [1, None, "x"]}}
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    path = tmp_path / "folder" / "checkpoint_latest.pth"
+
+    utils_checkpoint.save(state(1), path)
+
+    loaded = utils_checkpoint.load(path)
+    assert loaded["options"] == {"a": [1, None, "x"]} and torch.equal(loaded["weights"], state(1)["weights"])
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone"])
+def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path, damage):
+    path = tmp_path / "checkpoint_latest.pth"
+    for step in (1, 2, 3):
+        utils_checkpoint.save(state(step), path)
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[2000] ^= 1  # torch.load would not notice
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"flip": content, "cut": content[:-100], "empty": b""}[damage])
+
+    assert utils_checkpoint.load(path)["step"] == 2
+
+
+def test_no_readable_file_is_an_error_that_names_it(tmp_path):
+    path = tmp_path / "checkpoint_latest.pth"
+    utils_checkpoint.save(state(1), path)
+    path.write_bytes(b"")
+
+    with pytest.raises(CheckpointError, match="no readable checkpoint") as e:
+        utils_checkpoint.load(path)
+    assert str(path) in str(e.value)
+
+
+@pytest.mark.parametrize("value", [np.float64(1.0), Path("x"), {1, 2}])
+def test_only_plain_types_are_saved(tmp_path, value):
+    with pytest.raises(CheckpointError, match=r"in a checkpoint") as e:
+        utils_checkpoint.save({"train": {"loss": [value]}}, tmp_path / "x.pth")
+    assert "state['train']['loss'][0]" in str(e.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_the_former_file(tmp_path):
+    # RLIMIT_FSIZE fails the write in the middle, as a full disk does.
+    path = tmp_path / "checkpoint_latest.pth"
+    utils_checkpoint.save(state(1), path)
+    script = (
+        "import resource, signal, sys, torch; from pathlib import Path; from utils import utils_checkpoint\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "utils_checkpoint.save({'step': 2, 'weights': torch.zeros(10000)}, Path(sys.argv[1]))"
+    )
+
+    result = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60)
+
+    assert "CheckpointError: cannot write the checkpoint" in result.stderr
+    assert utils_checkpoint.load(path)["step"] == 1
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
+    # Killed at 8 different moments of a writer that saves without pause; the fault suite does it hundreds of times.
+    script = (
+        "import sys, torch; from pathlib import Path; from utils import utils_checkpoint\n"
+        "for step in range(1, 10**6):\n"
+        "    utils_checkpoint.save({'step': step, 'w': torch.zeros(200000)}, Path(sys.argv[1]))\n"
+        "    print(step, flush=True)"
+    )
+    for trial in range(8):
+        folder = tmp_path / str(trial)
+        path = folder / "checkpoint_latest.pth"
+        process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
+        acknowledged = [int(process.stdout.readline()) for _ in range(1 + trial)][-1]
+        process.send_signal(signal.SIGKILL)
+        acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
+        process.wait()
+
+        assert utils_checkpoint.load(path)["step"] >= acknowledged
+        shutil.rmtree(folder)

@@ -1,0 +1,82 @@
+"""Several ranks compute what one process computes on the joint batch."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from tests.dist.launching import run_ranks
+from tests.train_files import network, write_options
+
+WORKER = "tests/dist/gradient_worker.py"
+
+
+def steps(options, out, ranks, per_rank, parts=1):
+    result = run_ranks(ranks, WORKER, str(options), str(out), str(per_rank), str(parts), limit_s=120)
+    assert result.exit_codes == [0] * ranks, result.text
+    return torch.load(out, weights_only=True)
+
+
+def changed(options, **values):
+    """The option file with other top-level keys, train's keys merged."""
+    content = json.loads(options.read_text())
+    content["train"] |= values.pop("train", {})
+    target = options.with_name("changed.json")
+    target.write_text(json.dumps(content | values))
+    return target
+
+
+def assert_close(found, expected):
+    assert found.keys() == expected.keys()
+    scale = max(value.abs().max() for value in expected.values())
+    worst = max(float((found[name] - expected[name]).abs().max() / scale) for name in expected)
+    assert worst < 1e-9
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    """Options without randomness in the network, and the steps of one process on batches of 2."""
+    folder = tmp_path_factory.mktemp("gradients")
+    options = write_options(folder, netG=network(drop_path_rate=0.0))
+    return options, steps(options, folder / "one.pth", ranks=1, per_rank=2)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"use_static_graph": True}, {"netG": network(drop_path_rate=0.0, use_checkpoint_attn=True)}],
+)
+def test_two_ranks_have_the_gradients_of_one_rank_with_twice_the_batch(one_rank, tmp_path, values):
+    options, expected = one_rank
+
+    found = steps(changed(options, **values), tmp_path / "two.pth", ranks=2, per_rank=1)
+
+    assert found["same_on_all_ranks"]
+    assert_close(found["gradients"], expected["gradients"])
+
+
+def test_accumulation_has_the_gradients_of_the_whole_batch(one_rank, tmp_path):
+    options, _ = one_rank
+    whole = steps(options, tmp_path / "whole.pth", ranks=1, per_rank=4)
+
+    parts = steps(changed(options, train={"accumulation_steps": 2}), tmp_path / "parts.pth", ranks=2, per_rank=1, parts=2)
+
+    assert parts["same_on_all_ranks"]
+    assert_close(parts["gradients"], whole["gradients"])
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(one_rank, tmp_path, static):
+    # DDP forgets, without an error, what was frozen when it was built.
+    options, _ = one_rank
+    freeze = {"fix_iter": 2, "fix_keys": ["spynet", "deform"]}
+    single = steps(changed(options, train=freeze), tmp_path / "one.pth", ranks=1, per_rank=2)
+
+    double = steps(
+        changed(options, train=freeze, use_static_graph=static), tmp_path / "two.pth", ranks=2, per_rank=1
+    )
+
+    assert not any("deform" in name for name in single["gradients"])
+    assert double["same_on_all_ranks"]
+    assert_close(double["weights"], single["weights"])
