@@ -7,6 +7,7 @@ are those of the plain form in window_attention.py up to rounding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +47,7 @@ class AttentionBranch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, keep: list[float], plan: WindowPlan, shape: AttentionShape, *weights: Tensor) -> Tensor:
-        w = _Weights(*weights)
+        w = _detached(weights)
         out = torch.empty_like(x)
         kept = []
         for sample, factor in enumerate(keep):
@@ -73,7 +74,7 @@ class AttentionBranch(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         keep, plan, shape, count = ctx.args
         x, *saved = ctx.saved_tensors
-        w = _Weights(*saved[:count])
+        w = _detached(saved[:count])
         kept = iter(saved[count:])
         g = _Weights(*(None if t is None else torch.zeros_like(t) for t in saved[:count]))
         grad_x = torch.empty_like(x)
@@ -123,6 +124,11 @@ class _Weights:
         every = tuple(vars(self).values())
         # Positions are a constant of the network.
         return every[:7] if self.qkv_mut is None else (*every[:9], None)
+
+
+def _detached(weights: Sequence[Tensor | None]) -> _Weights:
+    # A bias that still asks for a gradient, even here, keeps the fused attention of torch away.
+    return _Weights(*(None if t is None else t.detach() for t in weights))
 
 
 @dataclass(frozen=True)

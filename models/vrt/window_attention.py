@@ -40,7 +40,8 @@ class WindowAttention(nn.Module):
         """(heads, tokens, tokens). A clipped window takes the corner of the full index, as the published one does."""
         index = self.relative_position_index[:tokens, :tokens]
         rows = self.relative_position_bias_table.index_select(0, index.reshape(-1))
-        return rows.view(tokens, tokens, -1).permute(2, 0, 1)
+        # In memory order: the fused kernels refuse a bias whose last axis is strided.
+        return rows.view(tokens, tokens, -1).permute(2, 0, 1).contiguous()
 
     def forward(self, u: Tensor, plan: WindowPlan) -> Tensor:
         """u: (B * windows, T, C)."""
