@@ -297,12 +297,12 @@ def protocol(job: Job, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """How the numbers came about; it stands beside them everywhere."""
     paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
     roots = {
-        kind: ", ".join(sorted({str(Path(clip.origin[kind])) for clip in job.clips if kind in clip.origin})[:3])
+        kind: describe_places([clip.origin[kind] for clip in job.clips if kind in clip.origin])
         for kind in ("input", "gt", "spike")
     }
     return {
         "weights": f"{job.saved.path} (sha256 {job.saved.sha256()[:12]}), network from {job.saved.known_from}",
-        **{kind: root for kind, root in roots.items() if root},
+**{kind: place for kind, place in roots.items() if place},
         "crop": "none", "border": "none left out",
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
         "dtype": job.args.dtype,
@@ -310,6 +310,10 @@ def protocol(job: Job, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "device": device_name(),
         **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
     }  # fmt: skip
+
+
+def describe_places(paths: list[str]) -> str:
+    return f"{paths[0]} and {len(paths) - 1} like it" if len(paths) > 1 else "".join(paths)
 
 
 def example_pictures(job: Job, entry: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -199,7 +199,8 @@ def user_clips(
         logger.info("%s has no known suffix of a video; trying to decode it", root)
     inner = _clip_folders(root)
     if not inner:
-        return [_user_clip(root.stem if root.is_file() else root.resolve().name, root, spike, gt, spike_options, scale)]
+        return [_user_clip(_clip_name(root), root, spike, gt, spike_options, scale)]
+
     of = lambda base, kind, name: None if base is None else _within(Path(base) / name, kind)  # noqa: E731
     return [
         _user_clip(n, _within(root / n, "blur"), of(spike, "spike", n), of(gt, "sharp", n), spike_options, scale)
@@ -266,6 +267,12 @@ def _nearest_info(spike: Path, options: dict[str, Any]) -> DatasetInfo:
             fits = all(None in pair or pair[0] == pair[1] for pair in sizes)
             return info if fits else DatasetInfo()
     return DatasetInfo()
+
+
+def _clip_name(path: Path) -> str:
+    """The name of a file or folder; that of the folder above where clips are laid out as <clip>/blur."""
+    folder = path.resolve()
+    return path.stem if path.is_file() else folder.parent.name if folder.name.startswith("blur") else folder.name
 
 
 def _clip_folders(root: Path) -> list[str]:

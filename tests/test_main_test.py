@@ -1,0 +1,326 @@
+import json
+import re
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+import main_test_vrt
+from data.clip_reader import user_clips
+from models.portable import portable_options, read_saved
+from models.select_network import define_G
+from models.tiling import restore_clip
+from tests.clip_files import write_clip
+from tests.dist.launching import ROOT, run_command, run_ranks
+from tests.train_files import network, write_options
+from utils.utils_image import VideoReader, VideoWriter
+from utils.utils_metrics import psnr, tensor_to_uint8
+
+MAIN = "main_test_vrt.py"
+
+
+def save_weights(options, path, *overrides):
+    """Random weights of the option file's network, with a tail that changes the picture."""
+    opt = main_test_vrt.read_options(main_test_vrt.parse_test_args(["--opt", str(options), *overrides], ""))
+    torch.manual_seed(3)
+    net = define_G(opt)
+    torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
+    torch.save({"params": net.state_dict(), "options": portable_options(opt), "iter": 1}, path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Three test clips of 2, 3 and 4 frames of 32 x 32, an option file, weights with and without spikes."""
+    folder = tmp_path_factory.mktemp("home")
+    options = write_options(folder)
+    save_weights(options, folder / "spike.pth")
+    save_weights(options, folder / "rgb.pth", "netG.fusion=none")
+    for clip in ("test0", "test1", "test2"):
+        shutil.copytree(folder / "GOPRO_Large" / "test" / clip / "blur", folder / "clips" / clip)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tested(home):
+    """The output folder of the option-file form."""
+    folder = home / "tested"
+    assert main_test_vrt.main(["--opt", str(home / "options.json"), "--weights", str(home / "spike.pth"),
+                               "--output", str(folder), "--save", "frames", "comparison"]) == 0  # fmt: skip
+    return folder
+
+
+def metrics(folder):
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def frame(path):
+    return cv2.imread(str(path))[..., ::-1]
+
+
+def message(capfd, *args):
+    """The one message and the exit code of a failing run."""
+    with pytest.raises(SystemExit) as error:
+        main_test_vrt.main(list(map(str, args)))
+    said = capfd.readouterr()
+    text = said.out + said.err
+    assert text.count("Error: ") == 1 and "Traceback" not in text, text
+    return text, error.value.code
+
+
+# ---- the option-file form --------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_are_those_of_restoring_and_comparing_by_hand(home, tested):
+    gt = home / "GOPRO_Large" / "test" / "test2" / "sharp"
+    clip = user_clips(
+        gt.parent / "blur", home / "GOPRO_Large_spike_seq/test/test2/spike", gt, read_saved(home / "spike.pth").spike
+    )[0]
+    items = [clip.frame(i) for i in range(4)]
+    lq, spike = (torch.stack([item[kind] for item in items])[None] for kind in ("lq", "spike"))
+    restored = tensor_to_uint8(restore_clip(read_saved(home / "spike.pth").build(), lq, spike, window_size=(2, 4, 4)))[
+        0
+    ]
+
+    by_hand = [psnr(image, frame(gt / f"{i:06d}.png")) for i, image in enumerate(restored)]
+    found = metrics(tested)["clips"]["test2"]
+    assert found["per_frame"]["restored"]["psnr"] == pytest.approx(by_hand, abs=0.01)
+    assert found["restored"]["psnr"] == pytest.approx(np.mean(by_hand), abs=0.01)
+    for i, image in enumerate(restored):
+        assert np.abs(frame(tested / "test2" / f"{i:06d}.png").astype(int) - image).max() <= 1
+
+
+def test_averages_tell_clips_from_frames_and_what_was_found(tested):
+    found = metrics(tested)
+    means = [clip["restored"]["psnr"] for clip in found["clips"].values()]
+    every = [v for clip in found["clips"].values() for v in clip["per_frame"]["restored"]["psnr"]]
+    total = found["averages"]["restored"]
+    assert total["psnr"] == pytest.approx(np.mean(means)) and total["psnr_frame_mean"] == pytest.approx(np.mean(every))
+    assert (total["clips_found"], total["clips_expected"], total["complete"], total["frames"]) == (3, 3, True, 9)
+    assert {"psnr", "ssim", "psnr_y", "ssim_y"} <= total.keys()
+    assert {"weights", "input", "gt", "crop", "border", "tile", "dtype", "metrics"} <= found["protocol"].keys()
+
+
+def test_what_a_test_leaves(tested):
+    assert sorted(p.name for p in tested.iterdir()) == [
+        "clips", "metrics.json", "report.html", "run.json", "strips", "table.txt", "test0", "test0_comparison.mp4",
+        "test1", "test1_comparison.mp4", "test2", "test2_comparison.mp4",
+    ]  # fmt: skip
+    assert VideoReader(tested / "test2_comparison.mp4").num_frames == 4
+    assert len(list((tested / "strips" / "test2").iterdir())) == 3
+    assert "mean over clips" in (tested / "table.txt").read_text()
+    page = (tested / "report.html").read_text()
+    assert page.count('type="range"') == 3 and not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
+
+
+def test_a_second_run_goes_on_where_the_first_one_stopped(home, tested, tmp_path):
+    folder = tmp_path / "again"
+    shutil.copytree(tested, folder)
+    before = metrics(folder)
+    (folder / "clips" / "test1.json").unlink()
+    (folder / "test1" / "000001.png").unlink()
+    kept = {
+        p: p.stat().st_mtime_ns for p in folder.glob("*/*.png") if p.name != "000001.png" and "strips" not in str(p)
+    }
+    kept |= {p: p.stat().st_mtime_ns for p in folder.glob("clips/test[02].json")}
+
+    args = ["--opt", str(home / "options.json"), "--weights", str(home / "spike.pth"), "--save", "frames", "comparison"]
+    assert main_test_vrt.main([*args, "--output", str(folder)]) == 0
+    kept.pop(folder / "clips" / "test1.png", None)
+    assert {p: p.stat().st_mtime_ns for p in kept} == kept
+    assert metrics(folder)["clips"]["test1"]["restored"] == before["clips"]["test1"]["restored"]
+
+
+def test_results_of_other_settings_are_not_mixed(home, tested, tmp_path, capfd):
+    folder = tmp_path / "again"
+    shutil.copytree(tested, folder)
+    args = ["--opt", home / "options.json", "--output", folder, "--save", "frames", "comparison"]
+    text, code = message(capfd, *args, "--weights", home / "spike.pth", "--dtype", "bfloat16")
+    assert code == 2 and "dtype was float32, is bfloat16" in text
+    main_test_vrt.main([*map(str, args), "--weights", str(home / "spike.pth"), "--dtype", "bfloat16", "--overwrite"])
+    assert metrics(folder)["protocol"]["dtype"] == "bfloat16"
+
+
+def test_val_options_do_what_they_say(home, tmp_path):
+    args = ["--opt", str(home / "options.json"), "--weights", str(home / "spike.pth"), "val.num_frame_testing=2"]
+    main_test_vrt.main([*args, "--output", str(tmp_path / "a"), "val.num_frame_overlapping=1"])
+    assert not (tmp_path / "a" / "test0").exists()  # val.save_img is false
+
+    main_test_vrt.main([*args, "--output", str(tmp_path / "b"), "val.num_frame_overlapping=1", "val.save_img=true",
+                        "val.center_frame_only=true", "val.flip_seq=true", "val.pad_seq=true"])  # fmt: skip
+    assert [p.name for p in (tmp_path / "b" / "test2").iterdir()] == ["000002.png"]
+    found = metrics(tmp_path / "b")
+    assert found["averages"]["restored"]["frames"] == 3
+    assert "flip_seq, pad_seq, center_frame_only" in found["protocol"]["tile"]
+    whole = metrics(tmp_path / "a")["clips"]["test2"]["per_frame"]["restored"]["psnr"]
+    assert found["clips"]["test2"]["restored"]["psnr"] != whole[2]  # flip_seq changes the frame
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def test_two_ranks_share_clips_and_frames_and_give_the_same_numbers(home, tested):
+    folder, one, two = home / "ranks", home / "one", home / "two"
+    clips = ["--weights", home / "rgb.pth", "--tile", "2,0", "--overlap", "1,8"]
+    whole = run_ranks(2, MAIN, "--opt", home / "options.json", "--weights", home / "spike.pth", "--output", folder)
+    assert whole.exit_codes == [0, 0], whole.text
+    assert metrics(folder)["averages"] == metrics(tested)["averages"]
+
+    # One clip: cut in time, so that both ranks have work; the frames are the same, bit for bit.
+    single = home / "clips" / "test2"
+    assert run_ranks(1, MAIN, *clips, "--input", single, "--output", one).exit_codes == [0]
+    done = run_ranks(2, MAIN, *clips, "--input", single, "--output", two)
+    assert done.exit_codes == [0, 0], done.text
+    frames = sorted(p.name for p in (one / "test2").iterdir())
+    assert len(frames) == 4
+    assert all((one / "test2" / n).read_bytes() == (two / "test2" / n).read_bytes() for n in frames)
+    assert (two / "test2_comparison.mp4").exists()
+
+
+def test_the_launcher_takes_both_forms_and_ends_with_the_code_of_the_run(home, tmp_path):
+    launcher = ROOT / "launch_test.sh"
+    bad = run_command(
+        [launcher, "1", home / "options.json", "datasets.test.dataroot_lq=/nowhere", "--weights", home / "rgb.pth"]
+    )
+    assert bad.exit_codes == [3] and bad.text.count("Error: ") == 1 and "/nowhere" in bad.text
+    direct = run_command(
+        [launcher, "1", "--weights", home / "rgb.pth", "--input", "/nowhere", "--output", tmp_path / "o"]
+    )
+    assert direct.exit_codes == [3] and "no such file or folder" in direct.text
+
+
+# ---- the direct form -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_spikes_gives_what_the_dataset_gives(home, tested, tmp_path):
+    rgb, spikes = home / "GOPRO_Large" / "test", home / "GOPRO_Large_spike_seq" / "test"
+    args = ["--weights", home / "spike.pth", "--input", rgb, "--spike", spikes, "--gt", rgb]
+    main_test_vrt.main([*map(str, args), "--output", str(tmp_path), "--tile", "0,0"])
+
+    assert metrics(tmp_path)["averages"] == metrics(tested)["averages"]
+    assert metrics(tmp_path)["protocol"]["weights"].endswith("network from the weights file")
+
+
+def test_one_dat_of_the_whole_clip_is_shared_out_over_the_frames(home, tmp_path):
+    folder = home / "GOPRO_Large_spike_seq" / "test" / "test2" / "spike"
+    (tmp_path / "all.dat").write_bytes(b"".join(p.read_bytes() for p in sorted(folder.iterdir())))
+    frames = home / "clips" / "test2"
+    options = read_saved(home / "spike.pth").spike
+    one = user_clips(frames, tmp_path / "all.dat", spike_options=options | {"h": 16, "w": 16, "center": "file"})[0]
+    many = user_clips(frames, folder, spike_options=options)[0]
+    for index in (3, 0, 2):
+        assert torch.equal(one.frame(index)["spike"], many.frame(index)["spike"])
+
+
+def write_video(path, count=5, height=35, width=45):
+    rows, cols = np.mgrid[:height, :width]
+    with VideoWriter(path, 12.5) as video:
+        for i in range(count):
+            video.write(np.stack((rows * 5, cols * 4 + 3 * i, rows + cols), axis=2).astype(np.uint8))
+
+
+def test_a_video_goes_in_and_a_video_of_the_same_name_and_rate_comes_out(home, tmp_path):
+    write_video(tmp_path / "holiday.mp4")
+    out = tmp_path / "out"
+    args = ["--weights", str(home / "rgb.pth"), "--input", str(tmp_path / "holiday.mp4"), "--tile", "3,32"]
+    assert main_test_vrt.main([*args, "--overlap", "1,8", "--output", str(out)]) == 0
+
+    video, source = VideoReader(out / "holiday.mp4"), VideoReader(tmp_path / "holiday.mp4")
+    assert (video.num_frames, video.fps, video.read(0).shape) == (5, 12.5, source.read(0).shape)
+    restored = frame(out / "clips" / "holiday.png").astype(int)  # the frame in the middle
+    assert np.abs(video.read(2) - restored).mean() < 0.5 * np.abs(source.read(2) - restored).mean()
+    assert VideoReader(out / "holiday_comparison.mp4").num_frames == 5
+    assert not (out / "holiday").exists() and not (out / ".work").exists()
+    assert metrics(out)["averages"] == {}
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_clips_of_one_and_two_frames(home, tmp_path, frames):
+    shutil.copytree(home / "clips" / "test2", tmp_path / "in")
+    for path in sorted((tmp_path / "in").iterdir())[frames:]:
+        path.unlink()
+    args = ["--weights", str(home / "rgb.pth"), "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    assert main_test_vrt.main([*args, "--save", "frames"]) == 0
+    assert len(list((tmp_path / "out" / "in").iterdir())) == frames
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def finished(folder):
+    """Files that look like results."""
+    return [p for p in folder.rglob("*") if p.suffix in (".png", ".mp4", ".html") or p.name == "metrics.json"]
+
+
+def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capfd):
+    clip, spikes, out = home / "clips" / "test2", home / "GOPRO_Large_spike_seq/test/test2/spike", tmp_path / "out"
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    (tmp_path / "foreign.pth").write_bytes(b"no weights")
+    torch.save({"params": {"layer.weight": torch.zeros(3)}}, tmp_path / "unknown.pth")
+    shutil.copytree(spikes, tmp_path / "few")
+    (tmp_path / "few" / "000001.dat").unlink()
+    write_clip(tmp_path, "wide", split="test", frames=4, h=16, w=24)
+    rgb, spike = ["--weights", home / "rgb.pth"], ["--weights", home / "spike.pth", "--spike-size", 16, 16]
+    cases = {
+        "not a video": (3, [*rgb, "--input", tmp_path / "broken.mp4"]),
+        "no such file or folder": (3, [*rgb, "--input", tmp_path / "none"]),
+        "the folder holds no images": (3, [*rgb, "--input", tmp_path / "few"]),
+        "4 frames and 3 reference frames": (3, [*rgb, "--input", clip, "--gt", home / "clips" / "test1"]),
+        "reference of 48x32": (3, [*rgb, "--input", clip, "--gt", tmp_path / "GOPRO_Large/test/wide/sharp"]),
+        "4 frames, 3 spike files; unpaired: 000001": (3, [*spike, "--input", clip, "--spike", tmp_path / "few"]),
+        "holds no plane of 160 x 160": (3, [*spike[:3], 160, 160, "--input", clip, "--spike", spikes]),
+        "these weights need spikes": (2, [*spike[:2], "--input", clip]),
+        "no such weights file": (3, ["--weights", tmp_path / "none.pth", "--input", clip]),
+        "not a weights file": (3, ["--weights", tmp_path / "foreign.pth", "--input", clip]),
+        "does not say what network": (3, ["--weights", tmp_path / "unknown.pth", "--input", clip]),
+        "the weights do not fit": (3, [*rgb, "--input", clip, "--opt", home / "options.json", "--spike", spikes]),
+        "do not take a noise level": (2, [*rgb, "--input", clip, "--sigma", 20]),
+        "--tile is 12": (2, [*rgb, "--input", clip, "--tile", 12]),
+        "tiles of 2 that overlap by 2": (2, [*rgb, "--input", clip, "--tile", "2,32"]),
+        "cannot set val.flip_seq": (2, [*spike, "--input", clip, "--spike", spikes, "val.flip_seq=true"]),
+        "unknown option spike.bins": (2, [*spike, "--input", clip, "--spike", spikes, "spike.bins=3"]),
+        "--output would write over": (2, [*rgb, "--input", clip, "--output", clip]),
+        "--output missing": (2, [*rgb, "--input", clip, "--output"]),
+        "nothing to restore": (2, ["--weights", home / "rgb.pth"]),
+    }  # fmt: skip
+    for expected, (code, args) in cases.items():
+        place = [] if "--output" in args or "nothing" in expected else ["--output", out]
+        args = args[:-1] if args[-1] == "--output" else args
+        text, got = message(capfd, *args, *place)
+        assert expected in text and "  expected  " in text and "  do  " in text, text
+        assert got == code, text
+    assert finished(out) == []
+
+
+FULL_DISK = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv.pop(1))
+import main_test_vrt
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+sys.exit(main_test_vrt.main(sys.argv[1:]))
+"""
+
+
+def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path):
+    (tmp_path / "run.py").write_text(FULL_DISK)
+    rng = np.random.default_rng(0)
+    for i in range(2):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        cv2.imwrite(str(tmp_path / "in" / f"{i}.png"), rng.integers(0, 256, (40, 40, 3), np.uint8))
+    args = ["--weights", home / "rgb.pth", "--input", tmp_path / "in", "--output", tmp_path / "out"]
+
+    full = run_ranks(1, tmp_path / "run.py", ROOT, *args)
+    assert full.exit_codes == [3] and full.text.count("Error: ") == 1, full.text
+    assert "cannot write" in full.text and "the same command" in full.text
+    assert finished(tmp_path / "out") == []
+    assert main_test_vrt.main([str(a) for a in args]) == 0
+    assert len(list((tmp_path / "out" / "in").iterdir())) == 2
+
+
+def test_options_of_a_network_follow_its_weights(home):
+    saved = read_saved(home / "spike.pth")
+    assert saved.netG["embed_dims"] == network()["embed_dims"]
+    assert saved.spike_channels == 2 and saved.spike["representation"] == {"type": "voxel", "num_bins": 2}

@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from models.portable import portable_options, read_saved
+from models.released import RELEASED, RELEASED_TILES, identify
+from models.select_network import NETWORKS, define_G
+from tests import golden
+from tests.train_files import network
+from utils.utils_errors import CheckpointError
+
+
+def options(**netG):
+    return {"scale": 1, "netG": network(**netG), "datasets": {"train": {"spike_channels": 2, "spike": {"type": "dat"}}}}
+
+
+@pytest.mark.parametrize("name", ["net_deblur_pa2_2f_w8"])
+def test_a_file_as_released_loads_strictly_and_gives_the_reference_output(name, tmp_path):
+    vector = golden.load_net(name)
+    netG = {"net_type": "vrt", **vector.config["network"]}
+    # The vectors leave the constant buffers out; released files hold them.
+    whole = NETWORKS.build(netG, "netG").state_dict() | {k: v.float() for k, v in vector.weights.items()}
+    torch.save({"params": whole}, tmp_path / "006_x.pth")
+    saved = read_saved(tmp_path / "006_x.pth", {"scale": 1, "netG": netG, "datasets": {}})
+    with torch.no_grad():
+        output = saved.build().double()(vector.input)
+
+    stride = vector.config["output_stride"]
+    got = output[..., ::stride, ::stride]
+    assert golden.difference(vector.sampled("output", got), vector.samples["output"]) < golden.TOLERANCE
+
+
+@pytest.mark.parametrize("name", sorted(golden.manifests()))
+def test_a_released_network_is_known_by_its_tensors(name):
+    manifest = golden.manifests()[name]
+    weights = {key: torch.empty(shape, device="meta") for key, shape, *_ in manifest["keys"]}
+    found = identify(weights)
+    same = {k: v for k, v in manifest["config"].items() if k != "img_size"}
+    assert {k: RELEASED[found].get(k, same[k]) for k in same} == same
+    assert found[:3] in RELEASED_TILES
+
+
+def test_released_weights_take_their_name_from_the_file(tmp_path):
+    keys = golden.manifests()["006_VRT_videodeblurring_GoPro"]["keys"]
+    tensors = {key: torch.zeros((), dtype=getattr(torch, kind)).expand(shape) for key, shape, kind, *_ in keys}
+    torch.save({"params": tensors}, tmp_path / "006_VRT_videodeblurring_GoPro.pth")
+    saved = read_saved(tmp_path / "006_VRT_videodeblurring_GoPro.pth")
+    assert saved.released == "006_VRT_videodeblurring_GoPro"
+    assert saved.netG["deformable_groups"] == 16 and saved.scale == 1 and saved.spike is None
+    saved.build()
+
+
+def test_our_weights_and_checkpoints_say_what_they_are(tmp_path):
+    opt = options()
+    net = define_G(opt)
+    full = {"model_state_dict": net.state_dict(), "ema_state_dict": None, "options": opt, "step": 3}
+    ema = {key: value + 1 if value.is_floating_point() else value for key, value in net.state_dict().items()}
+    torch.save({"params": net.state_dict(), "options": portable_options(opt), "iter": 3}, tmp_path / "3_G.pth")
+    torch.save(full, tmp_path / "checkpoint_latest.pth")
+    torch.save(full | {"ema_state_dict": ema}, tmp_path / "averaged.pth")
+
+    for name in ("3_G.pth", "checkpoint_latest.pth", "averaged.pth"):
+        saved = read_saved(tmp_path / name)
+        assert saved.spike_channels == 2 and saved.spike == {"type": "dat"} and saved.netG == opt["netG"]
+        built = saved.build().state_dict()
+        wanted = ema if name == "averaged.pth" else net.state_dict()
+        assert all(torch.equal(built[key], wanted[key]) for key in wanted)
+
+
+def test_weights_of_another_network_are_refused(tmp_path):
+    torch.save({"params": define_G(options()).state_dict()}, tmp_path / "bare.pth")
+    with pytest.raises(CheckpointError, match="does not say what network"):
+        read_saved(tmp_path / "bare.pth")
+    with pytest.raises(CheckpointError, match="do not fit"):
+        read_saved(tmp_path / "bare.pth", options(embed_dims=[12] * 8)).build()
+    assert read_saved(tmp_path / "bare.pth", options()).build() is not None
