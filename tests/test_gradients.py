@@ -60,7 +60,9 @@ def test_accumulation_has_the_gradients_of_the_whole_batch(one_rank, tmp_path):
     options, _ = one_rank
     whole = steps(options, tmp_path / "whole.pth", ranks=1, per_rank=4)
 
-    parts = steps(changed(options, train={"accumulation_steps": 2}), tmp_path / "parts.pth", ranks=2, per_rank=1, parts=2)
+    parts = steps(
+        changed(options, train={"accumulation_steps": 2}), tmp_path / "parts.pth", ranks=2, per_rank=1, parts=2
+    )
 
     assert parts["same_on_all_ranks"]
     assert_close(parts["gradients"], whole["gradients"])
@@ -73,9 +75,7 @@ def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(one_rank, tmp_pat
     freeze = {"fix_iter": 2, "fix_keys": ["spynet", "deform"]}
     single = steps(changed(options, train=freeze), tmp_path / "one.pth", ranks=1, per_rank=2)
 
-    double = steps(
-        changed(options, train=freeze, use_static_graph=static), tmp_path / "two.pth", ranks=2, per_rank=1
-    )
+    double = steps(changed(options, train=freeze, use_static_graph=static), tmp_path / "two.pth", ranks=2, per_rank=1)
 
     assert not any("deform" in name for name in single["gradients"])
     assert double["same_on_all_ranks"]

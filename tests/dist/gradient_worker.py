@@ -46,4 +46,6 @@ with utils_dist.one_door():
     weights = {name: p.detach().clone() for name, p in bare(model.netG).named_parameters()}
     found = utils_dist.gather_objects({name: float(value.sum()) for name, value in weights.items()})
     if launch.rank == 0:
-        torch.save({"gradients": gradients, "weights": weights, "same_on_all_ranks": all(f == found[0] for f in found)}, out)
+        torch.save(
+            {"gradients": gradients, "weights": weights, "same_on_all_ranks": all(f == found[0] for f in found)}, out
+        )
