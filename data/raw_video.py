@@ -1,0 +1,152 @@
+"""Fast video as the raw material of RGB + spike clips: finding it, reading it, and the light between its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import cv2
+import numpy as np
+
+from data.frame_io import read_bgr
+from data.spike.simulate import to_grey
+from utils.utils_errors import DataError
+from utils.utils_image import IMAGE_SUFFIXES, VIDEO_SUFFIXES, VideoReader, list_images
+
+SPLITS = ("train", "test")
+
+
+class Frames(Protocol):
+    """Frames by number: (H, W, 3) uint8 in the order R, G, B."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> np.ndarray: ...
+
+
+class FolderFrames:
+    """The pictures of a folder, in the order of their names."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, index: int) -> np.ndarray:
+        return read_bgr(str(self.paths[index]))[..., ::-1]
+
+
+class VideoFrames(VideoReader):
+    """The frames of a video file."""
+
+    def __len__(self) -> int:
+        return self.num_frames
+
+
+@dataclass(frozen=True)
+class RawClip:
+    """A clip of raw video: a folder of pictures or a video file. split: "" where the folders do not say."""
+
+    name: str
+    path: Path
+    split: str
+
+    def open(self) -> Frames:
+        return VideoFrames(self.path) if self.path.is_file() else FolderFrames(list_images(self.path))
+
+
+def find_raw_clips(source: Path) -> list[RawClip]:
+    """The clips in `source` or, where there are such folders, in its `train` and `test`. Raises DataError for none."""
+    if source.is_file():
+        return [RawClip(source.stem, source, "")]
+    roots = [(source / split, split) for split in SPLITS if (source / split).is_dir()] or [(source, "")]
+    clips = []
+    for root, split in roots:
+        for path in sorted(root.iterdir()) if root.is_dir() else ():
+            is_video = path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES
+            has_pictures = path.is_dir() and any(p.suffix.lower() in IMAGE_SUFFIXES for p in path.iterdir())
+            if is_video or has_pictures:
+                clips.append(RawClip(path.stem if is_video else path.name, path, split))
+    if not clips:
+        raise DataError(
+            "no raw clip found", str(source), "folders of pictures or video files, below train and test or not",
+            "correct --source",
+        )  # fmt: skip
+    return clips
+
+
+class LightPath:
+    """The grey light between the frames of a clip, at the resolution of the spike camera.
+
+    frames: the clip; size: (h, w) of the spike camera, a whole fraction of the frames'.
+    gamma: display values are raised to it (1: the sensor integrates display values, as most simulators do).
+    method: "flow" moves pixels along the optical flow (DIS) between neighbouring frames, "linear" fades.
+    """
+
+    def __init__(self, frames: Frames, size: tuple[int, int], gamma: float, method: str) -> None:
+        self.frames, self.size, self.method = frames, size, method
+        self.curve = (np.arange(256, dtype=np.float32) / 255.0) ** np.float32(gamma)
+        self._lights: dict[int, np.ndarray] = {}
+        self._flows: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._dis = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
+
+    def at(self, time: float) -> np.ndarray:
+        """Light (h, w) float32 at `time` in frames; before the first and after the last frame it stands still."""
+        time = min(max(time, 0.0), len(self.frames) - 1.0)
+        index = min(int(time), max(len(self.frames) - 2, 0))
+        part = time - index
+        if part < 1e-9:
+            return self._light(index)
+        if part > 1 - 1e-9:
+            return self._light(index + 1)
+        if self.method == "linear":
+            return (1 - part) * self._light(index) + part * self._light(index + 1)
+        return self._along_flow(index, np.float32(part))
+
+    def _light(self, index: int) -> np.ndarray:
+        if index not in self._lights:
+            grey = to_grey(cv2.LUT(self.frames.read(index), self.curve))
+            self._lights[index] = cv2.resize(grey, self.size[::-1], interpolation=cv2.INTER_AREA)
+            for old in [i for i in self._lights if abs(i - index) > 1]:
+                del self._lights[old]
+        return self._lights[index]
+
+    def _along_flow(self, index: int, part: np.float32) -> np.ndarray:
+        before, after = self._light(index), self._light(index + 1)
+        if self._flows is None or self._flows[0] != index:
+            a, b = ((np.sqrt(np.clip(light, 0, 1)) * 255).astype(np.uint8) for light in (before, after))
+            self._flows = (index, self._dis.calc(a, b, None), self._dis.calc(b, a, None))
+        _, forward, backward = self._flows
+        return (1 - part) * _warp(before, -part * forward) + part * _warp(after, (part - 1) * backward)
+
+
+def _warp(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """light at (x, y) + shift(x, y): (h, w), with shift (h, w, 2)."""
+    height, width = light.shape
+    x, y = np.meshgrid(np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32))
+    return cv2.remap(light, x + shift[..., 0], y + shift[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+
+
+def exposures(frames: Frames, average: int, gamma: float) -> Iterator[dict[str, np.ndarray]]:
+    """The blurry and sharp frames that `average` raw frames each make: uint8 (H, W, 3) by folder name, in order.
+
+    blur: mean of the display values, as GoPro's; blur_gamma: mean in linear light; sharp: the middle raw frame.
+    """
+    curve = (np.arange(256, dtype=np.float32) / 255.0) ** np.float32(gamma)
+    for first in range(0, len(frames) - average + 1, average):
+        plain = linear = np.float32(0.0)
+        for index in range(first, first + average):
+            picture = frames.read(index)
+            if index == first + average // 2:
+                sharp = picture
+            plain = plain + picture.astype(np.float32)
+            linear = linear + cv2.LUT(picture, curve)
+        blur_gamma = 255.0 * np.power(linear / average, np.float32(1.0 / gamma))
+        yield {
+            "blur": np.rint(plain / average).astype(np.uint8),
+            "blur_gamma": np.rint(blur_gamma).astype(np.uint8),
+            "sharp": np.ascontiguousarray(sharp),
+        }
