@@ -1,0 +1,54 @@
+"""Arithmetic of a VRT, counted from its shapes: what achieved FLOP/s are measured against."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from models.vrt.deform_align import DeformAlign
+from models.vrt.frame_conv import FrameConv
+from models.vrt.spynet import SpyNet
+from models.vrt.stage import RefineLayer, Stage
+from models.vrt.window_attention import Block
+
+
+def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
+    """Multiply-adds times two of one forward pass on (batch, frames, height, width), per part."""
+    batch, frames, height, width = size
+    pixels, pairs = batch * frames * height * width, 2 * batch * (frames - 1) * height * width
+    work = dict.fromkeys(("flow", "alignment", "attention", "MLP", "convolutions", "linears"), 0.0)
+    scales = dict(zip((f"stage{i}" for i in range(1, 8)), (1, 2, 4, 8, 4, 2, 1), strict=True))
+    for name, part in net.named_children():
+        area = scales.get(name, 1) ** 2
+        if isinstance(part, SpyNet):
+            work["flow"] += pairs * sum(2 * _kernel(part.basic_module[i]) / 4 ** (5 - i) for i in range(6))
+        elif isinstance(part, Stage) or name == "stage8":
+            for block in (m for m in part.modules() if isinstance(m, Block)):
+                _add_block(work, block, (frames, height, width), batch, scales.get(name, 1))
+            owners = part.modules()
+            linears = [m for o in owners if isinstance(o, Stage | RefineLayer | nn.Sequential) for m in o.children()]
+            work["linears"] += pixels / area * 2 * sum(m.weight.numel() for m in linears if isinstance(m, nn.Linear))
+            if isinstance(part, Stage) and part.aligns:
+                align: DeformAlign = part.pa_deform
+                work["alignment"] += pairs / area * 2 * (_kernel(align.conv_offset) + align.weight.numel())
+                work["MLP"] += pixels / area * 2 * _kernel(part.pa_fuse)
+        elif name != "fusion":
+            kernels = sum(m.weight.numel() for m in part.modules() if isinstance(m, FrameConv | nn.Linear | nn.Conv2d))
+            work["convolutions"] += pixels * 2 * kernels
+    return work
+
+
+def _kernel(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.dim() > 1)
+
+
+def _add_block(work: dict[str, float], block: Block, size: tuple[int, int, int], batch: int, scale: int) -> None:
+    size = (size[0], size[1] // scale, size[2] // scale)
+    window = [min(s, w) for s, w in zip(size, block.window, strict=True)]
+    padded = batch * math.prod(-(-s // w) * w for s, w in zip(size, window, strict=True))
+    length, channels = math.prod(window), block.attn.proj.out_features
+    linears = sum(m.weight.numel() for m in block.attn.children())
+    work["attention"] += padded * 2 * (linears + 2 * length * channels)
+    work["attention"] += padded * 2 * length * channels if block.attn.mutual else 0
+    work["MLP"] += batch * math.prod(size) * 2 * _kernel(block.mlp)

@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""Measure: python scripts/benchmark.py net|train|... [--help]. Prints a table, writes JSON with --json FILE.
+
+A subcommand is a module scripts/benchmark_<anything>.py with a dict SUBCOMMANDS: name -> (help, add_arguments(parser),
+run(args) -> dict). `run` prints its own tables; what it returns is the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.benchmark_tools import environment
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for path in sorted(Path(__file__).parent.glob("benchmark_*.py")):
+        module = importlib.import_module(f"scripts.{path.stem}")
+        for name, (text, add_arguments, run) in getattr(module, "SUBCOMMANDS", {}).items():
+            sub = commands.add_parser(name, help=text, description=text)
+            add_arguments(sub)
+            sub.add_argument("--json", type=Path, help="write the numbers to this file")
+            sub.set_defaults(run=run)
+    args = parser.parse_args()
+    result = {"command": " ".join(sys.argv[1:]), **environment(), **args.run(args)}
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        print(f"written to {args.json}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What every benchmark needs: timing of interleaved runs, peak memory, the device's matmul rate, tables."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MB = 2**20
+
+
+def environment() -> dict[str, Any]:
+    """Device, versions and commit that a number belongs to."""
+    here = Path(__file__).resolve().parent
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "commit": commit.stdout.strip() or None,
+        "gpu": gpu,
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(run: Callable[[], Any], device: torch.device) -> float:
+    """Seconds that `run` takes until the device is done."""
+    synchronize(device)
+    start = time.perf_counter()
+    run()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def interleaved(
+    runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
+) -> dict[str, list[float]]:
+    """Seconds of each run, `repeats` times in turn: on a shared machine all of them then see the same weather."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(warmup + repeats):
+        for name, run in runs.items():
+            seconds = timed(run, device)
+            if turn >= warmup:
+                times[name].append(seconds)
+    return times
+
+
+def summary(times: Sequence[float]) -> dict[str, float]:
+    return {"median_s": statistics.median(times), "min_s": min(times), "runs": len(times)}
+
+
+def peak_memory(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
+    """Peak of `run` in MB: of the process, and its rise over the start; on a GPU also what torch allocated."""
+    gc.collect()
+    _give_back()
+    before = _status("VmRSS")
+    _reset_peak()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    run()
+    synchronize(device)
+    peak = _status("VmHWM")
+    result = {"process_mb": peak, "rise_mb": peak - before}
+    if device.type == "cuda":
+        result["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
+    return result
+
+
+def _status(key: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) / 1024
+    return float("nan")
+
+
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _give_back() -> None:
+    """Ask the C library to return freed memory, so that one run's leavings do not count for the next."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except OSError:  # another C library; the process figures are then upper bounds
+        return
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, size: int | None = None) -> float:
+    """FLOP/s of a large square matrix product on this device: best of several."""
+    size = size or (8192 if device.type == "cuda" else 1024)
+    a = torch.randn(size, size, device=device).to(dtype)
+    b = torch.randn(size, size, device=device).to(dtype)
+    best = min(timed(lambda: a @ b, device) for _ in range(8))
+    return 2 * size**3 / best
+
+
+def table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
+    """Rows as a Markdown table."""
+    cells = [[f"{c:.3g}" if isinstance(c, float) else str(c) for c in row] for row in rows]
+    widths = [max(len(r[i]) for r in [list(header), *cells]) for i in range(len(header))]
+    lines = [header, ["-" * w for w in widths], *cells]
+    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
