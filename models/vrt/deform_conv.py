@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from torchvision.ops import deform_conv2d
 
 TAPS = 9
 
@@ -21,6 +20,8 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     Returns (n, c', h, w). Differentiable in everything.
     """
     if x.device.type != "cpu":
+        from torchvision.ops import deform_conv2d  # here, for it takes as long to import as torch itself
+
         return deform_conv2d(x, offset, weight, bias, padding=1, mask=mask)
     if not torch.is_grad_enabled():
         return sampled_conv(x, offset, mask, weight, bias)
