@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Look at spike files, and make them from pictures or video.
+
+info FILE                  which geometries fit the file, how smooth a picture each gives, how often pixels fire
+view FILE --out a.png      the mean picture as read and flipped, side by side; --out a.mp4: a moving preview
+simulate INPUT OUT.dat     a folder of pictures, a picture or a video -> one .dat
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import cv2
+import numpy as np
+from tqdm import tqdm
+
+from data.raw_video import FolderFrames, LightPath, VideoFrames
+from data.spike.represent import represent
+from data.spike.simulate import IntegrateAndFire, to_display
+from data.spike.stream import SpikeGeometry, candidate_geometries, count_planes, read_dat, write_dat
+from data.spike_info import DatasetInfo, load_info
+from data.spike_source import spike_errors_as_data_errors
+from utils.utils_errors import DataError, OptionError, SpikeVRTError
+from utils.utils_image import VideoWriter, imwrite_rgb, list_images
+
+SHOWN_PLANES = 64  # of which `info` and `view` take their pictures: the middle of the file
+
+
+def main(arguments: list[str] | None = None) -> int:
+    command = parse(arguments)
+    try:
+        with spike_errors_as_data_errors():
+            {"info": info, "view": view, "simulate": simulate}[command.action](command)
+    except SpikeVRTError as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True)
+    for name in ("info", "view"):
+        action = actions.add_parser(name)
+        action.add_argument("file", type=Path)
+        action.add_argument(
+            "--size", type=int, nargs=2, metavar=("H", "W"), help="default: dataset.json, else what fits"
+        )
+        action.add_argument("--head-columns", type=int, default=0)
+        action.add_argument("--no-flip", action="store_true", help="rows are stored top first")
+    action.add_argument("--out", type=Path, required=True, help="picture, or .mp4 / .avi")
+    action.add_argument("--window", type=int, default=21, help="planes per frame of the preview")
+    action.add_argument(
+        "--rate", type=float, help="spikes per plane at full light; default: dataset.json, else the brightest"
+    )
+    make = actions.add_parser("simulate")
+    make.add_argument("input", type=Path)
+    make.add_argument("out", type=Path)
+    make.add_argument("--planes-per-frame", type=int, default=8)
+    make.add_argument("--ratio", type=int, default=1, help="pixels of the input per spike pixel, each way")
+    make.add_argument("--method", choices=("flow", "linear"), default="flow", help="between the frames")
+    make.add_argument("--rate", type=float, default=0.5)
+    make.add_argument("--gamma", type=float, default=2.2, help="of the input; 1: integrate the values as they are")
+    make.add_argument("--shot-noise", type=float, default=0.0)
+    make.add_argument("--dark-rate", type=float, default=0.0)
+    make.add_argument("--threshold-mismatch", type=float, default=0.0)
+    make.add_argument("--seed", type=int, default=0)
+    return parser.parse_args(arguments)
+
+
+def near_info(path: Path) -> DatasetInfo:
+    """The dataset.json of the data set the file lies in: <root>/<split>/<clip>/spike/<file>; empty without one."""
+    return next((i for i in (load_info(str(p)) for p in path.resolve().parents[:4]) if i.path), DatasetInfo())
+
+
+def geometries(command: argparse.Namespace) -> list[SpikeGeometry]:
+    """Those asked for, or of dataset.json, or all known ones that fit the size. Raises DataError for none."""
+    flip, about = not command.no_flip, near_info(command.file)
+    if command.size:
+        return [SpikeGeometry(*command.size, flip, command.head_columns)]
+    if about.h and about.w:
+        return [SpikeGeometry(about.h, about.w, flip, command.head_columns)]
+    try:
+        size = command.file.stat().st_size
+    except OSError as e:
+        raise DataError(f"cannot read: {e.strerror}", str(command.file), "a .dat file", "correct the path") from e
+    found = [SpikeGeometry(h, w, flip, head) for h, w, head, _ in candidate_geometries(size)]
+    if not found:
+        raise DataError(
+            f"no known geometry fits {size} bytes",
+            str(command.file),
+            "whole planes of h x w / 8 bytes",
+            "give --size H W",
+        )
+    return found
+
+
+def middle(path: Path, geometry: SpikeGeometry) -> np.ndarray:
+    """The planes around the middle of the file: (at most SHOWN_PLANES, h, w)."""
+    planes = count_planes(path, geometry)
+    count = min(planes, SHOWN_PLANES)
+    return read_dat(path, geometry, (planes - count) // 2, count)
+
+
+def smoothness(picture: np.ndarray) -> float:
+    """Correlation of neighbouring pixels, the lesser of both directions; a wrong geometry is less smooth."""
+    pairs = ((picture[:, 1:], picture[:, :-1]), (picture[1:], picture[:-1]))
+    if picture.std() == 0 or min(picture.shape) < 3:
+        return 0.0
+    return min(float(np.corrcoef(a.ravel(), b.ravel())[0, 1]) for a, b in pairs)
+
+
+def info(command: argparse.Namespace) -> None:
+    rows = []
+    for geometry in geometries(command):
+        spikes = middle(command.file, geometry)
+        rows.append((smoothness(spikes.mean(axis=0)), geometry, count_planes(command.file, geometry), spikes))
+    rows.sort(key=lambda row: -row[0])
+    print(f"{command.file}: {command.file.stat().st_size} bytes")
+    print("  smoothness  height x width  planes  spikes per plane and pixel")
+    for score, geometry, planes, spikes in rows:
+        size = f"{geometry.height} x {geometry.width}" + (
+            f" + {geometry.head_columns}" if geometry.head_columns else ""
+        )
+        print(f"  {score:10.3f}  {size:>14}  {planes:6}  {spikes.mean():.4f} (pixels {_range(spikes.mean(axis=0))})")
+    if len(rows) > 1 and rows[0][0] > rows[1][0] + 0.05:
+        print(f"  most likely {rows[0][1].height} x {rows[0][1].width}: neighbouring pixels resemble one another")
+    intervals = np.concatenate([np.diff(np.flatnonzero(pixel)) for pixel in rows[0][3].reshape(len(rows[0][3]), -1).T])
+    if intervals.size:
+        print(f"  planes between spikes: {_range(intervals, '.0f')}, median {np.median(intervals):.0f}")
+    print("  whether rows are flipped shows in the picture only: spike_tool.py view")
+
+
+def _range(values: np.ndarray, form: str = ".3f") -> str:
+    return f"{values.min():{form}} to {values.max():{form}}"
+
+
+def view(command: argparse.Namespace) -> None:
+    found = geometries(command)
+    geometry = max(found, key=lambda g: smoothness(middle(command.file, g).mean(axis=0)))
+    rate = command.rate or near_info(command.file).rate
+    if command.out.suffix.lower() in (".mp4", ".avi"):
+        preview(command, geometry, rate)
+    else:
+        light = represent("voxel", middle(command.file, geometry), 0, num_bins=1)[0]
+        shown = to_display(light / (rate or max(float(light.max()), 1e-6)))
+        pair = np.concatenate((shown, np.ones((geometry.height, 8), np.float32), shown[::-1]), axis=1)
+        imwrite_rgb(command.out, grey_picture(pair))
+    print(f"{command.out}: {geometry.height} x {geometry.width}, left as read, right flipped; the upright one is right")
+
+
+def preview(command: argparse.Namespace, geometry: SpikeGeometry, rate: float | None) -> None:
+    planes = count_planes(command.file, geometry)
+    half = command.window // 2
+    scale = rate or max(float(middle(command.file, geometry).mean(axis=0).max()), 1e-6)
+    with VideoWriter(command.out, fps=25) as video:
+        for center in range(half, max(planes - half, half + 1), max(half, 1)):
+            first = max(center - half, 0)
+            spikes = read_dat(command.file, geometry, first, min(command.window, planes - first))
+            video.write(grey_picture(to_display(spikes.mean(axis=0, dtype=np.float32) / scale)))
+
+
+def grey_picture(values: np.ndarray) -> np.ndarray:
+    """Display values (H, W) -> (H, W, 3) uint8, enlarged where small, both sides even as video codecs want them."""
+    factor = max(1, 320 // values.shape[0])
+    grey = np.rint(255 * np.clip(values, 0, 1)).astype(np.uint8).repeat(factor, axis=0).repeat(factor, axis=1)
+    grey = grey[: grey.shape[0] // 2 * 2, : grey.shape[1] // 2 * 2]
+    return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB)
+
+
+def simulate(command: argparse.Namespace) -> None:
+    if command.planes_per_frame < 1 or command.ratio < 1:
+        raise OptionError("--planes-per-frame and --ratio", "command line", "at least 1", "correct them")
+    frames = open_input(command.input)
+    height, width = (side // command.ratio for side in frames.read(0).shape[:2])
+    if height * width % 8:
+        raise DataError(
+            f"spike planes of {height} x {width} do not fill whole bytes", str(command.input),
+            "height x width / ratio^2 divisible by 8", "choose another --ratio, or crop the input",
+        )  # fmt: skip
+    light = LightPath(frames, (height, width), command.gamma, command.method)
+    sensor = IntegrateAndFire(
+        height, width, rate=command.rate, rng=np.random.default_rng(command.seed), shot_noise=command.shot_noise,
+        dark_rate=command.dark_rate, threshold_mismatch=command.threshold_mismatch,
+    )  # fmt: skip
+    count = len(frames) * command.planes_per_frame
+    times = (p / command.planes_per_frame for p in tqdm(range(count), unit=" planes", disable=None))
+    write_dat(command.out, sensor.run(light.at(time) for time in times), SpikeGeometry(height, width))
+    print(f"{command.out}: {count} planes of {height} x {width}, rate {command.rate}")
+
+
+def open_input(path: Path) -> FolderFrames | VideoFrames:
+    if path.is_dir():
+        return FolderFrames(list_images(path))
+    if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".bmp"):
+        return FolderFrames([path])
+    return VideoFrames(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

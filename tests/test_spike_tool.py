@@ -1,0 +1,92 @@
+import cv2
+import numpy as np
+import pytest
+
+from data.spike.represent import represent
+from data.spike.simulate import IntegrateAndFire
+from data.spike.stream import SpikeGeometry, read_dat, write_dat
+from scripts import spike_tool
+from tests.clip_files import write_clip, write_info
+
+
+def scene(h, w, seed=0):
+    """(h, w) light in [0, 1], smooth, darker at the bottom."""
+    clouds = cv2.GaussianBlur(np.random.default_rng(seed).random((h, w)).astype(np.float32), (0, 0), 4)
+    clouds = (clouds - clouds.min()) / np.ptp(clouds)
+    return 0.5 * clouds + 0.5 * np.linspace(1, 0, h, dtype=np.float32)[:, None]
+
+
+def write_scene(path, h, w, planes):
+    light = scene(h, w)
+    spikes = IntegrateAndFire(h, w, rate=0.5, rng=np.random.default_rng(0)).run([light] * planes)
+    write_dat(path, spikes, SpikeGeometry(h, w))
+
+
+def tool(*arguments):
+    return spike_tool.main([str(a) for a in arguments])
+
+
+def test_info_lists_what_fits_and_finds_the_picture_among_it(tmp_path, capsys):
+    write_scene(tmp_path / "a.dat", 180, 320, 128)  # as many bytes as 32 planes of 360 x 640
+    assert tool("info", tmp_path / "a.dat") == 0
+    said = capsys.readouterr().out
+    assert "360 x 640      32" in said and "180 x 320     128" in said
+    assert "most likely 180 x 320" in said
+
+
+def test_info_takes_the_geometry_of_the_data_set(tmp_path, capsys):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    assert tool("info", tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat") == 0
+    assert "8 x 12      24" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"12345", "no known geometry fits 5 bytes"), (b"", "no known geometry"), (None, "cannot read")],
+)
+def test_info_of_what_is_no_spike_file_is_an_error(tmp_path, capsys, content, words):
+    if content is not None:
+        (tmp_path / "a.dat").write_bytes(content)
+    assert tool("info", tmp_path / "a.dat") == 3
+    assert words in capsys.readouterr().err
+
+
+def test_info_with_a_wrong_size_names_those_that_fit(tmp_path, capsys):
+    write_scene(tmp_path / "a.dat", 64, 64, 10)
+    assert tool("info", tmp_path / "a.dat", "--size", "250", "400") == 3
+    assert "64 x 64 (10 planes)" in capsys.readouterr().err
+
+
+def test_view_shows_the_picture_upright_and_flipped(tmp_path):
+    write_scene(tmp_path / "a.dat", 64, 64, 40)
+    assert tool("view", tmp_path / "a.dat", "--size", 64, 64, "--out", tmp_path / "a.png") == 0
+    picture = cv2.imread(str(tmp_path / "a.png"), cv2.IMREAD_GRAYSCALE).astype(float)
+    left, right = picture[:, :320], picture[:, -320:]
+    assert left[:100].mean() > 1.3 * left[-100:].mean() and right[:100].mean() < right[-100:].mean() / 1.3
+
+
+def test_view_writes_a_moving_preview(tmp_path):
+    write_scene(tmp_path / "a.dat", 64, 64, 40)
+    assert tool("view", tmp_path / "a.dat", "--size", 64, 64, "--out", tmp_path / "a.mp4") == 0
+    video = cv2.VideoCapture(str(tmp_path / "a.mp4"))
+    frames = 0
+    while video.grab():
+        frames += 1
+    assert frames == 2
+
+
+def test_simulated_spikes_give_the_picture_back(tmp_path):
+    picture = np.rint(255 * scene(32, 48) ** (1 / 2.2)).astype(np.uint8)
+    cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_GRAY2BGR))
+    options = ["--planes-per-frame", 200, "--ratio", 2, "--rate", 0.8]
+    assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", *options) == 0
+    light = represent("voxel", read_dat(tmp_path / "a.dat", SpikeGeometry(16, 24)), 0, rate=0.8, num_bins=1)[0]
+    expected = cv2.resize(scene(32, 48), (24, 16), interpolation=cv2.INTER_AREA)
+    assert np.abs(light - expected).max() < 0.02
+
+
+def test_simulate_refuses_planes_that_do_not_fill_bytes(tmp_path, capsys):
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((10, 10, 3), np.uint8))
+    assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", "--ratio", 2) == 3
+    assert "5 x 5 do not fill whole bytes" in capsys.readouterr().err
