@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from models.weights import read_weights
@@ -22,6 +21,8 @@ class Lpips(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        import torchvision  # here, for it takes a second and few tests want LPIPS
+
         self.features = torchvision.models.alexnet(weights=None).features[: max(TAPS) + 1]
         self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in TAPS.values())
         self.register_buffer("shift", torch.tensor([-0.030, -0.088, -0.188])[:, None, None], persistent=False)
