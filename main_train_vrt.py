@@ -27,11 +27,11 @@ from models.model_vrt import ModelVRT
 from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from models.validate import Validation, validate
-from utils import utils_dist
+from utils import utils_dist, utils_preempt, utils_watchdog
 from utils.utils_experiment import Experiment, Progress, find_state, is_better, restore_progress
 from utils.utils_launch import read_launch
 from utils.utils_logger import setup_logging
-from utils.utils_option import load_options, parse_command_line, save_options
+from utils.utils_option import load_options, options_digest, parse_command_line, save_options
 from utils.utils_timer import StepTimer
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
 def main(argv: list[str]) -> int:
-    """Exit code of the run: 0 finished, 2 options or launch, 3 data, 4 numbers, 1 anything else."""
+    """Exit code of the run: 0 finished, 2 options or launch, 3 data, 4 numbers, 70 stall, 75 start again, 1 else."""
     with utils_dist.one_door():
         launch = read_launch(os.environ, torch.cuda.device_count())
         setup_logging(launch.rank)
@@ -48,8 +48,11 @@ def main(argv: list[str]) -> int:
         with utils_dist.all_ranks_or_none():
             opt = read_options(argv)
         utils_dist.init_dist(launch, opt["dist_timeout_s"], opt["gpu_ids"])
-        train(opt)
-    return 0
+        utils_dist.check_same_on_all_ranks("the options", options_digest(opt))
+        utils_dist.watch(**opt["watchdog"])
+        utils_preempt.install()
+        code = train(opt)
+    return code
 
 
 def read_options(argv: list[str]) -> dict[str, Any]:
@@ -63,8 +66,8 @@ def set_spike_channels(opt: dict[str, Any]) -> None:
         section["spike_channels"] = section_spike_channels(section)
 
 
-def train(opt: dict[str, Any]) -> None:
-    """Build, resume, then step until `total_iter`; log, validate and save on the way. Collective."""
+def train(opt: dict[str, Any]) -> int:
+    """Build, resume, then step until `total_iter`; log, validate and save on the way. Exit code. Collective."""
     rank, folder, every = utils_dist.get_rank(), Path(opt["path"]["task"]), opt["train"]
     with utils_dist.all_ranks_or_none():
         if rank == 0:
@@ -83,6 +86,7 @@ def train(opt: dict[str, Any]) -> None:
         is_new = progress.step < total_iter
         while progress.step < total_iter:
             for micro_batches in steps_of_epoch(loader, progress, total_iter, timer):
+                vote = utils_preempt.StopVote()
                 with timer.part("compute"):
                     model.optimize_parameters(progress.step + 1, micro_batches)
                 progress.advance()
@@ -91,11 +95,14 @@ def train(opt: dict[str, Any]) -> None:
                     say_own_step(model, progress, micro_batches)
                 if progress.step % every["checkpoint_print"] == 0:
                     experiment.log_training(progress, model.current_log() | timer.read())
+                if vote.is_stop():
+                    return stop_early(model, experiment, progress)
                 if progress.step % every["checkpoint_test"] == 0 and progress.step < total_iter:
                     run_validation(model, clips, experiment, progress)
                 if progress.step % every["checkpoint_save"] == 0 and progress.step < total_iter:
                     save(model, experiment, progress)
         finish(model, clips, experiment, progress, is_new)
+    return 0
 
 
 def build_data(opt: dict[str, Any]) -> tuple[TrainLoader, Any]:
@@ -143,6 +150,7 @@ def steps_of_epoch(
     The order prevents the known deadlocks: all ranks have finished the last epoch, clean up, start their workers, and
     only when all have done so does rank 0 open its progress bar. Nothing that can block one rank stands in between.
     """
+    utils_watchdog.phase("epoch turn", progress.step)
     utils_dist.barrier()
     gc.collect()
     iterator = loader.start(progress.epoch, progress.batch)
@@ -151,6 +159,7 @@ def steps_of_epoch(
     hidden = None if utils_dist.is_main_process() else True  # None: hidden where stderr is no terminal
     with tqdm(total=left, desc=f"epoch {progress.epoch + 1}", disable=hidden, dynamic_ncols=True) as bar:
         for _ in range(left):
+            utils_watchdog.phase("data", progress.step)
             with timer.part("data"):
                 micro_batches = next(iterator)
             yield micro_batches
@@ -185,10 +194,19 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
 
 def save(model: ModelVRT, experiment: Experiment, progress: Progress) -> None:
     """The checkpoint to resume from, and the bare weights. Collective: nobody runs ahead of a save."""
+    utils_watchdog.phase("save", progress.step)
     experiment.save("latest", model.training_state(), progress)
     if utils_dist.is_main_process():
         model.save_weights(experiment.folder / "models", progress.step)
     utils_dist.barrier()
+
+
+def stop_early(model: ModelVRT, experiment: Experiment, progress: Progress) -> int:
+    """A signal asked for it: save what is needed to go on exactly, and give the exit code that says so. Collective."""
+    save(model, experiment, progress)
+    logger.warning("stopped by a signal at iter %d; the same command goes on from here", progress.step)
+    utils_dist.write_exit_file(utils_preempt.PREEMPTED)
+    return utils_preempt.PREEMPTED
 
 
 def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress, is_new: bool) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import cv2
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from data.sampler import ResumableDistributedSampler
+from utils.utils_errors import DataError, SpikeVRTError
+from utils.utils_process import die_with_parent
 
 
 class TrainLoader:
@@ -39,8 +42,9 @@ class TrainLoader:
             shuffle=section["dataloader_shuffle"],
         )
         workers = section["dataloader_num_workers"]
+        self.rank, self.section = rank, section
         self.loader = DataLoader(
-            dataset,
+            _Guarded(dataset),
             batch_size=section["dataloader_batch_size"],
             sampler=self.sampler,
             num_workers=workers,
@@ -49,6 +53,7 @@ class TrainLoader:
             timeout=section["dataloader_timeout_s"] if workers else 0,
             prefetch_factor=section["dataloader_prefetch_factor"] if workers else None,
             persistent_workers=section["dataloader_persistent_workers"] and workers > 0,
+            collate_fn=_collate,
             worker_init_fn=_init_worker,
         )
 
@@ -61,13 +66,55 @@ class TrainLoader:
         self.sampler.set_epoch(epoch)
         self.sampler.start_batch = batch
         iterator = iter(self.loader)  # starts the workers; a generator alone would wait for its first next()
-        return self._steps(iterator)
+        return self._steps(self._batches(iterator))
 
-    def _steps(self, iterator: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-        while micro_batches := [b for _, b in zip(range(self.accumulation_steps), iterator, strict=False)]:
+    def _batches(self, iterator: Iterator[Any]) -> Iterator[dict[str, Any]]:
+        """The batches, with errors that name the sample and the rank. Raises DataError."""
+        size = self.section["dataloader_batch_size"]
+        for count in itertools.count():
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            except RuntimeError as e:
+                if "timed out" not in str(e) and "killed by signal" not in str(e):
+                    raise
+                samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
+                raise DataError(
+                    f"no batch: {str(e).splitlines()[0]}", f"(epoch, index) {samples}, rank {self.rank}",
+                    f"a batch within datasets.train.dataloader_timeout_s = {self.section['dataloader_timeout_s']:g} s",
+                    "look at the disk and the memory of this host, or raise the time-out",
+                ) from e  # fmt: skip
+            if isinstance(batch, SpikeVRTError):
+                batch.where += f", rank {self.rank}"
+                raise batch
+            yield batch
+
+    def _steps(self, batches: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+        while micro_batches := list(itertools.islice(batches, self.accumulation_steps)):
             yield micro_batches
 
 
+class _Guarded(Dataset):
+    """Hands an error of ours over as a value: torch would bury its text in a trace of the worker's."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, sample_id: tuple[int, int]) -> Any:
+        try:
+            return self.dataset[sample_id]
+        except SpikeVRTError as e:
+            worker = get_worker_info()
+            e.where += f" (epoch, index) {sample_id}" + (f", loader worker {worker.id}" if worker else "")
+            return type(e)(e.what, e.where, e.expected, e.do)
+
+
+def _collate(items: list[Any]) -> Any:
+    return next((item for item in items if isinstance(item, SpikeVRTError)), None) or default_collate(items)
+
+
 def _init_worker(worker_id: int) -> None:
+    die_with_parent()
     # A worker that starts OpenCV's own threads fights the other workers for the cores (and can deadlock after a fork).
     cv2.setNumThreads(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,8 @@ def wrap_ddp(net: nn.Module, opt: dict[str, Any]) -> nn.Module:
     """
     if utils_dist.get_world_size() == 1:
         return net
+    # DDP tells one rank of a difference and lets the others wait for it.
+    utils_dist.check_same_on_all_ranks("the networks", fingerprint(net))
     device = utils_dist.get_device()
     ids = [device.index] if device.type == "cuda" else None
     return DistributedDataParallel(
@@ -29,6 +32,13 @@ def wrap_ddp(net: nn.Module, opt: dict[str, Any]) -> nn.Module:
         find_unused_parameters=opt["find_unused_parameters"],
         static_graph=opt["use_static_graph"],
     )
+
+
+def fingerprint(net: nn.Module) -> str:
+    """12 hex digits of all that DDP needs equal on all ranks: names, shapes, types, and what is trained."""
+    parts = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in net.named_parameters()]
+    parts += [(n, tuple(b.shape), str(b.dtype)) for n, b in net.named_buffers()]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 def bare(net: nn.Module) -> nn.Module:

@@ -18,7 +18,7 @@ from models.model_base import ModelBase, cpu_state
 from models.optim import build_optimizer, is_fix_key, set_lr
 from models.tiling import restore_clip
 from models.weights import load_pretrained
-from utils import utils_dist
+from utils import utils_dist, utils_watchdog
 from utils.utils_errors import NonFiniteError
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class ModelVRT(ModelBase):
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
-    def set_phase(self, step: int) -> None:
+    def set_phase(self, step: int, batch: dict[str, Any]) -> None:
         """Freeze or release the parameters of `fix_keys`; wrap in DDP anew whenever that changes. Collective.
 
         A parameter released after DDP was built would never be reduced, and a static graph may not change: hence the
@@ -96,6 +96,21 @@ class ModelVRT(ModelBase):
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(not (frozen and is_fix_key(name, self.train_opt["fix_keys"] or [])))
         self.netG = wrap_ddp(torch.compile(net) if self.train_opt["compile"] else net, self.opt)
+        if isinstance(self.netG, DistributedDataParallel) and not self.opt["find_unused_parameters"]:
+            self._settle_buckets(batch)
+
+    def _settle_buckets(self, batch: dict[str, Any]) -> None:
+        """Two passes whose gradients are dropped. Collective.
+
+        DDP lays its buckets out anew before the second pass of each process life; from three ranks on, that changes
+        the order of the sums. With the layout settled before the first step, a resumed run repeats the bits of one
+        that was never interrupted.
+        """
+        if utils_dist.get_world_size() > 2:
+            self.feed_data(batch)
+            for _ in range(2):
+                self.loss().backward()
+                self.netG.zero_grad(set_to_none=True)
 
     def optimize_parameters(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
         """One optimizer step on `accumulation_steps` micro-batches; step counts from 1. Collective.
@@ -104,7 +119,7 @@ class ModelVRT(ModelBase):
         of them without another collective, and all skip the step. Raises NonFiniteError, on all ranks, after
         `max_nonfinite_steps` such steps in a row.
         """
-        self.set_phase(step)
+        self.set_phase(step, micro_batches[0])
         set_lr(self.optimizer, step, self.train_opt)
         # Randomness inside the network depends on nothing but these three: no generator state needs saving.
         torch.manual_seed(mix_seed(self.seed, step, utils_dist.get_rank()))
@@ -116,10 +131,14 @@ class ModelVRT(ModelBase):
             with (
                 nullcontext() if is_last or not isinstance(self.netG, DistributedDataParallel) else self.netG.no_sync()
             ):
+                utils_watchdog.phase("forward", step - 1)
                 loss = self.loss() / len(micro_batches)
+                # The last backward pass meets the other ranks.
+                (utils_watchdog.sync if is_last else utils_watchdog.phase)("backward")
                 self.scaler.scale(loss).backward()
             self.step_loss = self.step_loss + loss.detach()
         self.loss_sum, self.loss_count = self.loss_sum + self.step_loss, self.loss_count + 1
+        utils_watchdog.phase("optimizer")
         self._apply_gradients(step, micro_batches)
 
     def feed_data(self, batch: dict[str, Any]) -> None:

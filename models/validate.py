@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from models.model_vrt import ModelVRT
-from utils import utils_dist
+from utils import utils_dist, utils_watchdog
 from utils.utils_image import comparison_strip
 from utils.utils_metrics import ClipScores, averages, psnr, ssim, tensor_to_uint8
 
@@ -54,6 +54,7 @@ def validate(model: ModelVRT, dataset: Any) -> Validation:
     rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
     mine = Validation()
     for index in range(rank, len(dataset), world):
+        utils_watchdog.phase(f"validate: clip {index}")
         clip = dataset[index]
         spike = clip["spike"][None] if "spike" in clip else None
         _score(mine, clip, model.test(clip["lq"][None], spike)[0])

@@ -24,10 +24,12 @@ from utils.utils_errors import DistError
 
 # Without SIGUSR1 here that signal would kill the launcher, and the ranks would never hear of it.
 SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+# After a signal the ranks finish their step and save; torchrun's 30 s would cut a large checkpoint short.
+GRACE = "--shutdown-timeout=180"
 
 
 def main(argv: list[str]) -> int:
-    args, gpus = run.parse_args([SIGNALS, *argv]), torch.cuda.device_count()
+    args, gpus = run.parse_args([SIGNALS, GRACE, *argv]), torch.cuda.device_count()
     if args.nproc_per_node.isdigit() and 0 < gpus < int(args.nproc_per_node):
         what = f"{args.nproc_per_node} ranks on {gpus} GPUs"
         print(DistError(what, "this machine", "at most one rank per GPU", f"start {gpus}"), file=sys.stderr)

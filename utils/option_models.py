@@ -121,6 +121,15 @@ class DebugOptions(Section):
     every: int = Field(0, ge=0, description="Every so many steps each rank prints its own line; 0: never.")
 
 
+class WatchdogOptions(Section):
+    """A rank that stays longer in one phase ends the run, by name."""
+
+    stall_s: float = Field(300, ge=1, description="Seconds for any phase: a batch, a step, a barrier.")
+    start_s: float = Field(900, ge=1, description="Seconds until the first step.")
+    validate_s: float = Field(1800, ge=1, description="Seconds for one clip of a validation.")
+    save_s: float = Field(900, ge=1, description="Seconds for a checkpoint.")
+
+
 class DatasetsOptions(Section):
     train: dict[str, Any] = Field({}, description="The training clips.")
     test: dict[str, Any] = Field({}, description="The clips for validation and testing.")
@@ -145,6 +154,7 @@ class Options(Section):
     val: ValOptions = ValOptions()
     logging: LoggingOptions = LoggingOptions()
     debug: DebugOptions = DebugOptions()
+    watchdog: WatchdogOptions = WatchdogOptions()
 
 
 # Keys of KAIR's option files that say nothing here: accepted, with one notice. Unless a registered part knows them.

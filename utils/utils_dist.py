@@ -6,11 +6,8 @@ Everything works the same in a single process, where no group exists.
 from __future__ import annotations
 
 import json
-import logging
-import multiprocessing
 import os
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -24,11 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
-from utils import utils_rendezvous
-from utils.utils_errors import DistError, OptionError, SpikeVRTError
+from utils import utils_rendezvous, utils_watchdog
+from utils.utils_errors import DistError, OptionError, SpikeVRTError, StallError
 from utils.utils_launch import LaunchInfo
-
-FAILURE = "failure"  # store key: the first rank to fail, its exit code
+from utils.utils_process import children_of, die_with_parent, kill_tree
+from utils.utils_watchdog import FAILURE, Budgets, Watchdog, say
 
 
 @dataclass
@@ -36,7 +33,7 @@ class _Run:
     launch: LaunchInfo = field(default_factory=lambda: LaunchInfo("single"))
     store: Store | None = None
     hosts_store: bool = False
-    listener: _FailureListener | None = None
+    watchdog: Watchdog | None = None
     rounds: int = 0  # of all_ranks_or_none, equal on all ranks
 
 
@@ -81,11 +78,25 @@ def get_device() -> torch.device:
 def join(launch: LaunchInfo) -> None:
     """Meet the other ranks: from here on an error on one ends all, and is said once. Collective, no GPU work."""
     _run.launch = launch
+    if launch.mode == "torchrun":
+        die_with_parent()
     if launch.world_size > 1:
         _run.store, _run.hosts_store = utils_rendezvous.open_store(launch)
-        _run.listener = _FailureListener(_run.store.clone())
-        _run.listener.start()
+        _start_watchdog()
         utils_rendezvous.meet(_run.store, launch)
+
+
+def watch(stall_s: float, start_s: float, validate_s: float, save_s: float) -> None:
+    """From now on a rank that stays too long in one phase ends the run, by name (utils_watchdog)."""
+    if _run.watchdog is None:
+        _start_watchdog()
+    _run.watchdog.watch(Budgets(stall_s, start_s, validate_s, save_s))
+
+
+def _start_watchdog() -> None:
+    store = _run.store.clone() if _run.store else None
+    _run.watchdog = Watchdog(get_rank(), get_world_size(), store, lambda code: _leave(code, store))
+    _run.watchdog.start()
 
 
 def init_dist(launch: LaunchInfo, timeout_s: float = 1800, gpu_ids: list[int] | None = None) -> None:
@@ -122,13 +133,13 @@ def init_dist(launch: LaunchInfo, timeout_s: float = 1800, gpu_ids: list[int] | 
 
 def close() -> None:
     """Leave in peace: all ranks have come to the end. Collective."""
-    if _run.listener is not None:
-        _run.listener.ending = True
+    if _run.watchdog is not None:
+        _run.watchdog.ending = True
         barrier()
-        _run.listener.stop()
+        _run.watchdog.stop()
     if dist.is_initialized():
         dist.destroy_process_group()
-    _run.store, _run.listener, _run.launch, _run.rounds = None, None, LaunchInfo("single"), 0
+    _run.store, _run.watchdog, _run.launch, _run.rounds = None, None, LaunchInfo("single"), 0
 
 
 def _timeout_s(option: float) -> float:
@@ -159,7 +170,8 @@ def _print_setup(launch: LaunchInfo) -> None:
 def barrier() -> None:
     """Collective."""
     if dist.is_initialized():
-        dist.barrier(device_ids=[get_local_rank()] if get_device().type == "cuda" else None)
+        with utils_watchdog.collective("barrier"):
+            dist.barrier(device_ids=[get_local_rank()] if get_device().type == "cuda" else None)
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:
@@ -167,7 +179,8 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
     if get_world_size() == 1:
         return tensor.clone()
     total = tensor.to(device=get_device(), dtype=torch.float64)
-    dist.all_reduce(total)
+    with utils_watchdog.collective("all_reduce"):
+        dist.all_reduce(total)
     return (total / get_world_size()).to(device=tensor.device, dtype=tensor.dtype)
 
 
@@ -182,7 +195,8 @@ def reduce_sums(values: dict[str, float]) -> dict[str, float]:
     keys = sorted(values)  # dict order may differ between ranks
     check_same_on_all_ranks("the names of the values to sum", keys)
     total = torch.tensor([values[k] for k in keys], dtype=torch.float64, device=get_device())
-    dist.all_reduce(total)
+    with utils_watchdog.collective("all_reduce"):
+        dist.all_reduce(total)
     return dict(zip(keys, total.tolist(), strict=True))
 
 
@@ -191,7 +205,8 @@ def gather_objects(obj: Any) -> list[Any]:
     if get_world_size() == 1:
         return [obj]
     found: list[Any] = [None] * get_world_size()
-    dist.all_gather_object(found, obj)
+    with utils_watchdog.collective("all_gather"):
+        dist.all_gather_object(found, obj)
     return found
 
 
@@ -237,7 +252,8 @@ def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
                 raise _PeerFailed(code) from e
         raise
     _run.store.set(mine, "ok")
-    for key in keys:  # the listener ends this wait where a rank fails without coming here
+    utils_watchdog.sync("the other ranks")
+    for key in keys:  # the watchdog ends this wait where a rank fails without coming here
         while not _run.store.check([key]):
             time.sleep(0.02)
         if (outcome := _run.store.get(key)) != b"ok":
@@ -263,17 +279,34 @@ def _fail(error: BaseException) -> NoReturn:
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     if _run.store is None:
         if _speaks_before_joining(error):
-            _say(error)
-        _write_exit_file(code)
+            say(_text_of(error))
+        write_exit_file(code)
         sys.stdout.flush()
-        os._exit(code) if get_world_size() > 1 else sys.exit(code)
+        if get_world_size() == 1:
+            sys.exit(code)
+        os._exit(code)
     if not isinstance(error, _PeerFailed):
-        first = _claim_failure(code, wait_for_others=_is_connection_error(error))
+        if _is_connection_error(error):  # a consequence: the cause is about to be noted, by its rank or by a watchdog
+            error, code = _lost_contact(error), StallError.exit_code
+        first = _claim_failure(code)
         if first is None:
-            _say(error)
+            say(_text_of(error))
+        elif first["code"] == StallError.exit_code:
+            time.sleep(10)  # the watchdog thread is at work, here or elsewhere, and ends this process
         else:
             code = first["code"]
-    _leave(code)
+    _leave(code, _run.store)
+
+
+def _lost_contact(error: BaseException) -> BaseException:
+    """Waits for whoever knows the cause of a broken connection to say it; else an error with what can be known here."""
+    with suppress(RuntimeError):
+        _run.store.wait([FAILURE], timedelta(seconds=3))
+    suspects = _run.watchdog.suspects() if _run.watchdog else ""
+    return StallError(
+        "lost contact with another rank", suspects or f"rank {get_rank()}: {str(error).splitlines()[0]}",
+        "all ranks alive and connected", "look into the logs of the other ranks and of their hosts",
+    )  # fmt: skip
 
 
 def _speaks_before_joining(error: BaseException) -> bool:
@@ -282,17 +315,13 @@ def _speaks_before_joining(error: BaseException) -> bool:
     return rank == "0" or not (isinstance(error, OptionError) or getattr(error, "on_every_rank", False))
 
 
-def _claim_failure(code: int, wait_for_others: bool) -> dict[str, Any] | None:
+def _claim_failure(code: int) -> dict[str, Any] | None:
     """None where this rank is the first to fail, else what the first one noted."""
-    mine = json.dumps({"rank": get_rank(), "code": code})
+    mine = json.dumps({"rank": get_rank(), "code": code, "by": get_rank()})
     try:
-        store = _run.store
-        if wait_for_others:  # a broken connection is a consequence: the cause is about to be noted
-            with suppress(RuntimeError):
-                store.wait([FAILURE], timedelta(seconds=2))
-        noted = store.compare_set(FAILURE, "", mine).decode()
-    except RuntimeError:
-        return {"rank": 0, "code": code}  # the store went with rank 0, which leaves last and has spoken
+        noted = _run.store.compare_set(FAILURE, "", mine).decode()
+    except RuntimeError:  # the store went with its rank; the watchdog says so
+        return {"code": StallError.exit_code}
     return None if noted == mine else json.loads(noted)
 
 
@@ -301,71 +330,37 @@ def _is_connection_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
-def _say(error: BaseException) -> None:
-    """One write to stderr, and to the log file where there is one."""
+def _text_of(error: BaseException) -> str:
+    """What to say of it: the four parts, or the whole trace with the rank before each line."""
     if isinstance(error, SpikeVRTError):
-        text = str(error)
-    else:
-        prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
-        lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-        text = "\n".join(prefix + line for line in lines)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.write(sys.stderr.fileno(), f"{text}\n".encode())
-    record = logging.LogRecord(__name__, logging.ERROR, __file__, 0, text, None, None)
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            handler.handle(record)
+        return str(error)
+    prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
+    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+    return "\n".join(prefix + line for line in lines)
 
 
-def _leave(code: int) -> NoReturn:
+def _leave(code: int, store: Store | None) -> NoReturn:
     """End this rank at once; the host of the store waits until the others have gone, or they would blame it."""
     with suppress(Exception):
-        _write_exit_file(code)
-        _run.store.set(f"left/{get_rank()}", "1")
+        write_exit_file(code)
+        store.set(f"left/{get_rank()}", "1")
         deadline = time.monotonic() + 3
-        others = [f"left/{rank}" for rank in range(get_world_size()) if rank != get_rank()]
-        while _run.hosts_store and time.monotonic() < deadline and not _run.store.check(others):
-            time.sleep(0.05)
-    for child in multiprocessing.active_children():
-        child.kill()
+        others = set(range(get_world_size())) - {get_rank()}
+        while _run.hosts_store and time.monotonic() < deadline and others:
+            others = {r for r in others if not store.check([f"left/{r}"]) and not _run.watchdog.is_gone(r)}
+            time.sleep(0.02)
+    for child in children_of(os.getpid()):
+        kill_tree(child)
     with suppress(Exception):
+        _run.watchdog.clean()
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
-def _write_exit_file(code: int) -> None:
+def write_exit_file(code: int) -> None:
     """torchrun turns every exit code into 1; launch_train.sh finds the true one here."""
     path = os.environ.get("SPIKEVRT_EXIT_FILE")
     if path:
         with open(path, "w", encoding="ascii") as file:
             file.write(str(code))
-
-
-class _FailureListener(threading.Thread):
-    """Ends this rank soon after another one has failed, whatever the main thread is waiting for."""
-
-    def __init__(self, store: Store, interval_s: float = 0.25) -> None:
-        super().__init__(daemon=True, name="failure listener")
-        self.store, self.interval_s = store, interval_s  # a connection of its own: a client serves one call at a time
-        self.ending = False
-        self.stopped = threading.Event()
-
-    def stop(self) -> None:
-        self.stopped.set()
-        self.join()
-
-    def run(self) -> None:
-        while not self.stopped.wait(self.interval_s):
-            try:
-                if not self.store.check([FAILURE]):
-                    continue
-                failure = json.loads(self.store.get(FAILURE))
-            except RuntimeError:
-                if not self.ending and not self.stopped.wait(1.0):
-                    _leave(1)
-                return
-            if failure["rank"] != get_rank():
-                _leave(failure["code"])
-            return

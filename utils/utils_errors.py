@@ -51,3 +51,9 @@ class NonFiniteError(SpikeVRTError):
     """NaN or Inf in too many steps in a row."""
 
     exit_code = 4
+
+
+class StallError(SpikeVRTError):
+    """A rank stands still, is silent or is gone."""
+
+    exit_code = 70

@@ -1,0 +1,51 @@
+"""SIGTERM and SIGUSR1 mean: save and go, to be started again. All ranks agree on the step, whoever got the signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from utils import utils_dist
+
+PREEMPTED = 75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+_asked = threading.Event()
+
+
+def install() -> None:
+    """From now on the first signal asks for a stop; a second one ends this rank at once."""
+    _asked.clear()
+    for number in SIGNALS:
+        signal.signal(number, _on_signal)
+
+
+def _on_signal(number: int, _: FrameType | None) -> None:
+    if _asked.is_set() and number == signal.SIGTERM:
+        os._exit(128 + number)
+    _asked.set()
+
+
+class StopVote:
+    """One step's question to all ranks: was anyone asked to stop? Travels while the step computes. Collective.
+
+    A step on which the ranks agree is needed: whoever stops a step earlier leaves the others in a collective.
+    """
+
+    def __init__(self) -> None:
+        self.flag = torch.tensor(float(_asked.is_set()), device=utils_dist.get_device())
+        self.work: Any = None
+        if dist.is_initialized():
+            self.work = dist.all_reduce(self.flag, async_op=True)  # a sum: gloo's MAX loses NaN, and sums do as well
+
+    def is_stop(self) -> bool:
+        """The answer, the same on all ranks."""
+        if self.work is not None:
+            self.work.wait()
+        return bool(self.flag > 0)

@@ -1,0 +1,341 @@
+"""No silent hang: every rank says each half second where it is, and the first to see a stall names it, with its stack.
+
+The main thread notes its phase (a tuple; no lock, no call into the store). A thread of its own, on a connection of its
+own, publishes it, reads those of the others, and ends all ranks within seconds when one is SILENT (no beat), STUCK (too
+long in one phase), DEAD (its process is gone) or FAILED (it raised; see utils_dist). Ages are taken on each observer's
+own clock, so that no two clocks need agree.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.distributed import Store
+
+from utils.utils_errors import StallError
+from utils.utils_process import children_of, kill_tree, process_state
+
+FAILURE = "failure"  # store key: the first failure, {"rank", "code", "by"}
+REPORTED = "reported"  # store key: it has been said; everyone may leave
+STALL_CODE = StallError.exit_code
+
+
+class Place(NamedTuple):
+    """Where a main thread is. syncs: collectives entered so far; the rank with the fewest keeps the others waiting."""
+
+    phase: str = "start"
+    step: int = 0
+    since: float = 0.0
+    syncs: int = 0
+
+
+_place = Place(since=time.monotonic())
+
+
+def phase(name: str, step: int | None = None) -> None:
+    """The main thread enters phase `name`; step: optimizer steps so far (None: as before)."""
+    global _place
+    _place = Place(name, _place.step if step is None else step, time.monotonic(), _place.syncs)
+
+
+def sync(name: str) -> None:
+    """As phase, for one that ends only when all ranks have come to it."""
+    global _place
+    _place = Place(name, _place.step, time.monotonic(), _place.syncs + 1)
+
+
+@contextmanager
+def collective(name: str) -> Iterator[None]:
+    """Around a collective: the phase is "`name` in <phase>" meanwhile."""
+    outer = _place.phase
+    sync(f"{name} in {outer}")
+    yield
+    phase(outer)
+
+
+@dataclass
+class Budgets:
+    """Seconds without a new phase before a rank is called stuck: stall_s, or those of phases that may take longer."""
+
+    stall_s: float = 300.0
+    start_s: float = 900.0
+    validate_s: float = 1800.0
+    save_s: float = 900.0
+
+    def of(self, name: str) -> float:
+        outermost = name.rpartition(" in ")[2]
+        special = {"start": self.start_s, "validate": self.validate_s, "save": self.save_s}
+        return max(self.stall_s, special.get(outermost.split(":")[0], 0.0))
+
+
+class Watchdog(threading.Thread):
+    """The thread of one rank. leave: ends this process with a code, and must not return."""
+
+    def __init__(self, rank: int, world_size: int, store: Store | None, leave: Callable[[int], None]) -> None:
+        super().__init__(daemon=True, name="watchdog")
+        self.rank, self.world_size, self.store, self.leave = rank, world_size, store, leave
+        self.budgets: Budgets | None = None  # None until `watch`: follows failures and deaths only
+        self.interval_s = 0.5
+        self.ending = False  # the main thread has come to the end: peers that go are no longer dead
+        self.stopped = threading.Event()
+        self.beats = 0
+        self.seen: dict[int, tuple[int, float]] = {}  # rank -> (its last beat, when it came)
+        self.states: dict[int, dict[str, Any]] = {}
+        self.host = socket.gethostname()
+        path = tempfile.mkstemp(prefix="spikevrt-stack-")[1]
+        self.stack_file = open(path, "a+b", buffering=0)  # noqa: SIM115 - several processes append to it
+        # The C-level handler answers even while another thread holds the GIL; loader processes inherit it.
+        faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
+        self._publish()
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        while not self.stopped.wait(self.interval_s):
+            # A thread that holds the GIL for ever lets nobody in to stop it: C code ends the process then.
+            if self.budgets:
+                faulthandler.dump_traceback_later(self.budgets.stall_s + 4, exit=True, file=self._last_words())
+            try:
+                self._turn()
+            except RuntimeError:  # the store has gone
+                if self.ending or self.stopped.wait(0.3):
+                    return
+                self._store_lost()
+        faulthandler.cancel_dump_traceback_later()
+
+    def watch(self, budgets: Budgets) -> None:
+        """From now on a stall ends the run."""
+        phase(_place.phase)
+        self.budgets, self.interval_s = budgets, min(0.5, budgets.stall_s / 6)
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.join()
+        faulthandler.unregister(signal.SIGUSR2)
+        self.clean()
+
+    def clean(self) -> None:
+        Path(self.stack_file.name).unlink(missing_ok=True)
+
+    def _last_words(self) -> Any:
+        return sys.stderr if self.store is None else self.stack_file
+
+    def _turn(self) -> None:
+        self._publish()
+        if self.store is None:
+            self.states = {0: self._own_state()}
+        else:
+            if self.store.check([FAILURE]):
+                self._follow(json.loads(self.store.get(FAILURE)))
+            keys = [f"beat/{rank}" for rank in range(self.world_size)]
+            if not self.store.check(keys):
+                return
+            self.states = dict(enumerate(map(json.loads, self.store.multi_get(keys))))
+        for rank, state in self.states.items():
+            if self.seen.get(rank, (-1, 0.0))[0] != state["beat"]:
+                self.seen[rank] = (state["beat"], time.monotonic())
+        verdict = None if self.ending else self._verdict()
+        if verdict:
+            self._report(*verdict)
+
+    def _publish(self) -> None:
+        self.beats += 1
+        if self.store is not None:
+            self.store.set(f"beat/{self.rank}", json.dumps(self._own_state()))
+
+    def _own_state(self) -> dict[str, Any]:
+        place = _place
+        return {
+            "beat": self.beats, "phase": place.phase, "step": place.step, "syncs": place.syncs,
+            "age": time.monotonic() - place.since, "budget": self.budgets.of(place.phase) if self.budgets else 0.0,
+            "pid": os.getpid(), "host": self.host, "stack_file": self.stack_file.name,
+        }  # fmt: skip
+
+    # ---- judging ---------------------------------------------------------------------------------------------------
+
+    def _verdict(self) -> tuple[int, str, str] | None:
+        """(rank, kind, what) of the rank that stops the run, or None."""
+        now = time.monotonic()
+        for rank, state in self.states.items():
+            if self.is_gone(rank):
+                return rank, "DEAD", f"its process {state['pid']} is gone; last seen in {where(state)}"
+        if self.budgets is None or not all(state["budget"] for state in self.states.values()):
+            return None
+        for rank, (_, when) in self.seen.items():
+            if now - when > self.budgets.stall_s - 0.5:
+                return rank, "SILENT", f"no beat for {now - when:.1f} s; last seen in {where(self.states[rank])}"
+        fewest = min(state["syncs"] for state in self.states.values())
+        stuck = [
+            (state["age"] - state["budget"], rank)
+            for rank, state in self.states.items()
+            if state["syncs"] == fewest and state["age"] > state["budget"]
+        ]
+        if not stuck:
+            return None
+        rank = max(stuck)[1]
+        state = self.states[rank]
+        return rank, "STUCK", f"{state['age']:.1f} s in {where(state)}"
+
+    def suspects(self) -> str:
+        """Who may be behind a broken connection, in words; '' where all beat."""
+        now = time.monotonic()
+        gone = [rank for rank, (_, when) in self.seen.items() if now - when > 4 * self.interval_s and rank != self.rank]
+        return "; ".join(
+            f"rank {rank} on {self.states[rank]['host']}, last seen in {where(self.states[rank])}" for rank in gone
+        )
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether the rank's process, on this host, is no more."""
+        state = self.states.get(rank)
+        return bool(state) and state["host"] == self.host and process_state(state["pid"]) in (None, "Z", "X")
+
+    # ---- ending ----------------------------------------------------------------------------------------------------
+
+    def _follow(self, failure: dict[str, Any]) -> None:
+        """Another rank failed, or saw a stall: give it our stacks if it wants them, and leave after it has spoken."""
+        if failure["by"] == self.rank:
+            self.stopped.wait()  # the main thread is on its way out
+            return
+        if failure["code"] == STALL_CODE:
+            if failure["rank"] == self.rank:
+                self.store.set(f"stacks/{self.rank}", dump_stacks(self.stack_file))
+            self._wait_for([REPORTED], 5.0)
+        self.leave(failure["code"])
+
+    def _report(self, rank: int, kind: str, what: str) -> None:
+        if self.store is not None:
+            mine = json.dumps({"rank": rank, "code": STALL_CODE, "by": self.rank})
+            noted = self.store.compare_set(FAILURE, "", mine).decode()
+            if noted != mine:
+                self._follow(json.loads(noted))
+                return
+        # Whoever is silent will hardly answer; half a second is for one that was merely slow.
+        text = self._message(
+            rank, kind, what, "" if kind == "DEAD" else self._stacks_of(rank, 0.5 if kind == "SILENT" else 1.5)
+        )
+        say(text)
+        if self.store is not None:
+            self.store.set(REPORTED, "1")
+            if rank != self.rank and self.states[rank]["host"] == self.host and kind != "DEAD":
+                time.sleep(0.5)  # it leaves by itself if it can
+                kill_tree(self.states[rank]["pid"])
+        self.leave(STALL_CODE)
+
+    def _message(self, rank: int, kind: str, what: str, stacks: str) -> str:
+        state = self.states[rank]
+        error = StallError(
+            f"rank {rank} is {kind}: {what}",
+            f"host {state['host']}, pid {state['pid']}",
+            f"a new phase within {state['budget']:.0f} s (options watchdog.*)"
+            if state["budget"]
+            else "all ranks alive",
+            "see its stack below" if stacks else "look for the out-of-memory killer or a signal on that host",
+        )
+        lines = [str(error), "", "rank  host              pid  step  seconds  collectives  phase"]
+        now = time.monotonic()
+        for other, s in sorted(self.states.items()):
+            age = s["age"] + now - self.seen[other][1]
+            host = s["host"][:12]
+            lines.append(
+                f"{other:>4}  {host:<12} {s['pid']:>8} {s['step']:>5} {age:>8.1f} {s['syncs']:>12}  {s['phase']}"
+            )
+        return "\n".join([*lines, *([f"\nStacks of rank {rank}:", stacks] if stacks else []), ""])
+
+    def _stacks_of(self, rank: int, patience_s: float) -> str:
+        """Python stacks of the rank's process and of its loader processes."""
+        if rank == self.rank:
+            return dump_stacks(self.stack_file)
+        key = f"stacks/{rank}"
+        if self._wait_for([key], patience_s):
+            return self.store.get(key).decode()
+        state = self.states[rank]
+        if state["host"] != self.host:
+            return "(it does not answer)"
+        with suppress(OSError), open(state["stack_file"], "a+b", buffering=0) as file:
+            return dump_stacks(file, state["pid"])
+        return "(it does not answer)"
+
+    def _wait_for(self, keys: list[str], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.store.check(keys):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _store_lost(self) -> None:
+        """The process that held the store is gone; without torchrun that is rank 0. One rank of each host says it."""
+        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        claim = Path(tempfile.gettempdir()) / f"spikevrt-lost-{os.environ.get('MASTER_PORT', '')}-{self._host_pid()}"
+        try:
+            os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            self.leave(STALL_CODE)
+        if 0 in self.states and self.states[0]["phase"] != "left" and not by_agent:
+            say(self._message(0, "DEAD", f"its store is gone; last seen in {where(self.states[0])}", ""))
+        time.sleep(1.0)
+        claim.unlink(missing_ok=True)
+        self.leave(STALL_CODE)
+
+    def _host_pid(self) -> int:
+        return self.states[0]["pid"] if 0 in self.states else 0
+
+
+def where(state: dict[str, Any]) -> str:
+    return f'phase "{state["phase"]}" at step {state["step"]}'
+
+
+def say(text: str) -> None:
+    """One write to stderr, and to the log file where this rank has one."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    os.write(2, f"{text}\n".encode())
+    record = logging.LogRecord(__name__, logging.ERROR, __file__, 0, text, None, None)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
+
+
+def dump_stacks(file: Any, pid: int | None = None) -> str:
+    """Stacks of this process (pid None) or of one that handles SIGUSR2 into `file`, and of its loader processes."""
+    file.truncate(0)
+    if pid is None:
+        faulthandler.dump_traceback(file, all_threads=True)
+    else:
+        _signal_dump(pid, file)
+    for child in children_of(pid or os.getpid()):
+        file.write(f"\nchild process {child}:\n".encode())
+        _signal_dump(child, file)
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _signal_dump(pid: int, file: Any) -> None:
+    """Ask `pid` for its stacks, if it has our handler (SIGUSR2 would kill it otherwise)."""
+    state = process_state(pid)
+    with suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        caught = int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16)
+        if state == "T":
+            file.write(b"(the process is stopped: no stack)\n")
+        elif caught >> (signal.SIGUSR2 - 1) & 1:
+            before = os.fstat(file.fileno()).st_size
+            os.kill(pid, signal.SIGUSR2)
+            deadline = time.monotonic() + 0.5
+            while os.fstat(file.fileno()).st_size == before and time.monotonic() < deadline:
+                time.sleep(0.02)
+            time.sleep(0.05)
