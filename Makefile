@@ -14,7 +14,7 @@ trainsets/sample/GOPRO_Large_spike_seq/dataset.json: | $(VENV)/.installed
 	$(VENV)/bin/python scripts/make_sample_data.py
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n auto --maxprocesses=4 --dist loadscope
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .

@@ -31,8 +31,8 @@ def write_options(folder: Path, **changes: Any) -> Path:
         },
         "netG": network(),
         "train": {
-            "total_iter": 4, "G_lossfn_type": "charbonnier", "G_optimizer_lr": 1e-3, "G_scheduler_periods": 100, "E_decay": 0.9,
-            "checkpoint_print": 1, "checkpoint_test": 1000, "checkpoint_save": 1000,
+            "total_iter": 4, "G_lossfn_type": "charbonnier", "G_optimizer_lr": 1e-3, "G_scheduler_periods": 100,
+            "E_decay": 0.9, "checkpoint_print": 1, "checkpoint_test": 1000, "checkpoint_save": 1000,
         },
         "logging": {"use_tensorboard": False},
     }  # fmt: skip
@@ -44,8 +44,8 @@ def write_options(folder: Path, **changes: Any) -> Path:
 def network(**changes: Any) -> dict[str, Any]:
     values = {
         "net_type": "vrt", "upscale": 1, "in_chans": 3, "img_size": [2, 32, 32], "window_size": [2, 4, 4],
-        "depths": [2] + [1] * 7, "indep_reconsts": [], "embed_dims": [8] * 8, "num_heads": [2] * 8, "mul_attn_ratio": 0.5,
-        "deformable_groups": 2, "drop_path_rate": 0.2,
+        "depths": [2] + [1] * 7, "indep_reconsts": [], "embed_dims": [8] * 8, "num_heads": [2] * 8,
+        "mul_attn_ratio": 0.5, "deformable_groups": 2, "drop_path_rate": 0.2,
         "fusion": {"type": "gated", "features": 8, "layers": 1, "gate_bias": 0.0},
     }  # fmt: skip
     return values | changes
