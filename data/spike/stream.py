@@ -176,7 +176,7 @@ def unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop | None = None
             window = window[:, ::-1]
         bits = np.unpackbits(np.ascontiguousarray(window), axis=-1, bitorder="little")
         skip = crop.left - 8 * lo
-        return np.ascontiguousarray(bits[:, :, skip : skip + crop.width])
+        return bits[:, :, skip : skip + crop.width]
     # Rows that do not end on a byte: unpack whole rows, then cut.
     start, stop = row * line, (row + crop.height) * line
     lo, hi = start // 8, -(-stop // 8)
@@ -184,7 +184,7 @@ def unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop | None = None
     rows = bits[:, start - 8 * lo : stop - 8 * lo].reshape(planes, crop.height, line)
     if geometry.flipud:
         rows = rows[:, ::-1]
-    return np.ascontiguousarray(rows[:, :, crop.left : crop.left + crop.width])
+    return rows[:, :, crop.left : crop.left + crop.width]
 
 
 def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:

@@ -1,0 +1,189 @@
+"""benchmark.py data: how fast samples of GoPro's size are read, from files and from the clip cache."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from data.clip_cache import build_cache
+from data.sampler import ResumableDistributedSampler
+from data.select_dataset import build_dataset, section_source
+from data.spike.represent import represent
+from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
+from data.spike.stream import Crop, SpikeGeometry, read_dat, write_dat
+from scripts.benchmark_tools import interleaved, table
+from scripts.make_sample_data import texture
+
+HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88
+REPRESENTATIONS = {
+    "tfp": {"half_window": 10, "offsets": [-20, 0, 20]},
+    "voxel": {"num_bins": 8},
+    "tfi": {"half_window": 20, "offsets": [-8, 0, 8]},
+    "raw": {"window": 21},
+    "encoding25": {},
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--frames", type=int, default=6, help="frames of a sample")
+    parser.add_argument("--crop", type=int, default=192, help="side of its crop, in RGB pixels")
+    parser.add_argument("--repeats", type=int, default=10, help="samples timed, of each kind")
+    parser.add_argument("--samples", type=int, default=10000, help="cached samples read while memory is watched")
+    parser.add_argument("--clips", type=int, default=2)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    # A loader worker has one thread; so has everything here.
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for clip in range(args.clips):
+            make_clip(root, f"GOPR{clip:04d}_11_00", 2 * args.frames, clip)
+        cache = str(root / "cache")
+        build_cache(section_source(section(root, args), "train"), cache)
+        result = {
+            "samples": time_samples(root, cache, args),
+            "dat": time_dat(root, args),
+            "memory": watch_memory(root, cache, args),
+            "epoch": time_epoch_turn(root, cache, args),
+        }
+    return result
+
+
+def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
+    """A clip of GoPro's sizes and layout; PNGs compress about as badly as GoPro's."""
+    rng = np.random.default_rng(seed)
+    picture = (255 * texture(rng, WIDTH)[:HEIGHT]).astype(np.uint8)
+    light = cv2.resize(to_grey(to_linear(picture / np.float32(255))), (WIDTH // RATIO, HEIGHT // RATIO))
+    sensor = IntegrateAndFire(*light.shape, rate=0.5, rng=rng)
+    for frame in range(frames):
+        grain = rng.normal(0, 2.0, picture.shape).astype(np.float32)
+        noisy = np.clip(np.roll(picture, 4 * frame, axis=1) + grain, 0, 255).astype(np.uint8)
+        for kind in ("blur", "sharp"):
+            path = root / "GOPRO_Large/train" / name / kind / f"{frame:06d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(path), noisy)
+        path = root / "GOPRO_Large_spike_seq/train" / name / "spike" / f"{frame:06d}.dat"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_dat(path, sensor.run([light] * PLANES), SpikeGeometry(*light.shape))
+
+
+def section(root: Path, args: argparse.Namespace, **changes: Any) -> dict[str, Any]:
+    rgb = str(root / "GOPRO_Large/train")
+    values = {
+        "dataset_type": "TrainDatasetRGBSpike", "dataroot_gt": rgb, "dataroot_lq": rgb,
+        "dataroot_spike": str(root / "GOPRO_Large_spike_seq/train"), "num_frame": args.frames, "gt_size": args.crop,
+        "use_hflip": True, "use_rot": True, "random_reverse": True,
+        "spike": {"type": "dat", "h": HEIGHT // RATIO, "w": WIDTH // RATIO, "representation": "voxel"},
+    }  # fmt: skip
+    return {key: value for key, value in (values | changes).items() if value is not None}
+
+
+def time_samples(root: Path, cache: str, args: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds per sample: decoding its PNGs alone, RGB, RGB + spikes, and both from the cache."""
+    rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
+    cached = {"io_backend": {"type": "cache", "path": cache}}
+    datasets = {
+        "png": build_dataset(section(root, args, **rgb), "train", 0),
+        "png + .dat": build_dataset(section(root, args), "train", 0),
+        "cache, RGB": build_dataset(section(root, args, **rgb, **cached), "train", 0),
+        "cache, RGB + spikes": build_dataset(section(root, args, **cached), "train", 0),
+    }
+    clip = datasets["png"].clips[0]
+    paths = [*clip.lq[: args.frames], *clip.gt[: args.frames]]
+    turn = iter(range(10**9))
+    runs: dict[str, Callable[[], Any]] = {"OpenCV decodes the PNGs": lambda: [cv2.imread(p) for p in paths]}
+    for name, dataset in datasets.items():
+        runs[name] = lambda d=dataset: d[(0, next(turn) % len(d))]
+    times = interleaved(runs, torch.device("cpu"), args.repeats, 2)
+    best = {name: 1e3 * float(np.median(values)) for name, values in times.items()}
+    decode = best["OpenCV decodes the PNGs"]
+    print(
+        f"\nOne sample: {args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, {PLANES} planes of 640 x 360 each"
+    )
+    rows = [[name, f"{ms:.1f}", f"{1e3 / ms:.1f}", f"{ms / decode:.3f}"] for name, ms in best.items()]
+    print(table(rows, ["", "ms", "samples/s", "of decoding"]))
+    print(f"spikes add {100 * (best['png + .dat'] / best['png'] - 1):.1f} % to the PNG path")
+    print(f"the cache is {best['png + .dat'] / best['cache, RGB + spikes']:.1f} x the PNG path, RGB + spikes")
+    return best
+
+
+def time_dat(root: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds to unpack one file whole and in a crop, and to represent the crop in each way."""
+    path = next(root.glob("GOPRO_Large_spike_seq/train/*/spike/000000.dat"))
+    geometry, crop = SpikeGeometry(HEIGHT // RATIO, WIDTH // RATIO), Crop(100, 203, 96, 96)
+    stream = read_dat(path, geometry, crop=crop)
+    runs: dict[str, Callable[[], Any]] = {
+        "whole file": lambda: read_dat(path, geometry),
+        "96 x 96 crop": lambda: read_dat(path, geometry, crop=crop),
+    }
+    for name, options in REPRESENTATIONS.items():
+        runs[name] = lambda n=name, o=options: represent(n, stream, PLANES // 2, rate=0.5, **o)
+    times = interleaved(runs, torch.device("cpu"), 5 * args.repeats, 5)
+    best = {name: 1e3 * float(np.median(values)) for name, values in times.items()}
+    print(f"\nOne .dat of {PLANES} planes; representations of the crop")
+    print(table([[name, f"{ms:.2f}"] for name, ms in best.items()], ["", "ms"]))
+    print(f"the crop takes 1 / {best['whole file'] / best['96 x 96 crop']:.1f} of the whole file")
+    return best
+
+
+def watch_memory(root: Path, cache: str, args: argparse.Namespace) -> dict[str, float]:
+    """Resident MB of a loader worker while it reads cached samples: after the first 100 and at the end."""
+    dataset = build_dataset(section(root, args, io_backend={"type": "cache", "path": cache}), "train", 0)
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            sizes = []
+            for index in range(args.samples):
+                dataset[(index // len(dataset), index % len(dataset))]
+                if index in (99, args.samples - 1):
+                    sizes.append(resident_mb())
+            os.write(writer, " ".join(map(str, sizes)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        first, last = (float(word) for word in pipe.read().split())
+    os.waitpid(child, 0)
+    print(f"\nMemory of a worker: {first:.0f} MB after 100 cached samples, {last:.0f} MB after {args.samples}")
+    return {"after_100_mb": first, f"after_{args.samples}_mb": last}
+
+
+def resident_mb() -> float:
+    """Resident memory of this process, without what it shares with its parent through the fork (torch's libraries)."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    private = int(fields["Private_Dirty"].split()[0]) + int(fields["Private_Clean"].split()[0])
+    return private / 1024
+
+
+def time_epoch_turn(root: Path, cache: str, args: argparse.Namespace) -> dict[str, float]:
+    """Seconds from the end of an epoch to the first batch of the next one, with two workers that start anew."""
+    dataset = build_dataset(section(root, args, io_backend={"type": "cache", "path": cache}), "train", 0)
+    sampler = ResumableDistributedSampler(len(dataset), world_size=1, rank=0, batch_size=1, seed=0)
+    loader = DataLoader(dataset, batch_size=1, sampler=sampler, num_workers=2)
+    turns = []
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        start = time.perf_counter()
+        iterator = iter(loader)
+        next(iterator)
+        turns.append(time.perf_counter() - start)
+        for _ in iterator:
+            pass
+    turn = float(np.median(turns[1:]))
+    print(f"\nEpoch turn (2 workers start, first batch arrives): {turn:.2f} s")
+    return {"turn_s": turn}
+
+
+SUBCOMMANDS = {"data": ("samples per second from files and from the clip cache", add_arguments, run)}
