@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.model_vrt import ModelVRT
 from utils import utils_dist, utils_watchdog
-from utils.utils_image import comparison_strip
+from utils.utils_image import comparison_strip, imwrite_rgb
 from utils.utils_metrics import ClipScores, averages, psnr, ssim, tensor_to_uint8
 
 METRICS = ("psnr", "ssim")
@@ -57,7 +59,13 @@ def validate(model: ModelVRT, dataset: Any) -> Validation:
         utils_watchdog.phase(f"validate: clip {index}")
         clip = dataset[index]
         spike = clip["spike"][None] if "spike" in clip else None
-        _score(mine, clip, model.test(clip["lq"][None], spike)[0])
+        restored = model.test(clip["lq"][None], spike)[0]
+        if model.opt["val"]["center_frame_only"]:
+            middle = len(clip["lq"]) // 2
+            clip = {key: value[middle : middle + 1] if key != "key" else value for key, value in clip.items()}
+        _score(mine, clip, restored)
+        if model.opt["val"]["save_img"]:
+            _write_frames(model, clip, restored)
     whole = Validation()
     for part in utils_dist.gather_objects(mine):
         whole.blurry.update(part.blurry.frames)
@@ -67,10 +75,19 @@ def validate(model: ModelVRT, dataset: Any) -> Validation:
 
 
 def _score(validation: Validation, clip: dict[str, Any], restored: Tensor) -> None:
-    lq, gt, name = clip["lq"], clip["gt"], clip["key"]
+    gt, name = clip["gt"], clip["key"]
+    # In super-resolution the input is scored at the size of the truth.
+    lq = clip["lq"] if clip["lq"].shape == gt.shape else F.interpolate(clip["lq"], gt.shape[-2:], mode="bicubic")
     for scores, frames in ((validation.blurry, lq), (validation.restored, restored)):
         for frame, sharp in zip(tensor_to_uint8(frames), tensor_to_uint8(gt), strict=True):
             scores.add(name, {"psnr": psnr(frame, sharp), "ssim": ssim(frame, sharp)})
     middle = len(lq) // 2
     spike = clip["spike"][middle] if "spike" in clip else None
     validation.pictures[name] = comparison_strip(lq[middle], spike, restored[middle], gt[middle])
+
+
+def _write_frames(model: ModelVRT, clip: dict[str, Any], restored: Tensor) -> None:
+    """images/<clip>/<frame>.png. Each rank writes its own clips: to gather them would stop all ranks for long."""
+    folder = Path(model.opt["path"]["task"]) / "images" / clip["key"]
+    for stem, frame in zip(clip["frames"], tensor_to_uint8(restored), strict=True):
+        imwrite_rgb(folder / f"{stem}.png", frame)

@@ -101,6 +101,18 @@ def test_a_finished_run_is_validated_again_but_not_overwritten(finished):
     assert path.stat().st_mtime_ns == before
 
 
+def test_validation_writes_the_middle_frames_where_asked(finished):
+    options, _ = finished
+
+    result = train(options, "val.save_img=true", "val.center_frame_only=true")
+
+    assert result.exit_codes == [0], result.text
+    written = {
+        str(path.relative_to(experiment(options) / "images")) for path in experiment(options).glob("images/*/0*.png")
+    }
+    assert written == {"test0/000001.png", "test1/000001.png", "test2/000002.png"}
+
+
 def test_resume_none_refuses_a_folder_that_holds_a_run(finished):
     options, _ = finished
 
