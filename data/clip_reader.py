@@ -97,10 +97,6 @@ class Pictures:
             )  # fmt: skip
         return picture
 
-    def tensor(self, index: int) -> Tensor:
-        """(3, H, W) float32 in [0, 1]."""
-        return torch.from_numpy(self.read(index)).permute(2, 0, 1).to(torch.float32).div_(255.0)
-
 
 class UserSpikes:
     """Spikes of a user's clip: a folder with one .dat per frame, or one .dat whose planes the frames share evenly."""
@@ -127,13 +123,14 @@ class UserSpikes:
             source.center = "file"
         source.check_planes(clip, each)
 
-    def frame(self, index: int) -> Tensor:
-        """The channels of frame `index` on the RGB grid, (S, H, W) float32."""
+    def frame(self, index: int, picture: np.ndarray) -> Tensor:
+        """The channels of frame `index` on the RGB grid, (S, H, W) float32. picture: the frame, (H, W, 3) uint8 RGB."""
         path = str(self._files[index] if self._files else self._stream)
         first, count = (0, None) if self._files else self._span(index)
         with spike_errors_as_data_errors():
             stream = read_dat(path, self._source.geometry, first, count, remainder=self._source.remainder)
-        channels = self._source.represent(stream, self.clip, path)
+        rate = self._source.rate_of(stream, np.ascontiguousarray(picture[..., ::-1]))
+        channels = self._source.represent(stream, self.clip, path, rate)
         height, width = self._frames.size
         if channels.shape[1:] != (height, width):
             channels = np.stack(
@@ -166,12 +163,18 @@ class UserClip:
         self.origin = {kind: str(path) for kind, path in parts.items() if path}
 
     def frame(self, index: int) -> dict[str, Tensor]:
-        item = {"lq": self._frames.tensor(index)}
+        picture = self._frames.read(index)
+        item = {"lq": _to_tensor(picture)}
         if self._spikes:
-            item["spike"] = self._spikes.frame(index)
+            item["spike"] = self._spikes.frame(index, picture)
         if self._gt:
-            item["gt"] = self._gt.tensor(index)
+            item["gt"] = _to_tensor(self._gt.read(index))
         return item
+
+
+def _to_tensor(picture: np.ndarray) -> Tensor:
+    """(H, W, 3) uint8 -> (3, H, W) float32 in [0, 1]."""
+    return torch.from_numpy(picture).permute(2, 0, 1).to(torch.float32).div_(255.0)
 
 
 def dataset_clips(dataset: Any) -> list[ClipReader]:

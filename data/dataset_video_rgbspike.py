@@ -63,15 +63,12 @@ class _Clips(Dataset):
         """
         if aug.reverse:
             frames, backwards = frames[::-1], [not b for b in backwards[::-1]]
-        item = {
-            kind: _to_tensor(self.files.pictures(clip, kind, frames, aug), aug)
-            for kind in ("lq", "gt")
-            if kind == "lq" or clip.gt
-        }
+        pictures = {kind: self.files.pictures(clip, kind, frames, aug) for kind in ("lq", "gt") if getattr(clip, kind)}
+        item = {kind: _to_tensor(values, aug) for kind, values in pictures.items()}
         if self.spikes:
             channels = [
-                self.spikes.read(self.files, clip, i, aug, back, camera)
-                for i, back in zip(frames, backwards, strict=True)
+                self.spikes.read(self.files, clip, i, aug, picture, back, camera)
+                for i, picture, back in zip(frames, pictures["lq"], backwards, strict=True)
             ]
             item["spike"] = torch.from_numpy(aug.turn(np.stack(channels)))
         return item

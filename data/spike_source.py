@@ -14,10 +14,13 @@ from data.augment import Augment
 from data.camera import CameraDraw
 from data.clip import Clip
 from data.spike import represent as rp
+from data.spike.simulate import LUMA, to_linear
 from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
 from data.spike_info import DatasetInfo, load_info
 from utils.utils_errors import DataError, OptionError
 from utils.utils_registry import Registry
+
+DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 
 REPRESENTATIONS = Registry("spike representation", "type")
 SPIKE_SOURCES = Registry("spike source", "type")
@@ -49,6 +52,7 @@ class DatSpikes:
 
     h, w, flip, rate: null takes them from dataset.json beside the spikes; a value that differs from it is an error.
     head_columns: columns without picture at the end of each line (16 for 416-wide files).
+    rate "match": measured in each sample, from the blurry frame's brightness; needs no knowledge of the camera.
     center: the plane that stands for the sharp frame: "gt" (dataset.json, or 4n - 4 for Spk-GoPro clips), "file"
     (the middle of each file, T // 2) or a number. remainder: what to do with bytes after the last whole plane.
     gamma: representations that are proportional to light are raised to 1 / gamma (2.2: as displays show them).
@@ -62,7 +66,7 @@ class DatSpikes:
         w: int | None = None,
         flip: bool | None = None,
         head_columns: int = 0,
-        rate: float | None = None,
+        rate: float | Literal["match"] | None = None,
         center: Literal["gt", "file"] | int = "gt",
         remainder: Literal["error", "truncate"] = "error",
         gamma: float = 1.0,
@@ -76,8 +80,8 @@ class DatSpikes:
                 "positive sizes with h x (w + head_columns) divisible by 8", "correct spike.h and spike.w",
             )  # fmt: skip
         self.geometry = SpikeGeometry(height, width, _agreed("flip", flip, info, True), head_columns)
-        self.rate = float(_agreed("rate", rate, info, 1.0))
-        if self.rate <= 0 or gamma <= 0:
+        self.rate = "match" if rate == "match" else float(_agreed("rate", rate, info, 1.0))
+        if gamma <= 0 or (self.rate != "match" and self.rate <= 0):
             raise OptionError(f"spike.rate is {self.rate}, spike.gamma {gamma}", "spike", "numbers > 0", "correct them")
         self.info, self.center, self.remainder, self.gamma = info, center, remainder, gamma
         self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
@@ -105,19 +109,27 @@ class DatSpikes:
             )  # fmt: skip
         return center
 
-    def represent(
-        self, stream: np.ndarray, clip: str, path: str, reverse: bool = False, rate_factor: float = 1.0
-    ) -> np.ndarray:
+    def rate_of(self, stream: np.ndarray, frame: np.ndarray) -> float:
+        """Spikes per plane at full light. stream (T, h, w); frame (H, W, 3) uint8, B, G, R: its blurry frame.
+
+        With rate "match" it is measured: both have seen the same light during the exposure, the frame as display
+        values of gamma 2.2. So neither the threshold nor the gain of the camera need be known.
+        """
+        if self.rate != "match":
+            return self.rate
+        light = cv2.LUT(frame, DISPLAY_TO_LIGHT).mean(axis=(0, 1)) @ LUMA[::-1]
+        return max(float(stream.mean()), 1e-4) / max(float(light), 1e-3)
+
+    def represent(self, stream: np.ndarray, clip: str, path: str, rate: float, reverse: bool = False) -> np.ndarray:
         """Stream (T, h, w) of one file, as recorded -> (S, h, w) float32.
 
+        rate: spikes per plane at full light, from `rate_of`.
         reverse: the stream is reversed first, so that its bins tell the truth about a clip played backwards.
-        rate_factor: what the stream's own rate is, as a multiple of the section's.
         """
         center = self.center_plane(clip, len(stream))
         if reverse:
             stream, center = stream[::-1], len(stream) - 1 - center
         try:
-            rate = self.rate * rate_factor
             return rp.represent(self.name, stream, center, rate=rate, gamma=self.gamma, **self.options)
         except ValueError as e:
             raise DataError(
@@ -127,7 +139,7 @@ class DatSpikes:
 
     def check_planes(self, clip: str, planes: int) -> None:
         """Raise OptionError or DataError where files of `planes` planes cannot be represented."""
-        self.represent(np.zeros((planes, 1, 1), np.uint8), clip, f"a spike file of {clip}")
+        self.represent(np.zeros((planes, 1, 1), np.uint8), clip, f"a spike file of {clip}", rate=1.0)
 
     def read(
         self,
@@ -135,11 +147,13 @@ class DatSpikes:
         clip: Clip,
         frame: int,
         aug: Augment,
+        picture: np.ndarray,
         reverse: bool = False,
         camera: CameraDraw | None = None,
     ) -> np.ndarray:
         """The channels of one frame's file within the rectangle of `aug`: (S, aug.height, aug.width) float32.
 
+        picture: the blurry frame there, (aug.height, aug.width, 3) uint8, B, G, R.
         reverse: time runs backwards within the frame. `aug` only says where to cut: turning comes afterwards.
         camera: another camera than the one that recorded the file.
         Only the rectangle's planes are unpacked, with one spike pixel around it, so that resizing gives
@@ -154,10 +168,12 @@ class DatSpikes:
                 f"spike file has {len(stream)} planes now", clip.spike[frame],
                 f"{clip.planes[frame]}, as when the run started", "restore the file",
             )  # fmt: skip
-        factor = 1.0
         if camera:
-            stream, factor = camera.apply(stream, frame), camera.known_rate_factor
-        channels = self.represent(stream, clip.name, clip.spike[frame], reverse, factor)
+            stream = camera.apply(stream, frame)
+        rate = self.rate_of(stream, picture)
+        if camera and self.rate != "match":
+            rate *= camera.known_rate_factor
+        channels = self.represent(stream, clip.name, clip.spike[frame], rate, reverse)
         return self.to_rgb_grid(channels, ratio)[:, inner[0], inner[1]]
 
     def to_rgb_grid(self, channels: np.ndarray, ratio: int) -> np.ndarray:

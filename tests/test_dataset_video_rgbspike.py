@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from data.sampler import ResumableDistributedSampler
 from data.select_dataset import build_dataset, section_spike_channels
 from data.spike.stream import SpikeGeometry, read_dat
+from scripts.make_sample_data import make_sample
 from tests.clip_files import PLANES, levels, section, write_clip, write_info
 from utils.utils_errors import DataError, OptionError
 
@@ -336,3 +337,15 @@ def test_a_camera_of_known_rate_gives_the_same_light(clips):
     camera = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [2.0, 2.0], "known_rate": True}
     plain, other = (build(clips, "test", camera=c)[0]["spike"] for c in (None, camera))
     assert float(other.mean()) == pytest.approx(float(plain.mean()), rel=0.2)
+
+
+def test_a_matched_rate_gives_the_frame_s_own_brightness_whatever_the_threshold(tmp_path):
+    make_sample(tmp_path / "sample", clips={"test": 1}, frames=1)
+    values = []
+    for factor in (1.0, 2.0, 4.0):
+        camera = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [factor, factor]}
+        spike = {"type": "dat", "rate": "match", "representation": {"type": "voxel", "num_bins": 1}}
+        item = build(tmp_path / "sample", "test", spike=spike, camera=camera)[0]
+        grey = (item["lq"] ** 2.2 * torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1)
+        values.append(float(item["spike"].mean()) / float(grey.mean()))
+    assert values == pytest.approx([1.0, 1.0, 1.0], rel=0.01)
