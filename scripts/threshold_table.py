@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""How well a trained network bears another spike camera: PSNR on the test split against the camera's threshold.
+
+The recorded streams are re-integrated with each factor times the threshold (data/spike/perturb.py), which divides the
+firing rate by that factor. Columns: the rate that the representation divides by stays the data's ("unknown", the user
+has not noticed), follows the change ("known", the user measured it), or is measured from the blurry frame ("match").
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+
+from data.clip_reader import dataset_clips
+from data.select_dataset import build_dataset
+from main_test_vrt import read_options
+from models.model_vrt import tile_options
+from models.portable import read_saved
+from models.restore import Restorer
+from models.restore_setup import find_weights
+from models.tiling import Tiling
+from utils.utils_errors import OptionError, SpikeVRTError
+from utils.utils_metrics import psnr, tensor_to_uint8
+
+RATES = ("unknown", "known", "match")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    command = parse(arguments)
+    try:
+        print(table(command))
+    except SpikeVRTError as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--opt", required=True, help="option file of the run")
+    parser.add_argument("--weights", help="default: the run's best checkpoint")
+    parser.add_argument("--factors", type=float, nargs="+", default=[0.5, 1.0, 2.0, 4.0])
+    parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES))
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    command = parser.parse_args(arguments)
+    command.is_direct = False
+    return command
+
+
+def table(command: argparse.Namespace) -> str:
+    """The table as Markdown, with the blurry input's PSNR above it."""
+    opt = read_options(command)
+    section = opt["datasets"]["test"]
+    if not section or section.get("spike") is None:
+        raise OptionError("datasets.test has no spikes", command.opt, "an RGB + spike test set", "choose another file")
+    saved = read_saved(find_weights(opt, command.weights), opt)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    restorer = Restorer(saved.build(), Tiling(**tile_options(opt)), device)
+    lines = ["| threshold | " + " | ".join(f"rate {rate}" for rate in command.rates) + " |"]
+    lines.append("|---" * (len(command.rates) + 1) + "|")
+    blurry = float("nan")
+    for factor in command.factors:
+        cells = []
+        for rate in command.rates:
+            blurry, restored = score(restorer, camera_section(section, factor, rate), opt["train"]["manual_seed"])
+            cells.append(f"{restored:.2f}")
+        lines.append(f"| x {factor:g} | " + " | ".join(cells) + " |")
+    return "\n".join([f"PSNR in dB on datasets.test; blurry input {blurry:.2f}; weights {saved.path}", "", *lines])
+
+
+def camera_section(section: dict[str, Any], factor: float, rate: str) -> dict[str, Any]:
+    """The test section as recorded with `factor` times the threshold."""
+    section = copy.deepcopy(section)
+    section["camera"] = {
+        "type": "perturb", "threshold_prob": 1.0, "threshold_range": [factor, factor], "known_rate": rate == "known",
+    }  # fmt: skip
+    if rate == "match":
+        spike = section["spike"]
+        section["spike"] = {**({"type": spike} if isinstance(spike, str) else spike), "rate": "match"}
+    return section
+
+
+def score(restorer: Restorer, section: dict[str, Any], seed: int) -> tuple[float, float]:
+    """(PSNR of the blurry input, PSNR of the restored frames): means over frames, then over clips."""
+    means = []
+    for clip in dataset_clips(build_dataset(section, "test", seed)):
+        values = []
+        for index, restored in enumerate(restorer.frames(clip, range(len(clip.stems)))):
+            item = clip.frame(index)
+            blurry, output, sharp = (tensor_to_uint8(frame) for frame in (item["lq"], restored, item["gt"]))
+            values.append((psnr(blurry, sharp), psnr(output, sharp)))
+        means.append(np.mean(values, axis=0))
+    blurry, restored = np.mean(means, axis=0)
+    return float(blurry), float(restored)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
