@@ -5,15 +5,18 @@ Everything works the same in a single process, where no group exists.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +25,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from utils import utils_rendezvous, utils_watchdog
-from utils.utils_errors import DistError, OptionError, SpikeVRTError, StallError
+from utils.utils_errors import DistError, SpikeVRTError, StallError
 from utils.utils_launch import LaunchInfo
 from utils.utils_process import children_of, die_with_parent, kill_tree
 from utils.utils_watchdog import FAILURE, Budgets, Watchdog, say
@@ -309,10 +312,20 @@ def _lost_contact(error: BaseException) -> BaseException:
     )  # fmt: skip
 
 
-def _speaks_before_joining(error: BaseException) -> bool:
-    """What is wrong with files and arguments is wrong for every rank: rank 0 says it."""
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-    return rank == "0" or not (isinstance(error, OptionError) or getattr(error, "on_every_rank", False))
+def _speaks_before_joining(error: BaseException, window_s: float = 4.0) -> bool:
+    """Whether this rank is the first of its launch, on this host, to say this: there is no store to ask yet."""
+    if "RANK" not in os.environ and "SLURM_PROCID" not in os.environ:
+        return True
+    what = f"{getattr(error, 'what', error)} {os.getppid()} {os.getuid()}"
+    claim = Path(tempfile.gettempdir()) / f"spikevrt-said-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
+    with suppress(OSError):
+        if time.time() - claim.stat().st_mtime > window_s:
+            claim.unlink()  # of an earlier launch
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
 
 
 def _claim_failure(code: int) -> dict[str, Any] | None:

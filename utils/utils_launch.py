@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from utils.utils_errors import DistError
 
-OWN_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID")  # differ from rank to rank
-
 
 @dataclass(frozen=True)
 class LaunchInfo:
@@ -47,15 +45,12 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0) -> LaunchInfo:
         mode, rank, addr, port = "single", 0, "", 0
     local_rank = _local_rank(env, gpu_count, faults) if mode != "single" else 0
     if faults:
-        error = DistError(
+        raise DistError(
             f"the launch variables are wrong: {'; '.join(faults)}",
             "the environment of " + (f"rank {env['RANK']}" if env.get("RANK", "").isdigit() else "this process"),
             "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as docs/ddp.md describes them",
             "correct these variables, or unset WORLD_SIZE to train in one process",
         )
-        # Then rank 0 alone says it, for the ranks cannot talk to each other yet.
-        error.on_every_rank = not any(fault.startswith(OWN_VARIABLES) for fault in faults)
-        raise error
     return LaunchInfo(mode, rank, local_rank, world_size, addr, port)
 
 

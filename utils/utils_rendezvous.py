@@ -24,7 +24,7 @@ from utils.utils_launch import LaunchInfo
 
 logger = logging.getLogger(__name__)
 
-CHECK_S = 15.0  # each single check is decided within this time
+CHECK_S = 15.0  # each single check is decided within this time (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter)
 T = TypeVar("T")
 
 
@@ -39,7 +39,7 @@ def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
 
 
 def _check_resolves(launch: LaunchInfo) -> None:
-    deadline = time.monotonic() + CHECK_S
+    deadline = time.monotonic() + _check_s()
     while True:
         try:
             _within(deadline - time.monotonic(), lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
@@ -59,7 +59,7 @@ def _serve(launch: LaunchInfo) -> TCPStore:
         return TCPStore(launch.master_addr, launch.master_port, is_master=True, wait_for_workers=False)
 
     try:
-        return _within(CHECK_S, listen)
+        return _within(_check_s(), listen)
     except TimeoutError as e:
         what = f"rank 0 cannot reach its own store at {launch.master_addr}:{launch.master_port}"
         raise DistError(
@@ -92,13 +92,13 @@ def _connect(launch: LaunchInfo) -> TCPStore:
                     "rank 0 listening on MASTER_ADDR:MASTER_PORT",
                     "see whether rank 0 was started, MASTER_ADDR is its host, and no firewall lies between",
                 ) from e  # fmt: skip
-            if waited > CHECK_S and not told:
+            if waited > _check_s() and not told:
                 told = True
                 logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, *address)
         time.sleep(0.1)
     try:
         # A foreign listener accepts and stays silent; torch ignores its own time-out then.
-        return _within(CHECK_S, lambda: TCPStore(*address, is_master=False, timeout=timedelta(seconds=CHECK_S)))
+        return _within(_check_s(), lambda: TCPStore(*address, is_master=False, timeout=timedelta(seconds=_check_s())))
     except (TimeoutError, TorchDistError) as e:
         raise DistError(
             f"what listens at {address[0]}:{address[1]} is not the store of this run", _place(launch),
@@ -131,10 +131,14 @@ def meet(store: Store, launch: LaunchInfo) -> None:
                 "WORLD_SIZE processes, each with its own RANK",
                 "look into the logs of these ranks; SPIKEVRT_JOIN_TIMEOUT sets the seconds to wait",
             )  # fmt: skip
-        if waited > CHECK_S and not told and launch.rank == 0:
+        if waited > _check_s() and not told and launch.rank == 0:
             told = True
             logger.warning("waiting for %s of %d", names, launch.world_size)
         time.sleep(0.02 if waited < 2 else 0.2)
+
+
+def _check_s() -> float:
+    return min(CHECK_S, _limit_s())
 
 
 def _limit_s() -> float:

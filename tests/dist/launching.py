@@ -65,9 +65,13 @@ class Ranks:
         *args: str,
         env: Mapping[str, str] | None = None,
         env_of: Mapping[int, Mapping[str, str]] | None = None,
+        args_of: Mapping[int, Sequence[str]] | None = None,
         folder: Path | None = None,
     ) -> None:
-        """env_of: further variables of single ranks; an empty value removes the variable. folder: for the outputs."""
+        """env_of: further variables of single ranks; an empty value removes one. args_of: arguments in place of `args`.
+
+        folder: where the outputs go (else files without a name).
+        """
         self.start = time.monotonic()
         port = free_port()
         self.files = [(_open(folder, f"out{rank}"), _open(folder, f"err{rank}")) for rank in range(n)]
@@ -81,7 +85,7 @@ class Ranks:
             out, err = self.files[rank]
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, str(script), *map(str, args)],
+                    [sys.executable, str(script), *map(str, (args_of or {}).get(rank, args))],
                     cwd=ROOT,
                     stdout=out,
                     stderr=err,

@@ -1,0 +1,95 @@
+"""Trials on the real training: kill or signal a run at a random moment, start it again, compare the final weights."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tests.dist.launching import RankResult, Ranks
+from tests.train_files import MAIN, experiment, latest, train
+
+STEPS = 6
+EVERY = ("train.checkpoint_save=1", f"train.total_iter={STEPS}", "datasets.test={}")
+
+
+@dataclass
+class Interruption:
+    """How a run was struck, and what became of it. identical: final state equals that of the reference, bit for bit."""
+
+    ranks: int
+    struck: str
+    at_iter: int
+    exit_codes: list[int]
+    gone_s: float
+    identical: bool
+    text: str
+
+
+def final_digest(options: Path, task: str) -> str:
+    """sha256 over weights, average, optimizer and position of the run's latest checkpoint."""
+    state = latest(options, task)
+    state.pop("options")
+    digest = hashlib.sha256()
+
+    def add(value: object, key: str) -> None:
+        digest.update(key.encode())
+        if isinstance(value, torch.Tensor):
+            digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, dict):
+            for inner in sorted(value, key=str):
+                add(value[inner], f"{key}.{inner}")
+        elif isinstance(value, (list, tuple)):
+            for index, item in enumerate(value):
+                add(item, f"{key}.{index}")
+        else:
+            digest.update(repr(value).encode())
+
+    add(state, "")
+    return digest.hexdigest()
+
+
+def reference(options: Path, ranks: int) -> str:
+    """The digest of a run that was never interrupted."""
+    result = train(options, f"task=reference{ranks}", *EVERY, ranks=ranks, limit_s=300)
+    assert result.exit_codes == [0] * ranks, result.text
+    return final_digest(options, f"reference{ranks}")
+
+
+def interrupt(options: Path, ranks: int, how: str, seed: int, expected: str) -> Interruption:
+    """Strike a fresh run once, at a random moment after its first step, and let the same command finish it.
+
+    how: "kill" (SIGKILL to a random rank), "SIGTERM" or "SIGUSR1" (to a random rank, or to all).
+    """
+    rng, task = random.Random(seed), f"{how}-{ranks}-{seed}"
+    command = ("--opt", str(options), f"task={task}", *EVERY)
+    with Ranks(ranks, MAIN, *command) as running:
+        running.wait_for(f"Iter: {rng.randint(1, STEPS - 2)},", 0, 300)
+        time.sleep(rng.uniform(0, 0.5))
+        targets = [rng.randrange(ranks)] if how == "kill" or rng.random() < 0.5 else list(range(ranks))
+        number = signal.SIGKILL if how == "kill" else getattr(signal, how)
+        for rank in targets:
+            os.kill(running.processes[rank].pid, number)
+        struck = time.monotonic()
+        first = running.wait(120)
+    gone_s = time.monotonic() - struck
+    again: RankResult = train(options, *command[2:], ranks=ranks, limit_s=300)
+    found = re.findall(r"resumed from \S+ at iter (\d+)", again.text)
+    identical = again.exit_codes == [0] * ranks and final_digest(options, task) == expected
+    _forget(experiment(options, task))
+    return Interruption(
+        ranks, f"{how} to rank {', '.join(map(str, targets))}", int(found[0]) if found else 0, first.exit_codes, gone_s,
+        identical, first.text + again.text,
+    )  # fmt: skip
+
+
+def _forget(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()

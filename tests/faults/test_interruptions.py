@@ -1,0 +1,32 @@
+"""A run that is killed or pre-empted and started again ends with the bits of one that never was."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.runs import interrupt, reference
+from tests.train_files import write_options
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """(option file, digest of the uninterrupted run) on two ranks."""
+    options = write_options(tmp_path_factory.mktemp("interruptions"))
+    return options, reference(options, 2)
+
+
+def test_a_killed_rank_takes_the_run_down_and_the_resumed_run_has_the_same_bits(runs):
+    options, expected = runs
+    trial = interrupt(options, 2, "kill", 1, expected)
+
+    assert trial.exit_codes.count(-9) >= 1 and 0 not in trial.exit_codes
+    assert trial.identical, trial.text
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_step_with_a_checkpoint(runs):
+    options, expected = runs
+    trial = interrupt(options, 2, "SIGUSR1", 0, expected)
+
+    assert trial.exit_codes == [75, 75]
+    assert trial.text.count("stopped by a signal at iter") == 1
+    assert trial.identical, trial.text

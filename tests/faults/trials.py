@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""The whole fault suite, many trials each, and the table of docs/reliability.md.
+
+    python -m tests.faults.trials [--only stalls,kills,...] [--share 0.1] [--write]
+
+Each kind of trial adds its results to docs/benchmarks/faults.json as it goes; --write makes the page from that file.
+--share: the part of the full number of trials to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.dist.launching import ROOT, Ranks
+from tests.faults.saving import kill_while_saving
+from tests.faults.stalls import KINDS, run_stall
+from tests.train_files import write_options
+
+RESULTS = ROOT / "docs/benchmarks/faults.json"
+STALL_KINDS = [kind for kind, (verdict, _) in KINDS.items() if verdict in ("STUCK", "SILENT")]
+STALL_S = 5.0
+
+
+def stalls(share: float) -> dict[str, Any]:
+    """Six kinds of stall on 2, 4 and 8 ranks, at different ranks and steps."""
+    rounds = max(1, round(3 * share))
+    trials = [
+        run_stall(kind, ranks, 0 if kind == "rank0" else (seed + 1) % ranks, step=10 + 5 * seed, stall_s=STALL_S)
+        for seed in range(rounds)
+        for ranks in (2, 4, 8)
+        for kind in STALL_KINDS
+    ]
+    return summary_of_stalls(trials)
+
+
+def deaths(share: float) -> dict[str, Any]:
+    """SIGKILL and an exception, on 2, 4 and 8 ranks, rank 0 (which holds the store) among those struck."""
+    rounds = max(1, round(3 * share))
+    trials = [
+        run_stall(kind, ranks, seed % ranks, stall_s=STALL_S)
+        for seed in range(rounds)
+        for ranks in (2, 4, 8)
+        for kind in ("kill", "exception")
+    ]
+    return summary_of_stalls(trials)
+
+
+def summary_of_stalls(trials: list[Any]) -> dict[str, Any]:
+    wrong = [(t.kind, t.ranks, t.rank, t.blamed, t.exit_codes) for t in trials if not t.is_right]
+    return {
+        "trials": len(trials), "right": sum(t.is_right for t in trials), "stall_s": STALL_S,
+        "detected_s_max": round(max(t.detected_s for t in trials), 2),
+        "detected_s_median": round(statistics.median(t.detected_s for t in trials), 2),
+        "gone_s_max": round(max(t.gone_s for t in trials), 2), "wrong": wrong,
+    }  # fmt: skip
+
+
+def false_alarms(share: float) -> dict[str, Any]:
+    """Eight healthy ranks on this machine, with a busy loop on each core."""
+    minutes = 10 * share
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        with Ranks(8, "tests/faults/stall_worker.py", "none", "0", "0", str(STALL_S), str(minutes)) as running:
+            result = running.wait(60 * minutes + 180)
+    finally:
+        for process in busy:
+            process.kill()
+    return {
+        "minutes": minutes, "ranks": 8, "stall_s": STALL_S, "alarms": result.text.count("StallError"),
+        "exit_codes": result.exit_codes, "last": result.jsons[0],
+    }  # fmt: skip
+
+
+def interruptions(how: str, share: float) -> dict[str, Any]:
+    """Runs of the real training struck at random moments, on 1, 2 and 4 ranks, then finished by the same command."""
+    from tests.faults.runs import interrupt, reference
+
+    plan = {1: 18, 2: 20, 4: 12}
+    with tempfile.TemporaryDirectory() as folder:
+        options = write_options(Path(folder))
+        found = []
+        for ranks, count in plan.items():
+            expected = reference(options, ranks)
+            for seed in range(max(1, round(count * share))):
+                kind = how if how == "kill" else ("SIGTERM", "SIGUSR1")[seed % 2]
+                found.append(interrupt(options, ranks, kind, seed, expected))
+    codes_right = [t for t in found if how == "kill" or set(t.exit_codes) == {75}]
+    return {
+        "trials": len(found), "identical": sum(t.identical for t in found), "codes_right": len(codes_right),
+        "resumed_at": sorted({t.at_iter for t in found}), "gone_s_max": round(max(t.gone_s for t in found), 2),
+        "wrong": [(t.ranks, t.struck, t.at_iter, t.exit_codes) for t in found if not t.identical],
+    }  # fmt: skip
+
+
+def kills(share: float) -> dict[str, Any]:
+    return interruptions("kill", share)
+
+
+def preemptions(share: float) -> dict[str, Any]:
+    return interruptions("signal", share)
+
+
+def saves(share: float) -> dict[str, Any]:
+    """SIGKILL while checkpoints are written back to back."""
+    return kill_while_saving(max(1, round(200 * share)))
+
+
+def overhead(share: float) -> dict[str, Any]:
+    """What the watchdog takes from the training thread, and its own use of a core."""
+    script = (
+        "import time; from utils import utils_watchdog as w\n"
+        "n = 10**6; t = time.perf_counter()\n"
+        "for i in range(n): w.phase('data', i)\n"
+        "print((time.perf_counter() - t) / n * 1e9)\n"
+        "from torch.distributed import TCPStore\n"
+        "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
+        "dog = w.Watchdog(0, 1, store, lambda code: None); dog.budgets = w.Budgets(); dog._turn()\n"
+        "t = time.perf_counter()\n"
+        "for i in range(1000): dog._turn()\n"
+        "print((time.perf_counter() - t) / 1000 * 1e6)\n"
+        "import os; os._exit(0) if not __import__('sys').stdout.flush() else None\n"
+    )
+    out = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    phase_ns, turn_us = map(float, out.split())
+    per_step = 5 * phase_ns / 1e9 + turn_us / 1e6 * 0.1 / 0.5
+    return {"phase_ns": round(phase_ns), "turn_us": round(turn_us, 1), "share_of_100_ms_step": round(per_step / 0.1, 6)}
+
+
+KINDS_OF_TRIAL = {
+    "stalls": stalls, "deaths": deaths, "saves": saves, "kills": kills, "preemptions": preemptions,
+    "overhead": overhead, "false_alarms": false_alarms,
+}  # fmt: skip
+
+
+def page(results: dict[str, Any]) -> str:
+    return "\n".join([HEAD, *rows(results), "", TAIL])
+
+
+HEAD = """# Reliability
+
+What happens when something goes wrong, and how often it was tried. Measured with gloo on CPU; nothing here was run with
+NCCL. Repeat it with `make faults` (an hour on two cores); a quick part of it runs in `make test`.
+
+| fault | tried | result |
+|---|---|---|"""
+
+TAIL = """T is `watchdog.stall_s`: 5 s in these trials, 300 s by default. "Named" means: the first and only verdict of all ranks
+names the struck rank, its phase and its step, with the Python stack of the culprit and of its loader processes, and no
+rank ends with exit code 0. "Identical" compares sha256 over weights, average, optimizer moments and position.
+
+Kinds of stall: asleep before a barrier, in the forward pass, in code of rank 0 alone, in a loader process; the GIL held
+by C code; SIGSTOP.
+
+What is not shown here: several hosts with a real network between them, NCCL's own failures, and power loss (kill -9 leaves
+the page cache alone; fsync is there for that)."""
+
+
+def rows(results: dict[str, Any]) -> Iterator[str]:
+    for name, label in (
+        ("stalls", "a rank stalls, 6 kinds, 2/4/8 ranks"),
+        ("deaths", "kill -9 or exception, 2/4/8 ranks"),
+    ):
+        if r := results.get(name):
+            yield (
+                f"| {label} | {r['trials']} trials | {r['right']} named rightly; detected after {r['detected_s_median']} s "
+                f"(median), {r['detected_s_max']} s (worst), T = {r['stall_s']:g} s; all ranks gone after {r['gone_s_max']} s at worst |"
+            )
+    if r := results.get("false_alarms"):
+        yield (
+            f"| none: {r['ranks']} healthy ranks, a busy loop on each core, T = {r['stall_s']:g} s | {r['minutes']:g} minutes | "
+            f"{r['alarms']} alarms |"
+        )
+    if r := results.get("overhead"):
+        yield (
+            f"| none: cost of the watchdog | 10^6 phases, 1000 beats | {r['phase_ns']} ns a phase, {r['turn_us']} us a beat: "
+            f"{100 * r['share_of_100_ms_step']:.3f} % of a 100 ms step |"
+        )
+    if r := results.get("kills"):
+        yield f"| kill -9 of a random rank at a random time, 1/2/4 ranks, resumed | {r['trials']} trials | {r['identical']} identical |"
+    if r := results.get("saves"):
+        yield (
+            f"| kill -9 while saving | {r['trials']} trials, {r['torn']} in the middle of a write | {r['unreadable']} unreadable, "
+            f"{r['lost']} acknowledged saves lost |"
+        )
+    if r := results.get("preemptions"):
+        yield (
+            f"| SIGTERM or SIGUSR1 to one or all ranks, 1/2/4 ranks, resumed | {r['trials']} trials | {r['codes_right']} ended "
+            f"with 75 on all ranks, {r['identical']} identical; gone after {r['gone_s_max']} s at worst |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(KINDS_OF_TRIAL), help="kinds of trial, with commas")
+    parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--write", action="store_true", help="write docs/reliability.md and run nothing")
+    args = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in [] if args.write else args.only.split(","):
+        start = time.monotonic()
+        results[name] = {**KINDS_OF_TRIAL[name](args.share), "seconds": round(time.monotonic() - start)}
+        print(name, results[name], flush=True)
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    (ROOT / "docs/reliability.md").write_text(page(results) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
