@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from models.vrt.attention_core import attend, attend_backward, logit_offset
+from models.vrt.mlp import GatedMlp
 from models.vrt.windows import WindowPlan
 
 # Tokens worked on at once: their widest intermediate should stay in the last cache.
@@ -301,6 +302,12 @@ class FeedBranch(torch.autograd.Function):
             g[1].add_(db)
             torch.add(grad_rows, incoming, out=result)
         return grad_x, None, None, *g
+
+
+def feed_in_cache(mlp: GatedMlp, x: Tensor) -> Tensor:
+    """`mlp` alone, without norm or residual sum, over the last axis of x (B, ..)."""
+    y = FeedBranch.apply(x.flatten(1, -2), [1.0] * len(x), 0.0, None, None, *mlp.weights())
+    return y.view(*x.shape[:-1], -1)
 
 
 def _runs(x: Tensor, keep: list[float], *others: Tensor):

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from models.vrt.deform_conv import deform_conv
 from models.vrt.warp import flow_warp
@@ -28,11 +29,11 @@ class DeformAlign(nn.Module):
         nn.init.uniform_(self.weight, -1.0 / math.sqrt(9 * dim), 1.0 / math.sqrt(9 * dim))
         self.conv_offset = nn.Sequential(
             nn.Conv2d((1 + reach) * dim + 2 * reach, dim, 3, 1, 1),
-            nn.LeakyReLU(0.1),
+            nn.LeakyReLU(0.1, inplace=True),
             nn.Conv2d(dim, dim, 3, 1, 1),
-            nn.LeakyReLU(0.1),
+            nn.LeakyReLU(0.1, inplace=True),
             nn.Conv2d(dim, dim, 3, 1, 1),
-            nn.LeakyReLU(0.1),
+            nn.LeakyReLU(0.1, inplace=True),
             nn.Conv2d(dim, 27 * deformable_groups, 3, 1, 1),
         )
         # Offsets start as the flow itself, masks at one half.
@@ -43,16 +44,21 @@ class DeformAlign(nn.Module):
         """sources: nearest first, each (n, d, h, w); target: (n, d, h, w); flows: one (n, 2, h, w) per source."""
         warped = [flow_warp(s, f) for s, f in zip(sources, flows, strict=True)]
         z = self.conv_offset(torch.cat((*warped, target, *(f.to(target.dtype) for f in flows)), dim=1))
+        x = sources[0] if self.reach == 1 else torch.cat(sources, dim=1)
+        if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # The samples are nine times the input, and quick to take again.
+            return checkpoint(self._sampled, x, z, *flows, use_reentrant=False, preserve_rng_state=False)
+        return self._sampled(x, z, *flows)
+
+    def _sampled(self, x: Tensor, z: Tensor, *flows: Tensor) -> Tensor:
+        """The deformable convolution of x (n, reach * d, h, w); z: (n, 27 g, h, w), its unbounded parameters."""
         # Offset channel 2 * (group * 9 + tap) is dy, the next one dx; each source owns an equal run of them.
         n, _, h, w = z.shape
         residue = self.magnitude * torch.tanh(z[:, : 18 * self.groups])
         base = torch.stack(flows, dim=1).flip(2).unsqueeze(2)
         offset = (residue.view(n, self.reach, -1, 2, h, w) + base).view(n, -1, h, w)
         mask = torch.sigmoid(z[:, 18 * self.groups :])
-        x = sources[0] if self.reach == 1 else torch.cat(sources, dim=1)
-        return deform_conv(
-            x, offset.to(x.dtype), mask.to(x.dtype), self.weight.to(x.dtype), self.bias.to(x.dtype)
-        )
+        return deform_conv(x, offset, mask, self.weight, self.bias)
 
 
 def align_clip(module: DeformAlign, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torchvision.ops import deform_conv2d
 
 TAPS = 9
 
@@ -19,14 +19,9 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     mask: (n, 9 g, h, w); weight: (c', c / k, 3, 3), k weight groups; bias: (c',). Zeros outside the image.
     Returns (n, c', h, w). Differentiable in everything.
     """
-    if x.device.type != "cpu":
-        from torchvision.ops import deform_conv2d  # here, for it takes as long to import as torch itself
-
-        return deform_conv2d(x, offset, weight, bias, padding=1, mask=mask)
-    if not torch.is_grad_enabled():
+    if x.device.type == "cpu":
         return sampled_conv(x, offset, mask, weight, bias)
-    # The samples are nine times the input and quick to take again.
-    return checkpoint(sampled_conv, x, offset, mask, weight, bias, use_reentrant=False, preserve_rng_state=False)
+    return deform_conv2d(x, offset, weight, bias, padding=1, mask=mask)
 
 
 def sampled_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from models.vrt.cpu_block import feed_in_cache, usable
 from models.vrt.deform_align import DeformAlign, align_clip
 from models.vrt.mlp import GatedMlp
 from models.vrt.window_attention import BlockGroup
@@ -77,7 +78,8 @@ class Stage(nn.Module):
         if not self.aligns:
             return x
         later, earlier = align_clip(self.pa_deform, x.permute(0, 1, 4, 2, 3), backward, forward)
-        return self.pa_fuse(torch.cat((x, later.permute(0, 1, 3, 4, 2), earlier.permute(0, 1, 3, 4, 2)), dim=-1))
+        x = torch.cat((x, later.permute(0, 1, 3, 4, 2), earlier.permute(0, 1, 3, 4, 2)), dim=-1)
+        return feed_in_cache(self.pa_fuse, x) if usable(x) else self.pa_fuse(x)
 
 
 class RefineLayer(nn.Module):
