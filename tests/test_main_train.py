@@ -60,14 +60,18 @@ def test_saved_weights_load_into_the_network_without_trust(finished):
     assert same(weights["params"], state["model_state_dict"])
 
 
-def test_a_secret_reaches_no_file(tmp_path):
+def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     options = write_options(tmp_path)
-    key = "0123456789canary"
+    key = "0123456789abcdef0123456789abcdef01canary"  # of the length that wandb asks for
+    wandb = ("logging.use_wandb=true", f"logging.wandb_api_key={key}")
 
-    result = train(options, f"logging.wandb_api_key={key}", "train.total_iter=1", env={"WANDB_API_KEY": key})
+    first = train(options, "train.total_iter=1", *wandb, env={"WANDB_MODE": "offline"})
+    second = train(options, "train.total_iter=2", *wandb, env={"WANDB_MODE": "offline"})
 
-    assert result.exit_codes == [0], result.text
-    assert key not in result.text
+    assert first.exit_codes == second.exit_codes == [0], first.text + second.text
+    runs = {path.name.split("-")[-1] for path in experiment(options).glob("wandb/offline-run-*")}
+    assert runs == {latest(options)["wandb_id"]}
+    assert key not in first.text + second.text
     found = [path for path in (tmp_path / "experiments").rglob("*") if path.is_file()]
     assert found and not [path for path in found if key.encode() in path.read_bytes()]
 

@@ -77,16 +77,22 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Weights & Biases. The key stands in the environment or in the options; it is handed over, never stored."""
+    """Weights & Biases; goes on with the same run after a resume.
 
-    def __init__(self, folder: Path, name: str, project: str, key: str | None, run_id: str | None) -> None:
+    The key reaches wandb through the environment of this process only: its own login would write it to a file.
+    """
+
+    def __init__(self, folder: Path, name: str, options: dict[str, Any], run_id: str | None) -> None:
         import wandb
 
-        if key or os.environ.get("WANDB_API_KEY"):
-            wandb.login(key=key or os.environ["WANDB_API_KEY"])
+        if key := options["wandb_api_key"]:
+            os.environ["WANDB_API_KEY"] = key
+            # wandb notes the command line in its files, and the key may stand there.
+            sys.argv = [argument.replace(key, "***") for argument in sys.argv]
         self.run = wandb.init(
-            project=project, name=name, dir=str(folder), id=run_id, resume="allow" if run_id else None
-        )
+            project=options["wandb_project"], entity=options["wandb_entity"], name=name, dir=str(folder),
+            id=run_id, resume="allow" if run_id else None,
+        )  # fmt: skip
         self.run_id = self.run.id
 
     def scalars(self, values: dict[str, float], step: int) -> None:
@@ -154,6 +160,5 @@ def build_writers(opt: dict[str, Any], folder: Path, step: int, wandb_id: str | 
     if logging_opt["use_tensorboard"]:
         writers.append(TensorBoardWriter(folder / "tb_logger", step))
     if logging_opt["use_wandb"]:
-        key = logging_opt["wandb_api_key"]
-        writers.append(WandbWriter(folder, opt["task"], logging_opt["wandb_project"], key, wandb_id))
+        writers.append(WandbWriter(folder, opt["task"], logging_opt, wandb_id))
     return writers
