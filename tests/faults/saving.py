@@ -1,13 +1,10 @@
-"""SIGKILL while checkpoints are written back to back: the newest acknowledged one must be readable afterwards.
-
-python -m tests.faults.saving FOLDER     the writer that gets killed
-"""
+"""SIGKILL while checkpoints are written back to back: the newest acknowledged one must be readable afterwards."""
 
 from __future__ import annotations
 
+import os
 import random
-import subprocess
-import sys
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -15,41 +12,43 @@ from typing import Any
 
 import torch
 
-from tests.dist.launching import ROOT, clean_env
 from utils import utils_checkpoint
 from utils.utils_errors import CheckpointError
 
 FLOATS = 2**20  # 4 MB
 
 
-def write_for_ever(folder: Path) -> None:
-    """Save again and again; each line on stdout acknowledges a save that has returned."""
+def write_for_ever(folder: Path, acknowledge: int) -> None:
+    """Save again and again; a byte into the descriptor `acknowledge` after each save that has returned."""
     step = 0
     while True:
         step += 1
         state = {"step": step, "weights": torch.full((FLOATS,), float(step))}
         utils_checkpoint.save(state, folder / "checkpoint_latest.pth")
-        print(step, flush=True)
+        os.write(acknowledge, b".")
 
 
 def kill_while_saving(trials: int) -> dict[str, Any]:
-    """unreadable: no file could be loaded. lost: the loaded one is older than the last save acknowledged."""
+    """torn: killed in the middle of a write. unreadable: nothing could be loaded. lost: the loaded one is older than
+    the last save acknowledged, or its content is not what was saved.
+    """
+    torch.set_num_threads(1)  # the writers are forked: no pool of threads may exist
     rng, unreadable, lost, torn = random.Random(0), 0, 0, 0
     for _ in range(trials):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.saving", name],
-                cwd=ROOT,
-                env=clean_env(),
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            process.stdout.readline()  # the first save stands
+            receive, acknowledge = os.pipe()
+            writer = os.fork()
+            if writer == 0:
+                write_for_ever(folder, acknowledge)
+            os.close(acknowledge)
+            acknowledged = len(os.read(receive, 1))  # the first save stands
             time.sleep(rng.uniform(0, 0.3))
-            process.kill()
-            acknowledged = 1 + len(process.stdout.read().split())
-            process.wait()
+            os.kill(writer, signal.SIGKILL)
+            os.waitpid(writer, 0)
+            while byte := os.read(receive, 1):
+                acknowledged += len(byte)
+            os.close(receive)
             torn += any(folder.glob(".*.tmp"))
             try:
                 state = utils_checkpoint.load(folder / "checkpoint_latest.pth")
@@ -58,7 +57,3 @@ def kill_while_saving(trials: int) -> dict[str, Any]:
                 continue
             lost += state["step"] < acknowledged or not bool((state["weights"] == state["step"]).all())
     return {"trials": trials, "torn": torn, "unreadable": unreadable, "lost": lost}
-
-
-if __name__ == "__main__":
-    write_for_ever(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""A few of the trials of tests/faults/trials.py: a stall is named once, rightly and with its stack, and all ranks go."""
+"""A few of the trials of tests/faults/trials.py: a stall is named once, with its stack, and all ranks go."""
 
 from __future__ import annotations
 
