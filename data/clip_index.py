@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def problems_error(problems: Sequence[Problem], roots: Sequence[str], shown: int
     return DataError(
         f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(rows)}"
         + (f"\n    ... and {more} more; scripts/check_data.py --opt FILE lists all" if more else ""),
-        ", ".join(roots),
+        ", ".join(dict.fromkeys(roots)),
         "every frame with its lq, gt and spike file; docs/data_format.md shows the folders",
         "restore these files, or take the clips out of the folders",
     )
@@ -153,7 +154,9 @@ def _check_clip(
     if problems:
         return None, problems
     stems = _stems(name, files, kinds, source, listed, problems)
-    if problems or not stems:
+    # What is left of an incomplete clip is looked at as well: one check should tell all.
+    stems = [stem for stem in stems if all(stem in files[kind] for kind in kinds)]
+    if not stems:
         return None, problems
     paths = {kind: tuple(files[kind][stem].path for stem in stems) for kind in kinds}
     planes = _check_planes(name, [files["spike"][s] for s in stems], source, problems) if "spike" in kinds else ()
@@ -198,27 +201,30 @@ def _stems(
 def _check_planes(name: str, files: list[FileEntry], source: Source, problems: list[Problem]) -> tuple[int, ...]:
     """Planes per file. All files of a clip have as many, except that the last may lack the 7 interpolated ones."""
     spikes = source.spikes
-    planes = []
+    planes: dict[FileEntry, int] = {}
     for file in files:
         try:
-            planes.append(planes_in(file.size, file.path, spikes.geometry, spikes.remainder))
+            planes[file] = planes_in(file.size, file.path, spikes.geometry, spikes.remainder)
         except SpikeFileError as e:
             problems.append(Problem(name, f"{e.what}; {e.expected}", file.path))
-    if len(planes) != len(files):
+    if not planes:
         return ()
-    expected = spikes.info.planes_of(name) or planes[0]
-    for number, (count, file) in enumerate(zip(planes, files, strict=True)):
-        is_short_last = number == len(files) - 1 and expected - 7 <= count <= expected
-        if count != expected and not is_short_last:
-            need = expected * spikes.geometry.plane_bytes
-            what = f"spike file has {count} planes ({file.size} bytes), expected {expected} ({need} bytes)"
-            problems.append(Problem(name, what, file.path))
-    for count in sorted(set(planes)):
+    expected = spikes.info.planes_of(name) or Counter(planes.values()).most_common(1)[0][0]
+    right: dict[int, FileEntry] = {}
+    for file, count in planes.items():
+        is_short_last = file is files[-1] and expected - 7 <= count <= expected
+        if count == expected or is_short_last:
+            right.setdefault(count, file)
+            continue
+        need = expected * spikes.geometry.plane_bytes
+        what = f"spike file has {count} planes ({file.size} bytes), expected {expected} ({need} bytes)"
+        problems.append(Problem(name, what, file.path))
+    for count, file in right.items():
         try:
             spikes.check_planes(name, count)
         except (DataError, OptionError) as e:
-            problems.append(Problem(name, f"{e.what}; expected {e.expected}", files[planes.index(count)].path))
-    return tuple(planes)
+            problems.append(Problem(name, f"{e.what}; expected {e.expected}", file.path))
+    return tuple(planes.values())
 
 
 def _check_sizes(

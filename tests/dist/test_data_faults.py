@@ -1,4 +1,4 @@
-"""A file that breaks while two ranks train: both end at once, with one message that names it."""
+"""Broken files, before and while two ranks train: both end at once, with one message that names the files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 
 import pytest
 
+from tests.clip_files import write_clip
 from tests.dist.launching import Ranks
-from tests.train_files import MAIN, write_options
+from tests.train_files import MAIN, train, write_options
 
 WORDS = {"vanished frame": "No such file", "cut spikes": "100 bytes holds"}
 
@@ -38,3 +39,28 @@ def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name(tmp_pa
     assert result.exit_codes == [3, 3], result.text
     assert WORDS[kind] in result.text
     assert "/train0/" in result.text or "/train1/" in result.text
+
+
+def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tmp_path):
+    options = write_options(tmp_path)
+    spikes = tmp_path / "GOPRO_Large_spike_seq/train/train0/spike"
+    os.truncate(spikes / "000000.dat", 100)
+    os.truncate(spikes / "000001.dat", 0)
+    (spikes / "000002.dat").write_bytes(2 * (spikes / "000002.dat").read_bytes())
+    (spikes / "000003.dat").unlink()
+    (tmp_path / "GOPRO_Large/train/train1/blur/000000.png").write_bytes(b"<html>moved</html>")
+    write_clip(tmp_path, "train2", frames=4, h=8, w=12)  # another camera than the others
+    result = train(options, ranks=2, limit_s=60)
+
+    assert result.exit_codes == [3, 3] and not result.timed_out, result.text
+    assert result.text.count("DataError: ") == 1 and "Traceback" not in result.text
+    for words in (
+        "train0 | spike lacks 1 of 4 frames: 000003.dat",
+        "train1 | cannot read picture: 18 bytes",
+        "train0 | spike file of 100 bytes holds 3 planes of 16 x 16 and 4 bytes more",
+        "train0 | spike file of 0 bytes holds no plane of 16 x 16",
+        "train0 | spike file has 48 planes (1536 bytes), expected 24 (768 bytes)",
+        "train2 | spike file has 9 planes (288 bytes), expected 24 (768 bytes)",
+        "train2 | lq is 16 x 24, spikes 16 x 16: no whole multiple",
+    ):
+        assert words in result.text, result.text
