@@ -16,6 +16,8 @@ TEMPLATE = Path(__file__).with_name("report_template.html")
 # Pages beyond some tens of megabytes open slowly: so many clips get pictures, at most so wide.
 MAX_PICTURES = 24
 MAX_WIDTH = 1280
+# Smaller pictures are enlarged by repetition, as often as they fit into this.
+LEAST_WIDTH = 640
 COLUMNS = {"psnr": "PSNR dB", "ssim": "SSIM", "psnr_y": "PSNR-Y dB", "ssim_y": "SSIM-Y", "lpips": "LPIPS"}
 
 
@@ -149,11 +151,13 @@ def _clip_section(name: str, pictures: Mapping[str, np.ndarray]) -> str:
     )
     stores = "".join(f'<img hidden alt="" data-store="{key}" src="{stored[key]}">' for key in shown)
     height, width = pictures["restored"].shape[:2]
+    enlarged = max(1, LEAST_WIDTH // width)
     label = f"{_text(name)}: blurry left of the bar"
     return (
         f'<section id="clip-{_text(name)}"><h3>{_text(name)}</h3>'
         f'<p class="choose">left: blurry, right: {buttons}</p>'
-        f'<span class="slider"><img class="under" alt="restored" width="{width}" height="{height}" '
+        f'<span class="slider{" small" if enlarged > 1 else ""}"><img class="under" alt="restored" '
+        f'width="{enlarged * width}" height="{enlarged * height}" '
         f'style="height:auto" src="{stored["restored"]}">'
         f'<span class="over"><img alt="blurry" style="height:100%" src="{stored["blurry"]}"></span>'
         f'<span class="bar"></span>'
