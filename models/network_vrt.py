@@ -40,6 +40,7 @@ class VRT(nn.Module):
     stage 8) of layers that see each frame alone. mul_attn_ratio: share of blocks with mutual attention.
     pa_frames: neighbours aligned by parallel warping, 2, 4 or 6; 0 turns the network into a frame interpolator.
     spynet_path: weights of the flow network; null starts training from zero flow.
+    kernels: "auto" takes the fastest form for the device, "plain" the one that autograd differentiates by itself.
     fusion: how spikes enter, see models/fusion/operators.py; `spike_channels` comes from the data.
     """
 
@@ -67,6 +68,7 @@ class VRT(nn.Module):
         use_checkpoint_ffn: bool = False,
         no_checkpoint_attn_blocks: list[int] = [],  # noqa: B006
         no_checkpoint_ffn_blocks: list[int] = [],  # noqa: B006
+        kernels: Literal["auto", "plain"] = "auto",
         fusion: Annotated[dict[str, Any] | str, FUSIONS] = "none",
         spike_channels: int = 0,
     ) -> None:
@@ -103,6 +105,7 @@ class VRT(nn.Module):
                 "mlp_ratio": o["mlp_ratio"],
                 "qkv_bias": o["qkv_bias"],
                 "qk_scale": o["qk_scale"],
+                "kernels": o["kernels"],
                 "checkpoint_attn": o["use_checkpoint_attn"] and i not in o["no_checkpoint_attn_blocks"],
                 "checkpoint_ffn": o["use_checkpoint_ffn"] and i not in o["no_checkpoint_ffn_blocks"],
             }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torchvision.ops import deform_conv2d
 
 from models.network_vrt import VRT
 from models.vrt.deform_align import DeformAlign, align_clip
+from models.vrt.deform_conv import deform_conv
 from models.vrt.flows import compose_flows
 from models.vrt.mlp import DropPath
 from models.vrt.spynet import SpyNet
@@ -120,6 +122,23 @@ def test_flow_guided_deformable_convolution_and_its_gradients(name):
     assert golden.difference(inputs["current"].grad, t["grad/current"]) < golden.TOLERANCE
 
 
+@pytest.mark.parametrize("groups, kernels", [(4, 1), (4, 2), (6, 3)])
+def test_deformable_convolution_is_torchvisions(groups, kernels):
+    torch.manual_seed(0)
+    x, offset = torch.randn(2, 12, 7, 9), 4 * torch.randn(2, 18 * groups, 7, 9)
+    mask, weight, bias = torch.rand(2, 9 * groups, 7, 9), torch.randn(6, 12 // kernels, 3, 3), torch.randn(6)
+    inputs = [t.double().requires_grad_() for t in (x, offset, mask, weight, bias)]
+
+    ours = deform_conv(*inputs)
+    x, offset, mask, weight, bias = inputs
+    theirs = deform_conv2d(x, offset, weight, bias, padding=1, mask=mask)
+
+    assert torch.allclose(ours, theirs, atol=1e-10)
+    cotangent = golden.cotangent(ours)
+    for a, b in zip(*(torch.autograd.grad(y, inputs, cotangent) for y in (ours, theirs)), strict=True):
+        assert torch.allclose(a, b, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", names("mod_align"))
 def test_alignment_of_a_clip_and_its_gradients(name):
     config, t = golden.load(name)
@@ -142,12 +161,13 @@ def test_alignment_of_a_clip_and_its_gradients(name):
         assert golden.difference(tensor.grad, t[f"grad/{key}"]) < golden.TOLERANCE, key
 
 
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
 @pytest.mark.parametrize("name", names("mod_tmsag"))
-def test_attention_group_and_all_its_gradients(name):
+def test_attention_group_and_all_its_gradients(name, kernels):
     config, t = golden.load(name)
     group = BlockGroup(
         config["dim"], config["depth"], config["num_heads"], tuple(config["window_size"]), config["mut_attn"],
-        [0.0] * config["depth"], mlp_ratio=config["mlp_ratio"], qkv_bias=config["qkv_bias"],
+        [0.0] * config["depth"], mlp_ratio=config["mlp_ratio"], qkv_bias=config["qkv_bias"], kernels=kernels,
     ).double()  # fmt: skip
     group.load_state_dict(golden.entries(t, "sd/"))
     x = t["input"].requires_grad_()
@@ -178,6 +198,67 @@ def test_windows_put_together_again_are_the_clip(size):
     assert torch.equal(plan.merge(plan.partition(x), x.shape), x)
     assert sum(s.stop - s.start for s in plan.spans) == len(plan.rows) // plan.tokens
     assert len(plan.spans) <= 8
+
+
+def clip_and_networks(**options):
+    """A clip of two samples and the same network in both forms, float64."""
+    torch.manual_seed(0)
+    nets = [VRT(**{**SMALL, "drop_path_rate": 0.5, **options}, kernels=k).double() for k in ("auto", "plain")]
+    for parameter in nets[0].parameters():
+        # Nothing may hide behind a zero, the flows least of all; small enough for nearest sampling to agree.
+        torch.nn.init.normal_(parameter, std=0.05)
+    nets[1].load_state_dict(nets[0].state_dict())
+    return torch.rand(2, 2, 3, 32, 32, dtype=torch.float64), nets
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_both_forms_of_a_network_agree_with_stochastic_depth_too(training):
+    x, nets = clip_and_networks()
+    results = []
+    for net in nets:
+        torch.manual_seed(1)
+        y = net.train(training)(x)
+        (y * golden.cotangent(y)).sum().backward()
+        results.append((y, net))
+    assert torch.allclose(results[0][0], results[1][0], atol=1e-10)
+    for (key, a), b in zip(results[0][1].named_parameters(), results[1][1].parameters(), strict=True):
+        assert golden.difference(a.grad, b.grad) < 1e-8, key
+
+
+def test_checkpointing_keeps_less_and_gives_the_same():
+    x, (saving, plain) = clip_and_networks(use_checkpoint_attn=True, use_checkpoint_ffn=True, drop_path_rate=0.0)
+    kept, grads = [], []
+    everything = VRT(**SMALL, drop_path_rate=0.0).double()
+    everything.load_state_dict(saving.state_dict())
+    for net in (saving, plain, everything):
+        sizes: dict[int, int] = {}
+
+        def pack(t, sizes=sizes):
+            sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y = net(x)
+        (y * golden.cotangent(y)).sum().backward()
+        kept.append(sum(sizes.values()))
+        grads.append(net.conv_first.weight.grad)
+    assert kept[0] < kept[2]
+    assert golden.difference(grads[0], grads[2]) < 1e-9
+    assert golden.difference(grads[1], grads[2]) < 1e-9
+
+
+def test_bfloat16_keeps_the_flow_in_float32_and_the_output_near():
+    torch.manual_seed(0)
+    net, x = VRT(**SMALL).eval(), torch.rand(1, 3, 3, 32, 32)
+    net.conv_last.weight.data.normal_(std=0.1)
+    exact = net(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = net(x)
+        flows = net.estimate_flows(x)
+    assert all(f.dtype is torch.float32 for d in flows.backward for f in d)
+    assert 0 < (rough - exact).abs().max() < 0.05 * (exact - x).abs().max()
+    rough.square().mean().backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in net.parameters())
 
 
 def test_drop_path_drops_whole_samples_and_keeps_the_mean():

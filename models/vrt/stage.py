@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +42,7 @@ class Stage(nn.Module):
     """Stages 1 to 7: mutual+self attention, self attention, then fusion with aligned neighbours.
 
     pa_frames: 0 = no alignment, else 2, 4, 6 neighbours; scale: 1, 2, 4, 8, how much smaller than the input.
-    checkpoint: the two flags of Block.
+    kernels and further options are those of Block.
     """
 
     def __init__(
@@ -56,16 +58,19 @@ class Stage(nn.Module):
         pa_frames: int,
         deformable_groups: int,
         scale: int,
-        **block: float | bool | None,
+        kernels: str = "auto",
+        **block: Any,
     ) -> None:
         super().__init__()
         self.reshape = reshape_layer(kind, inputs, dim)
         pair = (2, *window[1:])
-        self.residual_group1 = BlockGroup(dim, mutual_depth, heads, pair, True, drop_path, **block)
+        self.residual_group1 = BlockGroup(dim, mutual_depth, heads, pair, True, drop_path, kernels=kernels, **block)
         self.linear1 = nn.Linear(dim, dim)
-        self.residual_group2 = BlockGroup(dim, depth - mutual_depth, heads, window, False, drop_path, **block)
+        self.residual_group2 = BlockGroup(
+            dim, depth - mutual_depth, heads, window, False, drop_path, kernels=kernels, **block
+        )
         self.linear2 = nn.Linear(dim, dim)
-        self.aligns = pa_frames > 0
+        self.aligns, self.kernels = pa_frames > 0, kernels
         if self.aligns:
             self.pa_deform = DeformAlign(dim, deformable_groups, pa_frames // 2, 10.0 / scale)
             self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim)
@@ -79,7 +84,7 @@ class Stage(nn.Module):
             return x
         later, earlier = align_clip(self.pa_deform, x.permute(0, 1, 4, 2, 3), backward, forward)
         x = torch.cat((x, later.permute(0, 1, 3, 4, 2), earlier.permute(0, 1, 3, 4, 2)), dim=-1)
-        return feed_in_cache(self.pa_fuse, x) if usable(x) else self.pa_fuse(x)
+        return feed_in_cache(self.pa_fuse, x) if self.kernels == "auto" and usable(x) else self.pa_fuse(x)
 
 
 class RefineLayer(nn.Module):
@@ -92,7 +97,7 @@ class RefineLayer(nn.Module):
         heads: int,
         window: tuple[int, int, int],
         drop_path: list[float],
-        **block: float | bool | None,
+        **block: Any,
     ) -> None:
         super().__init__()
         self.residual_group = BlockGroup(dim, depth, heads, window, False, drop_path, **block)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -81,9 +83,10 @@ class Block(nn.Module):
         drop_path: float = 0.0,
         checkpoint_attn: bool = False,
         checkpoint_ffn: bool = False,
+        kernels: str = "auto",
     ) -> None:
         super().__init__()
-        self.window, self.shift = window, shift
+        self.window, self.shift, self.kernels = window, shift, kernels
         self.checkpoint_attn, self.checkpoint_ffn = checkpoint_attn, checkpoint_ffn
         self.norm1 = nn.LayerNorm(dim)
         self.attn = WindowAttention(dim, window, heads, qkv_bias, qk_scale, mutual)
@@ -93,7 +96,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         plan = window_plan(tuple(x.shape[1:4]), self.window, self.shift, x.device)
-        if cpu_block.usable(x):
+        if self.kernels == "auto" and cpu_block.usable(x):
             return self._forward_in_cache(x, plan)
         saving = torch.is_grad_enabled()
         if self.checkpoint_attn and saving:
@@ -139,7 +142,7 @@ class BlockGroup(nn.Module):
         window: tuple[int, int, int],
         mutual: bool,
         drop_path: list[float],
-        **block: float | bool | None,
+        **block: Any,
     ) -> None:
         super().__init__()
         half = tuple(w // 2 for w in window)
