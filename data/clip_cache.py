@@ -52,7 +52,7 @@ class CacheReader:
         if source.spikes and index["spike"] != dataclasses.asdict(source.spikes.geometry):
             raise self._stale(f"its spikes are {index['spike']}")
         if index["selection"] != _selection(source):
-            raise self._stale("it was built for another choice of clips (meta_info_file)")
+            raise self._stale("it was built for another choice of clips (meta_info_file, val_partition)")
         if all(os.path.exists(root) for root, _, _ in kinds.values()):
             changed = [kind for kind, value in _digests(source).items() if index["source"][kind] != value]
             if changed:
@@ -184,9 +184,10 @@ def _digests(source: Source) -> dict[str, str]:
     return {kind: digest({kind: listing}) for kind, listing in list_source(source).items()}
 
 
-def _selection(source: Source) -> dict[str, list] | None:
-    """The clips and frames that the meta file chooses; None without one."""
-    return {k: list(v) for k, v in read_meta(source.meta_info_file).items()} if source.meta_info_file else None
+def _selection(source: Source) -> list[Any]:
+    """What the options choose of the folders: the meta file's clips and frames, and the clips left out."""
+    listed = read_meta(source.meta_info_file) if source.meta_info_file else {}
+    return [{name: list(frames) for name, frames in listed.items()}, sorted(source.left_out)]
 
 
 def _load_index(path: str) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class Source:
     filename_tmpl: str | None = None
     filename_ext: str = "png"
     spikes: DatSpikes | None = None
+    left_out: frozenset[str] = frozenset()  # clips that are not part of the data set, whatever the folders hold
 
     def kinds(self) -> dict[str, tuple[str, str, str]]:
         """Kind of file -> (root, folder within a clip, file name extension)."""
@@ -57,6 +58,12 @@ class Source:
         if self.dataroot_spike:
             kinds["spike"] = (self.dataroot_spike, "spike", "dat")
         return kinds
+
+
+def held_out(val_partition: str | None) -> frozenset[str]:
+    """The clips of REDS' training folders that a partition keeps for validation: REDS4's four, or the official 30."""
+    partitions = {"REDS4": ("000", "011", "015", "020"), "official": tuple(f"{i:03d}" for i in range(240, 270))}
+    return frozenset(partitions.get(val_partition, ()))
 
 
 def find_clips(source: Source) -> list[Clip]:
@@ -89,7 +96,7 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     """
     kinds, found = source.kinds(), list_source(source)
     listed = read_meta(source.meta_info_file) if source.meta_info_file else None
-    names = sorted(listed) if listed else sorted(set().union(*found.values()))
+    names = sorted(set(listed or set().union(*found.values())) - source.left_out)
     clips, problems = [], []
     for name in names:
         clip, wrong = _check_clip(name, {kind: found[kind].get(name) for kind in kinds}, kinds, source, listed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from data.augment import Augment
 from data.camera import CAMERAS, CameraDraw
 from data.clip import Clip
-from data.clip_index import Source
+from data.clip_index import Source, held_out
 from data.io_backend import IO_BACKENDS
 from data.select_dataset import DATASETS
 from data.spike_source import SPIKE_SOURCES, build_spikes
@@ -240,7 +240,10 @@ class TrainDatasetRGBSpike(_TrainClips):
 
 @DATASETS.register("VideoRecurrentTrainDataset", given=("seed",))
 class VideoRecurrentTrainDataset(_TrainClips):
-    """As TrainDatasetRGBSpike, without spikes; KAIR's name and keys."""
+    """As TrainDatasetRGBSpike, without spikes; KAIR's name and keys.
+
+    val_partition: leave out the clips of REDS that are kept for validation.
+    """
 
     def __init__(
         self,
@@ -258,9 +261,19 @@ class VideoRecurrentTrainDataset(_TrainClips):
         use_hflip: bool = False,
         use_rot: bool = False,
         cache_data: bool = False,
+        val_partition: Literal["REDS4", "official"] | None = None,
         seed: int = 0,
     ) -> None:
-        source = Source(dataroot_lq, dataroot_gt, None, lq_folder, meta_info_file, filename_tmpl, filename_ext)
+        source = Source(
+            dataroot_lq,
+            dataroot_gt,
+            None,
+            lq_folder,
+            meta_info_file,
+            filename_tmpl,
+            filename_ext,
+            left_out=held_out(val_partition),
+        )
         super().__init__(
             source, num_frame=num_frame, gt_size=gt_size, interval_list=list(interval_list),
             random_reverse=random_reverse, use_hflip=use_hflip, use_rot=use_rot, io_backend=io_backend,

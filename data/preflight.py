@@ -181,7 +181,7 @@ def _section_digest(source: Source) -> str:
     """Changes with the files and with everything in the options that decides whether they are right."""
     spikes = source.spikes
     asked = [
-        FORMAT, digest(list_source(source)), source.kinds(), source.filename_tmpl,
+        FORMAT, digest(list_source(source)), source.kinds(), source.filename_tmpl, sorted(source.left_out),
         read_meta(source.meta_info_file) if source.meta_info_file else None,
         [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name, repr(spikes.options)]
         if spikes else None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from data.clip_index import Source
+from data.clip_index import Source, held_out
 from data.spike_source import SPIKE_SOURCES, build_spikes, channels_of
 from utils.utils_errors import OptionError
 from utils.utils_registry import Registry
@@ -51,7 +51,7 @@ def section_source(section: dict[str, Any], split: str) -> Source:
     spikes = None
     if section.get("spike") is not None and roots["dataroot_spike"]:
         spikes = build_spikes(section["spike"], roots["dataroot_spike"], f"datasets.{split}.spike")
-    return Source(**roots, **names, spikes=spikes)
+    return Source(**roots, **names, spikes=spikes, left_out=held_out(section.get("val_partition")))
 
 
 for _path in sorted(Path(__file__).parent.glob("dataset_*.py")):

@@ -180,3 +180,11 @@ def test_a_long_list_of_problems_is_cut(root):
         (root / f"GOPRO_Large/train/empty{number:02d}").mkdir()
     text = complaint(root)
     assert "120 problems" in text and "... and 90 more" in text
+
+
+def test_a_partition_keeps_its_clips_out_of_training(tmp_path):
+    for name in ("000", "001", "241"):
+        write_clip(tmp_path, name, frames=3)
+    rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
+    for partition, names in ((None, ["000", "001", "241"]), ("REDS4", ["001", "241"]), ("official", ["000", "001"])):
+        assert [clip.name for clip in build(tmp_path, val_partition=partition, **rgb).clips] == names
