@@ -114,6 +114,8 @@ def dataset_job(args: TestArgs, opt: dict[str, Any]) -> Job:
     if not section:
         raise OptionError("datasets.test is missing", args.opt, "the clips to test on", "add the section")
     saved = read_saved(find_weights(opt, args.weights), opt)
+    # Each frame is read once or twice and not kept: memory must not grow with the length of a clip.
+    section |= {"cache_data": False} if "cache_data" in section else {}
     clips = dataset_clips(build_dataset(section, "test", opt["train"]["manual_seed"]))
     flags = {key: True for key in ("flip_seq", "pad_seq", "center_frame_only") if getattr(args, key)}
     tiling = Tiling(**{**tile_options(opt), "blend": args.blend or "kair", **flags, **asked_tiles(args)})
@@ -135,7 +137,8 @@ def direct_job(args: TestArgs, opt: dict[str, Any] | None) -> Job:
     save = args.save or (("video", "comparison") if video else ("frames", "comparison"))
     outputs = Outputs(Path(args.output), tuple(sorted(save)), args.fps)
     fit = args.tile in (None, "auto")
-    return Job(saved, clips, direct_tiling(saved, args), fit, outputs, args, Path(args.input).name)
+    title = clips[0].name if len(clips) == 1 else Path(args.input).name
+    return Job(saved, clips, direct_tiling(saved, args), fit, outputs, args, title)
 
 
 def spike_options(section: dict[str, Any] | str, args: TestArgs) -> dict[str, Any]:
@@ -205,7 +208,8 @@ def signature(job: Job) -> dict[str, Any]:
     tile = describe_tiling(job.tiling) + (", halved where memory is short" if job.tile_is_auto else "")
     inputs = {kind: sorted({clip.origin.get(kind, "") for clip in job.clips}) for kind in ("input", "spike", "gt")}
     return {
-        "weights": job.saved.sha256(), "tile": tile, "dtype": job.args.dtype, "sigma": job.args.sigma,
+        "weights": job.saved.sha256(), "network": job.saved.options_digest(),
+        "tile": tile, "dtype": job.args.dtype, "sigma": job.args.sigma,
         "overrides": list(job.args.overrides), "spike_size": list(job.args.spike_size or ()),
         "lpips": list(job.args.lpips), "save": list(job.outputs.save),
         **inputs,

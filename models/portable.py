@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,11 @@ class SavedNetwork:
             while block := file.read(2**20):
                 digest.update(block)
         return digest.hexdigest()
+
+    def options_digest(self) -> str:
+        """12 hex digits that differ where the network or the representation of the spikes does."""
+        about = json.dumps([self.netG, self.scale, self.spike_channels, self.spike], sort_keys=True)
+        return hashlib.sha256(about.encode()).hexdigest()[:12]
 
 
 def portable_options(opt: dict[str, Any]) -> dict[str, Any]:
