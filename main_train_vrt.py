@@ -204,7 +204,7 @@ def save(model: ModelVRT, experiment: Experiment, progress: Progress) -> None:
 def stop_early(model: ModelVRT, experiment: Experiment, progress: Progress) -> int:
     """A signal asked for it: save what is needed to go on exactly, and give the exit code that says so. Collective."""
     save(model, experiment, progress)
-    logger.warning("stopped by a signal at iter %d; the same command goes on from here", progress.step)
+    logger.info("stopped by a signal at iter %d; the same command goes on from here", progress.step)
     utils_dist.write_exit_file(utils_preempt.PREEMPTED)
     return utils_preempt.PREEMPTED
 

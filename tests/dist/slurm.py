@@ -1,0 +1,144 @@
+"""A real SLURM on this machine alone: its own ports, state and logs under one folder, nothing of the system's."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from tests.dist.launching import ROOT, clean_env, free_port
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue")
+
+
+def missing() -> str:
+    """Why no SLURM can be started here, or ''."""
+    absent = [name for name in PROGRAMS if not shutil.which(name)]
+    if absent:
+        return f"not installed: {', '.join(absent)}"
+    return "" if os.geteuid() == 0 else "slurmd needs root"
+
+
+class Cluster:
+    """One node of this machine's cores (at least 4, or two ranks would not fit). Use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self.processes: list[subprocess.Popen] = []
+        self.env = {**clean_env(), "SLURM_CONF": str(folder / "slurm.conf")}
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self) -> None:
+        munge = pwd.getpwnam("munge")
+        for name in ("munge", "state", "spool"):
+            (self.folder / name).mkdir()
+        key = self.folder / "munge/key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o600)
+        for path in (key, key.parent):
+            os.chown(path, munge.pw_uid, munge.pw_gid)
+        key.parent.chmod(0o755)
+        for path in (self.folder, *self.folder.parents):  # munge must reach its folder
+            if path.owner() == pwd.getpwuid(os.geteuid()).pw_name and path != Path("/"):
+                path.chmod(path.stat().st_mode | 0o755)
+        (self.folder / "slurm.conf").write_text(self._conf())
+        self._spawn(
+            "munged", "--foreground", f"--key-file={key}", f"--socket={key.parent}/socket",
+            f"--pid-file={key.parent}/pid", f"--log-file={key.parent}/log", f"--seed-file={key.parent}/seed",
+            user=munge.pw_uid, group=munge.pw_gid,
+        )  # fmt: skip
+        self._wait(lambda: (key.parent / "socket").exists(), "munged")
+        self._spawn("slurmctld", "-D")
+        self._spawn("slurmd", "-D", "-N", socket.gethostname())
+        self._wait(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T", check=False), "slurmd")
+
+    def _conf(self) -> str:
+        host, here = socket.gethostname(), self.folder
+        return f"""ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={free_port()}
+SlurmdPort={free_port()}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={here}/munge/socket,cred_expire=5
+StateSaveLocation={here}/state
+SlurmdSpoolDir={here}/spool
+SlurmctldPidFile={here}/slurmctld.pid
+SlurmdPidFile={here}/slurmd.pid
+SlurmctldLogFile={here}/slurmctld.log
+SlurmdLogFile={here}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+GresTypes=gpu
+MailProg=/bin/true
+ReturnToService=2
+KillWait=30
+NodeName={host} NodeAddr=127.0.0.1 CPUs={max(4, os.cpu_count() or 1)} State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+    def _spawn(self, *command: str, **options: int) -> None:
+        log = open(self.folder / f"{command[0]}.out", "wb")  # noqa: SIM115 - lives as long as the daemon
+        self.processes.append(
+            subprocess.Popen(command, env=self.env, stdout=log, stderr=log, start_new_session=True, **options)
+        )
+
+    def _wait(self, is_up, name: str, limit_s: float = 20) -> None:
+        deadline = time.monotonic() + limit_s
+        while not is_up():
+            if time.monotonic() > deadline:
+                logs = "\n".join(
+                    f"{p}:\n{p.read_text(errors='replace')[-2000:]}" for p in self.folder.glob("*.[lo][ou][gt]")
+                )
+                raise AssertionError(f"{name} did not come up\n{logs}")
+            time.sleep(0.1)
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """Output of a SLURM command, called in the repository."""
+        done = subprocess.run(command, env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=30)
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout
+
+    def submit(self, *arguments: str) -> str:
+        """sbatch; the job's id."""
+        return re.findall(r"\d+", self.run("sbatch", *arguments))[-1]
+
+    def state(self, job: str) -> str:
+        """E.g. PENDING, RUNNING, COMPLETED, FAILED."""
+        found = re.search(r"JobState=(\S+)", self.run("scontrol", "show", "job", job))
+        return found[1] if found else ""
+
+    def wait_for_text(self, path: Path, text: str, limit_s: float) -> str:
+        """The content of `path`, once it holds `text`."""
+        deadline = time.monotonic() + limit_s
+        while text not in (content := path.read_text(errors="replace") if path.exists() else ""):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{text!r} did not appear in {path}:\n{content[-4000:]}")
+            time.sleep(0.1)
+        return content
