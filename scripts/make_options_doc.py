@@ -16,6 +16,8 @@ from pydantic import BaseModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from data.camera import CAMERAS
+from data.io_backend import IO_BACKENDS
 from data.select_dataset import DATASETS
 from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES
 from models.fusion.operators import FUSIONS
@@ -45,6 +47,8 @@ PARTS = (
     ("datasets.train, datasets.test", "dataset", DATASETS),
     ("datasets.*.spike", "spike source", SPIKE_SOURCES),
     ("datasets.*.spike.representation", "spike representation", REPRESENTATIONS),
+    ("datasets.*.camera", "camera", CAMERAS),
+    ("datasets.*.io_backend", "io backend", IO_BACKENDS),
     ("train", "loss", LOSSES),
 )
 
@@ -93,11 +97,7 @@ def table(model: type[BaseModel]) -> str:
 def part_text(where: str, kind: str, name: str, registry: Registry) -> str:
     constructor = registry.constructor(name)
     parameters = inspect.signature(constructor).parameters
-    keys = [
-        f"`{key}`"
-        + ("" if (default := parameters[key].default) is inspect.Parameter.empty else f" = `{shown(default)}`")
-        for key in registry.keys(name)
-    ]
+    keys = [f"`{key}`{shown(parameters[key].default)}" for key in registry.keys(name)]
     text = inspect.getdoc(constructor) or ""
     listed = ", ".join(keys) or "no keys"
     return f'### {kind} "{name}"\n\nIn `{where}`. {listed}.\n\n{text}\n'
