@@ -27,12 +27,13 @@ from tqdm import tqdm
 from data.clip_reader import ClipReader, dataset_clips, user_clips
 from data.frame_io import read_bgr
 from data.select_dataset import DATASETS, build_dataset, section_spike_channels
+from models.interpolate import InterpolatedClip, Interpolator
 from models.losses import LOSSES
 from models.lpips import Lpips
 from models.model_vrt import tile_options
 from models.portable import SavedNetwork, read_saved
 from models.restore import Restorer, describe_tiling
-from models.restore_setup import asked_tiles, check_inputs, direct_tiling, find_weights
+from models.restore_setup import asked_tiles, check_inputs, direct_tiling, find_weights, interpolates
 from models.select_network import NETWORKS, check_options
 from models.tiling import Tiling
 from utils import utils_dist
@@ -133,6 +134,8 @@ def direct_job(args: TestArgs, opt: dict[str, Any] | None) -> Job:
     if args.spike and saved.spike is not None:
         options = spike_options(saved.spike, args)
     clips = user_clips(args.input, args.spike, args.gt, options, saved.scale)
+    if interpolates(saved):
+        clips = [InterpolatedClip(clip) for clip in clips]
     video = clips[0].fps is not None
     save = args.save or (("video", "comparison") if video else ("frames", "comparison"))
     outputs = Outputs(Path(args.output), tuple(sorted(save)), args.fps)
@@ -164,10 +167,7 @@ def test(job: Job) -> None:
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
             prepare_folder(job)
-        restorer = Restorer(
-            job.saved.build(), job.tiling, utils_dist.get_device(), dtype=job.args.dtype,
-            noise_sigma=job.args.sigma, fit=job.tile_is_auto,
-        )  # fmt: skip
+        restorer = build_restorer(job)
         lpips = Lpips.load(job.args.lpips).to(utils_dist.get_device()) if job.args.lpips else None
     plan = utils_dist.gather_objects(plan_work(job) if utils_dist.is_main_process() else None)[0]
     mine = plan[utils_dist.get_rank() :: utils_dist.get_world_size()]
@@ -179,6 +179,15 @@ def test(job: Job) -> None:
             finish(job, restorer, index, lpips)
     if utils_dist.is_main_process():
         write_report(job)
+
+
+def build_restorer(job: Job) -> Restorer:
+    """The network with its tiles on this rank's device."""
+    options = {"dtype": job.args.dtype, "noise_sigma": job.args.sigma, "fit": job.tile_is_auto}
+    net, device = job.saved.build(), utils_dist.get_device()
+    if interpolates(job.saved):
+        return Interpolator(net, job.tiling, device, length=job.saved.netG["img_size"][0], **options)
+    return Restorer(net, job.tiling, device, **options)
 
 
 def prepare_folder(job: Job) -> None:

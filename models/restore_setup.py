@@ -43,10 +43,10 @@ def find_weights(opt: dict[str, Any], weights: str | None) -> str:
 def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
     """Raise OptionError where the network needs an input that was not given, or the other way round."""
     netG = saved.netG
-    if netG.get("pa_frames") == 0:
+    if interpolates(saved) and (args.gt or args.flip_seq or args.pad_seq or args.center_frame_only):
         raise OptionError(
-            "these weights make new frames between given ones", str(saved.path), "weights that restore frames",
-            "this form does not interpolate frames",
+            "these weights make new frames between given ones", str(saved.path),
+            "no --gt, --flip-seq, --pad-seq or --center-frame-only", "drop these flags",
         )  # fmt: skip
     if bool(netG.get("nonblind_denoising")) != (args.sigma is not None):
         wants = "need" if netG.get("nonblind_denoising") else "do not take"
@@ -58,6 +58,11 @@ def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
         )  # fmt: skip
     if args.spike and saved.spike is None:
         logger.warning("these weights take no spikes: --spike is not read")
+
+
+def interpolates(saved: SavedNetwork) -> bool:
+    """Whether the network makes frames between given ones instead of restoring them."""
+    return saved.netG.get("pa_frames") == 0
 
 
 def needs_spikes(saved: SavedNetwork) -> bool:

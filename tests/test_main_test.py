@@ -10,7 +10,7 @@ import torch
 import main_test_vrt
 from data.clip_reader import user_clips
 from models.portable import portable_options, read_saved
-from models.select_network import define_G
+from models.select_network import NETWORKS, define_G
 from models.tiling import restore_clip
 from tests.clip_files import write_clip
 from tests.dist.launching import ROOT, run_command, run_ranks
@@ -234,6 +234,27 @@ def test_a_video_goes_in_and_a_video_of_the_same_name_and_rate_comes_out(home, t
     assert VideoReader(out / "holiday_comparison.mp4").num_frames == 5
     assert not (out / "holiday").exists() and not (out / ".work").exists()
     assert metrics(out)["averages"] == {}
+
+
+def test_frame_interpolation_doubles_the_frame_rate(home, tmp_path):
+    netG = network(pa_frames=0, fusion="none", img_size=[4, 32, 32], drop_path_rate=0.0)
+    net = NETWORKS.build(netG, "netG", spike_channels=0).eval()
+    torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
+    options = {"scale": 1, "netG": NETWORKS.resolve(netG, "netG"), "spike_channels": 0, "spike": None}
+    torch.save({"params": net.state_dict(), "options": options}, tmp_path / "fi.pth")
+    source, out = home / "clips" / "test2", tmp_path / "out"
+    args = ["--weights", tmp_path / "fi.pth", "--input", source, "--output", out, "--save", "frames", "video"]
+    assert main_test_vrt.main([*map(str, args), "--fps", "50"]) == 0
+
+    names = [f"{i:06d}{half}.png" for i in range(4) for half in ("", "_5")][:-1]
+    assert sorted(p.name for p in (out / "test2").iterdir()) == names
+    given = [frame(source / f"{i:06d}.png") for i in range(4)]
+    assert all(np.array_equal(frame(out / "test2" / f"{i:06d}.png"), image) for i, image in enumerate(given))
+    window = torch.from_numpy(np.stack([given[i] for i in (0, 0, 1, 2)])).permute(0, 3, 1, 2)[None] / 255
+    with torch.no_grad():
+        first = tensor_to_uint8(net(window))[0, 0]
+    assert np.abs(frame(out / "test2" / "000000_5.png").astype(int) - first).max() <= 1
+    assert VideoReader(out / "test2.mp4").num_frames == 7
 
 
 @pytest.mark.parametrize("frames", [1, 2])
