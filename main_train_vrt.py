@@ -21,6 +21,7 @@ import torch
 from tqdm import tqdm
 
 from data.loader import TrainLoader
+from data.preflight import preflight
 from data.select_dataset import DATASETS, build_dataset, section_spike_channels
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
@@ -73,6 +74,7 @@ def train(opt: dict[str, Any]) -> int:
         if rank == 0:
             setup_logging(rank, folder / "log" / "train.log")
             save_options(opt, folder / "options")
+            preflight(opt)
         state = find_state(opt)
         progress = restore_progress(state)
         loader, clips = build_data(opt)
@@ -85,7 +87,7 @@ def train(opt: dict[str, Any]) -> int:
         total_iter = planned_steps(opt, loader)
         is_new = progress.step < total_iter
         while progress.step < total_iter:
-            for micro_batches in steps_of_epoch(loader, progress, total_iter, timer):
+            for micro_batches in steps_of_epoch(loader, progress, total_iter, timer, experiment):
                 vote = utils_preempt.StopVote()
                 with timer.part("compute"):
                     model.optimize_parameters(progress.step + 1, micro_batches)
@@ -143,7 +145,7 @@ def announce(
 
 
 def steps_of_epoch(
-    loader: TrainLoader, progress: Progress, total_iter: int, timer: StepTimer
+    loader: TrainLoader, progress: Progress, total_iter: int, timer: StepTimer, experiment: Experiment
 ) -> Iterator[list[dict[str, Any]]]:
     """The steps of the running epoch from `progress.batch` on; then the epoch is turned. Collective.
 
@@ -163,6 +165,7 @@ def steps_of_epoch(
             with timer.part("data"):
                 micro_batches = next(iterator)
             yield micro_batches
+            bar.set_postfix_str(experiment.last_values, refresh=False)
             bar.update()
     if progress.batch == loader.steps_per_epoch:
         progress.next_epoch()

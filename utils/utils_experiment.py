@@ -44,6 +44,7 @@ class Experiment:
 
     def __init__(self, opt: dict[str, Any], progress: Progress) -> None:
         self.folder = Path(opt["path"]["task"])
+        self.last_values = ""  # of the newest log line, for the progress bar
         self.opt, self.is_main = redact(opt), utils_dist.is_main_process()
         self.writers: list[Writer] = (
             build_writers(opt, self.folder, progress.step, progress.wandb_id) if self.is_main else []
@@ -54,6 +55,7 @@ class Experiment:
         """One line ``Epoch: 1, Iter: 100, Loss: 0.0234, ...`` and the same values to the writers."""
         extra = dict(values)
         loss, lr = extra.pop("loss"), extra.pop("lr")
+        self.last_values = f"loss {loss:.4f}, lr {lr:.2e}"
         fields = "".join(f", {name}: {value:.3g}" for name, value in extra.items())
         logger.info("Epoch: %d, Iter: %d, Loss: %.4f, lr: %.3e%s", progress.epoch + 1, progress.step, loss, lr, fields)
         self._scalars({f"train/{name}": value for name, value in values.items()}, progress.step)
