@@ -17,6 +17,7 @@ from models.fusion.operators import FUSIONS
 from models.select_network import NETWORKS
 from models.vrt.flows import Flows, aligned_input, estimate_flows
 from models.vrt.frame_conv import FrameConv, Upsample
+from models.vrt.kernels import Kernels
 from models.vrt.limits import check_input, check_options, minimum_size, required_multiple
 from models.vrt.spynet import SpyNet
 from models.vrt.stage import RefineLayer, Stage
@@ -40,7 +41,8 @@ class VRT(nn.Module):
     stage 8) of layers that see each frame alone. mul_attn_ratio: share of blocks with mutual attention.
     pa_frames: neighbours aligned by parallel warping, 2, 4 or 6; 0 turns the network into a frame interpolator.
     spynet_path: weights of the flow network; null starts training from zero flow.
-    kernels: "auto" takes the fastest form for the device, "plain" the one that autograd differentiates by itself.
+    kernels: "auto" takes the fastest form for the device, "plain" the one that autograd differentiates by itself,
+    "triton" insists on the GPU kernels.
     fusion: how spikes enter, see models/fusion/operators.py; `spike_channels` comes from the data.
     """
 
@@ -68,7 +70,7 @@ class VRT(nn.Module):
         use_checkpoint_ffn: bool = False,
         no_checkpoint_attn_blocks: list[int] = [],  # noqa: B006
         no_checkpoint_ffn_blocks: list[int] = [],  # noqa: B006
-        kernels: Literal["auto", "plain"] = "auto",
+        kernels: Kernels = "auto",
         fusion: Annotated[dict[str, Any] | str, FUSIONS] = "none",
         spike_channels: int = 0,
     ) -> None:

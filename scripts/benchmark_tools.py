@@ -43,30 +43,37 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(run: Callable[[], Any], device: torch.device) -> float:
-    """Seconds that `run` takes until the device is done."""
+def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """(seconds until the device is done, seconds of processor time that all threads of this process used)."""
     synchronize(device)
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     run()
     synchronize(device)
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - used
 
 
 def interleaved(
     runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
-) -> dict[str, list[float]]:
-    """Seconds of each run, `repeats` times in turn: on a shared machine all of them then see the same weather."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
+) -> dict[str, list[tuple[float, float]]]:
+    """`timed` of each run, `repeats` times in turn: on a shared machine all of them then see the same weather."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for turn in range(warmup + repeats):
         for name, run in runs.items():
-            seconds = timed(run, device)
+            measured = timed(run, device)
             if turn >= warmup:
-                times[name].append(seconds)
+                times[name].append(measured)
     return times
 
 
-def summary(times: Sequence[float]) -> dict[str, float]:
-    return {"median_s": statistics.median(times), "min_s": min(times), "runs": len(times)}
+def summary(times: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Processor time tells runs apart even where others keep the machine busy."""
+    walls, used = zip(*times, strict=True)
+    return {
+        "median_s": statistics.median(walls),
+        "min_s": min(walls),
+        "median_cpu_s": statistics.median(used),
+        "runs": len(walls),
+    }
 
 
 def peak_memory(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
@@ -110,7 +117,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, size: int | None = Non
     size = size or (8192 if device.type == "cuda" else 1024)
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)
-    best = min(timed(lambda: a @ b, device) for _ in range(8))
+    best = min(timed(lambda: a @ b, device)[0] for _ in range(8))
     return 2 * size**3 / best
 
 

@@ -23,11 +23,6 @@ from models.vrt.windows import WindowPlan
 TOKENS = 2048
 
 
-def usable(x: Tensor) -> bool:
-    """Whether these forms apply: a CPU, full precision, no tracing."""
-    return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
-
-
 @dataclass(frozen=True)
 class AttentionShape:
     """What the attention branch needs to know beside its tensors."""

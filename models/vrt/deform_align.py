@@ -21,9 +21,9 @@ class DeformAlign(nn.Module):
     reach: number of source frames (one weight group each); magnitude: largest residue, in pixels.
     """
 
-    def __init__(self, dim: int, deformable_groups: int, reach: int, magnitude: float) -> None:
+    def __init__(self, dim: int, deformable_groups: int, reach: int, magnitude: float, kernels: str = "auto") -> None:
         super().__init__()
-        self.groups, self.reach, self.magnitude = deformable_groups, reach, magnitude
+        self.groups, self.reach, self.magnitude, self.kernels = deformable_groups, reach, magnitude, kernels
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3))
         self.bias = nn.Parameter(torch.zeros(dim))
         nn.init.uniform_(self.weight, -1.0 / math.sqrt(9 * dim), 1.0 / math.sqrt(9 * dim))
@@ -54,11 +54,13 @@ class DeformAlign(nn.Module):
         """The deformable convolution of x (n, reach * d, h, w); z: (n, 27 g, h, w), its unbounded parameters."""
         # Offset channel 2 * (group * 9 + tap) is dy, the next one dx; each source owns an equal run of them.
         n, _, h, w = z.shape
-        residue = self.magnitude * torch.tanh(z[:, : 18 * self.groups])
+        # Positions are float32 at least, whatever autocast says.
+        precise = torch.promote_types(z.dtype, torch.float32)
+        residue = self.magnitude * torch.tanh(z[:, : 18 * self.groups].to(precise))
         base = torch.stack(flows, dim=1).flip(2).unsqueeze(2)
         offset = (residue.view(n, self.reach, -1, 2, h, w) + base).view(n, -1, h, w)
         mask = torch.sigmoid(z[:, 18 * self.groups :])
-        return deform_conv(x, offset, mask, self.weight, self.bias)
+        return deform_conv(x, offset, mask, self.weight, self.bias, self.kernels)
 
 
 def align_clip(module: DeformAlign, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -9,19 +9,27 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import deform_conv2d
 
+from models.vrt.kernels import use_triton
+
 TAPS = 9
 
 
-def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor, kernels: str = "auto") -> Tensor:
     """Nine samples per output pixel and offset group, each at its own displacement and with its own factor.
 
     x: (n, c, h, w); offset: (n, 18 g, h, w), channel 2 * (group * 9 + tap) = dy, the next dx, in pixels;
     mask: (n, 9 g, h, w); weight: (c', c / k, 3, 3), k weight groups; bias: (c',). Zeros outside the image.
-    Returns (n, c', h, w). Differentiable in everything.
+    Returns (n, c', h, w), under autocast in its dtype. Differentiable in everything.
     """
-    if x.device.type == "cpu":
-        return sampled_conv(x, offset, mask, weight, bias)
-    return deform_conv2d(x, offset, weight, bias, padding=1, mask=mask)
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    if use_triton(kernels, x):
+        from models.vrt.triton_deform import TritonDeformConv  # Triton is not everywhere
+
+        return TritonDeformConv.apply(x.to(dtype), offset, mask, weight.to(dtype), bias.to(dtype))
+    if kind == "cpu":
+        return sampled_conv(x, offset, mask.to(x.dtype), weight, bias)
+    return deform_conv2d(x, offset.to(x.dtype), weight, bias, padding=1, mask=mask.to(x.dtype)).to(dtype)
 
 
 def sampled_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.vrt.cpu_block import feed_in_cache, usable
+from models.vrt.cpu_block import feed_in_cache
 from models.vrt.deform_align import DeformAlign, align_clip
+from models.vrt.kernels import use_cache_blocks
 from models.vrt.mlp import GatedMlp
 from models.vrt.window_attention import BlockGroup
 
@@ -72,7 +73,7 @@ class Stage(nn.Module):
         self.linear2 = nn.Linear(dim, dim)
         self.aligns, self.kernels = pa_frames > 0, kernels
         if self.aligns:
-            self.pa_deform = DeformAlign(dim, deformable_groups, pa_frames // 2, 10.0 / scale)
+            self.pa_deform = DeformAlign(dim, deformable_groups, pa_frames // 2, 10.0 / scale, kernels)
             self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim)
 
     def forward(self, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> Tensor:
@@ -84,7 +85,7 @@ class Stage(nn.Module):
             return x
         later, earlier = align_clip(self.pa_deform, x.permute(0, 1, 4, 2, 3), backward, forward)
         x = torch.cat((x, later.permute(0, 1, 3, 4, 2), earlier.permute(0, 1, 3, 4, 2)), dim=-1)
-        return feed_in_cache(self.pa_fuse, x) if self.kernels == "auto" and usable(x) else self.pa_fuse(x)
+        return feed_in_cache(self.pa_fuse, x) if use_cache_blocks(self.kernels, x) else self.pa_fuse(x)
 
 
 class RefineLayer(nn.Module):

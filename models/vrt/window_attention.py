@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.vrt import cpu_block
 from models.vrt.attention_core import window_attention
 from models.vrt.cpu_block import AttentionBranch, AttentionShape, FeedBranch
+from models.vrt.kernels import use_cache_blocks, use_triton
 from models.vrt.mlp import DropPath, GatedMlp
-from models.vrt.windows import Span, WindowPlan, relative_position_index, sine_positions, window_plan
+from models.vrt.windows import WindowPlan, relative_position_index, sine_positions, window_plan
 
 
 class WindowAttention(nn.Module):
@@ -22,10 +22,17 @@ class WindowAttention(nn.Module):
     """
 
     def __init__(
-        self, dim: int, window: tuple[int, int, int], heads: int, qkv_bias: bool, qk_scale: float | None, mutual: bool
+        self,
+        dim: int,
+        window: tuple[int, int, int],
+        heads: int,
+        qkv_bias: bool,
+        qk_scale: float | None,
+        mutual: bool,
+        kernels: str,
     ) -> None:
         super().__init__()
-        self.heads, self.mutual = heads, mutual
+        self.heads, self.mutual, self.kernels = heads, mutual, kernels
         self.scale = qk_scale or (dim // heads) ** -0.5
         rows = (2 * window[0] - 1) * (2 * window[1] - 1) * (2 * window[2] - 1)
         self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, heads))
@@ -48,23 +55,28 @@ class WindowAttention(nn.Module):
     def forward(self, u: Tensor, plan: WindowPlan) -> Tensor:
         """u: (B * windows, T, C)."""
         n, t, c = u.shape
-        windows = plan.spans[-1].stop
-        q, k, v = self.qkv_self(u).view(-1, windows, t, 3, self.heads, c // self.heads).unbind(3)
-        out = window_attention(q, k, v, self.scale, self.bias(t), plan.spans).reshape(n, t, c)
+        qkv = self.qkv_self(u).view(n, t, 3, self.heads, c // self.heads)
+        out = self._attend(qkv, self.bias(t), plan).reshape(n, t, c)
         if self.mutual:
-            out = torch.cat((self._mutual(u, plan.spans), out), dim=2)
+            # Frame 1 positions receive frame 2's queries on frame 1's keys and values, and the reverse.
+            placed = u.view(2 * n, t // 2, c) + self.position_bias.to(u.dtype)
+            qkv = self.qkv_mut(placed).view(2 * n, t // 2, 3, self.heads, c // self.heads)
+            out = torch.cat((self._attend(qkv, None, plan).reshape(n, t, c), out), dim=2)
         return self.proj(out)
 
-    def _mutual(self, u: Tensor, spans: tuple[Span, ...]) -> Tensor:
-        """Frame 1 positions receive frame 2's queries on frame 1's keys and values, and the reverse."""
-        n, t, c = u.shape
-        half, windows = t // 2, spans[-1].stop
-        placed = u.view(n, 2, half, c) + self.position_bias.to(u.dtype)
-        qkv = self.qkv_mut(placed).view(-1, windows, 2, half, 3, self.heads, c // self.heads)
-        # Each frame of a window is a window of its own here; the mask inside a frame is that of the first frame.
-        q, k, v = qkv[..., 0, :, :].flip(2).flatten(1, 2), *(qkv[..., i, :, :].flatten(1, 2) for i in (1, 2))
-        spans = tuple(Span(2 * s.start, 2 * s.stop, None if s.mask is None else s.mask[:half, :half]) for s in spans)
-        return window_attention(q, k, v, self.scale, None, spans).reshape(n, t, c)
+    def _attend(self, qkv: Tensor, bias: Tensor | None, plan: WindowPlan) -> Tensor:
+        """qkv: (B * windows, T, 3, heads, hd); without a bias each frame of a window is a window of its own here."""
+        mutual = bias is None
+        if use_triton(self.kernels, qkv):
+            from models.vrt.triton_attention import TritonAttention  # Triton is not everywhere
+
+            return TritonAttention.apply(qkv, bias, *plan.patterns, self.scale, mutual)
+        if not mutual:
+            q, k, v = qkv.unflatten(0, (-1, plan.count)).unbind(3)
+            return window_attention(q, k, v, self.scale, bias, plan.spans)
+        q, k, v = qkv.unflatten(0, (-1, plan.count, 2)).unbind(4)
+        q, k, v = (x.flatten(1, 2) for x in (q.flip(2), k, v))
+        return window_attention(q, k, v, self.scale, None, plan.frame_spans)
 
 
 class Block(nn.Module):
@@ -89,14 +101,14 @@ class Block(nn.Module):
         self.window, self.shift, self.kernels = window, shift, kernels
         self.checkpoint_attn, self.checkpoint_ffn = checkpoint_attn, checkpoint_ffn
         self.norm1 = nn.LayerNorm(dim)
-        self.attn = WindowAttention(dim, window, heads, qkv_bias, qk_scale, mutual)
+        self.attn = WindowAttention(dim, window, heads, qkv_bias, qk_scale, mutual, kernels)
         self.drop_path = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = GatedMlp(dim, int(dim * mlp_ratio), dim)
 
     def forward(self, x: Tensor) -> Tensor:
         plan = window_plan(tuple(x.shape[1:4]), self.window, self.shift, x.device)
-        if self.kernels == "auto" and cpu_block.usable(x):
+        if use_cache_blocks(self.kernels, x):
             return self._forward_in_cache(x, plan)
         saving = torch.is_grad_enabled()
         if self.checkpoint_attn and saving:

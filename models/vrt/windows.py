@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 
 import torch
@@ -38,6 +38,30 @@ class WindowPlan:
     real: Tensor | None
     places: Tensor
     spans: tuple[Span, ...]
+
+    @property
+    def count(self) -> int:
+        """Windows of one sample."""
+        return self.spans[-1].stop
+
+    @property
+    def frame_spans(self) -> tuple[Span, ...]:
+        """The spans where each frame of a two-frame window is a window of its own: the mask inside a frame."""
+        half = self.tokens // 2
+        return tuple(
+            Span(2 * s.start, 2 * s.stop, None if s.mask is None else s.mask[:half, :half]) for s in self.spans
+        )
+
+    @cached_property
+    def patterns(self) -> tuple[Tensor | None, Tensor | None]:
+        """The masks of all spans, (spans, T, T), and the span of each window, int32; None where nothing is masked."""
+        if all(span.mask is None for span in self.spans):
+            return None, None
+        blank = self.rows.new_zeros((self.tokens, self.tokens), dtype=torch.float32)
+        counts = torch.tensor([span.stop - span.start for span in self.spans])
+        pattern = torch.arange(len(self.spans), dtype=torch.int32).repeat_interleave(counts)
+        masks = torch.stack([blank if span.mask is None else span.mask for span in self.spans])
+        return masks, pattern.to(self.rows.device)
 
     def partition(self, x: Tensor) -> Tensor:
         """(B, D, H, W, C) -> (B * windows, T, C). Padding is zeros, which take part in attention."""

@@ -1,0 +1,36 @@
+"""Which form of the costly operations runs: the plain one, the one for caches, or the Triton kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kernels = Literal["auto", "plain", "triton"]
+
+
+def use_triton(kernels: str, x: Tensor) -> bool:
+    """Whether Triton kernels run for x: on a GPU with Triton installed, or where they are asked for.
+
+    Triton's interpreter (TRITON_INTERPRET=1) runs them on a CPU, for tests. torch.compile traces the plain form.
+    """
+    if kernels == "triton":
+        return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return kernels == "auto" and x.is_cuda and _has_triton() and not torch.compiler.is_compiling()
+
+
+def use_cache_blocks(kernels: str, x: Tensor) -> bool:
+    """Whether the forms of cpu_block.py run for x: a CPU, full precision, no tracing."""
+    return (
+        kernels == "auto"
+        and x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

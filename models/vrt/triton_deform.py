@@ -1,0 +1,145 @@
+"""Modulated deformable convolution for GPUs: Triton takes the samples, the matrix product is the library's.
+
+Samples stay in the dtype of x (torchvision's operator falls back to float32 under autocast); coordinates and sums of
+gradients are float32. Nothing nine times the input is kept for the backward pass: the samples are taken again.
+Unmeasured on a GPU so far: tests compare it with the plain form in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TAPS = 9
+BLOCK = 128
+
+
+@triton.jit
+def _locate(offset, mask, at, tap, pixel, pixels, H, W):
+    """Sampling position of one tap at a block of pixels: its upper left corner, fractions and factor; float32."""
+    inside = pixel < pixels
+    base = offset + ((at * 9 + tap) * 2).to(tl.int64) * pixels
+    y = tl.load(base + pixel, mask=inside, other=0.0).to(tl.float32) + (pixel // W + tap // 3 - 1).to(tl.float32)
+    x = tl.load(base + pixels + pixel, mask=inside, other=0.0).to(tl.float32) + (pixel % W + tap % 3 - 1).to(tl.float32)
+    factor = tl.load(mask + (at * 9 + tap).to(tl.int64) * pixels + pixel, mask=inside, other=0.0).to(tl.float32)
+    top, left = tl.floor(y), tl.floor(x)
+    return top, left, y - top, x - left, factor
+
+
+@triton.jit
+def _corner(y, x, inside, H, W):
+    """Index of a corner and whether it is in the image; compared as floats, for a NaN is nowhere."""
+    valid = inside & (y >= 0) & (y <= H - 1) & (x >= 0) & (x <= W - 1)
+    return tl.where(valid, y * 1.0, 0.0).to(tl.int32) * W + tl.where(valid, x * 1.0, 0.0).to(tl.int32), valid
+
+
+@triton.jit
+def _sample(x, offset, mask, columns, H, W, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """columns[n, channel, tap, pixel]; program: block of pixels, tap, sample * groups + group."""
+    pixels = H * W
+    pixel, tap, at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.program_id(2)
+    inside = pixel < pixels
+    top, left, fy, fx, factor = _locate(offset, mask, at, tap, pixel, pixels, H, W)
+    i00, v00 = _corner(top, left, inside, H, W)
+    i01, v01 = _corner(top, left + 1, inside, H, W)
+    i10, v10 = _corner(top + 1, left, inside, H, W)
+    i11, v11 = _corner(top + 1, left + 1, inside, H, W)
+    for c in range(WIDTH):
+        channel = (at * WIDTH + c).to(tl.int64)
+        image = x + channel * pixels
+        value = tl.load(image + i00, mask=v00, other=0.0).to(tl.float32) * ((1 - fy) * (1 - fx))
+        value += tl.load(image + i01, mask=v01, other=0.0).to(tl.float32) * ((1 - fy) * fx)
+        value += tl.load(image + i10, mask=v10, other=0.0).to(tl.float32) * (fy * (1 - fx))
+        value += tl.load(image + i11, mask=v11, other=0.0).to(tl.float32) * (fy * fx)
+        target = columns + (channel * 9 + tap) * pixels + pixel
+        tl.store(target, (value * factor).to(columns.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sample_backward(
+    x, offset, mask, grad_columns, grad_x, grad_offset, grad_mask, H, W, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """As _sample; grad_x (float32) is added to, the others are written."""
+    pixels = H * W
+    pixel, tap, at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.program_id(2)
+    inside = pixel < pixels
+    top, left, fy, fx, factor = _locate(offset, mask, at, tap, pixel, pixels, H, W)
+    i00, v00 = _corner(top, left, inside, H, W)
+    i01, v01 = _corner(top, left + 1, inside, H, W)
+    i10, v10 = _corner(top + 1, left, inside, H, W)
+    i11, v11 = _corner(top + 1, left + 1, inside, H, W)
+    slope_y = tl.zeros((BLOCK,), dtype=tl.float32)
+    slope_x = tl.zeros((BLOCK,), dtype=tl.float32)
+    slope_m = tl.zeros((BLOCK,), dtype=tl.float32)
+    for c in range(WIDTH):
+        channel = (at * WIDTH + c).to(tl.int64)
+        image, target = x + channel * pixels, grad_x + channel * pixels
+        g = tl.load(grad_columns + (channel * 9 + tap) * pixels + pixel, mask=inside, other=0.0).to(tl.float32)
+        p00 = tl.load(image + i00, mask=v00, other=0.0).to(tl.float32)
+        p01 = tl.load(image + i01, mask=v01, other=0.0).to(tl.float32)
+        p10 = tl.load(image + i10, mask=v10, other=0.0).to(tl.float32)
+        p11 = tl.load(image + i11, mask=v11, other=0.0).to(tl.float32)
+        upper, lower = p00 * (1 - fx) + p01 * fx, p10 * (1 - fx) + p11 * fx
+        slope_m += g * (upper * (1 - fy) + lower * fy)
+        g *= factor
+        slope_y += g * (lower - upper)
+        slope_x += g * ((p01 - p00) * (1 - fy) + (p11 - p10) * fy)
+        tl.atomic_add(target + i00, g * ((1 - fy) * (1 - fx)), mask=v00)
+        tl.atomic_add(target + i01, g * ((1 - fy) * fx), mask=v01)
+        tl.atomic_add(target + i10, g * (fy * (1 - fx)), mask=v10)
+        tl.atomic_add(target + i11, g * (fy * fx), mask=v11)
+    base = grad_offset + ((at * 9 + tap) * 2).to(tl.int64) * pixels
+    tl.store(base + pixel, slope_y.to(grad_offset.dtype.element_ty), mask=inside)
+    tl.store(base + pixels + pixel, slope_x.to(grad_offset.dtype.element_ty), mask=inside)
+    place = grad_mask + (at * 9 + tap).to(tl.int64) * pixels + pixel
+    tl.store(place, slope_m.to(grad_mask.dtype.element_ty), mask=inside)
+
+
+class TritonDeformConv(torch.autograd.Function):
+    """deform_conv of models/vrt/deform_conv.py, same arguments; x and weight of one dtype."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        x, offset, mask = x.contiguous(), offset.contiguous(), mask.contiguous()
+        ctx.save_for_backward(x, offset, mask, weight)
+        kernels = x.shape[1] // weight.shape[1]
+        columns = _columns(x, offset, mask, kernels)
+        out = weight.reshape(kernels, len(weight) // kernels, -1) @ columns
+        return out.view(len(x), -1, *x.shape[2:]) + bias.view(-1, 1, 1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        x, offset, mask, weight = ctx.saved_tensors
+        n, _, h, w = x.shape
+        kernels = x.shape[1] // weight.shape[1]
+        grad = grad.to(x.dtype).reshape(n, kernels, len(weight) // kernels, h * w)
+        columns = _columns(x, offset, mask, kernels)
+        grad_weight = (grad @ columns.transpose(2, 3)).sum(0).view(weight.shape)
+        flat = weight.reshape(kernels, len(weight) // kernels, -1)
+        grad_columns = torch.matmul(flat.transpose(1, 2), grad, out=columns)
+        grad_x = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        grad_offset, grad_mask = torch.empty_like(offset), torch.empty_like(mask)
+        _sample_backward[_grid(x, mask)](
+            x, offset, mask, grad_columns, grad_x, grad_offset, grad_mask, h, w,
+            WIDTH=_width(x, mask), BLOCK=BLOCK,
+        )  # fmt: skip
+        return grad_x.to(x.dtype), grad_offset, grad_mask, grad_weight, grad.float().sum((0, 3)).flatten().to(x.dtype)
+
+
+def _columns(x: Tensor, offset: Tensor, mask: Tensor, kernels: int) -> Tensor:
+    """The samples times their factors: (n, kernels, c / kernels * 9, h * w), dtype of x."""
+    n, c, h, w = x.shape
+    columns = x.new_empty(n, kernels, c // kernels * TAPS, h * w)
+    _sample[_grid(x, mask)](x, offset, mask, columns, h, w, WIDTH=_width(x, mask), BLOCK=BLOCK)
+    return columns
+
+
+def _grid(x: Tensor, mask: Tensor) -> tuple[int, int, int]:
+    return triton.cdiv(x.shape[2] * x.shape[3], BLOCK), TAPS, len(x) * mask.shape[1] // TAPS
+
+
+def _width(x: Tensor, mask: Tensor) -> int:
+    """Channels of one offset group."""
+    return x.shape[1] * TAPS // mask.shape[1]
