@@ -83,8 +83,10 @@ def main(argv: list[str]) -> int:
         setup_logging(launch.rank)
         utils_dist.join(launch)
         with utils_dist.all_ranks_or_none():
-            job = read_job(parse_test_args(argv, __doc__))
-        utils_dist.init_dist(launch)
+            args = parse_test_args(argv, __doc__)
+            opt = read_options(args) if args.opt else None
+            job = direct_job(args, opt) if args.is_direct else dataset_job(args, opt)
+        utils_dist.init_dist(launch, *([opt["dist_timeout_s"], opt["gpu_ids"]] if opt else []))
         test(job)
     return 0
 
@@ -92,13 +94,8 @@ def main(argv: list[str]) -> int:
 # ---- what to do ------------------------------------------------------------------------------------------------------
 
 
-def read_job(args: TestArgs) -> Job:
-    """Options, weights and clips of either form. Raises OptionError, CheckpointError, DataError."""
-    opt = read_options(args) if args.opt else None
-    return direct_job(args, opt) if args.is_direct else dataset_job(args, opt)
-
-
 def read_options(args: TestArgs) -> dict[str, Any]:
+    """The option file; its overrides only in the form that tests on its dataset."""
     overrides = () if args.is_direct else args.overrides
     return load_options(args.opt, overrides, parts=PARTS, check=[set_spike_channels, check_options])
 

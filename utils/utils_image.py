@@ -19,6 +19,8 @@ VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
 # VP9 plays in every browser; builds of OpenCV without it have MPEG-4 part 2.
 VIDEO_CODECS = ("vp09", "mp4v")
 LABEL_HEIGHT = 18
+# Of the frames before one that a video was wound back to.
+KEPT_BYTES = 128 * 2**20
 
 
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
@@ -63,9 +65,10 @@ def list_images(folder: str | Path) -> list[Path]:
 
 
 class VideoReader:
-    """Frames of a video by number. Opens the file at the first read; jumping back decodes from the start again.
+    """Frames of a video by number. Opens the file at the first read.
 
-    The number of frames is counted by decoding once: what containers state is often wrong.
+    The number of frames is counted by decoding once: what containers state is often wrong. Seeking is not to be
+    trusted either: jumping back decodes from the start again, and keeps some frames before, for a clip read backwards.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -80,19 +83,32 @@ class VideoReader:
             raise self._unreadable("no frame can be decoded")
         self._capture: cv2.VideoCapture | None = None
         self._next = 0
+        self._kept: dict[int, np.ndarray] = {}
 
     def read(self, index: int) -> np.ndarray:
         """Frame `index` as (H, W, 3) uint8."""
+        if index not in self._kept:
+            self._decode(index)
+        return self._kept[index]
+
+    def _decode(self, index: int) -> None:
+        first = index
         if self._capture is None or index < self._next:
+            if self._kept:
+                one = next(iter(self._kept.values()))
+                first = index - max(1, KEPT_BYTES // one.nbytes)
             self.close()
             self._capture, self._next = self._open(), 0
-        while self._next < index and self._capture.grab():
+        self._kept = {}
+        while self._next <= index:
+            found = self._capture.grab()
+            if found and self._next >= first:
+                found, frame = self._capture.retrieve()
+                if found:
+                    self._kept[self._next] = cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+            if not found:
+                raise self._unreadable(f"frame {self._next} of {self.num_frames} cannot be decoded")
             self._next += 1
-        found, frame = self._capture.read()
-        if not found:
-            raise self._unreadable(f"frame {index} of {self.num_frames} cannot be decoded")
-        self._next += 1
-        return cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
 
     def close(self) -> None:
         if self._capture is not None:
