@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from typing import Any
 
 from torch import nn
@@ -23,15 +24,17 @@ def wrap_ddp(net: nn.Module, opt: dict[str, Any]) -> nn.Module:
     utils_dist.check_same_on_all_ranks("the networks", fingerprint(net))
     device = utils_dist.get_device()
     ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(
-        net,
-        device_ids=ids,
-        output_device=ids[0] if ids else None,
-        broadcast_buffers=False,
-        gradient_as_bucket_view=True,
-        find_unused_parameters=opt["find_unused_parameters"],
-        static_graph=opt["use_static_graph"],
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers gets a new name in torch 2.15
+        return DistributedDataParallel(
+            net,
+            device_ids=ids,
+            output_device=ids[0] if ids else None,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=opt["find_unused_parameters"],
+            static_graph=opt["use_static_graph"],
+        )
 
 
 def fingerprint(net: nn.Module) -> str:

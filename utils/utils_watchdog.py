@@ -92,7 +92,7 @@ class Watchdog(threading.Thread):
         self.interval_s = 0.5
         self.ending = False  # the main thread has come to the end: peers that go are no longer dead
         self.stopped = threading.Event()
-        self.beats = 0
+        self.beats, self.turned = 0, time.monotonic()
         self.seen: dict[int, tuple[int, float]] = {}  # rank -> (its last beat, when it came)
         self.states: dict[int, dict[str, Any]] = {}
         self.host = socket.gethostname()
@@ -104,8 +104,19 @@ class Watchdog(threading.Thread):
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        super().start()
+        threading.Thread(target=self._guard, daemon=True, name="watchdog's guard").start()
+
+    def _guard(self) -> None:
+        """A network that swallows every packet holds the thread in a call to the store, whatever its time-out."""
+        while not self.stopped.wait(self.interval_s):
+            if self.budgets and not self.ending and time.monotonic() - self.turned > self.budgets.stall_s:
+                self._store_lost()
+
     def run(self) -> None:
         while not self.stopped.wait(self.interval_s):
+            self.turned = time.monotonic()
             # A thread that holds the GIL for ever lets nobody in to stop it: C code ends the process then.
             if self.budgets:
                 faulthandler.dump_traceback_later(self.budgets.stall_s + 4, exit=True, file=self._last_words())
@@ -240,9 +251,7 @@ class Watchdog(threading.Thread):
         error = StallError(
             f"rank {rank} is {kind}: {what}",
             f"host {state['host']}, pid {state['pid']}",
-            f"a new phase within {state['budget']:.0f} s (options watchdog.*)"
-            if state["budget"]
-            else "all ranks alive",
+            "all ranks alive" if kind == "DEAD" else f"a new phase within {state['budget']:.0f} s (options watchdog.*)",
             "see its stack below" if stacks else "look for the out-of-memory killer or a signal on that host",
         )
         lines = [str(error), "", "rank  host              pid  step  seconds  collectives  phase"]
@@ -278,20 +287,27 @@ class Watchdog(threading.Thread):
         return False
 
     def _store_lost(self) -> None:
-        """The process that held the store is gone; without torchrun that is rank 0. One rank of each host says it."""
-        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        claim = Path(tempfile.gettempdir()) / f"spikevrt-lost-{os.environ.get('MASTER_PORT', '')}-{self._host_pid()}"
+        """The store that all ranks share does not answer any more. One rank of each host says it."""
+        claim = (
+            Path(tempfile.gettempdir()) / f"spikevrt-lost-{os.environ.get('MASTER_PORT', '')}-{self._pid_of_rank_0()}"
+        )
         try:
             os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             self.leave(STALL_CODE)
-        if 0 in self.states and self.states[0]["phase"] != "left" and not by_agent:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and 0 in self.states:
             say(self._message(0, "DEAD", f"its store is gone; last seen in {where(self.states[0])}", ""))
+        else:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            say(str(StallError(
+                f"rank {self.rank} has lost the store of the run", f"host {self.host}; the store is at {address}",
+                "torchrun's first node alive and connected", "look at the network and at the logs of that node",
+            )))  # fmt: skip
         time.sleep(1.0)
         claim.unlink(missing_ok=True)
         self.leave(STALL_CODE)
 
-    def _host_pid(self) -> int:
+    def _pid_of_rank_0(self) -> int:
         return self.states[0]["pid"] if 0 in self.states else 0
 
 
