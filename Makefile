@@ -1,11 +1,12 @@
 # make sample   train on the sample set and print the table (minutes on a laptop CPU)
 # make test     all tests
 # make lint     ruff
+# make faults   the whole fault suite (an hour), and docs/reliability.md
 PYTHON ?= python3
 VENV := .venv
 SAMPLE := options/vrt/000_train_vrt_sample_rgbspike.json
 
-.PHONY: sample test lint clean
+.PHONY: sample test lint faults clean
 
 sample: $(VENV)/.installed trainsets/sample/GOPRO_Large_spike_seq/dataset.json
 	@./launch_train.sh 1 $(SAMPLE)
@@ -15,6 +16,9 @@ trainsets/sample/GOPRO_Large_spike_seq/dataset.json: | $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n auto --maxprocesses=4 --dist loadscope
+
+faults: $(VENV)/.installed-test
+	$(VENV)/bin/python -m tests.faults.trials
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
