@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 
 import cv2
@@ -349,3 +350,28 @@ def test_a_matched_rate_gives_the_frame_s_own_brightness_whatever_the_threshold(
         grey = (item["lq"] ** 2.2 * torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1)
         values.append(float(item["spike"].mean()) / float(grey.mean()))
     assert values == pytest.approx([1.0, 1.0, 1.0], rel=0.01)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("name", ["GOPRO_Large/train/clip0/blur/000002.png",
+                                  "GOPRO_Large_spike_seq/train/clip0/spike/000002.dat"])  # fmt: skip
+def test_a_file_without_permission_is_named(tmp_path, name):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    dataset = build(tmp_path, num_frame=6)
+    (tmp_path / name).chmod(0)
+    with pytest.raises(DataError, match="Permission denied") as error:
+        dataset[(0, 0)]
+    assert name in str(error.value)
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    dataset = build(tmp_path, num_frame=6)
+    path = tmp_path / "GOPRO_Large/train/clip0/blur/000002.png"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match="Is a directory") as error:
+        dataset[(0, 0)]
+    assert str(path) in str(error.value)
