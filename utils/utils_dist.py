@@ -54,6 +54,10 @@ class _PeerFailed(BaseException):
 # ---- identity -------------------------------------------------------------------------------------------------------
 
 
+def get_launch() -> LaunchInfo:
+    return _run.launch
+
+
 def get_rank() -> int:
     return _run.launch.rank
 

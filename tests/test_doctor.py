@@ -1,0 +1,88 @@
+"""The doctor: what a log's last words mean, and the checks before a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dist.launching import run_command, run_ranks
+from tests.train_files import write_options
+from utils.doctor_failures import KNOWN_FAILURES
+from utils.utils_doctor import FAIL, OK, WARN, Finding, read_log, table
+
+DOCTOR = "scripts/doctor.py"
+ROOT = Path(__file__).resolve().parents[1]
+LINES = {
+    "rank 3 is STUCK: 301.2 s in phase \"data\" at step 812": "watchdog",
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE)": "NCCL timeout",
+    "torch.distributed.DistBackendError: NCCL error in: x.cpp, unhandled system error": "NCCL error",
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5126": "lost peer",
+    "RuntimeError: Expected to have finished reduction in the prior iteration": "unused parameters",
+    "RuntimeError: Your training graph has changed in this iteration, e.g., one parameter is unused": "static graph",
+    "RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error.": "loader killed",
+    "RuntimeError: DataLoader timed out after 600 seconds": "loader timeout",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": "out of memory",
+    "torch.distributed.DistNetworkError: The server socket has failed to listen: EADDRINUSE": "port in use",
+    "torch.distributed.DistStoreError: 301 seconds waiting for clients. 3/4 clients joined.": "rendezvous",
+    "ValueError: Error initializing torch.distributed: environment variable RANK expected, but not set": "launch",
+    "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus": "GPU fault",
+    "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598": "disk full",
+    "slurmstepd: error: *** JOB 12 ON gpu1 CANCELLED DUE TO TIME LIMIT ***": "time limit",
+    "DataError: spike file is short": "the run's own message",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "name"), LINES.items())
+def test_a_known_failure_is_explained(line, name):
+    finding = read_log(f"step 1\n{line}\n")[0]
+
+    assert (finding.status, finding.check) == (FAIL, name)
+    assert finding.why and finding.cure and "{" not in finding.why
+
+
+def test_a_log_without_a_known_failure_is_no_success_unless_it_says_so():
+    assert read_log("step 1\n")[0].status == WARN
+    assert read_log("Finished at iter 5. Results are in x\n")[0].status == OK
+
+
+def test_the_table_ends_with_what_failed_and_a_count():
+    text = table([Finding(FAIL, "b", "x", "y", "z"), Finding(OK, "a", "fine")])
+    assert text.splitlines()[0].startswith("ok") and text.splitlines()[-1] == "1 ok, 0 warn, 1 fail"
+
+
+def test_the_doctor_reads_a_log_from_the_command_line(tmp_path):
+    log = tmp_path / "job.log"
+    log.write_text("rank 1 is DEAD: its process 7 is gone\n")
+
+    result = run_command([sys.executable, DOCTOR, "--log", str(log)])
+
+    assert result.exit_codes == [1]
+    assert "rank 1 was dead" in result.stdout[0]
+
+
+def test_two_ranks_are_examined_together(tmp_path):
+    options = write_options(tmp_path)
+
+    result = run_ranks(2, DOCTOR, "--opt", str(options), limit_s=240)
+
+    assert result.exit_codes == [0, 0], result.text
+    for check in ("all_reduce", "bandwidth", "shards", "parameters", "loader", "scaling", "gradients"):
+        assert f"ok    {check}" in result.stdout[0]
+    assert "0 fail" in result.stdout[0] and "0 fail" not in result.stdout[1]
+
+
+def test_a_wrong_option_is_a_finding(tmp_path):
+    options = write_options(tmp_path)
+
+    result = run_ranks(1, DOCTOR, "--opt", str(options), "train.total_itre=3")
+
+    assert result.exit_codes == [1]
+    assert "fail  options        unknown option train.total_itre" in result.stdout[0]
+
+
+def test_troubleshooting_has_an_entry_for_each_known_failure():
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    for _, name, _, cure in KNOWN_FAILURES:
+        assert f"**{name}**" in page and cure in page

@@ -1,0 +1,49 @@
+"""The known last words of a run, as they stand in logs, and what they mean. docs/troubleshooting.md shows the same table."""
+
+# ruff: noqa: E501 - one failure, one entry
+
+from __future__ import annotations
+
+# (pattern, name, what it means, what to do); the first match in a line counts.
+KNOWN_FAILURES: tuple[tuple[str, str, str, str], ...] = (
+    (r"rank (\d+) is (STUCK|SILENT|DEAD)", "watchdog", "rank {0} was {2}: it stopped the run, the others waited for it",
+     "read the stack below that line; the phase tells what to look at"),
+    (r"Watchdog caught collective operation timeout.*?OpType=(\w+)", "NCCL timeout", "a rank did not come to a {0} in time; "
+     "this line is of one that waited, not of the culprit", "find the rank whose log ends first or differs; start again with the watchdog on"),
+    (r"heartbeat monitor timed out|HeartbeatMonitor", "NCCL heartbeat", "NCCL's own thread stood still, often behind a CUDA call "
+     "that hangs", "look at dmesg for Xid errors, and at TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+    (r"unhandled (?:system|cuda) error|ncclSystemError|ncclUnhandledCudaError", "NCCL error", "NCCL could not use the network or the GPU",
+     "NCCL_DEBUG=INFO names the interface; set NCCL_SOCKET_IFNAME, or NCCL_IB_DISABLE=1 without InfiniBand"),
+    (r"ncclRemoteError|remote process exited|Connection closed by peer|Connection reset by peer", "lost peer",
+     "another rank left or died first", "read that rank's log; on its host look for the out-of-memory killer (dmesg)"),
+    (r"Duplicate GPU detected", "shared GPU", "two ranks were given the same GPU", "set LOCAL_RANK for each rank"),
+    (r"Expected to have finished reduction in the prior iteration", "unused parameters", "some parameters took no part in the loss",
+     "set find_unused_parameters, or take them out of training"),
+    (r"Expected to mark a variable ready only once", "parameters used twice", "re-entrant checkpointing or shared weights under DDP",
+     "use non-reentrant checkpointing, or use_static_graph"),
+    (r"training graph has changed in this iteration", "static graph", "the graph changed although use_static_graph is true",
+     "set use_static_graph to false"),
+    (r"expect_autograd_hooks_|INTERNAL ASSERT FAILED.*reducer", "no_sync and static graph", "accumulation under a static graph crashes in torch",
+     "set use_static_graph to false"),
+    (r"DataLoader worker \(pid (\S+)\) is killed by signal: (\w+)", "loader killed", "loader process {0} was killed ({1}), mostly for memory",
+     "fewer dataloader_num_workers, more memory, or a larger /dev/shm (Bus error)"),
+    (r"DataLoader timed out after (\d+)", "loader timeout", "no batch within {0} s: slow or hanging storage", "look at the disk; raise dataloader_timeout_s"),
+    (r"DataLoader worker .* exited unexpectedly", "loader died", "a loader process ended without a word", "set dataloader_num_workers to 0 to see why"),
+    (r"Too many open files|received 0 items of ancdata", "file handles", "the limit of open files was reached", "ulimit -n 65536"),
+    (r"(?:CUDA )?out of memory|OutOfMemoryError", "out of memory", "the GPU's memory did not suffice",
+     "checkpoint more stages, smaller gt_size or num_frame, amp, batch 1 with accumulation_steps"),
+    (r"oom-kill|Out of memory: Killed|exitcode:? -9|Killed$", "killed", "the kernel or the scheduler killed a process, mostly for memory", "ask for more memory, or use fewer loader processes"),
+    (r"EADDRINUSE|[Aa]ddress already in use|port \d+ is in use", "port in use", "another run listens on MASTER_PORT", "choose another MASTER_PORT"),
+    (r"client socket has timed out|DistNetworkError", "rendezvous", "rank 0 was not reached: not started, wrong MASTER_ADDR, or a firewall",
+     "check that rank 0 runs and that MASTER_ADDR names its host"),
+    (r"(\d+)/(\d+) clients joined", "rendezvous", "only {0} of {1} ranks arrived", "look into the logs of the others"),
+    (r"environment variable (\w+) expected", "launch", "{0} is missing", "start through launch_train.sh, torchrun, srun or the platform"),
+    (r"CUDA error: (?:device-side assert|an illegal memory access)", "CUDA error", "a kernel failed; the place shown is not the cause",
+     "run once with CUDA_LAUNCH_BLOCKING=1"),
+    (r"Xid.*?: (\d+)", "GPU fault", "the driver reports Xid {0}: hardware or driver", "exclude that node"),
+    (r"No space left on device|disk is too full|unexpected pos \d+ vs", "disk full", "a file could not be written", "free some space, then resume"),
+    (r"NonFiniteError|is NaN or Inf", "numbers", "loss or gradient became NaN or Inf", "lower G_optimizer_lr, clip gradients, use bfloat16"),
+    (r"stopped by a signal at iter (\d+)", "pre-empted", "the run was asked to stop and saved at iter {0}", "start the same command again"),
+    (r"DUE TO TIME LIMIT", "time limit", "the job's time was over", "submit_job.sh saves and requeues before it is"),
+    (r"((?:Option|Data|Dist|Checkpoint)Error): (.*)", "the run's own message", "{0}: {1}", "see the lines below it in the log"),
+)  # fmt: skip
