@@ -186,18 +186,19 @@ def shares(job: Callable[[], Any], device: torch.device) -> dict[str, float]:
 def report(result: dict[str, Any]) -> None:
     kind = "training step" if result["training"] else "inference"
     print(f"{result['config']}, {kind}, batch x frames x height x width = {result['size']}, {result['dtype']}")
+    keys = ("median_s", "min_s", "median_cpu_s", "s_per_frame", "process_mb", "rise_mb")
     rows = [
-        [n, r["median_s"], r["min_s"], r["median_cpu_s"], r["s_per_frame"], r["process_mb"], r["rise_mb"], r.get("allocated_mb", "-"),
-         f"{r['share_of_matmul_rate']:.0%}"]
-        for n, r in result["runs"].items()
-    ]  # fmt: skip
+        [name, *(run[key] for key in keys), run.get("allocated_mb", "-"), f"{run['share_of_matmul_rate']:.0%}"]
+        for name, run in result["runs"].items()
+    ]
     header = ["", "median s", "min s", "cpu s", "s/frame", "process MB", "rise MB", "allocated MB", "of matmul rate"]
     print(table(rows, header))
     if "ratio" in result:
         ratio = result["ratio"]
         print(
             f"ours / naive: time {ratio['median_s']:.3f} (median), {ratio['min_s']:.3f} (min), "
-            f"{ratio['median_cpu_s']:.3f} (processor time), process peak {ratio['process_mb']:.3f}; largest difference {result['largest_difference']:.1e}"
+            f"{ratio['median_cpu_s']:.3f} (processor time), process peak {ratio['process_mb']:.3f}; "
+            f"largest difference {result['largest_difference']:.1e}"
         )
     if "shares" in result:
         print("shares: " + ", ".join(f"{part} {share:.0%}" for part, share in result["shares"].items()))
