@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from data.clip_reader import ClipReader, dataset_clips, user_clips
 from data.frame_io import read_bgr
-from data.select_dataset import DATASETS, build_dataset, section_spike_channels
+from data.select_dataset import DATASETS, build_dataset, set_spike_channels
 from models.interpolate import InterpolatedClip, Interpolator
 from models.losses import LOSSES
 from models.lpips import Lpips
@@ -98,12 +98,6 @@ def read_options(args: TestArgs) -> dict[str, Any]:
     """The option file; its overrides only in the form that tests on its dataset."""
     overrides = () if args.is_direct else args.overrides
     return load_options(args.opt, overrides, parts=PARTS, check=[set_spike_channels, check_options])
-
-
-def set_spike_channels(opt: dict[str, Any]) -> None:
-    """The data know S, the networks need it."""
-    for section in filter(None, opt["datasets"].values()):
-        section["spike_channels"] = section_spike_channels(section)
 
 
 def dataset_job(args: TestArgs, opt: dict[str, Any]) -> Job:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from data.loader import TrainLoader
 from data.preflight import preflight
-from data.select_dataset import DATASETS, build_dataset, section_spike_channels
+from data.select_dataset import DATASETS, build_dataset, set_spike_channels
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
 from models.select_model import define_Model
@@ -59,12 +59,6 @@ def main(argv: list[str]) -> int:
 def read_options(argv: list[str]) -> dict[str, Any]:
     command = parse_command_line(argv)
     return load_options(command.opt_path, command.overrides, parts=PARTS, check=[set_spike_channels, check_options])
-
-
-def set_spike_channels(opt: dict[str, Any]) -> None:
-    """The data know S, the networks need it."""
-    for section in filter(None, opt["datasets"].values()):
-        section["spike_channels"] = section_spike_channels(section)
 
 
 def train(opt: dict[str, Any]) -> int:

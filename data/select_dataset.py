@@ -44,6 +44,12 @@ def section_spike_channels(section: dict[str, Any]) -> int:
     return channels_of(SPIKE_SOURCES.resolve(spike, "spike")["representation"])
 
 
+def set_spike_channels(opt: dict[str, Any]) -> None:
+    """Put S into the dataset sections of resolved options: the data know it, the networks need it."""
+    for section in filter(None, opt["datasets"].values()):
+        section["spike_channels"] = section_spike_channels(section)
+
+
 def section_source(section: dict[str, Any], split: str) -> Source:
     """Where the clips of a `datasets.<split>` section are, without looking at them."""
     roots = {key: section.get(key) for key in ("dataroot_lq", "dataroot_gt", "dataroot_spike", "meta_info_file")}
