@@ -95,3 +95,27 @@ def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
 
         assert utils_checkpoint.load(path)["step"] >= acknowledged
         shutil.rmtree(folder)
+
+
+def test_as_many_former_versions_as_asked_for_are_kept_and_used_in_turn(tmp_path):
+    path = tmp_path / "checkpoint_latest.pth"
+    for step in range(1, 6):
+        utils_checkpoint.save(state(step), path, keep=3)
+
+    found = []
+    for candidate in (path, *(tmp_path / f"checkpoint_latest_previous{n}.pth" for n in ("", "2", "3"))):
+        found.append(utils_checkpoint.load(path)["step"])
+        candidate.write_bytes(b"damaged")
+
+    assert found == [5, 4, 3, 2]
+    with pytest.raises(CheckpointError):
+        utils_checkpoint.load(path)
+
+
+def test_what_a_killed_save_left_is_swept_away(tmp_path):
+    path = tmp_path / "checkpoint_latest.pth"
+    (tmp_path / ".checkpoint_latest.pth.123.tmp").write_bytes(b"half")
+
+    utils_checkpoint.save(state(1), path)
+
+    assert not list(tmp_path.glob(".*"))

@@ -93,7 +93,7 @@ class TrainOptions(Section):
     checkpoint_test: int = Field(5000, ge=1, description="Steps between validations.")
     checkpoint_save: int = Field(5000, ge=1, description="Steps between checkpoints.")
     checkpoint_print: int = Field(200, ge=1, description="Steps between log lines.")
-    keep_checkpoints: int = Field(2, ge=1, description="Checkpoints of earlier steps to keep beside best.")
+    keep_checkpoints: int = Field(1, ge=1, description="Former versions to keep of the latest and best checkpoint.")
 
 
 class ValOptions(Section):

@@ -1,6 +1,7 @@
 """Checkpoints that are whole or absent: one file, written beside and moved into place, verified when read.
 
-A file `X.pth` has a sidecar `X.pth.sha256`. Before a new file takes its name, the old pair is kept as `X_previous.pth`;
+A file `X.pth` has a sidecar `X.pth.sha256`. Before a new file takes its name, the old pair is kept as `X_previous.pth`,
+that one as `X_previous2.pth` and so on;
 so whatever instant a process dies at, one verified pair stands.
 """
 
@@ -22,9 +23,10 @@ logger = logging.getLogger(__name__)
 _PLAIN = (str, int, float, bool, type(None), torch.Tensor)
 
 
-def save(state: dict[str, Any], path: Path) -> None:
+def save(state: dict[str, Any], path: Path, keep: int = 1) -> None:
     """Write `state` to `path` atomically. Returns only when file, sidecar and folder are on the disk.
 
+    keep: former versions to keep, at least one.
     Raises CheckpointError where `state` holds anything but plain types and tensors (it could not be loaded with
     ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
     """
@@ -33,8 +35,9 @@ def save(state: dict[str, Any], path: Path) -> None:
     _check_space(path)
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        _sweep(path)
         digest = _write_hashed(state, temp)
-        _keep_previous(path)
+        _keep_previous(path, max(1, keep))
         _replace_text(_sidecar(path), digest)
         os.replace(temp, path)
         _fsync_folder(path.parent)
@@ -54,7 +57,7 @@ def load(path: Path) -> dict[str, Any]:
 
     Raises CheckpointError where neither can be read.
     """
-    for candidate in (path, _previous(path)):
+    for candidate in (path, *_versions(path)):
         if not candidate.exists():
             continue
         fault = _fault(candidate)
@@ -69,7 +72,7 @@ def load(path: Path) -> dict[str, Any]:
 
 def exists(path: Path) -> bool:
     """Whether `path` or its kept previous version is there to resume from."""
-    return path.exists() or _previous(path).exists()
+    return path.exists() or any(_versions(path))
 
 
 def check_plain(value: Any, where: str = "state") -> None:
@@ -128,19 +131,36 @@ def _digest(path: Path) -> str:
     return sha256.hexdigest()
 
 
-def _keep_previous(path: Path) -> None:
+def _sweep(path: Path) -> None:
+    """Remove what a save that was killed left behind: it would fill the disk, one file a kill."""
+    for left in path.parent.glob(f".{path.stem}*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def _keep_previous(path: Path, keep: int) -> None:
+    """Each version becomes the one before; a damaged newest one is not worth keeping."""
     if not path.exists() or _fault(path) is not None:
         return
-    for source, target in ((path, _previous(path)), (_sidecar(path), _sidecar(_previous(path)))):
-        if not source.exists():
-            continue
-        link = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        link.unlink(missing_ok=True)
-        try:
-            os.link(source, link)
-        except OSError:  # a file system without hard links
-            shutil.copy2(source, link)
-        os.replace(link, target)
+    for number in range(keep, 1, -1):
+        newer, older = _previous(path, number - 1), _previous(path, number)
+        if newer.exists():
+            _link(_sidecar(newer), _sidecar(older))
+            _link(newer, older)
+    _link(_sidecar(path), _sidecar(_previous(path)))
+    _link(path, _previous(path))
+
+
+def _link(source: Path, target: Path) -> None:
+    """`target` becomes another name of the file `source`, at once and whole."""
+    if not source.exists():
+        return
+    link = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(source, link)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, link)
+    os.replace(link, target)
 
 
 def _replace_text(path: Path, text: str) -> None:
@@ -175,5 +195,10 @@ def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
-def _previous(path: Path) -> Path:
-    return path.with_name(f"{path.stem}_previous{path.suffix}")
+def _previous(path: Path, number: int = 1) -> Path:
+    return path.with_name(f"{path.stem}_previous{number if number > 1 else ''}{path.suffix}")
+
+
+def _versions(path: Path) -> list[Path]:
+    """The kept former versions, newest first."""
+    return sorted(path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=lambda p: (len(p.name), p.name))

@@ -80,7 +80,9 @@ class Experiment:
         begin = time.perf_counter()
         path = self.folder / "checkpoints" / f"checkpoint_{name}.pth"
         utils_checkpoint.save(
-            {**state, **asdict(progress), "world_size": utils_dist.get_world_size(), "options": self.opt}, path
+            {**state, **asdict(progress), "world_size": utils_dist.get_world_size(), "options": self.opt},
+            path,
+            keep=self.opt["train"]["keep_checkpoints"],
         )
         logger.info("saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin)
 

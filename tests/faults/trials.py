@@ -142,16 +142,21 @@ KINDS_OF_TRIAL = {
 }  # fmt: skip
 
 
+def read_results() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(KINDS_OF_TRIAL), help="kinds of trial, with commas")
     parser.add_argument("--share", type=float, default=1.0)
     parser.add_argument("--write", action="store_true", help="write docs/reliability.md and run nothing")
     args = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = read_results()
     for name in [] if args.write else args.only.split(","):
         start = time.monotonic()
-        results[name] = {**KINDS_OF_TRIAL[name](args.share), "seconds": round(time.monotonic() - start)}
+        found = {**KINDS_OF_TRIAL[name](args.share), "seconds": round(time.monotonic() - start)}
+        results = {**read_results(), name: found}  # others may have written meanwhile
         print(name, results[name], flush=True)
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
