@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from models.fusion.operators import FUSIONS
 from models.select_network import NETWORKS
+from models.vrt.fit_memory import fit_memory
 from models.vrt.flows import Flows, aligned_input, estimate_flows
 from models.vrt.frame_conv import FrameConv, Upsample
 from models.vrt.kernels import Kernels
@@ -41,6 +42,8 @@ class VRT(nn.Module):
     stage 8) of layers that see each frame alone. mul_attn_ratio: share of blocks with mutual attention.
     pa_frames: neighbours aligned by parallel warping, 2, 4 or 6; 0 turns the network into a frame interpolator.
     spynet_path: weights of the flow network; null starts training from zero flow.
+    checkpoint: "auto" chooses, at the first training step, which blocks are computed anew in backward so that a
+    step fits memory_budget_gb (null: nine tenths of the GPU); null leaves it to the four keys above.
     kernels: "auto" takes the fastest form for the device, "plain" the one that autograd differentiates by itself,
     "triton" insists on the GPU kernels.
     fusion: how spikes enter, see models/fusion/operators.py; `spike_channels` comes from the data.
@@ -70,6 +73,8 @@ class VRT(nn.Module):
         use_checkpoint_ffn: bool = False,
         no_checkpoint_attn_blocks: list[int] = [],  # noqa: B006
         no_checkpoint_ffn_blocks: list[int] = [],  # noqa: B006
+        checkpoint: Literal["auto"] | None = None,
+        memory_budget_gb: float | None = None,
         kernels: Kernels = "auto",
         fusion: Annotated[dict[str, Any] | str, FUSIONS] = "none",
         spike_channels: int = 0,
@@ -77,6 +82,7 @@ class VRT(nn.Module):
         super().__init__()
         options = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
         check_options(options)
+        self.unfitted_budget_gb = _budget(memory_budget_gb) if checkpoint == "auto" else None
         self.notes: list[str] = []  # what the log of a training run should say about this network
         self.upscale, self.in_chans, self.out_chans = upscale, in_chans, out_chans
         self.pa_frames, self.nonblind = pa_frames, nonblind_denoising
@@ -172,6 +178,9 @@ class VRT(nn.Module):
         Returns (B, N, out_chans, upscale * H, upscale * W), or (B, out_chans / 3, 3, H, W) where pa_frames is 0.
         """
         check_input(lq, self.image_chans + int(self.nonblind), self.pa_frames, self.minimum_size, self.mutual)
+        if self.unfitted_budget_gb is not None and self.training and torch.is_grad_enabled():
+            budget, self.unfitted_budget_gb = self.unfitted_budget_gb, None
+            fit_memory(self, lambda: self(lq, spike), budget)
         image, noise = lq[:, :, : self.image_chans], lq[:, :, self.image_chans :]
         trunk = self.fusion(image, spike)
         if not self.pa_frames:
@@ -231,3 +240,14 @@ class VRT(nn.Module):
         y = F.leaky_relu(self.linear_fuse(features.flatten(1, 2)), 0.2)
         y = self.conv_last(F.pad(y, (3, 3, 3, 3), mode="reflect"))
         return y.view(b, -1, 3, h, w) + mean
+
+
+def _budget(asked_gb: float | None) -> float:
+    if asked_gb is not None:
+        return asked_gb
+    if torch.cuda.is_available():
+        return 0.9 * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 1e9
+    raise OptionError(
+        'netG.checkpoint is "auto" without netG.memory_budget_gb', "netG.memory_budget_gb",
+        "gigabytes; only a GPU can say itself what it has", "set it",
+    )  # fmt: skip

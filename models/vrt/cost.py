@@ -25,7 +25,10 @@ def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
             work["flow"] += pairs * sum(2 * _kernel(part.basic_module[i]) / 4 ** (5 - i) for i in range(6))
         elif isinstance(part, Stage) or name == "stage8":
             for block in (m for m in part.modules() if isinstance(m, Block)):
-                _add_block(work, block, (frames, height, width), batch, scales.get(name, 1))
+                scale = scales.get(name, 1)
+                attention, mlp = block_flops(block, (batch, frames, height // scale, width // scale))
+                work["attention"] += attention
+                work["MLP"] += mlp
             owners = part.modules()
             linears = [m for o in owners if isinstance(o, Stage | RefineLayer | nn.Sequential) for m in o.children()]
             work["linears"] += pixels / area * 2 * sum(m.weight.numel() for m in linears if isinstance(m, nn.Linear))
@@ -43,12 +46,13 @@ def _kernel(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.dim() > 1)
 
 
-def _add_block(work: dict[str, float], block: Block, size: tuple[int, int, int], batch: int, scale: int) -> None:
-    size = (size[0], size[1] // scale, size[2] // scale)
-    window = [min(s, w) for s, w in zip(size, block.window, strict=True)]
-    padded = batch * math.prod(-(-s // w) * w for s, w in zip(size, window, strict=True))
+def block_flops(block: Block, size: tuple[int, int, int, int]) -> tuple[float, float]:
+    """Of the attention and of the MLP of a block, on tokens (batch, frames, height, width)."""
+    batch, *volume = size
+    window = [min(s, w) for s, w in zip(volume, block.window, strict=True)]
+    padded = batch * math.prod(-(-s // w) * w for s, w in zip(volume, window, strict=True))
     length, channels = math.prod(window), block.attn.proj.out_features
     linears = sum(m.weight.numel() for m in block.attn.children())
-    work["attention"] += padded * 2 * (linears + 2 * length * channels)
-    work["attention"] += padded * 2 * length * channels if block.attn.mutual else 0
-    work["MLP"] += batch * math.prod(size) * 2 * _kernel(block.mlp)
+    # Mutual attention looks at half a window, in addition.
+    pairs = (3 if block.attn.mutual else 2) * length * channels
+    return padded * 2.0 * (linears + pairs), batch * math.prod(volume) * 2.0 * _kernel(block.mlp)

@@ -1,0 +1,71 @@
+"""checkpoint = "auto": the budget decides, and the numbers stay."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from models.network_vrt import VRT
+from models.vrt.cost import flops
+from models.vrt.fit_memory import fit_memory, kept_bytes
+from models.vrt.window_attention import Block
+from tests.test_vrt_modules import SMALL
+from utils.utils_errors import OptionError
+
+TINY = {**SMALL, "depths": [2, 1, 1, 1, 1, 1, 2, 1, 1], "drop_path_rate": 0.5, "kernels": "plain"}
+
+
+def step(budget_gb: float | None):
+    """(network after one training step, its gradients) with this budget, or without "auto"."""
+    torch.manual_seed(0)
+    auto = {} if budget_gb is None else {"checkpoint": "auto", "memory_budget_gb": budget_gb}
+    net, x = VRT(**TINY, **auto), torch.rand(1, 2, 3, 32, 32)
+    torch.manual_seed(1)
+    net.conv_last.weight.data.normal_()
+    net(x).square().mean().backward()
+    return net, [p.grad for p in net.parameters()]
+
+
+def recomputed(net: VRT) -> int:
+    return sum(b.checkpoint_attn + b.checkpoint_ffn for b in net.modules() if isinstance(b, Block))
+
+
+def test_a_smaller_budget_recomputes_more_and_keeps_less():
+    net, x = VRT(**TINY), torch.rand(1, 2, 3, 32, 32)
+    least = fit_memory(net, lambda: net(x), 0.001)
+    counts, kept = [], []
+    for budget in (0.001, least + 0.002, 10.0):
+        fit_memory(net, lambda: net(x), budget)
+        counts.append(recomputed(net))
+        kept.append(kept_bytes(net, lambda: net(x)))
+    assert counts[0] == 2 * sum(isinstance(m, Block) for m in net.modules())
+    assert counts[0] > counts[1] > counts[2] == 0
+    assert kept[0] < kept[1] < kept[2]
+
+
+def test_measuring_changes_neither_the_gradients_nor_the_random_numbers():
+    plain, measured = step(None)[1], step(10.0)[1]
+    for a, b in zip(plain, measured, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_budget_that_cannot_be_met_is_said_with_a_way_out(caplog):
+    with caplog.at_level(logging.WARNING):
+        step(0.001)
+    assert "even with every block checkpointed" in caplog.text and "gt_size" in caplog.text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU knows its own memory")
+def test_auto_without_a_gpu_needs_a_budget():
+    with pytest.raises(OptionError, match="memory_budget_gb"):
+        VRT(**TINY, checkpoint="auto")
+
+
+def test_arithmetic_grows_linearly_with_pixels_and_frames():
+    with torch.device("meta"):
+        net = VRT(**SMALL)
+    one, four = (sum(flops(net, size).values()) for size in ((1, 6, 64, 64), (1, 6, 128, 128)))
+    assert four == pytest.approx(4 * one, rel=1e-6)
+    assert sum(flops(net, (2, 6, 64, 64)).values()) == pytest.approx(2 * one, rel=1e-6)
