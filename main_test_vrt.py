@@ -56,7 +56,11 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 @dataclass(frozen=True)
 class Job:
-    """All that a test needs. tile_is_auto: halve the tiles where memory is short. clips: readers, in order of names."""
+    """All that a test needs.
+
+    clips: readers, in order of names. expected: clips that there should be; an average over fewer is marked.
+    tile_is_auto: halve the tiles where memory is short. frames_note: which frames of a clip, for the protocol.
+    """
 
     saved: SavedNetwork
     clips: list[ClipReader]
@@ -65,6 +69,8 @@ class Job:
     outputs: Outputs
     args: TestArgs
     title: str
+    expected: int
+    frames_note: str = "all"
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,16 @@ def dataset_job(args: TestArgs, opt: dict[str, Any]) -> Job:
     folder = Path(args.output or Path(opt["path"]["task"]) / "test")
     save = args.save or (("frames",) if opt["val"]["save_img"] else ())
     outputs = Outputs(folder, tuple(sorted(save)), args.fps)
-    return Job(saved, clips, tiling, args.tile == "auto", outputs, args, f"Test of {opt['task']}")
+    first = section.get("num_frame", -1)
+    note = "the middle one" if tiling.center_frame_only else f"the first {first} of each clip" if first > 0 else "all"
+    expected = max(len(clips), 0 if section.get("val_partition") else count_folders(section["dataroot_lq"]))
+    title = f"Test of {opt['task']}"
+    return Job(saved, clips, tiling, args.tile == "auto", outputs, args, title, expected, note)
+
+
+def count_folders(root: str) -> int:
+    """Clips that lie in a data folder, whether a meta file lists them or not; 0 for an LMDB."""
+    return sum(e.is_dir() and not e.name.startswith(".") for e in os.scandir(root)) if os.path.isdir(root) else 0
 
 
 def direct_job(args: TestArgs, opt: dict[str, Any] | None) -> Job:
@@ -132,7 +147,7 @@ def direct_job(args: TestArgs, opt: dict[str, Any] | None) -> Job:
     outputs = Outputs(Path(args.output), tuple(sorted(save)), args.fps)
     fit = args.tile in (None, "auto")
     title = clips[0].name if len(clips) == 1 else Path(args.input).name
-    return Job(saved, clips, direct_tiling(saved, args), fit, outputs, args, title)
+    return Job(saved, clips, direct_tiling(saved, args), fit, outputs, args, title, len(clips))
 
 
 def spike_options(section: dict[str, Any] | str, args: TestArgs) -> dict[str, Any]:
@@ -248,15 +263,16 @@ def restore_all(job: Job, restorer: Restorer, mine: Sequence[Work], lpips: Lpips
     """This rank's share, each frame on disk as soon as it is restored."""
     total = sum(len(work.frames) for work in mine)
     hidden = None if utils_dist.is_main_process() else True  # None: hidden where stderr is no terminal
-    begin, count = time.perf_counter(), 0
+    seconds, count = 0.0, 0
     with tqdm(total=total, unit="frame", desc="restoring", disable=hidden, dynamic_ncols=True) as bar:
         for work in mine:
-            clip = job.clips[work.clip]
+            clip, begin = job.clips[work.clip], time.perf_counter()
             for index, frame in zip(work.frames, restorer.frames(clip, work.frames), strict=True):
                 imwrite_rgb(job.outputs.frame_file(clip.name, clip.stems[index]), tensor_to_uint8(frame))
                 bar.update()
                 count += 1
-            pace = (time.perf_counter() - begin) / max(count, 1)
+            seconds += time.perf_counter() - begin
+            pace = seconds / max(count, 1)
             if work.is_whole:
                 finish(job, restorer, work.clip, lpips, pace if work.frames else None)
             logger.info(
@@ -284,7 +300,7 @@ def write_report(job: Job) -> None:
     """metrics.json, table.txt and report.html over all clips of the folder's job; the table to the log."""
     folder = job.outputs.folder
     entries = [entry for clip in job.clips if (entry := load_clip(folder, clip.name)) is not None]
-    results = {"protocol": protocol(job, entries), **collect(entries, len(job.clips))}
+    results = {"protocol": protocol(job, entries), **collect(entries, job.expected)}
     write_json(folder / "metrics.json", results)
     table = text_table(results)
     told = "\n".join(f"{key}: {value}" for key, value in results["protocol"].items())
@@ -306,8 +322,8 @@ def protocol(job: Job, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     return {
         "weights": f"{job.saved.path} (sha256 {job.saved.sha256()[:12]}), network from {job.saved.known_from}",
-**{kind: place for kind, place in roots.items() if place},
-        "crop": "none", "border": "none left out",
+        **{kind: place for kind, place in roots.items() if place},
+        "frames": job.frames_note, "crop": "none", "border": "none left out",
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
         "dtype": job.args.dtype,
         "metrics": PROTOCOL + ("; LPIPS: AlexNet, version 0.1" if job.args.lpips else ""),

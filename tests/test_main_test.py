@@ -103,6 +103,19 @@ def test_averages_tell_clips_from_frames_and_what_was_found(tested):
     assert {"weights", "input", "gt", "crop", "border", "tile", "dtype", "metrics"} <= found["protocol"].keys()
 
 
+def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(home, tmp_path):
+    (tmp_path / "meta.txt").write_text("test1 3 0 000000\n")
+    args = ["--opt", home / "options.json", "--weights", home / "spike.pth", "--output", tmp_path / "out"]
+    changes = [f"datasets.test.meta_info_file={tmp_path / 'meta.txt'}", "datasets.test.num_frame=2"]
+    assert main_test_vrt.main([*map(str, args), *changes]) == 0
+
+    total = metrics(tmp_path / "out")["averages"]["restored"]
+    assert (total["clips_found"], total["clips_expected"], total["complete"], total["frames"]) == (1, 3, False, 2)
+    assert (tmp_path / "out" / "table.txt").read_text().startswith("INCOMPLETE")
+    assert "Incomplete: 1 of 3 clips" in (tmp_path / "out" / "report.html").read_text()
+    assert metrics(tmp_path / "out")["protocol"]["frames"] == "the first 2 of each clip"
+
+
 def test_what_a_test_leaves(tested):
     assert sorted(p.name for p in tested.iterdir()) == [
         "clips", "metrics.json", "report.html", "run.json", "strips", "table.txt", "test0", "test0_comparison.mp4",
