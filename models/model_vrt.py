@@ -16,10 +16,10 @@ from models.ddp import bare, wrap_ddp
 from models.losses import LOSSES
 from models.model_base import ModelBase, cpu_state
 from models.optim import build_optimizer, is_fix_key, set_lr
-from models.tiling import restore_clip
+from models.tiling import out_of_memory, restore_clip
 from models.weights import load_pretrained
 from utils import utils_dist, utils_watchdog
-from utils.utils_errors import NonFiniteError
+from utils.utils_errors import NonFiniteError, SpikeVRTError
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,18 @@ class ModelVRT(ModelBase):
         torch.manual_seed(mix_seed(self.seed, step, utils_dist.get_rank()))
         self.optimizer.zero_grad(set_to_none=True)
         self.step_loss = torch.zeros((), device=self.device)
+        try:
+            self._accumulate(step, micro_batches)
+        except (RuntimeError, MemoryError) as e:
+            if out_of_memory(e):
+                raise self._memory_error(step) from e
+            raise
+        self.loss_sum, self.loss_count = self.loss_sum + self.step_loss, self.loss_count + 1
+        utils_watchdog.phase("optimizer")
+        self._apply_gradients(step, micro_batches)
+
+    def _accumulate(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
+        """Forward and backward over the micro-batches; the gradients are reduced in the last backward pass."""
         for index, batch in enumerate(micro_batches):
             self.feed_data(batch)
             is_last = index == len(micro_batches) - 1
@@ -137,9 +149,15 @@ class ModelVRT(ModelBase):
                 (utils_watchdog.sync if is_last else utils_watchdog.phase)("backward")
                 self.scaler.scale(loss).backward()
             self.step_loss = self.step_loss + loss.detach()
-        self.loss_sum, self.loss_count = self.loss_sum + self.step_loss, self.loss_count + 1
-        utils_watchdog.phase("optimizer")
-        self._apply_gradients(step, micro_batches)
+
+    def _memory_error(self, step: int) -> SpikeVRTError:
+        peak = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GB at the peak" if self.device.type == "cuda" else ""
+        return SpikeVRTError(
+            f"out of memory on rank {utils_dist.get_rank()}{peak}",
+            f"iteration {step}, clips of {tuple(self.lq.shape)}", "room for the activations of one batch",
+            "in this order: dataloader_batch_size 1 with accumulation_steps; train.amp.enable; "
+            "netG.use_checkpoint_attn and use_checkpoint_ffn for more stages; a smaller gt_size or num_frame",
+        )  # fmt: skip
 
     def feed_data(self, batch: dict[str, Any]) -> None:
         self.lq = batch["lq"].to(self.device, non_blocking=True)

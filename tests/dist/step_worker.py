@@ -1,0 +1,65 @@
+"""One rank of tests/faults/test_steps.py: steps of ModelVRT on a network and data that fail on one rank.
+
+step_worker.py OPTIONS CASE      CASE: "nan" (once, rank 1), "always" (NaN in each step of rank 1), "memory"
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.model_vrt import ModelVRT
+from models.select_network import NETWORKS
+from utils import utils_dist
+from utils.utils_launch import read_launch
+from utils.utils_option import load_options
+
+CASE = sys.argv[2]
+
+
+@NETWORKS.register("one_conv")
+class OneConv(nn.Module):
+    """A network that, in case "memory", has no memory left in the third step of rank 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.calls = nn.Conv2d(3, 3, 3, 1, 1), 0
+
+    def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
+        self.calls += 1
+        if CASE == "memory" and utils_dist.get_rank() == 1 and self.calls == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return self.conv(lq.flatten(0, 1)).view_as(lq)
+
+
+def batch_of(step: int) -> dict[str, Any]:
+    rank = utils_dist.get_rank()
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    lq = torch.rand(1, 2, 3, 8, 8, generator=generator)
+    broken = rank == 1 and (CASE == "always" or (CASE == "nan" and step == 2))
+    return {"lq": lq * float("nan") if broken else lq, "gt": lq, "key": [f"clip{rank}/{step}"]}
+
+
+def main() -> None:
+    logging.basicConfig(
+        format="%(message)s", level=logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR
+    )
+    with utils_dist.one_door():
+        utils_dist.init_dist(read_launch(os.environ), 60)
+        model = ModelVRT(load_options(sys.argv[1], ["netG.net_type=one_conv"], {"netG": NETWORKS}))
+        model.init_train()
+        sums = []
+        for step in range(1, 5):
+            model.optimize_parameters(step, [batch_of(step)])
+            sums.append(sum(float(p.double().sum()) for p in model.netG.parameters()))
+        print(json.dumps({"sums": sums}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

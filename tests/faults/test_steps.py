@@ -1,0 +1,67 @@
+"""Numbers and memory gone wrong on one rank of two."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.dist.launching import Ranks, run_ranks
+from tests.train_files import MAIN, write_options
+
+WORKER = "tests/dist/step_worker.py"
+
+
+@pytest.fixture
+def options(tmp_path):
+    """An option file whose network is left to the worker."""
+    path = tmp_path / "options.json"
+    path.write_text(json.dumps({
+        "task": "steps", "netG": {"net_type": "one_conv"},
+        "train": {"G_lossfn_type": "l1", "max_nonfinite_steps": 3, "G_optimizer_lr": 0.01},
+    }))  # fmt: skip
+    return path
+
+
+def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(options):
+    result = run_ranks(2, WORKER, str(options), "nan")
+
+    assert result.exit_codes == [0, 0], result.text
+    assert result.text.count("step skipped on all ranks") == 1
+    assert "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: clip1/2)" in result.text
+    sums = result.jsons[0]["sums"]
+    assert result.jsons[1]["sums"] == sums
+    assert sums[0] == sums[1] != sums[2]
+
+
+def test_nan_in_too_many_steps_stops_all_ranks_with_code_4(options):
+    result = run_ranks(2, WORKER, str(options), "always")
+
+    assert result.exit_codes == [4, 4]
+    assert result.text.count("NonFiniteError: loss NaN or Inf in 3 steps in a row") == 1
+    assert "rank 1: clip1/3" in result.text
+
+
+def test_one_rank_without_memory_ends_all_and_says_what_to_change(options):
+    result = run_ranks(2, WORKER, str(options), "memory")
+
+    assert result.exit_codes == [1, 1]
+    assert result.text.count("out of memory on rank 1") == 1
+    assert "train.amp.enable" in result.text and "Traceback" not in result.text
+    assert result.seconds < 30
+
+
+def test_a_file_that_becomes_corrupt_ends_all_ranks_with_its_name(tmp_path):
+    options = write_options(tmp_path)
+    picture = tmp_path / "GOPRO_Large/train/train1/blur/000001.png"
+    content = picture.read_bytes()
+
+    with Ranks(2, MAIN, "--opt", str(options), "train.total_iter=10000", "datasets.test={}") as running:
+        running.wait_for("Iter: 1,", 0, 120)  # the check of all files has passed
+        picture.write_bytes(content[:50] + bytes(len(content) - 50))
+        result = running.wait(60)
+
+    assert result.exit_codes == [3, 3], result.text
+    assert result.text.count("DataError: ") == 1
+    assert "train1/blur/000001.png" in result.text and "loader worker" in result.text
+    assert "Traceback" not in result.text
