@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models.network_vrt import VRT
 from models.vrt.cost import flops
-from scripts.benchmark_tools import interleaved, matmul_rate, peak_memory, summary, table
+from scripts.benchmark_tools import compared, matmul_rate, table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The deblurring network of the GoPro recipe, and the one of the sample run.
@@ -136,19 +136,14 @@ def run(args: argparse.Namespace, training: bool) -> dict[str, Any]:
     if len(nets) == 2:
         a, b = (clip.restore(net).double() for net in nets.values())
         result["largest_difference"] = float((a - b).abs().max() / b.abs().max())
-    # Memory first, the lightest first: what the heavier run leaves behind would count for the other.
-    memory = {name: peak_memory(job, clip.device) for name, job in jobs.items()}
-    times = interleaved(jobs, clip.device, args.repeats, args.warmup)
+    result["runs"] = compared(jobs, clip.device, args.repeats, args.warmup)
     rate = matmul_rate(clip.device, clip.amp)
     work = flops(nets["ours"]._orig_mod if args.compile else nets["ours"], clip.size)
     total = sum(work.values()) * (3 if training else 1)
     result["model_flops"], result["matmul_flops_per_s"] = total, rate
-    result["runs"] = {}
-    for name in nets:
-        figures = {**summary(times[name]), **memory[name]}
+    for figures in result["runs"].values():
         figures["s_per_frame"] = figures["median_s"] / (clip.size[0] * clip.size[1])
         figures["share_of_matmul_rate"] = total / figures["median_s"] / rate
-        result["runs"][name] = figures
     if len(nets) == 2:
         result["ratio"] = {
             key: result["runs"]["ours"][key] / result["runs"]["naive"][key]

@@ -43,54 +43,67 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, float]:
-    """(seconds until the device is done, seconds of processor time that all threads of this process used)."""
-    synchronize(device)
-    start, used = time.perf_counter(), time.process_time()
-    run()
-    synchronize(device)
-    return time.perf_counter() - start, time.process_time() - used
-
-
-def interleaved(
-    runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
-) -> dict[str, list[tuple[float, float]]]:
-    """`timed` of each run, `repeats` times in turn: on a shared machine all of them then see the same weather."""
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for turn in range(warmup + repeats):
-        for name, run in runs.items():
-            measured = timed(run, device)
-            if turn >= warmup:
-                times[name].append(measured)
-    return times
-
-
-def summary(times: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Processor time tells runs apart even where others keep the machine busy."""
-    walls, used = zip(*times, strict=True)
-    return {
-        "median_s": statistics.median(walls),
-        "min_s": min(walls),
-        "median_cpu_s": statistics.median(used),
-        "runs": len(walls),
-    }
-
-
-def peak_memory(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Peak of `run` in MB: of the process, and its rise over the start; on a GPU also what torch allocated."""
+def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
+    """One run: seconds, processor seconds of all threads, peak MB of the process, its rise, and torch's on a GPU."""
     gc.collect()
     _give_back()
     before = _status("VmRSS")
     _reset_peak()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    synchronize(device)
+    start, used = time.perf_counter(), time.process_time()
     run()
     synchronize(device)
+    wall, used = time.perf_counter() - start, time.process_time() - used
     peak = _status("VmHWM")
-    result = {"process_mb": peak, "rise_mb": peak - before}
+    figures = {"s": wall, "cpu_s": used, "process_mb": peak, "rise_mb": peak - before}
     if device.type == "cuda":
-        result["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
-    return result
+        figures["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
+    return figures
+
+
+def interleaved(
+    runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
+) -> dict[str, list[float]]:
+    """Seconds of each run, `repeats` times in turn: on a shared machine all of them then see the same weather."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(warmup + repeats):
+        for name, run in runs.items():
+            synchronize(device)
+            start = time.perf_counter()
+            run()
+            synchronize(device)
+            if turn >= warmup:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def compared(
+    runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
+) -> dict[str, dict[str, float]]:
+    """As `interleaved`, for long runs: median and smallest seconds, median processor seconds, largest memory of each.
+
+    Processor seconds tell runs apart even where others keep the machine busy.
+    """
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
+    for turn in range(warmup + repeats):
+        for name, run in runs.items():
+            figures = measured(run, device)
+            if turn >= warmup:
+                found[name].append(figures)
+    return {name: _summary(figures) for name, figures in found.items()}
+
+
+def _summary(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    walls = [run["s"] for run in runs]
+    summary = {
+        "median_s": statistics.median(walls),
+        "min_s": min(walls),
+        "median_cpu_s": statistics.median(run["cpu_s"] for run in runs),
+        "runs": len(runs),
+    }
+    return summary | {key: max(run[key] for run in runs) for key in runs[0] if key.endswith("_mb")}
 
 
 def _status(key: str) -> float:
@@ -117,7 +130,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, size: int | None = Non
     size = size or (8192 if device.type == "cuda" else 1024)
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)
-    best = min(timed(lambda: a @ b, device)[0] for _ in range(8))
+    best = min(measured(lambda: a @ b, device)["s"] for _ in range(8))
     return 2 * size**3 / best
 
 
