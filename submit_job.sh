@@ -34,7 +34,8 @@ step=$!
 trap 'kill -s USR1 "$step" 2>/dev/null || true' USR1 TERM
 code=0
 while wait "$step" && code=0 || code=$?; kill -0 "$step" 2>/dev/null; do :; done # a signal interrupts wait
-if [[ $code -eq 75 ]]; then # pre-empted, with a checkpoint: go on in a new allocation
+# 75: stopped with a checkpoint; 138: USR1 came before training could listen. Go on in a new allocation.
+if [[ $code -eq 75 || $code -eq 138 ]]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

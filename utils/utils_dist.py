@@ -102,7 +102,7 @@ def watch(stall_s: float, start_s: float, validate_s: float, save_s: float) -> N
 
 def _start_watchdog() -> None:
     store = _run.store.clone() if _run.store else None
-    _run.watchdog = Watchdog(get_rank(), get_world_size(), store, lambda code: _leave(code, store))
+    _run.watchdog = Watchdog(get_rank(), get_world_size(), store, _leave)
     _run.watchdog.start()
 
 
@@ -360,12 +360,8 @@ def _leave(code: int, store: Store | None) -> NoReturn:
     """End this rank at once; the host of the store waits until the others have gone, or they would blame it."""
     with suppress(Exception):
         write_exit_file(code)
-        store.set(f"left/{get_rank()}", "1")
-        deadline = time.monotonic() + 3
-        others = set(range(get_world_size())) - {get_rank()}
-        while _run.hosts_store and time.monotonic() < deadline and others:
-            others = {r for r in others if not store.check([f"left/{r}"]) and not _run.watchdog.is_gone(r)}
-            time.sleep(0.02)
+        if store is not None:
+            _say_goodbye(store)
     for child in children_of(os.getpid()):
         kill_tree(child)
     with suppress(Exception):
@@ -373,6 +369,15 @@ def _leave(code: int, store: Store | None) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def _say_goodbye(store: Store) -> None:
+    store.set(f"left/{get_rank()}", "1")
+    deadline = time.monotonic() + 3
+    others = set(range(get_world_size())) - {get_rank()}
+    while _run.hosts_store and time.monotonic() < deadline and others:
+        others = {r for r in others if not store.check([f"left/{r}"]) and not _run.watchdog.is_gone(r)}
+        time.sleep(0.02)
 
 
 def write_exit_file(code: int) -> None:

@@ -83,9 +83,12 @@ class Budgets:
 
 
 class Watchdog(threading.Thread):
-    """The thread of one rank. leave: ends this process with a code, and must not return."""
+    """The thread of one rank. leave: ends this process with a code, and must not return; it is
+    handed the store, as far as that still answers."""
 
-    def __init__(self, rank: int, world_size: int, store: Store | None, leave: Callable[[int], None]) -> None:
+    def __init__(
+        self, rank: int, world_size: int, store: Store | None, leave: Callable[[int, Store | None], None]
+    ) -> None:
         super().__init__(daemon=True, name="watchdog")
         self.rank, self.world_size, self.store, self.leave = rank, world_size, store, leave
         self.budgets: Budgets | None = None  # None until `watch`: follows failures and deaths only
@@ -96,6 +99,7 @@ class Watchdog(threading.Thread):
         self.seen: dict[int, tuple[int, float]] = {}  # rank -> (its last beat, when it came)
         self.states: dict[int, dict[str, Any]] = {}
         self.host = socket.gethostname()
+        self.by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then the store outlives rank 0
         path = tempfile.mkstemp(prefix="spikevrt-stack-")[1]
         self.stack_file = open(path, "a+b", buffering=0)  # noqa: SIM115 - several processes append to it
         # The C-level handler answers even while another thread holds the GIL; loader processes inherit it.
@@ -111,7 +115,10 @@ class Watchdog(threading.Thread):
     def _guard(self) -> None:
         """A network that swallows every packet holds the thread in a call to the store, whatever its time-out."""
         while not self.stopped.wait(self.interval_s):
-            if self.budgets and not self.ending and time.monotonic() - self.turned > self.budgets.stall_s:
+            if self.budgets is None or self.ending:
+                continue
+            patience_s = min(1.5, self.budgets.stall_s) if self._store_is_gone() else self.budgets.stall_s
+            if time.monotonic() - self.turned > patience_s:
                 self._store_lost()
 
     def run(self) -> None:
@@ -225,7 +232,7 @@ class Watchdog(threading.Thread):
             if failure["rank"] == self.rank:
                 self.store.set(f"stacks/{self.rank}", dump_stacks(self.stack_file))
             self._wait_for([REPORTED], 5.0)
-        self.leave(failure["code"])
+        self.leave(failure["code"], self.store)
 
     def _report(self, rank: int, kind: str, what: str) -> None:
         if self.store is not None:
@@ -244,7 +251,7 @@ class Watchdog(threading.Thread):
             if rank != self.rank and self.states[rank]["host"] == self.host and kind != "DEAD":
                 time.sleep(0.5)  # it leaves by itself if it can
                 kill_tree(self.states[rank]["pid"])
-        self.leave(STALL_CODE)
+        self.leave(STALL_CODE, self.store)
 
     def _message(self, rank: int, kind: str, what: str, stacks: str) -> str:
         state = self.states[rank]
@@ -288,24 +295,42 @@ class Watchdog(threading.Thread):
 
     def _store_lost(self) -> None:
         """The store that all ranks share does not answer any more. One rank of each host says it."""
-        claim = (
-            Path(tempfile.gettempdir()) / f"spikevrt-lost-{os.environ.get('MASTER_PORT', '')}-{self._pid_of_rank_0()}"
-        )
+        run = f"{self.host}-{os.environ.get('MASTER_PORT', '')}-{self._pid_of_rank_0()}"
+        claim = Path(tempfile.gettempdir()) / f"spikevrt-lost-{run}"
         try:
             os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
-            self.leave(STALL_CODE)
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and 0 in self.states:
-            say(self._message(0, "DEAD", f"its store is gone; last seen in {where(self.states[0])}", ""))
-        else:
+            time.sleep(2.0)  # for the one that speaks; torchrun ends all when the first has gone
+            self.leave(STALL_CODE, None)
+        if self.by_agent or 0 not in self.states:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             say(str(StallError(
                 f"rank {self.rank} has lost the store of the run", f"host {self.host}; the store is at {address}",
                 "torchrun's first node alive and connected", "look at the network and at the logs of that node",
             )))  # fmt: skip
-        time.sleep(1.0)
+        else:
+            self._name_rank_0()
+        time.sleep(1.5)  # until the others have seen the claim
         claim.unlink(missing_ok=True)
-        self.leave(STALL_CODE)
+        self.leave(STALL_CODE, None)
+
+    def _name_rank_0(self) -> None:
+        """Rank 0 holds the store: either it is gone, or it does not answer."""
+        state = self.states[0]
+        last_seen = f"last seen in {where(state)}"
+        if self.is_gone(0):
+            say(self._message(0, "DEAD", f"its process {state['pid']} is gone, and the store with it; {last_seen}", ""))
+            return
+        if state["host"] != self.host:
+            say(self._message(0, "SILENT", f"its store does not answer; {last_seen}", ""))
+            return
+        with open(state["stack_file"], "a+b", buffering=0) as file:
+            stacks = dump_stacks(file, state["pid"])
+        say(self._message(0, "SILENT", f"its store does not answer; {last_seen}", stacks))
+        kill_tree(state["pid"])
+
+    def _store_is_gone(self) -> bool:
+        return not self.by_agent and self.is_gone(0)
 
     def _pid_of_rank_0(self) -> int:
         return self.states[0]["pid"] if 0 in self.states else 0
