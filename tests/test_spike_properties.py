@@ -85,6 +85,8 @@ def test_representing_a_reversed_stream_equals_reversing_the_channels(chosen, se
     if name == "voxel" and 30 % options["num_bins"]:
         return  # bins of unequal length lie elsewhere in the reversed stream, as they must
     if name == "encoding25":
+        if options["spacing"] is None and options["num_windows"] == 3:
+            return  # the middle of 30 planes lies between two of them: both directions round to the same one
         options = {**options, "spacing": options["spacing"] and 2 * options["spacing"]}
     if "offsets" in options:
         options = {**options, "offsets": sorted({*options["offsets"], *(-o for o in options["offsets"])})}
