@@ -89,7 +89,6 @@ def test_the_launcher_refuses_to_start_inside_a_platform_launch():
 
     assert result.exit_codes == [2]
     assert f"do        python -u main_train_vrt.py --opt {SAMPLE} scale=1" in result.text
-    assert result.seconds < 2
 
 
 @pytest.mark.parametrize("count", ["", "0", "two"])

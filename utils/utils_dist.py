@@ -316,11 +316,21 @@ def _lost_contact(error: BaseException) -> BaseException:
     )  # fmt: skip
 
 
-def _speaks_before_joining(error: BaseException, window_s: float = 4.0) -> bool:
+def _speaks_before_joining(error: BaseException) -> bool:
     """Whether this rank is the first of its launch, on this host, to say this: there is no store to ask yet."""
     if "RANK" not in os.environ and "SLURM_PROCID" not in os.environ:
         return True
-    what = f"{getattr(error, 'what', error)} {os.getppid()} {os.getuid()}"
+    # Where the launch has no name of its own, the same words from the same parent within 10 s are taken for the same.
+    names = (
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_RESTART_COUNT",
+    )
+    name = " ".join(os.environ.get(key, "") for key in names).strip()
+    window_s = 600 if name else 10
+    what = f"{getattr(error, 'what', error)} {name} {os.getppid()} {os.getuid()}"
     claim = Path(tempfile.gettempdir()) / f"spikevrt-said-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
     with suppress(OSError):
         if time.time() - claim.stat().st_mtime > window_s:

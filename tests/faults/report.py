@@ -31,15 +31,21 @@ What is not shown here: several hosts with a real network between them, NCCL's o
 the page cache alone; fsync is there for that)."""
 
 
+def hanging(result: dict[str, Any]) -> str:
+    count = result.get("left_hanging", 0)
+    return f", but for {count} trial{'s' if count > 1 else ''} with a rank left" if count else ""
+
+
 def rows(results: dict[str, Any]) -> Iterator[str]:
     for name, label in (
         ("stalls", "a rank stalls, 6 kinds, 2/4/8 ranks"),
         ("deaths", "kill -9 or exception, 2/4/8 ranks"),
+        ("store_host", "rank 0, which holds the store, stopped, stuck in C code or killed, 2/4/8 ranks"),
     ):
         if r := results.get(name):
             yield (
                 f"| {label} | {r['trials']} trials | {r['right']} named rightly; detected after {r['detected_s_median']} s "
-                f"(median), {r['detected_s_max']} s (worst), T = {r['stall_s']:g} s; all ranks gone after {r['gone_s_max']} s at worst |"
+                f"(median), {r['detected_s_max']} s (worst), T = {r['stall_s']:g} s; all ranks gone after {r['gone_s_max']} s at worst{hanging(r)} |"
             )
     if r := results.get("false_alarms"):
         yield (
@@ -52,7 +58,7 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
             f"{100 * r['share_of_100_ms_step']:.3f} % of a 100 ms step |"
         )
     if r := results.get("kills"):
-        yield f"| kill -9 of a random rank at a random time, 1/2/4 ranks, resumed | {r['trials']} trials | {r['identical']} identical |"
+        yield f"| kill -9 of a random rank at a random time, {r.get('ranks', '1/2/4')} ranks, resumed | {r['trials']} trials | {r['identical']} identical |"
     if r := results.get("saves"):
         yield (
             f"| kill -9 while saving | {r['trials']} trials, {r['torn']} in the middle of a write | {r['unreadable']} unreadable, "
@@ -60,6 +66,6 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
         )
     if r := results.get("preemptions"):
         yield (
-            f"| SIGTERM or SIGUSR1 to one or all ranks, 1/2/4 ranks, resumed | {r['trials']} trials | {r['codes_right']} ended "
+            f"| SIGTERM or SIGUSR1 to one or all ranks, {r.get('ranks', '1/2/4')} ranks, resumed | {r['trials']} trials | {r['codes_right']} ended "
             f"with 75 on all ranks, {r['identical']} identical; gone after {r['gone_s_max']} s at worst |"
         )

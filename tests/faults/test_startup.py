@@ -30,7 +30,6 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_stranger_by_the_others():
     assert result.exit_codes == [2, 2]
     assert f"port {port} is in use" in result.stderr[0]
     assert "is not the store of this run" in result.stderr[1]
-    assert result.seconds < 15
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,6 @@ def test_a_wrong_variable_on_any_rank_ends_all(env_of, message):
     assert 0 not in result.exit_codes
     assert message in result.text
     assert "Traceback" not in result.text
-    assert result.seconds < 20
 
 
 def test_ranks_that_do_not_arrive_are_named():

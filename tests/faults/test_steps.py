@@ -48,7 +48,6 @@ def test_one_rank_without_memory_ends_all_and_says_what_to_change(options):
     assert result.exit_codes == [1, 1]
     assert result.text.count("out of memory on rank 1") == 1
     assert "train.amp.enable" in result.text and "Traceback" not in result.text
-    assert result.seconds < 30
 
 
 def test_a_file_that_becomes_corrupt_ends_all_ranks_with_its_name(tmp_path):

@@ -55,13 +55,26 @@ def deaths(share: float) -> dict[str, Any]:
     return summary_of_stalls(trials)
 
 
+def store_host(share: float) -> dict[str, Any]:
+    """Rank 0, whose process holds the store of all ranks, stopped, stuck in C code, or killed."""
+    rounds = max(1, round(share))
+    trials = [
+        run_stall(kind, ranks, 0, stall_s=STALL_S)
+        for _ in range(rounds)
+        for ranks in (2, 4, 8)
+        for kind in ("stop", "gil", "kill")
+    ]
+    return summary_of_stalls(trials)
+
+
 def summary_of_stalls(trials: list[Any]) -> dict[str, Any]:
     wrong = [(t.kind, t.ranks, t.rank, t.blamed, t.exit_codes) for t in trials if not t.is_right]
     return {
         "trials": len(trials), "right": sum(t.is_right for t in trials), "stall_s": STALL_S,
         "detected_s_max": round(max(t.detected_s for t in trials), 2),
         "detected_s_median": round(statistics.median(t.detected_s for t in trials), 2),
-        "gone_s_max": round(max(t.gone_s for t in trials), 2), "wrong": wrong,
+        "gone_s_max": round(max((t.gone_s for t in trials if t.gone_s < float("inf")), default=0.0), 2),
+        "left_hanging": sum(t.gone_s == float("inf") for t in trials), "wrong": wrong,
     }  # fmt: skip
 
 
@@ -137,8 +150,8 @@ def overhead(share: float) -> dict[str, Any]:
 
 
 KINDS_OF_TRIAL = {
-    "stalls": stalls, "deaths": deaths, "saves": saves, "kills": kills, "preemptions": preemptions,
-    "overhead": overhead, "false_alarms": false_alarms,
+    "stalls": stalls, "deaths": deaths, "store_host": store_host, "saves": saves, "kills": kills,
+    "preemptions": preemptions, "overhead": overhead, "false_alarms": false_alarms,
 }  # fmt: skip
 
 
