@@ -19,6 +19,7 @@ from utils.utils_image import VideoReader, VideoWriter
 from utils.utils_metrics import psnr, tensor_to_uint8
 
 MAIN = "main_test_vrt.py"
+LIMIT_S = 300  # of processes that take seconds on a machine that does nothing else
 
 
 def save_weights(options, path, *overrides):
@@ -177,14 +178,16 @@ def test_val_options_do_what_they_say(home, tmp_path):
 def test_two_ranks_share_clips_and_frames_and_give_the_same_numbers(home, tested):
     folder, one, two = home / "ranks", home / "one", home / "two"
     clips = ["--weights", home / "rgb.pth", "--tile", "2,0", "--overlap", "1,8"]
-    whole = run_ranks(2, MAIN, "--opt", home / "options.json", "--weights", home / "spike.pth", "--output", folder)
+    whole = run_ranks(
+        2, MAIN, "--opt", home / "options.json", "--weights", home / "spike.pth", "--output", folder, limit_s=LIMIT_S
+    )
     assert whole.exit_codes == [0, 0], whole.text
     assert metrics(folder)["averages"] == metrics(tested)["averages"]
 
     # One clip: cut in time, so that both ranks have work; the frames are the same, bit for bit.
     single = home / "clips" / "test2"
-    assert run_ranks(1, MAIN, *clips, "--input", single, "--output", one).exit_codes == [0]
-    done = run_ranks(2, MAIN, *clips, "--input", single, "--output", two)
+    assert run_ranks(1, MAIN, *clips, "--input", single, "--output", one, limit_s=LIMIT_S).exit_codes == [0]
+    done = run_ranks(2, MAIN, *clips, "--input", single, "--output", two, limit_s=LIMIT_S)
     assert done.exit_codes == [0, 0], done.text
     frames = sorted(p.name for p in (one / "test2").iterdir())
     assert len(frames) == 4
@@ -195,11 +198,13 @@ def test_two_ranks_share_clips_and_frames_and_give_the_same_numbers(home, tested
 def test_the_launcher_takes_both_forms_and_ends_with_the_code_of_the_run(home, tmp_path):
     launcher = ROOT / "launch_test.sh"
     bad = run_command(
-        [launcher, "1", home / "options.json", "datasets.test.dataroot_lq=/nowhere", "--weights", home / "rgb.pth"]
+        [launcher, "1", home / "options.json", "datasets.test.dataroot_lq=/nowhere", "--weights", home / "rgb.pth"],
+        limit_s=LIMIT_S,
     )
     assert bad.exit_codes == [3] and bad.text.count("Error: ") == 1 and "/nowhere" in bad.text
     direct = run_command(
-        [launcher, "1", "--weights", home / "rgb.pth", "--input", "/nowhere", "--output", tmp_path / "o"]
+        [launcher, "1", "--weights", home / "rgb.pth", "--input", "/nowhere", "--output", tmp_path / "o"],
+        limit_s=LIMIT_S,
     )
     assert direct.exit_codes == [3] and "no such file or folder" in direct.text
 
@@ -346,7 +351,7 @@ def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path)
         cv2.imwrite(str(tmp_path / "in" / f"{i}.png"), rng.integers(0, 256, (40, 40, 3), np.uint8))
     args = ["--weights", home / "rgb.pth", "--input", tmp_path / "in", "--output", tmp_path / "out"]
 
-    full = run_ranks(1, tmp_path / "run.py", ROOT, *args)
+    full = run_ranks(1, tmp_path / "run.py", ROOT, *args, limit_s=LIMIT_S)
     assert full.exit_codes == [3] and full.text.count("Error: ") == 1, full.text
     assert "cannot write" in full.text and "the same command" in full.text
     assert finished(tmp_path / "out") == []
