@@ -47,12 +47,23 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--opt", required=True, help="option file of the run")
     parser.add_argument("--weights", help="default: the run's best checkpoint")
-    parser.add_argument("--factors", type=float, nargs="+", default=[0.5, 1.0, 2.0, 4.0])
-    parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES))
+    parser.add_argument("--factors", type=numbers, default="0.5,1,2,4", help="of the threshold (default: %(default)s)")
+    parser.add_argument("--rates", type=rate_names, default=",".join(RATES), help="default: %(default)s")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     command = parser.parse_args(arguments)
     command.is_direct = False
     return command
+
+
+def numbers(text: str) -> list[float]:
+    return [float(word) for word in text.split(",")]
+
+
+def rate_names(text: str) -> list[str]:
+    names = text.split(",")
+    if set(names) - set(RATES):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of {', '.join(RATES)}")
+    return names
 
 
 def table(command: argparse.Namespace) -> str:

@@ -28,7 +28,7 @@ def numbers(text):
 
 def test_the_table_has_a_row_for_each_threshold_and_a_column_for_each_rate(run, capsys):
     options, weights = run
-    arguments = ["--opt", options, "--weights", weights, "--factors", "1", "2", "--rates", "unknown", "known"]
+    arguments = ["--opt", options, "--weights", weights, "--factors", "1,2", "--rates", "unknown,known"]
     assert threshold_table.main(arguments) == 0
     said = capsys.readouterr().out
     rows = numbers(said)
