@@ -131,7 +131,6 @@ class ModelVRT(ModelBase):
             if out_of_memory(e):
                 raise self._memory_error(step) from e
             raise
-        self.loss_sum, self.loss_count = self.loss_sum + self.step_loss, self.loss_count + 1
         utils_watchdog.phase("optimizer")
         self._apply_gradients(step, micro_batches)
 
@@ -182,6 +181,7 @@ class ModelVRT(ModelBase):
         # The one place that waits for the device: whether to skip must be known before the weights change.
         if torch.isfinite(norm):
             self.nonfinite_in_a_row = 0
+            self.loss_sum, self.loss_count = self.loss_sum + self.step_loss, self.loss_count + 1
             if clip:
                 nn.utils.clip_grads_with_norm_(bare(self.netG).parameters(), clip, norm)
             self.scaler.step(self.optimizer)
@@ -194,9 +194,13 @@ class ModelVRT(ModelBase):
     def _skip(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
         """All ranks are here together: find out whose loss it was and say so once. Collective."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.nonfinite_in_a_row += 1
         keys = [key for batch in micro_batches for key in batch["key"]]
         found = utils_dist.gather_objects((bool(torch.isfinite(self.step_loss)), keys))
+        if all(finite for finite, _ in found) and self.scaler.is_enabled() and self.scaler.get_scale() > 1:
+            # How GradScaler finds its scale, at the start of every float16 run: nothing is wrong yet.
+            logger.info("iteration %d: gradients overflow float16, the loss scale is lowered", step)
+            return
+        self.nonfinite_in_a_row += 1
         guilty = [(rank, keys) for rank, (finite, keys) in enumerate(found) if not finite] or list(
             enumerate(keys for _, keys in found)
         )
