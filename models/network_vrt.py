@@ -44,8 +44,8 @@ class VRT(nn.Module):
     spynet_path: weights of the flow network; null starts training from zero flow.
     checkpoint: "auto" chooses, at the first training step, which blocks are computed anew in backward so that a
     step fits memory_budget_gb (null: nine tenths of the GPU); null leaves it to the four keys above.
-    kernels: "auto" takes the fastest form for the device, "plain" the one that autograd differentiates by itself,
-    "triton" insists on the GPU kernels.
+    kernels: "auto" takes the fastest proven form for the device, "plain" the one that autograd differentiates by
+    itself, "triton" the GPU kernels of models/vrt/triton_*.py.
     fusion: how spikes enter, see models/fusion/operators.py; `spike_channels` comes from the data.
     """
 

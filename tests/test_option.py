@@ -100,9 +100,7 @@ def test_comments_go_urls_stay_and_defaults_are_filled_in(file):
 
 
 def test_overrides_are_json_or_text_and_may_name_a_part(file):
-    opt = load(
-        file, "netG.fusion=none", "train.G_optimizer_betas=[0.5, 0.6]", "path.root=x", "train.amp.enable=true"
-    )
+    opt = load(file, "netG.fusion=none", "train.G_optimizer_betas=[0.5, 0.6]", "path.root=x", "train.amp.enable=true")
     assert opt["netG"]["fusion"] == {"type": "none"}
     assert opt["train"]["G_optimizer_betas"] == [0.5, 0.6]
     assert opt["train"]["amp"] == {"enable": True, "dtype": "bfloat16"}
@@ -192,12 +190,12 @@ def test_a_missing_file_is_refused_with_the_nearest_name(tmp_path, file):
 
 def test_keys_of_kair_without_meaning_are_accepted_with_one_notice(file, caplog):
     opt = load(
-        file, "path.pretrained_optimizerG=null", "train.G_param_strict=true", "train.G_regularizer_orthstep=null",
+        file, "path.pretrained_optimizerG=null", "train.G_optimizer_reuse=true", "train.G_regularizer_orthstep=null",
         "datasets.train.test_mode=false", "netG.init_type=default",
     )  # fmt: skip
-    assert "G_param_strict" not in opt["train"]
+    assert "G_optimizer_reuse" not in opt["train"]
     assert len(caplog.records) == 1
-    for key in ("path.pretrained_optimizerG", "train.G_param_strict", "datasets.train.test_mode", "netG.init_type"):
+    for key in ("path.pretrained_optimizerG", "train.G_optimizer_reuse", "datasets.train.test_mode", "netG.init_type"):
         assert key in caplog.text
 
 

@@ -86,6 +86,8 @@ class TrainOptions(Section):
     fix_lr_mul: float = Field(1.0, ge=0, description="Factor of their learning rate afterwards.")
     fix_keys: list[str] = Field([], description="Parts of parameter names.")
 
+    G_param_strict: bool = Field(False, description="pretrained_netG must match tensor by tensor; else 90 % of them.")
+
     amp: AmpOptions = AmpOptions()
     compile: bool = Field(False, description="torch.compile the network.")
     max_nonfinite_steps: int = Field(10, ge=1, description="So many NaN/Inf steps in a row stop the run.")
@@ -161,7 +163,7 @@ class Options(Section):
 KAIR_ONLY = {
     "path": {"pretrained_optimizerG", "log", "models", "images", "options"},
     "train": {
-        "G_optimizer_reuse", "G_regularizer_orthstep", "G_regularizer_clipstep", "G_param_strict", "E_param_strict",
+        "G_optimizer_reuse", "G_regularizer_orthstep", "G_regularizer_clipstep", "E_param_strict",
         "G_optimizer_momentum", "F_lossfn_type", "F_lossfn_weight",
     },
     "datasets.train": {"val_partition", "test_mode", "phase"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from typing import Literal
 
@@ -13,13 +12,14 @@ Kernels = Literal["auto", "plain", "triton"]
 
 
 def use_triton(kernels: str, x: Tensor) -> bool:
-    """Whether Triton kernels run for x: on a GPU with Triton installed, or where they are asked for.
+    """Whether Triton kernels run for x: on a GPU, where they are asked for.
 
-    Triton's interpreter (TRITON_INTERPRET=1) runs them on a CPU, for tests. torch.compile traces the plain form.
+    "auto" does not choose them: they are checked in Triton's interpreter (TRITON_INTERPRET=1, on a CPU) and were never
+    timed on a GPU. torch.compile traces the plain form.
     """
-    if kernels == "triton":
-        return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return kernels == "auto" and x.is_cuda and _has_triton() and not torch.compiler.is_compiling()
+    if kernels != "triton" or torch.compiler.is_compiling():
+        return False
+    return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def use_cache_blocks(kernels: str, x: Tensor) -> bool:
@@ -30,7 +30,3 @@ def use_cache_blocks(kernels: str, x: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
-
-
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
