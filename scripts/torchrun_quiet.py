@@ -40,12 +40,12 @@ def main(argv: list[str]) -> int:
             run.run(args)
             return 0
         except ChildFailedError as e:
-            said = exit_file.read().strip()
+            said = exit_file.readline().strip()
             if not said:  # a rank was killed before it could say anything
                 print(e, file=sys.stderr)
             return int(said or 1)
         except SignalException as e:
-            return int(exit_file.read().strip() or 128 + e.sigval)
+            return int(exit_file.readline().strip() or 128 + e.sigval)
 
 
 if __name__ == "__main__":

@@ -394,5 +394,6 @@ def write_exit_file(code: int) -> None:
     """torchrun turns every exit code into 1; launch_train.sh finds the true one here."""
     path = os.environ.get("SPIKEVRT_EXIT_FILE")
     if path:
-        with open(path, "w", encoding="ascii") as file:
-            file.write(str(code))
+        # Appended, and the first line counts: the rank that failed comes before those that leave because of it.
+        with open(path, "a", encoding="ascii") as file:
+            file.write(f"{code}\n")
