@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Protocol
@@ -185,7 +186,17 @@ class DatSpikes:
 
 
 def build_spikes(section: dict[str, Any] | str, dataroot_spike: str, where: str) -> DatSpikes:
-    """The spike source of a dataset section, completed with the data's dataset.json. where: for messages."""
+    """The spike source of a dataset section, completed with the data's dataset.json. where: for messages.
+
+    Raises DataError where neither the options nor a folder of spikes say how large a plane is.
+    """
+    is_sized = isinstance(section, dict) and section.get("h") is not None
+    if not is_sized and not os.path.isdir(dataroot_spike):
+        raise DataError(
+            "no such folder of spikes", dataroot_spike, "a folder with one folder per clip",
+            "correct dataroot_spike, or make the data: scripts/make_sample_data.py for the sample set, "
+            "scripts/prepare_gopro_spike.py for GoPro",
+        )  # fmt: skip
     return SPIKE_SOURCES.build(section, where, info=load_info(dataroot_spike))
 
 

@@ -29,6 +29,10 @@ def missing_folder(folder):
     shutil.rmtree(folder / "GOPRO_Large" / "test")
 
 
+def missing_spikes(folder):
+    shutil.rmtree(folder / "GOPRO_Large_spike_seq")
+
+
 def nothing(folder):
     pass
 
@@ -41,6 +45,7 @@ CASES = {
     "batch": (nothing, "datasets.train.dataloader_batch_size=9", OPTION, ("9",)),
     "pretrained": (nothing, "path.pretrained_netG=/nowhere.pth", DATA, ("/nowhere.pth",)),
     "missing folder": (missing_folder, "task=x", DATA, ("GOPRO_Large/test",)),
+    "missing spikes": (missing_spikes, "task=x", DATA, ("GOPRO_Large_spike_seq/train", "make the data")),
     "short dat": (short_dat, "task=x", DATA, ("train1", "000002.dat")),
     "missing dat": (missing_dat, "task=x", DATA, ("train1", "000002")),
     "unmatched frames": (unmatched_frames, "task=x", DATA, ("train0", "000001")),

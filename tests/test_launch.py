@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.dist.launching import ROOT, run_command
+from tests.train_files import write_options
 from utils.utils_errors import DistError
 from utils.utils_launch import LaunchInfo, first_host, read_launch
 
@@ -98,9 +99,9 @@ def test_the_launcher_needs_a_number_of_processes(count):
 
 @pytest.mark.parametrize("count", ["1", "2"])
 def test_the_launcher_passes_overrides_on_and_ends_with_the_code_of_the_run(count, tmp_path):
-    result = run_command(
-        [ROOT / "launch_train.sh", count, SAMPLE, f"path.root={tmp_path}", "datasets.train.dataroot_gt=/nowhere"], 90
-    )
+    options = write_options(tmp_path)
+
+    result = run_command([ROOT / "launch_train.sh", count, options, "datasets.train.dataroot_gt=/nowhere"], 90)
 
     assert result.exit_codes == [3]
     assert result.text.count("DataError: ") == 1
