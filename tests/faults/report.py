@@ -9,7 +9,7 @@ from typing import Any
 
 
 def page(results: dict[str, Any]) -> str:
-    return "\n".join([HEAD, *rows(results), "", TAIL])
+    return "\n".join([HEAD, *rows(results), "", *exceptions(results), TAIL])
 
 
 HEAD = """# Reliability
@@ -27,21 +27,21 @@ rank ends with exit code 0. "Identical" compares sha256 over weights, average, o
 Kinds of stall: asleep before a barrier, in the forward pass, in code of rank 0 alone, in a loader process; the GIL held
 by C code; SIGSTOP.
 
-The figures were taken on two cores with a load of 8 to 20 from other work. Of the 54 stalls one was named wrongly: rank 0,
-whose process holds the store of all ranks, was stopped, called DEAD where SILENT was right, and stayed behind. That was
-mended, and is the line on rank 0 holding the store. One of the 18 deaths fell into that change: rightly named, in words that
-the trial did not know yet.
-
 What is not shown here: several hosts with a real network between them, NCCL's own failures, and power loss (kill -9 leaves
 the page cache alone; fsync is there for that)."""
 
 
+def exceptions(results: dict[str, Any]) -> Iterator[str]:
+    """Every trial that did not end as it should, in its own words."""
+    wrong = [text for result in results.values() for text in result.get("wrong", ())]
+    if wrong:
+        yield "\n".join(["Trials that did not end as they should:", "", *(f"* {text}" for text in wrong), ""])
+
+
 def gone(result: dict[str, Any]) -> str:
-    """When the last rank had gone; trials that left one behind are counted apart."""
-    left, worst = result.get("left_hanging", 0), result["gone_s_max"]
-    return (f"; all ranks gone after {worst} s at worst" if worst else "") + (
-        f"; {left} left a rank behind" if left else ""
-    )
+    """When the last process had gone, and how many were left behind."""
+    worst, left = result["gone_s_max"], result["left_behind"]
+    return (f"; all processes gone after {worst} s at worst" if worst else "") + f"; {left} left behind"
 
 
 def rows(results: dict[str, Any]) -> Iterator[str]:
@@ -58,7 +58,7 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
     if r := results.get("false_alarms"):
         yield (
             f"| none: {r['ranks']} healthy ranks, a busy loop on each core, T = {r['stall_s']:g} s | {r['minutes']:g} minutes | "
-            f"{r['alarms']} alarms |"
+            f"{r['alarms']} alarms, {r['exit_codes'].count(0)} ranks finished, {r['last']['steps']} steps |"
         )
     if r := results.get("overhead"):
         yield (

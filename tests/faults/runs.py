@@ -7,14 +7,16 @@ import os
 import random
 import re
 import signal
+import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from tests.dist.launching import RankResult, Ranks
-from tests.train_files import MAIN, experiment, latest, train
+from tests.train_files import MAIN, experiment, latest, train, write_options
 
 STEPS = 6
 EVERY = ("train.checkpoint_save=1", f"train.total_iter={STEPS}", "datasets.test={}")
@@ -56,23 +58,28 @@ def final_digest(options: Path, task: str) -> str:
     return digest.hexdigest()
 
 
-def reference(options: Path, ranks: int) -> str:
-    """The digest of a run that was never interrupted."""
-    result = train(options, f"task=reference{ranks}", *EVERY, ranks=ranks, limit_s=300)
-    assert result.exit_codes == [0] * ranks, result.text
-    return final_digest(options, f"reference{ranks}")
+@cache
+def reference(ranks: int) -> str:
+    """The digest of a run that was never interrupted; one run for all trials on so many ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = write_options(Path(folder))
+        result = train(options, *EVERY, ranks=ranks, limit_s=300)
+        assert result.exit_codes == [0] * ranks, result.text
+        return final_digest(options, "run")
 
 
 def interrupt(options: Path, ranks: int, how: str, seed: int, expected: str) -> Interruption:
-    """Strike a fresh run once, at a random moment after its first step, and let the same command finish it.
+    """Strike a fresh run once, at a random moment from its start on, and let the same command finish it.
 
     how: "kill" (SIGKILL to a random rank), "SIGTERM" or "SIGUSR1" (to a random rank, or to all).
+    at_iter of the result is 0 where the run was struck before its first checkpoint.
     """
     rng, task = random.Random(seed), f"{how}-{ranks}-{seed}"
     command = ("--opt", str(options), f"task={task}", *EVERY)
     with Ranks(ranks, MAIN, *command) as running:
-        running.wait_for(f"Iter: {rng.randint(1, STEPS - 2)},", 0, 300)
-        time.sleep(rng.uniform(0, 0.5))
+        step = rng.randint(0, STEPS - 3)  # so that a signal is heard before the end
+        running.wait_for(f"Iter: {step}," if step else "starting at iter 0,", 0, 300)
+        time.sleep(rng.uniform(0, 0.3))
         targets = [rng.randrange(ranks)] if how == "kill" or rng.random() < 0.5 else list(range(ranks))
         number = signal.SIGKILL if how == "kill" else getattr(signal, how)
         for rank in targets:

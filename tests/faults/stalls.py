@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.dist.launching import Ranks
 from utils.utils_process import process_state
@@ -25,13 +27,18 @@ KINDS = {
 
 @dataclass
 class Trial:
-    """seconds: after the fault. blamed: all "rank N is X" that any rank printed, and errors."""
+    """detected_s: from the fault to the first word; gone_s: to the end of the last process, loader workers included.
+
+    Both infinite where it never came. left: processes still there at the limit. blamed: all "rank N is X" that any
+    rank printed, and errors.
+    """
 
     kind: str
     ranks: int
     rank: int
     detected_s: float
     gone_s: float
+    left: list[str]
     blamed: list[str]
     has_stack: bool
     exit_codes: list[int]
@@ -39,30 +46,58 @@ class Trial:
 
     @property
     def is_right(self) -> bool:
-        """Named once, rightly, with the stack where there can be one, and nobody ended with 0."""
+        """Named once, rightly, with the stack where there can be one, nobody ended with 0, nobody stayed."""
         verdict, _ = KINDS[self.kind]
         expected = verdict if verdict == "DataError" else f"rank {self.rank} is {verdict}"
-        return self.blamed == [expected] and self.has_stack and 0 not in self.exit_codes
+        return self.blamed == [expected] and self.has_stack and 0 not in self.exit_codes and not self.left
+
+    def __str__(self) -> str:
+        said = ", ".join(self.blamed) or "nothing"
+        left = f", left behind: {', '.join(self.left)}" if self.left else ""
+        return (
+            f"{self.kind}, rank {self.rank} of {self.ranks}: {said} after {self.detected_s:.2f} s, "
+            f"all gone after {self.gone_s:.2f} s{left}"
+        )
 
 
 def run_stall(kind: str, ranks: int, rank: int, step: int = 10, stall_s: float = 5.0, limit_s: float = 60.0) -> Trial:
     with Ranks(ranks, WORKER, kind, str(rank), str(step), str(stall_s)) as running:
+        sessions = [p.pid for p in running.processes]
         deadline = time.time() + limit_s + 60
-        fault = detected = gone = 0.0
-        while time.time() < deadline and not gone:
+        fault = detected = gone = math.nan
+        while time.time() < deadline and math.isnan(gone):
             outputs = [running.output(r) for r in range(ranks)]
             now = time.time()
-            if not fault and (found := re.search(r"FAULT at ([\d.]+)", "".join(outputs))):
+            if math.isnan(fault) and (found := re.search(r"FAULT at ([\d.]+)", "".join(outputs))):
                 fault = float(found[1])
-            if not detected and re.search(r"StallError|DataError", "".join(outputs)):
+            if math.isnan(detected) and re.search(r"StallError|DataError", "".join(outputs)):
                 detected = now
-            if all(process_state(p.pid) in (None, "Z") for p in running.processes):
-                gone = now
+            if all(process_state(pid) in (None, "Z") for pid in sessions):
+                gone = math.nan if processes_of(sessions) else now
             time.sleep(0.02)
+        left = processes_of(sessions) if math.isnan(gone) else []
         result = running.wait(1)
     text = result.text
     return Trial(
-        kind, ranks, rank, detected - fault, gone - fault if gone else float("inf"),
+        kind, ranks, rank, _seconds(fault, detected), _seconds(fault, gone), left,
         re.findall(r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|Traceback", text),
         KINDS[kind][1] in text, result.exit_codes, text,
     )  # fmt: skip
+
+
+def processes_of(sessions: list[int]) -> list[str]:
+    """The living processes of these ranks' sessions: the ranks themselves and all that they started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):  # it went meanwhile
+            continue
+        if int(session) in sessions and state not in ("Z", "X"):
+            who = "the rank itself" if stat.parent.name == session else f"process {stat.parent.name}"
+            found.append(f"{who} of rank {sessions.index(int(session))} (state {state})")
+    return found
+
+
+def _seconds(fault: float, event: float) -> float:
+    return math.inf if math.isnan(event - fault) else event - fault

@@ -11,8 +11,7 @@ from tests.train_files import write_options
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """(option file, digest of the uninterrupted run) on two ranks."""
-    options = write_options(tmp_path_factory.mktemp("interruptions"))
-    return options, reference(options, 2)
+    return write_options(tmp_path_factory.mktemp("interruptions")), reference(2)
 
 
 def test_a_killed_rank_takes_the_run_down_and_the_resumed_run_has_the_same_bits(runs):

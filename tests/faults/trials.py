@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.dist.launching import ROOT, Ranks
 from tests.faults.report import page
+from tests.faults.runs import STEPS, Interruption, interrupt, reference
 from tests.faults.saving import kill_while_saving
-from tests.faults.stalls import KINDS, run_stall
+from tests.faults.stalls import KINDS, Trial, run_stall
 from tests.train_files import write_options
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
@@ -67,14 +70,16 @@ def store_host(share: float) -> dict[str, Any]:
     return summary_of_stalls(trials)
 
 
-def summary_of_stalls(trials: list[Any]) -> dict[str, Any]:
-    wrong = [(t.kind, t.ranks, t.rank, t.blamed, t.exit_codes) for t in trials if not t.is_right]
+def summary_of_stalls(trials: list[Trial]) -> dict[str, Any]:
+    detected = [t.detected_s for t in trials if math.isfinite(t.detected_s)]
     return {
         "trials": len(trials), "right": sum(t.is_right for t in trials), "stall_s": STALL_S,
-        "detected_s_max": round(max(t.detected_s for t in trials), 2),
-        "detected_s_median": round(statistics.median(t.detected_s for t in trials), 2),
-        "gone_s_max": round(max((t.gone_s for t in trials if t.gone_s < float("inf")), default=0.0), 2),
-        "left_hanging": sum(t.gone_s == float("inf") for t in trials), "wrong": wrong,
+        "detected_s_max": round(max(detected, default=0.0), 2),
+        "detected_s_median": round(statistics.median(detected or [0.0]), 2),
+        "gone_s_max": round(max((t.gone_s for t in trials if math.isfinite(t.gone_s)), default=0.0), 2),
+        "left_behind": sum(len(t.left) for t in trials),
+        "each": [str(t) for t in trials],
+        "wrong": [f"{t} (exit codes {t.exit_codes})" for t in trials if not t.is_right],
     }  # fmt: skip
 
 
@@ -96,22 +101,29 @@ def false_alarms(share: float) -> dict[str, Any]:
 
 def interruptions(how: str, share: float) -> dict[str, Any]:
     """Runs of the real training struck at random moments, on 1, 2 and 4 ranks, then finished by the same command."""
-    from tests.faults.runs import interrupt, reference
-
-    plan = {1: 18, 2: 20, 4: 12}
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
-        found = []
-        for ranks, count in plan.items():
-            expected = reference(options, ranks)
-            for seed in range(max(1, round(count * share))):
+        for ranks, count in {1: 18, 2: 20, 4: 12}.items():
+            expected = reference(ranks)
+
+            def trial(seed: int, ranks: int = ranks, expected: str = expected) -> Interruption:
                 kind = how if how == "kill" else ("SIGTERM", "SIGUSR1")[seed % 2]
-                found.append(interrupt(options, ranks, kind, seed, expected))
+                return interrupt(options, ranks, kind, seed, expected)
+
+            # Trials of one process each need one core only.
+            with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // ranks)) as pool:
+                found += pool.map(trial, range(max(1, round(count * share))))
     codes_right = [t for t in found if how == "kill" or set(t.exit_codes) == {75}]
     return {
         "trials": len(found), "identical": sum(t.identical for t in found), "codes_right": len(codes_right),
-        "resumed_at": sorted({t.at_iter for t in found}), "gone_s_max": round(max(t.gone_s for t in found), 2),
-        "wrong": [(t.ranks, t.struck, t.at_iter, t.exit_codes) for t in found if not t.identical],
+        "resumed_at": [sum(t.at_iter == i for t in found) for i in range(STEPS + 1)],
+        "gone_s_max": round(max(t.gone_s for t in found), 2),
+        "wrong": [
+            f"{t.struck} of {t.ranks}: resumed at {t.at_iter}, exit codes {t.exit_codes}, identical: {t.identical}"
+            for t in found
+            if not t.identical or t not in codes_right
+        ],
     }  # fmt: skip
 
 
@@ -167,10 +179,11 @@ def main() -> None:
     args = parser.parse_args()
     results = read_results()
     for name in [] if args.write else args.only.split(","):
-        start = time.monotonic()
-        found = {**KINDS_OF_TRIAL[name](args.share), "seconds": round(time.monotonic() - start)}
+        start, load = time.monotonic(), os.getloadavg()[0]
+        found = KINDS_OF_TRIAL[name](args.share)
+        found |= {"seconds": round(time.monotonic() - start), "load_before": round(load, 1)}
         results = {**read_results(), name: found}  # others may have written meanwhile
-        print(name, results[name], flush=True)
+        print(name, json.dumps(found, indent=2), flush=True)
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     (ROOT / "docs/reliability.md").write_text(page(results) + "\n", encoding="utf-8")
