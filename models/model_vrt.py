@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from models.ddp import bare, wrap_ddp
 from models.losses import LOSSES
 from models.model_base import ModelBase, cpu_state
+from models.nonfinite import NonFiniteSteps
 from models.optim import build_optimizer, is_fix_key, set_lr
 from models.tiling import out_of_memory, restore_clip
 from models.weights import load_pretrained
 from utils import utils_dist, utils_watchdog
-from utils.utils_errors import NonFiniteError, SpikeVRTError
+from utils.utils_errors import SpikeVRTError
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class ModelVRT(ModelBase):
         self.seed = self.train_opt["manual_seed"]
         amp = self.train_opt["amp"]
         self.amp_dtype = AMP_DTYPES[amp["dtype"]] if amp["enable"] else None
-        self.nonfinite_in_a_row = 0
+        self.nonfinite = NonFiniteSteps(self.train_opt["max_nonfinite_steps"], Path(opt["path"]["task"]))
         self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
 
     # ---- before the first step -------------------------------------------------------------------------------------
@@ -66,7 +68,7 @@ class ModelVRT(ModelBase):
             self.scaler.load_state_dict(state["scaler"])
         if self.netE is not None and state["ema_state_dict"] is not None:
             self.netE.load_state_dict(state["ema_state_dict"])
-        self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
+        self.nonfinite.in_a_row = state["nonfinite_in_a_row"]
 
     def training_state(self) -> dict[str, Any]:
         """Everything of the model that a resume needs, as plain types and CPU tensors."""
@@ -75,7 +77,7 @@ class ModelVRT(ModelBase):
             "ema_state_dict": cpu_state(self.netE) if self.netE is not None else None,
             "optimizer": _to_cpu(self.optimizer.state_dict()),
             "scaler": _to_cpu(self.scaler.state_dict()),
-            "nonfinite_in_a_row": self.nonfinite_in_a_row,
+            "nonfinite_in_a_row": self.nonfinite.in_a_row,
         }
 
     # ---- one step --------------------------------------------------------------------------------------------------
@@ -180,40 +182,19 @@ class ModelVRT(ModelBase):
         norm = nn.utils.get_total_norm(gradients)
         # The one place that waits for the device: whether to skip must be known before the weights change.
         if torch.isfinite(norm):
-            self.nonfinite_in_a_row = 0
+            self.nonfinite.passed()
             self.loss_sum, self.loss_count = self.loss_sum + self.step_loss, self.loss_count + 1
             if clip:
                 nn.utils.clip_grads_with_norm_(bare(self.netG).parameters(), clip, norm)
             self.scaler.step(self.optimizer)
             self.update_ema()
         else:
-            self._skip(step, micro_batches)
+            self.optimizer.zero_grad(set_to_none=True)
+            keys = [key for batch in micro_batches for key in batch["key"]]
+            lr, scale = self.optimizer.param_groups[0]["lr"], self.scaler.get_scale()
+            self.nonfinite.skipped(step, float(self.step_loss), keys, float(norm), lr, scale)
         if self.scaler.is_enabled():
             self.scaler.update()
-
-    def _skip(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
-        """All ranks are here together: find out whose loss it was and say so once. Collective."""
-        self.optimizer.zero_grad(set_to_none=True)
-        keys = [key for batch in micro_batches for key in batch["key"]]
-        found = utils_dist.gather_objects((bool(torch.isfinite(self.step_loss)), keys))
-        if all(finite for finite, _ in found) and self.scaler.is_enabled() and self.scaler.get_scale() > 1:
-            # How GradScaler finds its scale, at the start of every float16 run: nothing is wrong yet.
-            logger.info("iteration %d: gradients overflow float16, the loss scale is lowered", step)
-            return
-        self.nonfinite_in_a_row += 1
-        guilty = [(rank, keys) for rank, (finite, keys) in enumerate(found) if not finite] or list(
-            enumerate(keys for _, keys in found)
-        )
-        names = "; ".join(f"rank {rank}: {', '.join(keys)}" for rank, keys in guilty)
-        kind = "loss" if any(not finite for finite, _ in found) else "gradient"
-        logger.warning("iteration %d: %s is NaN or Inf, step skipped on all ranks (%s)", step, kind, names)
-        limit = self.train_opt["max_nonfinite_steps"]
-        if self.nonfinite_in_a_row >= limit:
-            raise NonFiniteError(
-                f"{kind} NaN or Inf in {limit} steps in a row", f"iteration {step}, {names}",
-                "finite numbers; a few skipped steps are borne (train.max_nonfinite_steps)",
-                "lower train.G_optimizer_lr, set train.G_optimizer_clipgrad, use bfloat16, look at these samples",
-            )  # fmt: skip
 
     # ---- log and test ----------------------------------------------------------------------------------------------
 

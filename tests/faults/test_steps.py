@@ -17,7 +17,7 @@ def options(tmp_path):
     """An option file whose network is left to the worker."""
     path = tmp_path / "options.json"
     path.write_text(json.dumps({
-        "task": "steps", "netG": {"net_type": "one_conv"},
+        "task": "steps", "path": {"root": str(tmp_path / "experiments")}, "netG": {"net_type": "one_conv"},
         "train": {"G_lossfn_type": "l1", "max_nonfinite_steps": 3, "G_optimizer_lr": 0.01},
     }))  # fmt: skip
     return path
@@ -40,6 +40,15 @@ def test_nan_in_too_many_steps_stops_all_ranks_with_code_4(options):
     assert result.exit_codes == [4, 4]
     assert result.text.count("NonFiniteError: loss NaN or Inf in 3 steps in a row") == 1
     assert "rank 1: clip1/3" in result.text
+    dump = options.parent / "experiments/steps/nonfinite_3.json"
+    assert str(dump) in result.text
+    steps = json.loads(dump.read_text(), parse_constant=pytest.fail)["steps"]
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert {(s["what"], s["grad_norm"], s["scale"]) for s in steps} == {("loss", "nan", 1.0)}
+    assert all(0.009 < s["lr"] <= 0.01 for s in steps)
+    healthy, broken = steps[1]["ranks"]
+    assert healthy["finite"] and healthy["loss"] > 0 and healthy["samples"] == ["clip0/2"]
+    assert broken == {"rank": 1, "loss": "nan", "finite": False, "samples": ["clip1/2"]}
 
 
 def test_one_rank_without_memory_ends_all_and_says_what_to_change(options):
