@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.benchmark_tools import environment
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for path in sorted(Path(__file__).parent.glob("benchmark_*.py")):
@@ -28,8 +28,8 @@ def main() -> int:
             add_arguments(sub)
             sub.add_argument("--json", type=Path, help="write the numbers to this file")
             sub.set_defaults(run=run)
-    args = parser.parse_args()
-    result = {"command": " ".join(sys.argv[1:]), **environment(), **args.run(args)}
+    args = parser.parse_args(argv)
+    result = {"command": " ".join(argv), **environment(), **args.run(args)}
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=2) + "\n")
@@ -38,4 +38,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from models.ddp import bare
 from models.network_vrt import VRT
 from models.vrt.cost import flops
+from scripts.benchmark_parts import seconds_per_part
 from scripts.benchmark_tools import compared, matmul_rate, table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -29,15 +32,6 @@ NAMED: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 NAMED["006-half"] = {**NAMED["006"], "depths": [4] * 7 + [2] * 4}
-# Profiler events that stand for a part of the network, most specific first; a backward event belongs to its forward.
-PARTS = {
-    "attention": ("AttentionBranch", "scaled_dot_product", "WindowAttention"),
-    "MLP": ("FeedBranch", "PlainMlp"),
-    "alignment": ("CheckpointFunction", "deform_conv", "grid_sampler", "GridSampler"),
-    "convolutions": ("aten::conv2d", "aten::conv3d", "ConvolutionBackward"),
-    "linears": ("aten::linear", "AddmmBackward", "MmBackward", "aten::layer_norm", "NativeLayerNormBackward"),
-    "optimiser": ("Optimizer.step",),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of autocast; float32: none")
     parser.add_argument("--frames", type=int, default=6)
     parser.add_argument("--crop", type=int, nargs="+", default=[64], help="side, or height and width")
+    parser.add_argument("--sizes", type=sizes, help="growth table: FRAMESxSIDE,.. or FRAMESxHEIGHTxWIDTH,..")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=1)
@@ -54,6 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile the network")
     parser.add_argument("--checkpoint", action="store_true", help="activation checkpointing of every block")
     parser.add_argument("--no-shares", action="store_true", help="skip the profile of one run")
+
+
+def sizes(text: str) -> list[tuple[int, int, int]]:
+    """ "6x64,6x720x1280" -> [(6, 64, 64), (6, 720, 1280)]: frames, height, width."""
+    numbers = [[int(n) for n in size.split("x")] for size in text.split(",")]
+    if any(len(n) not in (2, 3) for n in numbers):
+        raise ValueError(text)
+    return [(n[0], n[1], n[-1]) for n in numbers]
 
 
 def net_options(config: str) -> dict[str, Any]:
@@ -70,10 +73,11 @@ def net_options(config: str) -> dict[str, Any]:
 class Clip:
     """A random clip and what a network does with it."""
 
-    def __init__(self, args: argparse.Namespace, options: dict[str, Any]) -> None:
-        height, width = (args.crop * 2)[:2]
+    def __init__(self, args: argparse.Namespace, options: dict[str, Any], size: tuple[int, int, int]) -> None:
+        """size: frames, height, width."""
+        height, width = size[1:]
         generator = torch.Generator().manual_seed(0)
-        shape = (args.batch, args.frames)
+        shape = (args.batch, size[0])
         self.device = torch.device(args.device)
         channels = 3 if options.get("fusion", "none") != "none" else options.get("in_chans", 3)
         channels += int(options.get("nonblind_denoising", False))
@@ -123,61 +127,79 @@ def run(args: argparse.Namespace, training: bool) -> dict[str, Any]:
     if args.threads:
         torch.set_num_threads(args.threads)
     options = net_options(args.config)
-    clip, nets = Clip(args, options), networks(args, options)
-    jobs: dict[str, Callable[[], Any]] = {}
+    nets, optimizers = networks(args, options), {}
     for name, net in nets.items():
         net.train(training)
         if training:
-            fused = {"fused": True} if clip.device.type == "cuda" else {}
-            optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, **fused)
-            jobs[name] = lambda net=net, optimizer=optimizer: clip.train_step(net, optimizer)
-        else:
-            jobs[name] = lambda net=net: clip.restore(net)
+            fused = {"fused": True} if args.device.startswith("cuda") else {}
+            optimizers[name] = torch.optim.Adam(net.parameters(), lr=1e-4, **fused)
+    shape = {"config": args.config, "dtype": args.dtype, "training": training}
+    if not args.sizes:
+        clip = Clip(args, options, (args.frames, *(args.crop * 2)[:2]))
+        result = {**shape, **measure(args, clip, nets, optimizers)}
+        report(result)
+        return result
+    args.no_shares = True
+    found = [measure(args, Clip(args, options, size), nets, optimizers) for size in args.sizes]
+    print(f"{args.config}, {'training step' if training else 'inference'}, batch {args.batch}, {args.dtype}")
+    print(growth_table(found))
+    return {**shape, "sizes": found}
 
-    result: dict[str, Any] = {"config": args.config, "dtype": args.dtype, "size": clip.size, "training": training}
+
+def measure(
+    args: argparse.Namespace, clip: Clip, nets: dict[str, nn.Module], optimizers: dict[str, torch.optim.Optimizer]
+) -> dict[str, Any]:
+    """Figures of one size: runs of each network, what they compute, and where ours spends its time."""
+    jobs: dict[str, Callable[[], Any]] = {
+        name: functools.partial(clip.train_step, net, optimizers[name])
+        if optimizers
+        else functools.partial(clip.restore, net)
+        for name, net in nets.items()
+    }
+    result: dict[str, Any] = {"size": clip.size}
     if len(nets) == 2:
         a, b = (clip.restore(net).double() for net in nets.values())
         result["largest_difference"] = float((a - b).abs().max() / b.abs().max())
     result["runs"] = compared(jobs, clip.device, args.repeats, args.warmup)
     rate = matmul_rate(clip.device, clip.amp)
-    work = flops(nets["ours"]._orig_mod if args.compile else nets["ours"], clip.size)
-    total = sum(work.values()) * (3 if training else 1)
+    passes = 3 if optimizers else 1  # a backward pass is two more products for each
+    work = {part: passes * count for part, count in flops(bare(nets["ours"]), clip.size).items()}
+    total = sum(work.values())
     result["model_flops"], result["matmul_flops_per_s"] = total, rate
     for figures in result["runs"].values():
         figures["s_per_frame"] = figures["median_s"] / (clip.size[0] * clip.size[1])
+        figures["flops_per_s"] = total / figures["median_s"]
         figures["share_of_matmul_rate"] = total / figures["median_s"] / rate
     if len(nets) == 2:
         result["ratio"] = {
             key: result["runs"]["ours"][key] / result["runs"]["naive"][key]
             for key in ("median_s", "min_s", "median_cpu_s", "process_mb")
         }
-    if not args.no_shares:
-        result["shares"] = shares(jobs["ours"], clip.device)
-    report(result)
+    # The graphs of torch.compile know no parts.
+    if not args.no_shares and not args.compile:
+        seconds = seconds_per_part(nets["ours"], jobs["ours"], clip.device)
+        result["shares"] = {part: s / sum(seconds.values()) for part, s in seconds.items()}
+        result["parts"] = parts(result, work, seconds, clip.device)
     return result
 
 
-def shares(job: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Share of one run's time per part, forward and backward together."""
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    kinds += [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
-    with torch.profiler.profile(activities=kinds) as profile:
-        job()
-    on_gpu = device.type == "cuda"
-    found, covered = dict.fromkeys(PARTS, 0.0), 0.0
-    roots = [e for e in profile.events() if e.cpu_parent is None]
-    whole = sum(e.device_time_total if on_gpu else e.cpu_time_total for e in roots)
-    stack = list(roots)
-    while stack:
-        event = stack.pop()
-        part = next((p for p, names in PARTS.items() if any(n in event.name for n in names)), None)
-        if part is None:
-            stack.extend(event.cpu_children)
-            continue
-        spent = event.device_time_total if on_gpu else event.cpu_time_total
-        found[part] += spent
-        covered += spent
-    return {**{p: t / whole for p, t in found.items()}, "other": 1 - covered / whole}
+def parts(
+    result: dict[str, Any], work: dict[str, float], seconds: dict[str, float], device: torch.device
+) -> dict[str, dict[str, float]]:
+    """Of each part that counts its arithmetic: FLOP, FLOP/s, and these over the matmul rate.
+
+    On a CPU a part's seconds are its share of the median run, for profiling slows the small operations down; on a GPU
+    they are those of its kernels.
+    """
+    found = {}
+    for part, count in work.items():
+        own = seconds[part] if device.type == "cuda" else result["shares"][part] * result["runs"]["ours"]["median_s"]
+        if own > 0:
+            speed = count / own
+            found[part] = {
+                "flops": count, "flops_per_s": speed, "share_of_matmul_rate": speed / result["matmul_flops_per_s"],
+            }  # fmt: skip
+    return found
 
 
 def report(result: dict[str, Any]) -> None:
@@ -185,11 +207,14 @@ def report(result: dict[str, Any]) -> None:
     print(f"{result['config']}, {kind}, batch x frames x height x width = {result['size']}, {result['dtype']}")
     keys = ("median_s", "min_s", "median_cpu_s", "s_per_frame", "process_mb", "rise_mb")
     rows = [
-        [name, *(run[key] for key in keys), run.get("allocated_mb", "-"), f"{run['share_of_matmul_rate']:.0%}"]
+        [
+            name, *(run[key] for key in keys), run.get("allocated_mb", "-"), run["flops_per_s"] / 1e9,
+            f"{run['share_of_matmul_rate']:.0%}",
+        ]
         for name, run in result["runs"].items()
-    ]
-    header = ["", "median s", "min s", "cpu s", "s/frame", "process MB", "rise MB", "allocated MB", "of matmul rate"]
-    print(table(rows, header))
+    ]  # fmt: skip
+    header = ["", "median s", "min s", "cpu s", "s/frame", "process MB", "rise MB", "allocated MB", "GFLOP/s"]
+    print(table(rows, [*header, "of matmul rate"]))
     if "ratio" in result:
         ratio = result["ratio"]
         print(
@@ -198,7 +223,40 @@ def report(result: dict[str, Any]) -> None:
             f"largest difference {result['largest_difference']:.1e}"
         )
     if "shares" in result:
-        print("shares: " + ", ".join(f"{part} {share:.0%}" for part, share in result["shares"].items()))
+        print(
+            "\nParts of one profiled run of ours; the matmul rate is",
+            f"{result['matmul_flops_per_s'] / 1e9:.3g} GFLOP/s",
+        )
+        rows = []
+        for part, share in result["shares"].items():
+            figures = result["parts"].get(part)
+            speeds = ["-"] * 3
+            if figures:
+                speeds = [
+                    figures["flops"] / 1e9,
+                    figures["flops_per_s"] / 1e9,
+                    f"{figures['share_of_matmul_rate']:.0%}",
+                ]
+            rows.append([part, f"{share:.1%}", *speeds])
+        print(table(rows, ["part", "share", "GFLOP", "GFLOP/s", "of matmul rate"]))
+
+
+def growth_table(found: list[dict[str, Any]]) -> str:
+    """How time, memory and arithmetic grow with the size of the clip; ns are of the median run and processor time."""
+    rows = []
+    for result in found:
+        batch, frames, height, width = result["size"]
+        values, run = batch * frames * height * width, result["runs"]["ours"]
+        rows.append(
+            [
+                f"{frames} x {height} x {width}", run["median_s"], run["median_cpu_s"], run["median_s"] / values * 1e9,
+                run["median_cpu_s"] / values * 1e9, run["rise_mb"], run.get("allocated_mb", run["process_mb"]),
+                result["model_flops"] / 1e9, run["flops_per_s"] / 1e9,
+            ]
+        )  # fmt: skip
+    per = "per pixel and frame, ns"
+    header = ["frames x height x width", "median s", "cpu s", per, f"cpu {per}", "rise MB"]
+    return table(rows, [*header, "peak MB", "GFLOP", "GFLOP/s"])
 
 
 SUBCOMMANDS = {

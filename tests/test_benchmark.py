@@ -3,28 +3,53 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import torch
 
-ROOT = Path(__file__).parent.parent
+from scripts.benchmark import main
+from scripts.benchmark_parts import PARTS
+
+QUICK = ("--config", "small", "--repeats", "1", "--warmup", "0", "--device", "cpu")
+
+
+@pytest.fixture
+def benchmark(tmp_path, capsys):
+    """Runs one subcommand; (its JSON, what it printed)."""
+
+    def run(*argv):
+        threads = torch.get_num_threads()
+        assert main([*argv, *QUICK, "--json", str(tmp_path / "numbers.json")]) == 0
+        torch.set_num_threads(threads)
+        return json.loads((tmp_path / "numbers.json").read_text()), capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.parametrize("command", ["net", "train"])
-def test_the_benchmark_compares_with_the_oracle_and_writes_its_numbers(tmp_path, command):
-    size = ["--config", "small", "--crop", "32", "--frames", "2", "--repeats", "1", "--warmup", "0", "--threads", "1"]
-    done = subprocess.run(
-        [sys.executable, "scripts/benchmark.py", command, *size, "--against", "naive", "--device", "cpu",
-         "--json", str(tmp_path / "numbers.json")],
-        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def test_the_benchmark_compares_with_the_oracle_and_says_where_the_time_goes(benchmark, command):
+    numbers, text = benchmark(command, "--crop", "32", "--frames", "2", "--threads", "1", "--against", "naive")
 
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert numbers["largest_difference"] < 1e-4
     assert set(numbers["runs"]) == {"ours", "naive"}
-    assert numbers["runs"]["ours"]["median_s"] > 0 and numbers["model_flops"] > 0
-    assert sum(numbers["shares"].values()) == pytest.approx(1.0)
-    assert "ours / naive" in done.stdout
+    ours = numbers["runs"]["ours"]
+    assert ours["median_s"] > 0 and ours["process_mb"] > 0
+    assert ours["flops_per_s"] == pytest.approx(numbers["model_flops"] / ours["median_s"])
+    assert set(numbers["shares"]) == set(PARTS) and sum(numbers["shares"].values()) == pytest.approx(1.0)
+    absent = {part for part, share in numbers["shares"].items() if share == 0}
+    assert absent == (set() if command == "train" else {"optimiser"})
+    # Without the parts of backward, most of a step would have no name.
+    assert numbers["shares"]["other"] < 0.3
+    assert {"alignment", "self attention", "MLP"} < set(numbers["parts"])
+    assert "ours / naive" in text and "mutual attention" in text
+
+
+def test_a_list_of_sizes_gives_the_growth_table(benchmark):
+    numbers, text = benchmark("net", "--sizes", "2x32,3x32,2x32x64")
+
+    small, longer, wider = numbers["sizes"]
+    assert [small["size"], longer["size"], wider["size"]] == [[1, 2, 32, 32], [1, 3, 32, 32], [1, 2, 32, 64]]
+    # Two frames have one pair to align, three have two; twice the pixels cost twice as much.
+    assert 1.5 * small["model_flops"] < longer["model_flops"] < 2 * small["model_flops"]
+    assert wider["model_flops"] == pytest.approx(2 * small["model_flops"])
+    assert "| 3 x 32 x 32 " in text and "per pixel and frame" in text

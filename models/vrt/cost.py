@@ -14,10 +14,14 @@ from models.vrt.window_attention import Block
 
 
 def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
-    """Multiply-adds times two of one forward pass on (batch, frames, height, width), per part."""
+    """Multiply-adds times two of one forward pass on (batch, frames, height, width), per part.
+
+    "mutual attention": of the blocks that have it, their self attention included.
+    """
     batch, frames, height, width = size
     pixels, pairs = batch * frames * height * width, 2 * batch * (frames - 1) * height * width
-    work = dict.fromkeys(("flow", "alignment", "attention", "MLP", "convolutions", "linears"), 0.0)
+    parts = ("flow", "alignment", "mutual attention", "self attention", "MLP", "convolutions", "linears")
+    work = dict.fromkeys(parts, 0.0)
     scales = dict(zip((f"stage{i}" for i in range(1, 8)), (1, 2, 4, 8, 4, 2, 1), strict=True))
     for name, part in net.named_children():
         area = scales.get(name, 1) ** 2
@@ -27,7 +31,7 @@ def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
             for block in (m for m in part.modules() if isinstance(m, Block)):
                 scale = scales.get(name, 1)
                 attention, mlp = block_flops(block, (batch, frames, height // scale, width // scale))
-                work["attention"] += attention
+                work["mutual attention" if block.attn.mutual else "self attention"] += attention
                 work["MLP"] += mlp
             owners = part.modules()
             linears = [m for o in owners if isinstance(o, Stage | RefineLayer | nn.Sequential) for m in o.children()]
@@ -36,7 +40,9 @@ def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
                 align: DeformAlign = part.pa_deform
                 work["alignment"] += pairs / area * 2 * (_kernel(align.conv_offset) + align.weight.numel())
                 work["MLP"] += pixels / area * 2 * _kernel(part.pa_fuse)
-        elif name != "fusion":
+        elif name in ("norm", "conv_after_body"):
+            work["linears"] += pixels * 2 * sum(p.numel() for p in part.parameters() if p.dim() > 1)
+        else:
             kernels = sum(m.weight.numel() for m in part.modules() if isinstance(m, FrameConv | nn.Linear | nn.Conv2d))
             work["convolutions"] += pixels * 2 * kernels
     return work
