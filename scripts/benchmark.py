@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure: python scripts/benchmark.py net|train|... [--help]. Prints a table, writes JSON with --json FILE.
+"""Measure: python scripts/benchmark.py net|train|data|scale [--help]. Prints a table, writes JSON with --json FILE.
 
 A subcommand is a module scripts/benchmark_<anything>.py with a dict SUBCOMMANDS: name -> (help, add_arguments(parser),
 run(args) -> dict). `run` prints its own tables; what it returns is the JSON.
@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.benchmark_tools import environment
+from utils.utils_errors import SpikeVRTError
 
 
 def main(argv: list[str]) -> int:
@@ -29,7 +30,12 @@ def main(argv: list[str]) -> int:
             sub.add_argument("--json", type=Path, help="write the numbers to this file")
             sub.set_defaults(run=run)
     args = parser.parse_args(argv)
-    result = {"command": " ".join(argv), **environment(), **args.run(args)}
+    try:
+        numbers = args.run(args)
+    except SpikeVRTError as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    result = {"command": " ".join(argv), **environment(), **numbers}
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -34,20 +34,25 @@ NAMED: dict[str, dict[str, Any]] = {
 NAMED["006-half"] = {**NAMED["006"], "depths": [4] * 7 + [2] * 4}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
+    """Network, device, clip and repeats, for every benchmark that runs a network."""
     parser.add_argument("--config", default="006", help=f"{', '.join(NAMED)}, or an option file (default 006)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of autocast; float32: none")
     parser.add_argument("--frames", type=int, default=6)
     parser.add_argument("--crop", type=int, nargs="+", default=[64], help="side, or height and width")
-    parser.add_argument("--sizes", type=sizes, help="growth table: FRAMESxSIDE,.. or FRAMESxHEIGHTxWIDTH,..")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--threads", type=int, help="CPU threads (default: all)")
-    parser.add_argument("--against", choices=["naive"], help="also run the plain transcription in tests/naive_vrt.py")
     parser.add_argument("--compile", action="store_true", help="torch.compile the network")
     parser.add_argument("--checkpoint", action="store_true", help="activation checkpointing of every block")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shape_arguments(parser)
+    parser.add_argument("--sizes", type=sizes, help="growth table: FRAMESxSIDE,.. or FRAMESxHEIGHTxWIDTH,..")
+    parser.add_argument("--against", choices=["naive"], help="also run the plain transcription in tests/naive_vrt.py")
     parser.add_argument("--no-shares", action="store_true", help="skip the profile of one run")
 
 
@@ -105,7 +110,7 @@ class Clip:
         return net(self.lq) if self.spike is None else net(self.lq, self.spike)
 
 
-def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.Module]:
+def networks(args: argparse.Namespace, options: dict[str, Any], against: str | None = None) -> dict[str, nn.Module]:
     """The network, and beside it the oracle with the same weights, if asked for."""
     device = torch.device(args.device)
     saving = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True} if args.checkpoint else {}
@@ -114,7 +119,7 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
     net = VRT(**{**options, **saving, "drop_path_rate": 0.0}).to(device)
     nn.init.normal_(net.conv_last.weight, std=0.01)  # zero would hide every difference
     result = {"ours": torch.compile(net) if args.compile else net}
-    if args.against == "naive":
+    if against == "naive":
         from tests.naive_vrt import NaiveVRT
 
         naive = NaiveVRT(**options)
@@ -127,7 +132,7 @@ def run(args: argparse.Namespace, training: bool) -> dict[str, Any]:
     if args.threads:
         torch.set_num_threads(args.threads)
     options = net_options(args.config)
-    nets, optimizers = networks(args, options), {}
+    nets, optimizers = networks(args, options, args.against), {}
     for name, net in nets.items():
         net.train(training)
         if training:

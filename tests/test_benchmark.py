@@ -53,3 +53,19 @@ def test_a_list_of_sizes_gives_the_growth_table(benchmark):
     assert 1.5 * small["model_flops"] < longer["model_flops"] < 2 * small["model_flops"]
     assert wider["model_flops"] == pytest.approx(2 * small["model_flops"])
     assert "| 3 x 32 x 32 " in text and "per pixel and frame" in text
+
+
+def test_two_processes_are_measured_against_one(benchmark):
+    numbers, text = benchmark("scale", "--crop", "32", "--frames", "2", "--threads", "1", "--ranks", "2")
+
+    one, two = numbers["runs"]
+    assert (one["ranks"], two["ranks"]) == (1, 2)
+    assert one["efficiency"] == 1.0 and one["reduction_share"] == 0.0
+    assert two["samples_per_s"] == pytest.approx(2 / two["step_s"])
+    assert two["efficiency"] == pytest.approx(one["step_s"] / two["step_s"]) and 0 <= two["reduction_share"] < 1
+    assert "gloo" in text and "efficiency" in text
+
+
+def test_a_wrong_option_file_is_refused_in_our_words(capsys):
+    assert main(["net", *QUICK, "--config", "options/none.json"]) == 2
+    assert "OptionError" in capsys.readouterr().err

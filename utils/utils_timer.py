@@ -1,11 +1,27 @@
-"""Where the time of a step goes: data, compute, everything else."""
+"""Where the time of a step goes: data, compute, everything else; and how long a step takes."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int = 3, warmup: int = 0) -> float:
+    """Median seconds of `run`, to the end of its work on the device."""
+    seconds = []
+    for _ in range(warmup + repeats):
+        begin = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[warmup:])
 
 
 class StepTimer:
