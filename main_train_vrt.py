@@ -9,6 +9,7 @@ One process, or one of many started by torchrun, a cloud platform or SLURM: see 
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import sys
@@ -23,12 +24,13 @@ from tqdm import tqdm
 from data.loader import TrainLoader
 from data.preflight import preflight
 from data.select_dataset import DATASETS, build_dataset, set_spike_channels
+from models.ddp import weights_hash
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
 from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from models.validate import Validation, validate
-from utils import utils_dist, utils_preempt, utils_watchdog
+from utils import utils_dist, utils_preempt, utils_status, utils_watchdog
 from utils.utils_experiment import Experiment, Progress, find_state, is_better, restore_progress
 from utils.utils_launch import read_launch
 from utils.utils_logger import setup_logging
@@ -77,7 +79,7 @@ def train(opt: dict[str, Any]) -> int:
     announce(opt, model, loader, progress, state)
 
     timer = StepTimer()
-    with closing(Experiment(opt, progress)) as experiment:
+    with closing(Experiment(opt, progress)) as experiment, utils_status.answering(folder):
         total_iter = planned_steps(opt, loader)
         is_new = progress.step < total_iter
         while progress.step < total_iter:
@@ -91,6 +93,8 @@ def train(opt: dict[str, Any]) -> int:
                     say_own_step(model, progress, micro_batches)
                 if progress.step % every["checkpoint_print"] == 0:
                     experiment.log_training(progress, model.current_log() | timer.read())
+                if opt["debug"]["compare_every"] and progress.step % opt["debug"]["compare_every"] == 0:
+                    compare_weights(model, progress)
                 if vote.is_stop():
                     return stop_early(model, experiment, progress)
                 if progress.step % every["checkpoint_test"] == 0 and progress.step < total_iter:
@@ -124,7 +128,7 @@ def planned_steps(opt: dict[str, Any], loader: TrainLoader) -> int:
 def announce(
     opt: dict[str, Any], model: ModelVRT, loader: TrainLoader, progress: Progress, state: dict[str, Any] | None
 ) -> None:
-    """What a person wants to see before a long run: the network, the true batch size, where it starts."""
+    """What a person wants to see before a long run: network, true batch size, every rank, the start. Collective."""
     section, world = opt["datasets"]["train"], utils_dist.get_world_size()
     per_gpu, accumulated = section["dataloader_batch_size"], opt["train"]["accumulation_steps"]
     logger.info(model.describe())
@@ -135,6 +139,19 @@ def announce(
     )  # fmt: skip
     if state is not None and state["world_size"] != world:
         logger.warning("%d ranks now, %d before: the sums round differently", world, state["world_size"])
+    loader.seek(progress.epoch, progress.batch)
+    weights, place = weights_hash(model.netG), [progress.step, progress.epoch, progress.batch]
+    utils_status.tell(
+        device=str(model.device), samples=loader.steps_per_epoch * loader.sampler.batch_size,
+        first=[index for _, index in itertools.islice(loader.sampler, 3)],
+        loss_is_finite=True, weights=weights, weights_step=progress.step,
+    )  # fmt: skip
+    logger.info("%s", "\n".join(utils_dist.gather_objects(utils_status.own_line())))
+    if state is not None:
+        # A shared file system may show one host an older file than the others.
+        utils_dist.check_same_on_all_ranks(
+            "the checkpoints to go on from", [*place, weights], "start again once all hosts see the same file"
+        )
     logger.info("starting at iter %d, epoch %d, batch %d", progress.step, progress.epoch + 1, progress.batch)
 
 
@@ -173,6 +190,18 @@ def say_own_step(model: ModelVRT, progress: Progress, micro_batches: list[dict[s
         f"Batch size: {len(keys)}, Loss: {float(model.step_loss):.4f}, Samples: {', '.join(keys)}",
         flush=True,
     )
+
+
+def compare_weights(model: ModelVRT, progress: Progress) -> None:
+    """Raises DistError where the ranks no longer hold the same weights: nothing else would ever show it. Collective."""
+    utils_watchdog.phase("compare weights", progress.step)
+    found = weights_hash(model.netG)
+    utils_status.tell(weights=found, weights_step=progress.step)
+    utils_dist.check_same_on_all_ranks(
+        f"the weights after iteration {progress.step}", found,
+        "go on from a checkpoint before this iteration; run scripts/doctor.py on these hosts: memory, GPU or network "
+        "of the odd one may be faulty",
+    )  # fmt: skip
 
 
 def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress) -> Validation | None:

@@ -61,10 +61,14 @@ class TrainLoader:
     def steps_per_epoch(self) -> int:
         return self.sampler.batches_per_epoch
 
-    def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
-        """An iterator over the steps of `epoch` from `batch` on, with its workers already started."""
+    def seek(self, epoch: int, batch: int) -> None:
+        """The next sample is the first one of this rank in that global batch."""
         self.sampler.set_epoch(epoch)
         self.sampler.start_batch = batch
+
+    def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
+        """An iterator over the steps of `epoch` from `batch` on, with its workers already started."""
+        self.seek(epoch, batch)
         iterator = iter(self.loader)  # starts the workers; a generator alone would wait for its first next()
         return self._steps(self._batches(iterator))
 

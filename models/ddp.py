@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,6 +43,15 @@ def fingerprint(net: nn.Module) -> str:
     parts = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in net.named_parameters()]
     parts += [(n, tuple(b.shape), str(b.dtype)) for n, b in net.named_buffers()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def weights_hash(net: nn.Module) -> str:
+    """12 hex digits of all weights and buffers of the bare network, bit for bit."""
+    digest = hashlib.sha256()
+    for key, value in bare(net).state_dict().items():
+        digest.update(key.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:12]
 
 
 def bare(net: nn.Module) -> nn.Module:

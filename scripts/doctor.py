@@ -10,7 +10,6 @@ python scripts/doctor.py --log FILE                          what the failure in
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import os
 import sys
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import main_train_vrt
-from models.ddp import bare, wrap_ddp
+from models.ddp import bare, weights_hash, wrap_ddp
 from models.model_vrt import ModelVRT
 from models.select_model import define_Model
 from utils import utils_dist
@@ -43,7 +42,6 @@ from utils.utils_doctor import (
 )
 from utils.utils_errors import SpikeVRTError
 from utils.utils_launch import read_launch
-from utils.utils_timer import seconds_of
 
 STEPS = 3  # timed steps
 
@@ -141,10 +139,7 @@ def check_shards(loader: Any) -> list[Finding]:
 
 def check_parameters(model: ModelVRT) -> list[Finding]:
     """All ranks hold the same network. Collective."""
-    digest = hashlib.sha256()
-    for key, value in bare(model.netG).state_dict().items():
-        digest.update(key.encode() + value.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    digests = utils_dist.gather_objects(digest.hexdigest()[:12])
+    digests = utils_dist.gather_objects(weights_hash(model.netG))
     if len(set(digests)) == 1:
         return [Finding(OK, "parameters", f"hash {digests[0]} on all ranks")]
     # Fresh weights may differ: DDP hands out rank 0's when it wraps.
@@ -187,13 +182,16 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> list[Finding]:
 
 def time_of_steps(model: ModelVRT, batch: dict[str, Any]) -> float:
     """Median seconds of forward and backward."""
-
-    def step() -> None:
-        model.loss().backward()
-        model.netG.zero_grad(set_to_none=True)
-
+    seconds = []
     model.feed_data(batch)
-    return seconds_of(step, model.device, STEPS)
+    for _ in range(STEPS):
+        begin = time.perf_counter()
+        model.loss().backward()
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+        model.netG.zero_grad(set_to_none=True)
+    return sorted(seconds)[len(seconds) // 2]
 
 
 def check_gradients(model: ModelVRT, batch: dict[str, Any], opt: dict[str, Any]) -> list[Finding]:

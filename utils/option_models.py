@@ -121,6 +121,7 @@ class LoggingOptions(Section):
 
 class DebugOptions(Section):
     every: int = Field(0, ge=0, description="Every so many steps each rank prints its own line; 0: never.")
+    compare_every: int = Field(500, ge=0, description="Steps between comparisons of the ranks' weights; 0: never.")
 
 
 class WatchdogOptions(Section):

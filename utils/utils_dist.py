@@ -5,18 +5,15 @@ Everything works the same in a single process, where no group exists.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -72,6 +69,11 @@ def get_world_size() -> int:
 
 def is_main_process() -> bool:
     return _run.launch.rank == 0
+
+
+def get_store() -> Store | None:
+    """What all ranks share, small values by name; None in a single process. Other threads need a clone() of it."""
+    return _run.store
 
 
 def get_device() -> torch.device:
@@ -217,8 +219,8 @@ def gather_objects(obj: Any) -> list[Any]:
     return found
 
 
-def check_same_on_all_ranks(name: str, value: Any) -> None:
-    """Raises DistError, on all ranks, where `value` differs between ranks. Collective."""
+def check_same_on_all_ranks(name: str, value: Any, do: str = "start all ranks from the same files") -> None:
+    """Raises DistError, on all ranks, where `value` differs between ranks; do: what helps then. Collective."""
     found = gather_objects(value)
     if all(other == found[0] for other in found):
         return
@@ -226,9 +228,7 @@ def check_same_on_all_ranks(name: str, value: Any) -> None:
     for rank, other in enumerate(found):
         groups.setdefault(repr(other), []).append(rank)
     listed = "; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in groups.items())
-    raise DistError(
-        f"{name} differ between the ranks", listed, "the same on all ranks", "start all ranks from the same files"
-    )
+    raise DistError(f"{name} differ between the ranks", listed, "the same on all ranks", do)
 
 
 # ---- the one door ---------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def one_door() -> Iterator[None]:
 def _fail(error: BaseException) -> NoReturn:
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     if _run.store is None:
-        if _speaks_before_joining(error):
+        if utils_rendezvous.speaks_alone(error):
             say(_text_of(error))
         write_exit_file(code)
         sys.stdout.flush()
@@ -314,32 +314,6 @@ def _lost_contact(error: BaseException) -> BaseException:
         "lost contact with another rank", suspects or f"rank {get_rank()}: {str(error).splitlines()[0]}",
         "all ranks alive and connected", "look into the logs of the other ranks and of their hosts",
     )  # fmt: skip
-
-
-def _speaks_before_joining(error: BaseException) -> bool:
-    """Whether this rank is the first of its launch, on this host, to say this: there is no store to ask yet."""
-    if "RANK" not in os.environ and "SLURM_PROCID" not in os.environ:
-        return True
-    # Where the launch has no name of its own, the same words from the same parent within 10 s are taken for the same.
-    names = (
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_RESTART_COUNT",
-        "SLURM_JOB_ID",
-        "SLURM_STEP_ID",
-        "SLURM_RESTART_COUNT",
-    )
-    name = " ".join(os.environ.get(key, "") for key in names).strip()
-    window_s = 600 if name else 10
-    what = f"{getattr(error, 'what', error)} {name} {os.getppid()} {os.getuid()}"
-    claim = Path(tempfile.gettempdir()) / f"spikevrt-said-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
-    with suppress(OSError):
-        if time.time() - claim.stat().st_mtime > window_s:
-            claim.unlink()  # of an earlier launch
-    try:
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
 
 
 def _claim_failure(code: int) -> dict[str, Any] | None:

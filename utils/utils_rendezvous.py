@@ -7,13 +7,17 @@ and counts the ranks that are missing without naming them.
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 from torch.distributed import DistError as TorchDistError
@@ -135,6 +139,32 @@ def meet(store: Store, launch: LaunchInfo) -> None:
             told = True
             logger.warning("waiting for %s of %d", names, launch.world_size)
         time.sleep(0.02 if waited < 2 else 0.2)
+
+
+def speaks_alone(error: BaseException) -> bool:
+    """Whether this rank is the first of its launch, on this host, to say this: before joining, no store can tell."""
+    if "RANK" not in os.environ and "SLURM_PROCID" not in os.environ:
+        return True
+    # Where the launch has no name of its own, the same words from the same parent within 10 s are taken for the same.
+    names = (
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_RESTART_COUNT",
+    )
+    name = " ".join(os.environ.get(key, "") for key in names).strip()
+    window_s = 600 if name else 10
+    what = f"{getattr(error, 'what', error)} {name} {os.getppid()} {os.getuid()}"
+    claim = Path(tempfile.gettempdir()) / f"spikevrt-said-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
+    with suppress(OSError):
+        if time.time() - claim.stat().st_mtime > window_s:
+            claim.unlink()  # of an earlier launch
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
 
 
 def _check_s() -> float:

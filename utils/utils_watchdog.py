@@ -58,6 +58,11 @@ def sync(name: str) -> None:
     _place = Place(name, _place.step, time.monotonic(), _place.syncs + 1)
 
 
+def here() -> Place:
+    """Where the main thread is."""
+    return _place
+
+
 @contextmanager
 def collective(name: str) -> Iterator[None]:
     """Around a collective: the phase is "`name` in <phase>" meanwhile."""

@@ -1,0 +1,44 @@
+"""main_train_vrt.py with a network of one convolution that goes wrong on one rank, at one step.
+
+    odd_worker.py CASE RANK STEP  ARGUMENTS OF main_train_vrt.py
+
+CASE: "drift" (its weights change), "stall" (it sleeps), "nan" (its output is NaN from then on), "shape" (its
+layers are of another size, whatever the step)
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from torch import Tensor, nn
+
+import main_train_vrt
+from models.select_network import NETWORKS
+from utils import utils_dist
+
+CASE, RANK, STEP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+
+@NETWORKS.register("odd")
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        size = 5 if CASE == "shape" and utils_dist.get_rank() == RANK else 3
+        self.conv, self.calls = nn.Conv2d(3, 3, size, 1, size // 2), 0
+
+    def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
+        self.calls += 1
+        struck = utils_dist.get_rank() == RANK
+        if struck and CASE == "stall" and self.calls == STEP:
+            time.sleep(600)
+        if struck and CASE == "drift" and self.calls == STEP:
+            with torch.no_grad():
+                self.conv.bias += 1e-6
+        restored = self.conv(lq.flatten(0, 1)).view_as(lq)
+        return restored * float("nan") if struck and CASE == "nan" and self.calls >= STEP else restored
+
+
+if __name__ == "__main__":
+    sys.exit(main_train_vrt.main(sys.argv[4:]))

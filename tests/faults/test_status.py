@@ -1,0 +1,92 @@
+"""What a run tells of its ranks when asked, and what it keeps to itself in everything that it leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tests.dist.launching import Ranks, run_ranks
+from tests.train_files import experiment, write_options
+
+WORKER = "tests/dist/odd_worker.py"
+KEY, KEY_OF_OPTIONS = "0123456789abcdef0123456789abcdef01canary", "fedcba9876543210fedcba9876543210canary10"
+SECRET = (f"logging.wandb_api_key={KEY_OF_OPTIONS}", "logging.use_wandb=true")
+ENV = {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}
+LINE = re.compile(
+    r"rank (\d) of 2 on \S+, cpu, pid (\d+); step (\d+), [\d.]+ s in phase \"([^\"]+)\"; loss finite; "
+    r"weights ([0-9a-f]{12}) at step (\d+); 4 samples an epoch, first (\d), (\d), (\d)"
+)
+
+
+def odd(tmp_path):
+    """An option file for the network of odd_worker.py."""
+    return write_options(tmp_path, netG={"net_type": "odd"})
+
+
+def command(case, rank, step, options, *overrides):
+    return (case, str(rank), str(step), "--opt", str(options), "datasets.test={}", *overrides)
+
+
+def files_with_a_key(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [path for path in files if any(key.encode() in path.read_bytes() for key in (KEY, KEY_OF_OPTIONS))]
+
+
+def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_key_does(tmp_path):
+    options = odd(tmp_path)
+    arguments = command("stall", 1, 4, options, "debug.compare_every=2", "watchdog.stall_s=5", *SECRET)
+    status = experiment(options) / "status"
+    with Ranks(2, WORKER, *arguments, env=ENV) as running:
+        running.wait_for("Iter: 3,", 0, 120)
+        status.touch()
+        pids = [process.pid for process in running.processes]
+        result = running.wait(60)
+
+    at_start = LINE.findall(result.stdout[0])
+    assert [(rank, int(pid), step) for rank, pid, step, *_ in at_start] == [("0", pids[0], "0"), ("1", pids[1], "0")]
+    assert not set(at_start[0][6:]) & set(at_start[1][6:]) and at_start[0][4] == at_start[1][4]
+    asked = LINE.findall(status.read_text())
+    assert [(line[0], line[2], line[3], line[5]) for line in asked] == [
+        ("0", "3", "backward", "2"), ("1", "3", "forward", "2"),
+    ]  # fmt: skip
+    assert asked[0][4] == asked[1][4] != at_start[0][4]
+    # The run went on to end itself, with stacks.
+    assert result.exit_codes == [70, 70] and "rank 1 is STUCK" in result.text and "odd_worker.py" in result.text
+    assert KEY not in result.text and KEY_OF_OPTIONS not in result.text
+    assert files_with_a_key(tmp_path / "experiments") == []
+
+
+def test_weights_that_drift_apart_end_the_run(tmp_path):
+    options = odd(tmp_path)
+    result = run_ranks(2, WORKER, *command("drift", 1, 3, options, "debug.compare_every=2", "train.total_iter=8"))
+
+    assert result.exit_codes == [2, 2], result.text
+    assert result.text.count("DistError: the weights after iteration 4 differ between the ranks") == 1
+    assert re.search(r"rank 0: '[0-9a-f]{12}'; rank 1: '[0-9a-f]{12}'", result.text)
+    assert "Iter: 4," in result.text and "Iter: 5," not in result.text
+
+
+def test_networks_that_differ_between_the_ranks_are_refused_before_the_first_step(tmp_path):
+    options = odd(tmp_path)
+    result = run_ranks(2, WORKER, *command("shape", 1, 0, options))
+
+    assert result.exit_codes == [2, 2], result.text
+    assert result.text.count("DistError: the networks differ between the ranks") == 1
+    assert "Iter: 1," not in result.text and "Traceback" not in result.text
+
+
+def test_the_numbers_of_skipped_steps_hold_no_key(tmp_path):
+    options = odd(tmp_path)
+    result = run_ranks(
+        1,
+        WORKER,
+        *command("nan", 0, 2, options, "train.max_nonfinite_steps=2", "train.checkpoint_save=1", *SECRET),
+        env=ENV,
+    )
+
+    assert result.exit_codes == [4], result.text
+    steps = json.loads((experiment(options) / "nonfinite_3.json").read_text())["steps"]
+    assert [step["step"] for step in steps] == [2, 3]
+    assert KEY not in result.text and KEY_OF_OPTIONS not in result.text
+    assert files_with_a_key(tmp_path / "experiments") == []
