@@ -130,8 +130,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, size: int | None = Non
     size = size or (8192 if device.type == "cuda" else 1024)
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)
-    best = min(measured(lambda: a @ b, device)["s"] for _ in range(8))
-    return 2 * size**3 / best
+    return 2 * size**3 / min(interleaved({"": lambda: a @ b}, device, repeats=8, warmup=1)[""])
 
 
 def table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from models.network_vrt import VRT
 from models.vrt.cost import flops
-from models.vrt.fit_memory import fit_memory, kept_bytes
+from models.vrt.fit_memory import MARGIN, count_step, fit_memory, kept_bytes
 from models.vrt.window_attention import Block
 from tests.test_vrt_modules import SMALL
 from utils.utils_errors import OptionError
@@ -43,6 +43,53 @@ def test_a_smaller_budget_recomputes_more_and_keeps_less():
     assert counts[0] == 2 * sum(isinstance(m, Block) for m in net.modules())
     assert counts[0] > counts[1] > counts[2] == 0
     assert kept[0] < kept[1] < kept[2]
+
+
+def allocated_bytes(run):
+    """The most that torch holds at once during `run`, beyond what it held before: every single allocation, summed."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, profile_memory=True) as profiled:
+        run()
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = torch.tensor([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
+    return int(sizes.cumsum(0).max())
+
+
+@pytest.mark.parametrize("kernels", ["plain", "auto"])
+@pytest.mark.parametrize("flags", [{}, {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}])
+def test_the_count_is_what_a_step_allocates(kernels, flags):
+    net, x = VRT(**{**TINY, "kernels": kernels, "drop_path_rate": 0.0}, **flags), torch.rand(1, 4, 3, 64, 64)
+    optimizer = torch.optim.Adam(net.parameters())
+
+    def step():
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    weights_and_moments = 12 * sum(p.numel() for p in net.parameters())
+    measured = weights_and_moments + allocated_bytes(step)
+    before = recomputed(net)
+    counted = count_step(net, lambda: net(x))
+
+    assert counted.gb() / MARGIN == pytest.approx(measured / 1e9, rel=0.05)
+    assert recomputed(net) == before
+    assert counted.activations >= counted.checkpointed
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_count_is_what_a_step_allocates_on_a_gpu():
+    net, x = VRT(**{**TINY, "drop_path_rate": 0.0}).cuda(), torch.rand(1, 4, 3, 64, 64, device="cuda")
+    optimizer = torch.optim.Adam(net.parameters(), fused=True)
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    measured = torch.cuda.max_memory_allocated()
+
+    assert count_step(net, lambda: net(x)).gb() == pytest.approx(measured / 1e9, rel=0.15)
 
 
 def test_measuring_changes_neither_the_gradients_nor_the_random_numbers():
