@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from models.restore import Restorer, describe_tiling
 from models.restore_setup import asked_tiles, check_inputs, direct_tiling, find_weights, interpolates
 from models.select_network import NETWORKS, check_options
 from models.tiling import Tiling
-from utils import utils_dist
+from utils import utils_dist, utils_watchdog
 from utils.option_file import Sources, apply_override
 from utils.utils_errors import OptionError
 from utils.utils_image import imwrite_rgb, write_whole
@@ -48,6 +48,7 @@ from utils.utils_outputs import Outputs, finish_clip
 from utils.utils_report import MAX_PICTURES, build_report
 from utils.utils_results import clip_file, collect, load_clip, read_json, save_clip, text_table, write_json
 from utils.utils_test_args import TestArgs, parse_test_args
+from utils.utils_watchdog import Budgets
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Work:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0 done, 2 options or launch, 3 data or weights, 1 anything else."""
+    """Exit code: 0 done, 2 options or launch, 3 data or weights, 70 stall, 1 anything else."""
     with utils_dist.one_door():
         launch = read_launch(os.environ, torch.cuda.device_count())
         setup_logging(launch.rank)
@@ -93,6 +94,8 @@ def main(argv: list[str]) -> int:
             opt = read_options(args) if args.opt else None
             job = direct_job(args, opt) if args.is_direct else dataset_job(args, opt)
         utils_dist.init_dist(launch, *([opt["dist_timeout_s"], opt["gpu_ids"]] if opt else []))
+        if opt or launch.world_size > 1:  # a single process without options keeps nobody waiting, however slow it is
+            utils_dist.watch(**(opt["watchdog"] if opt else asdict(Budgets())))
         test(job)
     return 0
 
@@ -184,6 +187,7 @@ def test(job: Job) -> None:
         for index in split[utils_dist.get_rank() :: utils_dist.get_world_size()]:
             finish(job, restorer, index, lpips)
     if utils_dist.is_main_process():
+        utils_watchdog.phase("report")
         write_report(job)
 
 
@@ -267,10 +271,12 @@ def restore_all(job: Job, restorer: Restorer, mine: Sequence[Work], lpips: Lpips
     with tqdm(total=total, unit="frame", desc="restoring", disable=hidden, dynamic_ncols=True) as bar:
         for work in mine:
             clip, begin = job.clips[work.clip], time.perf_counter()
+            utils_watchdog.phase(f"restore: {clip.name}", count)
             for index, frame in zip(work.frames, restorer.frames(clip, work.frames), strict=True):
                 imwrite_rgb(job.outputs.frame_file(clip.name, clip.stems[index]), tensor_to_uint8(frame))
                 bar.update()
                 count += 1
+                utils_watchdog.phase(f"restore: {clip.name}", count)
             seconds += time.perf_counter() - begin
             pace = seconds / max(count, 1)
             if work.is_whole:
@@ -284,6 +290,7 @@ def restore_all(job: Job, restorer: Restorer, mine: Sequence[Work], lpips: Lpips
 def finish(job: Job, restorer: Restorer, index: int, lpips: Lpips | None, pace_s: float | None = None) -> None:
     """Scores, strips and videos of a clip whose frames are all there; then its mark."""
     clip, outputs = job.clips[index], job.outputs
+    utils_watchdog.phase(f"score: {clip.name}")
 
     def read_restored(k: int) -> np.ndarray:
         return np.ascontiguousarray(read_bgr(str(outputs.frame_file(clip.name, clip.stems[k])))[..., ::-1])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from models.tiling import Tiling, out_of_memory, stream_fitting
+from utils import utils_watchdog
 from utils.utils_errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class _Autocast(nn.Module):
         self.net, self._device, self._dtype = net, device.type, dtype
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        utils_watchdog.go_on()  # one tile may take long, and a clip has any number of them
         with torch.autocast(self._device, self._dtype, enabled=self._dtype is not None):
             return self.net(*inputs)
 

@@ -52,6 +52,11 @@ def phase(name: str, step: int | None = None) -> None:
     _place = Place(name, _place.step if step is None else step, time.monotonic(), _place.syncs)
 
 
+def go_on() -> None:
+    """The main thread is still in its phase, and alive: the time of the phase starts anew."""
+    phase(_place.phase)
+
+
 def sync(name: str) -> None:
     """As phase, for one that ends only when all ranks have come to it."""
     global _place
@@ -83,7 +88,8 @@ class Budgets:
 
     def of(self, name: str) -> float:
         outermost = name.rpartition(" in ")[2]
-        special = {"start": self.start_s, "validate": self.validate_s, "save": self.save_s}
+        clip_s = self.validate_s
+        special = {"start": self.start_s, "save": self.save_s, "validate": clip_s, "restore": clip_s, "score": clip_s}
         return max(self.stall_s, special.get(outermost.split(":")[0], 0.0))
 
 
@@ -142,7 +148,7 @@ class Watchdog(threading.Thread):
 
     def watch(self, budgets: Budgets) -> None:
         """From now on a stall ends the run."""
-        phase(_place.phase)
+        go_on()
         self.budgets, self.interval_s = budgets, min(0.5, budgets.stall_s / 6)
 
     def stop(self) -> None:

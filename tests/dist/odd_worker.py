@@ -1,6 +1,6 @@
-"""main_train_vrt.py with a network of one convolution that goes wrong on one rank, at one step.
+"""Training or testing with a network of one convolution that goes wrong on one rank, at one step.
 
-    odd_worker.py CASE RANK STEP  ARGUMENTS OF main_train_vrt.py
+    odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py or main_test_vrt.py
 
 CASE: "drift" (its weights change), "stall" (it sleeps), "nan" (its output is NaN from then on), "shape" (its
 layers are of another size, whatever the step)
@@ -14,6 +14,7 @@ import time
 import torch
 from torch import Tensor, nn
 
+import main_test_vrt
 import main_train_vrt
 from models.select_network import NETWORKS
 from utils import utils_dist
@@ -41,4 +42,4 @@ class Odd(nn.Module):
 
 
 if __name__ == "__main__":
-    sys.exit(main_train_vrt.main(sys.argv[4:]))
+    sys.exit({"train": main_train_vrt, "test": main_test_vrt}[sys.argv[4]].main(sys.argv[5:]))

@@ -24,7 +24,7 @@ def odd(tmp_path):
 
 
 def command(case, rank, step, options, *overrides):
-    return (case, str(rank), str(step), "--opt", str(options), "datasets.test={}", *overrides)
+    return (case, str(rank), str(step), "train", "--opt", str(options), "datasets.test={}", *overrides)
 
 
 def files_with_a_key(folder):
