@@ -18,10 +18,10 @@ from models.losses import LOSSES
 from models.model_base import ModelBase, cpu_state
 from models.nonfinite import NonFiniteSteps
 from models.optim import build_optimizer, is_fix_key, set_lr
+from models.out_of_memory import memory_error
 from models.tiling import out_of_memory, restore_clip
 from models.weights import load_pretrained
 from utils import utils_dist, utils_watchdog
-from utils.utils_errors import SpikeVRTError
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,8 @@ class ModelVRT(ModelBase):
             self._accumulate(step, micro_batches)
         except (RuntimeError, MemoryError) as e:
             if out_of_memory(e):
-                raise self._memory_error(step) from e
+                clips = (self.lq, self.spike)
+                raise memory_error(e, f"iteration {step}", self.opt, bare(self.netG), clips, self.autocast) from e
             raise
         utils_watchdog.phase("optimizer")
         self._apply_gradients(step, micro_batches)
@@ -150,15 +151,6 @@ class ModelVRT(ModelBase):
                 (utils_watchdog.sync if is_last else utils_watchdog.phase)("backward")
                 self.scaler.scale(loss).backward()
             self.step_loss = self.step_loss + loss.detach()
-
-    def _memory_error(self, step: int) -> SpikeVRTError:
-        peak = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GB at the peak" if self.device.type == "cuda" else ""
-        return SpikeVRTError(
-            f"out of memory on rank {utils_dist.get_rank()}{peak}",
-            f"iteration {step}, clips of {tuple(self.lq.shape)}", "room for the activations of one batch",
-            "in this order: dataloader_batch_size 1 with accumulation_steps; train.amp.enable; "
-            "netG.use_checkpoint_attn and use_checkpoint_ffn for more stages; a smaller gt_size or num_frame",
-        )  # fmt: skip
 
     def feed_data(self, batch: dict[str, Any]) -> None:
         self.lq = batch["lq"].to(self.device, non_blocking=True)
