@@ -14,7 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from models.ddp import bare
 from models.portable import portable_options
 from models.select_network import define_G
-from utils import utils_dist
+from utils import utils_checkpoint, utils_dist
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +56,10 @@ class ModelBase:
 
     def save_weights(self, folder: Path, step: int) -> None:
         """<step>_G.pth and <step>_E.pth: {"params", "options" (what the network was built with), "iter"}."""
-        folder.mkdir(parents=True, exist_ok=True)
         for letter, net in (("G", self.netG), ("E", self.netE)):
-            if net is None:
-                continue
-            temp = folder / f".{step}_{letter}.tmp"
-            torch.save({"params": cpu_state(net), "options": portable_options(self.opt), "iter": step}, temp)
-            temp.replace(folder / f"{step}_{letter}.pth")
+            if net is not None:
+                content = {"params": cpu_state(net), "options": portable_options(self.opt), "iter": step}
+                utils_checkpoint.save_bare(content, folder / f"{step}_{letter}.pth")
 
 
 def cpu_state(net: nn.Module) -> dict[str, torch.Tensor]:

@@ -11,6 +11,8 @@ import hashlib
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +32,46 @@ def save(state: dict[str, Any], path: Path, keep: int = 1) -> None:
     Raises CheckpointError where `state` holds anything but plain types and tensors (it could not be loaded with
     ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
     """
-    check_plain(state)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _check_space(path)
-    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        _sweep(path)
+    with _writing(path, state) as temp:
         digest = _write_hashed(state, temp)
         _keep_previous(path, max(1, keep))
         _replace_text(_sidecar(path), digest)
         os.replace(temp, path)
         _fsync_folder(path.parent)
+
+
+def save_bare(state: dict[str, Any], path: Path) -> None:
+    """As `save`, without a sidecar and without keeping a former file: for weights, which nothing resumes from."""
+    with _writing(path, state) as temp:
+        _write_hashed(state, temp)
+        os.replace(temp, path)
+
+
+@contextmanager
+def _writing(path: Path, state: dict[str, Any]) -> Iterator[Path]:
+    """A temporary file beside `path` that is gone afterwards. Raises CheckpointError for whatever goes wrong."""
+    check_plain(state)
+    need_mb = 1.2 * _bytes_of(state) / 2**20
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free_mb = _free_mb(path.parent)
+        if free_mb < need_mb:
+            raise CheckpointError(
+                f"the disk is too full for a checkpoint: {free_mb:.0f} MB free", str(path),
+                f"at least {need_mb:.0f} MB", "free some space or set path.root to another disk, then resume",
+            )  # fmt: skip
+        _sweep(path)
+        yield temp
     except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
-        free = shutil.disk_usage(path.parent).free / 2**20
         raise CheckpointError(
             f"cannot write the checkpoint: {e}", str(path),
-            f"a writable folder with room for the file ({free:.0f} MB are free)",
-            "free some space or set path.root to another disk, then resume",
+            f"a writable folder with room for {need_mb:.0f} MB ({_free_mb(path.parent):.0f} MB are free)",
+            "free some space or quota, or set path.root to another disk, then resume",
         ) from e  # fmt: skip
     finally:
-        temp.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that cannot be written is said already
+            _sweep(path)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -132,7 +154,7 @@ def _digest(path: Path) -> str:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what a save that was killed left behind: it would fill the disk, one file a kill."""
+    """Remove what a save that failed or was killed left behind: it would fill the disk, one file a kill."""
     for left in path.parent.glob(f".{path.stem}*.tmp"):
         left.unlink(missing_ok=True)
 
@@ -180,15 +202,20 @@ def _fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _check_space(path: Path) -> None:
-    if not path.exists():
-        return
-    need, free = int(1.2 * path.stat().st_size), shutil.disk_usage(path.parent).free
-    if free < need:
-        raise CheckpointError(
-            f"the disk is too full for a checkpoint: {free / 2**20:.0f} MB free", str(path),
-            f"at least {need / 2**20:.0f} MB", "free some space or set path.root to another disk, then resume",
-        )  # fmt: skip
+def _bytes_of(value: Any) -> int:
+    """Of all tensors in a nested state: nearly the size of the file."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(_bytes_of, value.values()))
+    return sum(map(_bytes_of, value)) if isinstance(value, (list, tuple)) else 0
+
+
+def _free_mb(folder: Path) -> float:
+    """Free space where `folder` lies, or would lie."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free / 2**20
 
 
 def _sidecar(path: Path) -> Path:

@@ -1,0 +1,108 @@
+"""A disk that is full or gets full while a checkpoint is written: said with numbers, and the former one stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train_files import experiment, latest, train, write_options
+from utils import utils_checkpoint
+from utils.utils_errors import CheckpointError
+
+NAME = "checkpoint_latest.pth"
+
+
+@contextmanager
+def disk(folder: Path, size: str, files: int = 1000) -> Iterator[Path]:
+    """A file system of that size, and for so many files, on `folder`."""
+    folder.mkdir(parents=True)
+    options = f"size={size},nr_inodes={files + 1}"
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("needs root, to mount a small file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def state(step: int, floats: int = 500_000) -> dict[str, object]:
+    return {"step": step, "weights": torch.zeros(floats)}
+
+
+def full_at_the_start(folder: Path) -> dict[str, object]:
+    (folder / "other").write_bytes(bytes(2_600_000))
+    return state(2)
+
+
+def full_in_the_middle(folder: Path) -> dict[str, object]:
+    # torch.save writes the whole storage of a slice, far more than the slice needs.
+    return {"step": 2, "weights": torch.zeros(10**6)[:10]}
+
+
+def full_at_the_sidecar(folder: Path) -> dict[str, object]:
+    # One file more is allowed: the checkpoint itself.
+    allowed = os.statvfs(folder).f_ffree - 1
+    for number in range(allowed):
+        (folder / f"other{number}").touch()
+    return state(2)
+
+
+@pytest.mark.parametrize(
+    ("fill", "message"),
+    [
+        (full_at_the_start, r"too full for a checkpoint: 1 MB free\n.*\n +expected  at least 2 MB"),
+        (full_in_the_middle, r"cannot write the checkpoint: .*\n.*\n +expected .* room for 0 MB \(\d MB are free\)"),
+        (full_at_the_sidecar, r"cannot write the checkpoint: .*No space left"),
+    ],
+    ids=["at the start", "in the middle", "at the sidecar"],
+)
+def test_a_full_disk_is_said_with_numbers_and_the_former_file_stays(
+    tmp_path: Path, fill: Callable[[Path], dict[str, object]], message: str
+):
+    with disk(tmp_path / "disk", "5m", files=40) as folder:
+        utils_checkpoint.save(state(1), folder / NAME)
+        content = fill(folder)
+
+        with pytest.raises(CheckpointError) as error:
+            utils_checkpoint.save(content, folder / NAME)
+
+        assert re.search(message, str(error.value)), str(error.value)
+        assert utils_checkpoint.load(folder / NAME)["step"] == 1
+        assert not list(folder.glob(".*"))
+
+
+def test_a_quota_that_ends_a_write_leaves_the_former_file(tmp_path):
+    path = tmp_path / NAME
+    utils_checkpoint.save(state(1), path)
+    script = (
+        "import resource, signal, sys, torch; from pathlib import Path; from utils import utils_checkpoint\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "utils_checkpoint.save({'step': 2, 'weights': torch.zeros(10000)}, Path(sys.argv[1]))"
+    )
+
+    result = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60)
+
+    assert "CheckpointError: cannot write the checkpoint" in result.stderr
+    assert utils_checkpoint.load(path)["step"] == 1
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_the_last_save(tmp_path):
+    options = write_options(tmp_path)
+    # Room for one checkpoint of 25 MB with its weights, 13 MB, not for a second.
+    with disk(experiment(options).parent, "50m"):
+        result = train(options, "train.checkpoint_save=1", "datasets.test={}", ranks=2)
+
+        assert result.exit_codes == [3, 3], result.text
+        assert result.text.count("CheckpointError: ") == 1 and "Traceback" not in result.text
+        assert re.search(r"too full for a checkpoint: \d+ MB free\n.*\n +expected  at least \d\d MB", result.text)
+        assert latest(options)["step"] == 1
