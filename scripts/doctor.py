@@ -42,6 +42,7 @@ from utils.utils_doctor import (
 )
 from utils.utils_errors import SpikeVRTError
 from utils.utils_launch import read_launch
+from utils.utils_timer import seconds_of
 
 STEPS = 3  # timed steps
 
@@ -182,16 +183,13 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> list[Finding]:
 
 def time_of_steps(model: ModelVRT, batch: dict[str, Any]) -> float:
     """Median seconds of forward and backward."""
-    seconds = []
-    model.feed_data(batch)
-    for _ in range(STEPS):
-        begin = time.perf_counter()
+
+    def step() -> None:
         model.loss().backward()
-        if model.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
         model.netG.zero_grad(set_to_none=True)
-    return sorted(seconds)[len(seconds) // 2]
+
+    model.feed_data(batch)
+    return seconds_of(step, model.device, STEPS)
 
 
 def check_gradients(model: ModelVRT, batch: dict[str, Any], opt: dict[str, Any]) -> list[Finding]:
