@@ -31,7 +31,7 @@ from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from models.validate import Validation, validate
 from utils import utils_dist, utils_preempt, utils_status, utils_watchdog
-from utils.utils_experiment import Experiment, Progress, find_state, is_better, restore_progress
+from utils.utils_experiment import Experiment, Progress, check_total_batch, find_state, is_better, restore_progress
 from utils.utils_launch import read_launch
 from utils.utils_logger import setup_logging
 from utils.utils_option import load_options, options_digest, parse_command_line, save_options
@@ -74,6 +74,8 @@ def train(opt: dict[str, Any]) -> int:
         state = find_state(opt)
         progress = restore_progress(state)
         loader, clips = build_data(opt)
+        if state is not None and progress.step < planned_steps(opt, loader):
+            check_total_batch(state, opt, loader.sampler.global_batch)
         model = define_Model(opt)
         model.init_train(state)
     announce(opt, model, loader, progress, state)
@@ -137,8 +139,11 @@ def announce(
         loader.sampler.dataset_len, loader.steps_per_epoch, per_gpu, world, accumulated,
         per_gpu * world * accumulated, section["dataloader_num_workers"] * world,
     )  # fmt: skip
-    if state is not None and state["world_size"] != world:
-        logger.warning("%d ranks now, %d before: the sums round differently", world, state["world_size"])
+    if state is not None and state["world_size"] != world and utils_dist.is_main_process():
+        logger.warning(
+            "%d ranks now, %d before: the same samples in the same order, but sums round differently", world,
+            state["world_size"],
+        )  # fmt: skip
     loader.seek(progress.epoch, progress.batch)
     weights, place = weights_hash(model.netG), [progress.step, progress.epoch, progress.batch]
     utils_status.tell(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,8 @@ def find_state(opt: dict[str, Any]) -> dict[str, Any] | None:
     """The full checkpoint that this run goes on from, or None for a fresh start, as `path.resume` says.
 
     "auto": the run's own latest one, if there is any. null: none, refused where the folder already holds a run.
-    A path: that file. Raises CheckpointError where a named file is missing or damaged.
+    A path: that file, or the run's own latest one where that is further, so that a command with a path can be repeated
+    after an interruption and overwrites nothing. Raises CheckpointError where a named file is missing or damaged.
     """
     resume = opt["path"]["resume"]
     latest = Path(opt["path"]["task"]) / "checkpoints" / "checkpoint_latest.pth"
@@ -123,8 +125,45 @@ def find_state(opt: dict[str, Any]) -> dict[str, Any] | None:
         logger.info("fresh start: %s does not exist", latest)
         return None
     state = utils_checkpoint.load(path)
+    if resume != "auto" and (own := _further(latest, state["step"])):
+        if utils_dist.is_main_process():
+            logger.warning(
+                "%s is at iter %d, this run itself at iter %d already, and goes on from there; "
+                "to go back, choose another task name", path, state["step"], own["step"],
+            )  # fmt: skip
+        path, state = latest, own
     logger.info("resumed from %s at iter %d", path, state["step"])
     return state
+
+
+def _further(latest: Path, step: int) -> dict[str, Any] | None:
+    """The run's own state, where it is further than `step`."""
+    if not utils_checkpoint.exists(latest):
+        return None
+    with suppress(CheckpointError):  # damaged: then there is nothing to lose
+        own = utils_checkpoint.load(latest)
+        return own if own["step"] > step else None
+    return None
+
+
+def check_total_batch(state: dict[str, Any], opt: dict[str, Any], total_batch: int) -> None:
+    """Raises OptionError where a step takes more or fewer samples than before: the position in the data counts steps.
+
+    With the same total a run goes on with the very next sample, on any number of ranks.
+    """
+
+    def factors(options: dict[str, Any]) -> tuple[int, int]:
+        return options["datasets"]["train"]["dataloader_batch_size"], options["train"]["accumulation_steps"]
+
+    was, ranks = state["world_size"] * math.prod(factors(state["options"])), utils_dist.get_world_size()
+    if total_batch != was:
+        per_gpu, accumulated = factors(opt)
+        raise OptionError(
+            f"a step takes {total_batch} samples now, and took {was} before the checkpoint",
+            f"batch {per_gpu} x {ranks} ranks x {accumulated} accumulated", f"a product of {was}, to resume",
+            "set datasets.train.dataloader_batch_size and train.accumulation_steps to that, or start a new task from "
+            "the weights (path.pretrained_netG)",
+        )  # fmt: skip
 
 
 def restore_progress(state: dict[str, Any] | None) -> Progress:

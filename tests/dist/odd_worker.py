@@ -2,7 +2,7 @@
 
     odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py or main_test_vrt.py
 
-CASE: "drift" (its weights change), "stall" (it sleeps), "nan" (its output is NaN from then on), "shape" (its
+CASE: "none", "drift" (its weights change), "stall" (it sleeps), "nan" (its output is NaN from then on), "shape" (its
 layers are of another size, whatever the step)
 """
 

@@ -1,0 +1,60 @@
+"""Going on: on other numbers of ranks, from another file, and never backwards over what is there."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from data.sampler import ResumableDistributedSampler
+from data.select_dataset import build_dataset
+from tests.dist.launching import run_ranks
+from tests.train_files import experiment, latest, write_options
+
+WORKER = "tests/dist/odd_worker.py"
+BATCH = "datasets.train.dataloader_batch_size={}"
+
+
+def run(options, ranks, total_iter, batch, accumulated, *overrides):
+    """Train with a network of one layer, in which nothing goes wrong."""
+    return run_ranks(
+        ranks, WORKER, "none", "0", "0", "train", "--opt", str(options), "debug.every=1", "datasets.test={}",
+        f"train.total_iter={total_iter}", BATCH.format(batch), f"train.accumulation_steps={accumulated}", *overrides,
+        limit_s=120,
+    )  # fmt: skip
+
+
+def samples_of_steps(stdout):
+    """{step: keys in the order of the global batch: the first of each rank, the second of each, ...}"""
+    found = {}
+    for text in stdout:
+        for step, keys in re.findall(r"\[Rank \d/\d\] Step (\d+), .*Samples: (.*)", text):
+            found.setdefault(int(step), []).append(keys.split(", "))
+    return {step: [key for row in zip(*ranks, strict=True) for key in row] for step, ranks in found.items()}
+
+
+def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_furthest_file(tmp_path):
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+    source, own = (experiment(options, task) / "checkpoints" / "checkpoint_latest.pth" for task in ("run", "other"))
+    other = ("task=other", "--resume", str(source))
+
+    # 4 samples a step, 2 steps an epoch.
+    two = run(options, 2, 1, 2, 1)
+    four = run(options, 4, 2, 1, 1, *other)
+    one = run(options, 1, 3, 2, 2, *other)
+    refused = run(options, 1, 4, 1, 1, *other)
+
+    assert [r.exit_codes for r in (two, four, one, refused)] == [[0] * 2, [0] * 4, [0], [2]], refused.text
+    data = build_dataset(json.loads(options.read_text())["datasets"]["train"], "train", 0)
+    order = ResumableDistributedSampler(len(data), world_size=1, rank=0, batch_size=4, seed=0)
+    expected = []
+    for epoch in range(2):
+        order.set_epoch(epoch)
+        expected += [data[sample]["key"] for sample in order]
+    seen = samples_of_steps(two.stdout) | samples_of_steps(four.stdout) | samples_of_steps(one.stdout)
+    assert seen[1] + seen[2] + seen[3] == expected[:12]
+    assert four.text.count("4 ranks now, 2 before: the same samples in the same order, but sums round differently") == 1
+    assert "a step takes 1 samples now, and took 4 before the checkpoint" in refused.text
+
+    assert f"resumed from {source} at iter 1" in four.text
+    assert "this run itself at iter 2 already" in one.text and f"resumed from {own} at iter 2" in one.text
+    assert latest(options)["step"] == 1 and latest(options, "other")["step"] == 3
