@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +12,7 @@ from models.vrt.windows import Span
 
 # Bytes of logits at once in the backward pass: two such buffers stay in the last cache of a CPU.
 BLOCK_BYTES = 4_000_000
+LOG2_E = math.log2(math.e)
 
 
 def window_attention(
@@ -41,35 +44,53 @@ def logit_offset(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -
     return None if bias is None else bias[None].to(dtype)
 
 
+def attend_saving(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`attend` on a CPU without autograd; also log(sum(exp(logits))), (n, T, heads), for `attend_backward`."""
+    added = logit_offset(bias, mask, q.dtype)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    # What scaled_dot_product_attention runs on a CPU; called by name, for only here it tells the sums.
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, sums = fused(q, k, v, 0.0, False, attn_mask=added, scale=scale)
+    return out.transpose(1, 2), sums.transpose(1, 2)
+
+
 def attend_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None, out: list[Tensor]
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None, sums: Tensor, out: list[Tensor]
 ) -> Tensor | None:
     """Gradients of `attend`: of q, k, v into the views `out`, that of the logits' offset as the result.
 
     The logits are computed anew, few windows at a time, so that they never leave the cache: nothing of size
-    T x T per window is kept from the forward pass. added: (1, heads or 1, T, T) or None. CPU, no autograd.
+    T x T per window is kept from the forward pass. added: (1, heads or 1, T, T) or None; sums: (n, T, heads),
+    of `attend_saving`. CPU, no autograd.
     """
-    n, t, heads, _ = q.shape
-    step = max(1, BLOCK_BYTES // (heads * t * t * q.element_size()))
+    n, t, heads, d = q.shape
+    step = min(n, max(1, BLOCK_BYTES // (heads * t * t * q.element_size())))
     grad_added = None if added is None else q.new_zeros(heads, t, t)
-    logits, weights = q.new_empty(2, min(step, n) * heads, t, t)
-    tiled = None if added is None else added.expand(min(step, n), heads, t, t).reshape(-1, t, t)
+    weights, grads = q.new_empty(2, step * heads, t, t)
+    # Powers of two are twice as fast as those of e; the sums join the product as one more channel.
+    tiled = None if added is None else (added * LOG2_E).expand(step, heads, t, t).reshape(-1, t, t)
+    q, k, v, grad, sums = (x.transpose(1, 2) for x in (q, k, v, grad, sums))
+    rooted = torch.cat((q * (scale * LOG2_E), (sums * -LOG2_E).unsqueeze(3)), dim=3)
+    keyed = torch.cat((k, q.new_ones(()).expand(n, heads, t, 1)), dim=3)
     for first in range(0, n, step):
         now = slice(first, min(first + step, n))
-        rows = (now.stop - now.start) * heads
-        qb, kb, vb, gb = (x[now].transpose(1, 2).reshape(rows, t, -1) for x in (q, k, v, grad))
-        x, p = logits[:rows], weights[:rows]
+        qb, kb, vb, gb = (x[now].reshape(-1, t, x.shape[3]) for x in (rooted, keyed, v, grad))
+        p, x = weights[: len(qb)], grads[: len(qb)]
         if tiled is None:
-            torch.bmm(qb, kb.transpose(1, 2), out=x).mul_(scale)
+            torch.bmm(qb, kb.transpose(1, 2), out=p)
         else:
-            torch.baddbmm(tiled[:rows], qb, kb.transpose(1, 2), alpha=scale, out=x)
-        torch.softmax(x, -1, out=p)
-        grads = [torch.bmm(p.transpose(1, 2), gb)]
+            torch.baddbmm(tiled[: len(qb)], qb, kb.transpose(1, 2), out=p)
+        p.exp2_()
+        # A thin matrix transposed costs less than a T x T one.
+        grad_v = torch.bmm(gb.transpose(1, 2).contiguous(), p)
         torch.bmm(gb, vb.transpose(1, 2), out=x)
         torch.ops.aten._softmax_backward_data.out(x, p, -1, x.dtype, grad_input=x)
-        grads += [torch.bmm(x.transpose(1, 2), qb).mul_(scale), torch.bmm(x, kb).mul_(scale)]
-        for target, value in zip(reversed(out), grads, strict=True):
-            target[now] = value.view(-1, heads, t, value.shape[-1]).transpose(1, 2)
+        grad_k = torch.bmm(qb[..., :d].transpose(1, 2).contiguous(), x).div_(LOG2_E)
+        grad_q = torch.bmm(x, kb[..., :d]).mul_(scale)
+        for target, value in zip(out, (grad_q, grad_k.transpose(1, 2), grad_v.transpose(1, 2)), strict=True):
+            target[now] = value.reshape(-1, heads, t, d).transpose(1, 2)
         if grad_added is not None:
-            grad_added += x if rows == heads else x.view(-1, heads, t, t).sum(0)
+            grad_added += x if len(x) == heads else x.view(-1, heads, t, t).sum(0)
     return grad_added

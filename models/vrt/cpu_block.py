@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from models.vrt.attention_core import attend, attend_backward, logit_offset
+from models.vrt.attention_core import attend_backward, attend_saving, logit_offset
 from models.vrt.mlp import GatedMlp
 from models.vrt.windows import WindowPlan
 
@@ -49,18 +49,20 @@ class AttentionBranch(torch.autograd.Function):
         for sample, factor in enumerate(keep):
             if factor == 0.0:
                 out[sample] = x[sample]
-                kept.append(None)
                 continue
-            inner = x.new_empty(len(plan.rows), w.inner) if shape.keep_output and ctx.needs_input_grad[0] else None
+            inner = sums = None
+            if shape.keep_output and ctx.needs_input_grad[0]:
+                inner = x.new_empty(len(plan.rows), w.inner)
+                sums = x.new_empty(len(plan.rows), w.inner // x.shape[2], shape.heads)
             for piece in _pieces(plan):
                 rows = plan.rows[piece.tokens]
                 tokens = x[sample].index_select(0, rows)
-                attended = _attended(_normed(tokens, w, plan, piece, shape)[0], w, piece, shape)
+                attended, logsumexp = _attended(_normed(tokens, w, plan, piece, shape)[0], w, piece, shape)
                 if inner is not None:
-                    inner[piece.tokens] = attended
+                    inner[piece.tokens], sums[piece.tokens] = attended, logsumexp
                 tokens.add_(F.linear(attended, w.proj, w.proj_bias), alpha=factor)
                 _put(out[sample], tokens, plan, piece)
-            kept.append(inner)
+            kept += [inner, sums]
         ctx.save_for_backward(x, *weights, *(k for k in kept if k is not None))
         ctx.args = keep, plan, shape, len(weights)
         return out
@@ -78,15 +80,15 @@ class AttentionBranch(torch.autograd.Function):
             if factor == 0.0:
                 grad_x[sample] = grad[sample]
                 continue
-            inner = next(kept) if shape.keep_output else None
+            inner, sums = (next(kept), next(kept)) if shape.keep_output else (None, None)
             for piece in _pieces(plan):
                 rows = plan.rows[piece.tokens]
                 tokens, incoming = x[sample].index_select(0, rows), grad[sample].index_select(0, rows)
-                outgoing = incoming * factor
+                outgoing = incoming if factor == 1.0 and plan.real is None else incoming * factor
                 _blank(outgoing, plan, piece)
                 u, mean, rstd = _normed(tokens, w, plan, piece, shape)
-                attended = None if inner is None else inner[piece.tokens]
-                grad_u = _attended_backward(outgoing, attended, u, w, g, piece, shape)
+                saved = _attended(u, w, piece, shape) if inner is None else (inner[piece.tokens], sums[piece.tokens])
+                grad_u = _attended_backward(outgoing, *saved, u, w, g, piece, shape)
                 _blank(grad_u, plan, piece)
                 grad_tokens, dw, db = torch.ops.aten.native_layer_norm_backward(
                     grad_u, tokens, [tokens.shape[-1]], mean, rstd, w.norm, w.norm_bias, [True, True, True]
@@ -188,33 +190,48 @@ def _placed(u: Tensor, w: _Weights, windows: int) -> Tensor:
     return (u.view(windows, 2, half, -1) + w.positions).view_as(u)
 
 
-def _attended(u: Tensor, w: _Weights, piece: _Piece, shape: AttentionShape) -> Tensor:
-    """What enters the projection: (tokens, C), or (tokens, 2C) with the mutual half first."""
+def _attended(u: Tensor, w: _Weights, piece: _Piece, shape: AttentionShape) -> tuple[Tensor, Tensor]:
+    """What enters the projection, (tokens, C), or (tokens, 2C) with the mutual half first; and the sums of
+    `attend_saving`, (tokens, 1 or 2, heads), in the same order."""
     c, n = u.shape[1], piece.windows
     out = u.new_empty(len(u), w.inner)
-    by_head = out.view(n, len(u) // n, -1, shape.heads, c // shape.heads)
+    sums = u.new_empty(len(u), w.inner // c, shape.heads)
+    by_head, by_window = _by_window(out, sums, n)
     q, k, v = _split(F.linear(u, w.qkv, w.qkv_bias), n, shape.heads).unbind(2)
-    by_head[:, :, -1] = attend(q, k, v, shape.scale, w.bias, piece.mask)
+    by_head[:, :, -1], by_window[:, :, -1] = attend_saving(q, k, v, shape.scale, w.bias, piece.mask)
     if shape.mutual:
         qkv = _split(F.linear(_placed(u, w, n), w.qkv_mut, w.qkv_mut_bias), n, shape.heads)
         for place, _, q, k, v, mask in _halves(qkv, piece.mask):
-            by_head[:, place, 0] = attend(q, k, v, shape.scale, None, mask)
-    return out
+            by_head[:, place, 0], by_window[:, place, 0] = attend_saving(q, k, v, shape.scale, None, mask)
+    return out, sums
+
+
+def _by_window(attended: Tensor, sums: Tensor, windows: int) -> tuple[Tensor, Tensor]:
+    """(tokens, parts * C), (tokens, parts, heads) -> (windows, T, parts, heads, hd), (windows, T, parts, heads)."""
+    sums = sums.view(windows, -1, *sums.shape[1:])
+    return attended.view(*sums.shape, -1), sums
 
 
 def _attended_backward(
-    grad: Tensor, attended: Tensor | None, u: Tensor, w: _Weights, g: _Weights, piece: _Piece, shape: AttentionShape
+    grad: Tensor,
+    attended: Tensor,
+    sums: Tensor,
+    u: Tensor,
+    w: _Weights,
+    g: _Weights,
+    piece: _Piece,
+    shape: AttentionShape,
 ) -> Tensor:
     """Gradient of u from that of the projection's output; those of the weights are added to `g`."""
     n = piece.windows
-    attended = _attended(u, w, piece, shape) if attended is None else attended
     _add_linear(g.proj, g.proj_bias, grad, attended)
-    by_head = (grad @ w.proj).view(n, len(u) // n, -1, shape.heads, u.shape[1] // shape.heads)
+    by_head, sums = _by_window(grad @ w.proj, sums, n)
 
     qkv = _split(F.linear(u, w.qkv, w.qkv_bias), n, shape.heads)
     grad_qkv = torch.empty_like(qkv)
+    targets = list(grad_qkv.unbind(2))
     added = logit_offset(w.bias, piece.mask, u.dtype)
-    g.bias.add_(attend_backward(by_head[:, :, -1], *qkv.unbind(2), shape.scale, added, list(grad_qkv.unbind(2))))
+    g.bias.add_(attend_backward(by_head[:, :, -1], *qkv.unbind(2), shape.scale, added, sums[:, :, -1], targets))
     flat = grad_qkv.view(len(u), -1)
     _add_linear(g.qkv, g.qkv_bias, flat, u)
     grad_u = flat @ w.qkv
@@ -225,7 +242,8 @@ def _attended_backward(
     qkv = _split(F.linear(placed, w.qkv_mut, w.qkv_mut_bias), n, shape.heads)
     for place, other, q, k, v, mask in _halves(qkv, piece.mask):
         targets = [grad_qkv[:, other, 0], grad_qkv[:, place, 1], grad_qkv[:, place, 2]]
-        attend_backward(by_head[:, place, 0], q, k, v, shape.scale, logit_offset(None, mask, u.dtype), targets)
+        added = logit_offset(None, mask, u.dtype)
+        attend_backward(by_head[:, place, 0], q, k, v, shape.scale, added, sums[:, place, 0], targets)
     _add_linear(g.qkv_mut, g.qkv_mut_bias, flat, placed)
     return grad_u.addmm_(flat, w.qkv_mut)
 
@@ -277,7 +295,7 @@ class FeedBranch(torch.autograd.Function):
                 u, outgoing = rows, incoming
             else:
                 u, mean, rstd = torch.native_layer_norm(rows, [rows.shape[-1]], norm, norm_bias, eps)
-                outgoing = incoming * factor
+                outgoing = incoming if factor == 1.0 else incoming * factor
             a, b = F.linear(u, w11, b11), F.linear(u, w12, b12)
             gelu = F.gelu(a)
             _add_linear(g[6], g[7], outgoing, gelu * b)

@@ -43,7 +43,9 @@ class DeformAlign(nn.Module):
     def forward(self, sources: list[Tensor], target: Tensor, flows: list[Tensor]) -> Tensor:
         """sources: nearest first, each (n, d, h, w); target: (n, d, h, w); flows: one (n, 2, h, w) per source."""
         warped = [flow_warp(s, f) for s, f in zip(sources, flows, strict=True)]
-        z = self.conv_offset(torch.cat((*warped, target, *(f.to(target.dtype) for f in flows)), dim=1))
+        seen = torch.cat((*warped, target, *(f.to(target.dtype) for f in flows)), dim=1)
+        # The layout that convolutions like best, on a CPU and on tensor cores; sampling wants planes again.
+        z = self.conv_offset(seen.contiguous(memory_format=torch.channels_last)).contiguous()
         x = sources[0] if self.reach == 1 else torch.cat(sources, dim=1)
         if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # The samples are nine times the input, and quick to take again.
