@@ -55,6 +55,5 @@ def weights_hash(net: nn.Module) -> str:
 
 
 def bare(net: nn.Module) -> nn.Module:
-    """The network itself, without DDP and without the wrapper of torch.compile."""
-    net = net.module if isinstance(net, DistributedDataParallel) else net
-    return getattr(net, "_orig_mod", net)
+    """The network itself, without DDP."""
+    return net.module if isinstance(net, DistributedDataParallel) else net

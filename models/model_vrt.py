@@ -53,6 +53,8 @@ class ModelVRT(ModelBase):
         else:
             bare(self.netG).load_state_dict(state["model_state_dict"])
         self.init_ema(self.train_opt["E_decay"])
+        if self.train_opt["compile"]:
+            self.netG.compile()  # in place: weights keep their names, and no wrapper stands in the way
         loss_keys = ("G_lossfn_type", *LOSSES.keys(self.train_opt["G_lossfn_type"]))
         self.lossfn: nn.Module = LOSSES.build({key: self.train_opt[key] for key in loss_keys}, "train").to(self.device)
         self.optimizer = build_optimizer(self.netG, self.train_opt)
@@ -97,7 +99,7 @@ class ModelVRT(ModelBase):
         net = bare(self.netG)
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(not (frozen and is_fix_key(name, self.train_opt["fix_keys"] or [])))
-        self.netG = wrap_ddp(torch.compile(net) if self.train_opt["compile"] else net, self.opt)
+        self.netG = wrap_ddp(net, self.opt)
         if isinstance(self.netG, DistributedDataParallel) and not self.opt["find_unused_parameters"]:
             self._settle_buckets(batch)
 

@@ -22,6 +22,7 @@ from models.vrt.kernels import Kernels
 from models.vrt.limits import check_input, check_options, minimum_size, required_multiple
 from models.vrt.spynet import SpyNet
 from models.vrt.stage import RefineLayer, Stage
+from models.vrt.window_attention import Block
 from models.weights import read_weights
 from utils.utils_errors import OptionError
 
@@ -171,6 +172,15 @@ class VRT(nn.Module):
                 f"{spynet_path} does not hold SpyNet weights", "netG.spynet_path",
                 "the 60 tensors basic_module.{0..5}.basic_module.{0,2,4,6,8}.{weight,bias}", "choose another file",
             ) from e  # fmt: skip
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """torch.compile of the blocks, in place: those alike share a graph; the whole takes ten times as long."""
+        import torch._dynamo  # seconds, which only those who compile should wait
+
+        # All blocks share one code object: mutual or not, masks, widths, and sizes until they are seen to change.
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        for block in (m for m in self.modules() if isinstance(m, Block)):
+            block.compile(*args, **options)
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         """lq: (B, N, C, H, W), C = image channels (+ 1 noise map); spike: (B, N, S, H, W) where the fusion needs it.

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.ddp import bare
 from models.network_vrt import VRT
 from models.vrt.cost import flops
 from scripts.benchmark_parts import seconds_per_part
@@ -118,7 +117,9 @@ def networks(args: argparse.Namespace, options: dict[str, Any], against: str | N
     # Stochastic depth would skip work; all of it is to be measured.
     net = VRT(**{**options, **saving, "drop_path_rate": 0.0}).to(device)
     nn.init.normal_(net.conv_last.weight, std=0.01)  # zero would hide every difference
-    result = {"ours": torch.compile(net) if args.compile else net}
+    if args.compile:
+        net.compile()
+    result = {"ours": net}
     if against == "naive":
         from tests.naive_vrt import NaiveVRT
 
@@ -168,7 +169,7 @@ def measure(
     result["runs"] = compared(jobs, clip.device, args.repeats, args.warmup)
     rate = matmul_rate(clip.device, clip.amp)
     passes = 3 if optimizers else 1  # a backward pass is two more products for each
-    work = {part: passes * count for part, count in flops(bare(nets["ours"]), clip.size).items()}
+    work = {part: passes * count for part, count in flops(nets["ours"], clip.size).items()}
     total = sum(work.values())
     result["model_flops"], result["matmul_flops_per_s"] = total, rate
     for figures in result["runs"].values():

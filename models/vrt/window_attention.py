@@ -108,8 +108,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         plan = window_plan(tuple(x.shape[1:4]), self.window, self.shift, x.device)
-        if use_cache_blocks(self.kernels, x):
-            return self._forward_in_cache(x, plan)
+        return self._forward_in_cache(x, plan) if use_cache_blocks(self.kernels, x) else self._forward_plain(x, plan)
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """torch.compile of the plain form, in place. The plan stays outside: it is Python, and done once per size."""
+        self._forward_plain = torch.compile(self._forward_plain, *args, **options)
+
+    def _forward_plain(self, x: Tensor, plan: WindowPlan) -> Tensor:
         saving = torch.is_grad_enabled()
         if self.checkpoint_attn and saving:
             x = x + checkpoint(self._attend, x, plan, use_reentrant=False)

@@ -1,0 +1,58 @@
+"""One rank of tests/dist/test_compile.py: the same steps of ModelVRT, plain and compiled, on clips of two sizes.
+
+compile_worker.py OPTIONS     prints losses, relative difference of the last gradients, and how many graphs were made
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import Tensor
+
+from models.ddp import bare
+from models.losses import LOSSES
+from models.model_vrt import ModelVRT
+from models.select_network import NETWORKS
+from utils import utils_dist
+from utils.utils_launch import read_launch
+from utils.utils_option import load_options
+
+SIDES = (32, 48, 32)
+
+
+def batch_of(step: int, side: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(10 * step + utils_dist.get_rank())
+    lq = torch.rand(1, 2, 3, side, side, generator=generator)
+    return {"lq": lq, "gt": lq.square(), "key": [str(step)]}
+
+
+def train(*overrides: str) -> tuple[list[float], Tensor]:
+    """Loss of each step, and the last gradient."""
+    model = ModelVRT(load_options(sys.argv[1], overrides, {"netG": NETWORKS, "train": LOSSES}))
+    torch.nn.init.normal_(model.netG.conv_last.weight, std=0.1)  # zero would leave nothing to the blocks
+    model.init_train()
+    losses = []
+    for step, side in enumerate(SIDES, 1):
+        model.optimize_parameters(step, [batch_of(step, side)])
+        losses.append(float(model.step_loss))
+    return losses, torch.cat([p.grad.flatten() for p in bare(model.netG).parameters()])
+
+
+def main() -> None:
+    with utils_dist.one_door():
+        utils_dist.init_dist(read_launch(os.environ), 300)
+        graphs = torch._dynamo.utils.counters["stats"]
+        (plain, expected), before = train(), graphs["unique_graphs"]
+        compiled, found = train("train.compile=true")
+        error = float((found - expected).norm() / expected.norm())
+        made = [before, graphs["unique_graphs"]]
+        print(json.dumps({"plain": plain, "compiled": compiled, "gradient_error": error, "graphs": made}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
