@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import cv2
@@ -69,30 +70,39 @@ class TrainLoader:
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
         """An iterator over the steps of `epoch` from `batch` on, with its workers already started."""
         self.seek(epoch, batch)
-        iterator = iter(self.loader)  # starts the workers; a generator alone would wait for its first next()
+        with self._named(0):
+            iterator = iter(self.loader)  # starts the workers; a generator alone would wait for its first next()
         return self._steps(self._batches(iterator))
 
     def _batches(self, iterator: Iterator[Any]) -> Iterator[dict[str, Any]]:
         """The batches, with errors that name the sample and the rank. Raises DataError."""
-        size = self.section["dataloader_batch_size"]
         for count in itertools.count():
             try:
-                batch = next(iterator)
+                with self._named(count):
+                    batch = next(iterator)
             except StopIteration:
                 return
-            except RuntimeError as e:
-                if "timed out" not in str(e) and "killed by signal" not in str(e):
-                    raise
-                samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
-                raise DataError(
-                    f"no batch: {str(e).splitlines()[0]}", f"(epoch, index) {samples}, rank {self.rank}",
-                    f"a batch within datasets.train.dataloader_timeout_s = {self.section['dataloader_timeout_s']:g} s",
-                    "look at the disk and the memory of this host, or raise the time-out",
-                ) from e  # fmt: skip
             if isinstance(batch, SpikeVRTError):
                 batch.where += f", rank {self.rank}"
                 raise batch
             yield batch
+
+    @contextmanager
+    def _named(self, count: int) -> Iterator[None]:
+        """A loader process that stands still or dies under batch `count` of this iterator becomes a DataError."""
+        try:
+            yield
+        except RuntimeError as e:
+            if "timed out" not in str(e) and "killed by signal" not in str(e):
+                raise
+            size, workers = self.section["dataloader_batch_size"], self.section["dataloader_num_workers"]
+            samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
+            raise DataError(
+                f"no batch: {str(e).splitlines()[0]}",
+                f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}",  # they take turns
+                f"a batch within datasets.train.dataloader_timeout_s = {self.section['dataloader_timeout_s']:g} s",
+                "look at the disk and the memory of this host, or raise the time-out",
+            ) from e  # fmt: skip
 
     def _steps(self, batches: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         while micro_batches := list(itertools.islice(batches, self.accumulation_steps)):

@@ -6,7 +6,9 @@ Everything works the same in a single process, where no group exists.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 import sys
 import time
 import traceback
@@ -289,6 +291,9 @@ def _fail(error: BaseException) -> NoReturn:
             say(_text_of(error))
         write_exit_file(code)
         sys.stdout.flush()
+        _be_deaf_to_children()
+        for child in multiprocessing.active_children():  # at exit Python waits for them, for ever if one is stopped
+            child.kill()
         if get_world_size() == 1:
             sys.exit(code)
         os._exit(code)
@@ -346,6 +351,7 @@ def _leave(code: int, store: Store | None) -> NoReturn:
         write_exit_file(code)
         if store is not None:
             _say_goodbye(store)
+    _be_deaf_to_children()
     for child in children_of(os.getpid()):
         kill_tree(child)
     with suppress(Exception):
@@ -353,6 +359,12 @@ def _leave(code: int, store: Store | None) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def _be_deaf_to_children() -> None:
+    """torch's handler would raise an error here for each loader process that is killed."""
+    with suppress(ValueError):  # only the main thread may, and only there would it be raised
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _say_goodbye(store: Store) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import time
 
 import pytest
 
 from tests.clip_files import write_clip
 from tests.dist.launching import Ranks
 from tests.train_files import MAIN, train, write_options
+from utils.utils_process import children_of
 
 WORDS = {"vanished frame": "No such file", "cut spikes": "100 bytes holds"}
 
@@ -39,6 +43,28 @@ def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name(tmp_pa
     assert result.exit_codes == [3, 3], result.text
     assert WORDS[kind] in result.text
     assert "/train0/" in result.text or "/train1/" in result.text
+
+
+def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_its_name(tmp_path):
+    # Both batches of the first epoch are ready when step 1 is printed: the process is missed when the epoch turns.
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+    arguments = (
+        "none", "0", "0", "train", "--opt", str(options), "datasets.test={}", "train.total_iter=100000",
+        "datasets.train.dataloader_persistent_workers=true", "datasets.train.dataloader_timeout_s=3",
+        "datasets.train.dataloader_batch_size=4",
+    )  # fmt: skip
+    with Ranks(1, "tests/dist/odd_worker.py", *arguments) as ranks:
+        ranks.wait_for("Iter: 1,", rank=0, limit_s=90)
+        for process in children_of(ranks.processes[0].pid):
+            os.kill(process, signal.SIGSTOP)
+        stopped = time.monotonic()
+        result = ranks.wait(limit_s=30)
+        seconds = time.monotonic() - stopped
+
+    assert result.exit_codes == [3], result.text
+    assert result.text.count("DataError: no batch: DataLoader timed out after 3.0 seconds") == 1
+    assert re.search(r"\(epoch, index\) \[\(\d+, \d\),.*\], loader worker 0, rank 0", result.text)
+    assert "Traceback" not in result.text and seconds < 8
 
 
 def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tmp_path):
