@@ -1,3 +1,5 @@
+import hashlib
+import os
 import shutil
 import signal
 import subprocess
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.weights import read_weights
 from utils import utils_checkpoint
 from utils.utils_errors import CheckpointError
 
@@ -46,9 +49,35 @@ def test_no_readable_file_is_an_error_that_names_it(tmp_path):
     utils_checkpoint.save(state(1), path)
     path.write_bytes(b"")
 
-    with pytest.raises(CheckpointError, match="no readable checkpoint") as e:
+    with pytest.raises(
+        CheckpointError, match=r"no readable checkpoint: checkpoint_latest.pth: sha256 \w+, expected"
+    ) as e:
         utils_checkpoint.load(path)
     assert str(path) in str(e.value)
+
+
+class Hostile:
+    """A pickle that leaves a file behind when it is loaded without care."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.trace),)
+
+
+def test_a_file_with_code_in_it_is_refused_and_the_code_does_not_run(tmp_path):
+    path, trace = tmp_path / "checkpoint_latest.pth", tmp_path / "trace"
+    torch.save({"step": 1, "weights": Hostile(trace)}, path)
+    (tmp_path / "checkpoint_latest.pth.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+
+    with pytest.raises(CheckpointError, match=r"checkpoint_latest.pth: not a file of plain types"):
+        utils_checkpoint.load(path)
+    with pytest.raises(CheckpointError, match=r"not a weights file"):
+        read_weights(path)
+    assert not trace.exists()
+    torch.load(path, weights_only=False)  # what would have happened
+    assert trace.exists()
 
 
 @pytest.mark.parametrize("value", [np.float64(1.0), Path("x"), {1, 2}])

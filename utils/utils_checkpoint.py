@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -77,17 +78,24 @@ def _writing(path: Path, state: dict[str, Any]) -> Iterator[Path]:
 def load(path: Path) -> dict[str, Any]:
     """The state in `path`, on the CPU. A damaged file gives way to the kept previous one, with a warning.
 
-    Raises CheckpointError where neither can be read.
+    A file is data only: whatever else it may hold is refused, and not run. Raises CheckpointError, with what is wrong
+    with each of them, where none can be read.
     """
+    faults = []
     for candidate in (path, *_versions(path)):
         if not candidate.exists():
+            faults.append(f"{candidate.name} does not exist")
             continue
         fault = _fault(candidate)
         if fault is None:
-            return torch.load(candidate, map_location="cpu", weights_only=True)
+            try:
+                return torch.load(candidate, map_location="cpu", weights_only=True)
+            except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
+                fault = "not a file of plain types and tensors alone"
         logger.warning("%s is damaged (%s)", candidate, fault)
+        faults.append(f"{candidate.name}: {fault}")
     raise CheckpointError(
-        "no readable checkpoint", str(path), "a file whose sha256 equals its sidecar's",
+        f"no readable checkpoint: {'; '.join(faults)}", str(path), "a file of this project, sha256 as its sidecar says",
         "start from another checkpoint with --resume PATH, or from zero with --resume none",
     )  # fmt: skip
 
