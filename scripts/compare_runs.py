@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Do two runs learn alike? Their smoothed loss curves, their difference, and how far two seeds differ.
+
+    python scripts/compare_runs.py experiments/fp32 experiments/bf16 --noise experiments/seed1 --out docs/benchmarks/amp
+
+A run is its folder or its training_history.json. --noise: the first run once more with another train.manual_seed, and
+with nothing else changed; more than one may be given. Writes OUT.png and OUT.json, prints a table. Exit code 1 where
+the difference is larger than the noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from scripts.benchmark_tools import table
+from utils.utils_errors import DataError, SpikeVRTError
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("reference", type=Path)
+    parser.add_argument("other", type=Path)
+    parser.add_argument("--noise", type=Path, nargs="+", required=True, metavar="RUN")
+    parser.add_argument("--tag", default="train/loss", help="scalar of the history (default %(default)s)")
+    parser.add_argument("--smooth", type=int, default=5, help="log entries in a running mean (default %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
+    args = parser.parse_args(argv)
+    try:
+        steps, curves = aligned([args.reference, args.other, *args.noise], args.tag, args.smooth)
+    except SpikeVRTError as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    names = [path.parent.name if path.suffix == ".json" else path.name for path in (args.reference, args.other)]
+    result = {"tag": args.tag, "runs": names, "smooth": args.smooth, **compare(curves)}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    draw(steps, curves, names, args.tag, args.out.with_suffix(".png"))
+    keys = ("rms", "largest", "last")
+    rows = [[f"{names[1]} - {names[0]}", *(result["difference"][key] for key in keys)]]
+    rows.append(["another seed - " + names[0], *(result["noise"][key] for key in keys)])
+    print(table(rows, ["smoothed difference, relative", *keys]))
+    print("within noise" if result["is_within_noise"] else "NOT within noise")
+    return int(not result["is_within_noise"])
+
+
+def aligned(runs: list[Path], tag: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
+    """Steps that all runs logged, (n,), and the running mean of `tag` over `smooth` entries of each, (runs, n)."""
+    histories = [dict(read_history(run, tag)) for run in runs]
+    steps = sorted(set.intersection(*(set(history) for history in histories)))
+    if len(steps) < smooth:
+        what = f"{len(steps)} steps with {tag} in common"
+        raise DataError(
+            what, ", ".join(map(str, runs)), f"{smooth} or more", "give runs with the same checkpoint_print"
+        )
+    kernel = np.full(smooth, 1 / smooth)
+    curves = [np.convolve([history[step] for step in steps], kernel, "valid") for history in histories]
+    return np.array(steps[smooth - 1 :]), np.array(curves)
+
+
+def read_history(run: Path, tag: str) -> list[list[float]]:
+    path = run if run.suffix == ".json" else run / "training_history.json"
+    if not path.is_file():
+        raise DataError(
+            f"no {path}", "the command line", "the folder of a run, or its training_history.json", "check it"
+        )
+    history = json.loads(path.read_text())
+    if tag not in history:
+        raise DataError(f"no {tag} in {path}", "--tag", f"one of {', '.join(sorted(history))}", "choose one of these")
+    return history[tag]
+
+
+def compare(curves: np.ndarray) -> dict[str, Any]:
+    """Differences from the first curve, relative to it: of the second, and the largest of those after it (seeds)."""
+    relative = (curves[1:] - curves[0]) / np.abs(curves[0])
+    figures = [
+        {"rms": float(np.sqrt(np.mean(d**2))), "largest": float(np.abs(d).max()), "last": float(abs(d[-1]))}
+        for d in relative
+    ]
+    noise = {key: max(f[key] for f in figures[1:]) for key in figures[0]}
+    return {"difference": figures[0], "noise": noise, "is_within_noise": figures[0]["rms"] <= noise["rms"]}
+
+
+def draw(steps: np.ndarray, curves: np.ndarray, names: list[str], tag: str, path: Path) -> None:
+    figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(7, 6), height_ratios=(2, 1))
+    labels = [*names, *["another seed"] * (len(curves) - 2)]
+    for curve, label in zip(curves, labels, strict=True):
+        top.plot(steps, curve, label=label, linewidth=1.2)
+        bottom.plot(steps, 100 * (curve / curves[0] - 1), linewidth=1.2)
+    top.set(ylabel=tag, yscale="log")
+    top.legend()
+    bottom.set(xlabel="step", ylabel=f"% from {names[0]}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
