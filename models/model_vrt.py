@@ -218,6 +218,7 @@ def tile_options(opt: dict[str, Any]) -> dict[str, Any]:
         "num_frame_testing",
         "num_frame_overlapping",
         "size_patch_testing",
+        "batch_tiles",
         "flip_seq",
         "pad_seq",
         "center_frame_only",

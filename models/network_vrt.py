@@ -220,15 +220,17 @@ class VRT(nn.Module):
         def at(level: int) -> tuple[list[Tensor], list[Tensor]]:
             return flows.at(level) if flows else ([], [])
 
-        x1 = self.stage1(x, *at(0))
-        x2 = self.stage2(x1, *at(1))
-        x3 = self.stage3(x2, *at(2))
-        x = self.stage4(x3, *at(3))
+        # A list that is popped, so that no skip outlives its sum.
+        skips = []
+        for level, stage in enumerate((self.stage1, self.stage2, self.stage3)):
+            x = stage(x, *at(level))
+            skips.append(x)
+        x = self.stage4(x, *at(3))
         x = self.stage5(x, *at(2))
         # A skip joins at the scale it left, before the next stage's upscaling.
-        x = self.stage6(x + x3, *at(1))
-        x = self.stage7(x + x2, *at(0))
-        x = x + x1
+        x = self.stage6(x + skips.pop(), *at(1))
+        x = self.stage7(x + skips.pop(), *at(0))
+        x = x + skips.pop()
         for layer in self.stage8:
             x = layer(x)
         return x

@@ -125,6 +125,7 @@ def describe_tiling(tiling: Tiling) -> str:
     parts = [f"tiles of {frames} x {side}"]
     if tiling.num_frame_testing or tiling.size_patch_testing:
         parts.append(f"overlap {tiling.num_frame_overlapping} frames, {tiling.size_overlapping} px")
+    parts += [f"{tiling.batch_tiles} at once"] if tiling.batch_tiles > 1 else []
     parts.append(f"{tiling.blend} blend")
     parts += [name for name in ("flip_seq", "pad_seq", "center_frame_only") if getattr(tiling, name)]
     return ", ".join(parts)

@@ -80,6 +80,7 @@ def direct_tiling(saved: SavedNetwork, args: TestArgs) -> Tiling:
         "num_frame_testing": AUTO_FRAMES, "num_frame_overlapping": 2,
         "size_patch_testing": side, "size_patch_overlapping": 20,
         **{key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only")},
+        "batch_tiles": 1,
     }  # fmt: skip
     if saved.released and args.tile is None:
         val["num_frame_testing"], val["size_patch_testing"] = RELEASED_TILES[saved.released[:3]]
@@ -88,7 +89,8 @@ def direct_tiling(saved: SavedNetwork, args: TestArgs) -> Tiling:
 
 
 def asked_tiles(args: TestArgs) -> dict[str, int]:
-    """--tile T,P and --overlap T,P as fields of Tiling."""
+    """--tile T,P, --overlap T,P and --batch-tiles as fields of Tiling."""
     tile = args.tile if isinstance(args.tile, tuple) else ()
     asked = dict(zip(("num_frame_testing", "size_patch_testing"), tile, strict=False))
-    return asked | dict(zip(("num_frame_overlapping", "size_overlapping"), args.overlap or (), strict=False))
+    asked |= dict(zip(("num_frame_overlapping", "size_overlapping"), args.overlap or (), strict=False))
+    return asked | ({} if args.batch_tiles is None else {"batch_tiles": args.batch_tiles})

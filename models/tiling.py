@@ -8,6 +8,7 @@ the overlap, which leave no visible seam.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import tempfile
 from collections import deque
@@ -38,6 +39,7 @@ class Tiling:
     multiple already, as KAIR's validation does (its test script and we pad only what is missing).
     flip_seq: run the clip and its reverse as one sequence and average. pad_seq: repeat the last frame, dropped again.
     center_frame_only: give only frame n // 2 of the n that came in.
+    batch_tiles: tiles of one moment that go through the network together; a GPU is then busier and its memory fuller.
     min_frames: the fewest frames the network takes (2 for pa_frames 2, 3 for 4, 4 for 6).
     """
 
@@ -52,11 +54,14 @@ class Tiling:
     flip_seq: bool = False
     pad_seq: bool = False
     center_frame_only: bool = False
+    batch_tiles: int = 1
     min_frames: int = 2
 
     def __post_init__(self) -> None:
         if self.blend not in ("kair", "smooth"):
             raise OptionError(f"blend is {self.blend!r}", "val.blend", "kair or smooth", "correct it")
+        if self.batch_tiles < 1:
+            raise OptionError(f"batch_tiles is {self.batch_tiles}", "val.batch_tiles", "1 or more", "correct it")
         axes = (
             ("num_frame_testing", self.num_frame_testing, "num_frame_overlapping", self.num_frame_overlapping),
             ("size_patch_testing", self.size_patch_testing, "size_overlapping", self.size_overlapping),
@@ -204,10 +209,12 @@ def restore_space(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tili
     # KAIR trims overlap / 2 OUTPUT pixels whatever the scale; a ramp must span the overlap at the output's scale.
     overlap = tiling.size_overlapping * (s if tiling.blend == "smooth" else 1)
     total, total_weight = None, torch.zeros(height * s, width * s)
-    for row, top in enumerate(tops):
-        for col, left in enumerate(lefts):
-            cut = (..., slice(top, top + rows), slice(left, left + cols))
-            out = _run(net, lq[cut], None if spike is None else spike[cut], tiling)
+    tiles = list(itertools.product(enumerate(tops), enumerate(lefts)))
+    for first in range(0, len(tiles), tiling.batch_tiles):
+        batch = tiles[first : first + tiling.batch_tiles]
+        cuts = [(..., slice(top, top + rows), slice(left, left + cols)) for (_, top), (_, left) in batch]
+        inputs = [None if x is None else torch.cat([x[cut] for cut in cuts]) for x in (lq, spike)]
+        for ((row, top), (col, left)), out in zip(batch, _run(net, *inputs, tiling).split(len(lq)), strict=True):
             weight = _blend_weights(tops, row, rows * s, overlap, tiling.blend)[:, None] * _blend_weights(
                 lefts, col, cols * s, overlap, tiling.blend
             )
@@ -292,7 +299,10 @@ def _average_halves(frames: Iterator[Tensor], length: int) -> Iterator[Tensor]:
 
 
 def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
-    """The tiling to try where this one needs too much memory: half the side, then half the length; None at the end."""
+    """The tiling to try where this one needs too much memory: half as many at once, then half the side, then half the
+    length; None at the end."""
+    if tiling.batch_tiles > 1:
+        return dataclasses.replace(tiling, batch_tiles=tiling.batch_tiles // 2)
     step = math.lcm(NETWORK_STRIDE, *tiling.window_size[1:])
     least = max(tiling.window_size[1:]) * NETWORK_STRIDE
     side = tiling.size_patch_testing or max(height, width)

@@ -110,6 +110,16 @@ def test_any_frame_count_and_any_size_come_back_as_they_went_in(frames, size, ti
 
 
 @pytest.mark.parametrize("blend", ["kair", "smooth"])
+def test_tiles_that_run_together_give_what_they_give_alone(blend):
+    # 2 clips of 2 x 3 tiles: batches of 4 and 2 tiles, hence of 8 and 4 clips.
+    lq = clip(2, 3, 3, 100, 150)
+    net = StandIn()
+    alone, together = (restore_clip(net, lq, size_patch_testing=64, blend=blend, batch_tiles=n) for n in (1, 4))
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+    assert [size[0] for size in net.sizes] == [2] * 6 + [8, 4]
+
+
+@pytest.mark.parametrize("blend", ["kair", "smooth"])
 def test_tiles_without_overlap_give_numbers(blend):
     lq = clip(1, 5, 3, 40, 56)
     out = restore_clip(
@@ -267,6 +277,7 @@ def test_tile_starts_end_with_the_axis():
         {"size_patch_testing": 16, "size_overlapping": 20},
         {"size_patch_testing": 60, "size_overlapping": 4},
         {"blend": "hard"},
+        {"batch_tiles": 0},
     ],
 )
 def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
@@ -274,13 +285,14 @@ def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
         Tiling(**wrong)
 
 
-def test_smaller_tiles_halve_space_first_and_end():
-    tiling = Tiling(num_frame_testing=12, size_patch_testing=0, size_overlapping=20)
+def test_smaller_tiles_run_alone_first_then_halve_space_then_time():
+    tiling = Tiling(num_frame_testing=12, size_patch_testing=0, size_overlapping=20, batch_tiles=4)
     sizes = []
     while tiling is not None:
-        sizes.append((tiling.num_frame_testing, tiling.size_patch_testing))
+        sizes.append((tiling.num_frame_testing, tiling.size_patch_testing, tiling.batch_tiles))
         tiling = smaller(tiling, 720, 1280)
-    assert sizes == [(12, 0), (12, 640), (12, 320), (12, 160), (12, 80), (12, 64), (6, 64), (3, 64)]
+    assert sizes[:3] == [(12, 0, 4), (12, 0, 2), (12, 0, 1)]
+    assert sizes[3:] == [(12, 640, 1), (12, 320, 1), (12, 160, 1), (12, 80, 1), (12, 64, 1), (6, 64, 1), (3, 64, 1)]
 
 
 def test_out_of_memory_is_told_from_other_errors():

@@ -107,6 +107,7 @@ class ValOptions(Section):
     num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
     size_patch_testing: int = Field(0, ge=0, description="Side of a spatial tile; 0: the whole frame.")
     size_patch_overlapping: int = Field(20, ge=0, description="Pixels shared by neighbouring tiles.")
+    batch_tiles: int = Field(1, ge=1, description="Spatial tiles that go through the network at once.")
 
 
 class LoggingOptions(Section):

@@ -28,6 +28,7 @@ class TestArgs:
     gt: str | None
     tile: tuple[int, int] | str | None
     overlap: tuple[int, int] | None
+    batch_tiles: int | None
     blend: str | None
     flip_seq: bool
     pad_seq: bool
@@ -63,6 +64,7 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     add("--gt", metavar="PATH", help="sharp frames or video, to score against")
     add("--tile", metavar="auto|T,P", help="frames and side of a tile; 0 = the whole; auto: halves on out of memory")
     add("--overlap", metavar="T,P", help="frames and pixels that neighbouring tiles share (default 2,20)")
+    add("--batch-tiles", type=int, metavar="N", help="tiles through the network at once (val.batch_tiles)")
     add("--blend", choices=("kair", "smooth"), help="how tiles join (default: smooth; with --opt: kair, as published)")
     add("--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)")
     add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
