@@ -130,7 +130,7 @@ class WatchdogOptions(Section):
 
     stall_s: float = Field(300, ge=1, description="Seconds for any phase: a batch, a step, a barrier.")
     start_s: float = Field(900, ge=1, description="Seconds until the first step.")
-    validate_s: float = Field(1800, ge=1, description="Seconds for one clip of a validation, one tile of a test.")
+    validate_s: float = Field(1500, ge=1, description="Seconds for one clip of a validation, one tile of a test.")
     save_s: float = Field(900, ge=1, description="Seconds for a checkpoint.")
 
 

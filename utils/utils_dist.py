@@ -6,6 +6,7 @@ Everything works the same in a single process, where no group exists.
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -29,6 +30,8 @@ from utils.utils_launch import LaunchInfo
 from utils.utils_process import children_of, die_with_parent, kill_tree
 from utils.utils_watchdog import FAILURE, Budgets, Watchdog, say
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class _Run:
@@ -36,6 +39,7 @@ class _Run:
     store: Store | None = None
     hosts_store: bool = False
     watchdog: Watchdog | None = None
+    timeout_s: float = float("inf")  # of the process group
     rounds: int = 0  # of all_ranks_or_none, equal on all ranks
 
 
@@ -101,7 +105,11 @@ def watch(stall_s: float, start_s: float, validate_s: float, save_s: float) -> N
     """From now on a rank that stays too long in one phase ends the run, by name (utils_watchdog)."""
     if _run.watchdog is None:
         _start_watchdog()
-    _run.watchdog.watch(Budgets(stall_s, start_s, validate_s, save_s))
+    budgets = Budgets(stall_s, start_s, validate_s, save_s)
+    warning = budgets.check_against(_run.timeout_s)
+    if warning and is_main_process():
+        logger.warning(warning)
+    _run.watchdog.watch(budgets)
 
 
 def _start_watchdog() -> None:
@@ -122,7 +130,7 @@ def init_dist(launch: LaunchInfo, timeout_s: float = 1800, gpu_ids: list[int] | 
         if gpu_ids is not None and not torch.cuda.is_initialized():
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_ids))
         return
-    timeout = timedelta(seconds=_timeout_s(timeout_s))
+    _run.timeout_s = _timeout_s(timeout_s)
     device = get_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -136,7 +144,7 @@ def init_dist(launch: LaunchInfo, timeout_s: float = 1800, gpu_ids: list[int] | 
         store=PrefixStore("group", _run.store),
         rank=launch.rank,
         world_size=launch.world_size,
-        timeout=timeout,
+        timeout=timedelta(seconds=_run.timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
     _print_setup(launch)

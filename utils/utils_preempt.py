@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -16,12 +17,19 @@ from utils import utils_dist
 PREEMPTED = 75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
+logger = logging.getLogger(__name__)
 _asked = threading.Event()
 
 
 def install() -> None:
     """From now on the first signal asks for a stop; a second one ends this rank at once."""
     _asked.clear()
+    handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1")
+    if "SIGUSR1" not in handled and utils_dist.is_main_process():
+        logger.warning(
+            "SIGUSR1 would kill torchrun without a word to the ranks: start it with --signals-to-handle=%s,SIGUSR1",
+            handled,
+        )  # fmt: skip
     for number in SIGNALS:
         signal.signal(number, _on_signal)
 

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
-from utils.utils_errors import StallError
-from utils.utils_process import children_of, kill_tree, process_state
+from utils.utils_errors import DistError, StallError
+from utils.utils_process import kill_tree, process_state
+from utils.utils_stacks import dump_stacks
 
 FAILURE = "failure"  # store key: the first failure, {"rank", "code", "by"}
 REPORTED = "reported"  # store key: it has been said; everyone may leave
@@ -83,7 +84,7 @@ class Budgets:
 
     stall_s: float = 300.0
     start_s: float = 900.0
-    validate_s: float = 1800.0
+    validate_s: float = 1500.0
     save_s: float = 900.0
 
     def of(self, name: str) -> float:
@@ -91,6 +92,25 @@ class Budgets:
         clip_s = self.validate_s
         special = {"start": self.start_s, "save": self.save_s, "validate": clip_s, "restore": clip_s, "score": clip_s}
         return max(self.stall_s, special.get(outermost.split(":")[0], 0.0))
+
+    def check_against(self, timeout_s: float) -> str:
+        """What to warn of, where the process group's time-out ends a run, without a name, before the watchdog can.
+
+        Raises DistError where it always would.
+        """
+        late = [
+            f"{name} is {s:g} s"
+            for name in ("stall_s", "validate_s", "save_s")
+            if (s := getattr(self, name)) >= timeout_s
+        ]
+        what = f"watchdog: {', '.join(late)}; the time-out of the process group is {timeout_s:g} s"
+        if self.stall_s >= timeout_s:
+            raise DistError(
+                what, "dist_timeout_s or NCCL_TIMEOUT",
+                "the watchdog first: only it can say which rank stands still, and where",
+                "raise dist_timeout_s (or NCCL_TIMEOUT), or lower watchdog.stall_s",
+            )  # fmt: skip
+        return f"{what}: a rank that takes so long is ended without a name" if late else ""
 
 
 class Watchdog(threading.Thread):
@@ -360,34 +380,3 @@ def say(text: str) -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             handler.handle(record)
-
-
-def dump_stacks(file: Any, pid: int | None = None) -> str:
-    """Stacks of this process (pid None) or of one that handles SIGUSR2 into `file`, and of its loader processes."""
-    file.truncate(0)
-    if pid is None:
-        faulthandler.dump_traceback(file, all_threads=True)
-    else:
-        _signal_dump(pid, file)
-    for child in children_of(pid or os.getpid()):
-        file.write(f"\nchild process {child}:\n".encode())
-        _signal_dump(child, file)
-    file.seek(0)
-    return file.read().decode(errors="replace")
-
-
-def _signal_dump(pid: int, file: Any) -> None:
-    """Ask `pid` for its stacks, if it has our handler (SIGUSR2 would kill it otherwise)."""
-    state = process_state(pid)
-    with suppress(OSError, StopIteration):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        caught = int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16)
-        if state == "T":
-            file.write(b"(the process is stopped: no stack)\n")
-        elif caught >> (signal.SIGUSR2 - 1) & 1:
-            before = os.fstat(file.fileno()).st_size
-            os.kill(pid, signal.SIGUSR2)
-            deadline = time.monotonic() + 0.5
-            while os.fstat(file.fileno()).st_size == before and time.monotonic() < deadline:
-                time.sleep(0.02)
-            time.sleep(0.05)

@@ -56,7 +56,22 @@ def test_an_elastic_restart_resumes_and_finishes(tmp_path, log):
     finally:
         kill_session(process)
     assert re.search(r"resumed from \S+ at iter [1-5]", text)
+    assert "SIGUSR1 would kill torchrun" in text
     assert latest(options)["step"] == 6
+
+
+def test_a_signal_to_the_launcher_saves_and_ends_with_the_code_that_asks_for_another_start(tmp_path, log):
+    options = write_options(tmp_path)
+    process = start([str(ROOT / "launch_train.sh"), "2", str(options), "train.total_iter=1000", *SHORT[:1]], log)
+    try:
+        wait_for(log, "Iter: 1,")
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == 75
+    finally:
+        kill_session(process)
+    text = log.read_text()
+    assert "stopped by a signal at iter" in text and "SIGUSR1 would kill" not in text
+    assert latest(options)["step"] >= 1
 
 
 def test_nobody_is_left_when_the_launcher_is_killed(tmp_path, log):

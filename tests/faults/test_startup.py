@@ -83,3 +83,10 @@ def test_options_that_differ_between_ranks_are_refused(tmp_path):
 
     assert result.exit_codes == [2, 2]
     assert result.text.count("the options differ between the ranks") == 1
+
+
+def test_a_time_out_of_the_group_that_comes_before_the_watchdog_is_refused(tmp_path):
+    result = train(write_options(tmp_path), ranks=2, env={"NCCL_TIMEOUT": "200"})
+
+    assert result.exit_codes == [2, 2]
+    assert result.text.count("stall_s is 300 s, validate_s is 1500 s, save_s is 900 s; the time-out of the") == 1
