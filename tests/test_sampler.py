@@ -38,6 +38,29 @@ def test_a_global_batch_holds_the_same_samples_on_one_rank_and_on_four():
     assert [{four[r][b] for r in range(4)} for b in range(len(one))] == one
 
 
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_shards_are_disjoint_and_equal_whatever_the_size(world_size):
+    for length in range(world_size, 51):
+        shards = [[i for _, i in make(rank, world_size, 1, length)] for rank in range(world_size)]
+
+        assert {len(shard) for shard in shards} == {length // world_size}
+        together = [index for shard in shards for index in shard]
+        assert len(set(together)) == len(together) and set(together) <= set(range(length))
+
+
+def test_one_run_over_changing_numbers_of_ranks_sees_the_order_of_one_rank():
+    whole, seen = list(make(batch_size=8, length=50)), []
+    for batch, world_size in enumerate((1, 2, 4, 8, 1)):
+        ranks = [make(rank, world_size, 8 // world_size, 50) for rank in range(world_size)]
+        for sampler in ranks:
+            sampler.start_batch = batch
+        # Row by row over the ranks is the order of the global batch.
+        rows = zip(*(list(sampler)[: 8 // world_size] for sampler in ranks), strict=True)
+        seen += [sample for row in rows for sample in row]
+
+    assert seen == whole[:40]
+
+
 def test_the_order_follows_from_seed_and_epoch_only():
     assert list(make(epoch=3)) == list(make(epoch=3))
     assert [i for _, i in make(epoch=3)] != [i for _, i in make(epoch=4)]

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from tests.dist.launching import RankResult, Ranks
+from tests.dist.launching import ROOT, RankResult, Ranks, clean_env, kill_session
 from tests.train_files import MAIN, experiment, latest, train, write_options
 
 STEPS = 6
@@ -95,6 +96,34 @@ def interrupt(options: Path, ranks: int, how: str, seed: int, expected: str) -> 
         ranks, f"{how} to rank {', '.join(map(str, targets))}", int(found[0]) if found else 0, first.exit_codes, gone_s,
         identical, first.text + again.text,
     )  # fmt: skip
+
+
+def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
+    """launch_train.sh, sent SIGTERM or SIGUSR1 while it trains: its exit code, and the seconds until it was gone."""
+    rng, task = random.Random(seed), f"launcher-{ranks}-{seed}"
+    command = [
+        ROOT / "launch_train.sh",
+        str(ranks),
+        options,
+        f"task={task}",
+        "train.total_iter=1000",
+        "datasets.test={}",
+    ]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=clean_env(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            deadline, awaited = time.monotonic() + 300, f"Iter: {rng.randint(1, 4)},".encode()
+            while awaited not in os.pread(log.fileno(), 2**20, 0) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.send_signal((signal.SIGTERM, signal.SIGUSR1)[seed % 2])
+            struck = time.monotonic()
+            code = process.wait(120)
+        finally:
+            kill_session(process)
+    _forget(experiment(options, task))
+    return code, time.monotonic() - struck
 
 
 def _forget(folder: Path) -> None:

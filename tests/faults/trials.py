@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.dist.launching import ROOT, Ranks
 from tests.faults.report import page
-from tests.faults.runs import STEPS, Interruption, interrupt, reference
+from tests.faults.runs import STEPS, Interruption, interrupt, reference, signal_launcher
 from tests.faults.saving import kill_while_saving
 from tests.faults.stalls import KINDS, Trial, run_stall
 from tests.train_files import write_options
@@ -135,6 +135,19 @@ def preemptions(share: float) -> dict[str, Any]:
     return interruptions("signal", share)
 
 
+def launcher(share: float) -> dict[str, Any]:
+    """SIGTERM or SIGUSR1 to launch_train.sh, whose torchrun turns every exit code into 1."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = write_options(Path(folder))
+        count = max(1, round(10 * share))
+        found = [signal_launcher(options, ranks, seed) for ranks in (2, 4) for seed in range(count)]
+    return {
+        "trials": len(found), "right": sum(code == 75 for code, _ in found),
+        "gone_s_max": round(max(seconds for _, seconds in found), 2),
+        "wrong": [f"launch_train.sh ended with {code}" for code, _ in found if code != 75],
+    }  # fmt: skip
+
+
 def saves(share: float) -> dict[str, Any]:
     """SIGKILL while checkpoints are written back to back."""
     return kill_while_saving(max(1, round(200 * share)))
@@ -163,7 +176,7 @@ def overhead(share: float) -> dict[str, Any]:
 
 KINDS_OF_TRIAL = {
     "stalls": stalls, "deaths": deaths, "store_host": store_host, "saves": saves, "kills": kills,
-    "preemptions": preemptions, "overhead": overhead, "false_alarms": false_alarms,
+    "preemptions": preemptions, "launcher": launcher, "overhead": overhead, "false_alarms": false_alarms,
 }  # fmt: skip
 
 
