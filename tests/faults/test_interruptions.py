@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from tests.dist.launching import Ranks
 from tests.faults.runs import interrupt, reference
 from tests.train_files import write_options
 
@@ -20,6 +23,18 @@ def test_a_killed_rank_takes_the_run_down_and_the_resumed_run_has_the_same_bits(
 
     assert trial.exit_codes.count(-9) >= 1 and 0 not in trial.exit_codes
     assert trial.identical, trial.text
+
+
+def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tmp_path):
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+    arguments = ("stall", "0", "2", "train", "--opt", str(options), "datasets.test={}")
+    with Ranks(1, "tests/dist/odd_worker.py", *arguments) as running:
+        running.wait_for("Iter: 1,", 0, 120)
+        running.processes[0].send_signal(signal.SIGUSR1)
+        running.processes[0].send_signal(signal.SIGTERM)
+        result = running.wait(10)
+
+    assert result.exit_codes == [128 + signal.SIGTERM] and not result.timed_out
 
 
 def test_a_signal_to_one_rank_stops_all_at_the_same_step_with_a_checkpoint(runs):

@@ -10,7 +10,7 @@ from tests.train_files import experiment, write_options
 
 WORKER = "tests/dist/odd_worker.py"
 KEY, KEY_OF_OPTIONS = "0123456789abcdef0123456789abcdef01canary", "fedcba9876543210fedcba9876543210canary10"
-SECRET = (f"logging.wandb_api_key={KEY_OF_OPTIONS}", "logging.use_wandb=true")
+SECRET = f"logging.wandb_api_key={KEY_OF_OPTIONS}"
 ENV = {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}
 LINE = re.compile(
     r"rank (\d) of 2 on \S+, cpu, pid (\d+); step (\d+), [\d.]+ s in phase \"([^\"]+)\"; loss finite; "
@@ -35,7 +35,9 @@ def files_with_a_key(folder):
 
 def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_key_does(tmp_path):
     options = odd(tmp_path)
-    arguments = command("stall", 1, 4, options, "debug.compare_every=2", "watchdog.stall_s=5", *SECRET)
+    arguments = command(
+        "stall", 1, 4, options, "debug.compare_every=2", "watchdog.stall_s=5", "logging.use_wandb=true", SECRET
+    )
     status = experiment(options) / "status"
     with Ranks(2, WORKER, *arguments, env=ENV) as running:
         running.wait_for("Iter: 3,", 0, 120)
@@ -81,7 +83,7 @@ def test_the_numbers_of_skipped_steps_hold_no_key(tmp_path):
     result = run_ranks(
         1,
         WORKER,
-        *command("nan", 0, 2, options, "train.max_nonfinite_steps=2", "train.checkpoint_save=1", *SECRET),
+        *command("nan", 0, 2, options, "train.max_nonfinite_steps=2", "train.checkpoint_save=1", SECRET),
         env=ENV,
     )
 
