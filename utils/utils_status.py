@@ -54,7 +54,7 @@ def line(rank: int, world_size: int, beat: dict[str, Any], facts: dict[str, Any]
         f'step {beat["step"]}, {beat["age"]:.1f} s in phase "{beat["phase"]}"',
         f"loss {'finite' if facts['loss_is_finite'] else 'NaN or Inf'}",
         f"weights {facts['weights']} at step {facts['weights_step']}",
-        f"{facts['samples']} samples an epoch, first {', '.join(map(str, facts['first']))}",
+        f"{facts['samples']} samples an epoch, first {', '.join(map(str, facts['first'])) or 'none left of this one'}",
     ]
     return "; ".join(parts)
 
