@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.dist import slurm
-from tests.train_files import latest, write_options
+from tests.train_files import experiment, latest, write_options
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"no SLURM: {slurm.missing()}")
 
 NO_GPU = ("--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
 
 
-def test_a_job_that_is_signalled_saves_is_requeued_and_finishes(tmp_path):
+def test_a_job_at_its_time_limit_saves_is_requeued_and_finishes(tmp_path):
     options, log = write_options(tmp_path), tmp_path / "job.out"
+    set_total_iter(options, 10**6)  # more than a job of one minute can do
     with slurm.Cluster(tmp_path / "cluster") as cluster:
-        job = cluster.submit(
-            f"--output={log}", *NO_GPU, "submit_job.sh", str(options), "train.total_iter=12", "datasets.test={}"
-        )
-        first = cluster.wait_for_text(log, "Iter: 3,", 120)
-        # What the time limit sends, by --signal=B:USR1@180: to the batch shell alone.
-        cluster.run("scancel", "--batch", "--signal=USR1", job)
-        stopped = cluster.wait_for_text(log, "stopped by a signal at iter", 60)
-        whole = cluster.wait_for_text(log, "Finished at iter 12", 180)
+        # SLURM looks every 30 s whose end is near: the signal comes some 20 to 50 s after the start.
+        limit = ("--time=1", "--signal=B:USR1@10")
+        job = cluster.submit(f"--output={log}", *limit, *NO_GPU, "submit_job.sh", str(options), "datasets.test={}")
+        stopped = cluster.wait_for_text(log, "stopped by a signal at iter", 120)
+        at = int(re.findall(r"stopped by a signal at iter (\d+)", stopped)[0])
+        set_total_iter(options, at + 3)
+        whole = cluster.wait_for_text(log, f"Finished at iter {at + 3}", 180)
 
-    assert "World Size: 2" in first and f"Master: {slurm.socket.gethostname()}:{15000 + int(job) % 10000}" in first
-    assert "Finished" not in stopped
-    assert "resumed from" in whole[len(stopped) :]
-    assert latest(options)["step"] == 12
+    assert "World Size: 2" in stopped and f"Master: {slurm.socket.gethostname()}:{15000 + int(job) % 10000}" in stopped
+    checkpoint = experiment(options) / "checkpoints" / "checkpoint_latest.pth"
+    assert f"resumed from {checkpoint} at iter {at}" in whole[len(stopped) :]
+    assert latest(options)["step"] == at + 3
+
+
+def set_total_iter(options: Path, total_iter: int) -> None:
+    """Another length of the training, also for a job that is waiting to be run again."""
+    opt = json.loads(options.read_text())
+    opt["train"]["total_iter"] = total_iter
+    options.write_text(json.dumps(opt))
