@@ -119,10 +119,10 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
                 raise AssertionError(f"{name} did not come up\n{logs}")
             time.sleep(0.1)
 
-    def run(self, *command: str, check: bool = True) -> str:
+    def run(self, *command: str, check: bool = True, limit_s: float = 30) -> str:
         """Output of a SLURM command, called in the repository."""
-        done = subprocess.run(command, env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=30)
-        assert not check or done.returncode == 0, done.stderr
+        done = subprocess.run(command, env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
+        assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def submit(self, *arguments: str) -> str:
