@@ -77,6 +77,14 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
             f"| SIGTERM or SIGUSR1 to one or all ranks, {r.get('ranks', '1/2/4')} ranks, resumed | {r['trials']} trials | {r['codes_right']} ended "
             f"with 75 on all ranks, {r['identical']} identical; gone after {r['gone_s_max']} s at worst |"
         )
+    if r := results.get("environments"):
+        worst = max(r["each"], key=r["each"].get)
+        yield f"| environments in which a launch cannot work | {r['trials']} kinds | each explained; the slowest after {r['seconds_max']} s: {worst} |"
+    if r := results.get("broken_files"):
+        yield (
+            f"| frames or spikes vanish or are cut in the middle of training, 2/4 ranks | {r['trials']} trials | {r['right']} named rightly; "
+            f"all ranks gone after {r['gone_s_max']} s at worst |"
+        )
     if r := results.get("launcher"):
         yield (
             f"| SIGTERM or SIGUSR1 to launch_train.sh, 2/4 ranks | {r['trials']} trials | {r['right']} ended with 75; gone after "

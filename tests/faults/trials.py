@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.dist.launching import ROOT, Ranks
+from tests.faults.refusals import BROKEN, ENVIRONMENTS, break_file, seconds_until_explained
 from tests.faults.report import page
 from tests.faults.runs import STEPS, Interruption, interrupt, reference, signal_launcher
 from tests.faults.saving import kill_while_saving
@@ -148,6 +149,23 @@ def launcher(share: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def environments(share: float) -> dict[str, Any]:
+    """Launches that cannot work, with the deadlines that users have."""
+    cases = ENVIRONMENTS[: max(1, round(len(ENVIRONMENTS) * share))]
+    seconds = {case.name: round(seconds_until_explained(case), 1) for case in cases}
+    return {"trials": len(cases), "seconds_max": max(seconds.values()), "each": seconds}
+
+
+def broken_files(share: float) -> dict[str, Any]:
+    """Files that vanish or are cut while 2 and 4 ranks train on them."""
+    found = [break_file(kind, ranks) for _ in range(max(1, round(2 * share))) for ranks in (2, 4) for kind in BROKEN]
+    return {
+        "trials": len(found), "right": sum(t.is_named for t in found),
+        "gone_s_max": round(max(t.seconds for t in found), 2),
+        "wrong": [f"{t.kind}, {t.ranks} ranks: {t.text[-500:]}" for t in found if not t.is_named],
+    }  # fmt: skip
+
+
 def saves(share: float) -> dict[str, Any]:
     """SIGKILL while checkpoints are written back to back."""
     return kill_while_saving(max(1, round(200 * share)))
@@ -176,7 +194,8 @@ def overhead(share: float) -> dict[str, Any]:
 
 KINDS_OF_TRIAL = {
     "stalls": stalls, "deaths": deaths, "store_host": store_host, "saves": saves, "kills": kills,
-    "preemptions": preemptions, "launcher": launcher, "overhead": overhead, "false_alarms": false_alarms,
+    "preemptions": preemptions, "launcher": launcher, "environments": environments, "broken_files": broken_files,
+    "overhead": overhead, "false_alarms": false_alarms,
 }  # fmt: skip
 
 
