@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 
 import pytest
 
@@ -32,14 +31,12 @@ def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_
         ranks.wait_for("Iter: 1,", rank=0, limit_s=90)
         for process in children_of(ranks.processes[0].pid):
             os.kill(process, signal.SIGSTOP)
-        stopped = time.monotonic()
         result = ranks.wait(limit_s=30)
-        seconds = time.monotonic() - stopped
 
-    assert result.exit_codes == [3], result.text
+    assert not result.timed_out and result.exit_codes == [3], result.text
     assert result.text.count("DataError: no batch: DataLoader timed out after 3.0 seconds") == 1
     assert re.search(r"\(epoch, index\) \[\(\d+, \d\),.*\], loader worker 0, rank 0", result.text)
-    assert "Traceback" not in result.text and seconds < 8
+    assert "Traceback" not in result.text
 
 
 def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tmp_path):

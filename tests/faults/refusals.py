@@ -45,7 +45,8 @@ ENVIRONMENTS = (
     Environment("no address", "MASTER_ADDR is missing", env_of={1: {"MASTER_ADDR": ""}}),
     Environment("no rank", "RANK is missing", env_of={1: {"RANK": ""}}),
     Environment("time-outs in the wrong order", "the time-out of the", env={"NCCL_TIMEOUT": "200"}),
-    Environment("fewer samples than ranks", "8 training samples are fewer than one batch of 10", overrides=("datasets.train.dataloader_batch_size=5",)),
+    Environment("fewer samples than one batch", "8 training samples are fewer than one batch of 10",
+                overrides=("datasets.train.dataloader_batch_size=5",)),
 )  # fmt: skip
 
 
