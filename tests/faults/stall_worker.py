@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from utils import utils_dist, utils_watchdog
 from utils.utils_errors import DataError
 from utils.utils_launch import read_launch
+from utils.utils_process import die_with_parent
 
 KIND, RANK, STEP, STALL_S = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 MINUTES = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
@@ -66,7 +67,8 @@ def main() -> None:
 def train() -> None:
     net: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     net = DistributedDataParallel(net) if utils_dist.get_world_size() > 1 else net
-    loader = iter(DataLoader(Numbers(), num_workers=1, prefetch_factor=1))
+    # Its process goes with its rank, as those of data/loader.py do.
+    loader = iter(DataLoader(Numbers(), num_workers=1, prefetch_factor=1, worker_init_fn=lambda _: die_with_parent()))
     started, longest, last = time.monotonic(), 0.0, time.monotonic()
     step = 0
     while (time.monotonic() - started < 60 * MINUTES) if MINUTES else step < 100:
