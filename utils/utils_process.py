@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +35,19 @@ def kill_tree(pid: int) -> None:
     for process in [*children_of(pid), pid]:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)
+
+
+def first_to_claim(name: str, window_s: float) -> bool:
+    """Whether this process is the first on its host, within window_s, to claim the name: one of many speaks."""
+    claim = Path(tempfile.gettempdir()) / f"spikevrt-{name}"
+    with suppress(OSError):
+        if time.time() - claim.stat().st_mtime > window_s:
+            claim.unlink()  # of an earlier run
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
 
 
 def die_with_parent() -> None:

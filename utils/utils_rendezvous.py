@@ -11,13 +11,10 @@ import hashlib
 import logging
 import os
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar
 
 from torch.distributed import DistError as TorchDistError
@@ -25,6 +22,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from utils.utils_errors import DistError
 from utils.utils_launch import LaunchInfo
+from utils.utils_process import first_to_claim
 
 logger = logging.getLogger(__name__)
 
@@ -158,15 +156,7 @@ def speaks_alone(error: BaseException) -> bool:
     name = " ".join(os.environ.get(key, "") for key in names).strip()
     window_s = 600 if name else 10
     what = f"{getattr(error, 'what', error)} {name} {os.getppid()} {os.getuid()}"
-    claim = Path(tempfile.gettempdir()) / f"spikevrt-said-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
-    with suppress(OSError):
-        if time.time() - claim.stat().st_mtime > window_s:
-            claim.unlink()  # of an earlier launch
-    try:
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
+    return first_to_claim(f"said-{hashlib.sha256(what.encode()).hexdigest()[:16]}", window_s)
 
 
 def _check_s() -> float:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from torch.distributed import Store
 
 from utils.utils_errors import DistError, StallError
-from utils.utils_process import kill_tree, process_state
+from utils.utils_process import first_to_claim, kill_tree, process_state
 from utils.utils_stacks import dump_stacks
 
 FAILURE = "failure"  # store key: the first failure, {"rank", "code", "by"}
@@ -326,11 +326,9 @@ class Watchdog(threading.Thread):
 
     def _store_lost(self) -> None:
         """The store that all ranks share does not answer any more. One rank of each host says it."""
-        run = f"{self.host}-{os.environ.get('MASTER_PORT', '')}-{self._pid_of_rank_0()}"
-        claim = Path(tempfile.gettempdir()) / f"spikevrt-lost-{run}"
-        try:
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
+        names = [os.environ.get(key, "") for key in ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
+        # Ranks notice it up to seconds apart; within a minute, the same port, restart and process are the same run.
+        if not first_to_claim(f"lost-{self.host}-{'-'.join(names)}-{self._pid_of_rank_0()}", 60):
             time.sleep(2.0)  # for the one that speaks; torchrun ends all when the first has gone
             self.leave(STALL_CODE, None)
         if self.by_agent or 0 not in self.states:
@@ -341,8 +339,6 @@ class Watchdog(threading.Thread):
             )))  # fmt: skip
         else:
             self._name_rank_0()
-        time.sleep(1.5)  # until the others have seen the claim
-        claim.unlink(missing_ok=True)
         self.leave(STALL_CODE, None)
 
     def _name_rank_0(self) -> None:
