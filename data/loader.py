@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from data.sampler import ResumableDistributedSampler
 from utils.utils_errors import DataError, SpikeVRTError
-from utils.utils_process import die_with_parent
+from utils.utils_process import die_with_parent, leave_group, signals_held
 
 
 class TrainLoader:
@@ -70,7 +70,7 @@ class TrainLoader:
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
         """An iterator over the steps of `epoch` from `batch` on, with its workers already started."""
         self.seek(epoch, batch)
-        with self._named(0):
+        with self._named(0), signals_held():
             iterator = iter(self.loader)  # starts the workers; a generator alone would wait for its first next()
         return self._steps(self._batches(iterator))
 
@@ -130,5 +130,6 @@ def _collate(items: list[Any]) -> Any:
 
 def _init_worker(worker_id: int) -> None:
     die_with_parent()
+    leave_group()
     # A worker that starts OpenCV's own threads fights the other workers for the cores (and can deadlock after a fork).
     cv2.setNumThreads(0)

@@ -7,7 +7,8 @@ import os
 import signal
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -35,6 +36,34 @@ def kill_tree(pid: int) -> None:
     for process in [*children_of(pid), pid]:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)
+
+
+# What a launcher, a cluster or a terminal sends to all processes of a rank at once.
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """These signals wait until the end of the block, and in a child that is forked meanwhile until `leave_group`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
+
+
+def leave_group() -> None:
+    """In a child: signals to the parent's process group are for the parent alone, also those that wait already.
+
+    torchrun asks a rank to stop by a signal to its whole group; a loader process that obeys takes the rank down before
+    it can save.
+    """
+    os.setpgid(0, 0)
+    for number in GROUP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # drops what waits
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
+    for number in GROUP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def first_to_claim(name: str, window_s: float) -> bool:

@@ -83,8 +83,10 @@ def interrupt(options: Path, ranks: int, how: str, seed: int, expected: str) -> 
         time.sleep(rng.uniform(0, 0.3))
         targets = [rng.randrange(ranks)] if how == "kill" or rng.random() < 0.5 else list(range(ranks))
         number = signal.SIGKILL if how == "kill" else getattr(signal, how)
+        # To all ranks as torchrun does it: to their whole process groups.
+        send = os.kill if len(targets) == 1 else os.killpg
         for rank in targets:
-            os.kill(running.processes[rank].pid, number)
+            send(running.processes[rank].pid, number)
         struck = time.monotonic()
         first = running.wait(120)
     gone_s = time.monotonic() - struck

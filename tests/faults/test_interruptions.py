@@ -37,10 +37,12 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tm
     assert result.exit_codes == [128 + signal.SIGTERM] and not result.timed_out
 
 
-def test_a_signal_to_one_rank_stops_all_at_the_same_step_with_a_checkpoint(runs):
+@pytest.mark.parametrize(("how", "seed", "struck"), [("SIGUSR1", 0, "rank 1"), ("SIGTERM", 4, "rank 0, 1")])
+def test_a_signal_to_one_rank_or_to_all_that_they_started_stops_all_at_the_same_step(runs, how, seed, struck):
     options, expected = runs
-    trial = interrupt(options, 2, "SIGUSR1", 0, expected)
+    trial = interrupt(options, 2, how, seed, expected)
 
+    assert trial.struck == f"{how} to {struck}"
     assert trial.exit_codes == [75, 75]
     assert trial.text.count("stopped by a signal at iter") == 1
     assert trial.identical, trial.text
