@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from data.sampler import ResumableDistributedSampler
 from utils.utils_errors import DataError, SpikeVRTError
-from utils.utils_process import die_with_parent, leave_group, signals_held
+from utils.utils_process import die_with_parent, leave_signals_to_parent, signals_held
 
 
 class TrainLoader:
@@ -130,6 +130,6 @@ def _collate(items: list[Any]) -> Any:
 
 def _init_worker(worker_id: int) -> None:
     die_with_parent()
-    leave_group()
+    leave_signals_to_parent()
     # A worker that starts OpenCV's own threads fights the other workers for the cores (and can deadlock after a fork).
     cv2.setNumThreads(0)

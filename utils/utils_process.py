@@ -44,7 +44,7 @@ GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """These signals wait until the end of the block, and in a child that is forked meanwhile until `leave_group`."""
+    """These signals wait until the end of the block, in a child forked meanwhile until `leave_signals_to_parent`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
         yield
@@ -52,18 +52,16 @@ def signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
 
-def leave_group() -> None:
-    """In a child: signals to the parent's process group are for the parent alone, also those that wait already.
+def leave_signals_to_parent() -> None:
+    """In a child: what is sent to all processes of a rank is for the rank alone, which saves before it goes.
 
-    torchrun asks a rank to stop by a signal to its whole group; a loader process that obeys takes the rank down before
-    it can save.
+    torchrun signals the group of a rank, SLURM all that descends from it; a loader process that obeyed would take the
+    rank down in the middle of its step. The second SIGTERM is obeyed: it is how the rank itself ends its children.
     """
-    os.setpgid(0, 0)
-    for number in GROUP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # drops what waits
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
-    for number in GROUP_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
 
 
 def first_to_claim(name: str, window_s: float) -> bool:

@@ -42,6 +42,11 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.run("scancel", "--user=root", check=False)
+        deadline = time.monotonic() + 20
+        # Steps outlive the daemons that are asked to go before them.
+        while self.run("squeue", "--noheader", check=False).strip() and time.monotonic() < deadline:
+            time.sleep(0.2)
         for process in reversed(self.processes):
             process.terminate()
         for process in self.processes:
