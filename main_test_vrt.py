@@ -36,7 +36,7 @@ from models.restore import Restorer, describe_tiling
 from models.restore_setup import asked_tiles, check_inputs, direct_tiling, find_weights, interpolates
 from models.select_network import NETWORKS, check_options
 from models.tiling import Tiling
-from utils import utils_dist, utils_watchdog
+from utils import utils_dist, utils_process, utils_watchdog
 from utils.option_file import Sources, apply_override
 from utils.utils_errors import OptionError
 from utils.utils_image import imwrite_rgb, write_whole
@@ -358,4 +358,4 @@ def device_name() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    utils_process.end(main(sys.argv[1:]))

@@ -30,7 +30,7 @@ from models.model_vrt import ModelVRT
 from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from models.validate import Validation, validate
-from utils import utils_dist, utils_preempt, utils_status, utils_watchdog
+from utils import utils_dist, utils_preempt, utils_process, utils_status, utils_watchdog
 from utils.utils_experiment import Experiment, Progress, check_total_batch, find_state, is_better, restore_progress
 from utils.utils_launch import read_launch
 from utils.utils_logger import setup_logging
@@ -254,4 +254,4 @@ def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progre
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    utils_process.end(main(sys.argv[1:]))

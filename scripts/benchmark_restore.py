@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Restore a long video and measure time and memory of the process: memory must depend on the tile, not on the clip.
 
-    python scripts/benchmark_restore.py [--frames 300] [--size 720 1280] [--network conv|vrt] [--most-gb 3]
+    python scripts/benchmark_restore.py [--frames 300] [--size 720 1280] [--network conv|vrt|006] [--most-gb 3]
 
 Makes the video and random weights itself. conv: two convolutions, so that a CPU gets through in minutes; vrt: a small
-VRT. Exit code 1 where the peak of the resident memory exceeds --most-gb.
+VRT; 006: that of the GoPro recipe, for a GPU (a CPU needs minutes a frame). Exit code 1 where the peak of the resident
+memory exceeds --most-gb.
 """
 
 from __future__ import annotations
@@ -25,11 +26,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import main_test_vrt
 from models.select_network import NETWORKS
+from scripts.benchmark_net import NAMED
 from utils.utils_image import VideoWriter
 
-SMALL_VRT = {
-    "net_type": "vrt", "upscale": 1, "img_size": [6, 64, 64], "window_size": [6, 8, 8], "depths": [2] * 9,
-    "indep_reconsts": [], "embed_dims": [24] * 9, "num_heads": [4] * 9, "mul_attn_ratio": 0.5, "deformable_groups": 4,
+NETWORK_OPTIONS = {
+    "conv": {"net_type": "conv"},
+    "vrt": {
+        "net_type": "vrt", "upscale": 1, "img_size": [6, 64, 64], "window_size": [6, 8, 8], "depths": [2] * 9,
+        "indep_reconsts": [], "embed_dims": [24] * 9, "num_heads": [4] * 9, "mul_attn_ratio": 0.5,
+        "deformable_groups": 4,
+    },
+    "006": {"net_type": "vrt", **NAMED["006"]},
 }  # fmt: skip
 
 
@@ -51,15 +58,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=300)
     parser.add_argument("--size", type=int, nargs=2, default=(720, 1280), metavar=("H", "W"))
-    parser.add_argument("--network", choices=("conv", "vrt"), default="conv")
+    parser.add_argument("--network", choices=NETWORK_OPTIONS, default="conv")
     parser.add_argument("--tile", default="auto")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--most-gb", type=float, default=3.0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         weights, video = Path(folder) / "weights.pth", Path(folder) / "clip.mp4"
-        netG = SMALL_VRT if args.network == "vrt" else {"net_type": "conv"}
-        write_weights(weights, NETWORKS.resolve(netG, "netG"))
+        write_weights(weights, NETWORKS.resolve(NETWORK_OPTIONS[args.network], "netG"))
         write_clip(video, args.frames, *args.size)
         before, begin = peak_gb(), time.perf_counter()
         main_test_vrt.main(

@@ -26,7 +26,7 @@ import main_train_vrt
 from models.ddp import bare, weights_hash, wrap_ddp
 from models.model_vrt import ModelVRT
 from models.select_model import define_Model
-from utils import utils_dist
+from utils import utils_dist, utils_process
 from utils.utils_doctor import (
     FAIL,
     OK,
@@ -228,4 +228,4 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any], opt: dict[str, Any])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    utils_process.end(main(sys.argv[1:]))

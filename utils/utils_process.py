@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -75,6 +78,18 @@ def first_to_claim(name: str, window_s: float) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def end(code: int) -> NoReturn:
+    """sys.exit(code), exit handlers and all, at the end of a program of several ranks, but Python itself stays up.
+
+    While Python goes down, a thread of torch that lets go of a tensor aborts the process (SIGABRT, "terminate called
+    without an active exception"), and a run that has done its work would seem to have failed: pytorch#190489.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def die_with_parent() -> None:

@@ -18,7 +18,7 @@ from models.ddp import bare
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
-from utils import utils_dist
+from utils import utils_dist, utils_process
 from utils.utils_launch import read_launch
 from utils.utils_option import load_options
 
@@ -56,3 +56,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    utils_process.end(0)

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from utils import utils_dist
+from utils import utils_dist, utils_process
 from utils.utils_errors import DataError, OptionError
 from utils.utils_launch import read_launch
 
@@ -61,3 +61,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    utils_process.end(0)

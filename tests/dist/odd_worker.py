@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import main_test_vrt
 import main_train_vrt
 from models.select_network import NETWORKS
-from utils import utils_dist
+from utils import utils_dist, utils_process
 
 CASE, RANK, STEP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
@@ -42,4 +42,4 @@ class Odd(nn.Module):
 
 
 if __name__ == "__main__":
-    sys.exit({"train": main_train_vrt, "test": main_test_vrt}[sys.argv[4]].main(sys.argv[5:]))
+    utils_process.end({"train": main_train_vrt, "test": main_test_vrt}[sys.argv[4]].main(sys.argv[5:]))

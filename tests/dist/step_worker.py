@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
-from utils import utils_dist
+from utils import utils_dist, utils_process
 from utils.utils_launch import read_launch
 from utils.utils_option import load_options
 
@@ -63,3 +63,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    utils_process.end(0)
