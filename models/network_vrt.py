@@ -44,7 +44,8 @@ class VRT(nn.Module):
     pa_frames: neighbours aligned by parallel warping, 2, 4 or 6; 0 turns the network into a frame interpolator.
     spynet_path: weights of the flow network; null starts training from zero flow.
     checkpoint: "auto" chooses, at the first training step, which blocks are computed anew in backward so that a
-    step fits memory_budget_gb (null: nine tenths of the GPU); null leaves it to the four keys above.
+    step fits memory_budget_gb (null: nine tenths of the GPU); null leaves it to the four keys above. What a run
+    really took is `memory_gb` in its log.
     kernels: "auto" takes the fastest proven form for the device, "plain" the one that autograd differentiates by
     itself, "triton" the GPU kernels of models/vrt/triton_*.py.
     fusion: how spikes enter, see models/fusion/operators.py; `spike_channels` comes from the data.

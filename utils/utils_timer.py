@@ -1,8 +1,10 @@
-"""Where the time of a step goes: data, compute, everything else; and how long a step takes."""
+"""Where the time of a step goes: data, compute, everything else; how long a step takes, and how much memory."""
 
 from __future__ import annotations
 
+import resource
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -22,6 +24,14 @@ def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int = 3, w
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds[warmup:])
+
+
+def peak_memory_gb() -> float:
+    """Most memory so far, in GB (1e9 bytes): of torch's tensors on this rank's GPU, of the process without one."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 class StepTimer:
@@ -44,10 +54,11 @@ class StepTimer:
             self.seconds[name] += time.perf_counter() - begin
 
     def read(self) -> dict[str, float]:
-        """Iterations per second and, per part, its share of the time since the last call (0..1)."""
+        """Iterations per second and, per part, its share of the time since the last call (0..1); `peak_memory_gb`."""
         elapsed = time.perf_counter() - self.start
         values = {"it_per_s": self.steps / elapsed}
         values |= {f"{name}_share": seconds / elapsed for name, seconds in self.seconds.items()}
+        values["memory_gb"] = peak_memory_gb()
         self.seconds.clear()
         self.steps, self.start = 0, time.perf_counter()
         return values
