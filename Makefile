@@ -15,7 +15,7 @@ trainsets/sample/GOPRO_Large_spike_seq/dataset.json: | $(VENV)/.installed
 	$(VENV)/bin/python scripts/make_sample_data.py
 
 test: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --maxprocesses=4 --dist loadscope --durations=15
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadscope --durations=15
 
 faults: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.faults.trials

@@ -25,6 +25,7 @@ from utils.utils_image import write_whole
 
 FILE = "status"
 POLL_S = 1.0
+PATIENCE_S = 2.0  # with a rank that does not beat
 
 _facts: dict[str, Any] = {}
 
@@ -84,20 +85,33 @@ def _answer(path: Path, store: Store | None, world_size: int, over: threading.Ev
             if touched is None or touched == answered:
                 continue
             with suppress(DataError):  # a full disk: the next one who asks may have more luck
-                write_whole(path, "".join(f"{text}\n" for text in _lines(store, world_size)).encode())
+                write_whole(path, "".join(f"{text}\n" for text in _lines(store, world_size, over)).encode())
             answered = _time_of(path)
 
 
-def _lines(store: Store | None, world_size: int) -> list[str]:
+def _lines(store: Store | None, world_size: int, over: threading.Event) -> list[str]:
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     if store is None:
         return [now, own_line()]
-    # All ranks have put both there before training begins.
-    beats, facts = (
-        [json.loads(value) for value in store.multi_get([f"{kind}/{rank}" for rank in range(world_size)])]
-        for kind in ("beat", "facts")
-    )
+    beats = _beats_from_now(store, world_size, over)
+    facts = _of_all_ranks(store, "facts", world_size)
     return [now, *(line(rank, world_size, beats[rank], facts[rank]) for rank in range(world_size))]
+
+
+def _beats_from_now(store: Store, world_size: int, over: threading.Event) -> list[dict[str, Any]]:
+    """The next beat of each rank, for the last one may be of before the question; of a silent rank the last one."""
+    last = _of_all_ranks(store, "beat", world_size)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        beats = _of_all_ranks(store, "beat", world_size)
+        are_new = all(beat["beat"] > before["beat"] for beat, before in zip(beats, last, strict=True))
+        if are_new or time.monotonic() > deadline or over.wait(0.1):
+            return beats
+
+
+def _of_all_ranks(store: Store, kind: str, world_size: int) -> list[dict[str, Any]]:
+    """What all ranks have put into the store before training begins."""
+    return [json.loads(value) for value in store.multi_get([f"{kind}/{rank}" for rank in range(world_size)])]
 
 
 def _own_beat() -> dict[str, Any]:

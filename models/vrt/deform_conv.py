@@ -7,7 +7,6 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.ops import deform_conv2d
 
 from models.vrt.kernels import use_triton
 
@@ -29,6 +28,8 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
         return TritonDeformConv.apply(x.to(dtype), offset, mask, weight.to(dtype), bias.to(dtype))
     if kind == "cpu":
         return sampled_conv(x, offset, mask.to(x.dtype), weight, bias)
+    from torchvision.ops import deform_conv2d  # with it come seconds of torch's compiler, which a CPU need not wait for
+
     return deform_conv2d(x, offset.to(x.dtype), weight, bias, padding=1, mask=mask.to(x.dtype)).to(dtype)
 
 
