@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shape_arguments(parser)
     parser.add_argument("--sizes", type=sizes, help="growth table: FRAMESxSIDE,.. or FRAMESxHEIGHTxWIDTH,..")
     parser.add_argument("--against", choices=["naive"], help="also run the plain transcription in tests/naive_vrt.py")
+    parser.add_argument(
+        "--warm", action="store_true", help="keep freed memory from run to run, as a training does; peaks tell nothing"
+    )
     parser.add_argument("--no-shares", action="store_true", help="skip the profile of one run")
 
 
@@ -166,7 +169,7 @@ def measure(
     if len(nets) == 2:
         a, b = (clip.restore(net).double() for net in nets.values())
         result["largest_difference"] = float((a - b).abs().max() / b.abs().max())
-    result["runs"] = compared(jobs, clip.device, args.repeats, args.warmup)
+    result["runs"] = compared(jobs, clip.device, args.repeats, args.warmup, args.warm)
     rate = matmul_rate(clip.device, clip.amp)
     passes = 3 if optimizers else 1  # a backward pass is two more products for each
     work = {part: passes * count for part, count in flops(nets["ours"], clip.size).items()}
@@ -211,7 +214,7 @@ def parts(
 def report(result: dict[str, Any]) -> None:
     kind = "training step" if result["training"] else "inference"
     print(f"{result['config']}, {kind}, batch x frames x height x width = {result['size']}, {result['dtype']}")
-    keys = ("median_s", "min_s", "median_cpu_s", "s_per_frame", "process_mb", "rise_mb")
+    keys = ("median_s", "min_s", "median_cpu_s", "median_system_s", "s_per_frame", "process_mb", "rise_mb")
     rows = [
         [
             name, *(run[key] for key in keys), run.get("allocated_mb", "-"), run["flops_per_s"] / 1e9,
@@ -219,8 +222,8 @@ def report(result: dict[str, Any]) -> None:
         ]
         for name, run in result["runs"].items()
     ]  # fmt: skip
-    header = ["", "median s", "min s", "cpu s", "s/frame", "process MB", "rise MB", "allocated MB", "GFLOP/s"]
-    print(table(rows, [*header, "of matmul rate"]))
+    header = ["", "median s", "min s", "cpu s", "system s", "s/frame", "process MB", "rise MB", "allocated MB"]
+    print(table(rows, [*header, "GFLOP/s", "of matmul rate"]))
     if "ratio" in result:
         ratio = result["ratio"]
         print(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import platform
+import resource
 import statistics
 import subprocess
 import time
@@ -43,21 +44,23 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """One run: seconds, processor seconds of all threads, peak MB of the process, its rise, and torch's on a GPU."""
+def measured(run: Callable[[], Any], device: torch.device, warm: bool = False) -> dict[str, float]:
+    """One run: seconds, processor seconds of all threads and how many of these the kernel's, peak MB of the process,
+    its rise, and torch's on a GPU. warm: memory freed before stays with the process, and the peak tells nothing."""
     gc.collect()
-    _give_back()
+    if not warm:
+        _give_back()
     before = _status("VmRSS")
     _reset_peak()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     synchronize(device)
-    start, used = time.perf_counter(), time.process_time()
+    start, used, system = time.perf_counter(), time.process_time(), _system_s()
     run()
     synchronize(device)
-    wall, used = time.perf_counter() - start, time.process_time() - used
+    wall, used, system = time.perf_counter() - start, time.process_time() - used, _system_s() - system
     peak = _status("VmHWM")
-    figures = {"s": wall, "cpu_s": used, "process_mb": peak, "rise_mb": peak - before}
+    figures = {"s": wall, "cpu_s": used, "system_s": system, "process_mb": peak, "rise_mb": peak - before}
     if device.type == "cuda":
         figures["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
     return figures
@@ -80,7 +83,7 @@ def interleaved(
 
 
 def compared(
-    runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
+    runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int, warm: bool = False
 ) -> dict[str, dict[str, float]]:
     """As `interleaved`, for long runs: median and smallest seconds, median processor seconds, largest memory of each.
 
@@ -89,7 +92,7 @@ def compared(
     found: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
     for turn in range(warmup + repeats):
         for name, run in runs.items():
-            figures = measured(run, device)
+            figures = measured(run, device, warm)
             if turn >= warmup:
                 found[name].append(figures)
     return {name: _summary(figures) for name, figures in found.items()}
@@ -101,9 +104,15 @@ def _summary(runs: Sequence[dict[str, float]]) -> dict[str, float]:
         "median_s": statistics.median(walls),
         "min_s": min(walls),
         "median_cpu_s": statistics.median(run["cpu_s"] for run in runs),
+        "median_system_s": statistics.median(run["system_s"] for run in runs),
         "runs": len(runs),
     }
     return summary | {key: max(run[key] for run in runs) for key in runs[0] if key.endswith("_mb")}
+
+
+def _system_s() -> float:
+    """Seconds the kernel worked for this process: on a CPU mostly to find memory for first writes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_stime
 
 
 def _status(key: str) -> float:
