@@ -53,7 +53,7 @@ def compare(y: Tensor, ours: list[Tensor], z: Tensor, exact: list[Tensor]) -> fl
 
 if __name__ == "__main__":
     # Small blocks, so that every loop over blocks turns more than once.
-    triton_attention.BLOCK, triton_attention.CHUNK = 16, 5
+    triton_attention.BLOCK, triton_attention.CHUNK = {4: 16}, 5
     found = {f"deformable groups {g}, kernels {k}": deformable(g, k) for g, k in ((2, 1), (3, 3))}
     found["attention, self"] = attention((2, 3, 3), (3, 4, 3), mutual=False)
     found["attention, mutual"] = attention((2, 2, 2), (3, 4, 3), mutual=True)

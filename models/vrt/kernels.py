@@ -14,8 +14,8 @@ Kernels = Literal["auto", "plain", "triton"]
 def use_triton(kernels: str, x: Tensor) -> bool:
     """Whether Triton kernels run for x: on a GPU, where they are asked for.
 
-    "auto" does not choose them: they are checked in Triton's interpreter (TRITON_INTERPRET=1, on a CPU) and were never
-    timed on a GPU. torch.compile traces the plain form.
+    "auto" does not choose them: they are checked in Triton's interpreter (TRITON_INTERPRET=1, on a CPU), compiled for
+    GPUs, and were never run or timed on one. torch.compile traces the plain form.
     """
     if kernels != "triton" or torch.compiler.is_compiling():
         return False

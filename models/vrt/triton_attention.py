@@ -2,7 +2,7 @@
 
 Forward keeps the output and the log-sum-exp of each row; backward computes the logits anew. The gradient of the bias
 is summed over windows in registers (an expanded bias would cost torch's kernels a gradient per window).
-Unmeasured on a GPU so far: tests compare it with the plain form in Triton's interpreter.
+Unmeasured on a GPU so far: tests compare it with the plain form in Triton's interpreter, and compile it for GPUs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 64
+# Rows and columns of a tile: the largest whose tiles stay in registers, 16 bits a value or 32.
+BLOCK = {2: 64, 4: 32}
+LAUNCH = {"num_warps": 8, "num_stages": 2}
 # Windows whose bias gradient one program sums before it is added to memory.
 CHUNK = 32
+
+
+@triton.jit
+def _place(T, BM: tl.constexpr):
+    """Tokens of this program, and window * heads + head. One axis of programs: the others end at 65535."""
+    tiles = tl.cdiv(T, BM)
+    return (tl.program_id(0) % tiles) * BM + tl.arange(0, BM), tl.program_id(0) // tiles
 
 
 @triton.jit
@@ -50,11 +59,11 @@ def _forward(
     HEADS: tl.constexpr, PER: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr,
     BM: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    first, at = tl.program_id(0) * BM, tl.program_id(1)
+    rows, at = _place(T, BM)
+    wide = tl.arange(0, BD)
     window, head = at // HEADS, at % HEADS
     # Mutual attention: the queries are those of the other frame.
     asking = window if PER == 1 else window ^ 1
-    rows, wide = first + tl.arange(0, BM), tl.arange(0, BD)
     q = _tile(qkv + asking.to(tl.int64) * window_stride + head * D, rows, wide, token_stride, T, D)
     source = qkv + window.to(tl.int64) * window_stride + head * D
     top = tl.full((BM,), float("-inf"), dtype=tl.float32)
@@ -80,44 +89,63 @@ def _forward(
 
 
 @triton.jit
-def _softmax_gradient(q, k, v, grad, row_lse, row_delta, scale, added, PRECISION: tl.constexpr):
-    """Weights of a tile of logits, and the gradient of the logits."""
-    logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + added
-    weights = tl.exp(logits - row_lse[:, None])
-    inner = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
-    return weights, weights * (inner - row_delta[:, None])
+def _softmax_gradient(a, b, c, d, lse, delta, scale, added, PRECISION: tl.constexpr):
+    """Weights of a tile of logits, and the gradient of the logits.
+
+    a, b, c, d: queries, keys, gradients, values; or keys, queries, values, gradients, and the tile is transposed.
+    lse, delta: of the rows of attention, to be broadcast over the tile.
+    """
+    weights = tl.exp(tl.dot(a, tl.trans(b), input_precision=PRECISION) * scale + added - lse)
+    return weights, weights * (tl.dot(c, tl.trans(d), input_precision=PRECISION) - delta)
 
 
 @triton.jit
-def _backward(
+def _backward_queries(
     qkv, bias, masks, pattern, grad, lse, delta, grad_qkv, scale, T, D, COUNT, window_stride, token_stride, part_stride,
     HEADS: tl.constexpr, PER: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr,
     BM: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of q for one block of rows, then of k and v for the same block of columns."""
-    first, at = tl.program_id(0) * BM, tl.program_id(1)
+    """Gradients of q for one block of rows."""
+    rows, at = _place(T, BM)
+    wide = tl.arange(0, BD)
     window, head = at // HEADS, at % HEADS
     asking = window if PER == 1 else window ^ 1
-    mine, wide = first + tl.arange(0, BM), tl.arange(0, BD)
-    queries = qkv + asking.to(tl.int64) * window_stride + head * D
+    queries = asking.to(tl.int64) * window_stride + head * D
     source = qkv + window.to(tl.int64) * window_stride + head * D
     grads = grad + window.to(tl.int64) * T * HEADS * D + head * D
-
-    q = _tile(queries, mine, wide, token_stride, T, D)
-    g = _tile(grads, mine, wide, HEADS * D, T, D)
-    row_lse = tl.load(lse + at * T + mine, mask=mine < T, other=float("inf"))
-    row_delta = tl.load(delta + at * T + mine, mask=mine < T, other=0.0)
-    grad_q = tl.zeros((BM, BD), dtype=tl.float32)
+    q = _tile(qkv + queries, rows, wide, token_stride, T, D)
+    g = _tile(grads, rows, wide, HEADS * D, T, D)
+    row_lse = tl.load(lse + at * T + rows, mask=rows < T, other=float("inf"))
+    row_delta = tl.load(delta + at * T + rows, mask=rows < T, other=0.0)
+    result = tl.zeros((BM, BD), dtype=tl.float32)
     for start in range(0, T, BM):
         columns = start + tl.arange(0, BM)
         k = _tile(source + part_stride, columns, wide, token_stride, T, D)
         v = _tile(source + 2 * part_stride, columns, wide, token_stride, T, D)
-        added = _offsets(bias, masks, pattern, window, head, mine, columns, T, COUNT, PER, BIASED, MASKED)
-        _, slope = _softmax_gradient(q, k, v, g, row_lse, row_delta, scale, added, PRECISION)
-        grad_q += tl.dot(slope.to(k.dtype), k, input_precision=PRECISION)
+        added = _offsets(bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED, MASKED)
+        _, slope = _softmax_gradient(q, k, g, v, row_lse[:, None], row_delta[:, None], scale, added, PRECISION)
+        result += tl.dot(slope.to(k.dtype), k, input_precision=PRECISION)
+    inside = (rows[:, None] < T) & (wide[None, :] < D)
+    place = grad_qkv + queries + rows[:, None] * token_stride + wide[None, :]
+    tl.store(place, (result * scale).to(grad_qkv.dtype.element_ty), mask=inside)
 
-    k = _tile(source + part_stride, mine, wide, token_stride, T, D)
-    v = _tile(source + 2 * part_stride, mine, wide, token_stride, T, D)
+
+@triton.jit
+def _backward_keys(
+    qkv, bias, masks, pattern, grad, lse, delta, grad_qkv, scale, T, D, COUNT, window_stride, token_stride, part_stride,
+    HEADS: tl.constexpr, PER: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr,
+    BM: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of k and v for one block of columns."""
+    columns, at = _place(T, BM)
+    wide = tl.arange(0, BD)
+    window, head = at // HEADS, at % HEADS
+    asking = window if PER == 1 else window ^ 1
+    queries = qkv + asking.to(tl.int64) * window_stride + head * D
+    keys = window.to(tl.int64) * window_stride + part_stride + head * D
+    grads = grad + window.to(tl.int64) * T * HEADS * D + head * D
+    k = _tile(qkv + keys, columns, wide, token_stride, T, D)
+    v = _tile(qkv + keys + part_stride, columns, wide, token_stride, T, D)
     grad_k = tl.zeros((BM, BD), dtype=tl.float32)
     grad_v = tl.zeros((BM, BD), dtype=tl.float32)
     for start in range(0, T, BM):
@@ -126,18 +154,15 @@ def _backward(
         g = _tile(grads, rows, wide, HEADS * D, T, D)
         row_lse = tl.load(lse + at * T + rows, mask=rows < T, other=float("inf"))
         row_delta = tl.load(delta + at * T + rows, mask=rows < T, other=0.0)
-        added = _offsets(bias, masks, pattern, window, head, rows, mine, T, COUNT, PER, BIASED, MASKED)
-        weights, slope = _softmax_gradient(q, k, v, g, row_lse, row_delta, scale, added, PRECISION)
-        grad_v += tl.dot(tl.trans(weights).to(g.dtype), g, input_precision=PRECISION)
-        grad_k += tl.dot(tl.trans(slope).to(q.dtype), q, input_precision=PRECISION)
-
-    inside = (mine[:, None] < T) & (wide[None, :] < D)
-    place = mine[:, None] * token_stride + head * D + wide[None, :]
+        added = tl.trans(_offsets(bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED, MASKED))
+        weights, slope = _softmax_gradient(k, q, v, g, row_lse[None, :], row_delta[None, :], scale, added, PRECISION)
+        grad_v += tl.dot(weights.to(g.dtype), g, input_precision=PRECISION)
+        grad_k += tl.dot(slope.to(q.dtype), q, input_precision=PRECISION)
+    inside = (columns[:, None] < T) & (wide[None, :] < D)
+    place = grad_qkv + keys + columns[:, None] * token_stride + wide[None, :]
     kind = grad_qkv.dtype.element_ty
-    tl.store(grad_qkv + asking.to(tl.int64) * window_stride + place, (grad_q * scale).to(kind), mask=inside)
-    target = grad_qkv + window.to(tl.int64) * window_stride + place
-    tl.store(target + part_stride, (grad_k * scale).to(kind), mask=inside)
-    tl.store(target + 2 * part_stride, grad_v.to(kind), mask=inside)
+    tl.store(place, (grad_k * scale).to(kind), mask=inside)
+    tl.store(place + part_stride, grad_v.to(kind), mask=inside)
 
 
 @triton.jit
@@ -152,6 +177,7 @@ def _bias_backward(
     columns = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
     head, wide = tl.program_id(1), tl.arange(0, BD)
     result = tl.zeros((BM, BM), dtype=tl.float32)
+    added = _offsets(bias, masks, pattern, 0, head, rows, columns, T, COUNT, 1, True, False)
     first = tl.program_id(2) * CHUNK
     for window in range(first, tl.minimum(first + CHUNK, WINDOWS)):
         source = qkv + tl.cast(window, tl.int64) * window_stride + head * D
@@ -162,8 +188,8 @@ def _bias_backward(
         at = window * HEADS + head
         row_lse = tl.load(lse + at * T + rows, mask=rows < T, other=float("inf"))
         row_delta = tl.load(delta + at * T + rows, mask=rows < T, other=0.0)
-        added = _offsets(bias, masks, pattern, window, head, rows, columns, T, COUNT, 1, True, MASKED)
-        _, slope = _softmax_gradient(q, k, v, g, row_lse, row_delta, scale, added, PRECISION)
+        mask = _offsets(bias, masks, pattern, window, head, rows, columns, T, COUNT, 1, False, MASKED)
+        _, slope = _softmax_gradient(q, k, g, v, row_lse[:, None], row_delta[:, None], scale, added + mask, PRECISION)
         result += slope
     inside = (rows[:, None] < T) & (columns[None, :] < T)
     tl.atomic_add(grad_bias + head * T * T + rows[:, None] * T + columns[None, :], result, mask=inside)
@@ -186,10 +212,10 @@ class TritonAttention(torch.autograd.Function):
         lse = torch.empty(n, heads, t, dtype=torch.float32, device=qkv.device)
         ctx.scale, ctx.mutual = scale, mutual
         bias = None if bias is None else bias.contiguous()
-        grid = (triton.cdiv(t, BLOCK), n * heads)
-        _forward[grid](
+        constants = _constants(ctx, qkv, bias, pattern)
+        _forward[(triton.cdiv(t, constants["BM"]) * n * heads,)](
             qkv, *_or(qkv, bias, masks, pattern), out, lse, scale, t, d, _count(pattern), *_strides(qkv),
-            HEADS=heads, **_constants(ctx, qkv, bias, pattern),
+            HEADS=heads, **constants, **LAUNCH,
         )  # fmt: skip
         ctx.save_for_backward(qkv, bias, masks, pattern, out, lse)
         return out
@@ -202,18 +228,17 @@ class TritonAttention(torch.autograd.Function):
         delta = (grad.float() * out.float()).sum(-1).transpose(1, 2).contiguous()
         grad_qkv = torch.empty_like(qkv)
         tensors = (qkv, *_or(qkv, bias, masks, pattern), grad, lse, delta)
-        blocks, constants = triton.cdiv(t, BLOCK), _constants(ctx, qkv, bias, pattern)
-        _backward[(blocks, n * heads)](
-            *tensors, grad_qkv, ctx.scale, t, d, _count(pattern), *_strides(qkv), HEADS=heads, **constants
-        )
+        constants = _constants(ctx, qkv, bias, pattern)
+        blocks, rest = triton.cdiv(t, constants["BM"]), (t, d, _count(pattern), *_strides(qkv))
+        for kernel in (_backward_queries, _backward_keys):
+            kernel[(blocks * n * heads,)](*tensors, grad_qkv, ctx.scale, *rest, HEADS=heads, **constants, **LAUNCH)
         if bias is None:
             return grad_qkv, None, None, None, None, None
         grad_bias = torch.zeros(heads, t, t, dtype=torch.float32, device=qkv.device)
         del constants["PER"], constants["BIASED"]
-        _bias_backward[(blocks * blocks, heads, triton.cdiv(n, CHUNK))](
-            *tensors, grad_bias, ctx.scale, n, t, d, _count(pattern), *_strides(qkv), CHUNK=CHUNK, HEADS=heads,
-            **constants,
-        )  # fmt: skip
+        _bias_backward[blocks * blocks, heads, triton.cdiv(n, CHUNK)](
+            *tensors, grad_bias, ctx.scale, n, *rest, CHUNK=CHUNK, HEADS=heads, **constants, **LAUNCH
+        )
         return grad_qkv, grad_bias.to(bias.dtype), None, None, None, None
 
 
@@ -237,7 +262,7 @@ def _constants(ctx, qkv: Tensor, bias: Tensor | None, pattern: Tensor | None) ->
         "PER": 2 if ctx.mutual else 1,
         "BIASED": bias is not None,
         "MASKED": pattern is not None,
-        "BM": BLOCK,
+        "BM": BLOCK[qkv.element_size()],
         "BD": max(16, triton.next_power_of_2(qkv.shape[-1])),
         "PRECISION": "tf32" if tf32 else "ieee",
     }
