@@ -47,8 +47,8 @@ class DeformAlign(nn.Module):
         # The layout that convolutions like best, on a CPU and on tensor cores; sampling wants planes again.
         z = self.conv_offset(seen.contiguous(memory_format=torch.channels_last)).contiguous()
         x = sources[0] if self.reach == 1 else torch.cat(sources, dim=1)
-        if x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            # The samples are nine times the input, and quick to take again.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # Offsets are three times the input, samples nine times, and both quick to compute again.
             return checkpoint(self._sampled, x, z, *flows, use_reentrant=False, preserve_rng_state=False)
         return self._sampled(x, z, *flows)
 

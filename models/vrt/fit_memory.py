@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from models.vrt.cost import block_flops
+from models.vrt.mlp import GatedMlp
+from models.vrt.stage import Stage
 from models.vrt.window_attention import Block
 
 logger = logging.getLogger(__name__)
@@ -25,16 +27,16 @@ MARGIN = 1.1
 
 @dataclass(frozen=True)
 class Branch:
-    """One branch of a block: what keeping its intermediates costs and saves."""
+    """One branch of a block, or the fusion of a stage: what keeping its intermediates costs and saves."""
 
-    block: Block
+    owner: nn.Module
     flag: str
     bytes: int
     flops: float
 
     @property
     def is_recomputed(self) -> bool:
-        return getattr(self.block, self.flag)
+        return getattr(self.owner, self.flag)
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,11 @@ def count_step(net: nn.Module, run: Callable[[], Any]) -> StepMemory:
     """
     with _aside(net):
         now = kept_bytes(net, run)
-    flags = [(b, b.checkpoint_attn, b.checkpoint_ffn) for b in _blocks(net)]
+    before = [(owner, flag, getattr(owner, flag)) for owner in _owners(net) for flag in owner.FLAGS]
     least, branches = _checkpoint_all(net, run)
     checkpointed = least + _largest(branches)
-    for block, attn, ffn in flags:
-        block.checkpoint_attn, block.checkpoint_ffn = attn, ffn
+    for owner, flag, value in before:
+        setattr(owner, flag, value)
     return StepMemory(_fixed(net), now + _largest(branches), checkpointed)
 
 
@@ -84,11 +86,11 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
 
     kept = 0
     for branch in sorted(branches, key=lambda b: b.flops / max(b.bytes, 1), reverse=True):
-        setattr(branch.block, branch.flag, False)
+        setattr(branch.owner, branch.flag, False)
         if needed(kept + branch.bytes) <= budget_gb * GB:
             kept += branch.bytes
         else:
-            setattr(branch.block, branch.flag, True)
+            setattr(branch.owner, branch.flag, True)
     need, anew = needed(kept), sum(branch.is_recomputed for branch in branches)
     message = "checkpoint auto: %d of %d branches are computed anew in backward; about %.2f GB of %.2f GB"
     logger.info(message, anew, len(branches), need / GB, budget_gb)
@@ -101,8 +103,10 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     return need / GB
 
 
-def _blocks(net: nn.Module) -> list[Block]:
-    return [m for m in net.modules() if isinstance(m, Block)]
+def _owners(net: nn.Module) -> list[Block | GatedMlp]:
+    """What can be computed anew in backward: both branches of each block, and the fusion of each stage."""
+    fusions = [m.pa_fuse for m in net.modules() if isinstance(m, Stage) and m.aligns]
+    return [m for m in net.modules() if isinstance(m, Block)] + fusions
 
 
 def _fixed(net: nn.Module) -> int:
@@ -110,8 +114,11 @@ def _fixed(net: nn.Module) -> int:
 
 
 def _largest(branches: list[Branch]) -> int:
-    """In backward, one of the branches that are computed anew lives in full at a time."""
-    return max((b.bytes for b in branches if b.is_recomputed), default=0)
+    """In backward, what one owner computes anew lives in full at a time."""
+    sizes: dict[nn.Module, int] = {}
+    for branch in branches:
+        sizes[branch.owner] = sizes.get(branch.owner, 0) + branch.bytes * branch.is_recomputed
+    return max(sizes.values(), default=0)
 
 
 @contextmanager
@@ -124,13 +131,12 @@ def _aside(net: nn.Module) -> Iterator[None]:
 
 def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> tuple[int, list[Branch]]:
     """Sets every flag; returns the bytes then kept, and what each branch would add."""
-    blocks = _blocks(net)
-    for block in blocks:
-        block.checkpoint_attn = block.checkpoint_ffn = True
-    inputs: dict[Block, Tensor] = {}
-    hooks = [
-        b.register_forward_pre_hook(lambda block, args: inputs.__setitem__(block, args[0].detach())) for b in blocks
-    ]
+    inputs: dict[Block | GatedMlp, Tensor] = {}
+    hooks = []
+    for owner in _owners(net):
+        for flag in owner.FLAGS:
+            setattr(owner, flag, True)
+        hooks.append(owner.register_forward_pre_hook(lambda m, args: inputs.__setitem__(m, args[0].detach())))
     with _aside(net):
         least = kept_bytes(net, run)
         for hook in hooks:
@@ -156,28 +162,30 @@ def kept_bytes(net: nn.Module, run: Callable[[], Any]) -> int:
     return sum(sizes.values())
 
 
-def _measured(net: nn.Module, inputs: dict[Block, Tensor]) -> list[Branch]:
+def _measured(net: nn.Module, inputs: dict[Block | GatedMlp, Tensor]) -> list[Branch]:
     known: dict[tuple, dict[str, int]] = {}
     branches = []
-    for block, x in inputs.items():
-        a = block.attn
-        shifted = block.shift if any(block.shift) else None
-        key = (tuple(x.shape), x.dtype, block.window, shifted, a.mutual, a.heads)
+    for owner, x in inputs.items():
+        key = (type(owner), tuple(x.shape), x.dtype)
+        if isinstance(owner, Block):
+            key += (owner.window, owner.shift if any(owner.shift) else None, owner.attn.mutual, owner.attn.heads)
+            work = block_flops(owner, tuple(x.shape[:4]))
+        else:
+            work = (2.0 * x.numel() / x.shape[-1] * sum(w.numel() for w in owner.weights()),)
         if key not in known:
-            known[key] = _costs(net, block, x)
-        attention, mlp = block_flops(block, tuple(x.shape[:4]))
-        for flag, work in (("checkpoint_attn", attention), ("checkpoint_ffn", mlp)):
-            branches.append(Branch(block, flag, known[key][flag], work))
+            known[key] = _costs(net, owner, x)
+        branches += [Branch(owner, flag, known[key][flag], w) for flag, w in zip(owner.FLAGS, work, strict=True)]
     return branches
 
 
-def _costs(net: nn.Module, block: Block, x: Tensor) -> dict[str, int]:
-    """Bytes that each branch of the block keeps beyond what it keeps when checkpointed."""
+def _costs(net: nn.Module, owner: Block | GatedMlp, x: Tensor) -> dict[str, int]:
+    """Bytes that each branch of the owner adds to those kept, one after the other; what they share counts once."""
     x = x.requires_grad_()
-    least = kept_bytes(net, lambda: block(x))
-    costs = {}
-    for flag in ("checkpoint_attn", "checkpoint_ffn"):
-        setattr(block, flag, False)
-        costs[flag] = max(0, kept_bytes(net, lambda: block(x)) - least)
-        setattr(block, flag, True)
+    kept, costs = kept_bytes(net, lambda: owner(x)), {}
+    for flag in owner.FLAGS:
+        setattr(owner, flag, False)
+        now = kept_bytes(net, lambda: owner(x))
+        kept, costs[flag] = now, max(0, now - kept)
+    for flag in owner.FLAGS:
+        setattr(owner, flag, True)
     return costs

@@ -74,7 +74,7 @@ class Stage(nn.Module):
         self.aligns, self.kernels = pa_frames > 0, kernels
         if self.aligns:
             self.pa_deform = DeformAlign(dim, deformable_groups, pa_frames // 2, 10.0 / scale, kernels)
-            self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim)
+            self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim, block.get("checkpoint_ffn", False))
 
     def forward(self, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> Tensor:
         """x: (B, N, H, W, C) at the scale before this stage; flows at this stage's scale, nearest first."""

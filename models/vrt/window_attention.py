@@ -80,7 +80,13 @@ class WindowAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Transformer block on tokens (B, D, H, W, C): window attention and gated MLP, both residual."""
+    """Transformer block on tokens (B, D, H, W, C): window attention and gated MLP, both residual.
+
+    checkpoint_attn, checkpoint_ffn: compute this branch anew in the backward pass; with both, the block keeps its
+    input alone.
+    """
+
+    FLAGS = ("checkpoint_attn", "checkpoint_ffn")
 
     def __init__(
         self,
@@ -115,20 +121,17 @@ class Block(nn.Module):
         self._forward_plain = torch.compile(self._forward_plain, *args, **options)
 
     def _forward_plain(self, x: Tensor, plan: WindowPlan) -> Tensor:
-        saving = torch.is_grad_enabled()
-        if self.checkpoint_attn and saving:
-            x = x + checkpoint(self._attend, x, plan, use_reentrant=False)
-        else:
-            x = x + self._attend(x, plan)
-        if self.checkpoint_ffn and saving:
-            return x + checkpoint(self._feed, x, use_reentrant=False)
-        return x + self._feed(x)
+        attn, ffn = (flag and torch.is_grad_enabled() for flag in (self.checkpoint_attn, self.checkpoint_ffn))
+        if attn and ffn:
+            return checkpoint(lambda x: self._feed(self._attend(x, plan)), x, use_reentrant=False)
+        x = checkpoint(self._attend, x, plan, use_reentrant=False) if attn else self._attend(x, plan)
+        return checkpoint(self._feed, x, use_reentrant=False) if ffn else self._feed(x)
 
     def _attend(self, x: Tensor, plan: WindowPlan) -> Tensor:
-        return self.drop_path(plan.merge(self.attn(plan.partition(self.norm1(x)), plan), x.shape))
+        return x + self.drop_path(plan.merge(self.attn(plan.partition(self.norm1(x)), plan), x.shape))
 
     def _feed(self, x: Tensor) -> Tensor:
-        return self.drop_path(self.mlp(self.norm2(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
 
     def _forward_in_cache(self, x: Tensor, plan: WindowPlan) -> Tensor:
         a, m = self.attn, self.mlp
