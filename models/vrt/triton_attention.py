@@ -100,6 +100,21 @@ def _softmax_gradient(a, b, c, d, lse, delta, scale, added, PRECISION: tl.conste
 
 
 @triton.jit
+def _asking(
+    qkv, grad, lse, delta, at, rows, wide, T, D, window_stride, token_stride, HEADS: tl.constexpr, PER: tl.constexpr
+):
+    """Of a block of rows: queries, gradients of what they received, and, as a column, log-sum-exp and delta."""
+    window, head = at // HEADS, at % HEADS
+    # Mutual attention: the queries are those of the other frame.
+    source = window if PER == 1 else window ^ 1
+    q = _tile(qkv + tl.cast(source, tl.int64) * window_stride + head * D, rows, wide, token_stride, T, D)
+    g = _tile(grad + tl.cast(window, tl.int64) * T * HEADS * D + head * D, rows, wide, HEADS * D, T, D)
+    row_lse = tl.load(lse + at * T + rows, mask=rows < T, other=float("inf"))
+    row_delta = tl.load(delta + at * T + rows, mask=rows < T, other=0.0)
+    return q, g, row_lse[:, None], row_delta[:, None]
+
+
+@triton.jit
 def _backward_queries(
     qkv, bias, masks, pattern, grad, lse, delta, grad_qkv, scale, T, D, COUNT, window_stride, token_stride, part_stride,
     HEADS: tl.constexpr, PER: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr,
@@ -109,24 +124,21 @@ def _backward_queries(
     rows, at = _place(T, BM)
     wide = tl.arange(0, BD)
     window, head = at // HEADS, at % HEADS
-    asking = window if PER == 1 else window ^ 1
-    queries = asking.to(tl.int64) * window_stride + head * D
     source = qkv + window.to(tl.int64) * window_stride + head * D
-    grads = grad + window.to(tl.int64) * T * HEADS * D + head * D
-    q = _tile(qkv + queries, rows, wide, token_stride, T, D)
-    g = _tile(grads, rows, wide, HEADS * D, T, D)
-    row_lse = tl.load(lse + at * T + rows, mask=rows < T, other=float("inf"))
-    row_delta = tl.load(delta + at * T + rows, mask=rows < T, other=0.0)
+    q, g, row_lse, row_delta = _asking(
+        qkv, grad, lse, delta, at, rows, wide, T, D, window_stride, token_stride, HEADS, PER
+    )
     result = tl.zeros((BM, BD), dtype=tl.float32)
     for start in range(0, T, BM):
         columns = start + tl.arange(0, BM)
         k = _tile(source + part_stride, columns, wide, token_stride, T, D)
         v = _tile(source + 2 * part_stride, columns, wide, token_stride, T, D)
         added = _offsets(bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED, MASKED)
-        _, slope = _softmax_gradient(q, k, g, v, row_lse[:, None], row_delta[:, None], scale, added, PRECISION)
+        _, slope = _softmax_gradient(q, k, g, v, row_lse, row_delta, scale, added, PRECISION)
         result += tl.dot(slope.to(k.dtype), k, input_precision=PRECISION)
     inside = (rows[:, None] < T) & (wide[None, :] < D)
-    place = grad_qkv + queries + rows[:, None] * token_stride + wide[None, :]
+    asking = window if PER == 1 else window ^ 1
+    place = grad_qkv + asking.to(tl.int64) * window_stride + head * D + rows[:, None] * token_stride + wide[None, :]
     tl.store(place, (result * scale).to(grad_qkv.dtype.element_ty), mask=inside)
 
 
@@ -140,22 +152,18 @@ def _backward_keys(
     columns, at = _place(T, BM)
     wide = tl.arange(0, BD)
     window, head = at // HEADS, at % HEADS
-    asking = window if PER == 1 else window ^ 1
-    queries = qkv + asking.to(tl.int64) * window_stride + head * D
     keys = window.to(tl.int64) * window_stride + part_stride + head * D
-    grads = grad + window.to(tl.int64) * T * HEADS * D + head * D
     k = _tile(qkv + keys, columns, wide, token_stride, T, D)
     v = _tile(qkv + keys + part_stride, columns, wide, token_stride, T, D)
     grad_k = tl.zeros((BM, BD), dtype=tl.float32)
     grad_v = tl.zeros((BM, BD), dtype=tl.float32)
     for start in range(0, T, BM):
         rows = start + tl.arange(0, BM)
-        q = _tile(queries, rows, wide, token_stride, T, D)
-        g = _tile(grads, rows, wide, HEADS * D, T, D)
-        row_lse = tl.load(lse + at * T + rows, mask=rows < T, other=float("inf"))
-        row_delta = tl.load(delta + at * T + rows, mask=rows < T, other=0.0)
+        q, g, row_lse, row_delta = _asking(
+            qkv, grad, lse, delta, at, rows, wide, T, D, window_stride, token_stride, HEADS, PER
+        )
         added = tl.trans(_offsets(bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED, MASKED))
-        weights, slope = _softmax_gradient(k, q, v, g, row_lse[None, :], row_delta[None, :], scale, added, PRECISION)
+        weights, slope = _softmax_gradient(k, q, v, g, tl.trans(row_lse), tl.trans(row_delta), scale, added, PRECISION)
         grad_v += tl.dot(weights.to(g.dtype), g, input_precision=PRECISION)
         grad_k += tl.dot(slope.to(q.dtype), q, input_precision=PRECISION)
     inside = (columns[:, None] < T) & (wide[None, :] < D)
@@ -181,15 +189,13 @@ def _bias_backward(
     first = tl.program_id(2) * CHUNK
     for window in range(first, tl.minimum(first + CHUNK, WINDOWS)):
         source = qkv + tl.cast(window, tl.int64) * window_stride + head * D
-        q = _tile(source, rows, wide, token_stride, T, D)
+        q, g, row_lse, row_delta = _asking(
+            qkv, grad, lse, delta, window * HEADS + head, rows, wide, T, D, window_stride, token_stride, HEADS, 1
+        )
         k = _tile(source + part_stride, columns, wide, token_stride, T, D)
         v = _tile(source + 2 * part_stride, columns, wide, token_stride, T, D)
-        g = _tile(grad + tl.cast(window, tl.int64) * T * HEADS * D + head * D, rows, wide, HEADS * D, T, D)
-        at = window * HEADS + head
-        row_lse = tl.load(lse + at * T + rows, mask=rows < T, other=float("inf"))
-        row_delta = tl.load(delta + at * T + rows, mask=rows < T, other=0.0)
         mask = _offsets(bias, masks, pattern, window, head, rows, columns, T, COUNT, 1, False, MASKED)
-        _, slope = _softmax_gradient(q, k, g, v, row_lse[:, None], row_delta[:, None], scale, added + mask, PRECISION)
+        _, slope = _softmax_gradient(q, k, g, v, row_lse, row_delta, scale, added + mask, PRECISION)
         result += slope
     inside = (rows[:, None] < T) & (columns[None, :] < T)
     tl.atomic_add(grad_bias + head * T * T + rows[:, None] * T + columns[None, :], result, mask=inside)
