@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import resource
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -30,8 +29,10 @@ def peak_memory_gb() -> float:
     """Most memory so far, in GB (1e9 bytes): of torch's tensors on this rank's GPU, of the process without one."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 1e9
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    with suppress(OSError, StopIteration), open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 / 1e9 for line in status if line.startswith("VmHWM"))
+    # In bytes on a Mac. On Linux it would count the process that started this one as well.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
 
 
 class StepTimer:
