@@ -2,12 +2,13 @@
 
     odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py or main_test_vrt.py
 
-CASE: "none", "drift" (its weights change), "stall" (it sleeps), "nan" (its output is NaN from then on), "shape" (its
-layers are of another size, whatever the step)
+CASE: "none", "drift" (its weights change), "stall" (it sleeps), "wait" (it says so, and goes on once its loader processes
+are stopped), "nan" (its output is NaN from then on), "shape" (its layers are of another size, whatever the step)
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -18,6 +19,7 @@ import main_test_vrt
 import main_train_vrt
 from models.select_network import NETWORKS
 from utils import utils_dist, utils_process
+from utils.utils_process import children_of, process_state
 
 CASE, RANK, STEP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
@@ -34,6 +36,10 @@ class Odd(nn.Module):
         struck = utils_dist.get_rank() == RANK
         if struck and CASE == "stall" and self.calls == STEP:
             time.sleep(600)
+        if struck and CASE == "wait" and self.calls == STEP:
+            print("waiting", flush=True)
+            while any(process_state(child) != "T" for child in children_of(os.getpid())):
+                time.sleep(0.02)
         if struck and CASE == "drift" and self.calls == STEP:
             with torch.no_grad():
                 self.conv.bias += 1e-6
