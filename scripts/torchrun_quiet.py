@@ -4,18 +4,22 @@
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=2 main_train_vrt.py --opt FILE
 
 Takes torchrun's arguments. torchrun itself turns every exit code of a worker into 1 and ends with its own traceback.
+SIGUSR1 reaches the ranks, and after a signal they have GRACE_S seconds, with every supported version of torchrun.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch.distributed import run
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -23,13 +27,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils.utils_errors import DistError
 
 # Without SIGUSR1 here that signal would kill the launcher, and the ranks would never hear of it.
-SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 # After a signal the ranks finish their step and save; torchrun's 30 s would cut a large checkpoint short.
-GRACE = "--shutdown-timeout=180"
+GRACE_S = 180
+
+
+def parse_args(argv: list[str]) -> Namespace:
+    """torchrun's arguments, with SIGNALS and GRACE_S: by torchrun's own flags where this version has them."""
+    known = run.get_args_parser().format_help()
+    own = []
+    if "--signals-to-handle" in known:
+        own.append(f"--signals-to-handle={SIGNALS}")
+    else:  # torch 2.8: torchrun handles the other four
+        signal.signal(signal.SIGUSR1, _on_signal)
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = SIGNALS  # what newer versions tell the ranks
+    if "--shutdown-timeout" in known:
+        own.append(f"--shutdown-timeout={GRACE_S}")
+    else:  # the agent calls close(signal): the time is the default of the argument `timeout`
+        PContext.close.__defaults__ = (None, GRACE_S)
+    return run.parse_args([*own, *argv])
+
+
+def _on_signal(number: int, _: FrameType | None) -> None:
+    """What torchrun's handlers do: the agent passes the signal on to the ranks and waits for them."""
+    raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
 
 
 def main(argv: list[str]) -> int:
-    args, gpus = run.parse_args([SIGNALS, GRACE, *argv]), torch.cuda.device_count()
+    args, gpus = parse_args(argv), torch.cuda.device_count()
     if args.nproc_per_node.isdigit() and 0 < gpus < int(args.nproc_per_node):
         what = f"{args.nproc_per_node} ranks on {gpus} GPUs"
         print(DistError(what, "this machine", "at most one rank per GPU", f"start {gpus}"), file=sys.stderr)

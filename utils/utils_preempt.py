@@ -24,12 +24,13 @@ _asked = threading.Event()
 def install() -> None:
     """From now on the first signal asks for a stop; a second one ends this rank at once."""
     _asked.clear()
-    handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1")
-    if "SIGUSR1" not in handled and utils_dist.is_main_process():
+    is_torchrun = utils_dist.get_launch().mode == "torchrun"
+    handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch 2.8 does not set it
+    if is_torchrun and "SIGUSR1" not in handled and utils_dist.is_main_process():
         logger.warning(
-            "SIGUSR1 would kill torchrun without a word to the ranks: start it with --signals-to-handle=%s,SIGUSR1",
-            handled,
-        )  # fmt: skip
+            "SIGUSR1 would kill torchrun without a word to the ranks: "
+            "start scripts/torchrun_quiet.py in its place, which takes the same arguments"
+        )
     for number in SIGNALS:
         signal.signal(number, _on_signal)
 
