@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from models.amp import AMP_DTYPES, amp_dtype
 from models.ddp import bare, wrap_ddp
 from models.losses import LOSSES
 from models.model_base import ModelBase, cpu_state
@@ -25,8 +26,6 @@ from utils import utils_dist, utils_watchdog
 
 logger = logging.getLogger(__name__)
 
-AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 class ModelVRT(ModelBase):
     """Any network with ``netG(lq, spike) -> (B, T, 3, sH, sW)``, trained on the batches of design.md."""
@@ -36,8 +35,7 @@ class ModelVRT(ModelBase):
         self.train_opt = opt["train"]
         self.tiling = tile_options(opt)
         self.seed = self.train_opt["manual_seed"]
-        amp = self.train_opt["amp"]
-        self.amp_dtype = AMP_DTYPES[amp["dtype"]] if amp["enable"] else None
+        self.amp_dtype = amp_dtype(self.train_opt["amp"], self.device)
         self.nonfinite = NonFiniteSteps(self.train_opt["max_nonfinite_steps"], Path(opt["path"]["task"]))
         self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
 

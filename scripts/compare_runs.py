@@ -25,6 +25,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from scripts.benchmark_tools import table
+from utils.utils_curves import read_history, run_name
 from utils.utils_errors import DataError, SpikeVRTError
 
 
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
     except SpikeVRTError as e:
         print(e, file=sys.stderr)
         return e.exit_code
-    names = [path.parent.name if path.suffix == ".json" else path.name for path in (args.reference, args.other)]
+    names = [run_name(run) for run in (args.reference, args.other)]
     result = {"tag": args.tag, "runs": names, "smooth": args.smooth, **compare(curves)}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 def aligned(runs: list[Path], tag: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
     """Steps that all runs logged, (n,), and the running mean of `tag` over `smooth` entries of each, (runs, n)."""
-    histories = [dict(read_history(run, tag)) for run in runs]
+    histories = [dict(entries_of(run, tag)) for run in runs]
     steps = sorted(set.intersection(*(set(history) for history in histories)))
     if len(steps) < smooth:
         what = f"{len(steps)} steps with {tag} in common"
@@ -69,15 +70,11 @@ def aligned(runs: list[Path], tag: str, smooth: int) -> tuple[np.ndarray, np.nda
     return np.array(steps[smooth - 1 :]), np.array(curves)
 
 
-def read_history(run: Path, tag: str) -> list[list[float]]:
-    path = run if run.suffix == ".json" else run / "training_history.json"
-    if not path.is_file():
-        raise DataError(
-            f"no {path}", "the command line", "the folder of a run, or its training_history.json", "check it"
-        )
-    history = json.loads(path.read_text())
+def entries_of(run: Path, tag: str) -> list[list[float]]:
+    """[[step, value], ...] of one scalar. Raises DataError where the run has none of that name."""
+    history = read_history(run)
     if tag not in history:
-        raise DataError(f"no {tag} in {path}", "--tag", f"one of {', '.join(sorted(history))}", "choose one of these")
+        raise DataError(f"no {tag} in {run}", "--tag", f"one of {', '.join(sorted(history))}", "choose one of these")
     return history[tag]
 
 

@@ -2,67 +2,71 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.imports import circle, imports_of, modules_below
+
 ROOT = Path(__file__).resolve().parents[1]
-OWN = {"data", "models", "utils", "scripts", "tests", "main_train_vrt", "main_test_vrt"}
+FLOORS = {"utils", "data", "models", "scripts"}
+MODULES = modules_below(ROOT, FLOORS)
+OWN = FLOORS | {"tests", "main_train_vrt", "main_test_vrt"}
 MAY_IMPORT = {"utils": {"utils"}, "data": {"data", "utils"}, "models": {"models", "utils"}}
 SPIKE_LIBRARY = {"numpy", "data"}
-
-
-def imports_of(path: Path) -> set[str]:
-    """Absolute dotted names of all that the file imports, also inside functions."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            package = ".".join(path.relative_to(ROOT).parent.parts[: None if node.level < 2 else 1 - node.level])
-            names.add(".".join(filter(None, [package if node.level else "", node.module or ""])))
-    return names
+GRAPH = {name: imports_of(path, ROOT, MODULES) for name, path in MODULES.items()}
 
 
 @pytest.mark.parametrize("floor", sorted(MAY_IMPORT))
 def test_imports_run_down_only(floor):
     wrong = {
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in (ROOT / floor).rglob("*.py")
-        for name in imports_of(path)
-        if name.split(".")[0] in OWN - MAY_IMPORT[floor]
+        f"{module} imports {name}"
+        for module, names in GRAPH.items()
+        for name in names
+        if module.split(".")[0] == floor and name.split(".")[0] in OWN - MAY_IMPORT[floor]
     }
     assert not wrong
 
 
 def test_the_spike_library_needs_numpy_alone():
     wrong = {
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in (ROOT / "data/spike").rglob("*.py")
-        for name in imports_of(path)
+        f"{module} imports {name}"
+        for module, names in GRAPH.items()
+        for name in names
+        if module.startswith("data.spike.")
         if name.split(".")[0] not in SPIKE_LIBRARY | set(sys.stdlib_module_names)
-        or (name.split(".")[0] == "data" and not name.startswith("data.spike"))
+        or (name.startswith("data.") and not name.startswith("data.spike"))
     }
     assert not wrong
 
 
 def test_modules_do_not_import_in_circles():
-    modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-        for floor in MAY_IMPORT
-        for path in (ROOT / floor).rglob("*.py")
-    }
-    graph = {name: imports_of(path) & modules.keys() - {name} for name, path in modules.items()}
-    done: set[str] = set()
+    assert circle({name: names & MODULES.keys() - {name} for name, names in GRAPH.items()}) == []
 
-    def visit(name: str, trail: tuple[str, ...]) -> None:
-        assert name not in trail, " -> ".join([*trail, name])
-        if name not in done:
-            for other in sorted(graph[name]):
-                visit(other, (*trail, name))
-            done.add(name)
 
-    for name in sorted(graph):
-        visit(name, ())
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import box.inner.last",
+        "from box.inner import last",
+        "from box.inner.last import value",
+        "from .inner import last",
+        "from .inner.last import value",
+        "from ..box.inner import other, last",
+        "def f():\n    from box.inner import last",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import box.inner.last as short",
+        "class A:\n    try:\n        from box.inner import last as short\n    except ImportError:\n        pass",
+    ],
+)
+def test_every_form_of_import_is_an_edge_and_closes_a_circle(tmp_path, statement):
+    (tmp_path / "box" / "inner").mkdir(parents=True)
+    for name in ("box/__init__", "box/inner/__init__", "box/inner/other"):
+        (tmp_path / f"{name}.py").write_text("")
+    (tmp_path / "box/first.py").write_text(statement)
+    (tmp_path / "box/inner/last.py").write_text("import os\n\nfrom box import first")
+    modules = modules_below(tmp_path, {"box"})
+
+    graph = {name: imports_of(path, tmp_path, modules) & modules.keys() - {name} for name, path in modules.items()}
+
+    assert circle(graph) == ["box.first", "box.inner.last", "box.first"]

@@ -156,7 +156,7 @@ def test_two_ranks_train_on_different_samples_and_only_rank_0_writes(tmp_path):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("train.amp.enable=true", "train.amp.dtype=bfloat16"),
+        ("--use_amp",),
         ("train.amp.enable=true", "train.amp.dtype=float16"),
         ("train.G_optimizer_type=adamw", "train.G_optimizer_clipgrad=0.1", "train.accumulation_steps=2"),
         ("train.G_scheduler_type=MultiStepLR", "train.G_scheduler_milestones=[2]", "netG.fusion=none"),

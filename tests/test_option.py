@@ -103,7 +103,7 @@ def test_overrides_are_json_or_text_and_may_name_a_part(file):
     opt = load(file, "netG.fusion=none", "train.G_optimizer_betas=[0.5, 0.6]", "path.root=x", "train.amp.enable=true")
     assert opt["netG"]["fusion"] == {"type": "none"}
     assert opt["train"]["G_optimizer_betas"] == [0.5, 0.6]
-    assert opt["train"]["amp"] == {"enable": True, "dtype": "bfloat16"}
+    assert opt["train"]["amp"] == {"enable": True, "dtype": "auto"}
     assert opt["path"]["root"] == "x"
     assert load(file, "netG.fusion=gated", "netG.fusion.features=3")["netG"]["fusion"]["features"] == 3
     assert load(file, "netG.fusion.type=none")["netG"]["fusion"] == {"type": "none"}

@@ -49,7 +49,10 @@ class PathOptions(Section):
 
 class AmpOptions(Section):
     enable: bool = Field(False, description="Mixed precision.")
-    dtype: Literal["bfloat16", "float16"] = Field("bfloat16", description="float16 adds gradient scaling.")
+    dtype: Literal["auto", "bfloat16", "float16"] = Field(
+        "auto",
+        description="auto: bfloat16 where all devices compute in it, else float16. float16 adds gradient scaling.",
+    )
 
 
 class TrainOptions(Section):

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from tqdm import tqdm
 
+from utils.utils_curves import HISTORY_NAME, draw_curves
+
 logger = logging.getLogger(__name__)
 
 
@@ -111,7 +113,7 @@ class HistoryWriter:
     """training_history.json, {"train/loss": [[step, value], ...], ...}, rewritten at each entry; and curves.png."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        self.file, self.curves = folder / "training_history.json", folder / "curves.png"
+        self.file, self.curves = folder / HISTORY_NAME, folder / "curves.png"
         old = json.loads(self.file.read_text()) if step and self.file.exists() else {}
         self.history = {tag: [entry for entry in entries if entry[0] <= step] for tag, entries in old.items()}
 
@@ -122,35 +124,14 @@ class HistoryWriter:
         temp.write_text(json.dumps(self.history))
         os.replace(temp, self.file)
         if any(tag.startswith("val/") for tag in values):  # rare enough to draw, and a killed run has its curves too
-            draw_curves(self.history, self.curves)
+            draw_curves({"": self.history}, self.curves)
 
     def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
         """Pictures are not history."""
 
     def close(self) -> None:
         if self.history:
-            draw_curves(self.history, self.curves)
-
-
-def draw_curves(history: dict[str, list[list[float]]], path: Path) -> None:
-    """One panel per scalar of `history` over the step, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    columns = min(3, len(history))
-    rows = -(-len(history) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.5 * columns, 3 * rows), squeeze=False)
-    for axis in axes.flat[len(history) :]:
-        axis.set_visible(False)
-    for axis, (tag, entries) in zip(axes.flat, sorted(history.items()), strict=False):
-        axis.plot([e[0] for e in entries], [e[1] for e in entries])
-        axis.set(title=tag, xlabel="iteration")
-        axis.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+            draw_curves({"": self.history}, self.curves)
 
 
 def build_writers(opt: dict[str, Any], folder: Path, step: int, wandb_id: str | None) -> list[Writer]:

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Draw the curves of one or more runs again, from what they wrote to training_history.json.
+
+    python scripts/plot_history.py experiments/first experiments/second --out curves.png
+
+A run is its folder or its training_history.json. One panel per scalar; several runs share the panels. --tags limits
+the figure to the scalars whose names begin so, e.g. --tags val/ train/loss. The suffix of --out chooses the format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils.utils_curves import draw_curves, read_history, run_name
+from utils.utils_errors import DataError, SpikeVRTError
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument("--tags", nargs="+", default=[""], metavar="BEGIN", help="which scalars (default: all)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    args = parser.parse_args(argv)
+    try:
+        histories = chosen(args.runs, tuple(args.tags))
+    except SpikeVRTError as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    draw_curves(histories, args.out)
+    count = len({tag for history in histories.values() for tag in history})
+    print(f"{args.out}: {count} scalars of {len(args.runs)} runs")
+    return 0
+
+
+def chosen(runs: list[Path], begins: tuple[str, ...]) -> dict[str, dict[str, list[list[float]]]]:
+    """{name: history} with the scalars that begin so. Raises DataError where none does, or two runs share a name."""
+    histories = {run_name(run): read_history(run) for run in runs}
+    if len(histories) < len(runs):
+        names = ", ".join(run_name(run) for run in runs)
+        raise DataError(f"runs of the same name: {names}", "the command line", "runs in folders of different names",
+                        "give each run once, or rename a folder")  # fmt: skip
+    found = sorted({tag for history in histories.values() for tag in history})
+    kept = {
+        name: {tag: entries for tag, entries in history.items() if tag.startswith(begins)}
+        for name, history in histories.items()
+    }
+    if not any(kept.values()):
+        raise DataError(f"no scalar begins with {' or '.join(begins)}", "--tags", ", ".join(found) or "a history that "
+                        "is not empty", "choose among these")  # fmt: skip
+    return kept
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

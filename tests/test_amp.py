@@ -1,0 +1,40 @@
+"""Mixed precision: the type that "auto" chooses, from what the devices of all ranks can compute in."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from models import amp
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_bfloat16", "chosen"),
+    [
+        ("auto", [True], "bfloat16"),
+        ("auto", [False], "float16"),  # V100, MX450
+        ("auto", [True, False], "float16"),  # one type on all ranks: only float16 gradients are scaled
+        ("bfloat16", [False], "bfloat16"),
+        ("float16", [True], "float16"),
+    ],
+)
+def test_auto_takes_bfloat16_only_where_every_device_has_it(wanted, has_bfloat16, chosen):
+    assert amp.choose_dtype(wanted, has_bfloat16) == chosen
+
+
+def test_the_cpu_trains_in_bfloat16_and_the_log_says_so(caplog):
+    caplog.set_level(logging.INFO)
+
+    assert amp.amp_dtype({"enable": True, "dtype": "auto"}, torch.device("cpu")) is torch.bfloat16
+    assert amp.amp_dtype({"enable": False, "dtype": "auto"}, torch.device("cpu")) is None
+
+    assert [record.message for record in caplog.records] == ["mixed precision in bfloat16"]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_gpu_has_bfloat16_from_compute_capability_8_on():
+    device = torch.device("cuda", 0)
+    assert amp.has_native_bfloat16(device) == (torch.cuda.get_device_capability(device) >= (8, 0))
