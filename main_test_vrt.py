@@ -39,7 +39,8 @@ from models.tiling import Tiling
 from utils import utils_dist, utils_process, utils_watchdog
 from utils.option_file import Sources, apply_override
 from utils.utils_errors import OptionError
-from utils.utils_image import imwrite_rgb, write_whole
+from utils.utils_files import write_whole
+from utils.utils_image import imwrite_rgb
 from utils.utils_launch import read_launch
 from utils.utils_logger import setup_logging
 from utils.utils_metrics import PROTOCOL, tensor_to_uint8

@@ -10,7 +10,7 @@ from typing import Any
 
 from utils import utils_dist, utils_status
 from utils.utils_errors import DataError, NonFiniteError
-from utils.utils_image import write_whole
+from utils.utils_files import write_whole
 
 logger = logging.getLogger(__name__)
 

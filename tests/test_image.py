@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from utils.utils_errors import DataError
+from utils.utils_files import write_whole
 from utils.utils_image import (
     LABEL_HEIGHT,
     VideoReader,
@@ -16,7 +17,6 @@ from utils.utils_image import (
     imwrite_rgb,
     list_images,
     spike_picture,
-    write_whole,
 )
 
 
@@ -45,7 +45,8 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 import numpy as np
 from utils.utils_errors import DataError
-from utils.utils_image import VideoWriter, write_whole
+from utils.utils_files import write_whole
+from utils.utils_image import VideoWriter
 noise = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
 try:
     if {video}:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from utils.utils_errors import DataError
+from utils.utils_files import natural_key, write_whole
 from utils.utils_metrics import tensor_to_uint8
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
@@ -25,39 +25,25 @@ KEPT_BYTES = 128 * 2**20
 
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
     """Write (H, W, 3) uint8 in the format of the suffix; the file is whole or absent. Makes the folder."""
+    write_whole(path, encode_rgb(path, image))
+
+
+def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
+    """(H, W, 3) uint8 as the bytes of a file `path`, in the format of its suffix."""
     suffix = Path(path).suffix.lower()
     if suffix not in IMAGE_SUFFIXES:
         raise DataError(
             f"cannot write a {suffix or 'nameless'} image", str(path), ", ".join(IMAGE_SUFFIXES), "use .png"
         )
     _, encoded = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
-    write_whole(path, encoded.tobytes())
-
-
-def write_whole(path: str | Path, content: bytes) -> None:
-    """Write a file that is whole or absent, also on a full disk or after a kill. Makes the folder."""
-    path = Path(path)
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as e:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise DataError(
-            f"cannot write: {e.strerror}", str(path), f"room for {len(content)} bytes and permission to write",
-            "free some space or choose another folder, then start the same command again",
-        ) from e  # fmt: skip
+    return encoded.tobytes()
 
 
 def list_images(folder: str | Path) -> list[Path]:
-    """The images of a folder in the order of their names. Raises DataError where there is none."""
+    """The images of a folder in the natural order of their names. Raises DataError where there is none."""
     folder = Path(folder)
-    found = sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES) if folder.is_dir() else []
+    found = [p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES] if folder.is_dir() else []
+    found.sort(key=lambda path: natural_key(path.name))
     if not found:
         what = "the folder holds no images" if folder.is_dir() else "no such folder"
         raise DataError(what, str(folder), f"frames as {', '.join(IMAGE_SUFFIXES)}", "check the path")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.utils_errors import DataError
-from utils.utils_image import write_whole
+from utils.utils_files import write_whole
 from utils.utils_metrics import ClipScores, averages
 from utils.utils_report import COLUMNS, format_value
 

@@ -21,7 +21,7 @@ from torch.distributed import Store
 
 from utils import utils_dist, utils_watchdog
 from utils.utils_errors import DataError
-from utils.utils_image import write_whole
+from utils.utils_files import write_whole
 
 FILE = "status"
 POLL_S = 1.0
