@@ -20,8 +20,9 @@ import numpy as np
 
 from data.augment import Augment
 from data.clip import Clip
-from data.clip_index import Source, digest, find_clips, list_source, read_meta
+from data.clip_index import Source, digest, find_clips, list_source
 from data.frame_io import read_bgr
+from data.meta_file import read_meta
 from data.roots import read_bytes
 from data.spike.stream import Crop, unpack
 from data.spike_source import DatSpikes

@@ -12,14 +12,16 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from data.clip import Clip
 from data.frame_io import picture_size
+from data.meta_file import read_meta
+from data.names import FrameKey, digits_of, frame_key, frame_name
 from data.roots import FileEntry, Listing, list_root
 from data.spike.stream import SpikeFileError, planes_in
 from data.spike_source import DatSpikes
 from utils.utils_errors import DataError, OptionError
+from utils.utils_files import natural_key
 
 SHOWN_PROBLEMS = 30
 
@@ -96,14 +98,14 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     """
     kinds, found = source.kinds(), list_source(source)
     listed = read_meta(source.meta_info_file) if source.meta_info_file else None
-    names = sorted(set(listed or set().union(*found.values())) - source.left_out)
+    names = sorted(set(listed or set().union(*found.values())) - source.left_out, key=natural_key)
     clips, problems = [], []
     for name in names:
         clip, wrong = _check_clip(name, {kind: found[kind].get(name) for kind in kinds}, kinds, source, listed)
         problems += wrong
         if clip and not wrong:
             clips.append(clip)
-    return clips, problems
+    return clips, problems + _check_scales(clips)
 
 
 def list_source(source: Source) -> dict[str, Listing]:
@@ -121,31 +123,6 @@ def digest(listings: dict[str, Listing]) -> str:
     return table.hexdigest()[:16]
 
 
-def read_meta(path: str) -> dict[str, tuple[int, str]]:
-    """Clip name -> (number of frames, first frame) from lines "<clip> <frames> <shape or 0> <first frame>"."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as e:
-        raise DataError(
-            f"cannot read the meta file: {e.strerror or e}", path, "a text file with one line per clip",
-            "correct meta_info_file, or remove it: the folders are scanned then",
-        ) from e  # fmt: skip
-    clips = {}
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words:
-            continue
-        # KAIR writes the shape with or without blanks: "(720, 1280, 3)".
-        if len(words) < 4 or not words[1].isdigit() or not words[-1].isdigit():
-            raise DataError(
-                f"line {number} is {line!r}", path, "<clip> <frames> <shape or 0> <first frame>", "correct the line"
-            )
-        clips[words[0]] = (int(words[1]), words[-1])
-    if not clips:
-        raise DataError("the meta file lists no clip", path, "one line per clip", "correct meta_info_file")
-    return clips
-
-
 def _check_clip(
     name: str,
     files: dict[str, dict[str, FileEntry] | None],
@@ -160,53 +137,88 @@ def _check_clip(
             problems.append(Problem(name, f"{kind} {what}", os.path.join(root, name, folder)))
     if problems:
         return None, problems
-    stems = _stems(name, files, kinds, source, listed, problems)
+    by_number = {kind: _by_number(name, kind, files[kind], root, problems) for kind, (root, _, _) in kinds.items()}
+    keys = _frames(name, by_number, kinds, source, listed, problems)
     # What is left of an incomplete clip is looked at as well: one check should tell all.
-    stems = [stem for stem in stems if all(stem in files[kind] for kind in kinds)]
-    if not stems:
+    keys = [key for key in keys if all(key in by_number[kind] for kind in kinds)]
+    if not keys:
         return None, problems
-    paths = {kind: tuple(files[kind][stem].path for stem in stems) for kind in kinds}
-    planes = _check_planes(name, [files["spike"][s] for s in stems], source, problems) if "spike" in kinds else ()
+    entries = {kind: [files[kind][by_number[kind][key]] for key in keys] for kind in kinds}
+    paths = {kind: tuple(entry.path for entry in entries[kind]) for kind in kinds}
+    planes = _check_planes(name, entries["spike"], source, problems) if "spike" in kinds else ()
     size, gt_size = _check_sizes(name, paths, source, problems)
-    clip = Clip(name, tuple(stems), paths["lq"], paths.get("gt", ()), paths.get("spike", ()), planes, size, gt_size)
+    stems = tuple(by_number["lq"][key] for key in keys)
+    clip = Clip(name, stems, paths["lq"], paths.get("gt", ()), paths.get("spike", ()), planes, size, gt_size)
     return clip, problems
 
 
-def _stems(
+def _by_number(
+    name: str, kind: str, files: dict[str, FileEntry], root: str, problems: list[Problem]
+) -> dict[FrameKey, str]:
+    """Frame -> its stem in this kind of file: 47.png and 000047.dat belong together."""
+    stems: dict[FrameKey, str] = {}
+    for stem in files:
+        other = stems.setdefault(frame_key(stem), stem)
+        if other != stem:
+            what = f"{kind} has two files of one number: {_some([other, stem])}"
+            problems.append(Problem(name, what, os.path.join(root, name)))
+    return stems
+
+
+def _frames(
     name: str,
-    files: dict[str, dict[str, FileEntry]],
+    stems: dict[str, dict[FrameKey, str]],
     kinds: dict[str, tuple[str, str, str]],
     source: Source,
     listed: dict[str, tuple[int, str]] | None,
     problems: list[Problem],
-) -> list[str]:
+) -> list[FrameKey]:
     """The frames of the clip, in order; mismatches between the kinds, gaps and wrong names go to `problems`."""
-    every = set().union(*files.values())
+    known = {key: stem for kind in reversed(kinds) for key, stem in stems[kind].items()}
+    digits = max(digits_of(stem) for stem in known.values())
+    every = set(known)
     if listed is not None:
         count, first = listed[name]
-        wanted = [str(int(first) + i).zfill(len(first)) for i in range(count)]
-        every = set(wanted)
+        affixes = {(before, after) for before, _, after in stems["lq"]}
+        before, after = affixes.pop() if len(affixes) == 1 else ("", "")
+        every = {(before, int(first) + i, after) for i in range(count)}
     for kind, (root, _, ext) in kinds.items():
-        missing = sorted(every - files[kind].keys())
+        missing = sorted(
+            (known.get(key) or frame_name(key, digits) for key in every - stems[kind].keys()), key=natural_key
+        )
         if missing:
             what = f"{kind} lacks {len(missing)} of {len(every)} frames: {_some(f'{s}.{ext}' for s in missing)}"
             problems.append(Problem(name, what, os.path.join(root, name)))
-    stems = sorted(every)
-    if all(stem.isdigit() for stem in stems):
-        stems.sort(key=int)
-        gaps = [f"{a}-{b}" for a, b in itertools.pairwise(stems) if int(b) != int(a) + 1]
+    keys = sorted(every, key=lambda key: natural_key(known.get(key) or frame_name(key, digits)))
+    if len({(before, after) for before, _, after in keys}) == 1:
+        shown = [known.get(key) or frame_name(key, digits) for key in keys]
+        gaps = [f"{shown[i]}-{shown[i + 1]}" for i, (a, b) in enumerate(itertools.pairwise(keys)) if b[1] != a[1] + 1]
         if gaps:
             problems.append(Problem(name, f"frame numbers jump at {_some(gaps)}", os.path.join(kinds["lq"][0], name)))
-        if source.filename_tmpl:
-            odd = [stem for stem in stems if format(int(stem), source.filename_tmpl) != stem]
-            if odd:
-                what = f"{len(odd)} names do not follow filename_tmpl {source.filename_tmpl!r}: {_some(odd)}"
-                problems.append(Problem(name, what, os.path.join(kinds["lq"][0], name)))
-    return stems
+    if source.filename_tmpl:
+        _check_template(name, stems, keys, kinds, source.filename_tmpl, problems)
+    return keys
+
+
+def _check_template(
+    name: str,
+    stems: dict[str, dict[FrameKey, str]],
+    keys: list[FrameKey],
+    kinds: dict[str, tuple[str, str, str]],
+    template: str,
+    problems: list[Problem],
+) -> None:
+    """Names that are plain numbers are written as filename_tmpl says."""
+    for kind, (root, _, _) in kinds.items():
+        found = [stems[kind][key] for key in keys if key in stems[kind]]
+        odd = [stem for stem in found if stem.isdecimal() and format(int(stem), template) != stem]
+        if odd:
+            what = f"{len(odd)} names of {kind} do not follow filename_tmpl {template!r}: {_some(odd)}"
+            problems.append(Problem(name, what, os.path.join(root, name)))
 
 
 def _check_planes(name: str, files: list[FileEntry], source: Source, problems: list[Problem]) -> tuple[int, ...]:
-    """Planes per file. All files of a clip have as many, except that the last may lack the 7 interpolated ones."""
+    """Planes per file. All files of a clip have as many, except that the last may lack the last interpolated ones."""
     spikes = source.spikes
     planes: dict[FileEntry, int] = {}
     for file in files:
@@ -217,9 +229,10 @@ def _check_planes(name: str, files: list[FileEntry], source: Source, problems: l
     if not planes:
         return ()
     expected = spikes.info.planes_of(name) or Counter(planes.values()).most_common(1)[0][0]
+    fewest = spikes.info.fewest_planes(name, expected)
     right: dict[int, FileEntry] = {}
     for file, count in planes.items():
-        is_short_last = file is files[-1] and expected - 7 <= count <= expected
+        is_short_last = file is files[-1] and fewest <= count <= expected
         if count == expected or is_short_last:
             right.setdefault(count, file)
             continue
@@ -256,6 +269,16 @@ def _check_sizes(
         what = f"lq is {lq[0]} x {lq[1]}, spikes {plane.height} x {plane.width}: no whole multiple (spike.h, spike.w)"
         problems.append(Problem(name, what, paths["lq"][0]))
     return lq, gt
+
+
+def _check_scales(clips: list[Clip]) -> list[Problem]:
+    """A network enlarges by one factor: all clips must have the same number of gt pixels per lq pixel."""
+    scales = Counter(clip.scale for clip in clips)
+    if len(scales) < 2:
+        return []
+    usual = scales.most_common(1)[0][0]
+    what = "gt is {0} times as large as lq, that of most clips is {1} times"
+    return [Problem(c.name, what.format(c.scale, usual), c.gt[0]) for c in clips if c.scale != usual]
 
 
 def _some(names: object, limit: int = 5) -> str:

@@ -20,7 +20,10 @@ def decode_bgr(encoded: bytes, path: str) -> np.ndarray:
         raise _no_picture(path, f"JPEG of {len(encoded)} bytes is cut short")
     buffer = np.frombuffer(encoded, np.uint8)
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    picture = cv2.imdecode(buffer, flags) if len(buffer) else None
+    try:
+        picture = cv2.imdecode(buffer, flags) if len(buffer) else None
+    except cv2.error as e:  # for instance a damaged header that tells of too many pixels
+        raise _no_picture(path, str(e).splitlines()[0]) from e
     if picture is None:
         raise _no_picture(path, f"{len(encoded)} bytes that are no whole picture")
     return picture
@@ -36,6 +39,8 @@ def picture_size(path: str) -> tuple[int, int]:
     head = read_bytes(path)[:24] if LMDB_MARK in path else _head(path)
     if head[:8] == PNG_SIGNATURE and len(head) == 24:
         width, height = struct.unpack(">II", head[16:24])
+        if not width or not height:
+            raise _no_picture(path, f"its header says {height} x {width}")
         return height, width
     height, width = read_bgr(path).shape[:2]
     return height, width

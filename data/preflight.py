@@ -21,9 +21,10 @@ import cv2
 import numpy as np
 
 from data.clip import Clip
-from data.clip_index import Problem, Source, digest, list_source, problems_error, read_meta, scan
+from data.clip_index import Problem, Source, digest, list_source, problems_error, scan
 from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr
 from data.io_backend import IO_BACKENDS
+from data.meta_file import read_meta
 from data.roots import LMDB_MARK
 from data.select_dataset import section_source
 from data.spike.represent import represent
@@ -33,7 +34,7 @@ from utils.utils_errors import DataError
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2  # raised where the check finds more than before: verdicts of older checks no longer count
 THREADS = 8
 PNG_END = b"IEND\xaeB`\x82"
 
@@ -74,8 +75,9 @@ def preflight(opt: dict[str, Any]) -> None:
             logger.info("data %s: %d cached clips", split, len(clips))
             continue
         verdict = remembered / f"{_section_digest(source)}.json"
-        if verdict.is_file():
-            logger.info("data %s: %s, as checked before", split, json.loads(verdict.read_text())["counts"])
+        counts = _remembered(verdict)
+        if counts:
+            logger.info("data %s: %s, as checked before", split, counts)
             continue
         report = check(source, split)
         reports.append(report)
@@ -187,6 +189,14 @@ def _section_digest(source: Source) -> str:
         if spikes else None,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def _remembered(verdict: Path) -> str | None:
+    """What an earlier check of the same files and options counted; None where there was none, or it cannot be read."""
+    try:
+        return json.loads(verdict.read_text(encoding="utf-8"))["counts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _remember(verdict: Path, report: Report) -> None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.names import checked_name
 from utils.utils_errors import DataError, OptionError
+from utils.utils_files import natural_key
 
 LMDB_MARK = ".lmdb::"
 
@@ -30,11 +32,11 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file: its name for `read_bytes`, its size in bytes and its time of change (0 within an LMDB)."""
+    """One file: its name for `read_bytes`, its size in bytes and its time of change (that of the LMDB it is in)."""
 
     path: str
     size: int
-    mtime_ns: int = 0
+    mtime_ns: int
 
 
 Listing = dict[str, dict[str, FileEntry]]  # clip -> frame stem -> file
@@ -47,11 +49,15 @@ def is_lmdb(root: str) -> bool:
 def list_root(root: str, folder: str, ext: str) -> Listing:
     """The files of every clip: those in <root>/<clip>/<folder>, or in <root>/<clip> where there is no such folder.
 
-    Raises DataError for a root that cannot be read or holds no clip.
+    Raises DataError for a root that cannot be read or holds no clip, and for names that nothing could be written to.
     """
     listing = _list_lmdb(root, ext) if is_lmdb(root) else _list_folder(root, folder, ext)
     if not listing:
         raise DataError("the data folder holds no clip", root, "one folder per clip", "correct the dataroot")
+    for clip, files in listing.items():
+        checked_name(clip, root)
+        for stem in files:
+            checked_name(stem, os.path.join(root, clip))
     return listing
 
 
@@ -73,13 +79,13 @@ def unreadable(path: str, reason: str) -> DataError:
 def _list_folder(root: str, folder: str, ext: str) -> Listing:
     try:
         with os.scandir(root) as entries:
-            folders = sorted((e.name, e.path) for e in entries if e.is_dir() and not e.name.startswith("."))
+            found = [(e.name, e.path) for e in entries if e.is_dir() and not e.name.startswith(".")]
     except OSError as e:
         raise DataError(
             f"cannot list the data folder: {e.strerror or e}", root, "a folder with one folder per clip",
             "correct the dataroot in the options, or make or copy the data (docs/data_format.md)",
         ) from e  # fmt: skip
-    return {name: _list_frames(path, folder, ext) for name, path in folders}
+    return {name: _list_frames(path, folder, ext) for name, path in sorted(found, key=lambda e: natural_key(e[0]))}
 
 
 def _list_frames(clip: str, folder: str, ext: str) -> dict[str, FileEntry]:
@@ -90,20 +96,29 @@ def _list_frames(clip: str, folder: str, ext: str) -> dict[str, FileEntry]:
         with os.scandir(inner if os.path.isdir(inner) else clip) as entries:
             for entry in entries:
                 if entry.name.lower().endswith(suffix) and not entry.name.startswith("."):
-                    about = entry.stat()
-                    files[os.path.splitext(entry.name)[0]] = FileEntry(entry.path, about.st_size, about.st_mtime_ns)
+                    files[os.path.splitext(entry.name)[0]] = _entry(entry)
     except OSError as e:
-        raise DataError(f"cannot list the clip: {e.strerror or e}", clip, "a readable folder", "restore it") from e
+        raise DataError(f"cannot list the clip: {e.strerror or e}", inner, "a readable folder", "restore it") from e
     return files
+
+
+def _entry(entry: os.DirEntry[str]) -> FileEntry:
+    try:
+        about = entry.stat()
+    except OSError as e:  # a link whose target is gone, for one
+        raise unreadable(entry.path, e.strerror or str(e)) from e
+    return FileEntry(entry.path, about.st_size, about.st_mtime_ns)
 
 
 def _list_lmdb(root: str, ext: str) -> Listing:
     meta = Path(root) / "meta_info.txt"
     try:
         lines = meta.read_text(encoding="utf-8").splitlines()
-    except OSError as e:
+        changed_ns = (Path(root) / "data.mdb").stat().st_mtime_ns
+    except (OSError, UnicodeDecodeError) as e:
         raise DataError(
-            f"cannot read the list of an LMDB: {e.strerror or e}", str(meta), "meta_info.txt beside data.mdb",
+            f"cannot read the list of an LMDB: {getattr(e, 'strerror', None) or e}", root,
+            "meta_info.txt as UTF-8 text beside data.mdb",
             "make the LMDB again, or correct the dataroot",
         ) from e  # fmt: skip
     keys = [os.path.splitext(line.split(" ")[0])[0] for line in lines if line.strip()]
@@ -115,7 +130,7 @@ def _list_lmdb(root: str, ext: str) -> Listing:
                 clip, _, stem = key.rpartition("/")
                 value = transaction.get(key.encode())
                 # A listed key without a value shows as an empty file, which no check lets pass.
-                entry = FileEntry(f"{root}::{key}", 0 if value is None else len(value))
+                entry = FileEntry(f"{root}::{key}", 0 if value is None else len(value), changed_ns)
                 listing.setdefault(clip or Path(root).stem, {})[stem] = entry
     finally:
         environment.close()

@@ -12,6 +12,7 @@ from utils.utils_errors import DataError
 
 FILE_NAME = "dataset.json"
 FORMAT = 1
+GOPRO_INTERPOLATE = 8  # planes per 240-fps frame of the published Spk-GoPro streams
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class DatasetInfo:
     """The contents of a dataset.json; None where it says nothing.
 
     h, w: size of a spike plane. flip: rows are stored bottom first. planes: planes per file. gt_plane: the plane at
-    which the sharp frame was taken. rate: spikes per tick at full light. clips: planes and gt_plane of single clips.
+    which the sharp frame was taken. rate: spikes per tick at full light. interpolate: planes per raw frame.
+    clips: planes, gt_plane and offset (raw frames between the sharp frame and the middle one) of single clips.
     """
 
     path: str = ""
@@ -29,10 +31,20 @@ class DatasetInfo:
     planes: int | None = None
     gt_plane: int | None = None
     rate: float | None = None
+    interpolate: int = GOPRO_INTERPOLATE
     clips: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def planes_of(self, clip: str) -> int | None:
         return self.clips.get(clip, {}).get("planes", self.planes)
+
+    def fewest_planes(self, clip: str, planes: int) -> int:
+        """How few planes the last file of a clip may hold where the others hold `planes`.
+
+        No light is known after the last raw frame: the planes interpolated behind it are missing and, where sharp
+        frames are later than the middle of their exposure, so are those of the raw frames that would follow.
+        """
+        late = max(self.clips.get(clip, {}).get("offset", 0), 0)
+        return planes - (self.interpolate - 1) - late * self.interpolate
 
     def gt_plane_of(self, clip: str, planes: int) -> int | None:
         """The sharp frame's plane in a file of `planes` planes, from dataset.json or from a GoPro clip name."""
@@ -83,4 +95,8 @@ def _checked(table: dict[str, Any], path: str) -> DatasetInfo:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise TypeError(f"{key} is {value!r}")
         values[key] = value
+    interpolate = table.get("recipe", {}).get("interpolate", GOPRO_INTERPOLATE)
+    if not isinstance(interpolate, int) or interpolate < 1:
+        raise TypeError(f"recipe.interpolate is {interpolate!r}")
+    values["interpolate"] = interpolate
     return DatasetInfo(path=path, **values)

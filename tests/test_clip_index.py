@@ -76,6 +76,88 @@ def test_a_meta_file_that_lists_what_is_not_there_is_an_error(root):
     assert "line 1 is 'clip0'" in complaint(root, meta_info_file=str(root / "meta.txt"))
 
 
+def rename_frames(root, name_of):
+    """Rename all files of all clips by their number."""
+    for path in [p for p in root.rglob("*") if p.suffix in (".png", ".dat")]:
+        path.rename(path.with_name(name_of(int(path.stem)) + path.suffix))
+
+
+@pytest.mark.parametrize("name_of", ["{:06d}", "{}", "{:04d}", "frame_{}"])
+@pytest.mark.parametrize("line", ["clip0 5 0 48", "clip0 5 (16,24,3) 000048"])
+def test_a_meta_file_of_s_vrt_or_kair_fits_however_numbers_are_written(tmp_path, name_of, line):
+    write_clip(tmp_path, "clip0", first=96 - 48, frames=6)
+    write_info(tmp_path)
+    rename_frames(tmp_path, name_of.format)
+    (tmp_path / "meta.txt").write_text(line + "\n")
+    meta = {"meta_info_file": str(tmp_path / "meta.txt")}
+
+    assert build(tmp_path, **meta).clips[0].stems == tuple(name_of.format(i) for i in range(48, 53))
+    if name_of == "{}":
+        assert "do not follow filename_tmpl '06d': 48, 49" in complaint(tmp_path, filename_tmpl="06d", **meta)
+    (tmp_path / "meta.txt").write_text(line.replace(" 5 ", " 7 ") + "\n")
+    assert f"clip0 | lq lacks 1 of 7 frames: {name_of.format(54)}.png" in complaint(tmp_path, **meta)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("clip0 3 (16,24,3)", ""),  # BasicSR's form: from frame 0 on
+        ("clip0 3 47", "line 1 is"),  # 47 may be the shape's 0 or the first frame
+        ("clip0 3 0 0\nclip0 3 0 3", "line 2 lists clip clip0 again"),
+        ("../../x 3 0 0", "'../../x' cannot be the name of a clip"),
+        ("/tmp/x 3 0 0", "'/tmp/x' cannot be the name of a clip"),
+        ("clip0 0 0 0", "line 1 is"),
+    ],
+)
+def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, line, said):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    (tmp_path / "meta.txt").write_text(line + "\n")
+    meta = {"meta_info_file": str(tmp_path / "meta.txt")}
+    if said:
+        assert said in complaint(tmp_path, **meta)
+    else:
+        assert build(tmp_path, **meta).clips[0].stems == ("000000", "000001", "000002")
+
+
+def test_frames_and_clips_are_in_the_order_of_their_numbers(tmp_path):
+    for name in ("clip10", "clip2"):
+        write_clip(tmp_path, name, frames=11, first=1)
+    write_info(tmp_path)
+    rename_frames(tmp_path, "frame_{}".format)
+    clips = build(tmp_path).clips
+
+    assert [clip.name for clip in clips] == ["clip2", "clip10"]
+    assert clips[0].stems == tuple(f"frame_{i}" for i in range(1, 12))
+    (blur(tmp_path, "clip2") / "frame_10.png").unlink()
+    (blur(tmp_path, "clip2").parent / "sharp/frame_10.png").unlink()
+    (spike(tmp_path, "clip2") / "frame_10.dat").unlink()
+    assert "clip2 | frame numbers jump at frame_9-frame_11" in complaint(tmp_path)
+
+
+def test_two_files_of_one_number_are_an_error(root):
+    shutil.copy(blur(root) / "000050.png", blur(root) / "50.png")
+    assert "clip0 | lq has two files of one number:" in complaint(root)
+
+
+def test_a_name_that_no_log_can_show_is_an_error(root):
+    (root / "GOPRO_Large/train/clip\n9").mkdir()
+    assert "'clip\\n9' cannot be the name of a clip or frame" in complaint(root)
+
+
+def test_a_link_whose_target_is_gone_is_named(root):
+    (blur(root) / "000053.png").symlink_to(root / "nowhere.png")
+    text = complaint(root)
+    assert "cannot read: No such file or directory" in text and str(blur(root) / "000053.png") in text
+
+
+def test_clips_of_two_scales_are_an_error(tmp_path):
+    for number, scale in enumerate((1, 1, 2)):
+        write_clip(tmp_path, f"clip{number}", scale=scale)
+    write_info(tmp_path)
+    assert "clip2 | gt is 2 times as large as lq, that of most clips is 1 times" in complaint(tmp_path)
+
+
 def test_a_missing_or_empty_root_is_named(root):
     assert "GOPRO_Large/val" in complaint(root, dataroot_lq=str(root / "GOPRO_Large/val"))
     (root / "empty").mkdir()
@@ -127,6 +209,17 @@ def test_only_the_last_file_may_lack_the_seven_interpolated_planes(root, missing
         assert f"has {PLANES - 8} planes" in complaint(root)
 
 
+@pytest.mark.parametrize(("k", "missing", "fine"), [(20, 19, True), (20, 20, False), (1, 1, False), (4, 3, True)])
+def test_how_many_planes_the_last_file_may_lack_comes_from_the_recipe(root, k, missing, fine):
+    write_info(root, recipe={"interpolate": k})
+    (spike(root) / "000052.dat").write_bytes(b"\1" * (PLANE_BYTES * (PLANES - missing)))
+    spikes = {"type": "dat", "center": 0, "representation": {"type": "voxel", "num_bins": 2}}
+    if fine:
+        assert build(root, spike=spikes).clips[0].planes[-1] == PLANES - missing
+    else:
+        assert f"has {PLANES - missing} planes" in complaint(root, spike=spikes)
+
+
 def test_clips_may_differ_in_their_planes(tmp_path):
     for name, planes in (("GOPR0001_07_00", 56), ("GOPR0002_11_00", 88), ("GOPR0003_13_00", 104)):
         write_clip(tmp_path, name, planes=planes)
@@ -162,8 +255,11 @@ def test_names_that_do_not_follow_the_template_are_an_error(root):
 
 
 def test_an_unreadable_first_picture_is_an_error(root):
-    (blur(root) / "000047.png").write_bytes(b"no picture")
-    assert "clip0 | cannot read picture" in complaint(root)
+    first = blur(root) / "000047.png"
+    size_of_zero = first.read_bytes()[:16] + bytes(8) + first.read_bytes()[24:]
+    for content in (b"no picture", size_of_zero):
+        first.write_bytes(content)
+        assert "clip0 | cannot read picture" in complaint(root)
 
 
 def test_hidden_files_and_other_types_are_left_alone(root):

@@ -80,6 +80,14 @@ def test_a_key_without_value_and_a_missing_list_are_named(root):
         build(root, io_backend={"type": "lmdb"}, **roots(root, "lq", "gt"))
 
 
+@pytest.mark.parametrize("name", ["../clip9/000000", "clip0/../../x/000000", "/tmp/x/000000", "clip\t9/000000"])
+def test_names_of_an_lmdb_that_lead_out_of_the_results_are_refused(root, name):
+    with (root / "lq.lmdb/meta_info.txt").open("a") as file:
+        file.write(f"{name}.png (16,24,3) 1\n")
+    with pytest.raises(DataError, match="cannot be the name of a clip or frame"):
+        build(root, io_backend={"type": "lmdb"}, **roots(root, "lq", "gt"))
+
+
 def test_the_backend_and_the_roots_must_agree(root):
     with pytest.raises(OptionError, match="a dataroot is an LMDB"):
         build(root, **roots(root, "lq"))

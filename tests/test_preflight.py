@@ -1,5 +1,6 @@
 import json
 import os
+import zlib
 
 import cv2
 import numpy as np
@@ -53,6 +54,25 @@ def test_a_changed_file_is_checked_again(root):
     assert "PNG of" in complaint(root)
     # A check with problems is not remembered.
     assert "is cut short" in complaint(root)
+
+
+def test_a_verdict_that_cannot_be_read_is_no_verdict(root, caplog):
+    caplog.set_level("INFO")
+    preflight(options(root))
+    for verdict in (root / "experiments/.preflight").iterdir():
+        verdict.write_text("{")  # as a full disk leaves it
+    caplog.clear()
+    preflight(options(root))
+    assert caplog.text.count("checked in") == 2
+
+
+def test_a_picture_whose_header_tells_of_too_many_pixels_is_named(root):
+    content = bytearray(frame(root).read_bytes())
+    content[16:24] = b"\x7f\xff\xff\xff" * 2
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    frame(root).write_bytes(bytes(content))
+    problems = check(section_source(section(root), "train"), "train", decode=True).problems
+    assert len(problems) == 1 and "cannot read picture" in str(problems[0]) and str(frame(root)) in str(problems[0])
 
 
 def test_problems_of_both_splits_come_in_one_table(root):

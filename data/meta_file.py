@@ -1,0 +1,43 @@
+"""Meta files as KAIR and S-VRT ship them: which clips, and which of their frames, belong to a data set."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from data.names import checked_name
+from utils.utils_errors import DataError
+
+# The shape is written with or without blanks, "(720,1280,3)" or "(720, 1280, 3)"; S-VRT writes 0 instead.
+_LINE = re.compile(r"(\S+)\s+(\d+)\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d+))?", re.ASCII)
+_FORM = "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out: 0"
+
+
+def read_meta(path: str) -> dict[str, tuple[int, str]]:
+    """Clip name -> (number of frames, number of the first one as it is written). Raises DataError, naming the line."""
+    clips: dict[str, tuple[int, str]] = {}
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        found = _LINE.fullmatch(line.strip())
+        if not found or int(found[2]) < 1:
+            raise DataError(f"line {number} is {line!r}", path, _FORM, "correct the line")
+        name = checked_name(found[1], f"{path}, line {number}")
+        if name in clips:
+            raise DataError(
+                f"line {number} lists clip {name} again", path, "one line per clip", "remove or join the lines"
+            )
+        clips[name] = (int(found[2]), found[3] or "0")
+    if not clips:
+        raise DataError("the meta file lists no clip", path, "one line per clip", "correct meta_info_file")
+    return clips
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise DataError(
+            f"cannot read the meta file: {getattr(e, 'strerror', None) or e}", path,
+            "a text file with one line per clip", "correct meta_info_file, or remove it: the folders are scanned then",
+        ) from e  # fmt: skip
