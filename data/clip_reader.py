@@ -17,7 +17,8 @@ from data.spike.stream import count_planes, read_dat
 from data.spike_info import DatasetInfo, load_info
 from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors
 from utils.utils_errors import DataError, OptionError
-from utils.utils_image import IMAGE_SUFFIXES, VIDEO_SUFFIXES, VideoReader, list_images
+from utils.utils_image import IMAGE_SUFFIXES, list_images
+from utils.utils_video import VIDEO_SUFFIXES, VideoReader
 
 logger = logging.getLogger(__name__)
 

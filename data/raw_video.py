@@ -13,7 +13,8 @@ import numpy as np
 from data.frame_io import read_bgr
 from data.spike.simulate import to_grey
 from utils.utils_errors import DataError
-from utils.utils_image import IMAGE_SUFFIXES, VIDEO_SUFFIXES, VideoReader, list_images
+from utils.utils_image import IMAGE_SUFFIXES, list_images
+from utils.utils_video import VIDEO_SUFFIXES, VideoReader
 
 SPLITS = ("train", "test")
 

@@ -25,7 +25,8 @@ from data.spike.stream import SpikeGeometry, candidate_geometries, count_planes,
 from data.spike_info import DatasetInfo, load_info
 from data.spike_source import spike_errors_as_data_errors
 from utils.utils_errors import DataError, OptionError, SpikeVRTError
-from utils.utils_image import VideoWriter, imwrite_rgb, list_images
+from utils.utils_image import imwrite_rgb, list_images
+from utils.utils_video import VideoWriter
 
 SHOWN_PLANES = 64  # of which `info` and `view` take their pictures: the middle of the file
 

@@ -15,8 +15,8 @@ from models.tiling import restore_clip
 from tests.clip_files import write_clip
 from tests.dist.launching import ROOT, run_command, run_ranks
 from tests.train_files import network, write_options
-from utils.utils_image import VideoReader, VideoWriter
 from utils.utils_metrics import psnr, tensor_to_uint8
+from utils.utils_video import VideoReader, VideoWriter
 
 MAIN = "main_test_vrt.py"
 LIMIT_S = 300  # of processes that take seconds on a machine that does nothing else

@@ -11,7 +11,7 @@ from data.select_dataset import build_dataset, section_source
 from data.spike.represent import represent
 from data.spike.stream import SpikeGeometry, read_dat
 from scripts import prepare_gopro_spike
-from utils.utils_image import VideoWriter
+from utils.utils_video import VideoWriter
 
 SIZE = 32
 

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.utils_image import VideoWriter, comparison_strip, imwrite_rgb, side_by_side
+from utils.utils_image import comparison_strip, imwrite_rgb, side_by_side
 from utils.utils_metrics import frame_scores, tensor_to_uint8
+from utils.utils_video import VideoWriter
 
 STRIPS_PER_CLIP = 3
 Score = Callable[[np.ndarray, np.ndarray], dict[str, float]]

@@ -1,0 +1,152 @@
+import subprocess
+import sys
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+
+from utils.utils_errors import DataError
+from utils.utils_video import VideoReader, VideoWriter
+
+
+def picture(height=48, width=64, seed=0):
+    rows, cols = np.mgrid[:height, :width]
+    return np.stack((rows * 4 % 256, cols * 3 % 256, (rows + cols + 40 * seed) % 256), axis=2).astype(np.uint8)
+
+
+FULL_DISK = """
+import resource, signal, sys
+sys.path.insert(0, {root!r})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+import numpy as np
+from utils.utils_errors import DataError
+from utils.utils_files import write_whole
+from utils.utils_video import VideoWriter
+noise = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
+try:
+    if {video}:
+        with VideoWriter({path!r}, 25) as video:
+            for _ in range(8):
+                video.write(noise)
+    else:
+        write_whole({path!r}, noise.tobytes())
+except DataError as e:
+    print(e)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("video", [False, True])
+def test_a_full_disk_leaves_no_file_that_looks_finished(tmp_path, pytestconfig, video):
+    path = tmp_path / ("out.mp4" if video else "out.bin")
+    script = FULL_DISK.format(root=str(pytestconfig.rootpath), path=str(path), video=video)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 3, done.stderr
+    assert "out." in done.stdout and "free some space" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_video(path, count=6, fps=12.5):
+    with VideoWriter(path, fps) as video:
+        for i in range(count):
+            video.write(picture(seed=i))
+
+
+def test_a_video_keeps_its_frames_and_frame_rate(tmp_path):
+    write_video(tmp_path / "v.mp4")
+    video = VideoReader(tmp_path / "v.mp4")
+    assert (video.num_frames, video.fps) == (6, 12.5)
+    for index in (0, 1, 4, 2, 5, 5, 4, 3, 0):  # forwards, with a gap, and back
+        assert np.abs(video.read(index).astype(int) - picture(seed=index)).mean() < 12
+    assert [p.name for p in tmp_path.iterdir()] == ["v.mp4"]
+
+
+def test_a_video_that_fails_half_way_does_not_appear(tmp_path):
+    with pytest.raises(KeyError), VideoWriter(tmp_path / "v.mp4", 25) as video:
+        video.write(picture())
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a video at all"])
+def test_an_unreadable_video_is_named(tmp_path, content):
+    path = tmp_path / "bad.mp4"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=r"bad\.mp4"):
+        VideoReader(path)
+
+
+def write_sound(path, codec, seconds=1.0):
+    """A video with a tone beside it; the samples of the tone."""
+    tone = (0.4 * np.sin(2 * np.pi * 440 * np.arange(int(16000 * seconds)) / 16000)).astype(np.float32)
+    with av.open(str(path), "w") as out:
+        pictures, sound = out.add_stream("libx264", rate=10), out.add_stream(codec, rate=16000)
+        pictures.width, pictures.height, pictures.pix_fmt = 64, 48, "yuv420p"
+        sound.codec_context.layout = "mono"
+        for i in range(int(10 * seconds)):
+            out.mux(pictures.encode(av.VideoFrame.from_ndarray(picture(seed=i), format="rgb24")))
+        samples = (tone * 32767).astype(np.int16)[None]
+        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.sample_rate, frame.pts = 16000, 0
+        out.mux(sound.encode(frame))
+        out.mux(sound.encode())
+        out.mux(pictures.encode())
+
+
+def read_sound(path):
+    with av.open(str(path)) as container:
+        frames = list(container.decode(audio=0))
+        return container.streams.audio[0].codec_context.name, np.concatenate([f.to_ndarray().ravel() for f in frames])
+
+
+def test_every_frame_keeps_its_time_and_every_pixel_its_colour(tmp_path):
+    # Of a phone: 23.976 a second, a gap, then faster. Sides are odd, and the texture is one pixel fine.
+    times = [Fraction(t) for t in ("1001/24000", "1001/12000", "1/2", "53/100", "1")]
+    rng = np.random.default_rng(0)
+    frames = [rng.integers(0, 256, (35, 45, 3), np.uint8) for _ in times]
+    with VideoWriter(tmp_path / "v.mp4", 25, times=times, chroma="444") as video:
+        for image in frames:
+            video.write(image)
+    found = VideoReader(tmp_path / "v.mp4")
+    assert found.times == times
+    error = np.mean([(found.read(i).astype(float) - image) ** 2 for i, image in enumerate(frames)])
+    assert 10 * np.log10(255**2 / error) > 32
+
+
+def test_the_420_form_repeats_the_last_row_instead_of_losing_it(tmp_path):
+    image = np.repeat(np.repeat(picture(3, 3), 15, 0), 15, 1)[:35, :45]
+    with VideoWriter(tmp_path / "v.mp4", 25) as video:
+        video.write(image)
+    found = VideoReader(tmp_path / "v.mp4").read(0)
+    assert found.shape == (36, 46, 3) and np.abs(found[:35, :45].astype(int) - image).mean() < 4
+
+
+@pytest.mark.parametrize(("codec", "suffix", "kept"), [("aac", ".mp4", "aac"), ("pcm_s16le", ".avi", "aac")])
+def test_the_sound_comes_along(tmp_path, codec, suffix, kept):
+    source = tmp_path / f"in{suffix}"
+    write_sound(source, codec)
+    reader = VideoReader(source)
+    with VideoWriter(tmp_path / "out.mp4", reader.fps, times=reader.times, sound=source) as video:
+        for index in range(reader.num_frames):
+            video.write(reader.read(index))
+    (_, before), (name, after) = read_sound(source), read_sound(tmp_path / "out.mp4")
+    assert name == kept and VideoReader(tmp_path / "out.mp4").times == reader.times
+    assert abs(len(after) - len(before)) < 2200
+    if kept == codec:
+        assert np.array_equal(after, before)
+
+
+def test_a_video_of_a_phone_held_upright_is_read_upright(tmp_path):
+    write_video(tmp_path / "v.mp4", count=2)
+    content = (tmp_path / "v.mp4").read_bytes()
+    # The display matrix of the track: a quarter turn clockwise instead of the identity.
+    one, matrix = 0x10000, content.index(b"tkhd") + 4 + 40
+    turned = np.array([0, one, 0, -one, 0, 0, 48 * one, 0, 2**30], ">i4").tobytes()
+    (tmp_path / "r.mp4").write_bytes(content[:matrix] + turned + content[matrix + 36 :])
+    upright = VideoReader(tmp_path / "r.mp4").read(0)
+    assert upright.shape == (64, 48, 3)
+    assert np.array_equal(upright, np.rot90(VideoReader(tmp_path / "v.mp4").read(0), -1))
