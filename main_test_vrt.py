@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from data.clip_reader import ClipReader, dataset_clips, user_clips
 from data.frame_io import read_bgr
@@ -46,6 +45,7 @@ from utils.utils_logger import setup_logging
 from utils.utils_metrics import PROTOCOL, tensor_to_uint8
 from utils.utils_option import load_options
 from utils.utils_outputs import Outputs, finish_clip
+from utils.utils_progress import open_progress
 from utils.utils_report import MAX_PICTURES, build_report
 from utils.utils_results import clip_file, collect, load_clip, read_json, save_clip, text_table, write_json
 from utils.utils_test_args import TestArgs, parse_test_args
@@ -267,9 +267,8 @@ def plan_work(job: Job) -> list[Work]:
 def restore_all(job: Job, restorer: Restorer, mine: Sequence[Work], lpips: Lpips | None) -> None:
     """This rank's share, each frame on disk as soon as it is restored."""
     total = sum(len(work.frames) for work in mine)
-    hidden = None if utils_dist.is_main_process() else True  # None: hidden where stderr is no terminal
     seconds, count = 0.0, 0
-    with tqdm(total=total, unit="frame", desc="restoring", disable=hidden, dynamic_ncols=True) as bar:
+    with open_progress("bar", total, "restoring", unit="frame") as bar:
         for work in mine:
             clip, begin = job.clips[work.clip], time.perf_counter()
             utils_watchdog.phase(f"restore: {clip.name}", count)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
+from data.clip_reader import dataset_clips
 from data.loader import TrainLoader
 from data.preflight import preflight
 from data.select_dataset import DATASETS, build_dataset, set_spike_channels
@@ -35,6 +35,7 @@ from utils.utils_experiment import Experiment, Progress, check_total_batch, find
 from utils.utils_launch import read_launch
 from utils.utils_logger import setup_logging
 from utils.utils_option import load_options, options_digest, parse_command_line, save_options
+from utils.utils_progress import open_progress
 from utils.utils_timer import StepTimer
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ def train(opt: dict[str, Any]) -> int:
         total_iter = planned_steps(opt, loader)
         is_new = progress.step < total_iter
         while progress.step < total_iter:
-            for micro_batches in steps_of_epoch(loader, progress, total_iter, timer, experiment):
+            for micro_batches in steps_of_epoch(opt, loader, progress, total_iter, timer, experiment):
                 vote = utils_preempt.StopVote()
                 with timer.part("compute"):
                     model.optimize_parameters(progress.step + 1, micro_batches)
@@ -100,9 +101,11 @@ def train(opt: dict[str, Any]) -> int:
                 if vote.is_stop():
                     return stop_early(model, experiment, progress)
                 if progress.step % every["checkpoint_test"] == 0 and progress.step < total_iter:
-                    run_validation(model, clips, experiment, progress)
+                    with timer.paused():
+                        run_validation(model, clips, experiment, progress)
                 if progress.step % every["checkpoint_save"] == 0 and progress.step < total_iter:
-                    save(model, experiment, progress)
+                    with timer.paused():
+                        save(model, experiment, progress)
         finish(model, clips, experiment, progress, is_new)
     return 0
 
@@ -161,7 +164,12 @@ def announce(
 
 
 def steps_of_epoch(
-    loader: TrainLoader, progress: Progress, total_iter: int, timer: StepTimer, experiment: Experiment
+    opt: dict[str, Any],
+    loader: TrainLoader,
+    progress: Progress,
+    total_iter: int,
+    timer: StepTimer,
+    experiment: Experiment,
 ) -> Iterator[list[dict[str, Any]]]:
     """The steps of the running epoch from `progress.batch` on; then the epoch is turned. Collective.
 
@@ -171,18 +179,18 @@ def steps_of_epoch(
     utils_watchdog.phase("epoch turn", progress.step)
     utils_dist.barrier()
     gc.collect()
+    if opt["train"]["empty_cache"]:
+        torch.cuda.empty_cache()
     iterator = loader.start(progress.epoch, progress.batch)
     utils_dist.barrier()
     left = min(loader.steps_per_epoch - progress.batch, total_iter - progress.step)
-    hidden = None if utils_dist.is_main_process() else True  # None: hidden where stderr is no terminal
-    with tqdm(total=left, desc=f"epoch {progress.epoch + 1}", disable=hidden, dynamic_ncols=True) as bar:
+    with open_progress(opt["logging"]["progress"], left, f"epoch {progress.epoch + 1}") as bar:
         for _ in range(left):
             utils_watchdog.phase("data", progress.step)
             with timer.part("data"):
                 micro_batches = next(iterator)
             yield micro_batches
-            bar.set_postfix_str(experiment.last_values, refresh=False)
-            bar.update()
+            bar.update(experiment.last_values)
     if progress.batch == loader.steps_per_epoch:
         progress.next_epoch()
 
@@ -213,7 +221,7 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
     """Validate on all ranks; keep the checkpoint where it is the best so far. Collective."""
     if clips is None:
         return None
-    validation = validate(model, clips)
+    validation = validate(model, dataset_clips(clips))
     experiment.log_validation(progress, validation.scalars(), validation.pictures)
     psnr = validation.scalars()["val/psnr"]
     if is_better(psnr, progress.best_psnr):

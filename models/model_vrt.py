@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from models.model_base import ModelBase, cpu_state
 from models.nonfinite import NonFiniteSteps
 from models.optim import build_optimizer, is_fix_key, set_lr
 from models.out_of_memory import memory_error
-from models.tiling import out_of_memory, restore_clip
+from models.restore import Restorer
+from models.tiling import Tiling, out_of_memory
 from models.weights import load_pretrained
 from utils import utils_dist, utils_watchdog
 
@@ -196,15 +197,16 @@ class ModelVRT(ModelBase):
         self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
         return {"loss": float(mean), "lr": self.optimizer.param_groups[0]["lr"]}
 
-    @torch.inference_mode()
-    def test(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        """A whole clip (1, T, C, H, W), and its spikes, through netE (or netG) by the tiles of `val`; on the CPU."""
+    @contextmanager
+    def restorer(self) -> Iterator[Restorer]:
+        """netE (or netG) with the tiles of `val`; the network is in eval mode meanwhile."""
         net = self.net_for_test
         training = net.training
-        net.eval()
+        dtype = str(self.amp_dtype or torch.float32).removeprefix("torch.")
+        do = "lower val.size_patch_testing, val.num_frame_testing or val.batch_tiles (0: the whole clip at once)"
         try:
-            with self.autocast():
-                return restore_clip(net, lq, spike, **self.tiling)
+            # A frame with NaN must not end the training: its score is NaN, and never the best.
+            yield Restorer(net, Tiling(**self.tiling), self.device, dtype=dtype, finite_only=False, do=do)
         finally:
             net.train(training)
 

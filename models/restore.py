@@ -31,13 +31,14 @@ class FrameReader(Protocol):
 
 
 class FrameCache:
-    """The frames read last, so that overlapping tiles in time and later comparisons decode each only once."""
+    """A reader that keeps the frames read last: overlapping tiles in time and scores decode each frame only once."""
 
     def __init__(self, reader: FrameReader, capacity: int) -> None:
+        self.name, self.stems = reader.name, reader.stems
         self._reader, self._capacity = reader, capacity
         self._frames: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
+    def frame(self, index: int) -> dict[str, Tensor]:
         if index in self._frames:
             self._frames.move_to_end(index)
         else:
@@ -52,6 +53,7 @@ class Restorer:
 
     dtype: "float32", or the autocast dtype. noise_sigma: of networks for non-blind denoising, in 0..255: a further
     input channel. fit: halve the tiles where memory does not suffice; `tiling` then says what was used.
+    finite_only: NaN or Inf in a restored frame is an error. do: what to do where memory does not suffice.
     """
 
     def __init__(
@@ -63,22 +65,29 @@ class Restorer:
         dtype: str = "float32",
         noise_sigma: float | None = None,
         fit: bool = False,
+        finite_only: bool = True,
+        do: str = "use --tile auto, smaller tiles (--tile 6,128), or --dtype bfloat16",
     ) -> None:
         self.net = _Autocast(net.to(device).eval(), device, DTYPES[dtype])
         self.tiling, self.device, self.dtype = tiling, device, dtype
-        self.noise_sigma, self.fit = noise_sigma, fit
+        self.noise_sigma, self.fit, self.finite_only, self.do = noise_sigma, fit, finite_only, do
+
+    def cached(self, reader: FrameReader) -> FrameCache:
+        """The reader, keeping as many frames as one tile in time has."""
+        return FrameCache(reader, (self.tiling.num_frame_testing or len(reader.stems)) + 2)
 
     def frames(self, reader: FrameReader, wanted: range) -> Iterator[Tensor]:
         """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
 
-        With center_frame_only the one in the middle, whatever is wanted. Memory is bounded by the tile in time.
+        With center_frame_only the one in the middle, whatever is wanted. Memory is bounded by the tile in time. A
+        reader from `cached` still holds the frame that was restored last.
         """
         count = len(reader.stems)
-        cache = FrameCache(reader, (self.tiling.num_frame_testing or count) + 2)
-        height, width = cache[0]["lq"].shape[-2:]
+        cache = reader if isinstance(reader, FrameCache) else self.cached(reader)
+        height, width = cache.frame(0)["lq"].shape[-2:]
 
         def read(indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-            items = [cache[i] for i in indices]
+            items = [cache.frame(i) for i in indices]
             lq = torch.stack([item["lq"] for item in items])[None]
             if self.noise_sigma is not None:
                 lq = torch.cat((lq, torch.full_like(lq[:, :, :1], self.noise_sigma / 255)), dim=2)
@@ -87,7 +96,7 @@ class Restorer:
         restored = stream_fitting(self.net, read, count, self.tiling, wanted, (height, width), self._shrink)
         try:
             for frame in restored:
-                if not torch.isfinite(frame).all():
+                if self.finite_only and not torch.isfinite(frame).all():
                     raise DataError(
                         f"the network gave NaN or Inf for clip {reader.name}", reader.name, "finite values",
                         "use --dtype float32, and check the weights",
@@ -95,14 +104,18 @@ class Restorer:
                 yield frame[0]
         except RuntimeError as e:
             if out_of_memory(e):
-                raise _too_large(self.tiling) from e
+                raise self._too_large() from e
             raise
 
     def _shrink(self, tiling: Tiling) -> None:
         if not self.fit:
-            raise _too_large(self.tiling)
+            raise self._too_large()
         logger.warning("out of memory; now with %s", describe_tiling(tiling))
         self.tiling = tiling
+
+    def _too_large(self) -> DataError:
+        what = f"the network with {describe_tiling(self.tiling)}"
+        return DataError("out of memory", what, "tiles that fit into memory", self.do)
 
 
 class _Autocast(nn.Module):
@@ -129,10 +142,3 @@ def describe_tiling(tiling: Tiling) -> str:
     parts.append(f"{tiling.blend} blend")
     parts += [name for name in ("flip_seq", "pad_seq", "center_frame_only") if getattr(tiling, name)]
     return ", ".join(parts)
-
-
-def _too_large(tiling: Tiling) -> DataError:
-    return DataError(
-        "out of memory", f"the network with {describe_tiling(tiling)}", "tiles that fit into memory",
-        "use --tile auto, smaller tiles (--tile 6,128), or --dtype bfloat16",
-    )  # fmt: skip

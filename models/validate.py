@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.model_vrt import ModelVRT
+from models.restore import FrameReader, Restorer
 from utils import utils_dist, utils_watchdog
 from utils.utils_image import comparison_strip, imwrite_rgb
+from utils.utils_logger import best_effort
 from utils.utils_metrics import ClipScores, averages, psnr, ssim, tensor_to_uint8
 
 METRICS = ("psnr", "ssim")
+MAX_STRIPS = 12  # of a validation: they travel to rank 0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Validation:
     """Scores of the blurry input and of the restored clips, the same on every rank.
 
-    pictures: clip -> (H, W, 3) uint8, blur | spike | restored | sharp | error of its middle frame; on rank 0 only.
+    pictures: clip -> (H, W, 3) uint8, blur | spike | restored | sharp | error of its middle frame;
+    of at most MAX_STRIPS clips, on rank 0 only.
     """
 
     blurry: ClipScores = field(default_factory=ClipScores)
@@ -51,43 +59,91 @@ class Validation:
         return "\n".join(lines)
 
 
-def validate(model: ModelVRT, dataset: Any) -> Validation:
-    """Restore and score every clip of the test dataset. Collective."""
+def validate(
+    model: ModelVRT, clips: Sequence[FrameReader], should_stop: Callable[[], bool] = lambda: False
+) -> Validation | None:
+    """Restore and score every clip, one frame at a time: memory does not grow with the length of a clip. Collective.
+
+    clips: readers of the test split (data.clip_reader.dataset_clips), with sharp frames.
+    should_stop: asked by all ranks together after each round of one clip a rank, except the last; must give all of
+    them the same answer. True ends the validation without a result, None.
+    """
     rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
+    strips = clips_with_strips(len(clips))
     mine = Validation()
-    for index in range(rank, len(dataset), world):
-        utils_watchdog.phase(f"validate: clip {index}")
-        clip = dataset[index]
-        spike = clip["spike"][None] if "spike" in clip else None
-        restored = model.test(clip["lq"][None], spike)[0]
-        if model.opt["val"]["center_frame_only"]:
-            middle = len(clip["lq"]) // 2
-            clip = {key: value[middle : middle + 1] if key != "key" else value for key, value in clip.items()}
-        _score(mine, clip, restored)
-        if model.opt["val"]["save_img"]:
-            _write_frames(model, clip, restored)
-    whole = Validation()
-    for part in utils_dist.gather_objects(mine):
-        whole.blurry.update(part.blurry.frames)
-        whole.restored.update(part.restored.frames)
-        whole.pictures |= part.pictures if rank == 0 else {}
+    with model.restorer() as restorer:
+        for first in range(0, len(clips), world):
+            if first and _is_stop(should_stop):
+                return None
+            if first + rank < len(clips):
+                index = first + rank
+                utils_watchdog.phase(f"validate: clip {index}")
+                _validate_clip(mine, restorer, clips[index], index in strips, _folder_of_frames(model))
+    return _bring_together(mine, clips, strips)
+
+
+def clips_with_strips(count: int) -> list[int]:
+    """The clips, at most MAX_STRIPS evenly over the split, whose strips rank 0 writes; always the same."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(MAX_STRIPS, count))})
+
+
+def _is_stop(should_stop: Callable[[], bool]) -> bool:
+    # Counted as a collective: a rank that waits here for one with a longer clip is not the one that stands still.
+    with utils_watchdog.collective("stop vote"):
+        return should_stop()
+
+
+def _folder_of_frames(model: ModelVRT) -> Path | None:
+    """Where restored frames go. Rank 0 alone writes into the folder of a run, and only its own clips' frames, so that
+    no picture has to travel."""
+    is_wanted = model.opt["val"]["save_img"] and utils_dist.is_main_process()
+    return Path(model.opt["path"]["task"]) / "images" if is_wanted else None
+
+
+def _validate_clip(
+    validation: Validation, restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None
+) -> None:
+    """Scores of all frames, the strip of the middle one; restored frames to out/<clip>/<stem>.png."""
+    cache, middle = restorer.cached(clip), len(clip.stems) // 2
+    wanted = range(middle, middle + 1) if restorer.tiling.center_frame_only else range(len(clip.stems))
+    nonfinite = 0
+    for index, frame in zip(wanted, restorer.frames(cache, wanted), strict=True):
+        utils_watchdog.go_on()
+        item = cache.frame(index)
+        is_finite = bool(frame.isfinite().all())
+        nonfinite += not is_finite
+        restored = tensor_to_uint8(frame)
+        sharp, blurry = tensor_to_uint8(item["gt"]), tensor_to_uint8(_at_size_of(item["gt"], item["lq"]))
+        validation.blurry.add(clip.name, _scores(blurry, sharp))
+        validation.restored.add(clip.name, _scores(restored, sharp) if is_finite else dict.fromkeys(METRICS, math.nan))
+        if with_strip and index == middle:
+            lq = _at_size_of(item["gt"], item["lq"])
+            validation.pictures[clip.name] = comparison_strip(lq, item.get("spike"), frame, item["gt"])
+        if out is not None:
+            with best_effort("restored frames"):
+                imwrite_rgb(out / clip.name / f"{clip.stems[index]}.png", restored)
+    if nonfinite:
+        logger.warning("validation: NaN or Inf in %d restored frames of clip %s", nonfinite, clip.name)
+
+
+def _scores(image: np.ndarray, sharp: np.ndarray) -> dict[str, float]:
+    return {"psnr": psnr(image, sharp), "ssim": ssim(image, sharp)}
+
+
+def _at_size_of(gt: Tensor, lq: Tensor) -> Tensor:
+    """In super-resolution the input is scored at the size of the truth; both (3, H, W)."""
+    return lq if lq.shape == gt.shape else F.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
+
+
+def _bring_together(mine: Validation, clips: Sequence[FrameReader], strips: list[int]) -> Validation:
+    """The scores of all ranks on all of them; the strips, one after the other, on rank 0. Collective."""
+    world, whole = utils_dist.get_world_size(), Validation()
+    for blurry, restored in utils_dist.gather_objects((mine.blurry.frames, mine.restored.frames)):
+        whole.blurry.update(blurry)
+        whole.restored.update(restored)
+    for index in strips:
+        name = clips[index].name
+        picture = utils_dist.from_rank(index % world, mine.pictures.get(name))
+        if utils_dist.is_main_process():
+            whole.pictures[name] = picture
     return whole
-
-
-def _score(validation: Validation, clip: dict[str, Any], restored: Tensor) -> None:
-    gt, name = clip["gt"], clip["key"]
-    # In super-resolution the input is scored at the size of the truth.
-    lq = clip["lq"] if clip["lq"].shape == gt.shape else F.interpolate(clip["lq"], gt.shape[-2:], mode="bicubic")
-    for scores, frames in ((validation.blurry, lq), (validation.restored, restored)):
-        for frame, sharp in zip(tensor_to_uint8(frames), tensor_to_uint8(gt), strict=True):
-            scores.add(name, {"psnr": psnr(frame, sharp), "ssim": ssim(frame, sharp)})
-    middle = len(lq) // 2
-    spike = clip["spike"][middle] if "spike" in clip else None
-    validation.pictures[name] = comparison_strip(lq[middle], spike, restored[middle], gt[middle])
-
-
-def _write_frames(model: ModelVRT, clip: dict[str, Any], restored: Tensor) -> None:
-    """images/<clip>/<frame>.png. Each rank writes its own clips: to gather them would stop all ranks for long."""
-    folder = Path(model.opt["path"]["task"]) / "images" / clip["key"]
-    for stem, frame in zip(clip["frames"], tensor_to_uint8(restored), strict=True):
-        imwrite_rgb(folder / f"{stem}.png", frame)

@@ -93,6 +93,11 @@ class TrainOptions(Section):
 
     amp: AmpOptions = AmpOptions()
     compile: bool = Field(False, description="torch.compile the network.")
+    empty_cache: bool = Field(
+        False,
+        description="Give torch's unused GPU memory back at the start of each epoch. Off: torch reuses it, and asking "
+        "the driver for it anew takes time; whether it ever helps has not been measured on a GPU.",
+    )
     max_nonfinite_steps: int = Field(10, ge=1, description="So many NaN/Inf steps in a row stop the run.")
 
     checkpoint_test: int = Field(5000, ge=1, description="Steps between validations.")
@@ -102,7 +107,11 @@ class TrainOptions(Section):
 
 
 class ValOptions(Section):
-    save_img: bool = Field(False, description="Write the restored frames to images/.")
+    save_img: bool = Field(
+        False,
+        description="Write restored frames: in training, to images/, those of the clips that rank 0 validates (every "
+        "clip on one process, every N-th on N); in testing all.",
+    )
     pad_seq: bool = Field(False, description="Repeat the last frame once before restoring.")
     flip_seq: bool = Field(False, description="Restore the clip followed by its time-reversed copy, and average.")
     center_frame_only: bool = Field(False, description="Keep the middle frame only.")
@@ -114,6 +123,11 @@ class ValOptions(Section):
 
 
 class LoggingOptions(Section):
+    progress: Literal["bar", "line", "none"] = Field(
+        "bar",
+        description="Progress of an epoch: a bar on a terminal; a plain line at each tenth; nothing. With "
+        "TQDM_DISABLE=1 in the environment: nothing.",
+    )
     use_tensorboard: bool = Field(True, description="Write tb_logger/.")
     use_wandb: bool = Field(False, description="Report to Weights & Biases.")
     wandb_project: str = Field("spikevrt", min_length=1, description="W&B project.")
@@ -133,7 +147,7 @@ class WatchdogOptions(Section):
 
     stall_s: float = Field(300, ge=1, description="Seconds for any phase: a batch, a step, a barrier.")
     start_s: float = Field(900, ge=1, description="Seconds until the first step.")
-    validate_s: float = Field(1500, ge=1, description="Seconds for one clip of a validation, one tile of a test.")
+    validate_s: float = Field(1500, ge=1, description="Seconds for one tile of a validation or test.")
     save_s: float = Field(900, ge=1, description="Seconds for a checkpoint.")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 from utils.utils_errors import DataError
+from utils.utils_files import write_whole
 
 HISTORY_NAME = "training_history.json"
 History = dict[str, list[list[float]]]  # {"train/loss": [[step, value], ...], ...}
@@ -48,4 +50,6 @@ def draw_curves(histories: dict[str, History], path: Path) -> None:
         if len(histories) > 1:
             axis.legend(fontsize="small")
     figure.tight_layout()
-    figure.savefig(path, dpi=100)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=100, format=path.suffix[1:])
+    write_whole(path, picture.getvalue())

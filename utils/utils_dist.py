@@ -229,6 +229,16 @@ def gather_objects(obj: Any) -> list[Any]:
     return found
 
 
+def from_rank(source: int, obj: Any) -> Any:
+    """The object of rank `source`, on every rank; that of the others is not looked at. Collective."""
+    if get_world_size() == 1:
+        return obj
+    holder = [obj if get_rank() == source else None]
+    with utils_watchdog.collective("broadcast"):
+        dist.broadcast_object_list(holder, source, device=get_device())
+    return holder[0]
+
+
 def check_same_on_all_ranks(name: str, value: Any, do: str = "start all ranks from the same files") -> None:
     """Raises DistError, on all ranks, where `value` differs between ranks; do: what helps then. Collective."""
     found = gather_objects(value)

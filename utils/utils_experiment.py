@@ -15,7 +15,7 @@ import numpy as np
 from utils import utils_checkpoint, utils_dist
 from utils.utils_errors import CheckpointError, OptionError
 from utils.utils_image import imwrite_rgb
-from utils.utils_logger import WandbWriter, Writer, build_writers
+from utils.utils_logger import WandbWriter, Writers, best_effort, build_writers
 from utils.utils_option import redact
 
 logger = logging.getLogger(__name__)
@@ -47,10 +47,9 @@ class Experiment:
         self.folder = Path(opt["path"]["task"])
         self.last_values = ""  # of the newest log line, for the progress bar
         self.opt, self.is_main = redact(opt), utils_dist.is_main_process()
-        self.writers: list[Writer] = (
-            build_writers(opt, self.folder, progress.step, progress.wandb_id) if self.is_main else []
-        )
-        progress.wandb_id = next((w.run_id for w in self.writers if isinstance(w, WandbWriter)), progress.wandb_id)
+        self.writers = build_writers(opt, self.folder, progress.step, progress.wandb_id) if self.is_main else Writers()
+        wandb = next((w for w in self.writers.writers if isinstance(w, WandbWriter)), None)
+        progress.wandb_id = wandb.run_id if wandb else progress.wandb_id
 
     def log_training(self, progress: Progress, values: dict[str, float]) -> None:
         """One line ``Epoch: 1, Iter: 100, Loss: 0.0234, ...`` and the same values to the writers."""
@@ -59,7 +58,7 @@ class Experiment:
         self.last_values = f"loss {loss:.4f}, lr {lr:.2e}"
         fields = "".join(f", {name}: {value:.3g}" for name, value in extra.items())
         logger.info("Epoch: %d, Iter: %d, Loss: %.4f, lr: %.3e%s", progress.epoch + 1, progress.step, loss, lr, fields)
-        self._scalars({f"train/{name}": value for name, value in values.items()}, progress.step)
+        self.writers.scalars({f"train/{name}": value for name, value in values.items()}, progress.step)
 
     def log_validation(self, progress: Progress, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         """The validation's means as one line and curves; its pictures to images/<clip>/<step>.png."""
@@ -68,11 +67,11 @@ class Experiment:
             progress.epoch + 1, progress.step,
             scalars["val/psnr"], scalars["val/ssim"], scalars["val/psnr_input"], scalars["val/ssim_input"],
         )  # fmt: skip
-        self._scalars(scalars, progress.step)
+        self.writers.scalars(scalars, progress.step)
         for name, picture in pictures.items():
-            imwrite_rgb(self.folder / "images" / name / f"{progress.step}.png", picture)
-            for writer in self.writers:
-                writer.image(f"val/{name}", picture, progress.step)
+            with best_effort("pictures of the validation"):
+                imwrite_rgb(self.folder / "images" / name / f"{progress.step}.png", picture)
+            self.writers.image(f"val/{name}", picture, progress.step)
 
     def save(self, name: str, state: dict[str, Any], progress: Progress) -> None:
         """checkpoints/checkpoint_<name>.pth: the state of the model plus the position, the options and the versions."""
@@ -88,12 +87,7 @@ class Experiment:
         logger.info("saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin)
 
     def close(self) -> None:
-        while self.writers:
-            self.writers.pop().close()
-
-    def _scalars(self, values: dict[str, float], step: int) -> None:
-        for writer in self.writers:
-            writer.scalars(values, step)
+        self.writers.close()
 
 
 def is_better(psnr: float, best: float | None) -> bool:

@@ -1,6 +1,7 @@
 """What a run says and leaves: the text log, and the writers that take its numbers and pictures.
 
-Rank 0 holds the real writers; every other rank holds an empty list of them and speaks only in warnings.
+Rank 0 holds the real writers; every other rank holds none and speaks only in warnings. What cannot be written, on a
+full disk for example, is said once and does not end the run: only a checkpoint that cannot be saved does.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ import json
 import logging
 import os
 import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,16 +20,70 @@ import numpy as np
 from tqdm import tqdm
 
 from utils.utils_curves import HISTORY_NAME, draw_curves
+from utils.utils_errors import DataError
+from utils.utils_files import write_whole
 
 logger = logging.getLogger(__name__)
 
+_unwritten: set[str] = set()  # what could not be written when it was last tried
 
-class _TqdmHandler(logging.Handler):
+
+@contextmanager
+def best_effort(what: str) -> Iterator[None]:
+    """The body writes something that a run can do without: where the disk refuses, warn once and go on."""
+    try:
+        yield
+    except (OSError, DataError) as e:
+        if what not in _unwritten:
+            _unwritten.add(what)
+            text = str(e.what if isinstance(e, DataError) else e)
+            logger.warning("cannot write %s (%s); the run goes on without it", what, text)
+    else:
+        if what in _unwritten:
+            _unwritten.discard(what)
+            logger.warning("%s: can be written again", what)
+
+
+class _SaysOnce(logging.Handler):
+    """A handler that says once, on stderr, that it cannot write; logging itself prints a stack for each line."""
+
+    has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, (OSError, ValueError)):  # ValueError: a closed stream
+            super().handleError(record)
+        elif not self.has_failed:
+            self.has_failed = True
+            with suppress(OSError):
+                os.write(2, f"cannot write the log ({self.name}: {error}); the run goes on without it\n".encode())
+
+
+class _LogFile(_SaysOnce, logging.FileHandler):
+    """Appends to a file."""
+
+
+class _TqdmHandler(_SaysOnce):
     """Prints above an open progress bar instead of through it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stdout)
-        sys.stdout.flush()
+        try:
+            tqdm.write(self.format(record), file=sys.stdout)
+            sys.stdout.flush()
+        except (OSError, ValueError):
+            self.handleError(record)
+
+
+@contextmanager
+def writable(path: Path) -> Iterator[None]:
+    """The body opens a file for a run that begins: where the disk refuses, the run does not start (DataError)."""
+    try:
+        yield
+    except OSError as e:
+        raise DataError(
+            f"cannot write: {e.strerror or e}", str(path), "room on the disk, and permission to write",
+            "free some space, or set path.root to another disk",
+        ) from e  # fmt: skip
 
 
 def setup_logging(rank: int, log_file: Path | None = None) -> None:
@@ -39,10 +97,13 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
         root.setLevel(logging.WARNING)
         return
     root.setLevel(logging.INFO)
-    handlers = [_TqdmHandler()]
+    handlers: list[logging.Handler] = [_TqdmHandler()]
+    handlers[0].set_name("stdout")
     if log_file is not None:
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(log_file))
+        with writable(log_file):
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            handlers.append(_LogFile(log_file))
+        handlers[-1].set_name(str(log_file))
     for handler in handlers:
         handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
         root.addHandler(handler)
@@ -59,13 +120,47 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
+class Writers:
+    """Hands everything to several writers. One that fails is left out from then on, with one warning.
+
+    Whatever goes wrong in TensorBoard or W&B (a full disk, a lost connection), no curve is worth the end of a run.
+    """
+
+    def __init__(self, writers: Sequence[Writer] = ()) -> None:
+        self.writers = list(writers)
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        self._each(lambda writer: writer.scalars(values, step))
+
+    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
+        self._each(lambda writer: writer.image(tag, rgb, step))
+
+    def close(self) -> None:
+        self._each(lambda writer: writer.close())
+        self.writers.clear()
+
+    def _each(self, call: Callable[[Writer], None]) -> None:
+        for writer in tuple(self.writers):
+            try:
+                call(writer)
+            except Exception as e:
+                self.writers.remove(writer)
+                name = type(writer).__name__
+                logger.warning("%s failed and is left out from now on: %s: %s", name, type(e).__name__, e)
+
+
 class TensorBoardWriter:
     """Scalars and pictures for TensorBoard; entries after the step of a resume are hidden (`purge_step`)."""
 
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+        before = set(threading.enumerate())
+        with writable(folder):
+            self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+        # Its thread hands an error on to the next call here, and then prints it as an uncaught one as well.
+        threads, hook = set(threading.enumerate()) - before, threading.excepthook
+        threading.excepthook = lambda args: None if args.thread in threads else hook(args)
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items():
@@ -120,21 +215,24 @@ class HistoryWriter:
     def scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items():
             self.history.setdefault(tag, []).append([step, value])
-        temp = self.file.with_suffix(".tmp")
-        temp.write_text(json.dumps(self.history))
-        os.replace(temp, self.file)
+        with best_effort(str(self.file)):
+            write_whole(self.file, json.dumps(self.history).encode())
         if any(tag.startswith("val/") for tag in values):  # rare enough to draw, and a killed run has its curves too
-            draw_curves({"": self.history}, self.curves)
+            self._draw()
 
     def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
         """Pictures are not history."""
 
     def close(self) -> None:
         if self.history:
+            self._draw()
+
+    def _draw(self) -> None:
+        with best_effort(str(self.curves)):
             draw_curves({"": self.history}, self.curves)
 
 
-def build_writers(opt: dict[str, Any], folder: Path, step: int, wandb_id: str | None) -> list[Writer]:
+def build_writers(opt: dict[str, Any], folder: Path, step: int, wandb_id: str | None) -> Writers:
     """The writers that the options ask for; `step` > 0 and `wandb_id` belong to the run that is resumed."""
     logging_opt = opt["logging"]
     writers: list[Writer] = [HistoryWriter(folder, step)]
@@ -142,4 +240,4 @@ def build_writers(opt: dict[str, Any], folder: Path, step: int, wandb_id: str | 
         writers.append(TensorBoardWriter(folder / "tb_logger", step))
     if logging_opt["use_wandb"]:
         writers.append(WandbWriter(folder, opt["task"], logging_opt, wandb_id))
-    return writers
+    return Writers(writers)

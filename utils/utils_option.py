@@ -22,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 from utils.option_file import SECRET, Sources, apply_override, parse_command_line, read_with_base
 from utils.option_models import KAIR_ONLY, LoaderOptions, Options, Section, TrainOptions, describe_field
 from utils.utils_errors import OptionError
+from utils.utils_files import write_whole
 from utils.utils_registry import Registry, nearest
 
 __all__ = ["load_options", "options_digest", "parse_command_line", "redact", "save_options"]
@@ -77,10 +78,9 @@ def redact(value: Any) -> Any:
 def save_options(opt: dict[str, Any], folder: str | Path) -> Path:
     """Write the resolved options, without secrets, to <folder>/<option file's name>_<time>.json and return its path."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{Path(opt['opt_path']).stem}_{time.strftime('%y%m%d_%H%M%S')}.json"
     resolved = {k: v for k, v in redact(opt).items() if k != "opt_path"}
-    target.write_text(json.dumps(resolved, indent=2) + "\n", encoding="utf-8")
+    write_whole(target, f"{json.dumps(resolved, indent=2)}\n".encode())
     return target
 
 

@@ -87,8 +87,9 @@ def end(code: int) -> NoReturn:
     without an active exception"), and a run that has done its work would seem to have failed: pytorch#190489.
     """
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a full disk behind it must not change the exit code
+            stream.flush()
     os._exit(code)
 
 

@@ -47,6 +47,15 @@ class StepTimer:
         self.steps = 0
 
     @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The body, a validation or a save, does not count."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.start += time.perf_counter() - begin
+
+    @contextmanager
     def part(self, name: str) -> Iterator[None]:
         begin = time.perf_counter()
         try:
