@@ -7,6 +7,7 @@
 # FILE: an option file with datasets.test. More in docs/testing.md. The exit code is the run's own.
 set -euo pipefail
 
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit; fi
 count=${1:-}; shift || true
 if [[ ${1:-} == *.json || ${1:-} == *.json5 ]]; then set -- --opt "$@"; fi
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")

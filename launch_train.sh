@@ -6,6 +6,7 @@
 # N=1: plain python; N>1: torchrun. FILE defaults to the GoPro reference experiment. The exit code is the run's own.
 set -euo pipefail
 
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit; fi
 count=${1:-}; shift || true
 file=options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json
 if [[ ${1:-} == *.json || ${1:-} == *.json5 ]]; then file=$1; shift; fi

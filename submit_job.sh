@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Train under SLURM:   sbatch submit_job.sh [FILE] [section.key=value ...]
 # Adapt the lines below to the cluster, or override them: sbatch --nodes=2 --ntasks-per-node=4 submit_job.sh FILE
+# At its time limit, or pre-empted, the job saves, is queued again and resumes; scancel ends it for good.
 #SBATCH --job-name=spikevrt
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -13,29 +14,39 @@
 #SBATCH --signal=B:USR1@180
 set -euo pipefail
 
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,4s/^# //p' "${BASH_SOURCE[0]}"; exit; fi
+if [[ -z ${SLURM_JOB_ID:-} ]]; then echo "no SLURM job: start it as  sbatch submit_job.sh $*" >&2; exit 2; fi
+
 file=options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json
 if [[ ${1:-} == *.json || ${1:-} == *.json5 ]]; then file=$1; shift; fi
 # SLURM runs a copy of this script from its spool folder: the repository is where sbatch was called.
 cd "${SLURM_SUBMIT_DIR:-.}"
-
-if [[ -n ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} ]]; then python=python
-elif [[ -x .venv/bin/python ]]; then python=.venv/bin/python
-else python=python3; fi
-
-export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
-export NCCL_ASYNC_ERROR_HANDLING="${NCCL_ASYNC_ERROR_HANDLING:-1}" # the old name
-export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
+source scripts/environment.sh
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
-if [[ -z ${NCCL_IB_DISABLE:-} && -z $(ls -A /sys/class/infiniband 2>/dev/null) ]]; then export NCCL_IB_DISABLE=1; fi
+# Since SLURM 22.05 srun does not take over sbatch's --cpus-per-task.
+if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then export SRUN_CPUS_PER_TASK="${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_PER_TASK}"; fi
+
+step='' is_time_up='' is_cancelled='' limit=0
+# This shell alone gets USR1, before the time limit (B:USR1): srun hands it to every rank.
+on_time_up() {
+    is_time_up=1
+    limit=$(date -d "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)" +%s) || limit=0
+    [[ -z $step ]] || kill -s USR1 "$step" 2>/dev/null || true
+}
+# SLURM sends TERM to the ranks itself. Here it means scancel, or that the time limit itself has come.
+on_term() { if [[ -z $is_time_up ]] || ((EPOCHSECONDS < limit)); then is_cancelled=1; fi; }
+trap on_time_up USR1
+trap on_term TERM
 
 srun --kill-on-bad-exit=0 "$python" -u main_train_vrt.py --opt "$file" "$@" &
 step=$!
-# The time limit signals this shell alone (B:USR1): pass it on to srun, which hands it to every rank.
-trap 'kill -s USR1 "$step" 2>/dev/null || true' USR1 TERM
 code=0
 while wait "$step" && code=0 || code=$?; kill -0 "$step" 2>/dev/null; do :; done # a signal interrupts wait
-# 75: stopped with a checkpoint; 138: USR1 came before training could listen. Go on in a new allocation.
-if [[ $code -eq 75 || $code -eq 138 ]]; then
+
+# Pre-emption with a grace time signals the ranks alone; SLURM does not requeue a job that then ends by itself.
+is_preempted() { [[ $(scontrol --oneliner show job "$SLURM_JOB_ID") == *" PreemptTime="[0-9]* ]]; }
+# 75: stopped with a checkpoint; 138, 143: the signal came before training could listen. Resume in a new allocation.
+if [[ $code =~ ^(75|138|143)$ && -z $is_cancelled ]] && { [[ -n $is_time_up ]] || is_preempted; }; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -18,16 +18,9 @@ if [[ -n ${RANK:-} && ${WORLD_SIZE:-1} != 1 ]]; then
         "python -u $main $*"
 fi
 
-if [[ -n ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} ]]; then python=python
-elif [[ -x .venv/bin/python ]]; then python=.venv/bin/python
-else python=python3; fi
-
-export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
-export NCCL_ASYNC_ERROR_HANDLING="${NCCL_ASYNC_ERROR_HANDLING:-1}" # the old name
-export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
+source scripts/environment.sh
 cores=$(($(nproc) / count))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 0 ? cores : 1))}"
-if [[ -z ${NCCL_IB_DISABLE:-} && -z $(ls -A /sys/class/infiniband 2>/dev/null) ]]; then export NCCL_IB_DISABLE=1; fi
 
 if [[ $count -eq 1 ]]; then
     # Inside a SLURM allocation the task variables describe the allocation, not this one process.

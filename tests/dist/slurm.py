@@ -75,10 +75,10 @@ class Cluster:
             f"--pid-file={key.parent}/pid", f"--log-file={key.parent}/log", f"--seed-file={key.parent}/seed",
             user=munge.pw_uid, group=munge.pw_gid,
         )  # fmt: skip
-        self._wait(lambda: (key.parent / "socket").exists(), "munged")
+        self.wait(lambda: (key.parent / "socket").exists(), "munged")
         self._spawn("slurmctld", "-D")
         self._spawn("slurmd", "-D", "-N", socket.gethostname())
-        self._wait(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T", check=False), "slurmd")
+        self.wait(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T", check=False), "slurmd")
 
     def _conf(self) -> str:
         host, here = socket.gethostname(), self.folder
@@ -105,7 +105,10 @@ MailProg=/bin/true
 ReturnToService=2
 KillWait=30
 NodeName={host} NodeAddr=127.0.0.1 CPUs={max(4, os.cpu_count() or 1)} State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
 
     def _spawn(self, *command: str, **options: int) -> None:
@@ -114,14 +117,14 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
             subprocess.Popen(command, env=self.env, stdout=log, stderr=log, start_new_session=True, **options)
         )
 
-    def _wait(self, is_up, name: str, limit_s: float = 20) -> None:
+    def wait(self, is_up, name: str, limit_s: float = 20) -> None:
         deadline = time.monotonic() + limit_s
         while not is_up():
             if time.monotonic() > deadline:
                 logs = "\n".join(
                     f"{p}:\n{p.read_text(errors='replace')[-2000:]}" for p in self.folder.glob("*.[lo][ou][gt]")
                 )
-                raise AssertionError(f"{name} did not come up\n{logs}")
+                raise AssertionError(f"waited for {name} in vain\n{logs}")
             time.sleep(0.1)
 
     def run(self, *command: str, check: bool = True, limit_s: float = 30) -> str:
@@ -145,5 +148,14 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         while text not in (content := path.read_text(errors="replace") if path.exists() else ""):
             if time.monotonic() > deadline:
                 raise AssertionError(f"{text!r} did not appear in {path}:\n{content[-4000:]}")
+            time.sleep(0.1)
+        return content
+
+    def wait_for_life(self, path: Path, life: int, text: str, limit_s: float) -> str:
+        """What a job that was queued again wrote in its life number `life` (from 1), once that holds `text`."""
+        starts = "Distributed Training Setup"  # each of two ranks says it
+        deadline = time.monotonic() + limit_s
+        while text not in (content := "".join(path.read_text(errors="replace").split(starts)[2 * life - 1 :])):
+            assert time.monotonic() < deadline, f"{text!r} did not appear in {path}:\n{path.read_text()[-4000:]}"
             time.sleep(0.1)
         return content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist import slurm
+from tests.dist.launching import ROOT
 from tests.train_files import experiment, latest, write_options
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"no SLURM: {slurm.missing()}")
@@ -23,21 +25,43 @@ def cluster(tmp_path_factory):
 NO_GPU = ("--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
 
 
-def test_a_job_at_its_time_limit_saves_is_requeued_and_finishes(tmp_path, cluster):
+def test_a_job_goes_on_after_its_time_limit_and_after_pre_emption_and_ends_by_scancel(tmp_path, cluster):
     options, log = write_options(tmp_path), tmp_path / "job.out"
     set_total_iter(options, 10**6)  # more than a job of one minute can do
     # SLURM looks every 30 s whose end is near: the signal comes some 20 to 50 s after the start.
     limit = ("--time=1", "--signal=B:USR1@10")
     job = cluster.submit(f"--output={log}", *limit, *NO_GPU, "submit_job.sh", str(options), "datasets.test={}")
-    stopped = cluster.wait_for_text(log, "stopped by a signal at iter", 120)
-    at = int(re.findall(r"stopped by a signal at iter (\d+)", stopped)[0])
-    set_total_iter(options, at + 3)
-    whole = cluster.wait_for_text(log, f"Finished at iter {at + 3}", 180)
+    first = cluster.wait_for_text(log, "stopped by a signal at iter", 120)
+    second = cluster.wait_for_life(log, 2, "Iter: ", 60)
+    cluster.submit("--partition=urgent", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true")
+    second = cluster.wait_for_life(log, 2, "stopped by a signal at iter", 60)
+    cluster.wait_for_life(log, 3, "Iter: ", 60)
+    cluster.run("scancel", job)
+    third = cluster.wait_for_life(log, 3, "stopped by a signal at iter", 60)
+    cluster.wait(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING"), "the end of the job")
 
-    assert "World Size: 2" in stopped and f"Master: {slurm.socket.gethostname()}:{15000 + int(job) % 10000}" in stopped
+    assert cluster.state(job) == "CANCELLED"
+    assert latest(options)["step"] == stopped_at(third) > stopped_at(second) > stopped_at(first)
+    assert f"Master: {slurm.socket.gethostname()}:{15000 + int(job) % 10000}" in first and "World Size: 2" in first
     checkpoint = experiment(options) / "checkpoints" / "checkpoint_latest.pth"
-    assert f"resumed from {checkpoint} at iter {at}" in whole[len(stopped) :]
-    assert latest(options)["step"] == at + 3
+    assert f"resumed from {checkpoint} at iter {stopped_at(first)}" in second
+    assert f"resumed from {checkpoint} at iter {stopped_at(second)}" in third
+
+
+def test_each_task_gets_the_cores_that_sbatch_asked_for(tmp_path, cluster):
+    log, script = tmp_path / "cores.out", ROOT / "submit_job.sh"
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*\n")
+    python.chmod(0o755)
+    own = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=3")
+    path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={python.parent}:{os.environ['PATH']},OMP_NUM_THREADS="
+    cluster.submit(f"--output={log}", path, *own, str(script), "scale=1")
+    assert "cpus 3 threads 3 of -u main_train_vrt.py --opt" in cluster.wait_for_text(log, "cpus", 30)
+
+
+def stopped_at(log: str) -> int:
+    return int(re.findall(r"stopped by a signal at iter (\d+)", log)[-1])
 
 
 def set_total_iter(options: Path, total_iter: int) -> None:

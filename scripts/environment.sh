@@ -1,0 +1,16 @@
+# shellcheck shell=bash
+# Sourced, in the repository, by whatever starts ranks: $python, and the variables that the user has not set.
+
+if [[ $(uname -s) != Linux ]]; then
+    echo "SpikeVRT runs on Linux (on Windows: in WSL), not on $(uname -s)" >&2
+    exit 2
+fi
+
+if [[ -n ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} ]]; then python=python
+elif [[ -x .venv/bin/python ]]; then python=.venv/bin/python
+else python=python3; fi
+
+export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
+export NCCL_ASYNC_ERROR_HANDLING="${NCCL_ASYNC_ERROR_HANDLING:-1}" # the old name
+export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
+if [[ -z ${NCCL_IB_DISABLE:-} && -z $(ls -A /sys/class/infiniband 2>/dev/null) ]]; then export NCCL_IB_DISABLE=1; fi
