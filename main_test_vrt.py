@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from utils import utils_dist, utils_process, utils_watchdog
 from utils.option_file import Sources, apply_override
 from utils.utils_errors import OptionError
 from utils.utils_files import write_whole
+from utils.utils_gpu import choose_gpus
 from utils.utils_image import imwrite_rgb
 from utils.utils_launch import read_launch
 from utils.utils_logger import setup_logging
@@ -94,7 +96,7 @@ def main(argv: list[str]) -> int:
             args = parse_test_args(argv, __doc__)
             opt = read_options(args) if args.opt else None
             job = direct_job(args, opt) if args.is_direct else dataset_job(args, opt)
-        utils_dist.init_dist(launch, *([opt["dist_timeout_s"], opt["gpu_ids"]] if opt else []))
+        utils_dist.init_dist(launch, *([opt["dist_timeout_s"]] if opt else []))
         if opt or launch.world_size > 1:  # a single process without options keeps nobody waiting, however slow it is
             utils_dist.watch(**(opt["watchdog"] if opt else asdict(Budgets())))
         test(job)
@@ -107,7 +109,8 @@ def main(argv: list[str]) -> int:
 def read_options(args: TestArgs) -> dict[str, Any]:
     """The option file; its overrides only in the form that tests on its dataset."""
     overrides = () if args.is_direct else args.overrides
-    return load_options(args.opt, overrides, parts=PARTS, check=[set_spike_channels, check_options])
+    checks = [partial(choose_gpus, utils_dist.get_launch()), set_spike_channels, check_options]
+    return load_options(args.opt, overrides, parts=PARTS, check=checks)
 
 
 def dataset_job(args: TestArgs, opt: dict[str, Any]) -> Job:

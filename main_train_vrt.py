@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from models.select_network import NETWORKS, check_options
 from models.validate import Validation, validate
 from utils import utils_dist, utils_preempt, utils_process, utils_status, utils_watchdog
 from utils.utils_experiment import Experiment, Progress, check_total_batch, find_state, is_better, restore_progress
+from utils.utils_gpu import choose_gpus
 from utils.utils_launch import read_launch
 from utils.utils_logger import setup_logging
 from utils.utils_option import load_options, options_digest, parse_command_line, save_options
@@ -51,7 +53,7 @@ def main(argv: list[str]) -> int:
         utils_dist.join(launch)
         with utils_dist.all_ranks_or_none():
             opt = read_options(argv)
-        utils_dist.init_dist(launch, opt["dist_timeout_s"], opt["gpu_ids"])
+        utils_dist.init_dist(launch, opt["dist_timeout_s"])
         utils_dist.check_same_on_all_ranks("the options", options_digest(opt))
         utils_dist.watch(**opt["watchdog"])
         utils_preempt.install()
@@ -61,7 +63,8 @@ def main(argv: list[str]) -> int:
 
 def read_options(argv: list[str]) -> dict[str, Any]:
     command = parse_command_line(argv)
-    return load_options(command.opt_path, command.overrides, parts=PARTS, check=[set_spike_channels, check_options])
+    checks = [partial(choose_gpus, utils_dist.get_launch()), set_spike_channels, check_options]
+    return load_options(command.opt_path, command.overrides, parts=PARTS, check=checks)
 
 
 def train(opt: dict[str, Any]) -> int:

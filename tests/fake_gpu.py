@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import sys
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +101,20 @@ def kept_gb(make: type[nn.Module], amp: bool, options: dict) -> float:
     return sum(size for address, size in sizes.items() if address not in own) / 1e9
 
 
+def needs_a_real_gpu() -> str:
+    """Why this torch has no fake tensors on a GPU that is not there, or "" (torch 2.8: indexing starts CUDA)."""
+    try:
+        with FAKE:
+            torch.empty(2, 2, device="cuda")[:, :1]
+    except RuntimeError as e:
+        return f"torch {torch.__version__}: {str(e).splitlines()[0]}"
+    return ""
+
+
 if __name__ == "__main__":
+    if reason := needs_a_real_gpu():
+        print(reason, file=sys.stderr)
+        sys.exit(77)
     # What torch asks of a GPU that is there.
     torch.backends.cudnn.enabled = False
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def test_the_form_for_gpus_mixes_no_devices_and_keeps_a_third_of_the_naive_one():
     # A process of its own: the stand-ins must not meet other tests.
@@ -14,6 +16,8 @@ def test_the_form_for_gpus_mixes_no_devices_and_keeps_a_third_of_the_naive_one()
         [sys.executable, "-m", "tests.fake_gpu"], cwd=Path(__file__).parent.parent, capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
     kept = json.loads(done.stdout)
 

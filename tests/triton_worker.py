@@ -1,13 +1,17 @@
 """Compares the Triton kernels with their references and prints the differences as JSON; run by the tests.
 
-On a GPU the kernels are compiled; with TRITON_INTERPRET=1 they are interpreted on the CPU, slowly.
+On a GPU the kernels are compiled; with TRITON_INTERPRET=1 they are interpreted on the CPU, slowly. Exit code 77 and a
+reason where the interpreter itself does not work, as that of Triton 3.4 with NumPy 2.4.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from models.vrt import triton_attention
@@ -51,7 +55,18 @@ def compare(y: Tensor, ours: list[Tensor], z: Tensor, exact: list[Tensor]) -> fl
     return max(golden.difference(a.detach().cpu().double(), b.detach()) for a, b in pairs)
 
 
+@triton.jit
+def count(out, n):
+    for i in range(n):
+        tl.store(out + i, i)
+
+
 if __name__ == "__main__":
+    try:
+        count[(1,)](torch.zeros(2, dtype=torch.int32, device=DEVICE), 2)
+    except Exception as e:
+        print(f"Triton {triton.__version__} cannot run a loop here: {e}", file=sys.stderr)
+        sys.exit(77)
     # Small blocks, so that every loop over blocks turns more than once.
     triton_attention.BLOCK, triton_attention.CHUNK = {4: 16}, 5
     found = {f"deformable groups {g}, kernels {k}": deformable(g, k) for g, k in ((2, 1), (3, 3))}

@@ -161,7 +161,11 @@ class Options(Section):
 
     task: str = Field(pattern=r"^[\w.\-]+$", description="Name of the run; its folder is <path.root>/<task>.")
     model: Literal["vrt"] = Field("vrt", description="The training procedure.")
-    gpu_ids: list[Count] | None = Field(None, description="GPUs to use in a single process; ignored when distributed.")
+    gpu_ids: list[Count] | None = Field(
+        None,
+        description="GPUs that a single process sees; it computes on the first. CUDA_VISIBLE_DEVICES, where set, wins. "
+        "No effect with several ranks: each takes the GPU of its local rank.",
+    )
     dist: bool = Field(False, description="For the reader only: what the launch says wins.")
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
     use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")

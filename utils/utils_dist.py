@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
-from utils import utils_rendezvous, utils_watchdog
+from utils import utils_gpu, utils_rendezvous, utils_watchdog
 from utils.utils_errors import DistError, SpikeVRTError, StallError
 from utils.utils_launch import LaunchInfo
 from utils.utils_process import children_of, die_with_parent, kill_tree
@@ -118,17 +118,16 @@ def _start_watchdog() -> None:
     _run.watchdog.start()
 
 
-def init_dist(launch: LaunchInfo, timeout_s: float = 1800, gpu_ids: list[int] | None = None) -> None:
+def init_dist(launch: LaunchInfo, timeout_s: float = 1800) -> None:
     """Make the process group (nccl with CUDA, gloo without), joining first where `join` was not called. Collective.
 
     timeout_s: of every collective; the environment's NCCL_TIMEOUT, in seconds, wins.
-    gpu_ids: the GPUs made visible to a single process.
+    Raises DistError where GPUs are here that torch cannot use.
     """
     if _run.store is None:
         join(launch)
+    utils_gpu.require_usable_gpus()
     if launch.world_size == 1:
-        if gpu_ids is not None and not torch.cuda.is_initialized():
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_ids))
         return
     _run.timeout_s = _timeout_s(timeout_s)
     device = get_device()

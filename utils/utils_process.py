@@ -14,6 +14,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+if not sys.platform.startswith("linux"):
+    sys.exit(f"SpikeVRT runs on Linux (on Windows: in WSL), not on {sys.platform}")
+
+# Private, and without a public equal: see `end`.
+run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -85,8 +90,11 @@ def end(code: int) -> NoReturn:
 
     While Python goes down, a thread of torch that lets go of a tensor aborts the process (SIGABRT, "terminate called
     without an active exception"), and a run that has done its work would seem to have failed: pytorch#190489.
+    A Python that cannot run the handlers on demand goes down in the ordinary way.
     """
-    atexit._run_exitfuncs()
+    if run_exit_handlers is None:
+        sys.exit(code)
+    run_exit_handlers()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # a full disk behind it must not change the exit code
             stream.flush()

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.vrt.torch_private import BLOCK_BYTES, fused_attention, softmax_backward
 from models.vrt.windows import Span
 
-# Bytes of logits at once in the backward pass: two such buffers stay in the last cache of a CPU.
-BLOCK_BYTES = 4_000_000
 LOG2_E = math.log2(math.e)
 
 
@@ -50,9 +49,7 @@ def attend_saving(
     """`attend` on a CPU without autograd; also log(sum(exp(logits))), (n, T, heads), for `attend_backward`."""
     added = logit_offset(bias, mask, q.dtype)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    # What scaled_dot_product_attention runs on a CPU; called by name, for only here it tells the sums.
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, sums = fused(q, k, v, 0.0, False, attn_mask=added, scale=scale)
+    out, sums = fused_attention(q, k, v, added, scale)
     return out.transpose(1, 2), sums.transpose(1, 2)
 
 
@@ -86,7 +83,7 @@ def attend_backward(
         # A thin matrix transposed costs less than a T x T one.
         grad_v = torch.bmm(gb.transpose(1, 2).contiguous(), p)
         torch.bmm(gb, vb.transpose(1, 2), out=x)
-        torch.ops.aten._softmax_backward_data.out(x, p, -1, x.dtype, grad_input=x)
+        softmax_backward(x, p)
         grad_k = torch.bmm(qb[..., :d].transpose(1, 2).contiguous(), x).div_(LOG2_E)
         grad_q = torch.bmm(x, kb[..., :d]).mul_(scale)
         for target, value in zip(out, (grad_q, grad_k.transpose(1, 2), grad_v.transpose(1, 2)), strict=True):
