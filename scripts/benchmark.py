@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure: python scripts/benchmark.py net|train|data|scale [--help]. Prints a table, writes JSON with --json FILE.
+"""Measure: python scripts/benchmark.py net|train|data|threads|... [--help]. Prints a table; --json FILE writes JSON.
 
 A subcommand is a module scripts/benchmark_<anything>.py with a dict SUBCOMMANDS: name -> (help, add_arguments(parser),
 run(args) -> dict). `run` prints its own tables; what it returns is the JSON.

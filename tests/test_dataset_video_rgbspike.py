@@ -1,5 +1,4 @@
 import json
-import os
 import pickle
 
 import cv2
@@ -13,6 +12,7 @@ from data.select_dataset import build_dataset, section_spike_channels
 from data.spike.stream import SpikeGeometry, read_dat
 from scripts.make_sample_data import make_sample
 from tests.clip_files import PLANES, levels, section, write_clip, write_info
+from tests.ordinary_user import as_ordinary_user, readable_folder
 from utils.utils_errors import DataError, OptionError
 
 ALL_TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
@@ -352,16 +352,18 @@ def test_a_matched_rate_gives_the_frame_s_own_brightness_whatever_the_threshold(
     assert values == pytest.approx([1.0, 1.0, 1.0], rel=0.01)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 @pytest.mark.parametrize("name", ["GOPRO_Large/train/clip0/blur/000002.png",
                                   "GOPRO_Large_spike_seq/train/clip0/spike/000002.dat"])  # fmt: skip
-def test_a_file_without_permission_is_named(tmp_path, name):
-    write_clip(tmp_path, "clip0")
-    write_info(tmp_path)
-    dataset = build(tmp_path, num_frame=6)
-    (tmp_path / name).chmod(0)
-    with pytest.raises(DataError, match="Permission denied") as error:
-        dataset[(0, 0)]
+def test_a_file_without_permission_is_named(name):
+    with readable_folder() as folder:
+        write_clip(folder, "clip0")
+        write_info(folder)
+        dataset = build(folder, num_frame=6)
+        with as_ordinary_user():
+            dataset[(0, 0)]
+        (folder / name).chmod(0)
+        with as_ordinary_user(), pytest.raises(DataError, match="Permission denied") as error:
+            dataset[(0, 0)]
     assert name in str(error.value)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from tests.dist.launching import ROOT, run_command
@@ -107,3 +110,48 @@ def test_the_launcher_passes_overrides_on_and_ends_with_the_code_of_the_run(coun
     assert result.text.count("DataError: ") == 1
     assert "/nowhere" in result.text
     assert "Traceback" not in result.text
+
+
+@pytest.fixture
+def fake_python(tmp_path):
+    """The environment of a launcher whose python prints its variables and arguments."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\nenv\necho "arguments $*"\n')
+    python.chmod(0o755)
+    unset = dict.fromkeys(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS", "NCCL_IB_DISABLE"), "")
+    return {"VIRTUAL_ENV": str(tmp_path), "PATH": f"{python.parent}:{os.environ['PATH']}", **unset}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_launcher_sets_what_the_user_has_not_set(count, fake_python):
+    own = {"CUDA_DEVICE_MAX_CONNECTIONS": "7", "NCCL_DEBUG": "INFO"}
+
+    lines = run_command([ROOT / "launch_train.sh", str(count), SAMPLE], 20, fake_python | own).text.splitlines()
+
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    for line in ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "NCCL_ASYNC_ERROR_HANDLING=1", f"OMP_NUM_THREADS={threads}",
+                 "CUDA_DEVICE_MAX_CONNECTIONS=7", "NCCL_DEBUG=INFO"):  # fmt: skip
+        assert line in lines
+    has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
+    assert ("NCCL_IB_DISABLE=1" in lines) == (not has_infiniband)
+    started = "-u" if count == 1 else "scripts/torchrun_quiet.py --standalone --nproc_per_node=2"
+    assert f"arguments {started} main_train_vrt.py --opt {SAMPLE}" in lines
+
+
+@pytest.mark.parametrize("script", ["launch_train.sh", "launch_test.sh", "submit_job.sh"])
+def test_help_is_printed_and_is_no_error(script):
+    result = run_command([ROOT / script, "--help"], 10)
+
+    assert result.exit_codes == [0] and f"{script} " in result.text
+
+
+def test_the_launcher_runs_on_linux_only_and_says_so(tmp_path, fake_python):
+    uname = tmp_path / "bin" / "uname"
+    uname.write_text("#!/bin/sh\necho Darwin\n")
+    uname.chmod(0o755)
+
+    result = run_command([ROOT / "launch_train.sh", "1"], 10, fake_python)
+
+    assert result.exit_codes == [2]
+    assert result.text.strip() == "SpikeVRT runs on Linux (on Windows: in WSL), not on Darwin"

@@ -27,3 +27,21 @@ def test_a_program_ends_with_its_code_while_threads_are_in_torch():
     )
 
     assert (ended.returncode, ended.stdout.split()) == (7, ["done", "handled"]), ended.stderr
+
+
+def test_without_the_private_function_of_python_the_handlers_run_and_the_code_stays():
+    program = (
+        "import atexit; del atexit._run_exitfuncs; from utils import utils_process; "
+        "atexit.register(print, 'handled'); utils_process.end(7)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (ended.returncode, ended.stdout.split()) == (7, ["handled"]), ended.stderr
+
+
+def test_other_systems_than_linux_are_refused_with_one_line():
+    program = "import sys; sys.platform = 'darwin'; import utils.utils_process"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == ["SpikeVRT runs on Linux (on Windows: in WSL), not on darwin"]

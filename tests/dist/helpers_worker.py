@@ -52,6 +52,12 @@ def exception_while_others_compute() -> None:
     time.sleep(600)
 
 
+def barrier_without_the_last_rank() -> None:
+    if utils_dist.get_rank() == utils_dist.get_world_size() - 1:
+        time.sleep(600)
+    utils_dist.barrier()
+
+
 def main() -> None:
     with utils_dist.one_door():
         launch = read_launch(os.environ)

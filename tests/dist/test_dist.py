@@ -50,6 +50,13 @@ def test_an_error_ends_all_ranks_with_one_message_and_one_code(case, code, messa
     assert "Traceback" not in result.text or result.text.count("Traceback") == 1 == code
 
 
+def test_nccl_timeout_is_the_time_of_a_collective():
+    # The options say 60 s; the rank that never comes sleeps for 600.
+    result = run_ranks(2, WORKER, "barrier_without_the_last_rank", limit_s=50, env={"NCCL_TIMEOUT": "2"})
+
+    assert result.exit_codes == [70, 70]
+
+
 def test_a_launch_variable_that_is_no_number_is_said_once():
     result = run_ranks(2, WORKER, "collectives", env={"WORLD_SIZE": "two"})
 

@@ -1,0 +1,110 @@
+"""benchmark.py threads: a training step under each waiting rule of OpenMP, alone and beside a process that computes.
+
+The OpenMP of torch's wheels is GNU's: a thread that waits for the others spins for GOMP_SPINCOUNT turns, which
+OMP_WAIT_POLICY sets (active: 30 billion, passive: none, unset: 300,000), before it sleeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from scripts.benchmark_tools import table
+
+ROOT = Path(__file__).resolve().parent.parent
+VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+RULES: dict[str, dict[str, str]] = {
+    "unset": {},
+    "passive": {"OMP_WAIT_POLICY": "passive"},
+    "active": {"OMP_WAIT_POLICY": "active"},
+    "spin 10000": {"GOMP_SPINCOUNT": "10000"},
+}
+# One step per line of standard input; the first one warms up.
+STEPS = """
+import sys, time, torch
+from models.network_vrt import VRT
+from scripts.benchmark_net import NAMED
+frames, crop = map(int, sys.argv[1:])
+net, clip = VRT(**NAMED["small"]), torch.rand(1, frames, 3, crop, crop)
+for _ in sys.stdin:
+    start = time.perf_counter()
+    net(clip).sum().backward()
+    print(time.perf_counter() - start, flush=True)
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="OpenMP threads (default: all cores)")
+    parser.add_argument("--neighbours", type=int, default=1, help="processes that compute meanwhile (default 1)")
+    parser.add_argument("--frames", type=int, default=6)
+    parser.add_argument("--crop", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=9, help="steps of each rule, taken in turn (default 9)")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a step by rule and company, and the median of its ratios to "unset" in the same turn."""
+    places = [(rule, company) for company in ("alone", "busy") for rule in RULES]
+    seconds: dict[tuple[str, str], list[float]] = {place: [] for place in places}
+    with ExitStack() as stack:
+        steps = {rule: stack.enter_context(stepping(args, env)) for rule, env in RULES.items()}
+        for _ in range(args.repeats):
+            for company in ("alone", "busy"):
+                with neighbours(args.neighbours if company == "busy" else 0):
+                    for rule, process in steps.items():
+                        seconds[rule, company].append(one_step(process))
+    found, rows = [], []
+    for rule, company in places:
+        pairs = zip(seconds[rule, company], seconds["unset", company], strict=True)
+        ratio, times = statistics.median(a / b for a, b in pairs), seconds[rule, company]
+        found.append({"rule": rule, "company": company, "seconds": times, "ratio": ratio})
+        rows.append([rule, company, min(times), statistics.median(times), max(times), f"{ratio:.2f}"])
+    print(f"training step, small, {args.frames} x {args.crop} x {args.crop}, {args.threads} OpenMP threads")
+    print(table(rows, ["OMP", "company", "least s", "median s", "most s", "to unset"]))
+    return {"steps": found}
+
+
+@contextmanager
+def stepping(args: argparse.Namespace, rule: dict[str, str]) -> Iterator[subprocess.Popen]:
+    """A process that steps on demand, warm; stopped between its steps, for its threads may spin while it waits."""
+    env = {k: v for k, v in os.environ.items() if k not in VARIABLES} | rule
+    env |= {"OMP_NUM_THREADS": str(args.threads), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", STEPS, str(args.frames), str(args.crop)]
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    try:
+        one_step(process)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def one_step(process: subprocess.Popen) -> float:
+    """Seconds of the process's next step."""
+    process.send_signal(signal.SIGCONT)
+    process.stdin.write("step\n")
+    seconds = float(process.stdout.readline())
+    process.send_signal(signal.SIGSTOP)
+    return seconds
+
+
+@contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """So many processes that keep a core busy each."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+SUBCOMMANDS = {"threads": ("a training step under each waiting rule of OpenMP", add_arguments, run)}
