@@ -32,8 +32,11 @@ class ClipReader(Protocol):
     has_gt: bool
     origin: dict[str, str]
 
-    def frame(self, index: int) -> dict[str, Tensor]:
-        """lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S, H, W) and gt (3, sH, sW)."""
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+        """lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S, H, W) and gt (3, sH, sW).
+
+        reverse: the spikes of reversed time.
+        """
         ...
 
 
@@ -50,8 +53,8 @@ class DatasetClip:
         paths = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
         self.origin = {kind: str(Path(files[0]).parent) for kind, files in paths.items() if files}
 
-    def frame(self, index: int) -> dict[str, Tensor]:
-        item = self._dataset.read_frames(self._index, index, 1)
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+        item = self._dataset.read_frames(self._index, index, 1, reverse)
         return {kind: item[kind][0] for kind in ("lq", "spike", "gt") if kind in item}
 
 
@@ -124,14 +127,17 @@ class UserSpikes:
             source.center = "file"
         source.check_planes(clip, each)
 
-    def frame(self, index: int, picture: np.ndarray) -> Tensor:
-        """The channels of frame `index` on the RGB grid, (S, H, W) float32. picture: the frame, (H, W, 3) uint8 RGB."""
+    def frame(self, index: int, picture: np.ndarray, reverse: bool = False) -> Tensor:
+        """The channels of frame `index` on the RGB grid, (S, H, W) float32. picture: the frame, (H, W, 3) uint8 RGB.
+
+        reverse: those of reversed time.
+        """
         path = str(self._files[index] if self._files else self._stream)
         first, count = (0, None) if self._files else self._span(index)
         with spike_errors_as_data_errors():
             stream = read_dat(path, self._source.geometry, first, count, remainder=self._source.remainder)
         rate = self._source.rate_of(stream, np.ascontiguousarray(picture[..., ::-1]))
-        channels = self._source.represent(stream, self.clip, path, rate)
+        channels = self._source.represent(stream, self.clip, path, rate, reverse)
         height, width = self._frames.size
         if channels.shape[1:] != (height, width):
             channels = np.stack(
@@ -163,11 +169,11 @@ class UserClip:
         parts = {"input": frames.path, "gt": gt.path if gt else None, "spike": spikes._stream if spikes else None}
         self.origin = {kind: str(path) for kind, path in parts.items() if path}
 
-    def frame(self, index: int) -> dict[str, Tensor]:
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         picture = self._frames.read(index)
         item = {"lq": _to_tensor(picture)}
         if self._spikes:
-            item["spike"] = self._spikes.frame(index, picture)
+            item["spike"] = self._spikes.frame(index, picture, reverse)
         if self._gt:
             item["gt"] = _to_tensor(self._gt.read(index))
         return item

@@ -176,14 +176,17 @@ class _TestClips(_Clips):
         """The whole clip: lq, spike, gt as in training, key: its name, frames: the stems of its frames."""
         return self.read_frames(index, 0, self.frame_count(index))
 
-    def read_frames(self, index: int, first: int, count: int) -> dict[str, Any]:
-        """Frames first ... first + count - 1 of clip `index`, in the form of `__getitem__`."""
+    def read_frames(self, index: int, first: int, count: int, reverse: bool = False) -> dict[str, Any]:
+        """Frames first ... first + count - 1 of clip `index`, in the form of `__getitem__`.
+
+        reverse: in this order all the same, but each with the spikes of reversed time.
+        """
         if not 0 <= index < len(self):
             raise IndexError(index)
         clip = self.clips[index]
         frames = list(range(first, first + count))
         camera = self.camera.draw([self.seed, index]) if self.camera else None
-        item = self.read(clip, frames, Augment.whole(clip.size), [False] * count, camera)
+        item = self.read(clip, frames, Augment.whole(clip.size), [reverse] * count, camera)
         return {**item, "key": clip.name, "frames": [clip.stems[i] for i in frames]}
 
 

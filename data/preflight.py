@@ -27,7 +27,6 @@ from data.io_backend import IO_BACKENDS
 from data.meta_file import read_meta
 from data.roots import LMDB_MARK
 from data.select_dataset import section_source
-from data.spike.represent import represent
 from data.spike.stream import SpikeFileError, read_dat
 from data.spike_source import DatSpikes
 from utils.utils_errors import DataError
@@ -157,7 +156,7 @@ def _look_at_spikes(clip: Clip, spikes: DatSpikes) -> list[Problem]:
         frame = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
     except (SpikeFileError, DataError) as e:
         return [Problem(clip.name, f"not compared with its frame: {e.what}", path)]
-    light = represent("voxel", stream, 0, num_bins=1)[0]
+    light = stream.mean(axis=0, dtype=np.float32)
     grey = cv2.resize(frame, light.shape[::-1], interpolation=cv2.INTER_AREA).astype(np.float32)
     if light.std() == 0:
         return [Problem(clip.name, f"all pixels of the spike file fire alike ({light.mean():.3f} per plane)", path)]

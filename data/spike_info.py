@@ -13,6 +13,7 @@ from utils.utils_errors import DataError
 FILE_NAME = "dataset.json"
 FORMAT = 1
 GOPRO_INTERPOLATE = 8  # planes per 240-fps frame of the published Spk-GoPro streams
+LIGHTS = ("linear", "display")
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class DatasetInfo:
     """The contents of a dataset.json; None where it says nothing.
 
     h, w: size of a spike plane. flip: rows are stored bottom first. planes: planes per file. gt_plane: the plane at
-    which the sharp frame was taken. rate: spikes per tick at full light. interpolate: planes per raw frame.
+    which the sharp frame was taken. rate: spikes per tick at full light. light: what the sensor integrated, "linear"
+    light or "display" values. interpolate: planes per raw frame.
     clips: planes, gt_plane and offset (raw frames between the sharp frame and the middle one) of single clips.
     """
 
@@ -31,6 +33,7 @@ class DatasetInfo:
     planes: int | None = None
     gt_plane: int | None = None
     rate: float | None = None
+    light: str | None = None
     interpolate: int = GOPRO_INTERPOLATE
     clips: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -78,7 +81,7 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
     except (OSError, ValueError, TypeError, AttributeError) as e:
         raise DataError(
             f"dataset.json cannot be used: {e}", str(path),
-            f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "gt_plane"',
+            f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"',
             "correct it, or make the data set again",
         ) from e  # fmt: skip
 
@@ -86,7 +89,10 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
 def _checked(table: dict[str, Any], path: str) -> DatasetInfo:
     if table.get("format") != FORMAT:
         raise ValueError(f"format is {table.get('format')!r}")
-    types = {"h": int, "w": int, "flip": bool, "planes": int, "gt_plane": int, "rate": (int, float), "clips": dict}
+    types = {
+        "h": int, "w": int, "flip": bool, "planes": int, "gt_plane": int, "rate": (int, float), "light": str,
+        "clips": dict,
+    }  # fmt: skip
     values = {}
     for key, kind in types.items():
         value = table.get(key)
@@ -94,6 +100,8 @@ def _checked(table: dict[str, Any], path: str) -> DatasetInfo:
             continue
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise TypeError(f"{key} is {value!r}")
+        if key == "light" and value not in LIGHTS:
+            raise ValueError(f"light is {value!r}, not one of {', '.join(LIGHTS)}")
         values[key] = value
     interpolate = table.get("recipe", {}).get("interpolate", GOPRO_INTERPOLATE)
     if not isinstance(interpolate, int) or interpolate < 1:

@@ -26,8 +26,8 @@ DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 REPRESENTATIONS = Registry("spike representation", "type")
 SPIKE_SOURCES = Registry("spike source", "type")
 
-for _name, (_function, _) in rp.REPRESENTATIONS.items():
-    REPRESENTATIONS.register(_name, given=("stream", "center"))(_function)
+for _name, _known in rp.REPRESENTATIONS.items():
+    REPRESENTATIONS.register(_name, given=("stream", "center"))(_known.function)
 
 
 class SpikeFiles(Protocol):
@@ -51,13 +51,17 @@ def spike_errors_as_data_errors() -> Iterator[None]:
 class DatSpikes:
     """Bit-packed .dat files, one per RGB frame.
 
-    h, w, flip, rate: null takes them from dataset.json beside the spikes; a value that differs from it is an error.
+    h, w, flip, rate, light: null takes them from dataset.json beside the spikes; a value that differs from it is an
+    error. A rate that neither gives is 1: firing rates stay undivided.
     head_columns: columns without picture at the end of each line (16 for 416-wide files).
     rate "match": measured in each sample, from the blurry frame's brightness; needs no knowledge of the camera.
+    light: what the sensor integrated, linear light (as cameras do; the default) or "display", the values of gamma 2.2
+    that pictures hold (as the simulators of Spk-GoPro, S-SDM and Spike-Zoo do); "match" and gamma depend on it.
     center: the plane that stands for the sharp frame: "gt" (dataset.json, or 4n - 4 for Spk-GoPro clips), "file"
-    (the middle of each file, T // 2) or a number. remainder: what to do with bytes after the last whole plane.
-    gamma: representations that are proportional to light are raised to 1 / gamma (2.2: as displays show them).
-    resize: how channels reach the RGB grid; "nearest" keeps raw planes binary.
+    (the middle of each file; for all but voxel T // 2) or a number. remainder: what to do with bytes after the last
+    whole plane. gamma: representations that are proportional to light give linear light raised to 1 / gamma (2.2: as
+    displays show it). resize: how channels reach the RGB grid; "nearest" keeps raw planes binary.
+    A key that has no effect on the chosen representation is an error.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class DatSpikes:
         flip: bool | None = None,
         head_columns: int = 0,
         rate: float | Literal["match"] | None = None,
+        light: Literal["linear", "display"] | None = None,
         center: Literal["gt", "file"] | int = "gt",
         remainder: Literal["error", "truncate"] = "error",
         gamma: float = 1.0,
@@ -82,6 +87,7 @@ class DatSpikes:
             )  # fmt: skip
         self.geometry = SpikeGeometry(height, width, _agreed("flip", flip, info, True), head_columns)
         self.rate = "match" if rate == "match" else float(_agreed("rate", rate, info, 1.0))
+        self.light = _agreed("light", light, info, "linear")
         if gamma <= 0 or (self.rate != "match" and self.rate <= 0):
             raise OptionError(f"spike.rate is {self.rate}, spike.gamma {gamma}", "spike", "numbers > 0", "correct them")
         self.info, self.center, self.remainder, self.gamma = info, center, remainder, gamma
@@ -90,16 +96,23 @@ class DatSpikes:
         self.name = options.pop("type")
         self.options = options
         self.channels = channels_of(representation)
+        self.ignored = rp.REPRESENTATIONS[self.name].ignored(**options)
+        given = {"rate": rate is not None, "light": light is not None, "gamma": gamma != 1.0, "center": center != "gt"}
+        _check_effect(self.name, options, [key for key in given if given[key] and key in self.ignored])
+        self.is_rate_known = "rate" in self.ignored or (rate if rate is not None else info.rate) is not None
 
     def ratio(self, size: tuple[int, int]) -> int | None:
         """RGB pixels per spike pixel for low-quality frames of `size` (H, W); None where it is no whole number."""
         across, rest = divmod(size[1], self.geometry.width)
         return across if across and not rest and size[0] == across * self.geometry.height else None
 
-    def center_plane(self, clip: str, planes: int) -> int:
-        """The plane of the sharp frame in a file of `planes` planes. Raises OptionError where it is unknown."""
-        if self.center == "file":
-            return planes // 2
+    def center_plane(self, clip: str, planes: int) -> float:
+        """The instant of the sharp frame in a file of `planes` planes; x.5 lies between two planes.
+
+        Raises OptionError where it is unknown.
+        """
+        if self.center == "file" or "center" in self.ignored:
+            return (planes - 1) / 2
         center = self.info.gt_plane_of(clip, planes) if self.center == "gt" else self.center
         if center is None or not 0 <= center < planes:
             what = "is not known" if center is None else f"{center} is outside of 0 to {planes - 1}"
@@ -114,28 +127,31 @@ class DatSpikes:
         """Spikes per plane at full light. stream (T, h, w); frame (H, W, 3) uint8, B, G, R: its blurry frame.
 
         With rate "match" it is measured: both have seen the same light during the exposure, the frame as display
-        values of gamma 2.2. So neither the threshold nor the gain of the camera need be known.
+        values of gamma 2.2, the spikes as `light` says. So neither the threshold nor the gain of the camera need be
+        known.
         """
         if self.rate != "match":
             return self.rate
-        light = cv2.LUT(frame, DISPLAY_TO_LIGHT).mean(axis=(0, 1)) @ LUMA[::-1]
-        return max(float(stream.mean()), 1e-4) / max(float(light), 1e-3)
+        values = frame if self.light == "display" else cv2.LUT(frame, DISPLAY_TO_LIGHT)
+        seen = float(values.mean(axis=(0, 1)) @ LUMA[::-1]) / (255.0 if self.light == "display" else 1.0)
+        return max(float(stream.mean()), 1e-4) / max(seen, 1e-3)
 
     def represent(self, stream: np.ndarray, clip: str, path: str, rate: float, reverse: bool = False) -> np.ndarray:
         """Stream (T, h, w) of one file, as recorded -> (S, h, w) float32.
 
         rate: spikes per plane at full light, from `rate_of`.
-        reverse: the stream is reversed first, so that its bins tell the truth about a clip played backwards.
+        reverse: the channels of the reversed stream, for a clip that is played backwards.
         """
         center = self.center_plane(clip, len(stream))
-        if reverse:
-            stream, center = stream[::-1], len(stream) - 1 - center
         try:
-            return rp.represent(self.name, stream, center, rate=rate, gamma=self.gamma, **self.options)
+            return rp.represent(
+                self.name, stream, center, reverse=reverse, rate=rate, light=self.light, gamma=self.gamma,
+                **self.options,
+            )  # fmt: skip
         except ValueError as e:
             raise DataError(
                 f"{len(stream)} planes are too few for spike.representation {self.name}: {e}", path,
-                f"planes for {self.options} around plane {center}", "use smaller windows, or another spike.center",
+                f"planes for {self.options} around plane {center:g}", "use smaller windows, or another spike.center",
             ) from e  # fmt: skip
 
     def check_planes(self, clip: str, planes: int) -> None:
@@ -209,7 +225,7 @@ def channels_of(representation: dict[str, Any] | str) -> int:
     except ValueError as e:
         raise OptionError(
             f"spike.representation {name} cannot be made: {e}", "spike.representation",
-            str(inspect.signature(rp.REPRESENTATIONS[name][0])), "correct its options",
+            str(inspect.signature(rp.REPRESENTATIONS[name].function)), "correct its options",
         ) from e  # fmt: skip
     return count
 
@@ -229,6 +245,17 @@ def _agreed(key: str, option: Any, info: DatasetInfo, default: Any) -> Any:
             'add for instance "spike": {"type": "dat", "h": 360, "w": 640} (360 x 640 for Spk-GoPro)',
         )  # fmt: skip
     return value
+
+
+def _check_effect(name: str, options: dict[str, Any], keys: list[str]) -> None:
+    """Raise OptionError for keys of the spike section that the representation ignores."""
+    if keys:
+        names = ", ".join(f"spike.{key}" for key in keys)
+        chosen = ", ".join([name, *(f"{key} {value}" for key, value in options.items())])
+        raise OptionError(
+            f"{names} has no effect on spike.representation {chosen}", names, "keys that the representation honours",
+            "remove it, or choose another representation",
+        )  # fmt: skip
 
 
 def _with_border(aug: Augment, ratio: int, geometry: SpikeGeometry) -> tuple[Crop, tuple[slice, slice]]:

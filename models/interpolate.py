@@ -27,7 +27,7 @@ class InterpolatedClip:
         self.fps = None if source.fps is None else 2 * source.fps
         self.stems = [f"{stem}{half}" for stem in source.stems for half in ("", "_5")][:-1]
 
-    def frame(self, index: int) -> dict[str, Tensor]:
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         return {"lq": self.source.frame(index // 2)["lq"]}
 
 
@@ -57,7 +57,7 @@ class _Windows:
         self.name, self._source, self._length = source.name, source, length
         self.stems = range((len(source.stems) - 1) * length)
 
-    def frame(self, index: int) -> dict[str, Tensor]:
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         gap, position = divmod(index, self._length)
         number = gap + position - (self._length // 2 - 1)
         return {"lq": self._source.frame(min(max(number, 0), len(self._source.stems) - 1))["lq"]}

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from models.tiling import Tiling, out_of_memory, stream_fitting
+from models.tiling import Moment, Tiling, out_of_memory, stream_fitting
 from utils import utils_watchdog
 from utils.utils_errors import DataError
 
@@ -25,8 +25,8 @@ class FrameReader(Protocol):
     name: str
     stems: Sequence[str]
 
-    def frame(self, index: int) -> dict[str, Tensor]:
-        """lq (3, H, W) and, where the network takes them, spike (S, H, W)."""
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+        """lq (3, H, W) and, where the network takes them, spike (S, H, W). reverse: in reversed time."""
         ...
 
 
@@ -36,16 +36,17 @@ class FrameCache:
     def __init__(self, reader: FrameReader, capacity: int) -> None:
         self.name, self.stems = reader.name, reader.stems
         self._reader, self._capacity = reader, capacity
-        self._frames: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
+        self._frames: OrderedDict[Moment, dict[str, Tensor]] = OrderedDict()
 
-    def frame(self, index: int) -> dict[str, Tensor]:
-        if index in self._frames:
-            self._frames.move_to_end(index)
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+        moment = (index, reverse)
+        if moment in self._frames:
+            self._frames.move_to_end(moment)
         else:
-            self._frames[index] = self._reader.frame(index)
+            self._frames[moment] = self._reader.frame(*moment)
             if len(self._frames) > self._capacity:
                 self._frames.popitem(last=False)
-        return self._frames[index]
+        return self._frames[moment]
 
 
 class Restorer:
@@ -86,8 +87,8 @@ class Restorer:
         cache = reader if isinstance(reader, FrameCache) else self.cached(reader)
         height, width = cache.frame(0)["lq"].shape[-2:]
 
-        def read(indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-            items = [cache.frame(i) for i in indices]
+        def read(moments: Sequence[Moment]) -> tuple[Tensor, Tensor | None]:
+            items = [cache.frame(*moment) for moment in moments]
             lq = torch.stack([item["lq"] for item in items])[None]
             if self.noise_sigma is not None:
                 lq = torch.cat((lq, torch.full_like(lq[:, :, :1], self.noise_sigma / 255)), dim=2)

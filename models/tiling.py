@@ -22,8 +22,10 @@ from torch import Tensor, nn
 
 from utils.utils_errors import OptionError
 
-# indices of frames -> lq (B, n, C, H, W), spike (B, n, S, H, W) or None, of exactly these frames in this order
-Reader = Callable[[Sequence[int]], tuple[Tensor, Tensor | None]]
+# A frame's number, and whether it is seen in reversed time (its spikes then are those of the reversed stream).
+Moment = tuple[int, bool]
+# Moments -> lq (B, n, C, H, W), spike (B, n, S, H, W) or None, of exactly these in this order
+Reader = Callable[[Sequence[Moment]], tuple[Tensor, Tensor | None]]
 
 # Three stages halve the frame, and their 2x2 folds need even sizes: 2**3.
 NETWORK_STRIDE = 8
@@ -37,7 +39,8 @@ class Tiling:
     num_frame_overlapping, size_overlapping: what neighbouring tiles share.
     blend: "kair" or "smooth". full_window_pad: where a whole axis is one tile, pad by a full window even if it is a
     multiple already, as KAIR's validation does (its test script and we pad only what is missing).
-    flip_seq: run the clip and its reverse as one sequence and average. pad_seq: repeat the last frame, dropped again.
+    flip_seq: run the clip and its reverse, spikes included, as one sequence and average.
+    pad_seq: repeat the last frame, dropped again.
     center_frame_only: give only frame n // 2 of the n that came in.
     batch_tiles: tiles of one moment that go through the network together; a GPU is then busier and its memory fuller.
     min_frames: the fewest frames the network takes (2 for pa_frames 2, 3 for 4, 4 for 6).
@@ -82,15 +85,22 @@ class Tiling:
 
 
 @torch.no_grad()
-def restore_clip(net: nn.Module, lq: Tensor, spike: Tensor | None = None, **tiling: Any) -> Tensor:
+def restore_clip(
+    net: nn.Module, lq: Tensor, spike: Tensor | None = None, spike_reversed: Tensor | None = None, **tiling: Any
+) -> Tensor:
     """lq (B, T, C, H, W), spike (B, T, S, H, W) -> (B, T, C', sH, sW) on the CPU; T is 1 with center_frame_only.
 
+    spike_reversed: like spike, from the reversed stream of each frame; flip_seq with spikes needs it.
     tiling: the fields of `Tiling`. Call it with the network in eval mode; it runs on the network's device.
     """
+    if spike is not None and spike_reversed is None and tiling.get("flip_seq"):
+        raise ValueError("flip_seq needs the spikes in reversed time: spike_reversed")
 
-    def read(frames: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        index = torch.as_tensor(list(frames), device=lq.device)
-        return lq.index_select(1, index), None if spike is None else spike.index_select(1, index.to(spike.device))
+    def read(moments: Sequence[Moment]) -> tuple[Tensor, Tensor | None]:
+        frames = lq[:, [index for index, _ in moments]]
+        if spike is None:
+            return frames, None
+        return frames, torch.stack([(spike_reversed if back else spike)[:, index] for index, back in moments], dim=1)
 
     return torch.stack(list(stream_clip(net, read, lq.shape[1], Tiling(**tiling))), dim=1)
 
@@ -107,9 +117,9 @@ def stream_clip(
     if tiling.center_frame_only:
         wanted = range(num_frames // 2, num_frames // 2 + 1)
     wanted = range(num_frames) if wanted is None else wanted
-    order = [*range(num_frames), *([num_frames - 1] if tiling.pad_seq else [])]
+    order = [(index, False) for index in [*range(num_frames), *([num_frames - 1] if tiling.pad_seq else [])]]
     if tiling.flip_seq:
-        both = order + order[::-1]
+        both = order + [(index, True) for index, _ in reversed(order)]
         halves = _average_halves(_stream_sequence(net, read, both, tiling, range(len(both))), len(order))
         yield from (frame for index, frame in enumerate(halves) if index in wanted)
     else:
@@ -169,9 +179,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def _stream_sequence(
-    net: nn.Module, read: Reader, order: Sequence[int], tiling: Tiling, wanted: range
+    net: nn.Module, read: Reader, order: Sequence[Moment], tiling: Tiling, wanted: range
 ) -> Iterator[Tensor]:
-    """Positions `wanted` of the sequence `order` (frame numbers, which may repeat), restored tile by tile in time."""
+    """Positions `wanted` of the sequence `order` (frames, which may repeat), restored tile by tile in time."""
     length = len(order)
     size = min(tiling.num_frame_testing or length, length)
     starts = tile_starts(length, size, tiling.num_frame_overlapping)

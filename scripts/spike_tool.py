@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Look at spike files, and make them from pictures or video.
 
-info FILE                  which geometries fit the file, how smooth a picture each gives, how often pixels fire
+info FILE                  which geometries fit the file, how smooth a picture each gives, how often pixels fire;
+                           with --picture, the frame of that time: the rate, and which light the spikes integrate
 view FILE --out a.png      the mean picture as read and flipped, side by side; --out a.mp4: a moving preview
 simulate INPUT OUT.dat     a folder of pictures, a picture or a video -> one .dat
 """
@@ -18,10 +19,11 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
+from data.frame_io import read_bgr
 from data.raw_video import FolderFrames, LightPath, VideoFrames
-from data.spike.represent import represent
-from data.spike.simulate import IntegrateAndFire, to_display
-from data.spike.stream import SpikeGeometry, candidate_geometries, count_planes, read_dat, write_dat
+from data.spike.light import fit_light
+from data.spike.simulate import IntegrateAndFire, to_display, to_grey
+from data.spike.stream import SpikeGeometry, candidate_geometries, count_planes, read_dat, write_parts
 from data.spike_info import DatasetInfo, load_info
 from data.spike_source import spike_errors_as_data_errors
 from utils.utils_errors import DataError, OptionError, SpikeVRTError
@@ -52,7 +54,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             "--size", type=int, nargs=2, metavar=("H", "W"), help="default: dataset.json, else what fits"
         )
         action.add_argument("--head-columns", type=int, default=0)
-        action.add_argument("--no-flip", action="store_true", help="rows are stored top first")
+        action.add_argument(
+            "--no-flip",
+            action="store_true",
+            help="rows are stored top first (default: dataset.json, else bottom first)",
+        )
+        if name == "info":
+            action.add_argument("--picture", type=Path, help="a frame of what the spikes in the middle of FILE show")
     action.add_argument("--out", type=Path, required=True, help="picture, or .mp4 / .avi")
     action.add_argument("--window", type=int, default=21, help="planes per frame of the preview")
     action.add_argument(
@@ -80,7 +88,8 @@ def near_info(path: Path) -> DatasetInfo:
 
 def geometries(command: argparse.Namespace) -> list[SpikeGeometry]:
     """Those asked for, or of dataset.json, or all known ones that fit the size. Raises DataError for none."""
-    flip, about = not command.no_flip, near_info(command.file)
+    about = near_info(command.file)
+    flip = not command.no_flip and about.flip is not False
     if command.size:
         return [SpikeGeometry(*command.size, flip, command.head_columns)]
     if about.h and about.w:
@@ -133,7 +142,24 @@ def info(command: argparse.Namespace) -> None:
     intervals = np.concatenate([np.diff(np.flatnonzero(pixel)) for pixel in rows[0][3].reshape(len(rows[0][3]), -1).T])
     if intervals.size:
         print(f"  planes between spikes: {_range(intervals, '.0f')}, median {np.median(intervals):.0f}")
+    if command.picture:
+        print(describe_light(rows[0][3].mean(axis=0), command.picture))
     print("  whether rows are flipped shows in the picture only: spike_tool.py view")
+
+
+def describe_light(rates: np.ndarray, picture: Path) -> str:
+    """One line on `light` and `rate` of the spikes, from their mean (h, w) and a frame of the same view."""
+    grey = to_grey(read_bgr(str(picture))[..., ::-1]) / 255.0
+    if abs(grey.shape[1] * rates.shape[0] - grey.shape[0] * rates.shape[1]) > 0.02 * grey.shape[1] * rates.shape[0]:
+        raise DataError(
+            f"picture of {grey.shape[0]} x {grey.shape[1]} for spikes of {rates.shape[0]} x {rates.shape[1]}",
+            str(picture), "the same field of view", "give the frame of these spikes, and check --size",
+        )  # fmt: skip
+    fit = fit_light(rates, cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA))
+    errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
+    if not fit.is_clear:
+        return f"  the picture does not tell which light the spikes integrate (error of the fits: {errors})"
+    return f'  as dataset.json says it: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of the fits: {errors})'
 
 
 def _range(values: np.ndarray, form: str = ".3f") -> str:
@@ -143,18 +169,24 @@ def _range(values: np.ndarray, form: str = ".3f") -> str:
 def view(command: argparse.Namespace) -> None:
     found = geometries(command)
     geometry = max(found, key=lambda g: smoothness(middle(command.file, g).mean(axis=0)))
-    rate = command.rate or near_info(command.file).rate
+    about = near_info(command.file)
+    rate = command.rate or about.rate
     if command.out.suffix.lower() in (".mp4", ".avi"):
-        preview(command, geometry, rate)
+        preview(command, geometry, rate, about.light)
     else:
-        light = represent("voxel", middle(command.file, geometry), 0, num_bins=1)[0]
-        shown = to_display(light / (rate or max(float(light.max()), 1e-6)))
+        light = middle(command.file, geometry).mean(axis=0, dtype=np.float32)
+        shown = as_shown(light / (rate or max(float(light.max()), 1e-6)), about.light)
         pair = np.concatenate((shown, np.ones((geometry.height, 8), np.float32), shown[::-1]), axis=1)
         imwrite_rgb(command.out, grey_picture(pair))
     print(f"{command.out}: {geometry.height} x {geometry.width}, left as read, right flipped; the upright one is right")
 
 
-def preview(command: argparse.Namespace, geometry: SpikeGeometry, rate: float | None) -> None:
+def as_shown(values: np.ndarray, light: str | None) -> np.ndarray:
+    """Display values of what the sensor integrated, 1 at full scale."""
+    return values if light == "display" else to_display(values)
+
+
+def preview(command: argparse.Namespace, geometry: SpikeGeometry, rate: float | None, light: str | None) -> None:
     planes = count_planes(command.file, geometry)
     half = command.window // 2
     scale = rate or max(float(middle(command.file, geometry).mean(axis=0).max()), 1e-6)
@@ -162,7 +194,7 @@ def preview(command: argparse.Namespace, geometry: SpikeGeometry, rate: float | 
         for center in range(half, max(planes - half, half + 1), max(half, 1)):
             first = max(center - half, 0)
             spikes = read_dat(command.file, geometry, first, min(command.window, planes - first))
-            video.write(grey_picture(to_display(spikes.mean(axis=0, dtype=np.float32) / scale)))
+            video.write(grey_picture(as_shown(spikes.mean(axis=0, dtype=np.float32) / scale, light)))
 
 
 def grey_picture(values: np.ndarray) -> np.ndarray:
@@ -190,7 +222,7 @@ def simulate(command: argparse.Namespace) -> None:
     )  # fmt: skip
     count = len(frames) * command.planes_per_frame
     times = (p / command.planes_per_frame for p in tqdm(range(count), unit=" planes", disable=None))
-    write_dat(command.out, sensor.run(light.at(time) for time in times), SpikeGeometry(height, width))
+    write_parts(command.out, sensor.run_parts(light.at(time) for time in times), SpikeGeometry(height, width))
     print(f"{command.out}: {count} planes of {height} x {width}, rate {command.rate}")
 
 

@@ -75,7 +75,13 @@ def section(root: Path, split: str = "train", regrouped: bool = False, **changes
         "dataroot_gt": str(rgb / (f"{split}_GT" if regrouped else split)),
         "dataroot_lq": str(rgb / (f"{split}_GT_blurred" if regrouped else split)),
         "dataroot_spike": str(root / "GOPRO_Large_spike_seq" / split),
-        "spike": {"type": "dat", "resize": "nearest", "representation": {"type": "voxel", "num_bins": 2}},
+        # The bins are the halves of the file: all ones lie in the first of them.
+        "spike": {
+            "type": "dat",
+            "resize": "nearest",
+            "center": "file",
+            "representation": {"type": "voxel", "num_bins": 2},
+        },
     }
     if split == "train":
         values |= {"num_frame": 3, "gt_size": 8}

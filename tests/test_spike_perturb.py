@@ -24,6 +24,24 @@ def test_another_threshold_fires_as_a_sensor_with_that_threshold_would(factor):
     assert np.abs(changed.mean(axis=(0, 1)) - expected).max() < 0.02
 
 
+@pytest.mark.parametrize("factor", [0.5, 0.8])
+def test_saturated_pixels_fire_in_every_plane_and_the_others_as_often_as_they_should(factor):
+    changed = perturb.change_threshold(recorded(RAMP), factor, np.random.default_rng(1))
+    truth = recorded(RAMP, rate=0.9 / factor, seed=5)
+    assert np.abs(changed.mean(axis=(0, 1)) - truth.mean(axis=(0, 1))).max() < 0.02
+
+
+def test_no_spikes_of_a_bright_past_come_in_the_dark():
+    # Between the last spike of the light and the next one lies one threshold of light: two of half a threshold.
+    bright, dark = np.ones((16, 16), np.float32), np.zeros((16, 16), np.float32)
+    sensor = IntegrateAndFire(16, 16, rate=0.9, rng=np.random.default_rng(0))
+    stream = sensor.run([bright] * 20 + [dark] * 19 + [bright] * 10)
+    changed = perturb.change_threshold(stream, 0.5, np.random.default_rng(1))
+
+    assert (changed[20:39].sum(axis=0) <= 2).all() and changed[20:39].sum(axis=0).mean() < 2.0
+    assert changed[:20].mean() > 0.97 and changed[40:].mean() > 0.9
+
+
 def test_intervals_stay_as_regular_as_a_sensor_makes_them():
     # Thinning at random would give geometric intervals; a sensor's differ by one plane at most.
     light = np.full((8, 8), 0.5, np.float32)

@@ -26,6 +26,14 @@ def test_a_pixel_fires_at_most_once_per_plane_and_never_in_the_dark():
     assert sensor(initial_charge=0.99).run(constant(0.0, 50)).sum() == 0
 
 
+@pytest.mark.parametrize("rate", [1.8, 3.0])
+def test_a_pixel_that_was_too_bright_does_not_fire_on_in_the_dark(rate):
+    # Charge beyond one spike per plane was once kept: (rate - 1) spikes for each bright plane came afterwards.
+    bright = sensor(rate=rate)
+    assert (bright.run(constant(1.0, 40)) == 1).all()
+    assert bright.run(constant(0.0, 60)).sum() == 0 and (bright.charge < bright.threshold).all()
+
+
 def test_the_threshold_alone_changes_nothing_at_a_given_rate():
     a, b = (sensor(threshold=t).run(constant(0.3, 100)) for t in (1.0, 2.0))
     assert np.array_equal(a, b)
@@ -71,12 +79,6 @@ def test_simulated_spikes_survive_the_file_and_give_the_light_back(tmp_path):
 
     assert np.array_equal(read, spikes)
     assert np.abs(represent("tfp", read, 200, rate=0.8, half_window=199)[0] - light).max() < 0.005
-
-
-def test_blur_in_linear_light_is_brighter_than_the_mean_of_display_values():
-    pictures = np.stack([np.zeros((2, 2, 3)), np.ones((2, 2, 3))]).astype(np.float32)
-    assert simulate.synthesize_blur(pictures, gamma=None)[0, 0, 0] == pytest.approx(0.5)
-    assert simulate.synthesize_blur(pictures)[0, 0, 0] == pytest.approx(0.5 ** (1 / 2.2))
 
 
 def test_a_larger_pixel_collects_the_mean_of_its_block():

@@ -1,8 +1,9 @@
+import tracemalloc
+
 import cv2
 import numpy as np
 import pytest
 
-from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire
 from data.spike.stream import SpikeGeometry, read_dat, write_dat
 from scripts import spike_tool
@@ -16,10 +17,10 @@ def scene(h, w, seed=0):
     return 0.5 * clouds + 0.5 * np.linspace(1, 0, h, dtype=np.float32)[:, None]
 
 
-def write_scene(path, h, w, planes):
+def write_scene(path, h, w, planes, geometry=None):
     light = scene(h, w)
     spikes = IntegrateAndFire(h, w, rate=0.5, rng=np.random.default_rng(0)).run([light] * planes)
-    write_dat(path, spikes, SpikeGeometry(h, w))
+    write_dat(path, spikes, geometry or SpikeGeometry(h, w))
 
 
 def tool(*arguments):
@@ -66,6 +67,28 @@ def test_view_shows_the_picture_upright_and_flipped(tmp_path):
     assert left[:100].mean() > 1.3 * left[-100:].mean() and right[:100].mean() < right[-100:].mean() / 1.3
 
 
+def test_the_row_order_of_dataset_json_is_honoured(tmp_path):
+    folder = tmp_path / "GOPRO_Large_spike_seq" / "train" / "clip0" / "spike"
+    folder.mkdir(parents=True)
+    write_scene(folder / "a.dat", 64, 64, 40, SpikeGeometry(64, 64, flipud=False))
+    write_info(tmp_path, h=64, w=64, flip=False)
+    assert tool("view", folder / "a.dat", "--out", tmp_path / "a.png") == 0
+    left = cv2.imread(str(tmp_path / "a.png"), cv2.IMREAD_GRAYSCALE)[:, :320].astype(float)
+    assert left[:100].mean() > 1.3 * left[-100:].mean()
+
+
+@pytest.mark.parametrize("light", ["linear", "display"])
+def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
+    write_scene(tmp_path / "a.dat", 64, 64, 100)  # integrates the values of `scene` at rate 0.5
+    shown = scene(64, 64) if light == "display" else scene(64, 64) ** (1 / 2.2)
+    cv2.imwrite(str(tmp_path / "a.png"), np.rint(255 * shown).astype(np.uint8).repeat(2, 0).repeat(2, 1))
+    assert tool("info", tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "a.png") == 0
+    assert f'"light": "{light}", "rate": 0.5' in capsys.readouterr().out
+    cv2.imwrite(str(tmp_path / "b.png"), np.full((64, 64), 128, np.uint8))
+    assert tool("info", tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "b.png") == 0
+    assert "does not tell which light" in capsys.readouterr().out
+
+
 def test_view_writes_a_moving_preview(tmp_path):
     write_scene(tmp_path / "a.dat", 64, 64, 40)
     assert tool("view", tmp_path / "a.dat", "--size", 64, 64, "--out", tmp_path / "a.mp4") == 0
@@ -81,9 +104,19 @@ def test_simulated_spikes_give_the_picture_back(tmp_path):
     cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_GRAY2BGR))
     options = ["--planes-per-frame", 200, "--ratio", 2, "--rate", 0.8]
     assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", *options) == 0
-    light = represent("voxel", read_dat(tmp_path / "a.dat", SpikeGeometry(16, 24)), 0, rate=0.8, num_bins=1)[0]
+    light = read_dat(tmp_path / "a.dat", SpikeGeometry(16, 24)).mean(axis=0) / 0.8
     expected = cv2.resize(scene(32, 48), (24, 16), interpolation=cv2.INTER_AREA)
     assert np.abs(light - expected).max() < 0.02
+
+
+def test_simulate_holds_a_part_of_the_stream_at_a_time(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), np.full((256, 256, 3), 90, np.uint8))
+    tracemalloc.start()
+    assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", "--planes-per-frame", 1000) == 0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "a.dat").stat().st_size == 1000 * 256 * 256 // 8
+    assert peak < 1000 * 256 * 256 / 2  # the whole stream takes a byte for each spike
 
 
 def test_simulate_refuses_planes_that_do_not_fill_bytes(tmp_path, capsys):

@@ -152,9 +152,10 @@ def test_spikes_are_cut_with_the_same_tile():
         def forward(self, x, spike):
             return spike[:, :, :3] - x
 
+    spike = torch.cat((lq + 1, lq), dim=2)
     out = restore_clip(
-        Difference(), lq, torch.cat((lq + 1, lq), dim=2), num_frame_testing=4, size_patch_testing=16,
-        size_overlapping=4, flip_seq=True, pad_seq=True,
+        Difference(), lq, spike, spike, num_frame_testing=4, size_patch_testing=16, size_overlapping=4, flip_seq=True,
+        pad_seq=True,
     )  # fmt: skip
     torch.testing.assert_close(out, torch.ones_like(lq))
 
@@ -189,6 +190,20 @@ def test_flip_seq_averages_both_directions_of_time():
     assert out[0, :, 0, 0, 0].tolist() == [3.5, 3.5, 3.5, 3.5]
 
 
+def test_flip_seq_sees_each_frame_twice_once_in_reversed_time():
+    lq, spike, back = clip(1, 4, 3, 64, 64), torch.zeros(1, 4, 2, 64, 64), torch.ones(1, 4, 2, 64, 64)
+
+    class Spikes(nn.Module):
+        def forward(self, x, spike):
+            assert spike[0, :, 0, 0, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+            return x
+
+    restored = restore_clip(Spikes(), lq, spike, back, flip_seq=True, window_size=(4, 8, 8))
+    torch.testing.assert_close(restored, lq)
+    with pytest.raises(ValueError, match="spike_reversed"):
+        restore_clip(Spikes(), lq, spike, flip_seq=True)
+
+
 def test_center_frame_only_gives_the_middle_frame():
     lq = clip(1, 5, 3, 16, 16)
     torch.testing.assert_close(restore_clip(nn.Identity(), lq, center_frame_only=True), lq[:, 2:3])
@@ -197,9 +212,9 @@ def test_center_frame_only_gives_the_middle_frame():
 def test_a_stream_reads_no_more_than_one_tile_at_a_time():
     reads = []
 
-    def read(frames):
-        reads.append(list(frames))
-        return torch.stack([torch.full((1, 3, 16, 16), float(i)) for i in frames], dim=1), None
+    def read(moments):
+        reads.append([index for index, _ in moments])
+        return torch.stack([torch.full((1, 3, 16, 16), float(i)) for i in reads[-1]], dim=1), None
 
     tiling = Tiling(num_frame_testing=4, num_frame_overlapping=2, blend="smooth")
     stream = stream_clip(nn.Identity(), read, 9, tiling)
@@ -214,7 +229,7 @@ def test_a_stream_reads_no_more_than_one_tile_at_a_time():
 def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend):
     lq = clip(1, 13, 3, 24, 24)
     net, tiling = LocalNet(), Tiling(num_frame_testing=4, num_frame_overlapping=2, blend=blend)
-    read = lambda frames: (lq[:, list(frames)], None)  # noqa: E731
+    read = lambda moments: (lq[:, [i for i, _ in moments]], None)  # noqa: E731
     whole = list(stream_clip(net, read, 13, tiling))
     for first, last in ((0, 5), (5, 6), (6, 13), (12, 13)):
         part = list(stream_clip(net, read, 13, tiling, range(first, last)))
@@ -238,7 +253,7 @@ class Greedy(nn.Module):
 def test_tiles_are_halved_until_memory_suffices():
     lq, tried = clip(1, 9, 3, 200, 260), []
     tiling = Tiling(num_frame_testing=6, size_overlapping=16, blend="smooth")
-    read = lambda frames: (lq[:, list(frames)], None)  # noqa: E731
+    read = lambda moments: (lq[:, [i for i, _ in moments]], None)  # noqa: E731
 
     frames = list(stream_fitting(Greedy(6 * 64 * 64), read, 9, tiling, None, (200, 260), tried.append))
     torch.testing.assert_close(torch.stack(frames, dim=1), lq)

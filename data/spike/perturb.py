@@ -8,19 +8,30 @@ import numpy as np
 def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator) -> np.ndarray:
     """Stream (T, h, w) as a sensor with `factor` times the threshold would have fired: rate / factor spikes per tick.
 
-    Light is taken as even between two spikes, one threshold per interval, and integrated again with a new random
-    first charge; so a higher threshold keeps every factor-th spike, and a lower one puts spikes between the old ones.
-    At most one spike per plane, as in the sensor: a pixel that fires all the time cannot fire more.
+    Light L is taken as even between two spikes, one threshold per interval, and integrated again with a new random
+    first charge: A <- A + L / factor; s = A >= 1; A <- A - s. So a higher threshold keeps every factor-th spike, and a
+    lower one puts spikes between the old ones. As in the sensor (see simulate.IntegrateAndFire) there is at most one
+    spike per plane, and charge beyond it is lost: A <- 1 + A mod 1 where A >= 2 remains. One spike stays due because
+    the read-out rounds the recorded times to planes: under even light of 0.9 spikes per plane the intervals are 1 and
+    2 planes, and only together are they right. Where an interval is longer than its predecessor by more than this
+    rounding, the light has faded and nothing is due: A <- A mod 1.
     """
     if factor == 1.0:
         return stream
     light = interval_light(stream)
+    one = np.float32(1.0)
     charge = rng.random(stream.shape[1:], dtype=np.float32)
     out = np.empty_like(stream)
-    for plane in range(len(stream)):
-        charge += light[plane] / np.float32(factor)
-        fired = charge >= 1.0
+    for plane, now in enumerate(light):
+        if plane:
+            before = light[plane - 1]
+            # 1 / now > 1 / before + 1, but for rounding.
+            np.fmod(charge, one, out=charge, where=now * (one + before) < np.float32(0.999) * before)
+        charge += now / np.float32(factor)
+        fired = charge >= one
         charge -= fired
+        if factor < 1.0:
+            np.add(np.fmod(charge, one), one, out=charge, where=charge >= 2)
         out[plane] = fired
     return out
 

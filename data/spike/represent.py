@@ -4,56 +4,107 @@ A representation is a function ``(stream, center, **options) -> (S, h, w) float3
 {0, 1} and `center` the plane of the sharp picture; S depends on the options only, never on T. Every formula works
 per pixel, so that cutting out a rectangle, flipping or rotating commutes with it. To add one, write the function
 under ``@representation``; its keyword parameters become option keys.
+
+Time reversal is exact: the channels of a clip played backwards are those of the reversed stream around the same
+instant. An instant t of a stream of T planes is T - 1 - t of the reversed one.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-Representation = Callable[..., np.ndarray]
+from data.spike.simulate import DISPLAY_GAMMA
 
-# name -> (function, whether its values are proportional to light and so are divided by the firing rate)
-REPRESENTATIONS: dict[str, tuple[Representation, bool]] = {}
+Function = Callable[..., np.ndarray]
 
 
-def representation(name: str, proportional: bool) -> Callable[[Representation], Representation]:
-    """Decorator: register a representation. proportional: its values are firing rates, spikes per tick."""
+@dataclass(frozen=True)
+class Representation:
+    """A registered function and what it does with the keys of the `spike` section.
 
-    def add(function: Representation) -> Representation:
+    proportional: its values are firing rates, spikes per tick: `rate`, `light` and `gamma` apply to them.
+    between: it takes a center between two planes, such as 27.5; the others get the plane after it.
+    lag: how much later than `center` its instant lies, in half planes, as a function of its options.
+    is_centered: whether `center` matters, as a function of its options.
+    """
+
+    function: Function
+    proportional: bool
+    between: bool
+    lag: Callable[..., int]
+    is_centered: Callable[..., bool]
+
+    def ignored(self, **options: Any) -> set[str]:
+        """The keys of the `spike` section that have no effect on this representation with these options."""
+        keys = set() if self.proportional else {"rate", "light", "gamma"}
+        return keys if self.is_centered(**options) else keys | {"center"}
+
+
+REPRESENTATIONS: dict[str, Representation] = {}
+
+
+def representation(
+    name: str,
+    proportional: bool,
+    *,
+    between: bool = False,
+    lag: Callable[..., int] = lambda **_: 0,
+    is_centered: Callable[..., bool] = lambda **_: True,
+) -> Callable[[Function], Function]:
+    """Decorator: register a representation; see `Representation` for the parameters."""
+
+    def add(function: Function) -> Function:
         if name in REPRESENTATIONS:
             raise ValueError(f"representation {name!r} is registered twice")
-        REPRESENTATIONS[name] = (function, proportional)
+        REPRESENTATIONS[name] = Representation(function, proportional, between, lag, is_centered)
         return function
 
     return add
 
 
 def represent(
-    name: str, stream: np.ndarray, center: int, *, rate: float = 1.0, gamma: float = 1.0, **options: Any
+    name: str,
+    stream: np.ndarray,
+    center: float,
+    *,
+    reverse: bool = False,
+    rate: float = 1.0,
+    light: Literal["linear", "display"] = "linear",
+    gamma: float = 1.0,
+    **options: Any,
 ) -> np.ndarray:
     """Representation `name` of stream (T, h, w) as (S, h, w) float32.
 
+    center: the instant of the sharp picture in planes of `stream`, a multiple of 0.5.
+    reverse: the channels of reversed time, that is of the reversed stream around the same instant.
     rate: spikes per tick at full light; values of a proportional representation are divided by it, which gives
-    linear light, 1 at full scale. gamma: these are then raised to 1 / gamma, to look like display values.
+    what the sensor integrated, 1 at full scale. light: that is linear light, or display values of gamma 2.2.
+    gamma: the channels are linear light raised to 1 / gamma, to look like display values.
     Raises ValueError where the stream is too short for the representation.
     """
-    function, proportional = REPRESENTATIONS[name]
-    channels = function(stream, center, **options)
-    if not proportional:
+    known = REPRESENTATIONS[name]
+    center = center if known.between else math.ceil(center)
+    if reverse:
+        stream, center = stream[::-1], len(stream) - 1 - center - known.lag(**options)
+    channels = known.function(stream, center, **options)
+    if not known.proportional:
         return channels
     if rate != 1.0:
         channels *= np.float32(1.0 / rate)
-    return channels if gamma == 1.0 else np.power(channels, np.float32(1.0 / gamma))
+    exponent = (DISPLAY_GAMMA if light == "display" else 1.0) / gamma
+    return channels if exponent == 1.0 else np.power(channels, np.float32(exponent))
 
 
 def channel_count(name: str, **options: Any) -> int:
     """S: how many channels representation `name` gives with these options."""
     length = 8192  # longer than any window that a file of a few hundred planes could serve
-    return REPRESENTATIONS[name][0](np.zeros((length, 1, 1), np.uint8), length // 2, **options).shape[0]
+    return REPRESENTATIONS[name].function(np.zeros((length, 1, 1), np.uint8), length // 2, **options).shape[0]
 
 
 @representation("tfp", proportional=True)
@@ -68,20 +119,25 @@ def tfp(
     return np.stack([_mean(stream, center + o - half_window, center + o + half_window + 1) for o in offsets])
 
 
-@representation("voxel", proportional=True)
-def voxel(stream: np.ndarray, center: int, num_bins: int = 4) -> np.ndarray:
-    """Disjoint bins over the whole stream: channel b = mean of s[floor(b T / B) : floor((b + 1) T / B)], B = num_bins.
+@representation("voxel", proportional=True, between=True)
+def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
+    """Disjoint bins of equal length, as many before the centre c as after it.
 
-    Range [0, 1]; every plane counts once.
+    They share the n = 2 min(c, T - 1 - c) + 1 planes evenly around c, of which p is the first:
+    channel b = mean of s over [p + b n / B, p + (b + 1) n / B), B = num_bins. A plane that two bins share counts
+    in both, by its part. Range [0, 1]. With c = (T - 1) / 2, the middle of the stream, every plane counts once.
     """
-    planes = len(stream)
-    if planes < num_bins:
-        raise ValueError(f"{planes} planes cannot fill {num_bins} bins")
-    edges = [b * planes // num_bins for b in range(num_bins + 1)]
-    return np.stack([_mean(stream, lo, hi) for lo, hi in itertools.pairwise(edges)])
+    count = int(2 * min(center, len(stream) - 1 - center)) + 1
+    if count < num_bins:
+        raise ValueError(f"{count} planes evenly around {center:g} cannot fill {num_bins} bins")
+    first = int(center - (count - 1) / 2)
+    # Counted in 1 / B of a plane, so that all sums are integers and the same in both directions of time.
+    edges = [first * num_bins + b * count for b in range(num_bins + 1)]
+    return np.stack([_part_mean(stream, lo, hi, num_bins) for lo, hi in itertools.pairwise(edges)])
 
 
-@representation("tfi", proportional=True)
+# The instant of TFI lies half a plane after its centre plane.
+@representation("tfi", proportional=True, lag=lambda **_: 1)
 def tfi(
     stream: np.ndarray, center: int, half_window: int = 20, offsets: tuple[int, ...] | list[int] = (0,)
 ) -> np.ndarray:
@@ -105,7 +161,16 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
     return stream[first : first + window].astype(np.float32)
 
 
-@representation("encoding25", proportional=False)
+def _encoding_lag(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
+    """-1 where the windows' common middle lies between two planes, and all of them are rounded down."""
+    return -1 if spacing and spacing % 2 and num_windows % 2 == 0 else 0
+
+
+def _encoding_is_centered(num_windows: int = 1, spacing: int | None = None, **_: Any) -> bool:
+    return num_windows == 1 or spacing is not None
+
+
+@representation("encoding25", proportional=False, lag=_encoding_lag, is_centered=_encoding_is_centered)
 def encoding25(
     stream: np.ndarray,
     center: int,
@@ -117,7 +182,7 @@ def encoding25(
 
     With `spacing` the centres are m = center + (i - (num_windows - 1) / 2) spacing, rounded down: the same interval in
     every clip, which is what the flow's weights are trained for. Without, m = round(linspace(12, T - 13, num_windows)),
-    as S-VRT spreads them over a file, or `center` for a single window.
+    as S-VRT spreads them over a file, rounded evenly about the file's middle; or `center` for a single window.
     pad: what planes outside of the stream hold: "strict" raises ValueError, "edge" repeats the outermost plane.
     """
     if num_windows < 1 or (spacing is not None and spacing < 1):
@@ -126,7 +191,7 @@ def encoding25(
     if spacing is not None or num_windows == 1:
         middles = [center + ((2 * i - num_windows + 1) * (spacing or 0)) // 2 for i in range(num_windows)]
     else:
-        middles = np.round(np.linspace(12, planes - 13, num_windows)).astype(int).tolist()
+        middles = _spread(planes, num_windows, center)
     steps = np.concatenate([np.arange(m - 12, m + 13) for m in middles])
     outside = (steps < 0) | (steps >= planes)
     if pad == "strict" and outside.any():
@@ -137,6 +202,16 @@ def encoding25(
     return channels
 
 
+def _spread(planes: int, count: int, center: int) -> list[int]:
+    """`count` planes spread evenly over 12 ... planes - 13: what is m from the start is T - 1 - m from the end.
+
+    A middle one that would lie between two planes is the plane on the side of `center`.
+    """
+    before = np.round(np.linspace(12, planes - 13, count)[: count // 2]).astype(int).tolist()
+    middle = (planes - 1 + (planes % 2 == 0 and 2 * center >= planes)) // 2
+    return [*before, *([middle] if count % 2 else []), *(planes - 1 - m for m in reversed(before))]
+
+
 def _mean(stream: np.ndarray, start: int, stop: int) -> np.ndarray:
     """Mean (h, w) float32 of planes start ... stop - 1, as far as they exist."""
     window = stream[max(start, 0) : max(stop, 0)]
@@ -145,6 +220,18 @@ def _mean(stream: np.ndarray, start: int, stop: int) -> np.ndarray:
     # Counts up to 255 fit a byte, which numpy adds far faster than wider integers.
     counts = window.sum(axis=0, dtype=np.uint8 if len(window) < 256 else np.uint32)
     return counts.astype(np.float32) / np.float32(len(window))
+
+
+def _part_mean(stream: np.ndarray, start: int, stop: int, parts: int) -> np.ndarray:
+    """Mean (h, w) float32 over [start, stop), counted in 1 / parts of a plane; at least one plane long."""
+    lo, hi = -(-start // parts), stop // parts
+    whole = stream[lo:hi]
+    counts = whole.sum(axis=0, dtype=np.uint8 if len(whole) < 256 else np.uint32).astype(np.uint32) * np.uint32(parts)
+    if start % parts:
+        counts += np.uint32(lo * parts - start) * stream[lo - 1]
+    if stop % parts:
+        counts += np.uint32(stop - hi * parts) * stream[hi]
+    return counts.astype(np.float32) / np.float32(stop - start)
 
 
 def _interval_rate(stream: np.ndarray, center: int, half_window: int) -> np.ndarray:

@@ -1,10 +1,14 @@
-"""Simulate a spike camera, and the blur of an ordinary one, from a fast sequence of sharp pictures."""
+"""Simulate a spike camera from a fast sequence of sharp pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+
+# Of the display values that pictures hold: light = value ** 2.2.
+DISPLAY_GAMMA = 2.2
 
 # Rec. 601 weights: the grey that the simulators of this field integrate.
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
@@ -13,10 +17,16 @@ LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 class IntegrateAndFire:
     """A spike sensor that is fed one plane of light at a time.
 
-    Per pixel and read-out tick, with I in [0, 1]:
-        A <- A + rate * threshold * I + noise;   s = A >= threshold;   A <- A - threshold * s   (soft reset)
+    Per pixel and read-out tick, with I >= 0, 1 at full light:
+        A <- A + rate * threshold * I + noise;   s = A >= threshold;   A <- A mod threshold where s
     so `rate` is the firing rate at I = 1 in spikes per tick (gain / threshold; 0.5 for the threshold 2 and gain 1
     of SpkDeblurNet's v2s, 0.9925 for S-SDM).
+
+    A pixel resets each time its charge reaches the threshold, at any moment, and its read-out holds one bit a tick:
+    light of more than one threshold per tick resets it several times and gives one spike, and only the charge since
+    the last reset remains. Hence the modulo, as in S-SDM's simulator (SimulationSimple_Video); below one threshold
+    per tick it equals the subtraction of SpkDeblurNet's v2s. Source of the pixel: Huang et al., "1000x Faster Camera
+    and Machine Vision with Ordinary Devices", Engineering 25, 2023.
 
     initial_charge: upper end of the uniform first charge, in thresholds (0: all pixels start empty, in phase).
     shot_noise: standard deviation of the charge of one tick at I = 1, in thresholds; grows with sqrt(I).
@@ -48,26 +58,32 @@ class IntegrateAndFire:
         self.charge = (rng.uniform(0.0, 1.0, (height, width)) * initial_charge * self.threshold).astype(np.float32)
 
     def step(self, light: np.ndarray) -> np.ndarray:
-        """Light (H, W) in [0, 1], linear -> spikes (H, W) uint8 in {0, 1} of this tick."""
+        """Light (H, W), 1 at full scale -> spikes (H, W) uint8 in {0, 1} of this tick."""
         self.charge += self.gain * light.astype(np.float32) + self.dark
         if self.shot_noise:
             noise = self.rng.standard_normal(light.shape, dtype=np.float32)
             self.charge += self.shot_noise * np.sqrt(np.clip(light, 0.0, None)) * noise
         fired = self.charge >= self.threshold
-        self.charge -= self.threshold * fired
+        np.fmod(self.charge, self.threshold, out=self.charge, where=fired)
         return fired.astype(np.uint8)
 
     def run(self, lights: Iterable[np.ndarray]) -> np.ndarray:
         """Light planes (H, W) one after another -> spikes (T, H, W) uint8; the charge goes on from the last call."""
         return np.stack([self.step(light) for light in lights])
 
+    def run_parts(self, lights: Iterable[np.ndarray], planes: int = 64) -> Iterator[np.ndarray]:
+        """`run` in parts of at most `planes` planes, for streams that need not fit into memory."""
+        lights = iter(lights)
+        while part := list(itertools.islice(lights, planes)):
+            yield self.run(part)
 
-def to_linear(picture: np.ndarray, gamma: float = 2.2) -> np.ndarray:
+
+def to_linear(picture: np.ndarray, gamma: float = DISPLAY_GAMMA) -> np.ndarray:
     """Display values in [0, 1] -> linear light in [0, 1], float32."""
     return np.power(picture, gamma, dtype=np.float32)
 
 
-def to_display(light: np.ndarray, gamma: float = 2.2) -> np.ndarray:
+def to_display(light: np.ndarray, gamma: float = DISPLAY_GAMMA) -> np.ndarray:
     """Linear light -> display values in [0, 1], float32."""
     return np.power(np.clip(light, 0.0, 1.0), 1.0 / gamma, dtype=np.float32)
 
@@ -80,16 +96,6 @@ def to_grey(rgb: np.ndarray) -> np.ndarray:
 def to_uint8(picture: np.ndarray) -> np.ndarray:
     """Display values in [0, 1] -> uint8, rounded to the nearest."""
     return (np.clip(picture, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
-
-
-def synthesize_blur(pictures: np.ndarray, gamma: float | None = 2.2) -> np.ndarray:
-    """The exposure (H, W, C) over sharp display pictures (N, H, W, C) in [0, 1], float32.
-
-    gamma: the mean is taken in linear light (GoPro's `blur_gamma`); None: of the values as they are (GoPro's `blur`).
-    """
-    if gamma is None:
-        return pictures.mean(axis=0, dtype=np.float32)
-    return to_display(to_linear(pictures, gamma).mean(axis=0, dtype=np.float32), gamma)
 
 
 def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:

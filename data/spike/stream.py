@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -201,12 +202,17 @@ def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
 
 def write_dat(path: str | os.PathLike[str], spikes: np.ndarray, geometry: SpikeGeometry) -> None:
     """Write spikes (T, H, W) in {0, 1}; the file appears whole or not at all."""
+    write_parts(path, [spikes], geometry)
+
+
+def write_parts(path: str | os.PathLike[str], parts: Iterable[np.ndarray], geometry: SpikeGeometry) -> None:
+    """`write_dat` for a stream that comes in parts (t, H, W), of which one at a time is in memory."""
     path = Path(path)
-    packed = pack(spikes, geometry)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(packed.tobytes())
+            for part in parts:
+                file.write(pack(part, geometry).tobytes())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
