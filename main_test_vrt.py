@@ -145,8 +145,8 @@ def direct_job(args: TestArgs, opt: dict[str, Any] | None) -> Job:
     check_inputs(saved, args)
     options = None
     if args.spike and saved.spike is not None:
-        options = spike_options(saved.spike, args)
-    clips = user_clips(args.input, args.spike, args.gt, options, saved.scale)
+        options = spike_options(saved, args)
+    clips = user_clips(args.input, args.spike, args.gt, options, saved.scale, saved.spike_data)
     if interpolates(saved):
         clips = [InterpolatedClip(clip) for clip in clips]
     video = clips[0].fps is not None
@@ -157,9 +157,11 @@ def direct_job(args: TestArgs, opt: dict[str, Any] | None) -> Job:
     return Job(saved, clips, direct_tiling(saved, args), fit, outputs, args, title, len(clips))
 
 
-def spike_options(section: dict[str, Any] | str, args: TestArgs) -> dict[str, Any]:
+def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
     """The spike section that the network was trained with, as the command line changes it."""
-    table = {"spike": {"type": section} if isinstance(section, str) else dict(section)}
+    table = {"spike": {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)}
+    if saved.spike_data is not None and table["spike"].get("rate") != "match":
+        table["spike"] |= {"rate": None, "light": None}  # of the training data, not of the user's
     if args.spike_size:
         table["spike"] |= dict(zip(("h", "w"), args.spike_size, strict=True))
     for override in args.overrides:

@@ -15,7 +15,7 @@ from torch import Tensor
 from data.frame_io import read_bgr
 from data.spike.stream import count_planes, read_dat
 from data.spike_info import DatasetInfo, load_info
-from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors
+from data.spike_source import DatSpikes, spike_errors_as_data_errors, user_spikes
 from utils.utils_errors import DataError, OptionError
 from utils.utils_image import IMAGE_SUFFIXES, list_images
 from utils.utils_video import VIDEO_SUFFIXES, VideoReader
@@ -105,7 +105,10 @@ class Pictures:
 class UserSpikes:
     """Spikes of a user's clip: a folder with one .dat per frame, or one .dat whose planes the frames share evenly."""
 
-    def __init__(self, path: Path, frames: Pictures, clip: str, source: DatSpikes) -> None:
+    def __init__(
+        self, path: Path, frames: Pictures, clip: str, source: DatSpikes, trained: dict[str, Any] | None = None
+    ) -> None:
+        """trained: what is known of the spikes in training, see data.spike_source.describe_spikes."""
         self.clip, self._frames, self._source = clip, frames, source
         self.channels = source.channels
         self._files = _dat_files(path, frames) if path.is_dir() else None
@@ -123,8 +126,10 @@ class UserSpikes:
         try:
             source.center_plane(clip, each)
         except OptionError:
-            logger.warning("spikes of %s: the plane of the sharp frame is unknown, the middle one is taken", clip)
-            source.center = "file"
+            is_alike = trained is not None and trained["planes"] == each and trained["gt_plane"] is not None
+            source.center = trained["gt_plane"] if is_alike else "file"
+            said = f"plane {source.center} is taken, as in training" if is_alike else "the middle one is taken"
+            logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", clip, said)
         source.check_planes(clip, each)
 
     def frame(self, index: int, picture: np.ndarray, reverse: bool = False) -> Tensor:
@@ -195,27 +200,26 @@ def user_clips(
     gt: str | Path | None = None,
     spike_options: dict[str, Any] | None = None,
     scale: int = 1,
+    trained: dict[str, Any] | None = None,
 ) -> list[ClipReader]:
     """The clips a user points at: a video, a folder of frames, or a folder of such folders.
 
     spike, gt: laid out in the same way. spike_options: a `spike` section of the options (None: the network takes no
-    spikes). scale: size of the sharp frames over that of the input. Raises DataError, naming the files, where frames,
-    spikes and reference do not belong together.
+    spikes). scale: size of the sharp frames over that of the input. trained: what is known of the spikes in training
+    (data.spike_source.describe_spikes), for what the user's do not say.
+    Raises DataError, naming the files, where frames, spikes and reference do not belong together.
     """
     root = Path(path)
     if not root.exists():
         raise DataError("no such file or folder", str(root), "a folder of frames or a video", "check --input")
     if root.is_file() and root.suffix.lower() not in VIDEO_SUFFIXES + IMAGE_SUFFIXES:
         logger.info("%s has no known suffix of a video; trying to decode it", root)
-    inner = _clip_folders(root)
+    inner, network = _clip_folders(root), (spike_options, scale, trained)
     if not inner:
-        return [_user_clip(_clip_name(root), root, spike, gt, spike_options, scale)]
+        return [_user_clip(_clip_name(root), root, spike, gt, network)]
 
     of = lambda base, kind, name: None if base is None else _within(Path(base) / name, kind)  # noqa: E731
-    return [
-        _user_clip(n, _within(root / n, "blur"), of(spike, "spike", n), of(gt, "sharp", n), spike_options, scale)
-        for n in inner
-    ]
+    return [_user_clip(n, _within(root / n, "blur"), of(spike, "spike", n), of(gt, "sharp", n), network) for n in inner]
 
 
 def _user_clip(
@@ -223,15 +227,18 @@ def _user_clip(
     path: Path,
     spike: str | Path | None,
     gt: str | Path | None,
-    spike_options: dict[str, Any] | None,
-    scale: int,
+    network: tuple[dict[str, Any] | None, int, dict[str, Any] | None],
 ) -> UserClip:
+    """network: spike_options, scale and trained of `user_clips`."""
+    spike_options, scale, trained = network
     frames = Pictures(path)
     spikes = None
     if spike_options is not None and spike is not None:
         info = _nearest_info(Path(spike), spike_options)
-        source = SPIKE_SOURCES.build(spike_options, "spike", info=info)
-        spikes = UserSpikes(Path(spike), frames, name, source)
+        source, assumed = user_spikes(spike_options, trained, info, name)
+        if assumed:
+            logger.warning(assumed)
+        spikes = UserSpikes(Path(spike), frames, name, source, trained)
     reference = Pictures(Path(gt)) if gt is not None else None
     if reference is not None:
         _check_reference(frames, reference, scale)

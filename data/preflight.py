@@ -27,6 +27,7 @@ from data.io_backend import IO_BACKENDS
 from data.meta_file import read_meta
 from data.roots import LMDB_MARK
 from data.select_dataset import section_source
+from data.spike.light import fit_light
 from data.spike.stream import SpikeFileError, read_dat
 from data.spike_source import DatSpikes
 from utils.utils_errors import DataError
@@ -69,6 +70,11 @@ def preflight(opt: dict[str, Any]) -> None:
             continue
         start = time.monotonic()
         source = section_source(section, split)
+        if source.spikes and not source.spikes.is_rate_known:
+            logger.warning(
+                "data %s: no dataset.json or spike.rate gives the firing rate at full light; 1 is assumed, so that the "
+                "network learns from undivided firing rates of this camera", split,
+            )  # fmt: skip
         if _uses_cache(section):
             clips = IO_BACKENDS.build(section["io_backend"], "io_backend", cache_data=False).clips(source)
             logger.info("data %s: %d cached clips", split, len(clips))
@@ -113,6 +119,7 @@ def check(source: Source, split: str, decode: bool = False, progress: Callable[[
     if source.spikes:
         for clip in clips:
             report.warnings += _look_at_spikes(clip, source.spikes)
+        report.warnings += _look_at_light(clips[0], source.spikes) if clips else []
     return report
 
 
@@ -165,6 +172,23 @@ def _look_at_spikes(clip: Clip, spikes: DatSpikes) -> list[Problem]:
         what = f"spikes look upside down: correlation with the frame {as_read:.2f}, flipped {flipped:.2f} (spike.flip)"
         return [Problem(clip.name, what, path)]
     return []
+
+
+def _look_at_light(clip: Clip, spikes: DatSpikes) -> list[Problem]:
+    """A warning where nobody says which light the spikes integrate, and they do not look like linear light."""
+    path = clip.spike[0]
+    if spikes.is_light_known or LMDB_MARK in path:
+        return []
+    try:
+        rates = read_dat(path, spikes.geometry, remainder=spikes.remainder).mean(axis=0, dtype=np.float32)
+        grey = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
+    except (SpikeFileError, DataError):
+        return []  # the comparison of the whole clip has told
+    fit = fit_light(rates, cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA) / 255.0)
+    if fit.light == spikes.light or not fit.is_clear:
+        return []
+    what = f"spikes look like {fit.light} light of rate {fit.rate:.2f}, {spikes.light} is assumed (spike.light)"
+    return [Problem(clip.name, what, path)]
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from data.clip_index import Source, held_out
-from data.spike_source import SPIKE_SOURCES, build_spikes, channels_of
+from data.spike_source import SPIKE_SOURCES, build_spikes, channels_of, describe_spikes
 from utils.utils_errors import OptionError
 from utils.utils_registry import Registry
 
@@ -45,9 +45,14 @@ def section_spike_channels(section: dict[str, Any]) -> int:
 
 
 def set_spike_channels(opt: dict[str, Any]) -> None:
-    """Put S into the dataset sections of resolved options: the data know it, the networks need it."""
+    """Put S, and what is known of the spikes, into the dataset sections of resolved options.
+
+    The data know it; the networks need S, and those who use the weights need the rest. Reads dataset.json.
+    """
     for section in filter(None, opt["datasets"].values()):
         section["spike_channels"] = section_spike_channels(section)
+        if section["spike_channels"]:
+            section["spike_data"] = describe_spikes(section["spike"], section.get("dataroot_spike") or "")
 
 
 def section_source(section: dict[str, Any], split: str) -> Source:

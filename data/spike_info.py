@@ -93,6 +93,8 @@ def _checked(table: dict[str, Any], path: str) -> DatasetInfo:
         "h": int, "w": int, "flip": bool, "planes": int, "gt_plane": int, "rate": (int, float), "light": str,
         "clips": dict,
     }  # fmt: skip
+    # Older files of scripts/prepare_gopro_spike.py name the light in their recipe only.
+    table = {"light": (table.get("recipe") or {}).get("light"), **table}
     values = {}
     for key, kind in types.items():
         value = table.get(key)

@@ -99,6 +99,7 @@ class DatSpikes:
         self.ignored = rp.REPRESENTATIONS[self.name].ignored(**options)
         given = {"rate": rate is not None, "light": light is not None, "gamma": gamma != 1.0, "center": center != "gt"}
         _check_effect(self.name, options, [key for key in given if given[key] and key in self.ignored])
+        self.is_light_known = "light" in self.ignored or (light or info.light) is not None
         self.is_rate_known = "rate" in self.ignored or (rate if rate is not None else info.rate) is not None
 
     def ratio(self, size: tuple[int, int]) -> int | None:
@@ -214,6 +215,45 @@ def build_spikes(section: dict[str, Any] | str, dataroot_spike: str, where: str)
             "scripts/prepare_gopro_spike.py for GoPro",
         )  # fmt: skip
     return SPIKE_SOURCES.build(section, where, info=load_info(dataroot_spike))
+
+
+def describe_spikes(section: dict[str, Any] | str, dataroot_spike: str) -> dict[str, Any]:
+    """What a spike section and its data's dataset.json say of the spikes, for those who get the weights.
+
+    rate: spikes per plane at full light, "match", or None where it is unknown and firing rates stay undivided.
+    light: "linear" or "display". center: of the section; planes, gt_plane: of most files, where dataset.json says.
+    """
+    options, info = SPIKE_SOURCES.resolve(section, "spike"), load_info(dataroot_spike)
+    return {
+        "rate": info.rate if options["rate"] is None else options["rate"],
+        "light": options["light"] or info.light or "linear",
+        "center": options["center"], "planes": info.planes, "gt_plane": info.gt_plane,
+    }  # fmt: skip
+
+
+def user_spikes(
+    section: dict[str, Any], trained: dict[str, Any] | None, info: DatasetInfo, clip: str
+) -> tuple[DatSpikes, str]:
+    """The source of a user's spikes for a network of `section`; and what is assumed of them, "" for nothing.
+
+    trained: `describe_spikes` of the training data, None where it is not known. Where neither the user nor
+    dataset.json give the light, it is the training's; where they do not give the rate, it is measured ("match"), but
+    for a network that learned from undivided firing rates, which needs none.
+    """
+    source = SPIKE_SOURCES.build(section, "spike", info=info)
+    if "rate" in source.ignored:
+        return source, ""
+    light = section.get("light") or info.light or (trained or {}).get("light")
+    section = {**section, "light": light}
+    if source.is_rate_known:
+        return SPIKE_SOURCES.build(section, "spike", info=info), ""
+    if trained is not None and trained["rate"] is not None:
+        section["rate"] = "match"
+        said = f"measured from the brightness of the frames, which show {light} light as in training (spike.rate=match)"
+    else:
+        said = "taken as 1, as for a network that learned from undivided firing rates of the same camera"
+    said = f"spikes of {clip}: the firing rate at full light is not known and {said}; give spike.rate if you know it"
+    return SPIKE_SOURCES.build(section, "spike", info=info), said
 
 
 def channels_of(representation: dict[str, Any] | str) -> int:

@@ -22,6 +22,7 @@ class SavedNetwork:
     """A weights file and the network it belongs to.
 
     netG: its options. spike_channels, spike: S, and the section that says how spikes become channels (None: RGB only).
+    spike_data: rate, light and centre of the spikes in training (see data.spike_source); None where unknown.
     known_from: why we believe that this is its network. released: name of the published network, or None.
     """
 
@@ -32,6 +33,7 @@ class SavedNetwork:
     spike_channels: int
     spike: dict[str, Any] | None
     known_from: str
+    spike_data: dict[str, Any] | None = None
     released: str | None = None
 
     def build(self) -> nn.Module:
@@ -52,7 +54,7 @@ class SavedNetwork:
 
     def options_digest(self) -> str:
         """12 hex digits that differ where the network or the representation of the spikes does."""
-        about = json.dumps([self.netG, self.scale, self.spike_channels, self.spike], sort_keys=True)
+        about = json.dumps([self.netG, self.scale, self.spike_channels, self.spike, self.spike_data], sort_keys=True)
         return hashlib.sha256(about.encode()).hexdigest()[:12]
 
 
@@ -64,6 +66,7 @@ def portable_options(opt: dict[str, Any]) -> dict[str, Any]:
         "netG": opt["netG"],
         "spike_channels": section.get("spike_channels", 0),
         "spike": section.get("spike"),
+        "spike_data": section.get("spike_data"),
     }
 
 
@@ -75,12 +78,17 @@ def read_saved(path: str | Path, opt: dict[str, Any] | None = None) -> SavedNetw
     """
     path = Path(path)
     weights = read_weights(path, prefer="ema_state_dict")
-    if opt is not None:
-        return _saved(path, weights, portable_options(opt), "the option file")
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     options = content.get("options") if isinstance(content, dict) else None
-    if isinstance(options, dict):
-        options = portable_options(options) if "datasets" in options else options
+    options = options if isinstance(options, dict) else None
+    if options is not None and "datasets" in options:
+        options = portable_options(options)
+    if opt is not None:
+        asked = portable_options(opt)
+        # The data that these weights were trained on need not be where the option file says, or on this machine.
+        asked["spike_data"] = (options or {}).get("spike_data") or asked["spike_data"]
+        return _saved(path, weights, asked, "the option file")
+    if options is not None:
         return _saved(path, weights, options, "the weights file")
     name = identify(weights)
     if name is None:

@@ -185,7 +185,8 @@ def make_sample(root: Path, seed: int = 0, clips: dict[str, int] | None = None, 
                 make_clip(temporary, split, f"SAMPLE{index:02d}_{split}", rng, frames)
         about = {
             "format": 1, "h": SIZE // 2, "w": SIZE // 2, "flip": True, "planes": PLANES, "rate": RATE,
-            "gt_plane": gt_plane(), "gamma": 2.2, "seed": seed, "made_by": "scripts/make_sample_data.py",
+            "light": "linear", "gt_plane": gt_plane(), "gamma": 2.2, "seed": seed,
+            "made_by": "scripts/make_sample_data.py",
         }  # fmt: skip
         text = json.dumps(about, indent=2) + "\n"
         (temporary / "GOPRO_Large_spike_seq" / "dataset.json").write_text(text, encoding="utf-8")

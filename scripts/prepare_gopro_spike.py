@@ -248,7 +248,8 @@ def write_info(out: Path, recipe: Recipe, jobs: list[Job]) -> None:
     counts = Counter(clip["planes"] for clip in clips.values())
     common = next(clip for clip in clips.values() if clip["planes"] == counts.most_common(1)[0][0])
     about: dict[str, Any] = {
-        "format": FORMAT, "h": height, "w": width, "flip": True, **common, "rate": recipe.rate, "clips": clips,
+        "format": FORMAT, "h": height, "w": width, "flip": True, **common, "rate": recipe.rate,
+        "light": recipe.light, "clips": clips,
         "recipe": asdict(recipe), "made_by": "scripts/prepare_gopro_spike.py",
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,17 @@ def write_clip(
 
 
 def write_info(root: Path, **values: object) -> None:
-    about = {"format": 1, "h": 8, "w": 12, "flip": True, "planes": PLANES, "rate": 1.0, "gt_plane": 12, **values}
+    about = {
+        "format": 1,
+        "h": 8,
+        "w": 12,
+        "flip": True,
+        "planes": PLANES,
+        "rate": 1.0,
+        "light": "linear",
+        "gt_plane": 12,
+    }
+    about |= values
     path = root / "GOPRO_Large_spike_seq" / "dataset.json"
     path.write_text(json.dumps({k: v for k, v in about.items() if v is not None}), encoding="utf-8")
 

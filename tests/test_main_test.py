@@ -9,6 +9,7 @@ import torch
 
 import main_test_vrt
 from data.clip_reader import user_clips
+from data.spike.stream import SpikeGeometry, read_dat, write_dat
 from models.portable import portable_options, read_saved
 from models.select_network import NETWORKS, define_G
 from models.tiling import restore_clip
@@ -226,10 +227,37 @@ def test_one_dat_of_the_whole_clip_is_shared_out_over_the_frames(home, tmp_path)
     (tmp_path / "all.dat").write_bytes(b"".join(p.read_bytes() for p in sorted(folder.iterdir())))
     frames = home / "clips" / "test2"
     options = read_saved(home / "spike.pth").spike
-    one = user_clips(frames, tmp_path / "all.dat", spike_options=options | {"h": 16, "w": 16, "center": "file"})[0]
+    known = options | {"h": 16, "w": 16, "center": "file", "rate": 1.0}
+    one = user_clips(frames, tmp_path / "all.dat", spike_options=known)[0]
     many = user_clips(frames, folder, spike_options=options)[0]
     for index in (3, 0, 2):
         assert torch.equal(one.frame(index)["spike"], many.frame(index)["spike"])
+
+
+def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, tmp_path, caplog):
+    # Twice the threshold: half the spikes. The files lie where no dataset.json tells.
+    folder, frames = home / "GOPRO_Large_spike_seq" / "test" / "test2" / "spike", home / "clips" / "test2"
+    saved = read_saved(home / "spike.pth")
+    assert saved.spike_data == {"rate": 1.0, "light": "linear", "center": "file", "planes": 24, "gt_plane": 12}
+    for path in folder.iterdir():
+        stream = read_dat(path, SpikeGeometry(16, 16))
+        stream[1::2] = 0
+        write_dat(tmp_path / path.name, stream, SpikeGeometry(16, 16))
+    section = main_test_vrt.spike_options(saved, main_test_vrt.parse_test_args(
+        ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s", "--spike-size", "16", "16"], ""
+    ))  # fmt: skip
+    read = lambda **known: user_clips(frames, tmp_path, None, section | known, 1, saved.spike_data)[0].frame(0)  # noqa: E731
+
+    measured = read()["spike"]
+    assert "firing rate at full light is not known and measured" in caplog.text and "linear light" in caplog.text
+    caplog.clear()
+    assert torch.equal(measured, read(rate="match", light="linear")["spike"])
+    assert torch.allclose(read(rate=0.5)["spike"], 2 * read(rate=1.0)["spike"]) and "not known" not in caplog.text
+    # Weights that say nothing, or that learned from undivided rates: rates stay undivided, and the log says so.
+    for trained in (None, saved.spike_data | {"rate": None}):
+        caplog.clear()
+        undivided = user_clips(frames, tmp_path, None, section, 1, trained)[0].frame(0)["spike"]
+        assert torch.equal(undivided, read(rate=1.0)["spike"]) and "taken as 1" in caplog.text
 
 
 def write_video(path, count=5, height=35, width=45):

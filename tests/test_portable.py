@@ -8,9 +8,12 @@ from tests import golden
 from tests.train_files import network
 from utils.utils_errors import CheckpointError
 
+KNOWN = {"rate": 0.9, "light": "linear", "center": "gt", "planes": 88, "gt_plane": 44}
+SPIKES = {"spike_channels": 2, "spike": {"type": "dat"}, "spike_data": KNOWN}
+
 
 def options(**netG):
-    return {"scale": 1, "netG": network(**netG), "datasets": {"train": {"spike_channels": 2, "spike": {"type": "dat"}}}}
+    return {"scale": 1, "netG": network(**netG), "datasets": {"train": SPIKES}}
 
 
 @pytest.mark.parametrize("name", ["net_deblur_pa2_2f_w8"])
@@ -61,9 +64,21 @@ def test_our_weights_and_checkpoints_say_what_they_are(tmp_path):
     for name in ("3_G.pth", "checkpoint_latest.pth", "averaged.pth"):
         saved = read_saved(tmp_path / name)
         assert saved.spike_channels == 2 and saved.spike == {"type": "dat"} and saved.netG == opt["netG"]
+        assert saved.spike_data == KNOWN
         built = saved.build().state_dict()
         wanted = ema if name == "averaged.pth" else net.state_dict()
         assert all(torch.equal(built[key], wanted[key]) for key in wanted)
+
+
+def test_the_weights_know_their_spikes_better_than_an_option_file_without_its_data(tmp_path):
+    opt = options()
+    torch.save({"params": define_G(opt).state_dict(), "options": portable_options(opt)}, tmp_path / "a.pth")
+    opt["datasets"]["train"] = {**SPIKES, "spike_data": KNOWN | {"rate": None}}
+    assert read_saved(tmp_path / "a.pth", opt).spike_data == KNOWN
+    # Files of before have no such entry.
+    old = {key: value for key, value in portable_options(opt).items() if key != "spike_data"}
+    torch.save({"params": define_G(opt).state_dict(), "options": old}, tmp_path / "old.pth")
+    assert read_saved(tmp_path / "old.pth").spike_data is None
 
 
 def test_weights_of_another_network_are_refused(tmp_path):

@@ -27,6 +27,9 @@ class LoaderOptions(Section):
 
     name: str = Field("", description="A name for messages; no effect.")
     spike_channels: int | None = Field(None, ge=0, description="S; filled in from the spike source.")
+    spike_data: dict[str, Any] | None = Field(
+        None, description="Rate, light and centre of the spikes; filled in from dataset.json, stored with the weights."
+    )
     dataloader_shuffle: bool = Field(True, description="Draw a new order in each epoch (training only).")
     dataloader_num_workers: int = Field(2, ge=0, description="Loader processes per GPU; 0 loads in the main process.")
     dataloader_batch_size: int = Field(1, ge=1, description="Clips per GPU and step (the log says the total).")

@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import torch
+
+from data.clip_reader import dataset_clips
+from data.select_dataset import build_dataset
+from data.spike.stream import SpikeGeometry, write_dat
+from tests.clip_files import section, write_clip, write_info
+from utils.utils_errors import OptionError
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    root = tmp_path_factory.mktemp("clips")
+    write_clip(root, "clip9", split="test", frames=2, seed=9)
+    write_info(root)
+    return root
+
+
+def build(root, split="test", **changes):
+    return build_dataset(section(root, split, **changes), split, 0)
+
+
+REVERSIBLE = [
+    {"type": "voxel", "num_bins": 3}, {"type": "tfp", "half_window": 2, "offsets": [-3, 1]},
+    {"type": "tfi", "half_window": 6, "offsets": [0, 4]}, {"type": "raw", "window": 5},
+    {"type": "encoding25", "num_windows": 2, "spacing": 3, "pad": "edge"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("representation", REVERSIBLE, ids=lambda r: r["type"])
+def test_frames_in_reversed_time_are_those_of_files_played_backwards(tmp_path, representation):
+    # The same clip twice: as recorded, and as a camera that saw the scene backwards would have stored it.
+    geometry = SpikeGeometry(8, 12)
+    for root in (tmp_path / "a", tmp_path / "b"):
+        write_clip(root, "clip0", split="test", frames=3)
+    # One gap between planes earlier where the instant lies behind its plane, one later where it lies before.
+    shift = {"tfi": -1, "encoding25": 1}.get(representation["type"], 0)
+    write_info(tmp_path / "a", gt_plane=9)
+    write_info(tmp_path / "b", gt_plane=24 - 1 - 9 + shift)
+    for number in range(3):
+        path = f"GOPRO_Large_spike_seq/test/clip0/spike/{number:06d}.dat"
+        stream = (np.random.default_rng(number).random((24, 8, 12)) < 0.3).astype(np.uint8)
+        write_dat(tmp_path / "a" / path, stream, geometry)
+        write_dat(tmp_path / "b" / path, stream[::-1], geometry)
+    spike = {"type": "dat", "representation": representation}
+    recorded, backwards = (build(tmp_path / name, "test", spike=spike) for name in ("a", "b"))
+
+    assert torch.equal(recorded.read_frames(0, 0, 3, reverse=True)["spike"], backwards[0]["spike"])
+    one = dataset_clips(recorded)[0].frame(1, reverse=True)
+    assert torch.equal(one["spike"], backwards[0]["spike"][1]) and torch.equal(one["lq"], recorded[0]["lq"][1])
+
+
+def test_voxel_bins_follow_the_centre_and_keys_without_effect_are_refused(clips):
+    spike = {"type": "dat", "representation": {"type": "voxel", "num_bins": 2}}
+    at_file, at_6 = (build(clips, "test", spike={**spike, "center": c})[0]["spike"] for c in ("file", 6))
+    assert at_file[:, 1].max() == 0 < at_6[:, 1].max()  # all ones lie in the first half of the file
+    raw, spread = {"type": "raw", "window": 3}, {"type": "encoding25", "num_windows": 3, "pad": "edge"}
+    for key, value, representation in (
+        ("gamma", 2.2, raw), ("rate", "match", raw), ("light", "linear", raw), ("center", 5, spread),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=rf"spike\.{key} has no effect"):
+            build(clips, "test", spike={"type": "dat", key: value, "representation": representation})
+
+
+def test_light_decides_what_match_and_gamma_do(tmp_path):
+    write_clip(tmp_path, "clip0", split="test", frames=1)
+    write_info(tmp_path, rate=None, light=None)
+    spike = {"type": "dat", "rate": "match", "representation": {"type": "voxel", "num_bins": 1}, "center": "file"}
+    source = {light: build(tmp_path, "test", spike={**spike, "light": light}).spikes for light in ("linear", "display")}
+    # A camera of rate 0.6 that looks at an even grey, as light and as display value.
+    grey = np.full((4, 4, 3), 128, np.uint8)
+    for light, seen in (("linear", (128 / 255) ** 2.2), ("display", 128 / 255)):
+        stream = np.zeros((1000, 2, 2), np.uint8)
+        stream[: round(600 * seen)] = 1
+        rate = source[light].rate_of(stream, grey)
+        assert rate == pytest.approx(0.6, abs=0.002)
+        # gamma 1: linear light, whatever the sensor integrated; gamma 2.2: the picture's own values.
+        for gamma, value in ((1.0, (128 / 255) ** 2.2), (2.2, 128 / 255)):
+            source[light].gamma = gamma
+            assert source[light].represent(stream, "clip0", "", rate).mean() == pytest.approx(value, abs=0.002)
+    write_info(tmp_path, light="display")
+    with pytest.raises(OptionError, match=r"spike\.light is linear, the data say display"):
+        build(tmp_path, "test", spike={**spike, "light": "linear"})
