@@ -213,7 +213,7 @@ def test_only_the_last_file_may_lack_the_seven_interpolated_planes(root, missing
 def test_how_many_planes_the_last_file_may_lack_comes_from_the_recipe(root, k, missing, fine):
     write_info(root, recipe={"interpolate": k})
     (spike(root) / "000052.dat").write_bytes(b"\1" * (PLANE_BYTES * (PLANES - missing)))
-    spikes = {"type": "dat", "center": 0, "representation": {"type": "voxel", "num_bins": 2}}
+    spikes = {"type": "dat", "center": 1, "representation": {"type": "voxel", "num_bins": 2}}
     if fine:
         assert build(root, spike=spikes).clips[0].planes[-1] == PLANES - missing
     else:
