@@ -20,13 +20,15 @@ import numpy as np
 
 from data.augment import Augment
 from data.clip import Clip
-from data.clip_index import Source, digest, find_clips, list_source
+from data.clip_index import Source, digest, find_clips
 from data.frame_io import read_bgr
 from data.meta_file import read_meta
-from data.roots import read_bytes
+from data.names import checked_name
+from data.roots import list_root, read_bytes
 from data.spike.stream import Crop, unpack
 from data.spike_source import DatSpikes
 from utils.utils_errors import DataError
+from utils.utils_files import MARK, publish_folder, refuse_foreign, refuse_overlap, scratch_folder, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class CacheReader:
     def clips(self, source: Source) -> list[Clip]:
         """The cached clips, after a check that the cache still says what the source says.
 
-        Where the source is not on this machine, the cache is trusted. Raises DataError for a stale or broken cache.
+        Roots of the source that are not on this machine are trusted. Raises DataError for a stale or broken cache.
         """
         index, kinds = _load_index(self.path), source.kinds()
         missing = sorted(kinds.keys() - index["source"].keys())
@@ -54,11 +56,11 @@ class CacheReader:
             raise self._stale(f"its spikes are {index['spike']}")
         if index["selection"] != _selection(source):
             raise self._stale("it was built for another choice of clips (meta_info_file, val_partition)")
-        if all(os.path.exists(root) for root, _, _ in kinds.values()):
-            changed = [kind for kind, value in _digests(source).items() if index["source"][kind] != value]
-            if changed:
-                raise self._stale(f"{', '.join(changed)} files of the source have changed since")
-        else:
+        here = [kind for kind, (root, _, _) in kinds.items() if os.path.exists(root)]
+        changed = [kind for kind, value in _digests(source, here).items() if index["source"][kind] != value]
+        if changed:
+            raise self._stale(f"{', '.join(changed)} files of the source have changed since")
+        if len(here) < len(kinds):
             logger.info("the source of cache %s is not here; its freshness was not checked", self.path)
         clips = [_clip_from(record, kinds.keys()) for record in index["clips"]]
         for clip in clips:
@@ -109,21 +111,22 @@ def build_cache(source: Source, path: str, progress: Callable[[Clip], None] = la
     A build that was interrupted goes on with the clips that are missing. Raises DataError for wrong data and for a
     disk without enough room (nothing is written then).
     """
-    clips, target = find_clips(source), Path(path)
+    target = Path(os.path.abspath(path))
+    refuse_overlap(target, {f"dataroot_{kind}": root for kind, (root, _, _) in source.kinds().items()}, "--out")
+    _refuse_foreign_files(target)
+    clips = find_clips(source)
     partial = target.with_name(f".{target.name}.partial")
     index = {
         "format": FORMAT,
-        "source": _digests(source),
+        "source": _digests(source, source.kinds()),
         "selection": _selection(source),
         "spike": dataclasses.asdict(source.spikes.geometry) if source.spikes else None,
         "clips": [dataclasses.asdict(clip) for clip in clips],
     }
-    stamp = partial / "source"
-    wanted = json.dumps(index)
-    if partial.exists() and (not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted):
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True, exist_ok=True)
-    stamp.write_text(wanted, encoding="utf-8")
+    stamp, wanted = partial / "source", json.dumps(index)
+    if not (partial / MARK).is_file() or not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
+        scratch_folder(partial)
+        write_whole(stamp, wanted.encode())
     _check_room(clips, source, partial)
     for clip in clips:
         if not (partial / clip.name).exists():
@@ -131,13 +134,26 @@ def build_cache(source: Source, path: str, progress: Callable[[Clip], None] = la
         progress(clip)
     os.replace(stamp, partial / INDEX)
     if target.exists():
+        _refuse_foreign_files(target)
         shutil.rmtree(target)
-    os.replace(partial, target)
+    publish_folder(partial, target)
     return clips
 
 
+def _refuse_foreign_files(target: Path) -> None:
+    """Only a cache of ours, or nothing, may make room for a new one."""
+    if not os.path.lexists(target):
+        return
+    names = {INDEX}
+    if (target / INDEX).is_file():
+        index = _load_index(str(target), any_format=True)
+        names |= {f"{clip['name']}/{kind}.u8" for clip in index["clips"] for kind in ("lq", "gt", "spike")}
+    ours = {name: (target / name).stat().st_size for name in names if (target / name).is_file()}
+    refuse_foreign(target, ours, "a clip cache")
+
+
 def _write_clip(clip: Clip, source: Source, folder: Path) -> None:
-    temporary = folder / f".{clip.name}.tmp"
+    temporary = folder / ".clip.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     for kind, paths, size in (("lq", clip.lq, clip.size), ("gt", clip.gt, clip.gt_size)):
@@ -156,6 +172,7 @@ def _write_clip(clip: Clip, source: Source, folder: Path) -> None:
         with open(temporary / "spike.u8", "wb") as file:
             for path, planes in zip(clip.spike, clip.planes, strict=True):
                 file.write(read_bytes(path)[: planes * source.spikes.geometry.plane_bytes])
+    (folder / clip.name).parent.mkdir(parents=True, exist_ok=True)
     os.replace(temporary, folder / clip.name)
 
 
@@ -180,9 +197,9 @@ def _check_room(clips: list[Clip], source: Source, folder: Path) -> None:
         )  # fmt: skip
 
 
-def _digests(source: Source) -> dict[str, str]:
-    """Kind of file -> digest of all its files."""
-    return {kind: digest({kind: listing}) for kind, listing in list_source(source).items()}
+def _digests(source: Source, kinds: Collection[str]) -> dict[str, str]:
+    """Kind of file -> digest of all its files, for these kinds."""
+    return {kind: digest({kind: list_root(*place)}) for kind, place in source.kinds().items() if kind in kinds}
 
 
 def _selection(source: Source) -> list[Any]:
@@ -191,18 +208,21 @@ def _selection(source: Source) -> list[Any]:
     return [{name: list(frames) for name, frames in listed.items()}, sorted(source.left_out)]
 
 
-def _load_index(path: str) -> dict[str, Any]:
+def _load_index(path: str, any_format: bool = False) -> dict[str, Any]:
+    where = Path(path, INDEX)
     try:
-        index = json.loads(Path(path, INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+        index = json.loads(where.read_text(encoding="utf-8"))
+        found = index["format"]
+        for clip in index["clips"]:
+            checked_name(clip["name"], str(where))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        why = f"no {e}" if isinstance(e, KeyError) else str(e)
         raise DataError(
-            f"cannot read the clip cache: {e}", str(Path(path, INDEX)), "a folder made by scripts/build_clip_cache.py",
+            f"cannot read the clip cache: {why}", str(where), "a folder made by scripts/build_clip_cache.py",
             "build it: python scripts/build_clip_cache.py --opt FILE --split SPLIT",
         ) from e  # fmt: skip
-    if index.get("format") != FORMAT:
-        raise DataError(
-            f"clip cache of format {index.get('format')}", path, f"format {FORMAT}", "build the cache again"
-        )
+    if found != FORMAT and not any_format:
+        raise DataError(f"clip cache of format {found}", path, f"format {FORMAT}", "build the cache again")
     return index
 
 

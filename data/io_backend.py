@@ -11,6 +11,7 @@ from data.clip import Clip
 from data.clip_cache import CacheReader
 from data.clip_index import Source, find_clips
 from data.frame_io import read_bgr
+from data.picture_memory import PictureMemory
 from data.roots import LMDB_MARK, is_lmdb, read_bytes
 from data.spike.stream import Crop, planes_in, read_dat, unpack
 from data.spike_source import DatSpikes
@@ -24,21 +25,29 @@ IO_BACKENDS = Registry("io backend", "type")
 class DiskFiles:
     """PNG or JPEG and .dat files, each opened when it is read.
 
-    cache_data: decoded pictures stay in the memory of the process that read them.
+    cache_data: decoded pictures stay in memory, once for all loader processes of a rank.
     """
 
     def __init__(self, cache_data: bool = False) -> None:
-        self._pictures: dict[str, np.ndarray] | None = {} if cache_data else None
+        self.cache_data = cache_data
+        self._kept: PictureMemory | None = None
 
     def clips(self, source: Source) -> list[Clip]:
         """The clips of the source, checked. Raises DataError with all problems."""
+        self._check_roots(source)
+        clips = find_clips(source)
+        if self.cache_data:
+            lq = {path: clip.size for clip in clips for path in clip.lq}
+            self._kept = PictureMemory(lq | {path: clip.gt_size for clip in clips for path in clip.gt})
+        return clips
+
+    def _check_roots(self, source: Source) -> None:
         databases = [root for root, _, _ in source.kinds().values() if is_lmdb(root)]
         if databases:
             raise OptionError(
                 'io_backend.type is "disk", a dataroot is an LMDB', databases[0], '"lmdb"',
                 'set io_backend to {"type": "lmdb"}',
             )  # fmt: skip
-        return find_clips(source)
 
     def pictures(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
         """The rectangle of `aug` in frames of one kind ("lq", "gt"): (T, h, w, 3) uint8, B, G, R."""
@@ -57,7 +66,7 @@ class DiskFiles:
         return unpack(np.frombuffer(content, np.uint8, planes * size).reshape(planes, size), spikes.geometry, crop)
 
     def _picture(self, path: str, size: tuple[int, int]) -> np.ndarray:
-        picture = self._pictures.get(path) if self._pictures is not None else None
+        picture = self._kept.get(path) if self._kept else None
         if picture is None:
             picture = read_bgr(path)
             if picture.shape[:2] != size:
@@ -65,8 +74,8 @@ class DiskFiles:
                     f"picture of {picture.shape[0]} x {picture.shape[1]}", path,
                     f"{size[0]} x {size[1]}, as the first frame of its clip", "make the frame again",
                 )  # fmt: skip
-            if self._pictures is not None:
-                self._pictures[path] = picture
+            if self._kept:
+                self._kept.put(path, picture)
         return picture
 
 
@@ -74,13 +83,12 @@ class DiskFiles:
 class LmdbFiles(DiskFiles):
     """As "disk", where each dataroot whose name ends in .lmdb is a database; KAIR's and BasicSR's layout."""
 
-    def clips(self, source: Source) -> list[Clip]:
+    def _check_roots(self, source: Source) -> None:
         if not any(is_lmdb(root) for root, _, _ in source.kinds().values()):
             raise OptionError(
                 'io_backend.type is "lmdb", no dataroot is one', source.dataroot_lq, "a folder named *.lmdb",
                 "correct the dataroots, or io_backend.type",
             )  # fmt: skip
-        return find_clips(source)
 
 
 @IO_BACKENDS.register("cache")

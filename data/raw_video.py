@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from data.frame_io import read_bgr
 from data.spike.simulate import to_grey
 from utils.utils_errors import DataError
+from utils.utils_files import natural_key
 from utils.utils_image import IMAGE_SUFFIXES, list_images
 from utils.utils_video import VIDEO_SUFFIXES, VideoReader
 
@@ -32,12 +34,21 @@ class FolderFrames:
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
+        self._shape: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def read(self, index: int) -> np.ndarray:
-        return read_bgr(str(self.paths[index]))[..., ::-1]
+        """Raises DataError for a picture that cannot be read, or of another size than the first one read."""
+        picture = read_bgr(str(self.paths[index]))[..., ::-1]
+        self._shape = self._shape or picture.shape
+        if picture.shape != self._shape:
+            raise DataError(
+                f"frame of {picture.shape[0]} x {picture.shape[1]}", str(self.paths[index]),
+                f"{self._shape[0]} x {self._shape[1]}, as the other frames of its clip", "make the frame again",
+            )  # fmt: skip
+        return np.ascontiguousarray(picture)
 
 
 class VideoFrames(VideoReader):
@@ -55,6 +66,9 @@ class RawClip:
     path: Path
     split: str
 
+    def files(self) -> list[Path]:
+        return [self.path] if self.path.is_file() else list_images(self.path)
+
     def open(self) -> Frames:
         return VideoFrames(self.path) if self.path.is_file() else FolderFrames(list_images(self.path))
 
@@ -66,7 +80,9 @@ def find_raw_clips(source: Path) -> list[RawClip]:
     roots = [(source / split, split) for split in SPLITS if (source / split).is_dir()] or [(source, "")]
     clips = []
     for root, split in roots:
-        for path in sorted(root.iterdir()) if root.is_dir() else ():
+        for path in sorted(root.iterdir(), key=lambda p: natural_key(p.name)) if root.is_dir() else ():
+            if path.name.startswith("."):
+                continue
             is_video = path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES
             has_pictures = path.is_dir() and any(p.suffix.lower() in IMAGE_SUFFIXES for p in path.iterdir())
             if is_video or has_pictures:
@@ -76,6 +92,11 @@ def find_raw_clips(source: Path) -> list[RawClip]:
             "no raw clip found", str(source), "folders of pictures or video files, below train and test or not",
             "correct --source",
         )  # fmt: skip
+    twice = [name for name, count in Counter(clip.name for clip in clips).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"two raw clips of the same name: {', '.join(twice[:5])}", str(source), "one clip per name", "rename one"
+        )
     return clips
 
 

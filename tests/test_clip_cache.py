@@ -7,7 +7,7 @@ import torch
 from data.clip_cache import build_cache
 from data.select_dataset import build_dataset, section_source
 from tests.clip_files import section, write_clip, write_info
-from utils.utils_errors import DataError
+from utils.utils_errors import DataError, OptionError
 
 TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 
@@ -131,6 +131,53 @@ def test_building_again_replaces_a_stale_cache(root):
     os.utime(root / "GOPRO_Large/train/clip0/blur/000002.png", (1, 1))
     make_cache(root)
     assert len(cached(root)) == 10
+
+
+def foreign_files(root, name):
+    """A folder of somebody else's under the name of the cache, or something else in a cache of ours."""
+    if name == "ours and more":
+        make_cache(root)
+        (root / "cache/clip0/notes.txt").write_text("mine")
+    elif name == "damaged index":
+        make_cache(root)
+        (root / "cache/index.json").write_text("[]")
+    elif name == "a file":
+        (root / "cache").write_text("mine")
+    else:
+        (root / name / "clip0").mkdir(parents=True)
+        (root / name / "clip0/photo.png").write_text("mine")
+
+
+@pytest.mark.parametrize("name", ["cache", "ours and more", "damaged index", "a file", ".cache.partial"])
+def test_nothing_foreign_makes_room_for_a_cache(root, name):
+    foreign_files(root, name)
+    before = {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    with pytest.raises(DataError):
+        make_cache(root)
+    assert {p: p.read_bytes() for p in root.rglob("*") if p.is_file()} == before
+
+
+def test_a_cache_must_not_lie_among_its_own_clips(root):
+    with pytest.raises(OptionError, match="lies in"):
+        build_cache(section_source(section(root), "train"), str(root / "GOPRO_Large/train/cache"))
+
+
+def test_a_source_that_is_here_in_part_is_checked_in_part(root):
+    make_cache(root)
+    os.rename(root / "GOPRO_Large_spike_seq/train", root / "elsewhere")
+    spike = {"type": "dat", "h": 8, "w": 12}
+    assert len(cached(root, spike=spike)) == 10
+    os.utime(root / "GOPRO_Large/train/clip0/blur/000002.png", (1, 1))
+    with pytest.raises(DataError, match="files of the source have changed since"):
+        cached(root, spike=spike)
+
+
+def test_names_of_clips_in_an_index_are_checked(root):
+    make_cache(root)
+    index = root / "cache/index.json"
+    index.write_text(index.read_text().replace('"name": "clip0"', '"name": "../../clip0"'))
+    with pytest.raises(DataError, match="cannot be the name of a clip"):
+        cached(root)
 
 
 def test_wrong_data_make_no_cache(root):

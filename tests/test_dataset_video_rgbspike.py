@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from data.loader import TrainLoader
 from data.sampler import ResumableDistributedSampler
 from data.select_dataset import build_dataset, section_spike_channels
 from data.spike.stream import SpikeGeometry, read_dat
@@ -186,10 +187,24 @@ def test_kair_dataset_names_read_the_same_frames_without_spikes(clips):
     assert torch.equal(test[0]["lq"], build(clips, "test")[0]["lq"])
 
 
-def test_frames_kept_in_memory_are_the_same_frames(clips):
-    cached, plain = build(clips, cache_data=True), build(clips)
-    for _ in range(2):
-        assert torch.equal(cached[(0, 1)]["lq"], plain[(0, 1)]["lq"])
+def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(tmp_path):
+    write_clip(tmp_path, "clip0", frames=6)
+    write_info(tmp_path)
+    kept, plain = build(tmp_path, cache_data=True), build(tmp_path)
+    loading = {
+        "dataloader_epoch_repeat": 1, "dataloader_batch_size": 1, "dataloader_num_workers": 2,
+        "dataloader_shuffle": False, "dataloader_timeout_s": 60, "dataloader_prefetch_factor": 2,
+        "dataloader_persistent_workers": False,
+    }  # fmt: skip
+    loader = TrainLoader(kept, loading, accumulation_steps=1, seed=0, rank=0, world_size=1)
+    expected = [plain[(1, index)] for index in range(len(plain))]
+    assert len(list(loader.start(0, 0))) == 6
+    for path in (tmp_path / "GOPRO_Large").rglob("*.png"):
+        path.unlink()
+
+    for (batch,), item in zip(loader.start(1, 0), expected, strict=True):
+        assert torch.equal(batch["lq"][0], item["lq"]) and torch.equal(batch["gt"][0], item["gt"])
+    assert torch.equal(kept[(1, 0)]["lq"], expected[0]["lq"])  # and the process that started them sees them
 
 
 def test_the_number_of_spike_channels_is_known_without_reading_files():
