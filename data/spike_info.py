@@ -105,7 +105,7 @@ def _checked(table: dict[str, Any], path: str) -> DatasetInfo:
         if key == "light" and value not in LIGHTS:
             raise ValueError(f"light is {value!r}, not one of {', '.join(LIGHTS)}")
         values[key] = value
-    interpolate = table.get("recipe", {}).get("interpolate", GOPRO_INTERPOLATE)
+    interpolate = (table.get("recipe") or {}).get("interpolate", GOPRO_INTERPOLATE)
     if not isinstance(interpolate, int) or interpolate < 1:
         raise TypeError(f"recipe.interpolate is {interpolate!r}")
     values["interpolate"] = interpolate

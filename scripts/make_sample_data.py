@@ -9,6 +9,7 @@ and the grey picture at half resolution feeds an integrate-and-fire sensor. Noth
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import sys
@@ -23,12 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.spike import simulate
 from data.spike.stream import SpikeGeometry, write_dat
+from utils.utils_errors import DataError, SpikeVRTError
 
 SIZE = 128  # RGB pixels; spikes have half as many per side
 PLANES = 88  # spike planes in one exposure, as in GoPro clips of 11 frames
 FRAMES = 12
 CLIPS = {"train": 8, "test": 2}
 RATE = 0.9
+VERSION = 2  # raised where the same seed gives other files than before (2: the sensor's modulo reset)
+INFO = "GOPRO_Large_spike_seq/dataset.json"
 MARGIN = 96  # texture around the picture for the camera to move over
 
 
@@ -173,9 +177,9 @@ def gt_plane() -> int:
     return PLANES // 2
 
 
-def make_sample(root: Path, seed: int = 0, clips: dict[str, int] | None = None, frames: int = FRAMES) -> None:
-    """Write the whole set to `root`, which must not exist: it appears complete or not at all."""
-    clips = clips or CLIPS
+def make_sample(root: Path, seed: int = 0, clips: dict[str, int] | None = None, frames: int | None = None) -> None:
+    """Write the whole set to `root`: it appears complete or not at all. An older, unchanged set there is replaced."""
+    clips, frames = clips or CLIPS, frames or FRAMES
     root.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
     try:
@@ -185,30 +189,74 @@ def make_sample(root: Path, seed: int = 0, clips: dict[str, int] | None = None, 
                 make_clip(temporary, split, f"SAMPLE{index:02d}_{split}", rng, frames)
         about = {
             "format": 1, "h": SIZE // 2, "w": SIZE // 2, "flip": True, "planes": PLANES, "rate": RATE,
-            "light": "linear", "gt_plane": gt_plane(), "gamma": 2.2, "seed": seed,
-            "made_by": "scripts/make_sample_data.py",
+            "light": "linear", "gt_plane": gt_plane(), "gamma": 2.2, "seed": seed, "made_by": "scripts/make_sample_data.py",
+            "version": VERSION, "files": sha256_of(temporary),
         }  # fmt: skip
-        text = json.dumps(about, indent=2) + "\n"
-        (temporary / "GOPRO_Large_spike_seq" / "dataset.json").write_text(text, encoding="utf-8")
+        (temporary / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         temporary.chmod(0o755)
+        if root.exists() and list(root.iterdir()):
+            check_made(root, seed)
+            shutil.rmtree(root)  # of an older version, and unchanged since
         temporary.rename(root)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def main() -> None:
+def sha256_of(root: Path) -> str:
+    """Digest of the names and contents of all files below `root` but dataset.json."""
+    table = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if not p.is_dir() and p != root / INFO):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        table.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    return table.hexdigest()
+
+
+def check_made(root: Path, seed: int) -> bool:
+    """Whether `root` is the set that this script makes of `seed`; False for one of another version of the script.
+
+    Raises DataError for everything else: somebody's own data, a set with changed, missing or further files.
+    """
+    do = f"move {root} away and start again, or choose another folder with --root (and change the dataroots)"
+    try:
+        about = json.loads((root / INFO).read_text(encoding="utf-8"))
+        is_sample = about["made_by"] == "scripts/make_sample_data.py"
+        made_seed, version, files = about["seed"], about["version"], about["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        is_sample = False
+    if not is_sample:
+        raise DataError("the folder holds something else than the sample set", str(root), "no such folder", do)
+    if sha256_of(root) != files:
+        raise DataError(
+            "the sample set is not as it was made: files are changed, missing or new",
+            str(root),
+            "the files that were made",
+            do,
+        )
+    if made_seed != seed:
+        raise DataError(f"the sample set was made with seed {made_seed}", str(root), f"seed {seed}", do)
+    return version == VERSION
+
+
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=Path("trainsets/sample"), help="folder to make")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    if arguments.root.exists():
-        print(f"{arguments.root} exists already: nothing to do")
-        return
-    make_sample(arguments.root, arguments.seed)
-    print(f"made {arguments.root}: {CLIPS['train']} training and {CLIPS['test']} test clips of {FRAMES} frames")
+    command = parser.parse_args(arguments)
+    try:
+        if command.root.is_file() or (command.root.is_dir() and list(command.root.iterdir())):
+            if check_made(command.root, command.seed):
+                print(f"{command.root} is complete: nothing to do")
+                return 0
+            print(f"{command.root} was made by another version of this script: making it again")
+        make_sample(command.root, command.seed)
+    except SpikeVRTError as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    print(f"made {command.root}: {CLIPS['train']} training and {CLIPS['test']} test clips of {FRAMES} frames")
+    return 0
 
 
 if __name__ == "__main__":
     cv2.setNumThreads(1)
-    main()
+    sys.exit(main())

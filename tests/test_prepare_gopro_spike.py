@@ -1,16 +1,28 @@
 import json
+import multiprocessing
 import os
+import shutil
+import time
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
+from data.alignment import find_offset
 from data.preflight import check
-from data.raw_video import LightPath
+from data.raw_video import FolderFrames, LightPath, RawClip
 from data.select_dataset import build_dataset, section_source
 from data.spike.represent import represent
 from data.spike.stream import SpikeGeometry, read_dat
+from main_train_vrt import PARTS
 from scripts import prepare_gopro_spike
+from scripts.prepare_gopro_spike import choose_splits
+from utils.utils_errors import DataError
+from utils.utils_files import MARK
+from utils.utils_image import list_images
+from utils.utils_option import load_options
+from utils.utils_pool import run_all
 from utils.utils_video import VideoWriter
 
 SIZE = 32
@@ -45,6 +57,11 @@ def prepare(*arguments):
 
 def files(root):
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def spike_files(out):
+    """All that training reads of the spikes; made.json names the source, which may differ."""
+    return {n: content for n, content in files(out / "GOPRO_Large_spike_seq").items() if not n.endswith("made.json")}
 
 
 def section(out, split="train"):
@@ -99,6 +116,7 @@ def test_running_again_changes_nothing_and_an_interrupted_run_goes_on(raw, tmp_p
     assert files(tmp_path / "out") == before
     spikes = tmp_path / "out/GOPRO_Large_spike_seq/train"
     os.rename(spikes / "GOPR0001_03_00", spikes / ".GOPR0001_03_00.tmp")  # as a killed run leaves it
+    (spikes / ".GOPR0001_03_00.tmp" / MARK).touch()
     prepare("--source", raw, "--out", tmp_path / "out")
     assert files(tmp_path / "out") == before
 
@@ -123,8 +141,8 @@ def test_spikes_for_existing_frames_are_those_of_the_raw_clip(raw, tmp_path):
     assert prepare("--source", raw, "--spikes-for", existing, "--out", tmp_path / "more") == 0
 
     assert not (tmp_path / "more/GOPRO_Large").exists()
-    made, again = (files(tmp_path / name / "GOPRO_Large_spike_seq") for name in ("out", "more"))
-    assert made == again
+    made, again = (spike_files(tmp_path / name) for name in ("out", "more"))
+    assert made == again and "dataset.json" in made
 
 
 def test_without_raw_frames_the_light_between_sharp_frames_is_interpolated(raw, tmp_path):
@@ -135,12 +153,171 @@ def test_without_raw_frames_the_light_between_sharp_frames_is_interpolated(raw, 
     assert made.shape == (16, 16) and np.corrcoef(true.ravel(), made.ravel())[0, 1] > 0.97
 
 
+def for_existing(raw, tmp_path, *arguments, out="more"):
+    return prepare("--source", raw, "--spikes-for", tmp_path / "out/GOPRO_Large", "--out", tmp_path / out, *arguments)
+
+
 def test_a_raw_clip_that_does_not_belong_to_the_frames_is_refused(raw, tmp_path, capsys):
     prepare("--source", raw, "--out", tmp_path / "out")
     for path in (raw / "test/GOPR0003_03_00").iterdir():
         cv2.imwrite(str(path), np.zeros((SIZE, SIZE, 3), np.uint8))
-    assert prepare("--source", raw, "--spikes-for", tmp_path / "out/GOPRO_Large", "--out", tmp_path / "more") == 3
-    assert "its first sharp frame is not frame 1 of the raw clip" in capsys.readouterr().err
+    assert for_existing(raw, tmp_path) == 3
+    said = capsys.readouterr().err
+    assert "clip GOPR0003_03_00: its sharp frames are not the middle raw frames" in said and "grey levels off" in said
+    assert not (tmp_path / "more").exists()
+
+
+@pytest.mark.parametrize("late", [1, -1])
+def test_a_raw_clip_that_starts_early_or_late_is_followed_and_the_offset_recorded(raw, tmp_path, capsys, late):
+    prepare("--source", raw, "--out", tmp_path / "out", "--interpolate", "12")
+    expected = spike_files(tmp_path / "out")["train/GOPR0001_03_00/spike/000001.dat"]
+    frames = sorted((raw / "train/GOPR0001_03_00").iterdir())
+    if late == 1:  # one raw frame more at the start
+        cv2.imwrite(str(raw / "train/GOPR0001_03_00/000000.png"), moving_frames(2, seed=1, step=-0.5)[1][..., ::-1])
+        for path in frames[-2:]:  # and no more than the sharp frames need
+            path.unlink()
+    else:
+        frames[0].unlink()
+    assert for_existing(raw, tmp_path, "--interpolate", "12", "--initial-charge", "0") == 0
+
+    assert (
+        f"its sharp frames are 1 raw frames {'later' if late == 1 else 'earlier'} than expected"
+        in capsys.readouterr().out
+    )
+    about = json.loads((tmp_path / "more/GOPRO_Large_spike_seq/dataset.json").read_text())
+    assert about["clips"]["GOPR0001_03_00"]["offset"] == late and "offset" not in about["clips"]["GOPR0002_05_00"]
+    made = spike_files(tmp_path / "more")["train/GOPR0001_03_00/spike/000001.dat"]
+    # Noiseless sensors that start with different charges differ by at most one spike per pixel in an exposure.
+    counts = [
+        np.unpackbits(np.frombuffer(c, np.uint8).reshape(-1, 32), axis=1).reshape(-1, 256).sum(0)
+        for c in (made, expected)
+    ]
+    assert np.abs(counts[0].astype(int) - counts[1].astype(int)).max() <= 1
+    both = section(tmp_path / "out")
+    both["dataroot_spike"] = str(tmp_path / "more/GOPRO_Large_spike_seq/train")
+    report = check(section_source(both, "train"), "train")
+    assert report.problems == [] and report.clips[0].planes[-1] == (13 if late == 1 else 36)
+
+    assert for_existing(raw, tmp_path, "--interpolate", "12", "--offset", "GOPR0001_03_00=0", out="third") == 3
+    assert f"000000-000003 at offset {late:+d}" in capsys.readouterr().err
+    assert for_existing(raw, tmp_path, "--interpolate", "12", "--offset", f"GOPR0001_03_00={late}", out="third") == 0
+
+
+def test_an_offset_that_changes_within_a_clip_is_named_with_its_frames(raw, tmp_path, capsys):
+    prepare("--source", raw, "--out", tmp_path / "out")
+    frames = sorted((raw / "train/GOPR0001_03_00").iterdir())
+    frames[6].unlink()  # a raw frame is lost in the middle
+    assert for_existing(raw, tmp_path) == 3
+    assert "000000-000001 at offset +0; 000002-000003 at offset -1" in capsys.readouterr().err
+
+
+def test_the_true_raw_frame_is_found_among_frames_that_were_coded_again(raw, tmp_path):
+    frames = moving_frames(40, seed=4, step=1.0)
+    noise = np.random.default_rng(0).normal(0, 3, frames.shape)
+    noisy = np.clip(frames + noise, 0, 255).astype(np.uint8)
+    write_folder(tmp_path / "sharp", frames[4::3][:10])
+    sharp = FolderFrames(list_images(tmp_path / "sharp"))
+    assert find_offset(Still(noisy), sharp, 3, "clip", "here") == 3
+    assert find_offset(Still(noisy), sharp, 3, "clip", "here", given=3) == 3
+    with pytest.raises(DataError, match="at offset"):
+        find_offset(Still(noisy), sharp, 3, "clip", "here", given=2)
+    still = np.repeat(frames[:1], 40, axis=0)  # nothing moves: every raw frame fits, the expected one is taken
+    write_folder(tmp_path / "still", still[:10])
+    assert find_offset(Still(still), FolderFrames(list_images(tmp_path / "still")), 3, "clip", "here") == 0
+
+
+def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsys):
+    write_folder(raw / "train/GOPR0004_03_00", np.zeros((6, 2 * SIZE, SIZE, 3), np.uint8))
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert "1 clips have another size than the others: GOPR0004_03_00 64 x 32" in capsys.readouterr().err
+    write_folder(raw / "train/GOPR0005_11_00", moving_frames(3))
+    write_folder(raw / "train/GOPR0006_03_00", np.zeros((6, SIZE + 1, SIZE, 3), np.uint8))
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    said = capsys.readouterr().err
+    assert "2 clips cannot be made" in said and "GOPR0005_11_00 has 3 frames" in said and "33 x 32" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_frames_of_another_size_within_a_clip_are_named(raw, tmp_path, capsys):
+    odd = raw / "train/GOPR0001_03_00/000005.png"
+    cv2.imwrite(str(odd), np.zeros((SIZE, SIZE + 2, 3), np.uint8))
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    said = capsys.readouterr().err
+    assert str(odd) in said and "frame of 32 x 34" in said
+    assert not (tmp_path / "out/GOPRO_Large/train/GOPR0001_03_00").exists()
+
+
+def test_an_error_ends_the_other_processes_at_once():
+    with pytest.raises(ValueError, match="non-negative"):
+        list(run_all(time.sleep, [(-1,), (300,), (300,), (300,)], workers=2))
+    for process in multiprocessing.active_children():
+        process.join(60)
+        assert not process.is_alive()
+
+
+@pytest.mark.parametrize("change", ["source", "foreign", "version", "clip of two runs"])
+def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(raw, tmp_path, capsys, change):
+    prepare("--source", raw, "--out", tmp_path / "out")
+    spikes = tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0001_03_00"
+    if change == "source":
+        os.utime(raw / "train/GOPR0001_03_00/000003.png", (1, 1))
+    elif change == "foreign":
+        (spikes / "made.json").unlink()
+    elif change == "version":
+        (spikes / "made.json").write_text((spikes / "made.json").read_text().replace('"version": ', '"version": 9'))
+    else:
+        shutil.rmtree(spikes)
+        os.utime(raw / "train/GOPR0001_03_00/000003.png", (1, 1))
+    before = files(tmp_path / "out")
+    capsys.readouterr()
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert "clip GOPR0001_03_00 is there already, but differs" in capsys.readouterr().err
+    assert files(tmp_path / "out") == before
+
+
+def test_nothing_is_written_among_the_sources(raw, tmp_path, capsys):
+    assert prepare("--source", raw, "--out", raw / "train") == 2
+    assert "would write over the input" in capsys.readouterr().err
+    (tmp_path / "out/GOPRO_Large_spike_seq/train/.GOPR0001_03_00.tmp").mkdir(parents=True)
+    (tmp_path / "out/GOPRO_Large_spike_seq/train/.GOPR0001_03_00.tmp/mine").touch()
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert (tmp_path / "out/GOPRO_Large_spike_seq/train/.GOPR0001_03_00.tmp/mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "tests"), [(2, 0.7, 1), (10, 0.7, 7), (10, 0.2, 2), (3, 0.01, 1), (1, 0.9, 0), (5, 0.0, 0)]
+)
+def test_neither_all_nor_no_clips_are_for_testing(tmp_path, count, share, tests):
+    raw = [RawClip(f"c{i}", tmp_path, "") for i in range(count)]
+    splits = choose_splits(raw, share, tmp_path)
+    assert sum(split == "test" for split in splits.values()) == tests
+    for name, split in splits.items():
+        (tmp_path / "GOPRO_Large" / split / name).mkdir(parents=True)
+    later = choose_splits([*raw, *(RawClip(f"d{i}", tmp_path, "") for i in range(4))], share, tmp_path)
+    assert {name: later[name] for name in splits} == splits
+
+
+def test_raw_frames_are_taken_in_the_order_of_their_numbers(raw, tmp_path):
+    prepare("--source", raw, "--out", tmp_path / "out")
+    for path in raw.glob("*/*/*.png"):
+        path.rename(path.with_name(f"frame_{int(path.stem)}.png"))
+    prepare("--source", raw, "--out", tmp_path / "again")
+    assert spike_files(tmp_path / "again") == spike_files(tmp_path / "out")
+
+
+def test_the_documented_layout_is_that_of_the_reference_options(raw, tmp_path, monkeypatch):
+    reference = Path("options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json").resolve()
+    raw.rename(tmp_path / "GOPRO_Large_all")
+    monkeypatch.chdir(tmp_path)
+    assert prepare("--source", "GOPRO_Large_all", "--out", "trainsets") == 0
+    sizes = [f"datasets.{split}.spike.{side}=16" for split in ("train", "test") for side in "hw"]
+    opt = load_options(reference, [*sizes, "datasets.train.gt_size=16", "netG.img_size=[6,16,16]"], PARTS)
+
+    names = {}
+    for split in ("train", "test"):
+        dataset = build_dataset(opt["datasets"][split], split, 0)
+        names[split] = [clip.name for clip in dataset.clips]
+    assert names == {"train": ["GOPR0001_03_00", "GOPR0002_05_00"], "test": ["GOPR0003_03_00"]}
 
 
 def test_a_video_file_is_a_clip(tmp_path):
@@ -165,6 +342,10 @@ def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys):
         (["--source", raw, "--average", "4"], "--average is 4", 2),
         (["--source", raw, "--average", "15"], "has 13 frames", 3),
         (["--source", raw, "--ratio", "3"], "do not divide by --ratio 3", 3),
+        (["--source", raw, "--ratio", "0"], "--ratio is 0", 2),
+        (["--source", raw, "--interpolate", "0"], "--interpolate is 0", 2),
+        (["--source", raw, "--test-share", "1"], "--test-share is 1.0", 2),
+        (["--source", raw, "--offset", "x"], "--offset is 'x'", 2),
         (["--source", raw, "--spikes-for", tmp_path / "empty"], "no clip found", 3),
     ):
         assert prepare(*arguments, "--out", tmp_path / "out") == code

@@ -1,6 +1,5 @@
 import json
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 from data.select_dataset import build_dataset
+from scripts import make_sample_data
 from scripts.make_sample_data import make_sample
 
 
@@ -77,10 +77,46 @@ def test_a_failure_leaves_no_half_set(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_script_leaves_an_existing_set_alone(sample):
-    before = {path: path.stat().st_mtime_ns for path in sample.rglob("*")}
-    done = subprocess.run(
-        [sys.executable, "scripts/make_sample_data.py", "--root", str(sample)], capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "nothing to do" in done.stdout
-    assert {path: path.stat().st_mtime_ns for path in sample.rglob("*")} == before
+def contents(root):
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def copy(sample, tmp_path):
+    shutil.copytree(sample, tmp_path / "sample")
+    return tmp_path / "sample"
+
+
+def test_the_script_leaves_a_complete_set_alone_also_a_copied_one(copy, capsys):
+    before = contents(copy)
+    assert make_sample_data.main(["--root", str(copy)]) == 0 and "nothing to do" in capsys.readouterr().out
+    assert contents(copy) == before
+
+
+def test_an_unchanged_set_of_another_version_is_made_again(copy, monkeypatch, capsys):
+    monkeypatch.setattr(make_sample_data, "CLIPS", {"train": 1, "test": 1})
+    monkeypatch.setattr(make_sample_data, "FRAMES", 1)
+    info = copy / make_sample_data.INFO
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 1}))
+    assert make_sample_data.main(["--root", str(copy)]) == 0
+    assert "was made by another version of this script" in capsys.readouterr().out
+    assert json.loads(info.read_text())["version"] == make_sample_data.VERSION
+
+
+@pytest.mark.parametrize("change", ["foreign", "missing", "changed", "new", "seed", "a file"])
+def test_something_else_in_the_place_of_the_sample_is_refused_and_left_alone(copy, capsys, change):
+    picture = next(copy.rglob("*.png"))
+    if change == "foreign":
+        (copy / make_sample_data.INFO).unlink()
+    elif change == "missing":
+        picture.unlink()
+    elif change == "changed":
+        picture.write_bytes(picture.read_bytes() + b"x")
+    elif change == "new":
+        (copy / "notes.txt").write_text("mine")
+    elif change == "a file":
+        shutil.rmtree(copy)
+        copy.write_text("mine")
+    before = contents(copy.parent)
+    assert make_sample_data.main(["--root", str(copy), "--seed", "1" if change == "seed" else "0"]) == 3
+    assert "move" in capsys.readouterr().err and contents(copy.parent) == before
