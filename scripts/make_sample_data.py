@@ -189,8 +189,8 @@ def make_sample(root: Path, seed: int = 0, clips: dict[str, int] | None = None, 
                 make_clip(temporary, split, f"SAMPLE{index:02d}_{split}", rng, frames)
         about = {
             "format": 1, "h": SIZE // 2, "w": SIZE // 2, "flip": True, "planes": PLANES, "rate": RATE,
-            "light": "linear", "gt_plane": gt_plane(), "gamma": 2.2, "seed": seed, "made_by": "scripts/make_sample_data.py",
-            "version": VERSION, "files": sha256_of(temporary),
+            "light": "linear", "gt_plane": gt_plane(), "gamma": 2.2, "seed": seed, "version": VERSION,
+            "files": sha256_of(temporary), "made_by": "scripts/make_sample_data.py",
         }  # fmt: skip
         (temporary / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         temporary.chmod(0o755)
