@@ -16,16 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
-UNSET = (
-    *LAUNCH_VARIABLES,
-    "TORCHELASTIC_RUN_ID",
-    "SLURM_NTASKS",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SPIKEVRT_EXIT_FILE",
-)
+from tests.dist.fork_server import ROOT, ForkedProcess, clean_env, fork_server
+
 
 
 @dataclass
@@ -67,10 +59,11 @@ class Ranks:
         env_of: Mapping[int, Mapping[str, str]] | None = None,
         args_of: Mapping[int, Sequence[str]] | None = None,
         folder: Path | None = None,
+        is_fresh: bool = False,
     ) -> None:
         """env_of: further variables of single ranks; an empty value removes one. args_of: arguments in place of `args`.
 
-        folder: where the outputs go (else files without a name).
+        folder: where the outputs go (else files without a name). is_fresh: no fork of a process with torch in it.
         """
         self.start = time.monotonic()
         port = free_port()
@@ -82,17 +75,9 @@ class Ranks:
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             }  # fmt: skip
             wanted = {**clean_env(), **launch, **(env or {}), **((env_of or {}).get(rank, {}))}
-            out, err = self.files[rank]
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(script), *map(str, (args_of or {}).get(rank, args))],
-                    cwd=ROOT,
-                    stdout=out,
-                    stderr=err,
-                    env={key: value for key, value in wanted.items() if value != ""},
-                    start_new_session=True,
-                )
-            )
+            wanted = {key: value for key, value in wanted.items() if value != ""}
+            arguments = [str(script), *map(str, (args_of or {}).get(rank, args))]
+            self.processes.append(_start(arguments, wanted, *self.files[rank], is_fresh))
 
     def __enter__(self) -> Ranks:
         return self
@@ -154,10 +139,13 @@ def run_command(command: Sequence[str], limit_s: float = 60, env: Mapping[str, s
     return RankResult([process.returncode], [out], [err], time.monotonic() - start, False)
 
 
-def clean_env() -> dict[str, str]:
-    """This environment without launch variables; one thread per rank."""
-    inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
-    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+def _start(arguments: list[str], env: dict[str, str], out: Any, err: Any, is_fresh: bool) -> Any:
+    """A Python process on a script, from the repository's root: forked where its environment allows."""
+    if not is_fresh and fork_server().can_start(env):
+        return fork_server().start(arguments, env, out, err)
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, stdout=out, stderr=err, env=env, start_new_session=True
+    )
 
 
 def free_port() -> int:
@@ -166,7 +154,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def kill_session(process: subprocess.Popen) -> None:
+def kill_session(process: subprocess.Popen | ForkedProcess) -> None:
     """SIGKILL to the process and all that it started in its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

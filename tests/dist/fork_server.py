@@ -1,0 +1,192 @@
+"""Starts test processes that need not import torch anew: each is a fork of one process that has imported it.
+
+Importing torch and its compiler costs three seconds of a core, many times the work of a rank in a test. A process made
+here is a real one: own session, own environment, own standard streams, its script run as __main__ from its first line,
+and ended by the interpreter as any other. Only third-party libraries are imported before, never the project. What it
+shares with the others is the salt of hash(); so tests of "the same bits in another process" start theirs afresh.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
+UNSET = (
+    *LAUNCH_VARIABLES,
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SPIKEVRT_EXIT_FILE",
+)
+LIBRARIES = (
+    "torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint", "torch.utils.data",
+    "numpy", "cv2", "json5", "lmdb", "pydantic", "tqdm", "matplotlib.figure", "matplotlib.backends.backend_agg",
+)  # fmt: skip
+# Nothing reads these while the libraries are imported, so a fork may have its own.
+LATE_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SPIKEVRT_", "SLURM_", "NCCL_", "WANDB_", "TQDM_", "PYTEST_")
+MESSAGE_BYTES = 1 << 20
+
+
+class ForkedProcess:
+    """The part of subprocess.Popen that tests use."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.server, self.pid = server, pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.server.ended.get(self.pid)
+
+    def poll(self) -> int | None:
+        self.server.receive(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            self.server.receive(None if left is None else max(0.0, left))
+            if self.returncode is None and left is not None and left <= 0:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class ForkServer:
+    """One such process, and what became of its children: {pid: exit code, negative for a signal}."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env, self.ended = dict(env), {}
+        self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(other.fileno())], cwd=ROOT, env=self.env, pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self.waiting: list[int] = []  # pids of children whose start was told
+        atexit.register(self.close)
+
+    def can_start(self, env: Mapping[str, str]) -> bool:
+        differing = {key for key in self.env.keys() | env.keys() if self.env.get(key) != env.get(key)}
+        return all(key.startswith(LATE_VARIABLES) for key in differing)
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], out: Any, err: Any) -> ForkedProcess:
+        """argv: a script and its arguments; out, err: open files."""
+        request = json.dumps({"argv": list(map(str, argv)), "env": dict(env)}).encode()
+        socket.send_fds(self.socket, [request], [out.fileno(), err.fileno()])
+        while not self.waiting:
+            self.receive(None)
+        return ForkedProcess(self, self.waiting.pop())
+
+    def receive(self, timeout: float | None) -> None:
+        """Take in one message, if one comes within `timeout` seconds (None: wait for it)."""
+        self.socket.settimeout(timeout)
+        with contextlib.suppress(TimeoutError, BlockingIOError):
+            message = self.socket.recv(MESSAGE_BYTES)
+            if not message:
+                raise RuntimeError(f"the fork server ended with code {self.process.wait()}")
+            told = json.loads(message)
+            if told["code"] is None:
+                self.waiting.append(told["pid"])
+            else:
+                self.ended[told["pid"]] = told["code"]
+        self.socket.settimeout(None)
+
+    def close(self) -> None:
+        self.socket.close()
+        self.process.wait()
+
+
+@cache
+def fork_server() -> ForkServer:
+    """The one of this process, made from its environment at the first call."""
+    return ForkServer(clean_env())
+
+
+def clean_env() -> dict[str, str]:
+    """This environment without launch variables; one thread per rank."""
+    inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
+    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+# ---- in the server ---------------------------------------------------------------------------------------------------
+
+
+def serve(channel: socket.socket) -> list[str]:
+    """Fork a child for each request, tell how each ended; returns only in a child, with the arguments of its script."""
+    selector = selectors.DefaultSelector()
+    selector.register(channel, selectors.EVENT_READ, None)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is not channel:
+                selector.unregister(key.fileobj)
+                os.close(key.fileobj)
+                code = os.waitstatus_to_exitcode(os.waitpid(key.data, 0)[1])
+                channel.send(json.dumps({"pid": key.data, "code": code}).encode())
+                continue
+            message, streams, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
+            if not message:
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                selector.close()
+                return become(json.loads(message), streams)
+            for stream in streams:
+                os.close(stream)
+            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+            channel.send(json.dumps({"pid": pid, "code": None}).encode())
+
+
+def become(request: dict[str, Any], streams: list[int]) -> list[str]:
+    """In the child: its own session, streams, environment and first argument."""
+    os.setsid()
+    for number, stream in zip((1, 2), streams, strict=True):
+        os.dup2(stream, number)
+    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    numpy_random = importlib.import_module("numpy.random")
+    numpy_random.seed(None)  # Python's own generator is seeded anew after a fork, numpy's is not
+    return request["argv"]
+
+
+def main() -> types.CodeType | None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        sys.exit(f"{threads} threads after the imports: a fork would lack all but one")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    argv = serve(channel)
+    channel.detach()
+    sys.argv = argv
+    path = ROOT / argv[0]
+    sys.path[0] = str(path.parent)
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["__main__"].__file__ = str(path)
+    return compile(path.read_bytes(), str(path), "exec")
+
+
+if __name__ == "__main__":
+    _server = sys.modules["__main__"]  # kept, or its names would be cleared
+    exec(main(), sys.modules["__main__"].__dict__)
