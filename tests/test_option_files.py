@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 import main_train_vrt
+from tests.clip_files import write_clip
 from tests.dist.launching import run_command
-from utils.utils_option import load_options
+from tests.test_io_backend import to_lmdb
+from tests.train_files import history, train
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "options").rglob("*.json"))
@@ -85,12 +88,38 @@ def test_the_rgb_ablation_differs_from_the_reference_in_the_spikes_alone():
         assert rgb[section] == both[section]
 
 
-def test_a_file_of_kair_runs_unchanged(tmp_path):
+# What a person changes in KAIR's file for data and a network of a test's size; every other key stays as it is.
+SMALL = {
+    "netG.img_size": [6, 32, 32], "netG.window_size": [6, 4, 4], "netG.depths": [2] * 11, "netG.embed_dims": [8] * 11,
+    "netG.num_heads": [2] * 11, "netG.deformable_groups": 2, "netG.spynet_path": None, "train.total_iter": 2,
+    "train.checkpoint_print": 1, "datasets.train.gt_size": 32, "datasets.train.dataloader_batch_size": 1,
+    "datasets.train.dataloader_num_workers": 1,
+}  # fmt: skip
+
+
+def test_a_file_of_kair_trains_with_its_own_keys_and_layouts(tmp_path):
+    frames, roots = tmp_path / "GOPRO_Large", tmp_path / "trainsets"
+    for name, split in (("clip0", "train"), ("clip1", "train"), ("clip2", "test")):
+        write_clip(tmp_path, name, split=split, frames=6, h=16, w=16)
+    to_lmdb(frames / "train", "sharp", roots / "train_GT.lmdb")
+    to_lmdb(frames / "train", "blur", roots / "train_GT_blurred.lmdb")
+    (roots / "meta.txt").write_text("clip0 6 (32,32,3) 000000\nclip1 6 (32,32,3) 000000\n")
+    paths = {
+        "path.root": str(tmp_path / "experiments"), "datasets.train.meta_info_file": str(roots / "meta.txt"),
+        "datasets.train.dataroot_gt": str(roots / "train_GT.lmdb"),
+        "datasets.train.dataroot_lq": str(roots / "train_GT_blurred.lmdb"),
+        "datasets.test.dataroot_gt": str(frames / "test"), "datasets.test.dataroot_lq": str(frames / "test"),
+    }  # fmt: skip
     file = tmp_path / "kair.json"
     file.write_text(KAIR)
-    opt = load_options(file, [], main_train_vrt.PARTS)
-    assert opt["netG"]["fusion"] == {"type": "none"}
-    assert opt["train"]["fix_keys"] == ["spynet", "deform"]
+
+    result = train(file, *(f"{key}={json.dumps(value)}" for key, value in (SMALL | paths).items()))
+
+    assert result.exit_codes == [0], result.text
+    steps = history(file, "006_train_vrt_videodeblurring_gopro")
+    assert [step for step, _ in steps["train/loss"]] == [1, 2] and "val/psnr" in steps
+    unused = "train.G_optimizer_reuse"
+    assert result.text.count(unused) == 1, "keys without a meaning here are named once"
 
 
 def test_the_page_of_options_is_up_to_date():
