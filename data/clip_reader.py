@@ -29,7 +29,6 @@ class ClipReader(Protocol):
     name: str
     stems: Sequence[str]
     fps: float | None
-    has_gt: bool
     origin: dict[str, str]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
@@ -49,7 +48,6 @@ class DatasetClip:
         clip = dataset.clips[index]
         self._dataset, self._index = dataset, index
         self.name, self.stems = clip.name, clip.stems[: dataset.frame_count(index)]
-        self.has_gt = bool(clip.gt)
         paths = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
         self.origin = {kind: str(Path(files[0]).parent) for kind, files in paths.items() if files}
 
@@ -169,7 +167,7 @@ class UserClip:
     """A folder of frames or a video, with spikes and a sharp reference where the user has them."""
 
     def __init__(self, name: str, frames: Pictures, spikes: UserSpikes | None, gt: Pictures | None) -> None:
-        self.name, self.stems, self.fps, self.has_gt = name, frames.stems, frames.fps, gt is not None
+        self.name, self.stems, self.fps = name, frames.stems, frames.fps
         self._frames, self._spikes, self._gt = frames, spikes, gt
         parts = {"input": frames.path, "gt": gt.path if gt else None, "spike": spikes._stream if spikes else None}
         self.origin = {kind: str(path) for kind, path in parts.items() if path}

@@ -20,8 +20,6 @@ class InterpolatedClip:
     frame: the given frame at or before that time; what the clip would show without new frames.
     """
 
-    has_gt = False
-
     def __init__(self, source: Any) -> None:
         self.source, self.name, self.origin = source, source.name, {"input": source.origin["input"]}
         self.fps = None if source.fps is None else 2 * source.fps

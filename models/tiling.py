@@ -37,8 +37,7 @@ class Tiling:
 
     num_frame_testing, size_patch_testing: tile length and side; 0 = the whole.
     num_frame_overlapping, size_overlapping: what neighbouring tiles share.
-    blend: "kair" or "smooth". full_window_pad: where a whole axis is one tile, pad by a full window even if it is a
-    multiple already, as KAIR's validation does (its test script and we pad only what is missing).
+    blend: "kair" or "smooth".
     flip_seq: run the clip and its reverse, spikes included, as one sequence and average.
     pad_seq: repeat the last frame, dropped again.
     center_frame_only: give only frame n // 2 of the n that came in.
@@ -53,7 +52,6 @@ class Tiling:
     window_size: tuple[int, int, int] = (6, 8, 8)
     scale: int = 1
     blend: str = "kair"
-    full_window_pad: bool = False
     flip_seq: bool = False
     pad_seq: bool = False
     center_frame_only: bool = False
@@ -264,13 +262,13 @@ def _run(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tiling) -> Te
     frames, (height, width) = lq.shape[1], lq.shape[-2:]
     s = tiling.scale
     wd, wh, ww = tiling.window_size
-    whole_time, whole_space = tiling.num_frame_testing == 0, tiling.size_patch_testing == 0
+    whole_time = tiling.num_frame_testing == 0
     shorter = frames < tiling.num_frame_testing and tiling.blend == "smooth"
     step_t = wd if whole_time or shorter else 1
     target = (
-        max(_padded(frames, step_t, whole_time and tiling.full_window_pad), tiling.min_frames),
-        max(_padded(height, math.lcm(wh, NETWORK_STRIDE), whole_space and tiling.full_window_pad), wh * NETWORK_STRIDE),
-        max(_padded(width, math.lcm(ww, NETWORK_STRIDE), whole_space and tiling.full_window_pad), ww * NETWORK_STRIDE),
+        max(_padded(frames, step_t), tiling.min_frames),
+        max(_padded(height, math.lcm(wh, NETWORK_STRIDE)), wh * NETWORK_STRIDE),
+        max(_padded(width, math.lcm(ww, NETWORK_STRIDE)), ww * NETWORK_STRIDE),
     )
     device = next((p.device for p in net.parameters()), lq.device)
     lq = _pad(lq, target).to(device, non_blocking=True)
@@ -280,8 +278,8 @@ def _run(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tiling) -> Te
     return out if out.dtype == torch.float64 else out.float()
 
 
-def _padded(length: int, multiple: int, full: bool) -> int:
-    return (length // multiple + 1) * multiple if full else -(-length // multiple) * multiple
+def _padded(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
 
 
 def _pad(clip: Tensor, target: tuple[int, int, int]) -> Tensor:

@@ -60,7 +60,6 @@ def clip(*shape, seed=0):
 def test_published_tiling_is_reproduced(path):
     data = np.load(path)
     config = json.loads(str(data["config"]))
-    kair = config["variant"].startswith("KAIR")
 
     out = restore_clip(
         StandIn(config["scale"]),
@@ -71,7 +70,6 @@ def test_published_tiling_is_reproduced(path):
         size_overlapping=config["tile_overlap"][1],
         window_size=tuple(config["window_size"]),
         scale=config["scale"],
-        full_window_pad=kair,
         **config["train_options"],
     )
     if config["train_options"].get("center_frame_only"):

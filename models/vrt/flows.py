@@ -10,9 +10,6 @@ from torch import Tensor
 from models.vrt.spynet import SpyNet
 from models.vrt.warp import flow_warp, nearest4
 
-# Levels of the U-net: scale 1, 1/2, 1/4, 1/8.
-SCALES = 4
-
 
 @dataclass(frozen=True)
 class Flows:
