@@ -1,4 +1,5 @@
-# make sample   train on the sample set and print the table (minutes on a laptop CPU)
+# make sample   train on the sample set, print the table, check the gain (minutes on a laptop CPU)
+# make quick    the tests that tell most, at most 90 s on two cores
 # make test     all tests
 # make lint     ruff
 # make faults   the whole fault suite (an hour), and docs/reliability.md
@@ -6,12 +7,21 @@ PYTHON ?= python3
 VENV := .venv
 SAMPLE := options/vrt/000_train_vrt_sample_rgbspike.json
 
-.PHONY: sample test lint faults clean
+.PHONY: sample quick test lint faults clean
 
 # The script itself looks whether the set is there, complete and its own: a file that exists would not tell.
 sample: $(VENV)/.installed
 	@$(VENV)/bin/python scripts/make_sample_data.py
 	@./launch_train.sh 1 $(SAMPLE)
+	@$(VENV)/bin/python scripts/check_gain.py experiments/$(basename $(notdir $(SAMPLE))) --at-least 3
+
+# The steps of a run from its data to its checkpoint, each where it would be seen first; `make test` has all the rest.
+QUICK := layers option option_files documents clip_index preflight dataset_video_rgbspike augment sampler \
+    spike_represent spike_properties tiling metrics network_vrt fusion weights optim main_train main_test
+QUICK_TESTS := $(QUICK:%=tests/test_%.py) tests/dist/test_dist.py tests/faults/test_steps.py
+
+quick: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadscope $(QUICK_TESTS)
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadscope --durations=15

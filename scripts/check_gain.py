@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Did a run learn to restore? Exit code 1 where its last validation gains less than --at-least dB over its input.
+
+    python scripts/check_gain.py experiments/000_train_vrt_sample_rgbspike --at-least 3
+
+RUN is the folder of a run, or its training_history.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils.utils_curves import read_history
+from utils.utils_errors import DataError, SpikeVRTError
+
+TAGS = ("val/psnr", "val/psnr_input")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--at-least", type=float, default=3.0, metavar="DB", help="default %(default)s")
+    args = parser.parse_args(argv)
+    try:
+        step, restored, blurry = last_validation(args.run)
+    except SpikeVRTError as e:
+        print(e, file=sys.stderr)
+        return e.exit_code
+    is_enough = restored - blurry >= args.at_least  # False also for NaN
+    print(
+        f"gain after {step} iterations: {restored - blurry:+.2f} dB, "
+        f"{'as expected' if is_enough else 'NOT as expected'}: at least {args.at_least:g} dB"
+    )
+    return 0 if is_enough else 1
+
+
+def last_validation(run: Path) -> tuple[int, float, float]:
+    """(iteration, PSNR of the restored clips, PSNR of the blurry ones). Raises DataError where there was none."""
+    history = read_history(run)
+    if not all(history.get(tag) for tag in TAGS):
+        raise DataError("the run has no validation", str(run), " and ".join(TAGS), "let it train to its end")
+    (step, restored), (_, blurry) = (history[tag][-1] for tag in TAGS)
+    return int(step), restored, blurry
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
