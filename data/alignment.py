@@ -15,7 +15,7 @@ from utils.utils_errors import DataError
 WIDTH = 160  # pixels of the pictures that are compared
 SAME = 0.02  # grey levels on average: the same frame, with the same bytes
 NEAR = 2.0  # the same frame, coded again
-TIE = 0.1  # a difference below which neighbouring raw frames cannot be told apart
+TIE = 0.1  # a difference below which neighbours of a frame that was coded again cannot be told apart
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Match:
 
     def fits(self, offset: int) -> bool:
         """Whether the raw frame at `offset` is near to identical, and none is clearly nearer."""
-        cost = self.cost.get(offset, np.inf)
-        return cost <= NEAR and cost <= self.cost[self.best] + TIE
+        cost, least = self.cost.get(offset, np.inf), self.cost[self.best]
+        return cost <= NEAR and cost <= least + (SAME if least <= SAME else TIE)
 
 
 def find_offset(raw: Frames, sharp: FolderFrames, average: int, clip: str, where: str, given: int | None = None) -> int:
@@ -107,5 +107,5 @@ def _wrong(clip: str, where: str, what: str) -> DataError:
     return DataError(
         f"clip {clip}: its sharp frames are not the middle raw frames: {what}", where,
         "sharp frame i is raw frame i * average + average // 2 + offset, with one offset for the clip",
-        "correct --source or --average, give the offset (--offset CLIP=N), or leave the clip out",
+        "correct --source or --average, give the offset (--offset CLIP=N), or leave the clip out (--leave-out CLIP)",
     )  # fmt: skip

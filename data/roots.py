@@ -7,6 +7,7 @@ An LMDB holds one value per file under the key "<clip>/<frame>", and beside data
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from utils.utils_errors import DataError, OptionError
 from utils.utils_files import natural_key
 
 LMDB_MARK = ".lmdb::"
+_LMDB_LINE = re.compile(r"(.+?)(?: \(.*\)(?: \d+)?)?$")  # "<key>.<ext> (<shape>) <compression>"; keys may hold blanks
 
 _environments: dict[str, Any] = {}  # LMDBs that this process has open
 
@@ -121,7 +123,7 @@ def _list_lmdb(root: str, ext: str) -> Listing:
             "meta_info.txt as UTF-8 text beside data.mdb",
             "make the LMDB again, or correct the dataroot",
         ) from e  # fmt: skip
-    keys = [os.path.splitext(line.split(" ")[0])[0] for line in lines if line.strip()]
+    keys = [os.path.splitext(_LMDB_LINE.match(line.strip())[1])[0] for line in lines if line.strip()]
     root, listing = root.rstrip("/"), {}
     environment = _environments.pop(root, None) or _open_lmdb(root)
     try:

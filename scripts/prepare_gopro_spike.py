@@ -58,6 +58,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--offset", action="append", default=[], metavar="[CLIP=]N",
         help="the sharp frames of --spikes-for are N raw frames later than expected; found by itself where it is clear",
     )  # fmt: skip
+    parser.add_argument("--leave-out", action="append", default=[], metavar="CLIP", help="make all clips but this one")
     parser.add_argument("--average", type=int, help="raw frames per exposure, odd; default: from GoPro names, else 7")
     parser.add_argument("--interpolate", type=int, default=8, help="spike planes per raw frame")
     parser.add_argument("--method", choices=("flow", "linear"), default="flow", help="between raw frames")
@@ -84,7 +85,9 @@ def run(command: argparse.Namespace) -> int:
     for name in ("GOPRO_Large_spike_seq", *(() if command.spikes_for else ("GOPRO_Large",))):
         refuse_overlap(command.out / name, inputs, "--out")
     recipe = Recipe(**{key: getattr(command, key) for key in Recipe.__dataclass_fields__})
-    jobs = find_jobs(command)
+    jobs = [job for job in find_jobs(command) if job.name not in command.leave_out]
+    if not jobs:
+        raise OptionError("no clip is left to make", "--leave-out", "at least one clip", "leave out fewer clips")
     check_recipe(command.out, recipe)
     facts = inspect_all(jobs, recipe, command.workers)
     todo = [job for job in jobs if not facts[job].is_made]

@@ -102,6 +102,6 @@ def test_an_lmdb_without_clips_is_one_clip(tmp_path):
     (tmp_path / "flat.lmdb").mkdir()
     with lmdb.open(str(tmp_path / "flat.lmdb"), map_size=1 << 20) as environment, environment.begin(write=True) as t:
         t.put(b"baboon", b"1234")
-    (tmp_path / "flat.lmdb/meta_info.txt").write_text("baboon.png (480,492,3) 1\n")
+    (tmp_path / "flat.lmdb/meta_info.txt").write_text("baboon.png (480,492,3) 1\nmy clip/0 1.png (480,492,3) 1\n")
     listing = list_root(str(tmp_path / "flat.lmdb"), "blur", "png")
-    assert listing["flat"]["baboon"].size == 4
+    assert listing["flat"]["baboon"].size == 4 and list(listing["my clip"]) == ["0 1"]

@@ -210,6 +210,9 @@ def test_an_offset_that_changes_within_a_clip_is_named_with_its_frames(raw, tmp_
     frames[6].unlink()  # a raw frame is lost in the middle
     assert for_existing(raw, tmp_path) == 3
     assert "000000-000001 at offset +0; 000002-000003 at offset -1" in capsys.readouterr().err
+    assert for_existing(raw, tmp_path, "--leave-out", "GOPR0001_03_00") == 0
+    made = tmp_path / "more/GOPRO_Large_spike_seq"
+    assert sorted(p.parent.name for p in made.glob("*/*/spike")) == ["GOPR0002_05_00", "GOPR0003_03_00"]
 
 
 def test_the_true_raw_frame_is_found_among_frames_that_were_coded_again(raw, tmp_path):
