@@ -45,6 +45,15 @@ class _Clips(Dataset):
     ) -> None:
         self.seed, self.spikes = seed, source.spikes
         self.camera = CAMERAS.build(camera, "camera") if camera else None
+        if (
+            self.camera
+            and self.camera.known_rate
+            and (source.spikes.rate == "match" or "rate" in source.spikes.ignored)
+        ):
+            raise OptionError(
+                "camera.known_rate has no effect: the representation is not divided by a given rate",
+                "camera.known_rate", "a proportional representation, and spike.rate other than match", "remove it",
+            )  # fmt: skip
         self.files = IO_BACKENDS.build(io_backend, "io_backend", cache_data=cache_data)
         self.clips: list[Clip] = self.files.clips(source)
 

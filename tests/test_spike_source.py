@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from data.clip_reader import dataset_clips
+from data.preflight import preflight
 from data.select_dataset import build_dataset
 from data.spike.stream import SpikeGeometry, write_dat
 from tests.clip_files import section, write_clip, write_info
@@ -82,3 +83,21 @@ def test_light_decides_what_match_and_gamma_do(tmp_path):
     write_info(tmp_path, light="display")
     with pytest.raises(OptionError, match=r"spike\.light is linear, the data say display"):
         build(tmp_path, "test", spike={**spike, "light": "linear"})
+
+
+def test_the_check_of_the_data_tells_light_and_rates_that_nobody_states(tmp_path, caplog):
+    # The test clips' spikes are proportional to the values of their pictures.
+    write_clip(tmp_path, "clip0", split="test", frames=2)
+    opt = {"path": {"root": str(tmp_path / "runs")}, "datasets": {"test": section(tmp_path, "test")}}
+    for stated, words in ((None, ["look like display light of rate 1.7", "firing rate at full light"]), ("linear", [])):
+        write_info(tmp_path, light=stated, rate=1.0 if stated else None, made_for=str(stated))
+        caplog.clear()
+        preflight(opt | {"path": {"root": str(tmp_path / f"runs {stated}")}})
+        assert all(word in caplog.text for word in words) and (words or "WARNING" not in caplog.text), caplog.text
+
+
+def test_a_camera_whose_rate_is_known_is_refused_where_no_rate_is_divided_out(clips):
+    camera = {"type": "perturb", "threshold_prob": 1.0, "known_rate": True}
+    for spike in ({"type": "dat", "rate": "match"}, {"type": "dat", "representation": {"type": "raw", "window": 3}}):
+        with pytest.raises(OptionError, match=r"camera\.known_rate has no effect"):
+            build(clips, "test", spike=spike, camera=camera)

@@ -1,9 +1,11 @@
 import hashlib
 import os
 
+import cv2
 import numpy as np
 import pytest
 
+from data.spike.light import fit_light
 from data.spike.represent import represent
 from data.spike.stream import (
     Crop,
@@ -14,7 +16,7 @@ from data.spike.stream import (
     read_dat,
     write_dat,
 )
-from tests.spike_files import restore_dat
+from tests.spike_files import FOLDER, restore_dat
 
 CAMERA = SpikeGeometry(250, 400)
 SMALL = SpikeGeometry(2, 8)
@@ -151,3 +153,15 @@ def test_writing_again_replaces_the_file_and_a_failure_leaves_nothing(tmp_path):
     with pytest.raises(SpikeFileError, match="shape"):
         write_dat(tmp_path / "b.dat", random_spikes(CAMERA), SMALL)
     assert os.listdir(tmp_path) == ["a.dat"]
+
+
+def test_real_spikes_are_seen_to_integrate_display_values(tmp_path):
+    # Spike-Zoo's dataset configuration says rate 0.6 for this file.
+    restore_dat("spikezoo_203_part1_planes_0_130-170", tmp_path / "203.dat")
+    rates = read_dat(tmp_path / "203.dat", CAMERA)[1:].mean(axis=0).reshape(50, 5, 80, 5).mean(axis=(1, 3))
+    truth = cv2.imread(str(FOLDER / "spikezoo_203_part1_truth_80x50.png"), cv2.IMREAD_GRAYSCALE) / 255
+    fit = fit_light(rates, truth)
+
+    assert fit.light == "display" and fit.is_clear and fit.rate == pytest.approx(0.59, abs=0.02)
+    as_light = fit_light(rates, truth ** (1 / 2.2))  # were the picture shown brighter, the spikes would be its light
+    assert as_light.light == "linear" and as_light.rate == pytest.approx(fit.rate)
