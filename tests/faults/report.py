@@ -86,6 +86,11 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
             f"| frames or spikes vanish or are cut in the middle of training, 2/4 ranks | {r['trials']} trials | {r['right']} named rightly; "
             f"all ranks gone after {r['gone_s_max']} s at worst |"
         )
+    if r := results.get("epochs"):
+        yield (
+            f"| none: {r['epochs']} epochs of a few steps, 2/4 ranks, loader processes new in each epoch or kept | {r['runs']} runs | "
+            f"{r['finished']} finished; one rank starts its loader late in every epoch |"
+        )
     if r := results.get("launcher"):
         yield (
             f"| SIGTERM or SIGUSR1 to launch_train.sh, 2/4 ranks | {r['trials']} trials | {r['right']} ended with 75; gone after "

@@ -166,6 +166,27 @@ def broken_files(share: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def epochs(share: float) -> dict[str, Any]:
+    """Many short epochs through the real loop, with loader processes that live for an epoch or for the run."""
+    count, each = max(2, round(200 * share)), {}
+    for ranks in (2, 4):
+        for persistent in ("false", "true"):
+            with tempfile.TemporaryDirectory() as folder:
+                options = write_options(Path(folder), netG={"net_type": "one_conv"})
+                each[f"{ranks} ranks, persistent: {persistent}"] = count_epochs(options, ranks, count, persistent)
+    return {"epochs": count, "runs": len(each), "finished": sum(n == count for n in each.values()), "each": each}
+
+
+def count_epochs(options: Path, ranks: int, count: int, persistent: str) -> int:
+    """Epochs that a run of so many came through; one of a few milliseconds would take 10 s at most."""
+    loader = (f"datasets.train.dataloader_persistent_workers={persistent}", "datasets.train.dataloader_num_workers=2")
+    command = ("--opt", str(options), f"train.epochs={count}", "train.total_iter=1000000", "datasets.test={}", *loader)
+    with Ranks(ranks, "tests/dist/epochs_worker.py", *command) as running:
+        result = running.wait(120 + 10 * count)
+    opened = [len(moments["progress"]) for moments in result.jsons if moments]
+    return min(opened) if result.exit_codes == [0] * ranks else 0
+
+
 def saves(share: float) -> dict[str, Any]:
     """SIGKILL while checkpoints are written back to back."""
     return kill_while_saving(max(1, round(200 * share)))
@@ -195,7 +216,7 @@ def overhead(share: float) -> dict[str, Any]:
 KINDS_OF_TRIAL = {
     "stalls": stalls, "deaths": deaths, "store_host": store_host, "saves": saves, "kills": kills,
     "preemptions": preemptions, "launcher": launcher, "environments": environments, "broken_files": broken_files,
-    "overhead": overhead, "false_alarms": false_alarms,
+    "epochs": epochs, "overhead": overhead, "false_alarms": false_alarms,
 }  # fmt: skip
 
 

@@ -1,0 +1,55 @@
+"""main_train_vrt.py on one rank, with the moments of its epoch turns; rank 1 takes long to start its loader.
+
+    epochs_worker.py ARGUMENTS OF main_train_vrt.py
+
+Prints {"loader": [...], "progress": [...]}: when the loader of each epoch had started, and when its progress was opened,
+in seconds of the host's one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from torch import Tensor, nn
+
+import main_train_vrt
+from data.loader import TrainLoader
+from models.select_network import NETWORKS
+from utils import utils_dist, utils_process
+
+SLOW_S = 0.3
+
+moments: dict[str, list[float]] = {"loader": [], "progress": []}
+start, open_progress = TrainLoader.start, main_train_vrt.open_progress
+
+
+def slow_start(self: TrainLoader, *position: int) -> Any:
+    iterator = start(self, *position)
+    time.sleep(SLOW_S if utils_dist.get_rank() == 1 else 0)
+    moments["loader"].append(time.monotonic())
+    return iterator
+
+
+def noted_progress(*args: Any) -> Any:
+    moments["progress"].append(time.monotonic())
+    return open_progress(*args)
+
+
+@NETWORKS.register("one_conv")
+class OneConv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, 1, 1)
+
+    def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
+        return self.conv(lq.flatten(0, 1)).view_as(lq)
+
+
+if __name__ == "__main__":
+    TrainLoader.start, main_train_vrt.open_progress = slow_start, noted_progress
+    code = main_train_vrt.main(sys.argv[1:])
+    print(json.dumps(moments), flush=True)
+    utils_process.end(code)
