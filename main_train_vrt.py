@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from models.model_vrt import ModelVRT
 from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from models.validate import Validation, validate
-from utils import utils_dist, utils_preempt, utils_process, utils_status, utils_watchdog
+from utils import utils_dist, utils_gpu_use, utils_preempt, utils_process, utils_status, utils_watchdog
 from utils.utils_experiment import Experiment, Progress, check_total_batch, find_state, is_better, restore_progress
 from utils.utils_gpu import choose_gpus
 from utils.utils_launch import read_launch
@@ -98,7 +98,7 @@ def train(opt: dict[str, Any]) -> int:
                 if opt["debug"]["every"] and progress.step % opt["debug"]["every"] == 0:
                     say_own_step(model, progress, micro_batches)
                 if progress.step % every["checkpoint_print"] == 0:
-                    experiment.log_training(progress, model.current_log() | timer.read())
+                    experiment.log_training(progress, model.current_log() | timer.read() | gpu_use())
                 if opt["debug"]["compare_every"] and progress.step % opt["debug"]["compare_every"] == 0:
                     compare_weights(model, progress)
                 if vote.is_stop():
@@ -198,14 +198,23 @@ def steps_of_epoch(
         progress.next_epoch()
 
 
+def gpu_use() -> dict[str, float]:
+    """How busy and full the GPUs of all ranks are, for the log; each rank's own for the status. Collective."""
+    found = utils_gpu_use.usage_of_all_ranks()
+    if found:
+        utils_status.tell(gpu=found[utils_dist.get_rank()])
+    return utils_gpu_use.log_values(found)
+
+
 def say_own_step(model: ModelVRT, progress: Progress, micro_batches: list[dict[str, Any]]) -> None:
     """Every rank prints one line, so that a person sees that all ranks train, on different data."""
     keys = [key for batch in micro_batches for key in batch["key"]]
-    print(
+    text = (
         f"[Rank {utils_dist.get_rank()}/{utils_dist.get_world_size()}] Step {progress.step}, "
-        f"Batch size: {len(keys)}, Loss: {float(model.step_loss):.4f}, Samples: {', '.join(keys)}",
-        flush=True,
+        f"Batch size: {len(keys)}, Loss: {float(model.step_loss):.4f}, Samples: {', '.join(keys)}"
     )
+    with suppress(OSError):  # a full disk behind the output does not end the run
+        print(text, flush=True)
 
 
 def compare_weights(model: ModelVRT, progress: Progress) -> None:

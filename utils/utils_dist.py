@@ -178,8 +178,9 @@ def _print_setup(launch: LaunchInfo) -> None:
         f"Backend: {dist.get_backend()}\nWorld Size: {launch.world_size}\nRank: {launch.rank}\n"
         f"Local Rank: {launch.local_rank}\nMaster: {launch.master_addr}:{launch.master_port}\n{line}\n"
     )
-    sys.stdout.flush()
-    os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
+    with suppress(OSError):  # a full disk behind the output does not end the run
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
 
 
 # ---- collectives ----------------------------------------------------------------------------------------------------

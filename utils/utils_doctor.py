@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils import utils_dist
+from utils import utils_dist, utils_gpu_use
 from utils.doctor_failures import KNOWN_FAILURES
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -129,6 +129,9 @@ def check_ranks() -> list[Finding]:
             f"{len(places)} on {len(hosts)} host{'s' if len(hosts) > 1 else ''}: {', '.join(sorted(hosts))}",
         )
     ]
+    if found := utils_gpu_use.usage_of_all_ranks():
+        texts = [f"rank {rank}: {utils_gpu_use.describe(one) if one else 'unknown'}" for rank, one in enumerate(found)]
+        findings.append(Finding(OK, "GPUs", "; ".join(texts)))
     shared = {place for place in places if places.count(place) > 1 and "cuda" in place[1]}
     if shared:
         findings.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -85,6 +86,18 @@ def first_to_claim(name: str, window_s: float) -> bool:
     return True
 
 
+def kill_loader_processes() -> None:
+    """SIGKILL to the processes of multiprocessing, which hold nothing that is worth keeping.
+
+    Exit handlers would send two SIGTERMs and join: where both come before a loader process looks, they count as one,
+    which it ignores (`leave_signals_to_parent`), and the join never ends.
+    """
+    with suppress(ValueError):  # torch's handler would raise an error here for each process that is killed
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
 def end(code: int) -> NoReturn:
     """sys.exit(code), exit handlers and all, at the end of a program of several ranks, but Python itself stays up.
 
@@ -92,6 +105,7 @@ def end(code: int) -> NoReturn:
     without an active exception"), and a run that has done its work would seem to have failed: pytorch#190489.
     A Python that cannot run the handlers on demand goes down in the ordinary way.
     """
+    kill_loader_processes()
     if run_exit_handlers is None:
         sys.exit(code)
     run_exit_handlers()

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.distributed import Store
 
-from utils import utils_dist, utils_watchdog
+from utils import utils_dist, utils_gpu_use, utils_watchdog
 from utils.utils_errors import DataError
 from utils.utils_files import write_whole
 
@@ -34,7 +34,7 @@ def tell(**facts: Any) -> None:
     """Keep these facts of this rank for whoever asks. Plain types only.
 
     device; samples (of this rank, each epoch) and first (indices of the first three); weights, their hash, at
-    weights_step; loss_is_finite, of the newest step.
+    weights_step; loss_is_finite, of the newest step; gpu, its use at the newest log line (utils_gpu_use.usage).
     """
     global _facts
     _facts = {**_facts, **facts}  # never changed in place: another thread may be reading it
@@ -57,6 +57,7 @@ def line(rank: int, world_size: int, beat: dict[str, Any], facts: dict[str, Any]
         f"weights {facts['weights']} at step {facts['weights_step']}",
         f"{facts['samples']} samples an epoch, first {', '.join(map(str, facts['first'])) or 'none left of this one'}",
     ]
+    parts += [utils_gpu_use.describe(facts["gpu"])] if facts.get("gpu") else []
     return "; ".join(parts)
 
 

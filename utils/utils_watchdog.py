@@ -371,7 +371,8 @@ def say(text: str) -> None:
     """One write to stderr, and to the log file where this rank has one."""
     with suppress(Exception):
         sys.stdout.flush()
-    os.write(2, f"{text}\n".encode())
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())
     record = logging.LogRecord(__name__, logging.ERROR, __file__, 0, text, None, None)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):

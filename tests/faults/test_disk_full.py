@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.train_files import experiment, latest, train, write_options
+from tests.dist.launching import Ranks, run_command
+from tests.train_files import MAIN, experiment, latest, train, write_options
 from utils import utils_checkpoint
 from utils.utils_errors import CheckpointError
 
@@ -106,3 +108,57 @@ def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_th
         assert result.text.count("CheckpointError: ") == 1 and "Traceback" not in result.text
         assert re.search(r"too full for a checkpoint: \d+ MB free\n.*\n +expected  at least \d\d MB", result.text)
         assert latest(options)["step"] == 1
+
+
+def fill(folder: Path) -> None:
+    """Write until nothing more fits."""
+    with open(folder / "filler", "wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
+    options = write_options(tmp_path)
+    overrides = ("train.total_iter=12", "train.checkpoint_test=12", "logging.use_tensorboard=true")
+    with disk(experiment(options).parent, "50m") as folder:
+        with Ranks(1, MAIN, "--opt", str(options), *overrides) as running:
+            running.wait_for("Iter: 2,", 0, 120)
+            fill(folder)
+            result = running.wait(120)
+
+        assert result.exit_codes == [3], result.text
+        assert "Iter: 12," in result.text and "Traceback" not in result.text
+        history = re.escape(str(experiment(options) / "training_history.json"))
+        for said in (
+            rf"cannot write {history}",
+            "TensorBoardWriter failed",
+            "cannot write pictures",
+            "CheckpointError: ",
+        ):
+            assert len(re.findall(said, result.text)) == 1, (said, result.text)
+        assert re.search(r"too full for a checkpoint: \d+ MB free", result.text)
+        # No half file: the last history that fitted.
+        assert json.loads((experiment(options) / "training_history.json").read_text())["train/loss"]
+
+
+def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
+    options = write_options(tmp_path)
+    log = experiment(options) / "log" / "train.log"
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/dev/full")
+    command = f"{sys.executable} {MAIN} --opt {options} train.total_iter=2 datasets.test={{}} debug.every=1 > /dev/full"
+
+    result = run_command(["bash", "-c", command], limit_s=120)
+
+    assert result.exit_codes == [0] and latest(options)["step"] == 2, result.text
+    assert result.text.count("cannot write the log") == 2 and "Traceback" not in result.text
+
+
+def test_a_run_does_not_start_on_a_full_disk(tmp_path):
+    options = write_options(tmp_path)
+    with disk(experiment(options).parent, "1m") as folder:
+        fill(folder)
+        result = train(options)
+
+    assert result.exit_codes == [3] and "DataError: cannot write: No space left on device" in result.text
+    assert "Traceback" not in result.text

@@ -1,0 +1,77 @@
+"""Validation on clips made up frame by frame: what it keeps, tells and asks on each rank.
+
+    validate_worker.py OPTIONS_FILE [section.key=value ...]
+
+Clips of 12, 3 and 3 frames, tiles of 4. Prints per rank: the most frames alive at once, the votes, the phases that the
+watchdog saw, the scores, the names of the pictures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import weakref
+
+import torch
+from torch import Tensor, nn
+
+from models.model_vrt import ModelVRT
+from models.select_network import NETWORKS
+from models.validate import validate
+from utils import utils_dist, utils_process, utils_watchdog
+from utils.utils_launch import read_launch
+from utils.utils_option import load_options
+
+ticks: set[float] = set()
+
+
+@NETWORKS.register("same")
+class Same(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
+        ticks.add(utils_watchdog.here().since)
+        return lq * self.factor
+
+
+class Clip:
+    """Noise; counts its frames that are alive."""
+
+    def __init__(self, number: int, frames: int) -> None:
+        self.name, self.number, self.alive, self.most = f"clip{number}", number, 0, 0
+        self.stems = [f"{i:03d}" for i in range(frames)]
+
+    def frame(self, index: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(100 * self.number + index)
+        gt = torch.rand(3, 64, 64, generator=generator)
+        lq = (gt + 0.1 * torch.rand(gt.shape, generator=generator)).clamp(0, 1)
+        self.alive += 1
+        self.most = max(self.most, self.alive)
+        weakref.finalize(lq, self.gone)
+        return {"lq": lq, "gt": gt}
+
+    def gone(self) -> None:
+        self.alive -= 1
+
+
+def main() -> None:
+    with utils_dist.one_door():
+        utils_dist.init_dist(read_launch(os.environ), 60)
+        model = ModelVRT(load_options(sys.argv[1], sys.argv[2:], {"netG": NETWORKS}))
+        clips, votes = [Clip(number, frames) for number, frames in enumerate((12, 3, 3))], []
+        found = validate(model, clips, lambda: bool(votes.append(1)))
+        calls = len(ticks)
+        stopped = validate(model, clips, lambda: True)
+        told = {
+            "most": max(clip.most for clip in clips), "votes": len(votes), "ticks": calls, "stopped": stopped is None,
+            "psnr": found.scalars()["val/psnr"], "pictures": sorted(found.pictures), "training": model.netG.training,
+        }  # fmt: skip
+        print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    utils_process.end(0)
