@@ -1,13 +1,14 @@
 # make sample   train on the sample set, print the table, check the gain (minutes on a laptop CPU)
 # make quick    the tests that tell most, at most 90 s on two cores
 # make test     all tests
+# make versions the fast tests with other versions of torch (scripts/try_versions.sh; 5 GB each)
 # make lint     ruff
 # make faults   the whole fault suite (an hour), and docs/reliability.md
 PYTHON ?= python3
 VENV := .venv
 SAMPLE := options/vrt/000_train_vrt_sample_rgbspike.json
 
-.PHONY: sample quick test lint faults clean
+.PHONY: sample quick test versions lint faults clean
 
 # The script itself looks whether the set is there, complete and its own: a file that exists would not tell.
 sample: $(VENV)/.installed
@@ -28,6 +29,9 @@ test: $(VENV)/.installed-test
 
 faults: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.faults.trials
+
+versions:
+	PYTHON=$(PYTHON) scripts/try_versions.sh
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .

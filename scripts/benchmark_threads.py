@@ -32,6 +32,8 @@ STEPS = """
 import sys, time, torch
 from models.network_vrt import VRT
 from scripts.benchmark_net import NAMED
+from utils.utils_process import die_with_parent
+die_with_parent()
 frames, crop = map(int, sys.argv[1:])
 net, clip = VRT(**NAMED["small"]), torch.rand(1, frames, 3, crop, crop)
 for _ in sys.stdin:
@@ -46,15 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--neighbours", type=int, default=1, help="processes that compute meanwhile (default 1)")
     parser.add_argument("--frames", type=int, default=6)
     parser.add_argument("--crop", type=int, default=32)
+    parser.add_argument("--rules", nargs="+", choices=list(RULES)[1:], default=list(RULES)[1:], metavar="RULE",
+                        help=f"against unset; of: {', '.join(list(RULES)[1:])} (default: all)")  # fmt: skip
     parser.add_argument("--repeats", type=int, default=9, help="steps of each rule, taken in turn (default 9)")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a step by rule and company, and the median of its ratios to "unset" in the same turn."""
-    places = [(rule, company) for company in ("alone", "busy") for rule in RULES]
+    places = [(rule, company) for company in ("alone", "busy") for rule in ("unset", *args.rules)]
     seconds: dict[tuple[str, str], list[float]] = {place: [] for place in places}
     with ExitStack() as stack:
-        steps = {rule: stack.enter_context(stepping(args, env)) for rule, env in RULES.items()}
+        steps = {rule: stack.enter_context(stepping(args, RULES[rule])) for rule in ("unset", *args.rules)}
         for _ in range(args.repeats):
             for company in ("alone", "busy"):
                 with neighbours(args.neighbours if company == "busy" else 0):
@@ -98,7 +102,8 @@ def one_step(process: subprocess.Popen) -> float:
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
     """So many processes that keep a core busy each."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    program = "from utils.utils_process import die_with_parent; die_with_parent()\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) for _ in range(count)]
     try:
         yield
     finally:

@@ -69,3 +69,15 @@ def test_two_processes_are_measured_against_one(benchmark):
 def test_a_wrong_option_file_is_refused_in_our_words(capsys):
     assert main(["net", *QUICK, "--config", "options/none.json"]) == 2
     assert "OptionError" in capsys.readouterr().err
+
+
+def test_the_waiting_rules_of_openmp_are_compared_in_turn(tmp_path, capsys):
+    numbers = tmp_path / "threads.json"
+    shape = ("--frames", "2", "--crop", "32", "--threads", "1", "--repeats", "1", "--rules", "passive")
+
+    assert main(["threads", *shape, "--json", str(numbers)]) == 0
+
+    steps = json.loads(numbers.read_text())["steps"]
+    assert [(s["rule"], s["company"]) for s in steps] == [
+        ("unset", "alone"), ("passive", "alone"), ("unset", "busy"), ("passive", "busy")]  # fmt: skip
+    assert all(s["seconds"][0] > 0 and s["ratio"] > 0 for s in steps)

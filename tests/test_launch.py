@@ -119,7 +119,9 @@ def fake_python(tmp_path):
     python.parent.mkdir()
     python.write_text('#!/bin/sh\nenv\necho "arguments $*"\n')
     python.chmod(0o755)
-    unset = dict.fromkeys(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS", "NCCL_IB_DISABLE"), "")
+    unset = dict.fromkeys(
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS", "NCCL_IB_DISABLE", "OMP_WAIT_POLICY"), ""
+    )
     return {"VIRTUAL_ENV": str(tmp_path), "PATH": f"{python.parent}:{os.environ['PATH']}", **unset}
 
 
@@ -131,7 +133,7 @@ def test_the_launcher_sets_what_the_user_has_not_set(count, fake_python):
 
     threads = max(1, len(os.sched_getaffinity(0)) // count)
     for line in ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "NCCL_ASYNC_ERROR_HANDLING=1", f"OMP_NUM_THREADS={threads}",
-                 "CUDA_DEVICE_MAX_CONNECTIONS=7", "NCCL_DEBUG=INFO"):  # fmt: skip
+                 "CUDA_DEVICE_MAX_CONNECTIONS=7", "NCCL_DEBUG=INFO", "OMP_WAIT_POLICY=passive"):  # fmt: skip
         assert line in lines
     has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
     assert ("NCCL_IB_DISABLE=1" in lines) == (not has_infiniband)

@@ -1,7 +1,7 @@
 """Compares the Triton kernels with their references and prints the differences as JSON; run by the tests.
 
 On a GPU the kernels are compiled; with TRITON_INTERPRET=1 they are interpreted on the CPU, slowly. Exit code 77 and a
-reason where the interpreter itself does not work, as that of Triton 3.4 with NumPy 2.4.
+reason where the interpreter itself does not work, as those of Triton 3.4 to 3.6 with NumPy 2.4.
 """
 
 from __future__ import annotations
