@@ -26,7 +26,7 @@ def test_each_rank_prints_its_set_up_in_one_piece():
     result = run_ranks(2, WORKER, "collectives")
 
     for rank, out in enumerate(result.stdout):
-        lines = out.splitlines()
+        lines = [line for line in out.splitlines() if not line.startswith("[Gloo]")]  # torch 2.8's own
         assert lines[:5] == ["=" * 40, "Distributed Training Setup", "=" * 40, "Backend: gloo", "World Size: 2"]
         assert lines[5:7] == [f"Rank: {rank}", f"Local Rank: {rank}"]
         assert lines[7].startswith("Master: 127.0.0.1:")
