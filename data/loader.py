@@ -110,7 +110,7 @@ class TrainLoader:
 
 
 class _Guarded(Dataset):
-    """Hands an error of ours over as a value: torch would bury its text in a trace of the worker's."""
+    """Hands an error of ours over as a value: torch would hide its message in a traceback of the worker."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset

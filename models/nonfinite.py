@@ -58,7 +58,7 @@ class NonFiniteSteps:
         logger.warning("iteration %d: %s is NaN or Inf, step skipped on all ranks (%s)", step, kind, names)
         if self.in_a_row < self.limit:
             return
-        # Gathered, so that nobody leaves, and takes rank 0 along, before the file is written.
+        # A rank that exits here would end rank 0 before the file is written: hence the gather.
         told = utils_dist.gather_objects(self._write(step) if utils_dist.is_main_process() else "")[0]
         raise NonFiniteError(
             f"{kind} NaN or Inf in {self.limit} steps in a row", f"iteration {step}, {names}; {told}",

@@ -37,7 +37,7 @@ def memory_error(
 
     clips: lq (B, T, C, H, W) and spike (B, T, S, H, W) or None. What the step needs is counted on one clip of the
     smallest size, for memory grows in proportion to pixels and frames. The step's own tensors are dropped first, so
-    `error` is of no use to anybody afterwards but as a trace.
+    Afterwards only the traceback of `error` is usable.
     """
     lq, device = clips[0], clips[0].device
     peak = f", {torch.cuda.max_memory_allocated() / GB:.1f} GB at the peak" if device.type == "cuda" else ""

@@ -41,7 +41,7 @@ class Tiling:
     flip_seq: run the clip and its reverse, spikes included, as one sequence and average.
     pad_seq: repeat the last frame, dropped again.
     center_frame_only: give only frame n // 2 of the n that came in.
-    batch_tiles: tiles of one moment that go through the network together; a GPU is then busier and its memory fuller.
+    batch_tiles: tiles of one moment that go through the network together; faster on a GPU, uses more memory.
     min_frames: the fewest frames the network takes (2 for pa_frames 2, 3 for 4, 4 for 6).
     """
 

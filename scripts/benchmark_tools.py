@@ -69,7 +69,7 @@ def measured(run: Callable[[], Any], device: torch.device, warm: bool = False) -
 def interleaved(
     runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
 ) -> dict[str, list[float]]:
-    """Seconds of each run, `repeats` times in turn: on a shared machine all of them then see the same weather."""
+    """Seconds of each run, `repeats` times in turn: on a shared machine all of them then run under the same load."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(warmup + repeats):
         for name, run in runs.items():

@@ -67,7 +67,8 @@ def make_page() -> str:
         if name == "datasets":
             sections += [
                 "## datasets.train, datasets.test\n",
-                "Beside the keys of the dataset:\n",
+                "Beside the keys of the dataset. Validation and testing read clip by clip, without a loader, so the "
+                "`dataloader_*` keys have no effect in `datasets.test`.\n",
                 table(LoaderOptions),
             ]
     sections.append("## Registered parts\n\nTheir keys are the parameters of a class or function, with its defaults.\n")

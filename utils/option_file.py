@@ -65,7 +65,7 @@ class Sources:
     def __init__(self, main_file: str) -> None:
         self.main_file = main_file
         self.places: dict[str, str] = {}
-        self.soft: set[str] = set()  # keys said of a part that was then replaced by another: gone unless it has them
+        self.soft: set[str] = set()  # inherited keys of a replaced part: dropped unless the new part has them
 
     def place(self, where: str) -> str:
         """The place of dotted key `where`, else of a key in it, else of the nearest section around it."""

@@ -150,7 +150,7 @@ def init_dist(launch: LaunchInfo, timeout_s: float = 1800) -> None:
 
 
 def close() -> None:
-    """Leave in peace: all ranks have come to the end. Collective."""
+    """Normal shutdown after all ranks have finished. Collective."""
     if _run.watchdog is not None:
         _run.watchdog.ending = True
         barrier()
@@ -289,7 +289,7 @@ def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
 
 @contextmanager
 def one_door() -> Iterator[None]:
-    """The whole of a run stands in this block: however it ends, every rank leaves, with one message and one exit code.
+    """Wrap the entire run in this context manager: however it ends, every rank leaves, with one message and one exit code.
 
     A failure leaves by os._exit: destroying a broken group can block for ever.
     """

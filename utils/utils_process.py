@@ -99,7 +99,7 @@ def kill_loader_processes() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """sys.exit(code), exit handlers and all, at the end of a program of several ranks, but Python itself stays up.
+    """sys.exit(code), exit handlers and all, at the end of a program of several ranks, but without tearing Python down.
 
     While Python goes down, a thread of torch that lets go of a tensor aborts the process (SIGABRT, "terminate called
     without an active exception"), and a run that has done its work would seem to have failed: pytorch#190489.

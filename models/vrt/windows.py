@@ -157,7 +157,7 @@ def _mask(window: tuple[int, int, int], shift: tuple[int, int, int]) -> Tensor |
 @lru_cache(maxsize=16)
 def relative_position_index(window: tuple[int, int, int]) -> Tensor:
     """(T, T) row of the bias table for each pair of tokens of a window; int64. Shared: do not write to it."""
-    # On the CPU whatever the default device: a network built on "meta" must not leave its ghost in the cache.
+    # On the CPU whatever the default device: a network built on "meta" must not put a meta tensor into the cache.
     axes = [torch.arange(s, device="cpu") for s in window]
     points = torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)
     offset = points[:, :, None] - points[:, None, :] + torch.tensor(window, device="cpu").view(3, 1, 1) - 1

@@ -19,7 +19,7 @@ NO_HOST = {"MASTER_ADDR": "no-such-host.invalid"}
 
 @dataclass(frozen=True)
 class Environment:
-    """A launch that cannot work. message: the words that explain it; {port}: one where a stranger listens."""
+    """A launch that cannot work. message: the words that explain it; {port}: one where another program listens."""
 
     name: str
     message: str
@@ -33,7 +33,7 @@ ENVIRONMENTS = (
     Environment("a name that does not resolve", "MASTER_ADDR does not resolve: no-such-host.invalid", env=NO_HOST),
     Environment("a port in use", "port {port} is in use", env={"MASTER_PORT": "{port}"}),
     Environment(
-        "a stranger at the port", "is not the store of this run", env={"MASTER_PORT": "{port}"},
+        "another program on the port", "is not the store of this run", env={"MASTER_PORT": "{port}"},
         env_of={0: {"WORLD_SIZE": "1"}},
     ),
     Environment("nobody at the port", "waits for rank 0 at 127.0.0.1", 1,

@@ -22,7 +22,7 @@ def listener() -> socket.socket:
     return sock
 
 
-def test_a_port_in_use_is_named_by_rank_0_and_the_stranger_by_the_others():
+def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
     with closing(listener()) as foreign:
         port = str(foreign.getsockname()[1])
         result = run_ranks(2, *WORKER, env={"MASTER_PORT": port, **SOON})
