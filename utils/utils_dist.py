@@ -289,7 +289,7 @@ def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
 
 @contextmanager
 def one_door() -> Iterator[None]:
-    """Wrap the entire run in this context manager: however it ends, every rank leaves, with one message and one exit code.
+    """Wrap the entire run in it: however the run ends, every rank leaves, with one message and one exit code.
 
     A failure leaves by os._exit: destroying a broken group can block for ever.
     """
