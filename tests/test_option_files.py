@@ -113,7 +113,8 @@ def test_a_file_of_kair_trains_with_its_own_keys_and_layouts(tmp_path):
     file = tmp_path / "kair.json"
     file.write_text(KAIR)
 
-    result = train(file, *(f"{key}={json.dumps(value)}" for key, value in (SMALL | paths).items()))
+    overrides = (f"{key}={json.dumps(value)}" for key, value in (SMALL | paths).items())
+    result = train(file, *overrides, limit_s=300)
 
     assert result.exit_codes == [0], result.text
     steps = history(file, "006_train_vrt_videodeblurring_gopro")
