@@ -5,14 +5,12 @@ Everything works the same in a single process, where no group exists.
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,10 +23,13 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from utils import utils_gpu, utils_rendezvous, utils_watchdog
-from utils.utils_errors import DistError, SpikeVRTError, StallError
+from utils.utils_beats import REPORTED, claim_failure, is_gone, read_states
+from utils.utils_errors import DistError, StallError
+from utils.utils_failure import is_consequence, lost_contact, text_of
 from utils.utils_launch import LaunchInfo
 from utils.utils_process import children_of, die_with_parent, kill_tree
-from utils.utils_watchdog import FAILURE, Budgets, Watchdog, say
+from utils.utils_rendezvous import JOINED, MET, Round
+from utils.utils_watchdog import Budgets, Watchdog, say
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,8 @@ def init_dist(launch: LaunchInfo, timeout_s: float = 1800) -> None:
         "RANK": str(launch.rank), "LOCAL_RANK": str(launch.local_rank), "WORLD_SIZE": str(launch.world_size),
         "MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port),
     }  # fmt: skip
+    # NCCL hands its ids through the store, whose own time-out would end that after 10 s.
+    _run.store.set_timeout(timedelta(seconds=_run.timeout_s))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("group", _run.store),
@@ -194,29 +197,13 @@ def barrier() -> None:
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:
-    """Mean over the ranks, element by element, same shape and dtype; summed in float64. Collective."""
+    """Mean over the ranks, element by element, same shape and dtype, without a graph; summed in float64. Collective."""
     if get_world_size() == 1:
-        return tensor.clone()
-    total = tensor.to(device=get_device(), dtype=torch.float64)
+        return tensor.detach().clone()
+    total = tensor.detach().to(device=get_device(), dtype=torch.float64, copy=True)
     with utils_watchdog.collective("all_reduce"):
         dist.all_reduce(total)
     return (total / get_world_size()).to(device=tensor.device, dtype=tensor.dtype)
-
-
-def reduce_sums(values: dict[str, float]) -> dict[str, float]:
-    """Sum each value over all ranks. Collective: every rank calls it with the same keys.
-
-    float64, so that summing many clips does not depend on how they were shared out.
-    Raises DistError, naming the ranks, where the keys differ (a silent mix-up otherwise).
-    """
-    if get_world_size() == 1:
-        return dict(values)
-    keys = sorted(values)  # dict order may differ between ranks
-    check_same_on_all_ranks("the names of the values to sum", keys)
-    total = torch.tensor([values[k] for k in keys], dtype=torch.float64, device=get_device())
-    with utils_watchdog.collective("all_reduce"):
-        dist.all_reduce(total)
-    return dict(zip(keys, total.tolist(), strict=True))
 
 
 def gather_objects(obj: Any) -> list[Any]:
@@ -264,27 +251,20 @@ def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
         yield
         return
     _run.rounds += 1
-    keys = [f"round/{_run.rounds}/{rank}" for rank in range(get_world_size())]
-    mine = keys[get_rank()]
+    meeting = Round(_run.store, f"round/{_run.rounds}", get_rank(), get_world_size())
     try:
         yield
     except Exception as e:
         code = getattr(e, "exit_code", 1)
-        _run.store.set(mine, str(code))
-        deadline = time.monotonic() + grace_s
-        for key in keys[: get_rank()]:
-            while not _run.store.check([key]) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            if _run.store.check([key]) and _run.store.get(key) != b"ok":
-                raise _PeerFailed(code) from e
+        meeting.arrive(code)
+        if get_rank() and meeting.wait(grace_s) != (get_rank(), code):
+            raise _PeerFailed(code) from e
         raise
-    _run.store.set(mine, "ok")
+    meeting.arrive()
     utils_watchdog.sync("the other ranks")
-    for key in keys:  # the watchdog ends this wait where a rank fails without coming here
-        while not _run.store.check([key]):
-            time.sleep(0.02)
-        if (outcome := _run.store.get(key)) != b"ok":
-            raise _PeerFailed(int(outcome))
+    failed = meeting.wait()  # the watchdog ends this wait where a rank fails without coming here
+    if failed:
+        raise _PeerFailed(failed[1])
 
 
 @contextmanager
@@ -306,7 +286,7 @@ def _fail(error: BaseException) -> NoReturn:
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     if _run.store is None:
         if utils_rendezvous.speaks_alone(error):
-            say(_text_of(error))
+            say(text_of(error, get_rank(), get_world_size()))
         write_exit_file(code)
         sys.stdout.flush()
         _be_deaf_to_children()
@@ -316,51 +296,27 @@ def _fail(error: BaseException) -> NoReturn:
             sys.exit(code)
         os._exit(code)
     if not isinstance(error, _PeerFailed):
-        if _is_connection_error(error):  # a consequence: the cause is about to be noted, by its rank or by a watchdog
-            error, code = _lost_contact(error), StallError.exit_code
-        first = _claim_failure(code)
-        if first is None:
-            say(_text_of(error))
-        elif first["code"] == StallError.exit_code:
+        if is_consequence(error):
+            error, code = lost_contact(error, _run.store, get_rank(), get_world_size()), StallError.exit_code
+        first = _speak_first(error, code)
+        if first == StallError.exit_code:
             time.sleep(10)  # the watchdog thread is at work, here or elsewhere, and ends this process
-        else:
-            code = first["code"]
+        code = first or code
     _leave(code, _run.store)
 
 
-def _lost_contact(error: BaseException) -> BaseException:
-    """Waits for whoever knows the cause of a broken connection to say it; else an error with what can be known here."""
-    with suppress(RuntimeError):
-        _run.store.wait([FAILURE], timedelta(seconds=3))
-    suspects = _run.watchdog.suspects() if _run.watchdog else ""
-    return StallError(
-        "lost contact with another rank", suspects or f"rank {get_rank()}: {str(error).splitlines()[0]}",
-        "all ranks alive and connected", "look into the logs of the other ranks and of their hosts",
-    )  # fmt: skip
-
-
-def _claim_failure(code: int) -> dict[str, Any] | None:
-    """None where this rank is the first to fail, else what the first one noted."""
-    mine = json.dumps({"rank": get_rank(), "code": code, "by": get_rank()})
+def _speak_first(error: BaseException, code: int) -> int | None:
+    """None where this rank is the first to fail, and has said why; else the exit code of the one that was."""
     try:
-        noted = _run.store.compare_set(FAILURE, "", mine).decode()
+        noted = claim_failure(_run.store, get_rank(), code, get_rank())
     except RuntimeError:  # the store went with its rank; the watchdog says so
-        return {"code": StallError.exit_code}
-    return None if noted == mine else json.loads(noted)
-
-
-def _is_connection_error(error: BaseException) -> bool:
-    words = ("Connection", "connection", "gloo", "NCCL", "Broken pipe", "Socket", "socket")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-
-
-def _text_of(error: BaseException) -> str:
-    """What to say of it: the four parts, or the whole trace with the rank before each line."""
-    if isinstance(error, SpikeVRTError):
-        return str(error)
-    prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    return "\n".join(prefix + line for line in lines)
+        return StallError.exit_code
+    if noted:
+        return noted["code"]
+    say(text_of(error, get_rank(), get_world_size()))
+    with suppress(RuntimeError):
+        _run.store.set(REPORTED, "1")  # those that wait for the words of a stall may go; nobody else is to be blamed
+    return None
 
 
 def _leave(code: int, store: Store | None) -> NoReturn:
@@ -386,12 +342,18 @@ def _be_deaf_to_children() -> None:
 
 
 def _say_goodbye(store: Store) -> None:
+    """Tell the host of the store that this rank goes; the host itself waits for all that live."""
     store.set(f"left/{get_rank()}", "1")
-    deadline = time.monotonic() + 3
-    others = set(range(get_world_size())) - {get_rank()}
-    while _run.hosts_store and time.monotonic() < deadline and others:
-        others = {r for r in others if not store.check([f"left/{r}"]) and not _run.watchdog.is_gone(r)}
+    count, deadline = store.add("left", 1), time.monotonic() + 3
+    if not _run.hosts_store:
+        return
+    states = read_states(store, get_world_size()) if store.check([MET]) else {}
+    speechless: dict[int, bool] = {}  # ranks whose process is gone: whether they went without a word
+    while count + sum(speechless.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
         time.sleep(0.02)
+        gone = [rank for rank, state in states.items() if rank not in speechless and is_gone(state)]
+        speechless |= {rank: not store.check([f"left/{rank}"]) for rank in gone}
+        count = store.add("left", 0)
 
 
 def write_exit_file(code: int) -> None:

@@ -7,11 +7,13 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +23,19 @@ if not sys.platform.startswith("linux"):
 # Private, and without a public equal: see `end`.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@cache
+def machine() -> str:
+    """Where a process number means the same process: host name, boot of the kernel and PID namespace together.
+
+    The name alone does not tell: containers and copied virtual machines share it.
+    """
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts += [boot.read_text().strip(), str(namespace.readlink())]
+    return "/".join(parts)
 
 
 def process_state(pid: int) -> str | None:

@@ -13,7 +13,9 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
 
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 # Each single check is decided within this time (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter): with the start of Python
 # and torch before it, a fault is explained within 15 s.
 CHECK_S = 10.0
+JOINED = "joined"  # store key: processes that have come, a rank that came twice counted twice
+MET = "met"  # store key: all ranks have arrived
 T = TypeVar("T")
 
 
@@ -39,7 +43,7 @@ def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
     hosts = launch.rank == 0 and not by_agent
     _check_resolves(launch)
     tcp = _serve(launch) if hosts else _connect(launch)
-    return PrefixStore(f"spikevrt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", tcp), hosts
+    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if by_agent else ''}", tcp), hosts
 
 
 def _check_resolves(launch: LaunchInfo) -> None:
@@ -110,35 +114,121 @@ def _connect(launch: LaunchInfo) -> TCPStore:
         ) from e  # fmt: skip
 
 
-def meet(store: Store, launch: LaunchInfo) -> None:
-    """Wait until every rank has arrived. Collective.
+def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
+    """A name for this start of the ranks, made by rank 0, in a store that outlives a restart.
 
-    Ranks may be started minutes apart: those missing are named after 10 s, and given up after SPIKEVRT_JOIN_TIMEOUT
-    seconds (default 300) with a DistError.
+    Each agent of torchrun counts the restarts that it asked for itself, so TORCHELASTIC_RESTART_COUNT differs between
+    them. Every rank knocks with a name of its own, and rank 0, which has to be of the same start, answers it.
     """
-    limit_s = _limit_s()
-    me = f"{socket.gethostname()} pid {os.getpid()}"
+    mine = uuid.uuid4().hex
+    if launch.rank == 0:
+        threading.Thread(target=_answer_knocks, args=(tcp.clone(), mine), daemon=True, name="rendezvous").start()
+        return mine
+    tcp.set(f"knock/{tcp.add('knocks', 1)}", mine)
+    if not wait_for(tcp, f"answer/{mine}", _limit_s(), lambda: logger.warning("rank %d waits for rank 0", launch.rank)):
+        raise _not_arrived([0], launch)
+    return tcp.get(f"answer/{mine}").decode()
+
+
+def _answer_knocks(tcp: Store, name: str) -> None:
+    """In a thread of rank 0, until all ranks have met. Answers to ranks of an earlier start reach nobody."""
+    heard, unanswered, deadline = 0, set(), time.monotonic() + _limit_s()
+    with suppress(RuntimeError):  # the store has gone
+        while time.monotonic() < deadline and not tcp.check([f"spikevrt/{name}/{MET}"]):
+            count = tcp.add("knocks", 0)
+            unanswered |= set(range(heard + 1, count + 1))
+            heard = count
+            for number in [n for n in unanswered if tcp.check([f"knock/{n}"])]:
+                tcp.set(f"answer/{tcp.get(f'knock/{number}').decode()}", name)
+                unanswered.remove(number)
+            time.sleep(0.1)
+
+
+def meet(store: Store, launch: LaunchInfo) -> None:
+    """Wait until every rank has arrived: a few requests of each, whatever the number of ranks. Collective.
+
+    Ranks may be started minutes apart: rank 0 names those missing after 10 s, and gives them up after
+    SPIKEVRT_JOIN_TIMEOUT seconds (default 300) with a DistError.
+    """
+    store.add(JOINED, 1)
     if store.add(f"arrived/{launch.rank}", 1) > 1:
         raise DistError(
             f"rank {launch.rank} arrived twice", _place(launch), "each RANK from 0 to WORLD_SIZE - 1 once",
             "correct RANK, or end the other run that uses this MASTER_PORT",
         )  # fmt: skip
-    store.set(f"place/{launch.rank}", me)
-    start, told = time.monotonic(), False
-    missing = list(range(launch.world_size))
-    while missing := [rank for rank in missing if not store.check([f"arrived/{rank}"])]:
+    if store.add("arrived", 1) == launch.world_size:
+        store.set(MET, "1")
+
+    def missing() -> list[int]:
+        return [rank for rank in range(launch.world_size) if not store.check([f"arrived/{rank}"])]
+
+    def warn() -> None:
+        if launch.rank == 0:
+            logger.warning("waiting for %s of %d", _names(missing()), launch.world_size)
+
+    # Only rank 0 reads who is missing. The others leave when it has said so, and speak if it has not come itself.
+    if not wait_for(store, MET, _limit_s() + (0 if launch.rank == 0 else 3), warn):
+        raise _not_arrived(missing() if launch.rank == 0 else [0], launch)
+
+
+def _not_arrived(missing: list[int], launch: LaunchInfo) -> DistError:
+    return DistError(
+        f"{_names(missing)} of {launch.world_size} did not arrive in {_limit_s():.0f} s", _place(launch),
+        "WORLD_SIZE processes, each with its own RANK",
+        "look into the logs of these ranks; SPIKEVRT_JOIN_TIMEOUT sets the seconds to wait",
+    )  # fmt: skip
+
+
+def _names(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+class Round:
+    """A point that all ranks come to, each telling how it fared: a few requests of each, whatever their number."""
+
+    def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
+        self.store, self.name, self.rank, self.world_size = store, name, rank, world_size
+
+    def arrive(self, code: int | None = None) -> None:
+        """code: the exit code where this rank failed. The last to come lets all ranks read the outcome."""
+        mine = "" if code is None else f"{self.rank} {code}"
+        noted = self.store.compare_set(self._failed, "", mine).decode()
+        while mine and int(noted.split()[0]) > self.rank:  # the lowest rank that failed counts
+            noted = self.store.compare_set(self._failed, noted, mine).decode()
+        if self.store.add(f"{self.name}/arrived", 1) == self.world_size:
+            self.store.set(self._over, "1")
+
+    def wait(self, seconds: float = float("inf")) -> tuple[int, int] | None:
+        """The lowest rank that failed and its exit code, once all have come or the time is over; None if none has."""
+        wait_for(self.store, self._over, seconds)
+        failed = self.store.get(self._failed).decode()
+        return tuple(map(int, failed.split())) if failed else None
+
+    @property
+    def _failed(self) -> str:
+        return f"{self.name}/failed"
+
+    @property
+    def _over(self) -> str:
+        return f"{self.name}/over"
+
+
+def wait_for(store: Store, key: str, seconds: float, warn: Callable[[], None] = lambda: None) -> bool:
+    """Whether the key comes within this time. warn: called once, after 10 s.
+
+    Asks ever less often, four times a second in the end: torch's own wait hears no Ctrl-C and prints when time is up.
+    """
+    start, pause_s, told = time.monotonic(), 0.01, False
+    while not store.check([key]):
         waited = time.monotonic() - start
-        names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        if waited > limit_s:
-            raise DistError(
-                f"{names} of {launch.world_size} did not arrive in {waited:.0f} s", _place(launch),
-                "WORLD_SIZE processes, each with its own RANK",
-                "look into the logs of these ranks; SPIKEVRT_JOIN_TIMEOUT sets the seconds to wait",
-            )  # fmt: skip
-        if waited > _check_s() and not told and launch.rank == 0:
+        if waited > seconds:
+            return False
+        if waited > _check_s() and not told:
             told = True
-            logger.warning("waiting for %s of %d", names, launch.world_size)
-        time.sleep(0.02 if waited < 2 else 0.2)
+            warn()
+        time.sleep(pause_s)
+        pause_s = min(0.25, 1.3 * pause_s)
+    return True
 
 
 def speaks_alone(error: BaseException) -> bool:

@@ -1,15 +1,13 @@
 """No silent hang: every rank says each half second where it is, and the first to see a stall names it, with its stack.
 
 The main thread notes its phase (a tuple; no lock, no call into the store). A thread of its own, on a connection of its
-own, publishes it, reads those of the others, and ends all ranks within seconds when one is SILENT (no beat), STUCK (too
-long in one phase), DEAD (its process is gone) or FAILED (it raised; see utils_dist). Ages are taken on each observer's
-own clock, so that no two clocks need agree.
+own, publishes it, watches a few other ranks (utils_beats), and ends all ranks within seconds when one is SILENT (no
+beat), STUCK (too long in one phase), DEAD (its process is gone) or FAILED (it raised; see utils_dist).
 """
 
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
 import os
 import signal
@@ -26,13 +24,13 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
+from utils.utils_beats import REPORTED, Beats, State, claim_failure, is_gone, is_here, where
 from utils.utils_errors import DistError, StallError
-from utils.utils_process import first_to_claim, kill_tree, process_state
+from utils.utils_process import first_to_claim, kill_tree
 from utils.utils_stacks import dump_stacks
 
-FAILURE = "failure"  # store key: the first failure, {"rank", "code", "by"}
-REPORTED = "reported"  # store key: it has been said; everyone may leave
 STALL_CODE = StallError.exit_code
+FAREWELL_S = 8.0  # within this a rank that knows of a failure has left
 
 
 class Place(NamedTuple):
@@ -121,21 +119,21 @@ class Watchdog(threading.Thread):
         self, rank: int, world_size: int, store: Store | None, leave: Callable[[int, Store | None], None]
     ) -> None:
         super().__init__(daemon=True, name="watchdog")
-        self.rank, self.world_size, self.store, self.leave = rank, world_size, store, leave
+        self.rank, self.store, self.leave = rank, store, leave
+        self.beats = Beats(rank, world_size, store)
         self.budgets: Budgets | None = None  # None until `watch`: follows failures and deaths only
         self.interval_s = 0.5
         self.ending = False  # the main thread has come to the end: peers that go are no longer dead
+        self.failure: State | None = None  # what ends the run, once it is known
         self.stopped = threading.Event()
-        self.beats, self.turned = 0, time.monotonic()
-        self.seen: dict[int, tuple[int, float]] = {}  # rank -> (its last beat, when it came)
-        self.states: dict[int, dict[str, Any]] = {}
+        self.turned = time.monotonic()
         self.host = socket.gethostname()
         self.by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then the store outlives rank 0
         path = tempfile.mkstemp(prefix="spikevrt-stack-")[1]
         self.stack_file = open(path, "a+b", buffering=0)  # noqa: SIM115 - several processes append to it
         # The C-level handler answers even while another thread holds the GIL; loader processes inherit it.
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
-        self._publish()
+        self.beats.publish(self._own_state())
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -149,7 +147,7 @@ class Watchdog(threading.Thread):
             if self.budgets is None or self.ending:
                 continue
             patience_s = min(1.5, self.budgets.stall_s) if self._store_is_gone() else self.budgets.stall_s
-            if time.monotonic() - self.turned > patience_s:
+            if time.monotonic() - self.turned > (FAREWELL_S if self.failure else patience_s):
                 self._store_lost()
 
     def run(self) -> None:
@@ -184,78 +182,27 @@ class Watchdog(threading.Thread):
         return sys.stderr if self.store is None else self.stack_file
 
     def _turn(self) -> None:
-        self._publish()
-        if self.store is None:
-            self.states = {0: self._own_state()}
-        else:
-            if self.store.check([FAILURE]):
-                self._follow(json.loads(self.store.get(FAILURE)))
-            keys = [f"beat/{rank}" for rank in range(self.world_size)]
-            if not self.store.check(keys):
-                return
-            self.states = dict(enumerate(map(json.loads, self.store.multi_get(keys))))
-        for rank, state in self.states.items():
-            if self.seen.get(rank, (-1, 0.0))[0] != state["beat"]:
-                self.seen[rank] = (state["beat"], time.monotonic())
-        verdict = None if self.ending else self._verdict()
-        if verdict:
+        self.beats.publish(self._own_state())
+        if failure := self.beats.read():
+            self._follow(failure)
+        if self.ending:
+            self.beats.stop_looking()
+        elif verdict := self.beats.verdict(self.budgets.stall_s if self.budgets else None):
             self._report(*verdict)
 
-    def _publish(self) -> None:
-        self.beats += 1
-        if self.store is not None:
-            self.store.set(f"beat/{self.rank}", json.dumps(self._own_state()))
-
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self) -> State:
         place = _place
         return {
-            "beat": self.beats, "phase": place.phase, "step": place.step, "syncs": place.syncs,
+            "phase": place.phase, "step": place.step, "syncs": place.syncs,
             "age": time.monotonic() - place.since, "budget": self.budgets.of(place.phase) if self.budgets else 0.0,
             "pid": os.getpid(), "host": self.host, "stack_file": self.stack_file.name,
         }  # fmt: skip
 
-    # ---- judging ---------------------------------------------------------------------------------------------------
-
-    def _verdict(self) -> tuple[int, str, str] | None:
-        """(rank, kind, what) of the rank that stops the run, or None."""
-        now = time.monotonic()
-        for rank, state in self.states.items():
-            if self.is_gone(rank):
-                return rank, "DEAD", f"its process {state['pid']} is gone; last seen in {where(state)}"
-        if self.budgets is None or not all(state["budget"] for state in self.states.values()):
-            return None
-        for rank, (_, when) in self.seen.items():
-            if now - when > self.budgets.stall_s - 0.5:
-                return rank, "SILENT", f"no beat for {now - when:.1f} s; last seen in {where(self.states[rank])}"
-        fewest = min(state["syncs"] for state in self.states.values())
-        stuck = [
-            (state["age"] - state["budget"], rank)
-            for rank, state in self.states.items()
-            if state["syncs"] == fewest and state["age"] > state["budget"]
-        ]
-        if not stuck:
-            return None
-        rank = max(stuck)[1]
-        state = self.states[rank]
-        return rank, "STUCK", f"{state['age']:.1f} s in {where(state)}"
-
-    def suspects(self) -> str:
-        """Who may be behind a broken connection, in words; '' where all beat."""
-        now = time.monotonic()
-        gone = [rank for rank, (_, when) in self.seen.items() if now - when > 4 * self.interval_s and rank != self.rank]
-        return "; ".join(
-            f"rank {rank} on {self.states[rank]['host']}, last seen in {where(self.states[rank])}" for rank in gone
-        )
-
-    def is_gone(self, rank: int) -> bool:
-        """Whether the rank's process, on this host, is no more."""
-        state = self.states.get(rank)
-        return bool(state) and state["host"] == self.host and process_state(state["pid"]) in (None, "Z", "X")
-
     # ---- ending ----------------------------------------------------------------------------------------------------
 
-    def _follow(self, failure: dict[str, Any]) -> None:
+    def _follow(self, failure: State) -> None:
         """Another rank failed, or saw a stall: give it our stacks if it wants them, and leave after it has spoken."""
+        self.failure = failure
         if failure["by"] == self.rank:
             self.stopped.wait()  # the main thread is on its way out
             return
@@ -267,11 +214,11 @@ class Watchdog(threading.Thread):
 
     def _report(self, rank: int, kind: str, what: str) -> None:
         if self.store is not None:
-            mine = json.dumps({"rank": rank, "code": STALL_CODE, "by": self.rank})
-            noted = self.store.compare_set(FAILURE, "", mine).decode()
-            if noted != mine:
-                self._follow(json.loads(noted))
+            if noted := claim_failure(self.store, rank, STALL_CODE, self.rank):
+                self._follow(noted)
                 return
+            self.failure = {"rank": rank, "code": STALL_CODE, "by": self.rank}
+            self.beats.read_all()
         # Whoever is silent will hardly answer; half a second is for one that was merely slow.
         text = self._message(
             rank, kind, what, "" if kind == "DEAD" else self._stacks_of(rank, 0.5 if kind == "SILENT" else 1.5)
@@ -279,13 +226,13 @@ class Watchdog(threading.Thread):
         say(text)
         if self.store is not None:
             self.store.set(REPORTED, "1")
-            if rank != self.rank and self.states[rank]["host"] == self.host and kind != "DEAD":
+            if rank != self.rank and is_here(self.beats.states[rank]) and kind != "DEAD":
                 time.sleep(0.5)  # it leaves by itself if it can
-                kill_tree(self.states[rank]["pid"])
+                kill_tree(self.beats.states[rank]["pid"])
         self.leave(STALL_CODE, self.store)
 
     def _message(self, rank: int, kind: str, what: str, stacks: str) -> str:
-        state = self.states[rank]
+        state = self.beats.states[rank]
         error = StallError(
             f"rank {rank} is {kind}: {what}",
             f"host {state['host']}, pid {state['pid']}",
@@ -294,9 +241,9 @@ class Watchdog(threading.Thread):
         )
         lines = [str(error), "", "rank  host              pid  step  seconds  collectives  phase"]
         now = time.monotonic()
-        for other, s in sorted(self.states.items()):
-            age = s["age"] + now - self.seen[other][1]
-            host = s["host"][:12]
+        for other, s in sorted(self.beats.states.items()):
+            unheard_s = now - self.beats.seen[other][1] if other in self.beats.seen else 0.0
+            age, host = s["age"] + unheard_s, s["host"][:12]
             lines.append(
                 f"{other:>4}  {host:<12} {s['pid']:>8} {s['step']:>5} {age:>8.1f} {s['syncs']:>12}  {s['phase']}"
             )
@@ -309,12 +256,15 @@ class Watchdog(threading.Thread):
         key = f"stacks/{rank}"
         if self._wait_for([key], patience_s):
             return self.store.get(key).decode()
-        state = self.states[rank]
-        if state["host"] != self.host:
-            return "(it does not answer)"
-        with suppress(OSError), open(state["stack_file"], "a+b", buffering=0) as file:
-            return dump_stacks(file, state["pid"])
-        return "(it does not answer)"
+        return self._stacks_by_signal(rank) or "(it does not answer)"
+
+    def _stacks_by_signal(self, rank: int) -> str:
+        """The same, from a rank of this machine that does not beat; '' where there is no way."""
+        state = self.beats.states[rank]
+        if is_here(state):
+            with suppress(OSError), open(state["stack_file"], "a+b", buffering=0) as file:
+                return dump_stacks(file, state["pid"])
+        return ""
 
     def _wait_for(self, keys: list[str], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -326,12 +276,15 @@ class Watchdog(threading.Thread):
 
     def _store_lost(self) -> None:
         """The store that all ranks share does not answer any more. One rank of each host says it."""
+        if self.failure:  # the cause is known, and said by another rank
+            self.leave(self.failure["code"], None)
         names = [os.environ.get(key, "") for key in ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
         # Ranks notice it up to seconds apart; within a minute, the same port, restart and process are the same run.
-        if not first_to_claim(f"lost-{self.host}-{'-'.join(names)}-{self._pid_of_rank_0()}", 60):
+        pid = self.beats.states[0]["pid"] if 0 in self.beats.states else 0
+        if not first_to_claim(f"lost-{self.host}-{'-'.join(names)}-{pid}", 60):
             time.sleep(2.0)  # for the one that speaks; torchrun ends all when the first has gone
             self.leave(STALL_CODE, None)
-        if self.by_agent or 0 not in self.states:
+        if self.by_agent or 0 not in self.beats.states:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             say(str(StallError(
                 f"rank {self.rank} has lost the store of the run", f"host {self.host}; the store is at {address}",
@@ -343,28 +296,17 @@ class Watchdog(threading.Thread):
 
     def _name_rank_0(self) -> None:
         """Rank 0 holds the store: either it is gone, or it does not answer."""
-        state = self.states[0]
+        state = self.beats.states[0]
         last_seen = f"last seen in {where(state)}"
-        if self.is_gone(0):
+        if is_gone(state):
             say(self._message(0, "DEAD", f"its process {state['pid']} is gone, and the store with it; {last_seen}", ""))
             return
-        if state["host"] != self.host:
-            say(self._message(0, "SILENT", f"its store does not answer; {last_seen}", ""))
-            return
-        with open(state["stack_file"], "a+b", buffering=0) as file:
-            stacks = dump_stacks(file, state["pid"])
-        say(self._message(0, "SILENT", f"its store does not answer; {last_seen}", stacks))
-        kill_tree(state["pid"])
+        say(self._message(0, "SILENT", f"its store does not answer; {last_seen}", self._stacks_by_signal(0)))
+        if is_here(state):
+            kill_tree(state["pid"])
 
     def _store_is_gone(self) -> bool:
-        return not self.by_agent and self.is_gone(0)
-
-    def _pid_of_rank_0(self) -> int:
-        return self.states[0]["pid"] if 0 in self.states else 0
-
-
-def where(state: dict[str, Any]) -> str:
-    return f'phase "{state["phase"]}" at step {state["step"]}'
+        return not self.by_agent and 0 in self.beats.states and is_gone(self.beats.states[0])
 
 
 def say(text: str) -> None:

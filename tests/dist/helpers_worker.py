@@ -6,23 +6,68 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
+from torch.distributed import DistBackendError
 
 from utils import utils_dist, utils_process
 from utils.utils_errors import DataError, OptionError
 from utils.utils_launch import read_launch
+
+NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, {}\nLast error:\n{}"
+SYSTEM = "unhandled system error\nncclSystemError: System call (e.g. socket, malloc) or external library call failed."
+REMOTE = "remote process exited\nncclRemoteError: A call failed possibly due to a remote process exiting prematurely."
+CLOSED, FULL = "socketProgress: Connection closed by remote peer", "/dev/shm/nccl-x, error: No space left on device"
 
 
 def collectives() -> None:
     rank = utils_dist.get_rank()
     utils_dist.barrier()
     mean = utils_dist.all_reduce_mean(torch.tensor([1.0, 10.0]) * (rank + 1))
-    sums = utils_dist.reduce_sums({"b": 0.1, "a": rank} if rank % 2 else {"a": rank, "b": 0.1})
+    loss = torch.tensor(rank + 1.0, dtype=torch.float64, requires_grad=True) * 1
+    of_loss = utils_dist.all_reduce_mean(loss)
     gathered = utils_dist.gather_objects({"rank": rank})
     with utils_dist.all_ranks_or_none():
         utils_dist.check_same_on_all_ranks("the seeds", 7)
-    print(json.dumps({"mean": mean.tolist(), "sums": sums, "gathered": gathered}))
+    store = utils_dist.get_store()
+    print(json.dumps({
+        "mean": mean.tolist(), "gathered": gathered, "loss": [loss.item(), of_loss.item(), of_loss.requires_grad],
+        "store_s": store.timeout.total_seconds() if store else 60,
+    }))  # fmt: skip
+
+
+def four_beats() -> None:
+    utils_dist.watch(stall_s=5, start_s=60, validate_s=1, save_s=1)
+    time.sleep(2)
+    utils_dist.barrier()
+    print(json.dumps({"pid": os.getpid()}))
+
+
+def nccl_of_a_peer_and_of_its_own_host() -> None:
+    """Rank 0 hears that a peer has gone before rank 1 tells why."""
+    if utils_dist.get_rank() == 0:
+        raise DistBackendError(NCCL.format(REMOTE, CLOSED))
+    time.sleep(1)
+    raise DistBackendError(NCCL.format(SYSTEM, FULL))
+
+
+def nccl_of_a_peer() -> None:
+    if utils_dist.get_rank() == 0:
+        raise DistBackendError(NCCL.format(REMOTE, CLOSED))
+    time.sleep(600)
+
+
+def restarted() -> None:
+    """Rank 1 fails in its first life; argument: a file that this leaves behind."""
+    first, mark = not Path(sys.argv[2]).exists(), sys.argv[2]
+    utils_dist.barrier()
+    if utils_dist.get_rank() == 1 and first:
+        Path(mark).touch()
+        raise ValueError("a plain mistake")
+    utils_dist.barrier()
+    time.sleep(600 if first else 0)
+    print(f"second life of rank {utils_dist.get_rank()}", flush=True)
 
 
 def different_values() -> None:

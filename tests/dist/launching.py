@@ -19,7 +19,6 @@ from typing import Any
 from tests.dist.fork_server import ROOT, ForkedProcess, clean_env, fork_server
 
 
-
 @dataclass
 class RankResult:
     """Of all ranks: exit codes (negative: killed by a signal), output, and after how many seconds all were gone."""
@@ -60,10 +59,12 @@ class Ranks:
         args_of: Mapping[int, Sequence[str]] | None = None,
         folder: Path | None = None,
         is_fresh: bool = False,
+        prefix: Sequence[str] = (),
     ) -> None:
         """env_of: further variables of single ranks; an empty value removes one. args_of: arguments in place of `args`.
 
         folder: where the outputs go (else files without a name). is_fresh: no fork of a process with torch in it.
+        prefix: a command that runs each rank, each then fresh.
         """
         self.start = time.monotonic()
         port = free_port()
@@ -77,7 +78,7 @@ class Ranks:
             wanted = {**clean_env(), **launch, **(env or {}), **((env_of or {}).get(rank, {}))}
             wanted = {key: value for key, value in wanted.items() if value != ""}
             arguments = [str(script), *map(str, (args_of or {}).get(rank, args))]
-            self.processes.append(_start(arguments, wanted, *self.files[rank], is_fresh))
+            self.processes.append(_start(arguments, wanted, *self.files[rank], is_fresh, prefix))
 
     def __enter__(self) -> Ranks:
         return self
@@ -139,12 +140,12 @@ def run_command(command: Sequence[str], limit_s: float = 60, env: Mapping[str, s
     return RankResult([process.returncode], [out], [err], time.monotonic() - start, False)
 
 
-def _start(arguments: list[str], env: dict[str, str], out: Any, err: Any, is_fresh: bool) -> Any:
+def _start(arguments: list[str], env: dict[str, str], out: Any, err: Any, is_fresh: bool, prefix: Sequence[str]) -> Any:
     """A Python process on a script, from the repository's root: forked where its environment allows."""
-    if not is_fresh and fork_server().can_start(env):
+    if not is_fresh and not prefix and fork_server().can_start(env):
         return fork_server().start(arguments, env, out, err)
     return subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, stdout=out, stderr=err, env=env, start_new_session=True
+        [*prefix, sys.executable, *arguments], cwd=ROOT, stdout=out, stderr=err, env=env, start_new_session=True
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from tests.dist import netns
 from tests.dist.launching import run_ranks
 from utils import utils_dist
 
@@ -18,8 +21,10 @@ def test_collectives_give_the_same_on_every_rank(n):
     mean = sum(range(1, n + 1)) / n
     for found in result.jsons:
         assert found["mean"] == pytest.approx([mean, 10 * mean])
-        assert found["sums"] == pytest.approx({"a": n * (n - 1) / 2, "b": 0.1 * n})
         assert found["gathered"] == [{"rank": rank} for rank in range(n)]
+        assert found["store_s"] == 60  # NCCL's exchange of ids through the store has the time of the group
+    # The argument keeps its value, and the mean holds no graph.
+    assert [found["loss"] for found in result.jsons] == [[rank + 1, mean, False] for rank in range(n)]
 
 
 def test_each_rank_prints_its_set_up_in_one_piece():
@@ -57,6 +62,34 @@ def test_nccl_timeout_is_the_time_of_a_collective():
     assert result.exit_codes == [70, 70]
 
 
+def test_nccl_words_are_shown_whole_and_the_rank_that_only_heard_of_it_is_silent():
+    result = run_ranks(2, WORKER, "nccl_of_a_peer_and_of_its_own_host")
+
+    assert result.exit_codes == [1, 1]
+    assert "ncclSystemError" in result.stderr[1] and "/dev/shm/nccl-x, error: No space left" in result.stderr[1]
+    assert result.text.count("Traceback") == 1 and "Error" not in result.stderr[0]
+
+
+def test_a_connection_that_nobody_explains_is_told_once_with_the_words_of_torch():
+    result = run_ranks(2, WORKER, "nccl_of_a_peer")
+
+    assert result.exit_codes == [70, 70]
+    assert result.text.count("StallError: lost contact with another rank") == 1
+    assert "ncclRemoteError" in result.text and "Connection closed by remote peer" in result.text
+    assert not re.search(r"rank \d is|lost the store|Traceback", result.text)
+
+
+@pytest.mark.skipif(bool(netns.missing()), reason=f"no namespaces: {netns.missing()}")
+def test_ranks_in_two_pid_namespaces_of_one_host_name_do_not_take_each_other_for_dead():
+    # In the namespace of rank 1 there is no process of the number of rank 0.
+    shift = 'for i in $(seq $((40 - 40 * RANK))); do /bin/true; done; "$@"; exit $?'
+    prefix = ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", shift, "sh")
+    result = run_ranks(2, WORKER, "four_beats", prefix=prefix)
+
+    assert result.exit_codes == [0, 0], result.text
+    assert result.jsons[0]["pid"] > 20 > result.jsons[1]["pid"]
+
+
 def test_a_launch_variable_that_is_no_number_is_said_once():
     result = run_ranks(2, WORKER, "collectives", env={"WORLD_SIZE": "two"})
 
@@ -68,5 +101,4 @@ def test_a_launch_variable_that_is_no_number_is_said_once():
 def test_a_single_process_needs_no_group():
     assert (utils_dist.get_rank(), utils_dist.get_world_size(), utils_dist.is_main_process()) == (0, 1, True)
     assert utils_dist.gather_objects(3) == [3]
-    assert utils_dist.reduce_sums({"a": 2.0}) == {"a": 2.0}
     utils_dist.barrier()
