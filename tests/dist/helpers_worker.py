@@ -58,15 +58,9 @@ def nccl_of_a_peer() -> None:
     time.sleep(600)
 
 
-def restarted() -> None:
-    """Rank 1 fails in its first life; argument: a file that this leaves behind."""
-    first, mark = not Path(sys.argv[2]).exists(), sys.argv[2]
+def second_life() -> None:
+    """Rank 1 dies in its first life, before it meets the others; argument: a file that it leaves behind."""
     utils_dist.barrier()
-    if utils_dist.get_rank() == 1 and first:
-        Path(mark).touch()
-        raise ValueError("a plain mistake")
-    utils_dist.barrier()
-    time.sleep(600 if first else 0)
     print(f"second life of rank {utils_dist.get_rank()}", flush=True)
 
 
@@ -104,6 +98,9 @@ def barrier_without_the_last_rank() -> None:
 
 
 def main() -> None:
+    if sys.argv[1] == "second_life" and os.environ["RANK"] == "1" and not Path(sys.argv[2]).exists():
+        Path(sys.argv[2]).touch()
+        sys.exit(1)
     with utils_dist.one_door():
         launch = read_launch(os.environ)
         utils_dist.init_dist(launch, 60)

@@ -91,6 +91,11 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
             f"| none: {r['epochs']} epochs of a few steps, 2/4 ranks, loader processes new in each epoch or kept | {r['runs']} runs | "
             f"{r['finished']} finished; one rank starts its loader late in every epoch |"
         )
+    if r := results.get("agents"):
+        yield (
+            f"| one of two torchrun agents restarts its rank, the other follows | {r['trials']} trials | {r['right']} went on after "
+            "that one restart |"
+        )
     if r := results.get("launcher"):
         yield (
             f"| SIGTERM or SIGUSR1 to launch_train.sh, 2/4 ranks | {r['trials']} trials | {r['right']} ended with 75; gone after "

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.dist.launching import ROOT, Ranks
+from tests.faults.agents import restart_of_one_agent
 from tests.faults.refusals import BROKEN, ENVIRONMENTS, break_file, seconds_until_explained
 from tests.faults.report import page
 from tests.faults.runs import STEPS, Interruption, interrupt, reference, signal_launcher
@@ -149,6 +150,12 @@ def launcher(share: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def agents(share: float) -> dict[str, Any]:
+    """Two agents of torchrun, one of which alone counts a restart."""
+    found = [restart_of_one_agent() for _ in range(max(1, round(5 * share)))]
+    return {"trials": len(found), "right": found.count(""), "wrong": [text for text in found if text]}
+
+
 def environments(share: float) -> dict[str, Any]:
     """Launches that cannot work, with the deadlines that users have."""
     cases = ENVIRONMENTS[: max(1, round(len(ENVIRONMENTS) * share))]
@@ -201,6 +208,7 @@ def overhead(share: float) -> dict[str, Any]:
         "print((time.perf_counter() - t) / n * 1e9)\n"
         "from torch.distributed import TCPStore\n"
         "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
+        "store.set('met', '1')\n"
         "dog = w.Watchdog(0, 1, store, lambda code: None); dog.budgets = w.Budgets(); dog._turn()\n"
         "t = time.perf_counter()\n"
         "for i in range(1000): dog._turn()\n"
@@ -215,8 +223,8 @@ def overhead(share: float) -> dict[str, Any]:
 
 KINDS_OF_TRIAL = {
     "stalls": stalls, "deaths": deaths, "store_host": store_host, "saves": saves, "kills": kills,
-    "preemptions": preemptions, "launcher": launcher, "environments": environments, "broken_files": broken_files,
-    "epochs": epochs, "overhead": overhead, "false_alarms": false_alarms,
+    "preemptions": preemptions, "launcher": launcher, "agents": agents, "environments": environments,
+    "broken_files": broken_files, "epochs": epochs, "overhead": overhead, "false_alarms": false_alarms,
 }  # fmt: skip
 
 

@@ -1,0 +1,42 @@
+"""Two agents of torchrun on this machine, of which one alone restarts its rank."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.dist.launching import ROOT, clean_env, free_port, kill_session
+
+
+def restart_of_one_agent(limit_s: float = 120) -> str:
+    """What went wrong, or '': rank 1 dies before it meets rank 0, and both must find each other after one restart.
+
+    The agent whose rank dies counts a restart; the other one, whose rank waits for it, follows and counts none.
+    """
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / f"agent{i}.log" for i in range(2)]
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--max-restarts=1",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic",
+            "tests/dist/helpers_worker.py", "second_life", f"{folder}/mark",
+        ]  # fmt: skip
+        agents = []
+        for log in logs:
+            with log.open("wb") as out:
+                agents.append(subprocess.Popen(
+                    command, cwd=ROOT, env=clean_env(), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                ))  # fmt: skip
+        try:
+            codes: object = [agent.wait(limit_s) for agent in agents]
+        except subprocess.TimeoutExpired:
+            codes = f"still running after {limit_s:g} s"
+        finally:
+            for agent in agents:
+                kill_session(agent)
+        text = "".join(log.read_text(errors="replace") for log in logs)
+    lives = sorted(re.findall(r"second life of rank (\d)", text))
+    return "" if codes == [0, 0] and lives == ["0", "1"] else f"exit codes {codes}: {text[-2000:]}"

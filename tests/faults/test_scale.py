@@ -1,0 +1,105 @@
+"""Watching many ranks: what a beat and a start cost each rank, and who sees a whole host fall silent."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from tests.faults.scale import Simulated, struck_by
+from utils import utils_rendezvous
+from utils.utils_launch import LaunchInfo
+from utils.utils_rendezvous import MET
+
+LONG = 1e6  # seconds
+
+
+@pytest.fixture(scope="module")
+def server():
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def new_ranks(server, name, n):
+    """Simulated ranks that have met, after their first two beats."""
+    ranks = [Simulated(rank, n, PrefixStore(name, server)) for rank in range(n)]
+    ranks[0].store.set(MET, "1")
+    for _ in range(2):
+        assert not any(rank.turn(LONG) for rank in ranks)
+    for rank in ranks:
+        rank.store.requests.clear(), rank.store.keys.clear()
+    return ranks
+
+
+def test_a_beat_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
+    costs = {}
+    for n in (8, 64):
+        ranks = new_ranks(server, f"health{n}", n)
+        for _ in range(3):
+            assert not any(rank.turn(LONG) for rank in ranks)
+        costs[n] = [{name: (rank.store.requests[name], rank.store.keys[name]) for name in rank.store.requests}
+                    for rank in ranks]  # fmt: skip
+    assert all(cost["set"] == (3, 3) and cost["multi_get"][0] == 3 for n in costs for cost in costs[n])
+    assert all(set(cost) == {"set", "multi_get"} for n in costs for cost in costs[n])
+    # Verdict, rank 0, the next rank, and the last of a host watches the first of it as well.
+    assert max(cost["multi_get"][1] for cost in costs[8]) <= max(cost["multi_get"][1] for cost in costs[64]) == 3 * 4
+
+
+def test_a_start_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
+    most = {}
+    for n in (8, 64):
+        ranks = [Simulated(rank, n, PrefixStore(f"start{n}", server)) for rank in range(n)]
+        threads = [threading.Thread(target=rank.start, daemon=True) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        assert all(rank.store.keys == rank.store.requests for rank in ranks)  # one key at a time, also while waiting
+        most[n] = {name: max(rank.store.requests[name] for rank in ranks) for name in ("add", "compare_set")}
+        # The last to come to each of the three meetings releases the others.
+        assert sum(rank.store.requests["set"] for rank in ranks) == 2 * n + 3
+    assert most[8] == most[64]
+
+
+@pytest.mark.parametrize("fault", ["host", "stuck"])
+def test_a_host_that_falls_silent_and_a_rank_that_is_waited_for_are_named_once(server, fault):
+    n, stall_s, verdicts = 64, 1.5, []
+    ranks = new_ranks(server, fault, n)
+    for rank in ranks:
+        rank.since, rank.syncs = (time.monotonic() + 0.1 if fault == "stuck" else rank.since), 1
+    for rank in struck_by(fault, n):
+        ranks[rank].fault, ranks[rank].syncs = "stuck" if fault == "stuck" else "silent", 0
+    deadline = time.monotonic() + 30
+    while not all(rank.known_at or rank.fault == "silent" for rank in ranks) and time.monotonic() < deadline:
+        verdicts += filter(None, [rank.turn(stall_s) for rank in ranks])
+        time.sleep(0.1)
+
+    kind = "STUCK" if fault == "stuck" else "SILENT"
+    assert [(verdict["rank"], verdict["kind"]) for verdict in verdicts] == [(n // 2, kind)]
+    # Only the states of all ranks can tell who is waited for: one rank reads them.
+    read_all = [rank.rank for rank in ranks if rank.store.keys["multi_get"] > 4 * rank.store.requests["multi_get"]]
+    assert len(read_all) == (1 if fault == "stuck" else 0)
+
+
+def test_a_restarted_rank_hears_of_the_start_of_its_own_rank_0(server):
+    # torchrun's store outlives a restart; rank 1 of the first start knocked, and died before rank 0 had answered.
+    server.set(f"knock/{server.add('knocks', 1)}", "of an earlier start")
+    names = {}
+
+    def name(rank):
+        launch = LaunchInfo("torchrun", rank, 0, 3)
+        names.setdefault(rank, []).append(utils_rendezvous._name_of_start(server, launch))
+
+    for start in range(2):
+        threads = [threading.Thread(target=name, args=(rank,), daemon=True) for rank in (2, 1, 0)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        server.set(f"spikevrt/{names[0][start]}/{MET}", "1")
+        for thread in [thread for thread in threading.enumerate() if thread.name == "rendezvous"]:
+            thread.join(30)
+    first, second = zip(*(names[rank] for rank in range(3)), strict=True)
+    assert len(set(first)) == len(set(second)) == 1 and first != second
