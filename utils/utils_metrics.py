@@ -97,7 +97,7 @@ class ClipScores:
         return {clip: _means(values) for clip, values in sorted(self.frames.items())}
 
     def sums(self, metrics: Iterable[str] = METRICS) -> dict[str, float]:
-        """Plain sums with the same keys on every rank, ready for `reduce_sums`; read by `averages`."""
+        """Plain sums with the same keys on every rank, to be added up over the ranks; read by `averages`."""
         means = self.clip_means().values()
         every = [values for clip in self.frames.values() for values in clip]
         totals = {"clips": float(len(self.frames)), "frames": float(len(every))}

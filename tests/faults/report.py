@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def page(results: dict[str, Any]) -> str:
-    return "\n".join([HEAD, *rows(results), "", *exceptions(results), TAIL])
+def page(results: dict[str, Any], scale: dict[str, Any]) -> str:
+    return "\n".join([HEAD, *rows(results), "", *exceptions(results), TAIL, *watching_at_scale(scale)])
 
 
 HEAD = """# Reliability
@@ -30,6 +30,36 @@ by C code; SIGSTOP.
 
 What is not shown here: several hosts with a real network between them, NCCL's own failures, and power loss (kill -9 leaves
 the page cache alone; fsync is there for that)."""
+
+
+def watching_at_scale(scale: dict[str, Any]) -> Iterator[str]:
+    """The section on many ranks."""
+    yield SCALE.format(**scale)
+    for s in scale["sizes"]:
+        faults = " | ".join(f"{s[kind]['detected_s']} s, {s[kind]['named'][0]}" for kind in ("silent", "host", "stuck"))
+        yield (
+            f"| {s['ranks']} | {s['beat_s']:g} s ({s['achieved_beat_s']:g}) | {s['stall_s']:g} s | "
+            f"{max(s['requests_a_beat']):g}, {max(s['keys_a_beat']):g} keys | {s['requests_a_second']} | "
+            f"{s['start_requests_median']}, {s['start_s']} s | {s['alarms']} | {faults} |"
+        )
+
+
+SCALE = """
+## Watching at scale
+
+A beat costs a rank two requests, whatever the number of ranks: it sets its own state, and reads in one request the shared
+verdict and the states of rank 0, of the next rank and of the next rank on its host. Whichever ranks fall silent, one of them
+follows a rank that still beats, so the loss of a whole host is seen as well. Which rank the others wait for, only all states
+together tell: one rank at a time reads them, and only while it is itself too long in its phase. The meetings of the start
+count the ranks that have come, so that each rank asks for a few single keys.
+
+Simulated with `python -m tests.faults.scale` on {date}, {cores} cores that other work shared (load {load} at the beginning):
+the watchdog's own code (`utils/utils_beats.py`, `utils_rendezvous.meet`) for each rank, a connection each, in two processes,
+against one real TCPStore in a third; eight ranks to a host. At 4,096 ranks the beat is slower, for these cores have to do the
+work of all ranks; the times of detection are of T in that row. The start asks more often the longer it waits.
+
+| ranks | beat (achieved) | T | requests a beat and rank | requests a second, all ranks | requests of the start (median rank), all met in | false alarms | a rank silent | a host silent | a rank stuck |
+|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def exceptions(results: dict[str, Any]) -> Iterator[str]:

@@ -5,7 +5,8 @@
 
 Each simulated rank has a connection of its own and runs utils_beats, utils_rendezvous.meet and Round as real ranks do.
 Ranks come eight to a host. Prints requests a beat and a second, the requests of the start, and how long the loss of a
-rank, of a host, and a stall take to be named; docs/benchmarks/scale.json keeps it, docs/reliability.md shows it.
+rank, of a host, and a stall take to be named; docs/benchmarks/scale.json keeps it, and
+`python -m tests.faults.trials --write` puts it into docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -231,11 +232,12 @@ def main() -> None:
     if args.client:
         print(json.dumps(client(*json.loads(args.client))), flush=True)
         os._exit(0)
-    results = []
+    results, load = [], round(os.getloadavg()[0], 1)  # before the first
     for world_size in map(int, args.ranks.split(",")):
         results.append(simulate(world_size))
         print(json.dumps(results[-1]), flush=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    found = {"date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "load": load, "sizes": results}
+    RESULTS.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from tests.faults.stalls import KINDS, Trial, run_stall
 from tests.train_files import write_options
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
+SCALE = ROOT / "docs/benchmarks/scale.json"  # tests/faults/scale.py writes it
 STALL_KINDS = [kind for kind, (verdict, _) in KINDS.items() if verdict in ("STUCK", "SILENT")]
 STALL_S = 5.0
 
@@ -247,7 +248,7 @@ def main() -> None:
         print(name, json.dumps(found, indent=2), flush=True)
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    (ROOT / "docs/reliability.md").write_text(page(results) + "\n", encoding="utf-8")
+    (ROOT / "docs/reliability.md").write_text(page(results, json.loads(SCALE.read_text())) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
