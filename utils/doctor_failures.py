@@ -12,6 +12,8 @@ KNOWN_FAILURES: tuple[tuple[str, str, str, str], ...] = (
      "this line is of one that waited, not of the culprit", "find the rank whose log ends first or differs; start again with the watchdog on"),
     (r"heartbeat monitor timed out|HeartbeatMonitor", "NCCL heartbeat", "NCCL's own thread stood still, often behind a CUDA call "
      "that hangs", "look at dmesg for Xid errors, and at TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+    (r"/dev/shm.*No space left", "shared memory", "/dev/shm is too small for NCCL or for the loader processes",
+     "give the container more of it (docker: --shm-size=8g)"),
     (r"unhandled (?:system|cuda) error|ncclSystemError|ncclUnhandledCudaError", "NCCL error", "NCCL could not use the network or the GPU",
      "NCCL_DEBUG=INFO names the interface; set NCCL_SOCKET_IFNAME, or NCCL_IB_DISABLE=1 without InfiniBand"),
     (r"ncclRemoteError|remote process exited|Connection closed by peer|Connection reset by peer", "lost peer",
