@@ -261,8 +261,8 @@ def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
             raise _PeerFailed(code) from e
         raise
     meeting.arrive()
-    utils_watchdog.sync("the other ranks")
-    failed = meeting.wait()  # the watchdog ends this wait where a rank fails without coming here
+    with utils_watchdog.collective("the other ranks"):
+        failed = meeting.wait()  # the watchdog ends this wait where a rank fails without coming here
     if failed:
         raise _PeerFailed(failed[1])
 
