@@ -37,10 +37,11 @@ def watching_at_scale(scale: dict[str, Any]) -> Iterator[str]:
     yield SCALE.format(**scale)
     for s in scale["sizes"]:
         faults = " | ".join(f"{s[kind]['detected_s']} s, {s[kind]['named'][0]}" for kind in ("silent", "host", "stuck"))
+        start = f"{s['start_requests_median']}, {s['start_s']} s" if "start_s" in s else "not simulated"
         yield (
             f"| {s['ranks']} | {s['beat_s']:g} s ({s['achieved_beat_s']:g}) | {s['stall_s']:g} s | "
             f"{max(s['requests_a_beat']):g}, {max(s['keys_a_beat']):g} keys | {s['requests_a_second']} | "
-            f"{s['start_requests_median']}, {s['start_s']} s | {s['alarms']} | {faults} |"
+            f"{start} | {s['alarms']} | {faults} |"
         )
 
 
@@ -53,10 +54,10 @@ follows a rank that still beats, so the loss of a whole host is seen as well. Wh
 together tell: one rank at a time reads them, and only while it is itself too long in its phase. The meetings of the start
 count the ranks that have come, so that each rank asks for a few single keys.
 
-Simulated with `python -m tests.faults.scale` on {date}, {cores} cores that other work shared (load {load} at the beginning):
+Simulated with `python -m tests.faults.scale` on {date}, {cores} cores that other work shared (load about {load}):
 the watchdog's own code (`utils/utils_beats.py`, `utils_rendezvous.meet`) for each rank, a connection each, in two processes,
-against one real TCPStore in a third; eight ranks to a host. At 4,096 ranks the beat is slower, for these cores have to do the
-work of all ranks; the times of detection are of T in that row. The start asks more often the longer it waits.
+against one real TCPStore in a third; eight ranks to a host. Where the beat is slower than 0.5 s, these cores could not do the
+work of all ranks faster; T is longer there. The start asks more often the longer it waits.
 
 | ranks | beat (achieved) | T | requests a beat and rank | requests a second, all ranks | requests of the start (median rank), all met in | false alarms | a rank silent | a host silent | a rank stuck |
 |---|---|---|---|---|---|---|---|---|---|"""
