@@ -64,6 +64,13 @@ class Beats:
                 self.seen[rank] = (state["beat"], time.monotonic())
         return json.loads(found[0]) if found[0] else None
 
+    def meet_rank_0(self, store: Store) -> None:
+        """After the ranks have met: from now on the loss of rank 0, and of the store with it, has a name.
+
+        store: another connection, for this is the main thread's part.
+        """
+        self.states.setdefault(0, json.loads(store.get("beat/0")))
+
     def read_all(self) -> None:
         """Reads the states of all ranks, where all have met."""
         if self.store is not None and self.watched is not None:

@@ -100,6 +100,7 @@ def join(launch: LaunchInfo) -> None:
         _run.store, _run.hosts_store = utils_rendezvous.open_store(launch)
         _start_watchdog()
         utils_rendezvous.meet(_run.store, launch)
+        _run.watchdog.beats.meet_rank_0(_run.store)
 
 
 def watch(stall_s: float, start_s: float, validate_s: float, save_s: float) -> None:
