@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,22 @@ from data.loader import TrainLoader
 from data.preflight import preflight
 from data.select_dataset import DATASETS, build_dataset, set_spike_channels
 from models.ddp import weights_hash
+from models.debug_lines import lines_of_rank
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
 from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
-from models.validate import Validation, validate
+from models.validate import validate
 from utils import utils_dist, utils_gpu_use, utils_preempt, utils_process, utils_status, utils_watchdog
-from utils.utils_experiment import Experiment, Progress, check_total_batch, find_state, is_better, restore_progress
+from utils.utils_errors import DataError
+from utils.utils_experiment import Experiment, is_better
 from utils.utils_gpu import choose_gpus
 from utils.utils_launch import read_launch
+from utils.utils_lock import only_run_in
 from utils.utils_logger import setup_logging
 from utils.utils_option import load_options, options_digest, parse_command_line, save_options
 from utils.utils_progress import open_progress
+from utils.utils_resume import Progress, find_checkpoint, plan_notes, planned_steps, restore_progress
 from utils.utils_timer import StepTimer
 
 logger = logging.getLogger(__name__)
@@ -57,7 +61,8 @@ def main(argv: list[str]) -> int:
         utils_dist.check_same_on_all_ranks("the options", options_digest(opt))
         utils_dist.watch(**opt["watchdog"])
         utils_preempt.install()
-        code = train(opt)
+        with only_run_in(Path(opt["path"]["task"])):
+            code = train(opt)
     return code
 
 
@@ -68,26 +73,19 @@ def read_options(argv: list[str]) -> dict[str, Any]:
 
 
 def train(opt: dict[str, Any]) -> int:
-    """Build, resume, then step until `total_iter`; log, validate and save on the way. Exit code. Collective."""
-    rank, folder, every = utils_dist.get_rank(), Path(opt["path"]["task"]), opt["train"]
+    """Build, resume, then step until the planned end; log, save and validate on the way. Exit code. Collective."""
+    every, folder = opt["train"], Path(opt["path"]["task"])
     with utils_dist.all_ranks_or_none():
-        if rank == 0:
-            setup_logging(rank, folder / "log" / "train.log")
-            save_options(opt, folder / "options")
-            preflight(opt)
-        state = find_state(opt)
-        progress = restore_progress(state)
-        loader, clips = build_data(opt)
-        if state is not None and progress.step < planned_steps(opt, loader):
-            check_total_batch(state, opt, loader.sampler.global_batch)
-        model = define_Model(opt)
-        model.init_train(state)
-    announce(opt, model, loader, progress, state)
+        model, loader, clips, progress = build(opt)
+    total_iter = planned_steps(opt["train"], loader.steps_per_epoch, progress)
+    announce(opt, model, loader, progress, total_iter)
 
-    timer = StepTimer()
-    with closing(Experiment(opt, progress)) as experiment, utils_status.answering(folder):
-        total_iter = planned_steps(opt, loader)
-        is_new = progress.step < total_iter
+    timer, is_new = StepTimer(), progress.step < total_iter
+    with closing(Experiment(opt, progress, loader.order())) as experiment, utils_status.answering(folder):
+        # A validation that was stopped, or killed, comes first; one that is complete is not repeated.
+        is_test = progress.step % every["checkpoint_test"] == 0 and is_new
+        if is_test and not run_validation(model, clips, experiment, progress):
+            return stop_early(model, experiment, progress)
         while progress.step < total_iter:
             for micro_batches in steps_of_epoch(opt, loader, progress, total_iter, timer, experiment):
                 vote = utils_preempt.StopVote()
@@ -95,22 +93,38 @@ def train(opt: dict[str, Any]) -> int:
                     model.optimize_parameters(progress.step + 1, micro_batches)
                 progress.advance()
                 timer.steps += 1
-                if opt["debug"]["every"] and progress.step % opt["debug"]["every"] == 0:
-                    say_own_step(model, progress, micro_batches)
+                if opt["debug"]["every"]:
+                    lines_of_rank(model, progress.step, micro_batches, opt["debug"]["every"])
                 if progress.step % every["checkpoint_print"] == 0:
                     experiment.log_training(progress, model.current_log() | timer.read() | gpu_use())
                 if opt["debug"]["compare_every"] and progress.step % opt["debug"]["compare_every"] == 0:
                     compare_weights(model, progress)
                 if vote.is_stop():
                     return stop_early(model, experiment, progress)
-                if progress.step % every["checkpoint_test"] == 0 and progress.step < total_iter:
-                    with timer.paused():
-                        run_validation(model, clips, experiment, progress)
-                if progress.step % every["checkpoint_save"] == 0 and progress.step < total_iter:
-                    with timer.paused():
+                with timer.paused():
+                    if progress.step % every["checkpoint_save"] == 0 and progress.step < total_iter:
                         save(model, experiment, progress)
-        finish(model, clips, experiment, progress, is_new)
-    return 0
+                    is_test = progress.step % every["checkpoint_test"] == 0 and progress.step < total_iter
+                    if is_test and not run_validation(model, clips, experiment, progress):
+                        return stop_early(model, experiment, progress)
+        return finish(model, clips, experiment, progress, is_new)
+
+
+def build(opt: dict[str, Any]) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
+    """Model, training loader, test clips, and where the run stands; from its checkpoint, which is free on return."""
+    rank, folder = utils_dist.get_rank(), Path(opt["path"]["task"])
+    if rank == 0:
+        setup_logging(rank, folder / "log" / "train.log")
+        save_options(opt, folder / "options")
+        preflight(opt)
+    resumed = find_checkpoint(opt)
+    loader, clips = build_data(opt)
+    progress = Progress()
+    if resumed is not None:
+        progress = restore_progress(resumed, opt, loader.order(), loader.sampler.global_batch)
+    model = define_Model(opt)
+    model.init_train(resumed.state if resumed is not None else None)
+    return model, loader, clips, progress
 
 
 def build_data(opt: dict[str, Any]) -> tuple[TrainLoader, Any]:
@@ -127,15 +141,7 @@ def build_data(opt: dict[str, Any]) -> tuple[TrainLoader, Any]:
     return loader, build_dataset(sections["test"], "test", seed) if sections["test"] else None
 
 
-def planned_steps(opt: dict[str, Any], loader: TrainLoader) -> int:
-    """`total_iter`, or the steps of `epochs` where these are fewer."""
-    train, epochs = opt["train"], opt["train"]["epochs"]
-    return train["total_iter"] if epochs is None else min(train["total_iter"], epochs * loader.steps_per_epoch)
-
-
-def announce(
-    opt: dict[str, Any], model: ModelVRT, loader: TrainLoader, progress: Progress, state: dict[str, Any] | None
-) -> None:
+def announce(opt: dict[str, Any], model: ModelVRT, loader: TrainLoader, progress: Progress, total_iter: int) -> None:
     """What a person wants to see before a long run: network, true batch size, every rank, the start. Collective."""
     section, world = opt["datasets"]["train"], utils_dist.get_world_size()
     per_gpu, accumulated = section["dataloader_batch_size"], opt["train"]["accumulation_steps"]
@@ -145,11 +151,8 @@ def announce(
         loader.sampler.dataset_len, loader.steps_per_epoch, per_gpu, world, accumulated,
         per_gpu * world * accumulated, section["dataloader_num_workers"] * world,
     )  # fmt: skip
-    if state is not None and state["world_size"] != world and utils_dist.is_main_process():
-        logger.warning(
-            "%d ranks now, %d before: the same samples in the same order, but sums round differently", world,
-            state["world_size"],
-        )  # fmt: skip
+    for note in plan_notes(opt["train"], loader.steps_per_epoch, progress, total_iter):
+        logger.info("%s", note)
     loader.seek(progress.epoch, progress.batch)
     weights, place = weights_hash(model.netG), [progress.step, progress.epoch, progress.batch]
     utils_status.tell(
@@ -158,12 +161,14 @@ def announce(
         loss_is_finite=True, weights=weights, weights_step=progress.step,
     )  # fmt: skip
     logger.info("%s", "\n".join(utils_dist.gather_objects(utils_status.own_line())))
-    if state is not None:
-        # A shared file system may show one host an older file than the others.
-        utils_dist.check_same_on_all_ranks(
-            "the checkpoints to go on from", [*place, weights], "start again once all hosts see the same file"
-        )
-    logger.info("starting at iter %d, epoch %d, batch %d", progress.step, progress.epoch + 1, progress.batch)
+    # A shared file system may show one host an older file than the others, or none.
+    utils_dist.check_same_on_all_ranks(
+        "the checkpoints to go on from", [*place, weights if progress.step else ""],
+        "start again once all hosts see the same file",
+    )  # fmt: skip
+    logger.info(
+        "starting at iter %d of %d, epoch %d, batch %d", progress.step, total_iter, progress.epoch + 1, progress.batch
+    )
 
 
 def steps_of_epoch(
@@ -187,11 +192,18 @@ def steps_of_epoch(
     iterator = loader.start(progress.epoch, progress.batch)
     utils_dist.barrier()
     left = min(loader.steps_per_epoch - progress.batch, total_iter - progress.step)
+    if left <= 0:
+        raise RuntimeError(f"no step is left at {progress}, of {loader.steps_per_epoch} steps an epoch")
     with open_progress(opt["logging"]["progress"], left, f"epoch {progress.epoch + 1}") as bar:
         for _ in range(left):
             utils_watchdog.phase("data", progress.step)
             with timer.part("data"):
-                micro_batches = next(iterator)
+                micro_batches = next(iterator, None)
+            if micro_batches is None:
+                raise DataError(
+                    f"no step {progress.batch + 1} in epoch {progress.epoch + 1}", "datasets.train",
+                    f"{loader.steps_per_epoch} steps an epoch", "the dataset must keep its length within a run",
+                )  # fmt: skip
             yield micro_batches
             bar.update(experiment.last_values)
     if progress.batch == loader.steps_per_epoch:
@@ -206,17 +218,6 @@ def gpu_use() -> dict[str, float]:
     return utils_gpu_use.log_values(found)
 
 
-def say_own_step(model: ModelVRT, progress: Progress, micro_batches: list[dict[str, Any]]) -> None:
-    """Every rank prints one line, so that a person sees that all ranks train, on different data."""
-    keys = [key for batch in micro_batches for key in batch["key"]]
-    text = (
-        f"[Rank {utils_dist.get_rank()}/{utils_dist.get_world_size()}] Step {progress.step}, "
-        f"Batch size: {len(keys)}, Loss: {float(model.step_loss):.4f}, Samples: {', '.join(keys)}"
-    )
-    with suppress(OSError):  # a full disk behind the output does not end the run
-        print(text, flush=True)
-
-
 def compare_weights(model: ModelVRT, progress: Progress) -> None:
     """Raises DistError where the ranks no longer hold the same weights: nothing else would ever show it. Collective."""
     utils_watchdog.phase("compare weights", progress.step)
@@ -229,48 +230,66 @@ def compare_weights(model: ModelVRT, progress: Progress) -> None:
     )  # fmt: skip
 
 
-def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress) -> Validation | None:
-    """Validate on all ranks; keep the checkpoint where it is the best so far. Collective."""
-    if clips is None:
-        return None
-    validation = validate(model, dataset_clips(clips))
+def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress) -> bool:
+    """Validate, and keep the checkpoint where it is the best so far. False: a signal ended it. Collective.
+
+    The steps so far are saved first, so that a run which is stopped or killed here loses none, and validates again.
+    """
+    if clips is None or progress.validated == progress.step:
+        return True
+    if experiment.saved_step != progress.step:
+        save(model, experiment, progress, with_weights=False)
+    validation = validate(model, dataset_clips(clips), utils_preempt.all_asked)
+    if validation is None:
+        return False
     experiment.log_validation(progress, validation.scalars(), validation.pictures)
+    experiment.table, progress.validated = validation.table(), progress.step
     psnr = validation.scalars()["val/psnr"]
+    utils_watchdog.phase("save", progress.step)
     if is_better(psnr, progress.best_psnr):
         progress.best_psnr, progress.best_step = psnr, progress.step
-        experiment.save("best", model.training_state(), progress)
+        experiment.save("best", model.training_state, progress)
     utils_dist.barrier()
-    return validation
+    return True
 
 
-def save(model: ModelVRT, experiment: Experiment, progress: Progress) -> None:
+def save(model: ModelVRT, experiment: Experiment, progress: Progress, with_weights: bool = True) -> None:
     """The checkpoint to resume from, and the bare weights. Collective: nobody runs ahead of a save."""
     utils_watchdog.phase("save", progress.step)
-    experiment.save("latest", model.training_state(), progress)
-    if utils_dist.is_main_process():
+    experiment.save("latest", model.training_state, progress)
+    if with_weights and utils_dist.is_main_process():
         model.save_weights(experiment.folder / "models", progress.step)
     utils_dist.barrier()
 
 
 def stop_early(model: ModelVRT, experiment: Experiment, progress: Progress) -> int:
     """A signal asked for it: save what is needed to go on exactly, and give the exit code that says so. Collective."""
-    save(model, experiment, progress)
+    if experiment.saved_step != progress.step:
+        save(model, experiment, progress)
     logger.info("stopped by a signal at iter %d; the same command goes on from here", progress.step)
     utils_dist.write_exit_file(utils_preempt.PREEMPTED)
     return utils_preempt.PREEMPTED
 
 
-def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress, is_new: bool) -> None:
-    """Last validation and save, and the table a run ends with; a run finished before is not saved again. Collective."""
-    if not is_new:
-        logger.info("already finished at iter %d: nothing is trained", progress.step)
-    validation = run_validation(model, clips, experiment, progress)
+def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress, is_new: bool) -> int:
+    """Last save and validation, and the table a run ends with. Exit code. Collective.
+
+    A run that was finished before is validated again, and nothing of it is overwritten.
+    """
     if is_new:
         save(model, experiment, progress)
+    else:
+        logger.info("already finished at iter %d: nothing is trained", progress.step)
+        experiment.saved_step, progress.validated = progress.step, 0
+    if not run_validation(model, clips, experiment, progress):
+        return stop_early(model, experiment, progress)
+    if is_new and clips is not None:
+        save(model, experiment, progress, with_weights=False)  # the best PSNR is known only now
     experiment.close()
-    if validation is not None:
-        logger.info("test split after %d iterations:\n%s", progress.step, validation.table())
+    if experiment.table:
+        logger.info("test split after %d iterations:\n%s", progress.step, experiment.table)
     logger.info("Finished at iter %d. Results are in %s", progress.step, experiment.folder)
+    return 0
 
 
 if __name__ == "__main__":

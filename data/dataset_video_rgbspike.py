@@ -141,6 +141,10 @@ class _TrainClips(_Clips):
                 names,
             )
 
+    def sample_names(self) -> list[str]:
+        """clip/frame of every sample, in order; a run that resumes compares them with those of its checkpoint."""
+        return [f"{clip.name}/{stem}" for clip in self.clips for stem in clip.stems]
+
     def __len__(self) -> int:
         """One sample for every frame that one could start at."""
         return int(self.ends[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from data.sampler import ResumableDistributedSampler
+from utils import utils_watchdog
 from utils.utils_errors import DataError, SpikeVRTError
 from utils.utils_process import die_with_parent, leave_signals_to_parent, signals_held
+from utils.utils_resume import DataOrder
 
 
 class TrainLoader:
@@ -44,6 +47,8 @@ class TrainLoader:
         )
         workers = section["dataloader_num_workers"]
         self.rank, self.section = rank, section
+        names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
+        self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
         self.loader = DataLoader(
             _Guarded(dataset),
             batch_size=section["dataloader_batch_size"],
@@ -61,6 +66,11 @@ class TrainLoader:
     @property
     def steps_per_epoch(self) -> int:
         return self.sampler.batches_per_epoch
+
+    def order(self) -> DataOrder:
+        """What a position in this loader refers to."""
+        s = self.sampler
+        return DataOrder(s.dataset_len, self.sample_list, s.seed if s.shuffle else None, s.batches_per_epoch)
 
     def seek(self, epoch: int, batch: int) -> None:
         """The next sample is the first one of this rank in that global batch."""
@@ -85,6 +95,7 @@ class TrainLoader:
             if isinstance(batch, SpikeVRTError):
                 batch.where += f", rank {self.rank}"
                 raise batch
+            utils_watchdog.go_on()  # several batches may make one step, and each has dataloader_timeout_s
             yield batch
 
     @contextmanager

@@ -37,6 +37,8 @@ class ModelBase:
     def init_ema(self, decay: float) -> None:
         """netE starts as a copy of netG; 0 means none."""
         if decay == 0:
+            if self.opt["path"]["pretrained_netE"]:
+                logger.warning("path.pretrained_netE has no effect in training while train.E_decay is 0")
             return
         self.netE = copy.deepcopy(bare(self.netG)).eval().requires_grad_(False)
         self.ema_update = get_ema_multi_avg_fn(decay)

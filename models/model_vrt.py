@@ -18,12 +18,14 @@ from models.ddp import bare, wrap_ddp
 from models.losses import LOSSES
 from models.model_base import ModelBase, cpu_state
 from models.nonfinite import NonFiniteSteps
-from models.optim import build_optimizer, is_fix_key, set_lr
+from models.optim import build_optimizer, is_fix_key, load_moments, set_lr
 from models.out_of_memory import memory_error
 from models.restore import Restorer
 from models.tiling import Tiling, out_of_memory
-from models.weights import load_pretrained
+from models.weights import load_pretrained, load_weights
 from utils import utils_dist, utils_watchdog
+from utils.utils_errors import CheckpointError
+from utils.utils_resume import differences
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class ModelVRT(ModelBase):
         self.amp_dtype = amp_dtype(self.train_opt["amp"], self.device)
         self.nonfinite = NonFiniteSteps(self.train_opt["max_nonfinite_steps"], Path(opt["path"]["task"]))
         self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
+        self.is_described = False  # whether the first batch has been shown (debug.every)
 
     # ---- before the first step -------------------------------------------------------------------------------------
 
@@ -50,8 +53,10 @@ class ModelVRT(ModelBase):
         if state is None:
             load_pretrained(bare(self.netG), self.opt)
         else:
-            bare(self.netG).load_state_dict(state["model_state_dict"])
+            self._load_checkpoint_weights(state)
         self.init_ema(self.train_opt["E_decay"])
+        if state is None and self.netE is not None:
+            load_pretrained(self.netE, self.opt, "netE")
         if self.train_opt["compile"]:
             self.netG.compile()  # in place: weights keep their names, and no wrapper stands in the way
         loss_keys = ("G_lossfn_type", *LOSSES.keys(self.train_opt["G_lossfn_type"]))
@@ -63,8 +68,21 @@ class ModelVRT(ModelBase):
         self.frozen: bool | None = None  # decided, and DDP built, by the first step
         self.netG.train()
 
+    def _load_checkpoint_weights(self, state: dict[str, Any]) -> None:
+        """Raises CheckpointError, with the options of netG that differ, where not every tensor fits."""
+        try:
+            load_weights(bare(self.netG), state["model_state_dict"], "the checkpoint to resume from", strict=True)
+        except CheckpointError as e:
+            changed = ", ".join(differences(state["options"]["netG"], self.opt["netG"], "netG."))
+            e.expected = "the network that the checkpoint was trained with"
+            e.do = (
+                f"undo the change of {changed or 'netG'}, or start a new task from these weights (path.pretrained_netG)"
+            )
+            raise
+
     def _load_training_state(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
+        was = state["options"]["train"]
+        load_moments(self.optimizer, state["optimizer"], bare(self.netG), was, self.train_opt)
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         if self.netE is not None and state["ema_state_dict"] is not None:
@@ -83,15 +101,17 @@ class ModelVRT(ModelBase):
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
+    def is_frozen_at(self, step: int) -> bool:
+        """Whether the parameters of `fix_keys` are left as they are in this step."""
+        return step < self.train_opt["fix_iter"]
+
     def set_phase(self, step: int, batch: dict[str, Any]) -> None:
-        """Freeze or release the parameters of `fix_keys`; wrap in DDP anew whenever that changes. Collective.
+        """Freeze or release the parameters of `fix_keys` and wrap in DDP anew. Collective.
 
         A parameter released after DDP was built would never be reduced, and a static graph may not change: hence the
         new wrap, on all ranks at the same step.
         """
-        frozen = step < self.train_opt["fix_iter"]
-        if frozen == self.frozen:
-            return
+        frozen = self.is_frozen_at(step)
         if self.frozen is not None:
             logger.info("iteration %d: %s are trained from now on", step, ", ".join(self.train_opt["fix_keys"]))
         self.frozen = frozen
@@ -122,21 +142,26 @@ class ModelVRT(ModelBase):
         of them without another collective, and all skip the step. Raises NonFiniteError, on all ranks, after
         `max_nonfinite_steps` such steps in a row.
         """
-        self.set_phase(step, micro_batches[0])
-        set_lr(self.optimizer, step, self.train_opt)
-        # Randomness inside the network depends on nothing but these three: no generator state needs saving.
-        torch.manual_seed(mix_seed(self.seed, step, utils_dist.get_rank()))
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step_loss = torch.zeros((), device=self.device)
-        try:
-            self._accumulate(step, micro_batches)
-        except (RuntimeError, MemoryError) as e:
-            if out_of_memory(e):
-                clips = (self.lq, self.spike)
+        is_first = self.is_frozen_at(step) != self.frozen
+        # Such a step also settles DDP, compiles and tunes kernels, which may take minutes.
+        with utils_watchdog.stage("first step") if is_first else nullcontext():
+            utils_watchdog.phase("forward", step - 1)
+            try:
+                if is_first:
+                    self.set_phase(step, micro_batches[0])
+                set_lr(self.optimizer, step, self.train_opt)
+                # Randomness in the network depends on nothing but these three: no generator state needs saving.
+                torch.manual_seed(mix_seed(self.seed, step, utils_dist.get_rank()))
+                self.optimizer.zero_grad(set_to_none=True)
+                self.step_loss = torch.zeros((), device=self.device)
+                self._accumulate(step, micro_batches)
+            except (RuntimeError, MemoryError) as e:
+                if not out_of_memory(e):
+                    raise
+                clips = (micro_batches[0]["lq"], micro_batches[0].get("spike"))
                 raise memory_error(e, f"iteration {step}", self.opt, bare(self.netG), clips, self.autocast) from e
-            raise
-        utils_watchdog.phase("optimizer")
-        self._apply_gradients(step, micro_batches)
+            utils_watchdog.phase("optimizer")
+            self._apply_gradients(step, micro_batches)
 
     def _accumulate(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
         """Forward and backward over the micro-batches; the gradients are reduced in the last backward pass."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,15 +21,45 @@ def build_optimizer(net: nn.Module, train: dict[str, Any]) -> torch.optim.Optimi
 
     All parameters are in from the start, those frozen until `fix_iter` too: one without a gradient is left alone.
     """
-    base, mul, keys = train["G_optimizer_lr"], train["fix_lr_mul"], train["fix_keys"] or []
-    named = list(net.named_parameters())
-    groups = [{"params": [p for n, p in named if not is_fix_key(n, keys)], "initial_lr": base, "lr": base}]
-    slow = [p for n, p in named if is_fix_key(n, keys)]
-    if slow:
-        groups.append({"params": slow, "initial_lr": base * mul, "lr": base * mul})
+    base, mul, named = train["G_optimizer_lr"], train["fix_lr_mul"], dict(net.named_parameters())
+    groups = [
+        {"params": [named[name] for name in names], "initial_lr": lr, "lr": lr}
+        for names, lr in zip(group_names(net, train), (base, base * mul), strict=True)
+        if names
+    ]
     cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train["G_optimizer_type"]]
-    fused = all(p.is_cuda for _, p in named)
+    fused = all(p.is_cuda for p in named.values())
     return cls(groups, betas=tuple(train["G_optimizer_betas"]), weight_decay=train["G_optimizer_wd"], fused=fused)
+
+
+def group_names(net: nn.Module, train: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Names of the ordinary parameters, and of those of `fix_keys`, in the order of the optimizer's groups."""
+    groups: tuple[list[str], list[str]] = ([], [])
+    for name, _ in net.named_parameters():
+        groups[is_fix_key(name, train["fix_keys"] or [])].append(name)
+    return groups
+
+
+def load_moments(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any], net: nn.Module, was: dict[str, Any], now: dict[str, Any]
+) -> None:
+    """Takes the moments of `saved`, a state dict, by parameter name; rates, betas and weight decay stay those of `now`.
+
+    was, now: the options `train` that `saved` and `optimizer` were made with; `fix_keys` may differ, and with them the
+    numbers by which a state dict names parameters.
+    """
+    moments = dict(zip(chain(*group_names(net, was)), _numbers(saved), strict=True))
+    own = optimizer.state_dict()
+    state = {
+        number: saved["state"][moments[name]]
+        for name, number in zip(chain(*group_names(net, now)), _numbers(own), strict=True)
+        if moments[name] in saved["state"]
+    }
+    optimizer.load_state_dict({"state": state, "param_groups": own["param_groups"]})
+
+
+def _numbers(state: dict[str, Any]) -> list[int]:
+    return [number for group in state["param_groups"] for number in group["params"]]
 
 
 def lr_at(step: int, base: float, train: dict[str, Any]) -> float:

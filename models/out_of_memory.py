@@ -35,11 +35,11 @@ def memory_error(
 ) -> SpikeVRTError:
     """The error to raise in place of `error`, an out-of-memory in a training step of net (bare) on `clips`.
 
-    clips: lq (B, T, C, H, W) and spike (B, T, S, H, W) or None. What the step needs is counted on one clip of the
-    smallest size, for memory grows in proportion to pixels and frames. The step's own tensors are dropped first, so
-    Afterwards only the traceback of `error` is usable.
+    clips: lq (B, T, C, H, W) and spike (B, T, S, H, W) or None, on any device. What the step needs is counted
+    on one clip of the smallest size, for memory grows in proportion to pixels and frames. The step's own tensors are
+    dropped first, so only the traceback of `error` is usable afterwards.
     """
-    lq, device = clips[0], clips[0].device
+    lq, device = clips[0], next(net.parameters()).device
     peak = f", {torch.cuda.max_memory_allocated() / GB:.1f} GB at the peak" if device.type == "cuda" else ""
     total = device_gb(device)
     expected, do = f"a step within the {total:.1f} GB of the device", GENERAL
@@ -93,7 +93,8 @@ def probe(
     multiple, least, _ = limits(net)
     side = min(-(-max(least, PROBE_SIDE) // multiple) * multiple, *lq.shape[-2:])
     corner = (slice(0, 1), slice(None), slice(None), slice(0, side), slice(0, side))
-    parts = [None if x is None else x[corner].clone() for x in (lq, spike)]
+    device = next(net.parameters()).device
+    parts = [None if x is None else x[corner].to(device, copy=True) for x in (lq, spike)]
 
     def counted(times: int) -> StepMemory:
         inputs = [None if x is None else x.repeat(times, 1, 1, 1, 1) for x in parts]

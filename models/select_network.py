@@ -40,6 +40,7 @@ def check_options(opt: dict[str, Any]) -> None:
     """
     with torch.device("meta"):
         net = NETWORKS.build(opt["netG"], "netG", spike_channels=spike_channels(opt))
+    _check_same_spikes(opt)
     size = opt.get("datasets", {}).get("train", {}).get("gt_size")
     if size is None or not hasattr(net, "required_multiple"):
         return
@@ -50,6 +51,20 @@ def check_options(opt: dict[str, Any]) -> None:
             f"datasets.train.gt_size is {size}", "datasets.train.gt_size",
             f"input crops (gt_size / scale) that are multiples of {multiple} and at least {least}, "
             "for the U-net halves them three times and cuts them into windows", f"set it to {near}",
+        )  # fmt: skip
+
+
+def _check_same_spikes(opt: dict[str, Any]) -> None:
+    """Training and validation feed one network: S must be the same, unless it takes no spikes."""
+    sections = [opt.get("datasets", {}).get(split) for split in ("train", "test")]
+    fusion = opt["netG"].get("fusion")
+    if not all(sections) or (fusion["type"] if isinstance(fusion, dict) else fusion) == "none":
+        return
+    train, test = (section.get("spike_channels") or 0 for section in sections)
+    if train != test:
+        raise OptionError(
+            f"datasets.test gives {test} spike channels, datasets.train {train}", "datasets.test.spike",
+            "the same number: one network reads both", "give datasets.test.spike the representation of datasets.train",
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import logging
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -128,14 +128,15 @@ def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
     return wide
 
 
-def load_pretrained(net: nn.Module, opt: dict[str, Any]) -> LoadReport | None:
-    """Start `net` from opt["path"]["pretrained_netG"], where that is set; the log says what fitted."""
-    path = opt["path"].get("pretrained_netG")
+def load_pretrained(net: nn.Module, opt: dict[str, Any], which: Literal["netG", "netE"] = "netG") -> LoadReport | None:
+    """Start `net` from opt["path"]["pretrained_<which>"], where that is set; the log says what fitted."""
+    path = opt["path"].get(f"pretrained_{which}")
     if not path:
         return None
     strict = bool(opt.get("train", {}).get("G_param_strict", False))
-    report = load_weights(net, read_weights(path), str(path), strict)
-    logger.info("Pretrained netG %s: %s", path, report)
+    weights = read_weights(path, prefer="params" if which == "netG" else "ema_state_dict")
+    report = load_weights(net, weights, str(path), strict)
+    logger.info("Pretrained %s %s: %s", which, path, report)
     return report
 
 

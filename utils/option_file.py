@@ -51,7 +51,11 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
         overrides.append("train.amp.enable=true")
     if args.resume is not None:
         overrides.append(f"path.resume={'null' if args.resume == 'none' else args.resume}")
-    return CommandLine(args.opt, [*args.overrides, *overrides], args.resume)
+    overrides = [*args.overrides, *overrides]
+    given = dict(override.partition("=")[::2] for override in overrides)
+    if given.get("train.epochs", "null") != "null" and "train.total_iter" not in given:
+        overrides.append("train.total_iter=null")  # what is asked for here must not be cut by the file
+    return CommandLine(args.opt, overrides, args.resume)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -35,7 +35,12 @@ class LoaderOptions(Section):
     dataloader_batch_size: int = Field(1, ge=1, description="Clips per GPU and step (the log says the total).")
     dataloader_persistent_workers: bool = Field(False, description="Keep the loader processes from epoch to epoch.")
     dataloader_prefetch_factor: int = Field(2, ge=1, description="Batches each loader process prepares ahead.")
-    dataloader_timeout_s: float = Field(600, gt=0, description="A batch that takes longer stops the run.")
+    dataloader_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="A batch that takes longer stops the run, by the name of its samples; less than watchdog.stall_s. "
+        "null: 4/5 of that.",
+    )
     dataloader_epoch_repeat: int = Field(1, ge=1, description="Passes over the dataset that count as one epoch.")
 
 
@@ -43,7 +48,9 @@ class PathOptions(Section):
     root: str = Field("experiments", min_length=1, description="Folder of all runs.")
     task: str | None = Field(None, description="Folder of this run, always <root>/<task>.")
     pretrained_netG: str | None = Field(None, description="Weights to start from; a checkpoint of the run wins.")
-    pretrained_netE: str | None = Field(None, description="Weights file for the averaged network (EMA).")
+    pretrained_netE: str | None = Field(
+        None, description="Weights that the averaged network (E_decay) starts from; null: those of netG."
+    )
     resume: str | None = Field(
         "auto",
         description='"auto": go on from the newest checkpoint of this run; null: start anew; or a file.',
@@ -62,8 +69,13 @@ class TrainOptions(Section):
     """Keys of `train`, beside those of the loss that `G_lossfn_type` names."""
 
     manual_seed: int = Field(0, ge=0, description="All randomness of a run follows from it.")
-    total_iter: int = Field(300000, ge=1, description="Optimizer steps in all.")
-    epochs: int | None = Field(None, ge=1, description="Stop after so many epochs, if that comes before total_iter.")
+    total_iter: int | None = Field(300000, ge=1, description="Optimizer steps in all; null: those of epochs.")
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="Stop after so many epochs, if that comes before total_iter; given on the command line without "
+        "total_iter, it decides alone.",
+    )
     accumulation_steps: int = Field(1, ge=1, description="Batches per optimizer step.")
 
     G_lossfn_weight: float = Field(1.0, gt=0, description="Factor of the loss.")
@@ -149,7 +161,9 @@ class WatchdogOptions(Section):
     """A rank that stays longer in one phase ends the run, by name."""
 
     stall_s: float = Field(300, ge=1, description="Seconds for any phase: a batch, a step, a barrier.")
-    start_s: float = Field(900, ge=1, description="Seconds until the first step.")
+    start_s: float = Field(
+        900, ge=1, description="Seconds until the first step, and for it: it also compiles, and tunes kernels."
+    )
     validate_s: float = Field(1500, ge=1, description="Seconds for one tile of a validation or test.")
     save_s: float = Field(900, ge=1, description="Seconds for a checkpoint.")
 
@@ -162,7 +176,7 @@ class DatasetsOptions(Section):
 class Options(Section):
     """The whole option file; `netG`, `datasets.*` and the loss take their other keys from registered constructors."""
 
-    task: str = Field(pattern=r"^[\w.\-]+$", description="Name of the run; its folder is <path.root>/<task>.")
+    task: str = Field(pattern=r"^\.*[\w\-][\w.\-]*$", description="Name of the run; its folder is <path.root>/<task>.")
     model: Literal["vrt"] = Field("vrt", description="The training procedure.")
     gpu_ids: list[Count] | None = Field(
         None,

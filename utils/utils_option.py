@@ -61,7 +61,7 @@ def load_options(
         opt = _typed(raw, parts or {}, sources.soft)
         opt["path"]["task"] = str(Path(opt["path"]["root"]) / opt["task"])
         opt["opt_path"] = str(path)
-        for function in (_check_conflicts, *check):
+        for function in (_check_conflicts, _order_time_outs, *check):
             function(opt)
     except OptionError as e:
         raise OptionError(e.what, sources.place(e.where), e.expected, e.do) from e
@@ -209,6 +209,23 @@ def _look_up(values: Any, names: list[str]) -> Any:
     return values
 
 
+def _order_time_outs(opt: dict[str, Any]) -> None:
+    """The loader, which can name the samples of a batch, must speak before the watchdog."""
+    stall_s = opt["watchdog"]["stall_s"]
+    for split, section in opt["datasets"].items():
+        if not section:
+            continue
+        if section["dataloader_timeout_s"] is None:
+            section["dataloader_timeout_s"] = 0.8 * stall_s
+        elif split == "train" and section["dataloader_timeout_s"] >= stall_s:
+            raise OptionError(
+                f"datasets.train.dataloader_timeout_s is {section['dataloader_timeout_s']:g}, watchdog.stall_s "
+                f"{stall_s:g}", "datasets.train.dataloader_timeout_s",
+                "less than watchdog.stall_s: the loader can name the samples, the watchdog cannot",
+                "lower or remove it, or raise watchdog.stall_s",
+            )  # fmt: skip
+
+
 def _check_conflicts(opt: dict[str, Any]) -> None:
     """Values that are right one by one and wrong together."""
     train, netG = opt["train"], opt["netG"]
@@ -224,6 +241,10 @@ def _check_conflicts(opt: dict[str, Any]) -> None:
             "use_static_graph", "false with accumulation: DDP cannot skip the reduction of a static graph",
             "set use_static_graph to false",
         )  # fmt: skip
+    if train["total_iter"] is None and train["epochs"] is None:
+        raise OptionError(
+            "train.total_iter and train.epochs are both null", "train.total_iter", "steps or epochs", "set one of them"
+        )
     if train["G_scheduler_type"] == "MultiStepLR":
         steps = train["G_scheduler_milestones"]
         if not steps or steps != sorted(set(steps)):

@@ -58,3 +58,8 @@ class StopVote:
         if self.work is not None:
             self.work.wait()
         return bool(self.flag > 0)
+
+
+def all_asked() -> bool:
+    """Whether any rank was asked to stop: for moments between two clips of a validation. Collective."""
+    return StopVote().is_stop()

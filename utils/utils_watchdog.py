@@ -43,12 +43,13 @@ class Place(NamedTuple):
 
 
 _place = Place(since=time.monotonic())
+_stage = ""  # " in <name>" within `stage`
 
 
 def phase(name: str, step: int | None = None) -> None:
     """The main thread enters phase `name`; step: optimizer steps so far (None: as before)."""
     global _place
-    _place = Place(name, _place.step if step is None else step, time.monotonic(), _place.syncs)
+    _place = Place(_staged(name), _place.step if step is None else step, time.monotonic(), _place.syncs)
 
 
 def go_on() -> None:
@@ -59,7 +60,24 @@ def go_on() -> None:
 def sync(name: str) -> None:
     """As phase, for one that ends only when all ranks have come to it."""
     global _place
-    _place = Place(name, _place.step, time.monotonic(), _place.syncs + 1)
+    _place = Place(_staged(name), _place.step, time.monotonic(), _place.syncs + 1)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """A phase made of phases: one inside is called "<phase> in `name`", and has the budget of `name`."""
+    global _stage
+    _stage = f" in {name}"
+    try:
+        yield
+        _stage, inner = "", _place.phase.removesuffix(_stage)
+        phase(inner)
+    finally:
+        _stage = ""
+
+
+def _staged(name: str) -> str:
+    return name if name.endswith(_stage) else name + _stage
 
 
 def here() -> Place:
@@ -88,7 +106,8 @@ class Budgets:
     def of(self, name: str) -> float:
         outermost = name.rpartition(" in ")[2]
         clip_s = self.validate_s
-        special = {"start": self.start_s, "save": self.save_s, "validate": clip_s, "restore": clip_s, "score": clip_s}
+        first = {"start": self.start_s, "first step": self.start_s}
+        special = first | {"save": self.save_s, "validate": clip_s, "restore": clip_s, "score": clip_s}
         return max(self.stall_s, special.get(outermost.split(":")[0], 0.0))
 
     def check_against(self, timeout_s: float) -> str:

@@ -1,0 +1,37 @@
+"""Lines that every rank prints with `debug.every`, so that a person sees that all of them train, and on what."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+
+from models.model_vrt import ModelVRT
+from utils import utils_dist
+
+
+def lines_of_rank(model: ModelVRT, step: int, micro_batches: list[dict[str, Any]], every: int) -> None:
+    """After step `step` of model: what it was fed, once in a process; loss and samples, each `every` steps."""
+    rank = f"[Rank {utils_dist.get_rank()}/{utils_dist.get_world_size()}]"
+    if not model.is_described:
+        model.is_described = True
+        fed = {"lq": model.lq, "spike": model.spike, "gt": model.gt, "loss": model.step_loss}
+        found = "; ".join(f"{name} {_describe(value)}" for name, value in fed.items() if value is not None)
+        _print(f"{rank} First batch: {found}")
+    if step % every == 0:
+        keys = [key for batch in micro_batches for key in batch["key"]]
+        loss = float(model.step_loss)
+        _print(f"{rank} Step {step}, Batch size: {len(keys)}, Loss: {loss:.4f}, Samples: {', '.join(keys)}")
+
+
+def _print(text: str) -> None:
+    with suppress(OSError):  # a full disk behind the output does not end the run
+        print(text, flush=True)
+
+
+def _describe(value: Tensor) -> str:
+    """Shape, type, range and device, e.g. "(1, 2, 3, 32, 32) float32 0.012..0.98 on cpu"."""
+    low, high = value.aminmax()
+    kind = str(value.dtype).removeprefix("torch.")
+    return f"{tuple(value.shape)} {kind} {low.item():.3g}..{high.item():.3g} on {value.device}"
