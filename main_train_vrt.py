@@ -80,12 +80,13 @@ def train(opt: dict[str, Any]) -> int:
     total_iter = planned_steps(opt["train"], loader.steps_per_epoch, progress)
     announce(opt, model, loader, progress, total_iter)
 
-    timer, is_new = StepTimer(), progress.step < total_iter
+    is_new = progress.step < total_iter
     with closing(Experiment(opt, progress, loader.order())) as experiment, utils_status.answering(folder):
         # A validation that was stopped, or killed, comes first; one that is complete is not repeated.
         is_test = progress.step % every["checkpoint_test"] == 0 and is_new
         if is_test and not run_validation(model, clips, experiment, progress):
             return stop_early(model, experiment, progress)
+        timer = StepTimer()
         while progress.step < total_iter:
             for micro_batches in steps_of_epoch(opt, loader, progress, total_iter, timer, experiment):
                 vote = utils_preempt.StopVote()

@@ -236,7 +236,10 @@ def test_the_command_line_has_short_flags_for_the_commonest_options():
     assert command.overrides == [
         "a.b=1", "c=2", "datasets.train.dataloader_batch_size=4", "datasets.train.dataloader_num_workers=0",
         "train.epochs=2", "train.G_optimizer_lr=1e-3", "train.amp.enable=true", "path.resume=null",
+        "train.total_iter=null",
     ]  # fmt: skip
+    both = parse_command_line(["--opt", "f.json", "--epochs", "2", "train.total_iter=9"])
+    assert both.overrides == ["train.total_iter=9", "train.epochs=2"]
     with pytest.raises(OptionError, match="--optt"):
         parse_command_line(["--opt", "f", "--optt", "3"])
     with pytest.raises(OptionError, match="required"):

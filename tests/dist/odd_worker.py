@@ -3,12 +3,16 @@
     odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py or main_test_vrt.py
 
 CASE: "none", "drift" (its weights change), "stall" (it sleeps), "wait" (it says so, and goes on once its loader processes
-are stopped), "nan" (its output is NaN from then on), "shape" (its layers are of another size, whatever the step)
+are stopped), "nan" (its output is NaN from then on), "shape" (its layers are of another size, whatever the step),
+"signal", "kill" (SIGTERM, SIGKILL to itself in a validation after that many training steps), "states" (it says how many
+checkpoints are in memory)
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
 import time
 
@@ -26,6 +30,8 @@ CASE, RANK, STEP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 @NETWORKS.register("odd")
 class Odd(nn.Module):
+    steps = 0
+
     def __init__(self) -> None:
         super().__init__()
         size = 5 if CASE == "shape" and utils_dist.get_rank() == RANK else 3
@@ -33,6 +39,7 @@ class Odd(nn.Module):
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         self.calls += 1
+        Odd.steps += self.training  # of the class, for a validation runs in the average, a copy
         struck = utils_dist.get_rank() == RANK
         if struck and CASE == "stall" and self.calls == STEP:
             time.sleep(600)
@@ -40,6 +47,11 @@ class Odd(nn.Module):
             print("waiting", flush=True)
             while any(process_state(child) != "T" for child in children_of(os.getpid())):
                 time.sleep(0.02)
+        if struck and CASE in ("signal", "kill") and Odd.steps == STEP and not self.training:
+            os.kill(os.getpid(), signal.SIGTERM if CASE == "signal" else signal.SIGKILL)
+        if struck and CASE == "states" and self.calls == STEP:
+            found = [x for x in gc.get_objects() if isinstance(x, dict) and {"model_state_dict", "optimizer"} <= x.keys()]
+            print(f"{len(found)} checkpoints in memory", flush=True)
         if struck and CASE == "drift" and self.calls == STEP:
             with torch.no_grad():
                 self.conv.bias += 1e-6

@@ -25,7 +25,7 @@ CASE = sys.argv[2]
 
 @NETWORKS.register("one_conv")
 class OneConv(nn.Module):
-    """A network that, in case "memory", has no memory left in the third step of rank 1."""
+    """A network that, in case "memory", has no memory left in the first pass of rank 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class OneConv(nn.Module):
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         self.calls += 1
-        if CASE == "memory" and utils_dist.get_rank() == 1 and self.calls == 3:
+        if CASE == "memory" and utils_dist.get_rank() == 1 and self.calls == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return self.conv(lq.flatten(0, 1)).view_as(lq)
 

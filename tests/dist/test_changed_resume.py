@@ -1,0 +1,123 @@
+"""A run that goes on after something was changed: options, data, or the moment at which it was stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+
+import pytest
+
+from tests.dist.launching import run_ranks
+from tests.train_files import experiment, latest, write_options
+
+WORKER = "tests/dist/odd_worker.py"
+
+
+def run(options, *overrides, case="none", struck=(0, 0), ranks=1):
+    """Train with a network of one layer; case, struck (rank, step): what goes wrong in it."""
+    command = (case, *map(str, struck), "train", "--opt", str(options), "train.checkpoint_save=1000", *overrides)
+    return run_ranks(ranks, WORKER, *command, limit_s=120)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """One run, started again and again: (option file, {chapter: result})."""
+    options = write_options(tmp_path_factory.mktemp("story"), netG={"net_type": "odd"})
+    text = json.loads(options.read_text())
+    text["datasets"]["test"] = {}
+    options.write_text(json.dumps(text))
+    path = experiment(options) / "checkpoints/checkpoint_latest.pth"
+    lr = ("train.G_optimizer_lr=1e-6", "train.G_optimizer_betas=[0.5,0.6]", "train.fix_keys=[\"bias\"]")
+    found = {}
+
+    # 8 samples an epoch; the file says total_iter 4.
+    found["epochs"] = run(options, "--epochs", "1", "debug.every=4"), latest(options)
+    changed = ("train.total_iter=13", "train.epochs=2", *lr)
+    found["changed"] = run(options, *changed, case="states", struck=(0, 1)), latest(options)
+    with open(experiment(options) / ".lock", "ab") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        found["locked"] = run(options, "train.total_iter=15"), latest(options)
+    found["weights"] = run(options, "task=other", "--resume", str(experiment(options) / "models/8_G.pth")), None
+    for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
+        shutil.rmtree(options.parent / root / "train/train1")
+    # 4 samples an epoch; the run stands at batch 5
+    found["fewer"] = run(options, "train.total_iter=15"), latest(options)
+    found["named"] = run(options, "train.total_iter=15", "--resume", str(path), "debug.every=1"), latest(options)
+    return found
+
+
+def test_epochs_on_the_command_line_decide_and_a_file_that_cuts_them_says_so(story):
+    result, state = story["epochs"]
+    assert result.exit_codes == [0] and state["step"] == 8, result.text
+    result, state = story["changed"]
+    assert result.exit_codes == [0] and (state["step"], state["epoch"], state["batch"]) == (13, 1, 5), result.text
+    assert result.text.count("train.total_iter = 13 ends the run before train.epochs = 2") == 1
+
+
+def test_the_first_batch_of_a_rank_is_described_once(story):
+    result, _ = story["epochs"]
+    assert result.stdout[0].count("[Rank 0/1] First batch: lq (1, 2, 3, 32, 32) float32 0") == 1
+    assert "gt (1, 2, 3, 32, 32) float32" in result.stdout[0] and "loss () float32" in result.stdout[0]
+    assert result.stdout[0].count("[Rank 0/1] Step ") == 2
+
+
+def test_changed_rates_betas_and_groups_take_effect_and_are_listed(story):
+    result, state = story["changed"]
+    groups = state["optimizer"]["param_groups"]
+    assert [(g["initial_lr"], tuple(g["betas"]), len(g["params"])) for g in groups] == [(1e-6, (0.5, 0.6), 1)] * 2
+    assert "train.G_optimizer_lr: 0.001 -> 1e-06" in result.text
+    assert 'train.fix_keys: [] -> ["bias"]' in result.text and "lr: 1.000e-03" not in result.text
+    assert all(entry["step"] == 13 for entry in state["optimizer"]["state"].values())
+
+
+def test_the_checkpoint_does_not_stay_in_memory(story):
+    assert "0 checkpoints in memory" in story["changed"][0].text
+
+
+def test_a_second_run_in_a_folder_is_refused(story):
+    result, state = story["locked"]
+    assert result.exit_codes == [2] and result.text.count("another run is at work in this folder") == 1, result.text
+    assert "process " in result.text and state["step"] == 13
+
+
+def test_weights_are_no_checkpoint_to_resume_from(story):
+    result, _ = story["weights"]
+    assert result.exit_codes == [3] and "Traceback" not in result.text, result.text
+    assert "it holds no optimizer state and no position" in result.text and "path.pretrained_netG=" in result.text
+
+
+def test_other_clips_than_before_stop_a_run_unless_the_checkpoint_is_named(story):
+    result, state = story["fewer"]
+    assert result.exit_codes == [3] and state["step"] == 13, result.text
+    assert "samples an epoch 8 -> 4, other clips or frames" in result.text and "--resume" in result.text
+    result, state = story["named"]
+    assert result.exit_codes == [0] and (state["step"], state["epoch"], state["batch"]) == (15, 2, 2), result.text
+    assert result.text.count("epoch 3 begins with its first sample") == 1
+    assert "train1" not in result.text.rpartition("starting at")[2]
+
+
+def test_a_signal_in_a_validation_stops_it_and_the_run_validates_again_and_ends_with_the_same_bits(tmp_path):
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+    args = ("train.checkpoint_test=2", "train.total_iter=3")
+
+    whole = run(options, "task=whole", *args, ranks=2)
+    first = run(options, *args, ranks=2, case="signal", struck=(1, 2))
+    stopped = latest(options)
+    second = run(options, *args, ranks=2)
+
+    assert [r.exit_codes for r in (whole, first, second)] == [[0, 0], [75, 75], [0, 0]], first.text + second.text
+    assert (stopped["step"], stopped["validated"], stopped["best_psnr"]) == (2, 0, None)
+    assert not (experiment(options) / "checkpoints/checkpoint_best_previous.pth").exists()
+    assert "Iter: 2, validation" not in first.text and second.text.count("Iter: 2, validation") == 1
+    states = [{k: v for k, v in latest(options, task).items() if k != "options"} for task in ("whole", "run")]
+    assert repr(states[0]) == repr(states[1]) and states[0]["validated"] == 3
+
+
+def test_a_run_killed_in_its_last_validation_has_its_final_weights(tmp_path):
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+
+    killed = run(options, "train.total_iter=2", case="kill", struck=(0, 2))
+
+    assert killed.exit_codes == [-9] and latest(options)["step"] == 2, killed.text
+    assert (experiment(options) / "models/2_G.pth").exists()

@@ -1,0 +1,140 @@
+"""The first step of a model, and what a checkpoint or options must fit before it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from main_train_vrt import read_options
+from models.model_vrt import ModelVRT
+from models.select_network import NETWORKS
+from tests.train_files import network, write_options
+from utils import utils_watchdog
+from utils.utils_errors import CheckpointError, OptionError
+from utils.utils_experiment import Experiment
+from utils.utils_resume import DataOrder, Progress, planned_steps
+from utils.utils_watchdog import Budgets
+
+
+@NETWORKS.register("watched")
+class Watched(nn.Module):
+    """Remembers the phase of each forward and backward pass."""
+
+    def __init__(self, size: int = 3) -> None:
+        super().__init__()
+        self.conv, self.slow = nn.Conv2d(3, 3, size, 1, size // 2), nn.Conv2d(3, 3, 1)
+        self.phases: list[str] = []
+
+    def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
+        self.phases.append(utils_watchdog.here().phase)
+        out = self.slow(self.conv(lq.flatten(0, 1))).view_as(lq)
+        if out.requires_grad:
+            out.register_hook(lambda _: self.phases.append(utils_watchdog.here().phase))
+        return out
+
+
+def model(folder, *overrides, state=None, **netG):
+    options = write_options(folder, netG={"net_type": "watched"} | netG)
+    made = ModelVRT(read_options(["--opt", str(options), *overrides]))
+    made.init_train(state)
+    return made
+
+
+def batch(value=0.5):
+    return {"lq": torch.full((1, 2, 3, 8, 8), value), "gt": torch.zeros(1, 2, 3, 8, 8), "key": ["a"]}
+
+
+def state_of(made):
+    return made.training_state() | {"options": made.opt}
+
+
+def test_a_step_that_builds_a_new_graph_has_the_time_of_a_start(tmp_path):
+    watched = model(tmp_path, "train.fix_iter=2", 'train.fix_keys=["slow"]')
+    budgets = Budgets(stall_s=1, start_s=50)
+
+    for step in (1, 2, 3):
+        watched.optimize_parameters(step, [batch()])
+
+    assert [budgets.of(name) for name in watched.netG.phases] == [50, 50, 50, 50, 1, 1]
+    assert watched.netG.phases[0] == "forward in first step"
+    assert utils_watchdog.here().phase == "optimizer"
+
+
+def test_moments_follow_their_parameters_when_the_groups_change(tmp_path):
+    before = model(tmp_path / "a", 'train.fix_keys=["conv"]')
+    before.optimize_parameters(1, [batch()])
+
+    after = model(tmp_path / "b", 'train.fix_keys=["slow"]', state=state_of(before))
+
+    for name, parameter in after.netG.named_parameters():
+        then = dict(before.netG.named_parameters())[name]
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(after.optimizer.state[parameter][key], before.optimizer.state[then][key])
+
+
+def test_a_changed_network_is_refused_in_a_few_lines_that_name_the_change(tmp_path):
+    before = model(tmp_path / "a")
+
+    with pytest.raises(CheckpointError) as refused:
+        model(tmp_path / "b", "netG.size=5", state=state_of(before))
+
+    assert "undo the change of netG.size" in refused.value.do and str(refused.value).count("\n") < 12
+
+
+def test_the_average_starts_from_its_own_weights(tmp_path):
+    own = {key: value + 1 for key, value in model(tmp_path).netG.state_dict().items()}
+    torch.save({"params": own}, tmp_path / "1_E.pth")
+
+    made = model(tmp_path, f"path.pretrained_netE={tmp_path / '1_E.pth'}", "train.E_decay=0.9")
+
+    assert all(torch.equal(value, own[key]) for key, value in made.netE.state_dict().items())
+    assert not torch.equal(made.netG.conv.weight, made.netE.conv.weight)
+
+
+def test_only_rank_0_asks_for_the_state(tmp_path):
+    experiment = Experiment(model(tmp_path).opt, Progress(), DataOrder(8, "", 0, 8))
+    experiment.is_main = False
+
+    experiment.save("latest", lambda: pytest.fail("copied for nothing"), Progress())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what"),
+    [
+        (["datasets.test.spike.representation.num_bins=3"], r"datasets.test gives 3 spike channels, .*train \d"),
+        (["datasets.train.dataloader_timeout_s=300"], r"dataloader_timeout_s is 300, watchdog.stall_s 300"),
+        (["train.total_iter=null"], r"total_iter and train.epochs are both null"),
+        (["task=.."], r"task is '\.\.'"),
+    ],
+)
+def test_options_that_cannot_go_together_are_refused_at_the_start(tmp_path, overrides, what):
+    options = write_options(tmp_path, netG=network())
+
+    with pytest.raises(OptionError) as refused:
+        read_options(["--opt", str(options), *overrides])
+
+    assert re.search(what, refused.value.what), refused.value.what
+
+
+def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
+    opt = read_options(["--opt", str(write_options(tmp_path)), "watchdog.stall_s=10"])
+
+    assert opt["datasets"]["train"]["dataloader_timeout_s"] == 8
+
+
+@pytest.mark.parametrize(
+    ("total_iter", "epochs", "progress", "expected"),
+    [
+        (100, None, Progress(), 100),
+        (100, 5, Progress(), 50),
+        (30, 5, Progress(), 30),
+        (None, 5, Progress(), 50),
+        (None, 5, Progress(step=9, epoch=2, batch=3), 36),  # former epochs had fewer steps
+        (None, 5, Progress(step=50, epoch=4, batch=10), 50),
+    ],
+)
+def test_the_planned_end(total_iter, epochs, progress, expected):
+    assert planned_steps({"total_iter": total_iter, "epochs": epochs}, 10, progress) == expected
