@@ -37,6 +37,7 @@ A part may be given by its name alone: `netG.fusion=none`. Choosing another part
 it does not have. An unknown key, a wrong type or a value out of range stops the run before it starts.
 
 Short flags: `--use_amp`, `--batch_size`, `--num_workers`, `--epochs`, `--learning_rate`, `--resume auto|none|PATH`.
+`--epochs N` without `train.total_iter` on the command line trains N epochs, whatever `total_iter` the file holds.
 
 The process group's time-out is `dist_timeout_s`, or the environment's NCCL_TIMEOUT in seconds; nothing else reads that
 variable.

@@ -29,7 +29,7 @@ KNOWN_FAILURES: tuple[tuple[str, str, str, str], ...] = (
      "set use_static_graph to false"),
     (r"DataLoader worker \(pid (\S+)\) is killed by signal: (\w+)", "loader killed", "loader process {0} was killed ({1}), mostly for memory",
      "fewer dataloader_num_workers, more memory, or a larger /dev/shm (Bus error)"),
-    (r"DataLoader timed out after (\d+)", "loader timeout", "no batch within {0} s: slow or hanging storage", "look at the disk; raise dataloader_timeout_s"),
+    (r"DataLoader timed out after (\d+)", "loader timeout", "no batch within {0} s: slow or hanging storage", "look at the disk; raise watchdog.stall_s, and dataloader_timeout_s where it is set"),
     (r"DataLoader worker .* exited unexpectedly", "loader died", "a loader process ended without a word", "set dataloader_num_workers to 0 to see why"),
     (r"Too many open files|received 0 items of ancdata", "file handles", "the limit of open files was reached", "ulimit -n 65536"),
     (r"(?:CUDA )?out of memory|OutOfMemoryError", "out of memory", "the GPU's memory did not suffice",
