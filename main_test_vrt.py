@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -33,23 +32,22 @@ from models.lpips import Lpips
 from models.model_vrt import tile_options
 from models.portable import SavedNetwork, read_saved
 from models.restore import Restorer, describe_tiling
-from models.restore_setup import asked_tiles, check_inputs, direct_tiling, find_weights, interpolates
+from models.restore_setup import asked_tiles, check_inputs, direct_tiling, find_weights, interpolates, settings_of
 from models.select_network import NETWORKS, check_options
 from models.tiling import Tiling
 from utils import utils_dist, utils_process, utils_watchdog
 from utils.option_file import Sources, apply_override
 from utils.utils_errors import OptionError
-from utils.utils_files import write_whole
+from utils.utils_files import refuse_overlap
 from utils.utils_gpu import choose_gpus
-from utils.utils_image import imwrite_rgb
 from utils.utils_launch import read_launch
 from utils.utils_logger import setup_logging
 from utils.utils_metrics import PROTOCOL, tensor_to_uint8
 from utils.utils_option import load_options
-from utils.utils_outputs import Outputs, finish_clip
+from utils.utils_outputs import Outputs, claim_folder, finish_clip
 from utils.utils_progress import open_progress
 from utils.utils_report import MAX_PICTURES, build_report
-from utils.utils_results import clip_file, collect, load_clip, read_json, save_clip, text_table, write_json
+from utils.utils_results import clip_file, collect, json_bytes, load_clip, save_clip, text_table
 from utils.utils_test_args import TestArgs, parse_test_args
 from utils.utils_watchdog import Budgets
 
@@ -63,7 +61,8 @@ class Job:
     """All that a test needs.
 
     clips: readers, in order of names. expected: clips that there should be; an average over fewer is marked.
-    tile_is_auto: halve the tiles where memory is short. frames_note: which frames of a clip, for the protocol.
+    tile_is_auto: halve the tiles where memory is short. section: resolved options of what is read and how.
+    frames_note: which frames of a clip, for the protocol.
     """
 
     saved: SavedNetwork
@@ -74,6 +73,7 @@ class Job:
     args: TestArgs
     title: str
     expected: int
+    section: dict[str, Any]
     frames_note: str = "all"
 
 
@@ -121,17 +121,21 @@ def dataset_job(args: TestArgs, opt: dict[str, Any]) -> Job:
     saved = read_saved(find_weights(opt, args.weights), opt)
     # Each frame is read once or twice and not kept: memory must not grow with the length of a clip.
     section |= {"cache_data": False} if "cache_data" in section else {}
-    clips = dataset_clips(build_dataset(section, "test", opt["train"]["manual_seed"]))
+    seed = opt["train"]["manual_seed"]
+    clips = dataset_clips(build_dataset(section, "test", seed))
     flags = {key: True for key in ("flip_seq", "pad_seq", "center_frame_only") if getattr(args, key)}
     tiling = Tiling(**{**tile_options(opt), "blend": args.blend or "kair", **flags, **asked_tiles(args)})
     folder = Path(args.output or Path(opt["path"]["task"]) / "test")
+    refuse_overlap(folder, {key: root for key, root in section.items() if key.startswith("dataroot_")})
     save = args.save or (("frames",) if opt["val"]["save_img"] else ())
     outputs = Outputs(folder, tuple(sorted(save)), args.fps)
     first = section.get("num_frame", -1)
     note = "the middle one" if tiling.center_frame_only else f"the first {first} of each clip" if first > 0 else "all"
     expected = max(len(clips), 0 if section.get("val_partition") else count_folders(section["dataroot_lq"]))
     title = f"Test of {opt['task']}"
-    return Job(saved, clips, tiling, args.tile == "auto", outputs, args, title, expected, note)
+    read = {key: value for key, value in section.items() if not key.startswith(("dataloader_", "cache_data"))}
+    signed = {"datasets.test": read, "train.manual_seed": seed}
+    return Job(saved, clips, tiling, args.tile == "auto", outputs, args, title, expected, signed, note)
 
 
 def count_folders(root: str) -> int:
@@ -154,7 +158,7 @@ def direct_job(args: TestArgs, opt: dict[str, Any] | None) -> Job:
     outputs = Outputs(Path(args.output), tuple(sorted(save)), args.fps)
     fit = args.tile in (None, "auto")
     title = clips[0].name if len(clips) == 1 else Path(args.input).name
-    return Job(saved, clips, direct_tiling(saved, args), fit, outputs, args, title, len(clips))
+    return Job(saved, clips, direct_tiling(saved, args), fit, outputs, args, title, len(clips), {"spike": options})
 
 
 def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
@@ -207,38 +211,17 @@ def build_restorer(job: Job) -> Restorer:
 
 
 def prepare_folder(job: Job) -> None:
-    """The output folder belongs to one job: its results are gone on with, those of another are refused."""
-    folder, file = job.outputs.folder, job.outputs.folder / "run.json"
-    mine = signature(job)
-    if job.args.overwrite:
-        for name in (clip.name for clip in job.clips):
-            clip_file(folder, name).unlink(missing_ok=True)
-            for place in (folder / name, folder / ".work" / name):
-                shutil.rmtree(place, ignore_errors=True)
-        file.unlink(missing_ok=True)
-    if file.exists():
-        known = read_json(file)
-        changed = [key for key in mine if known.get(key) != mine[key]]
-        if changed:
-            raise OptionError(
-                f"the folder holds results of another test (other {', '.join(changed)})", str(folder),
-                f"the same settings, to go on: {changed[0]} was {known.get(changed[0])}, is {mine[changed[0]]}",
-                "choose another --output, or add --overwrite",
-            )  # fmt: skip
-    write_json(file, mine)
-
-
-def signature(job: Job) -> dict[str, Any]:
-    """What the restored frames depend on."""
+    """Make sure that the folder is this job's and that nobody else's files are in the way."""
+    outputs = job.outputs
     tile = describe_tiling(job.tiling) + (", halved where memory is short" if job.tile_is_auto else "")
-    inputs = {kind: sorted({clip.origin.get(kind, "") for clip in job.clips}) for kind in ("input", "spike", "gt")}
-    return {
-        "weights": job.saved.sha256(), "network": job.saved.options_digest(),
-        "tile": tile, "dtype": job.args.dtype, "sigma": job.args.sigma,
-        "overrides": list(job.args.overrides), "spike_size": list(job.args.spike_size or ()),
-        "lpips": list(job.args.lpips), "save": list(job.outputs.save),
-        **inputs,
-    }  # fmt: skip
+    planned = [outputs.folder / name for name in ("metrics.json", "table.txt", "report.html")]
+    for clip in job.clips:
+        stems = [clip.stems[k] for k in frames_of(job, clip)]
+        planned += [*outputs.results(clip.name, stems), *(outputs.frame_file(clip.name, stem) for stem in stems)]
+        planned += [clip_file(outputs.folder, clip.name), outputs.example_file(clip.name)]
+    settings = settings_of(job.saved, tile, job.args, outputs.save, job.section)
+    inputs = {clip.name: clip.digest() for clip in job.clips}
+    claim_folder(outputs, settings, inputs, planned, job.args.overwrite)
 
 
 def frames_of(job: Job, clip: ClipReader) -> range:
@@ -247,12 +230,19 @@ def frames_of(job: Job, clip: ClipReader) -> range:
     return range(count // 2, count // 2 + 1) if job.tiling.center_frame_only else range(count)
 
 
+def is_finished(job: Job, clip: ClipReader) -> bool:
+    """Whether the clip has its mark and all files that are wanted of it."""
+    stems = [clip.stems[k] for k in frames_of(job, clip)]
+    files = [clip_file(job.outputs.folder, clip.name), *job.outputs.results(clip.name, stems)]
+    return all(path.exists() for path in files)
+
+
 def plan_work(job: Job) -> list[Work]:
     """What is still to be restored, longest first, so that the ranks end together; ranks take every n-th piece.
 
     With fewer clips than ranks, clips are cut in time: the frames are the same, bit for bit, however they are cut.
     """
-    todo = [i for i, clip in enumerate(job.clips) if load_clip(job.outputs.folder, clip.name) is None]
+    todo = [i for i, clip in enumerate(job.clips) if not is_finished(job, clip)]
     done = len(job.clips) - len(todo)
     if done:
         logger.info("%d of %d clips are finished already", done, len(job.clips))
@@ -278,7 +268,7 @@ def restore_all(job: Job, restorer: Restorer, mine: Sequence[Work], lpips: Lpips
             clip, begin = job.clips[work.clip], time.perf_counter()
             utils_watchdog.phase(f"restore: {clip.name}", count)
             for index, frame in zip(work.frames, restorer.frames(clip, work.frames), strict=True):
-                imwrite_rgb(job.outputs.frame_file(clip.name, clip.stems[index]), tensor_to_uint8(frame))
+                job.outputs.write_image(job.outputs.frame_file(clip.name, clip.stems[index]), tensor_to_uint8(frame))
                 bar.update()
                 count += 1
                 utils_watchdog.phase(f"restore: {clip.name}", count)
@@ -301,8 +291,9 @@ def finish(job: Job, restorer: Restorer, index: int, lpips: Lpips | None, pace_s
         return np.ascontiguousarray(read_bgr(str(outputs.frame_file(clip.name, clip.stems[k])))[..., ::-1])
 
     entry = finish_clip(clip, frames_of(job, clip), outputs, read_restored, lpips.score if lpips else None)
-    save_clip(outputs.folder, {**entry, "s_per_frame": pace_s, "tile": describe_tiling(restorer.tiling)})
-    shutil.rmtree(outputs.folder / ".work" / clip.name, ignore_errors=True)
+    save_clip(outputs.made, {**entry, "s_per_frame": pace_s, "tile": describe_tiling(restorer.tiling)})
+    if "frames" not in outputs.save:
+        outputs.made.remove(outputs.frame_file(clip.name, stem) for stem in clip.stems)
 
 
 # ---- telling of it ---------------------------------------------------------------------------------------------------
@@ -313,14 +304,13 @@ def write_report(job: Job) -> None:
     folder = job.outputs.folder
     entries = [entry for clip in job.clips if (entry := load_clip(folder, clip.name)) is not None]
     results = {"protocol": protocol(job, entries), **collect(entries, job.expected)}
-    write_json(folder / "metrics.json", results)
+    made = job.outputs.made
+    made.write(folder / "metrics.json", json_bytes(results))
     table = text_table(results)
     told = "\n".join(f"{key}: {value}" for key, value in results["protocol"].items())
-    write_whole(folder / "table.txt", f"{table}\n\n{told}\n".encode())
+    made.write(folder / "table.txt", f"{table}\n\n{told}\n".encode())
     shown = {entry["name"]: example_pictures(job, entry) for entry in entries[:MAX_PICTURES]}
-    write_whole(folder / "report.html", build_report(job.title, results, shown).encode())
-    if (folder / ".work").is_dir():
-        shutil.rmtree(folder / ".work", ignore_errors=True)
+    made.write(folder / "report.html", build_report(job.title, results, shown).encode())
     logger.info("%s\n%s\n%s", job.title, table, told)
     logger.info("results are in %s (open report.html)", folder)
 

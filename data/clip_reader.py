@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,11 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.clip_cache import INDEX as CACHE_INDEX
+from data.clip_cache import CacheReader
 from data.frame_io import read_bgr
+from data.roots import LMDB_MARK
 from data.spike.stream import count_planes, read_dat
 from data.spike_info import DatasetInfo, load_info
 from data.spike_source import DatSpikes, spike_errors_as_data_errors, user_spikes
 from utils.utils_errors import DataError, OptionError
+from utils.utils_files import natural_key
 from utils.utils_image import IMAGE_SUFFIXES, list_images
 from utils.utils_video import VIDEO_SUFFIXES, VideoReader
 
@@ -24,11 +32,16 @@ logger = logging.getLogger(__name__)
 
 
 class ClipReader(Protocol):
-    """One clip. stems: names of its frames; fps: None where it does not say; origin: kind -> path, for a protocol."""
+    """One clip. stems: names of its frames; origin: kind -> path, for a protocol.
+
+    Of a video: fps, times: seconds of each frame, sound: the file that has it. None for frames.
+    """
 
     name: str
     stems: Sequence[str]
     fps: float | None
+    times: Sequence[Fraction] | None
+    sound: Path | None
     origin: dict[str, str]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
@@ -38,11 +51,15 @@ class ClipReader(Protocol):
         """
         ...
 
+    def digest(self) -> str:
+        """16 hex digits that change with the name, size or time of change of any file of the clip."""
+        ...
+
 
 class DatasetClip:
     """Clip `index` of a test dataset."""
 
-    fps = None
+    fps = times = sound = None
 
     def __init__(self, dataset: Any, index: int) -> None:
         clip = dataset.clips[index]
@@ -55,12 +72,17 @@ class DatasetClip:
         item = self._dataset.read_frames(self._index, index, 1, reverse)
         return {kind: item[kind][0] for kind in ("lq", "spike", "gt") if kind in item}
 
+    def digest(self) -> str:
+        clip, files = self._dataset.clips[self._index], self._dataset.files
+        cache = [Path(files.path, CACHE_INDEX)] if isinstance(files, CacheReader) else []
+        return _digest([*cache, *clip.lq, *clip.gt, *clip.spike], self._dataset.spikes, self.stems)
+
 
 class Pictures:
     """The frames of a folder, in the order of their names, or of a video."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.fps = path, None
+        self.path, self.fps, self.times, self.sound = path, None, None, None
         self._video, self._files = None, []
         if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
             self._files = list_images(path) if path.is_dir() else [path]
@@ -75,13 +97,17 @@ class Pictures:
                 )
         else:
             self._video = VideoReader(path)
-            self.fps = self._video.fps
+            self.fps, self.times, self.sound = self._video.fps, self._video.times, path
             digits = max(6, len(str(self._video.num_frames)))
             self.stems = [f"{i:0{digits}d}" for i in range(self._video.num_frames)]
         self.size = self.read(0).shape[:2]
 
     def __len__(self) -> int:
         return len(self.stems)
+
+    @property
+    def files(self) -> list[Path]:
+        return self._files or [self.path]
 
     @property
     def is_video(self) -> bool:
@@ -111,6 +137,7 @@ class UserSpikes:
         self.channels = source.channels
         self._files = _dat_files(path, frames) if path.is_dir() else None
         self._stream, self._planes = path, 0
+        self.files, self.source = self._files or [path], source
         with spike_errors_as_data_errors():
             first = str(self._files[0] if self._files else path)
             self._planes = count_planes(first, source.geometry, source.remainder)
@@ -167,7 +194,8 @@ class UserClip:
     """A folder of frames or a video, with spikes and a sharp reference where the user has them."""
 
     def __init__(self, name: str, frames: Pictures, spikes: UserSpikes | None, gt: Pictures | None) -> None:
-        self.name, self.stems, self.fps = name, frames.stems, frames.fps
+        self.name, self.stems = name, frames.stems
+        self.fps, self.times, self.sound = frames.fps, frames.times, frames.sound
         self._frames, self._spikes, self._gt = frames, spikes, gt
         parts = {"input": frames.path, "gt": gt.path if gt else None, "spike": spikes._stream if spikes else None}
         self.origin = {kind: str(path) for kind, path in parts.items() if path}
@@ -180,6 +208,23 @@ class UserClip:
         if self._gt:
             item["gt"] = _to_tensor(self._gt.read(index))
         return item
+
+    def digest(self) -> str:
+        files = [file for part in (self._frames, self._spikes, self._gt) if part for file in part.files]
+        return _digest(files, self._spikes.source if self._spikes else None, self.stems)
+
+
+def _digest(files: Iterable[str | Path], spikes: DatSpikes | None, stems: Sequence[str]) -> str:
+    """Over names, sizes and times of the files, and what dataset.json says of the spikes."""
+    about = dataclasses.replace(spikes.info, path="") if spikes else None
+    table = hashlib.sha256(repr((about, list(stems))).encode())
+    for file in map(str, files):
+        root, is_lmdb, _ = file.partition(LMDB_MARK)
+        place = f"{root}.lmdb/data.mdb" if is_lmdb else file
+        found = os.stat(place) if os.path.exists(place) else None  # absent where a cache stands for it
+        size, time = (found.st_size, found.st_mtime_ns) if found else (0, 0)
+        table.update(f"{Path(file).name} {size} {time}\n".encode())
+    return table.hexdigest()[:16]
 
 
 def _to_tensor(picture: np.ndarray) -> Tensor:
@@ -200,7 +245,7 @@ def user_clips(
     scale: int = 1,
     trained: dict[str, Any] | None = None,
 ) -> list[ClipReader]:
-    """The clips a user points at: a video, a folder of frames, or a folder of such folders.
+    """The clips a user points at: a video, a folder of frames, or a folder of either.
 
     spike, gt: laid out in the same way. spike_options: a `spike` section of the options (None: the network takes no
     spikes). scale: size of the sharp frames over that of the input. trained: what is known of the spikes in training
@@ -212,12 +257,23 @@ def user_clips(
         raise DataError("no such file or folder", str(root), "a folder of frames or a video", "check --input")
     if root.is_file() and root.suffix.lower() not in VIDEO_SUFFIXES + IMAGE_SUFFIXES:
         logger.info("%s has no known suffix of a video; trying to decode it", root)
-    inner, network = _clip_folders(root), (spike_options, scale, trained)
+    inner, network = _inner_clips(root), (spike_options, scale, trained)
     if not inner:
         return [_user_clip(_clip_name(root), root, spike, gt, network)]
 
-    of = lambda base, kind, name: None if base is None else _within(Path(base) / name, kind)  # noqa: E731
-    return [_user_clip(n, _within(root / n, "blur"), of(spike, "spike", n), of(gt, "sharp", n), network) for n in inner]
+    def beside(base: str | Path | None, kind: str, name: str, suffixes: Sequence[str]) -> Path | None:
+        """The spikes or the reference of a clip: a folder of its name, or a file."""
+        if base is None:
+            return None
+        files = [Path(base) / f"{name}{suffix}" for suffix in suffixes]
+        return next((file for file in files if file.is_file()), _within(Path(base) / name, kind))
+
+    return [
+        _user_clip(
+            name, path, beside(spike, "spike", name, (".dat",)), beside(gt, "sharp", name, VIDEO_SUFFIXES), network
+        )
+        for name, path in inner.items()
+    ]  # fmt: skip
 
 
 def _user_clip(
@@ -260,7 +316,8 @@ def _check_reference(frames: Pictures, gt: Pictures, scale: int) -> None:
 
 def _dat_files(folder: Path, frames: Pictures) -> list[Path]:
     """The .dat of every frame, by name; for a video by order. Raises DataError where they do not pair up."""
-    files = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".dat")
+    files = [p for p in folder.iterdir() if p.suffix.lower() == ".dat"]
+    files.sort(key=lambda path: natural_key(path.name))
     by_stem = {file.stem: file for file in files}
     pairs = files if frames.is_video else [by_stem[stem] for stem in frames.stems if stem in by_stem]
     if len(pairs) != len(frames) or len(files) != len(frames):
@@ -290,12 +347,26 @@ def _clip_name(path: Path) -> str:
     return path.stem if path.is_file() else folder.parent.name if folder.name.startswith("blur") else folder.name
 
 
-def _clip_folders(root: Path) -> list[str]:
-    """Names of the folders in `root` that hold frames, where `root` itself holds none."""
+def _inner_clips(root: Path) -> dict[str, Path]:
+    """Name -> folder of frames or video, of the clips in `root`; none where `root` itself holds frames."""
     if not root.is_dir() or any(p.suffix.lower() in IMAGE_SUFFIXES for p in root.iterdir()):
-        return []
-    folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    return [p.name for p in folders if any(f.suffix.lower() in IMAGE_SUFFIXES for f in _within(p, "blur").iterdir())]
+        return {}
+    found: dict[str, Path] = {}
+    for path in sorted(root.iterdir(), key=lambda p: natural_key(p.name)):
+        if path.name.startswith("."):
+            continue
+        folder = _within(path, "blur")
+        is_clip = folder.is_dir() and any(f.suffix.lower() in IMAGE_SUFFIXES for f in folder.iterdir())
+        is_video = path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES
+        if not is_clip and not is_video:
+            continue
+        name = path.stem if is_video else path.name
+        if name in found:
+            raise DataError(
+                f"two clips are named {name}", f"{found[name]}, {path}", "names that differ", "rename one of them"
+            )
+        found[name] = path if is_video else folder
+    return found
 
 
 def _within(folder: Path, kind: str) -> Path:

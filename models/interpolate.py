@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -23,10 +24,17 @@ class InterpolatedClip:
     def __init__(self, source: Any) -> None:
         self.source, self.name, self.origin = source, source.name, {"input": source.origin["input"]}
         self.fps = None if source.fps is None else 2 * source.fps
+        self.sound, self.times = source.sound, None
+        if source.times is not None:
+            between = [(a + b) / 2 for a, b in itertools.pairwise(source.times)]
+            self.times = [t for pair in zip(source.times, between, strict=False) for t in pair] + [source.times[-1]]
         self.stems = [f"{stem}{half}" for stem in source.stems for half in ("", "_5")][:-1]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         return {"lq": self.source.frame(index // 2)["lq"]}
+
+    def digest(self) -> str:
+        return self.source.digest()
 
 
 class Interpolator(Restorer):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,21 @@ def direct_tiling(saved: SavedNetwork, args: TestArgs) -> Tiling:
         val["num_frame_testing"], val["size_patch_testing"] = RELEASED_TILES[saved.released[:3]]
     fixed = tile_options({"val": val, "netG": saved.netG, "scale": saved.scale})
     return Tiling(**{**fixed, "blend": args.blend or "smooth", **asked_tiles(args)})
+
+
+def settings_of(
+    saved: SavedNetwork, tiling: str, args: TestArgs, save: Sequence[str], section: dict[str, Any]
+) -> dict[str, Any]:
+    """All that the results depend on but the input files, as plain JSON.
+
+    tiling: in words. section: the resolved options that say what is read of the files and how.
+    """
+    lpips = [[name, os.stat(name).st_size, os.stat(name).st_mtime_ns] for name in args.lpips if os.path.exists(name)]
+    settings = {
+        "weights": saved.sha256(), "network": saved.options_digest(), "tile": tiling, "dtype": args.dtype,
+        "sigma": args.sigma, "lpips": lpips, "save": list(save), "fps": args.fps, **section,
+    }  # fmt: skip
+    return json.loads(json.dumps(settings))
 
 
 def asked_tiles(args: TestArgs) -> dict[str, int]:

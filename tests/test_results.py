@@ -4,6 +4,7 @@ import math
 import pytest
 
 from utils.utils_errors import DataError, OptionError
+from utils.utils_files import Made
 from utils.utils_results import clip_file, collect, load_clip, save_clip, text_table
 from utils.utils_test_args import parse_test_args
 
@@ -16,7 +17,7 @@ def entry(name, values, bonus=3.0):
 
 
 def test_a_finished_clip_comes_back_with_infinite_values(tmp_path):
-    save_clip(tmp_path, entry("a", [30.0, math.inf]))
+    save_clip(Made(tmp_path), entry("a", [30.0, math.inf]))
     stored = json.loads(clip_file(tmp_path, "a").read_text(), parse_constant=pytest.fail)
     assert stored["per_frame"]["input"]["psnr"] == [30.0, "inf"]
     assert load_clip(tmp_path, "a")["per_frame"]["input"]["psnr"] == [30.0, math.inf]

@@ -109,6 +109,7 @@ class Made:
     def remove(self, paths: Iterable[Path]) -> None:
         """Remove those of `paths` that are ours, and the folders below `folder` that are empty then."""
         folders = set()
+        self._listed = None  # other writers may have added to theirs
         for path in paths:
             if self.is_ours(path):
                 path.unlink()

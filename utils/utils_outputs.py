@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,8 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.utils_image import comparison_strip, imwrite_rgb, side_by_side
+from utils import utils_dist
+from utils.utils_errors import OptionError
+from utils.utils_files import Made
+from utils.utils_image import comparison_strip, encode_rgb, side_by_side
 from utils.utils_metrics import frame_scores, tensor_to_uint8
+from utils.utils_results import json_bytes, read_json
 from utils.utils_video import VideoWriter
 
 STRIPS_PER_CLIP = 3
@@ -26,6 +32,8 @@ class Reader(Protocol):
     name: str
     stems: Sequence[str]
     fps: float | None
+    times: Sequence[Fraction] | None
+    sound: Path | None
 
     def frame(self, index: int) -> dict[str, Tensor]: ...
 
@@ -36,11 +44,23 @@ class Outputs:
 
     folder/<clip>/<stem>.png frames, folder/<clip>.mp4 video, folder/<clip>_comparison.mp4 comparison; always
     folder/strips/<clip>/<stem>.png and folder/clips/. fps: of the videos where the input has no frame rate.
+    Everything is written through `made`, so that no file of somebody else is changed or removed.
     """
 
     folder: Path
     save: tuple[str, ...] = ("frames",)
     fps: float = 25.0
+
+    @cached_property
+    def made(self) -> Made:
+        """The list of our files in the folder."""
+        return Made(self.folder, f"rank{utils_dist.get_rank()}")
+
+    def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
+        """The files that are wanted of a clip with these frames."""
+        frames = [self.folder / clip / f"{stem}.png" for stem in stems] if "frames" in self.save else []
+        names = {"video": f"{clip}.mp4", "comparison": f"{clip}_comparison.mp4"}
+        return frames + [self.folder / name for kind, name in names.items() if kind in self.save]
 
     def frame_file(self, clip: str, stem: str) -> Path:
         """Where a restored frame is put at first; frames that are not wanted leave when their clip is finished."""
@@ -49,6 +69,48 @@ class Outputs:
     def example_file(self, clip: str) -> Path:
         """The restored frame that stands for the clip in the report."""
         return self.folder / "clips" / f"{clip}.png"
+
+    def write_image(self, path: Path, image: np.ndarray) -> None:
+        """(H, W, 3) uint8 to a file of ours below the folder."""
+        self.made.write(path, encode_rgb(path, image))
+
+
+def claim_folder(
+    outputs: Outputs, settings: dict[str, Any], inputs: dict[str, str], planned: Sequence[Path], overwrite: bool
+) -> None:
+    """The output folder belongs to one test: its results are gone on with, those of another are refused.
+
+    settings: all that the results depend on; inputs: clip -> digest of its files. Both are kept in run.json.
+    planned: every file that will be written. overwrite: remove what we made there before, and nothing else.
+    Raises OptionError for results of other settings or inputs, DataError where foreign files have our names.
+    """
+    file, made = outputs.folder / "run.json", outputs.made
+    if overwrite:
+        made.remove_all()
+    made.check([file, *planned])
+    changed = []
+    if file.exists():
+        known = read_json(file)
+        changed = differences(known["settings"], settings)
+        old = [name for name, digest in known["inputs"].items() if inputs.get(name, digest) != digest]
+        changed += [f"the files of clip {name} have changed" for name in old]
+        inputs = known["inputs"] | inputs
+    elif any(path.exists() for path in planned):
+        changed = ["run.json, which says how they were made, is missing"]
+    if changed:
+        raise OptionError(
+            f"the folder holds results of another test: {'; '.join(changed[:3])}", str(outputs.folder),
+            "the same settings and input files, to go on", "choose another --output, or add --overwrite",
+        )  # fmt: skip
+    made.write(file, json_bytes({"settings": settings, "inputs": inputs}))
+
+
+def differences(old: Any, new: Any, key: str = "") -> list[str]:
+    """ "key was OLD, is NEW" for every value that differs, with dotted keys."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = [*new, *(k for k in old if k not in new)]
+        return [d for k in keys for d in differences(old.get(k), new.get(k), f"{key}.{k}" if key else str(k))]
+    return [] if old == new else [f"{key} was {old}, is {new}"]
 
 
 def finish_clip(
@@ -67,7 +129,7 @@ def finish_clip(
     spaced = np.linspace(0, len(indices) - 1, min(STRIPS_PER_CLIP, len(indices))).round().astype(int)
     strips, example = {indices[i] for i in spaced}, indices[len(indices) // 2]
     with ExitStack() as stack:
-        video, comparison = (_open_videos(reader, outputs, stack)) if len(indices) else (None, None)
+        video, comparison = _open_videos(reader, outputs, len(indices), stack) if len(indices) else (None, None)
         for index in indices:
             item, restored = reader.frame(index), read_restored(index)
             blurry = tensor_to_uint8(item["lq"][:3])
@@ -84,9 +146,9 @@ def finish_clip(
                 comparison.write(_panels(blurry, restored, sharp))
             if index in strips:
                 strip = comparison_strip(item["lq"], item.get("spike"), _tensor(restored), item.get("gt"))
-                imwrite_rgb(outputs.folder / "strips" / reader.name / f"{reader.stems[index]}.png", strip)
+                outputs.write_image(outputs.folder / "strips" / reader.name / f"{reader.stems[index]}.png", strip)
             if index == example:
-                imwrite_rgb(outputs.example_file(reader.name), restored)
+                outputs.write_image(outputs.example_file(reader.name), restored)
     return {
         "name": reader.name,
         "frames": len(indices),
@@ -96,13 +158,21 @@ def finish_clip(
     }
 
 
-def _open_videos(reader: Reader, outputs: Outputs, stack: ExitStack) -> tuple[VideoWriter | None, VideoWriter | None]:
+def _open_videos(
+    reader: Reader, outputs: Outputs, count: int, stack: ExitStack
+) -> tuple[VideoWriter | None, VideoWriter | None]:
     fps = reader.fps or outputs.fps
-    names = {reader.name: "video", f"{reader.name}_comparison": "comparison"}
-    return tuple(
-        stack.enter_context(VideoWriter(outputs.folder / f"{name}.mp4", fps)) if kind in outputs.save else None
-        for name, kind in names.items()
-    )
+    is_whole = count == len(reader.stems)
+    form = {"made": outputs.made, "times": reader.times if is_whole else None}
+    video = comparison = None
+    if "video" in outputs.save:
+        sound = reader.sound if is_whole else None
+        video = VideoWriter(outputs.folder / f"{reader.name}.mp4", fps, sound=sound, chroma="444", **form)
+        stack.enter_context(video)
+    if "comparison" in outputs.save:
+        comparison = VideoWriter(outputs.folder / f"{reader.name}_comparison.mp4", fps, **form)
+        stack.enter_context(comparison)
+    return video, comparison
 
 
 def _panels(blurry: np.ndarray, restored: np.ndarray, sharp: np.ndarray | None) -> np.ndarray:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from utils.utils_errors import DataError
-from utils.utils_files import write_whole
+from utils.utils_files import Made, natural_key
 from utils.utils_metrics import ClipScores, averages
 from utils.utils_report import COLUMNS, format_value
 
 
-def save_clip(folder: Path, clip: Mapping[str, Any]) -> None:
+def save_clip(made: Made, clip: Mapping[str, Any]) -> None:
     """Mark a clip as finished: <folder>/clips/<name>.json. clip: "name", "frames", "stems", "per_frame", ..."""
-    write_json(clip_file(folder, clip["name"]), clip)
+    made.write(clip_file(made.folder, clip["name"]), json_bytes(clip))
 
 
 def load_clip(folder: Path, name: str) -> dict[str, Any] | None:
@@ -36,7 +36,7 @@ def collect(clips: Sequence[Mapping[str, Any]], expected: int) -> dict[str, Any]
     """
     scores: dict[str, ClipScores] = {}
     table: dict[str, dict[str, Any]] = {}
-    for clip in sorted(clips, key=lambda c: c["name"]):
+    for clip in sorted(clips, key=lambda c: natural_key(c["name"])):
         row = {key: value for key, value in clip.items() if key != "name"}
         for kind, values in clip["per_frame"].items():
             frames = [dict(zip(values, column, strict=True)) for column in zip(*values.values(), strict=True)]
@@ -70,13 +70,13 @@ def text_table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Valid JSON, whole or absent; infinite numbers become "inf", NaN becomes null."""
-    write_whole(path, (json.dumps(_to_json(value), indent=1, allow_nan=False) + "\n").encode())
+def json_bytes(value: Any) -> bytes:
+    """Valid JSON; infinite numbers become "inf", NaN becomes null."""
+    return (json.dumps(_to_json(value), indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
-    """What `write_json` wrote. Raises DataError for a damaged file."""
+    """The value of a file of `json_bytes`. Raises DataError for a damaged file."""
     try:
         return _from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as e:

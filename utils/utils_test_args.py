@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.utils_errors import OptionError
+from utils.utils_files import refuse_overlap
 
 SAVES = ("frames", "video", "comparison")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -57,7 +58,7 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     add = parser.add_argument
     add("--opt", metavar="FILE", help="option file: tests on datasets.test; with --input: names the network")
     add("--weights", metavar="FILE", help="weights or checkpoint (with --opt: default is the run's best checkpoint)")
-    add("--input", metavar="PATH", help="video, folder of frames, or folder of such folders")
+    add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
     add("--output", metavar="DIR", help="where results go (with --opt: default experiments/<task>/test)")
     add("--spike", metavar="PATH", help=".dat of the whole clip, or folder with one .dat per frame")
     add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
@@ -74,7 +75,7 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     add("--save", nargs="+", choices=SAVES, help="what to write (default: in the kind of the input, and comparison)")
     add("--fps", type=float, default=25.0, help="frame rate of videos made from frames (default 25)")
     add("--lpips", nargs="+", default=[], metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
-    add("--overwrite", action="store_true", help="drop the results that are in the output folder")
+    add("--overwrite", action="store_true", help="remove the results that this program made in the output folder")
     add("overrides", nargs="*", metavar="section.key=value", help="any option (with --input: spike.key=value)")
     values = vars(parser.parse_intermixed_args(list(argv)))
     for key in ("overrides", "lpips"):
@@ -109,10 +110,7 @@ def _check(args: TestArgs) -> None:
                 f"{' and '.join(missing)} missing", "the command line", "--weights, --input and --output together",
                 "add them",
             )  # fmt: skip
-        if Path(args.output).resolve() in (Path(args.input).resolve(), Path(args.input).resolve().parent):
-            raise OptionError(
-                "--output would write over the input", f"--output {args.output}", "another folder", "change --output"
-            )
+        refuse_overlap(Path(args.output), {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")})
         if args.spike_size and not args.spike:
             raise OptionError("--spike-size without --spike", "--spike-size", "both", "add --spike, or drop it")
         return
