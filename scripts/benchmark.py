@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.benchmark_tools import environment
 from utils.utils_errors import SpikeVRTError
+from utils.utils_files import refuse_existing, write_whole
 
 
 def main(argv: list[str]) -> int:
@@ -31,14 +32,15 @@ def main(argv: list[str]) -> int:
             sub.set_defaults(run=run)
     args = parser.parse_args(argv)
     try:
+        if args.json:
+            refuse_existing(args.json, "--json")
         numbers = args.run(args)
     except SpikeVRTError as e:
         print(e, file=sys.stderr)
         return e.exit_code
     result = {"command": " ".join(argv), **environment(), **numbers}
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_whole(args.json, (json.dumps(result, indent=2) + "\n").encode())
         print(f"written to {args.json}")
     return 0
 

@@ -27,6 +27,7 @@ import numpy as np
 from scripts.benchmark_tools import table
 from utils.utils_curves import read_history, run_name
 from utils.utils_errors import DataError, SpikeVRTError
+from utils.utils_files import refuse_existing, write_whole
 
 
 def main(argv: list[str]) -> int:
@@ -39,14 +40,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     args = parser.parse_args(argv)
     try:
+        for suffix in (".json", ".png"):
+            refuse_existing(args.out.with_suffix(suffix), "--out")
         steps, curves = aligned([args.reference, args.other, *args.noise], args.tag, args.smooth)
     except SpikeVRTError as e:
         print(e, file=sys.stderr)
         return e.exit_code
     names = [run_name(run) for run in (args.reference, args.other)]
     result = {"tag": args.tag, "runs": names, "smooth": args.smooth, **compare(curves)}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    write_whole(args.out.with_suffix(".json"), (json.dumps(result, indent=2) + "\n").encode())
     draw(steps, curves, names, args.tag, args.out.with_suffix(".png"))
     keys = ("rms", "largest", "last")
     rows = [[f"{names[1]} - {names[0]}", *(result["difference"][key] for key in keys)]]

@@ -24,6 +24,7 @@ from models.fusion.operators import FUSIONS
 from models.losses import LOSSES
 from models.select_network import NETWORKS
 from utils.option_models import KAIR_ONLY, LoaderOptions, Options, describe_field
+from utils.utils_files import write_whole
 from utils.utils_registry import Registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,5 +111,7 @@ def shown(default: object) -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs").mkdir(exist_ok=True)
-    (ROOT / "docs/options.md").write_text(make_page(), encoding="utf-8")
+    target = ROOT / "docs/options.md"
+    if target.exists() and "Written by scripts/make_options_doc.py" not in target.read_text(encoding="utf-8"):
+        sys.exit(f"{target} was not written by this script: move it away")
+    write_whole(target, make_page().encode())

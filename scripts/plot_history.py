@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.utils_curves import draw_curves, read_history, run_name
 from utils.utils_errors import DataError, SpikeVRTError
+from utils.utils_files import refuse_existing
 
 
 def main(argv: list[str]) -> int:
@@ -26,6 +27,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     args = parser.parse_args(argv)
     try:
+        refuse_existing(args.out, "--out")
         histories = chosen(args.runs, tuple(args.tags))
     except SpikeVRTError as e:
         print(e, file=sys.stderr)

@@ -27,6 +27,7 @@ from data.spike.stream import SpikeGeometry, candidate_geometries, count_planes,
 from data.spike_info import DatasetInfo, load_info
 from data.spike_source import spike_errors_as_data_errors
 from utils.utils_errors import DataError, OptionError, SpikeVRTError
+from utils.utils_files import refuse_existing
 from utils.utils_image import imwrite_rgb, list_images
 from utils.utils_video import VideoWriter
 
@@ -37,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     try:
         with spike_errors_as_data_errors():
+            if "out" in command:
+                refuse_existing(command.out, "the output")
             {"info": info, "view": view, "simulate": simulate}[command.action](command)
     except SpikeVRTError as e:
         print(e, file=sys.stderr)

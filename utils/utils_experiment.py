@@ -13,12 +13,18 @@ from typing import Any
 import numpy as np
 
 from utils import utils_checkpoint, utils_dist
+from utils.utils_files import claim_run_folder
 from utils.utils_image import imwrite_rgb
 from utils.utils_logger import WandbWriter, Writers, best_effort, build_writers
 from utils.utils_option import redact
 from utils.utils_resume import DataOrder, Progress, own_checkpoint
 
 logger = logging.getLogger(__name__)
+
+# What a run writes into its folder.
+WRITTEN = (
+    "log", "options", "checkpoints", "models", "images", "training_history.json", "curves.png", "tb_logger", "wandb",
+)  # fmt: skip
 
 
 class Experiment:
@@ -80,3 +86,9 @@ class Experiment:
 def is_better(psnr: float, best: float | None) -> bool:
     """Whether a finite PSNR improves on the best one so far."""
     return math.isfinite(psnr) and (best is None or psnr > best)
+
+
+def claim(folder: Path) -> None:
+    """Mark the folder of the run. Raises OptionError where files that no run made have the names of ours."""
+    is_ours = any(any(folder.glob(name)) for name in ("options/*.json", "checkpoints/checkpoint_*.pth"))
+    claim_run_folder(folder, WRITTEN, is_ours)

@@ -165,6 +165,27 @@ class Made:
         return ".." not in parent.parts and path.name != ".." and path.parent.resolve() == parent
 
 
+def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
+    """Mark the folder of a run as ours. names: what a run writes there.
+
+    Raises OptionError where one of these names is taken, and neither the mark nor `is_ours` says that it was by us.
+    """
+    taken = [name for name in names if os.path.lexists(folder / name)]
+    if taken and not is_ours and not os.path.lexists(folder / MARK):
+        raise OptionError(
+            f"the folder of the run holds files that no run of this program made: {', '.join(taken)}", str(folder),
+            "an empty folder, or one of an earlier run", "choose another task name, or move these files away",
+        )  # fmt: skip
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).touch()
+    except OSError as e:
+        raise DataError(
+            f"cannot write: {e.strerror}", str(folder), "a folder with permission to write",
+            "set path.root to another folder",
+        ) from e  # fmt: skip
+
+
 def scratch_folder(path: Path) -> Path:
     """A new empty folder at `path`, marked as ours; what an earlier run left there goes.
 

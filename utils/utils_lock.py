@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from utils import utils_dist
 from utils.utils_errors import DataError, OptionError
+from utils.utils_experiment import claim
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,11 @@ def only_run_in(folder: Path) -> Iterator[None]:
 
     A record lock: loader processes, which are forked, do not inherit it, and NFS hands it to its server, so that it
     holds between hosts as well, where the mount has locks (not with `nolock` or `local_lock`). A file system without
-    locks gives a warning. Raises OptionError where another process holds it.
+    locks gives a warning. Raises OptionError where another process holds it, or files that no run made are in the way.
     """
     with utils_dist.all_ranks_or_none():
+        if utils_dist.is_main_process():
+            claim(folder)
         file = _take(folder) if utils_dist.is_main_process() else None
     try:
         yield

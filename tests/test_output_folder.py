@@ -1,0 +1,115 @@
+"""Results that lie in the output folder: taken over where settings and inputs are the same, else refused."""
+
+import json
+import os
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+
+import main_test_vrt
+from data.clip_reader import user_clips
+from tests.foreign import snapshot
+from tests.test_main_test import message, save_weights
+from tests.test_video import write_sound
+from tests.train_files import write_options
+from utils.utils_video import VideoReader
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home")
+    options = write_options(folder)
+    save_weights(options, folder / "spike.pth")
+    save_weights(options, folder / "rgb.pth", "netG.fusion=none")
+    return folder
+
+
+@pytest.fixture
+def clip(home, tmp_path):
+    """A copy of a test clip as <tmp_path>/X/clip1/{blur,sharp}."""
+    shutil.copytree(home / "GOPRO_Large/test/test0", tmp_path / "X" / "clip1")
+    return tmp_path / "X" / "clip1"
+
+
+def args(home, clip, out, *more):
+    return [*map(str, ["--weights", home / "rgb.pth", "--input", clip / "blur", "--output", out, *more])]
+
+
+def test_an_output_around_the_inputs_is_refused_and_nothing_is_lost(home, clip, tmp_path, capfd):
+    before = snapshot(tmp_path)
+    (home / "link").symlink_to(clip.parent)
+    for out in (clip.parent, clip / "sharp" / "new", clip, home / "link"):
+        text, code = message(capfd, *args(home, clip, out, "--gt", clip / "sharp", "--overwrite"))
+        assert code == 2 and "--output would write over the input" in text
+    assert snapshot(tmp_path) == before
+
+
+def test_frames_without_the_mark_of_their_clip_are_scored_and_not_restored_again(home, clip, tmp_path):
+    out = tmp_path / "out"
+    command = args(home, clip, out, "--gt", clip / "sharp", "--save", "frames")
+    assert main_test_vrt.main(command) == 0
+    (before,) = json.loads((out / "metrics.json").read_text())["clips"].values()
+    (out / "clips" / "clip1.json").unlink()
+    times = {p: p.stat().st_mtime_ns for p in (out / "clip1").iterdir()}
+
+    assert main_test_vrt.main(command) == 0
+    assert {p: p.stat().st_mtime_ns for p in (out / "clip1").iterdir()} == times
+    (after,) = json.loads((out / "metrics.json").read_text())["clips"].values()
+    assert after["restored"] == before["restored"]
+
+
+def test_results_of_others_and_of_changed_inputs_are_not_taken_over(home, clip, tmp_path, capfd):
+    out = tmp_path / "out"
+    shutil.copytree(clip / "sharp", out / "clip1")  # PSNR inf, if taken for ours
+    command = args(home, clip, out, "--gt", clip / "sharp", "--save", "frames")
+    text, code = message(capfd, *command)
+    assert code == 3 and "were not made by this program" in text and "clip1/000000.png" in text
+    shutil.rmtree(out)
+
+    main_test_vrt.main(command)
+    (out / "run.json").rename(tmp_path / "run.json")
+    text, code = message(capfd, *command)
+    assert code == 2 and "run.json, which says how they were made, is missing" in text
+    (tmp_path / "run.json").rename(out / "run.json")
+
+    picture = cv2.imread(str(clip / "blur" / "000000.png"))
+    cv2.imwrite(str(clip / "blur" / "000000.png"), 255 - picture)
+    text, code = message(capfd, *command)
+    assert code == 2 and "the files of clip clip1 have changed" in text
+    assert main_test_vrt.main([*command, "--overwrite"]) == 0
+
+
+def test_options_of_the_test_section_are_part_of_the_signature(home, tmp_path, capfd):
+    out = tmp_path / "out"
+    command = ["--opt", str(home / "options.json"), "--weights", str(home / "spike.pth"), "--output", str(out)]
+    assert main_test_vrt.main([*command, "datasets.test.num_frame=2"]) == 0
+    for change, said in (
+        ("datasets.test.num_frame=-1", "datasets.test.num_frame was 2, is -1"),
+        ("datasets.test.spike.gamma=2.2", "spike.gamma was 1.0, is 2.2"),
+    ):
+        text, code = message(capfd, *command, "datasets.test.num_frame=2", change)
+        assert code == 2 and said in text, text
+    assert main_test_vrt.main([*command, "datasets.test.num_frame=2", "datasets.test.dataloader_num_workers=3"]) == 0
+
+
+def test_frames_are_read_in_the_order_of_their_numbers(tmp_path):
+    for i in (1, 2, 9, 10, 11, 100):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        cv2.imwrite(str(tmp_path / "in" / f"frame_{i}.png"), np.full((32, 32, 3), i, np.uint8))
+    (found,) = user_clips(tmp_path / "in")
+    assert [round(255 * float(found.frame(i)["lq"][0, 0, 0])) for i in range(6)] == [1, 2, 9, 10, 11, 100]
+
+
+def test_a_folder_of_videos_is_restored_with_times_and_sound(home, tmp_path):
+    (tmp_path / "in").mkdir()
+    write_sound(tmp_path / "in" / "one.mp4", "aac", seconds=0.3)
+    write_sound(tmp_path / "in" / "two.avi", "pcm_s16le", seconds=0.2)
+    out = tmp_path / "out"
+    given = ["--weights", home / "rgb.pth", "--input", tmp_path / "in", "--output", out, "--save", "video"]
+    assert main_test_vrt.main([*map(str, given)]) == 0
+    for name, source in (("one", "one.mp4"), ("two", "two.avi")):
+        before, after = VideoReader(tmp_path / "in" / source), VideoReader(out / f"{name}.mp4")
+        assert after.times == before.times and after.read(0).shape == before.read(0).shape
+        assert os.path.getsize(out / f"{name}.mp4") > 0
