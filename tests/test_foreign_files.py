@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from contextlib import suppress
 
 import numpy as np
@@ -141,8 +140,9 @@ def test_make_clean_leaves_results_and_data(tmp_path):
     assert snapshot(tmp_path) == before
 
 
-def test_the_sample_script_does_not_take_a_stranger_for_its_own(tmp_path, monkeypatch):
+def test_the_sample_script_does_not_take_a_stranger_for_its_own(tmp_path):
     (tmp_path / "sample").mkdir()
-    monkeypatch.setattr(sys, "argv", ["make_sample_data.py", "--root", str(tmp_path / "sample")])
-    with pytest.raises(SystemExit, match="not a sample set"):
-        make_sample_data.main()
+    (tmp_path / "sample" / "mine.png").write_bytes(CONTENT)
+    before = snapshot(tmp_path)
+    assert make_sample_data.main(["--root", str(tmp_path / "sample")]) == 3
+    assert snapshot(tmp_path) == before

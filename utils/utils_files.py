@@ -22,6 +22,8 @@ from utils.utils_errors import DataError, OptionError
 MARK = ".spikevrt"
 SHOWN = 5
 _NUMBER = re.compile(r"(\d+)")
+_LISTED = re.compile(rb'[0-9a-f]{64} ".*"')
+_CUT = re.compile(rb"[0-9a-f]{0,64}|[0-9a-f]{64} .*")
 
 
 def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
@@ -123,7 +125,8 @@ class Made:
         self.remove(self.all())
         if self._is_inside(self.list_file):
             for file in self.list_file.parent.glob("*.txt"):
-                file.unlink()
+                if _is_list(file):
+                    file.unlink()
         self._listed = None
 
     def _lists(self) -> dict[str, set[str]]:
@@ -142,10 +145,11 @@ class Made:
     def _note(self, path: Path, digest: str) -> None:
         name = self._name(path)
         self._lists().setdefault(name, set()).add(digest)
-        if not self._is_inside(self.list_file):
+        if not self._is_inside(self.list_file) or (os.path.lexists(self.list_file) and not _is_list(self.list_file)):
             raise DataError(
-                "the list of our files leads out of the folder", str(self.list_file), "no symbolic link", "remove it"
-            )
+                "the list of our files is somebody else's file, or leads out of the folder", str(self.list_file),
+                "nothing but our own lists in this folder", "move it away",
+            )  # fmt: skip
         try:
             self.list_file.parent.mkdir(parents=True, exist_ok=True)
             with open(self.list_file, "a", encoding="utf-8") as file:
@@ -163,6 +167,14 @@ class Made:
         """Whether the file lies below the folder, and no symbolic link below the folder leads to it."""
         parent = self.folder.resolve() / path.parent.relative_to(self.folder)
         return ".." not in parent.parts and path.name != ".." and path.parent.resolve() == parent
+
+
+def _is_list(file: Path) -> bool:
+    """Whether a file is a list of `Made`: lines of a digest and a name, of which a kill may have cut the last."""
+    if file.is_symlink() or not file.is_file():
+        return False
+    *lines, last = file.read_bytes().split(b"\n")
+    return all(_LISTED.fullmatch(line) for line in lines) and _CUT.fullmatch(last) is not None
 
 
 def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
