@@ -41,8 +41,10 @@ def test_two_runs_share_their_panels(tmp_path, capsys):
 
     assert "3 scalars of 2 runs" in capsys.readouterr().out
     assert size(out)[1] == 3 * 450 and size(one / "curves.png")[1] == 2 * 450
-    assert main([str(one), str(two), "--tags", "train/", "--out", str(out)]) == 0
-    assert size(out)[1] == 450
+    assert main([str(one), str(two), "--tags", "train/", "--out", str(out)]) == 2  # no file is overwritten
+    assert "exists already" in capsys.readouterr().err and size(out)[1] == 3 * 450
+    assert main([str(one), str(two), "--tags", "train/", "--out", str(tmp_path / "train.png")]) == 0
+    assert size(tmp_path / "train.png")[1] == 450
 
 
 @pytest.mark.parametrize(
