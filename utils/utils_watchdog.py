@@ -145,6 +145,7 @@ class Watchdog(threading.Thread):
         self.ending = False  # the main thread has come to the end: peers that go are no longer dead
         self.failure: State | None = None  # what ends the run, once it is known
         self.stopped = threading.Event()
+        self.hurried, self.has_turned = threading.Event(), threading.Event()  # of the next turn
         self.turned = time.monotonic()
         self.host = socket.gethostname()
         self.by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then the store outlives rank 0
@@ -170,10 +171,10 @@ class Watchdog(threading.Thread):
                 self._store_lost()
 
     def run(self) -> None:
-        while not self.stopped.wait(self.interval_s):
-            self.turned = time.monotonic()
+        while not self._rests():
+            self.turned, is_watching = time.monotonic(), self.budgets is not None
             # A thread that holds the GIL for ever lets nobody in to stop it: C code ends the process then.
-            if self.budgets:
+            if is_watching:
                 faulthandler.dump_traceback_later(self.budgets.stall_s + 4, exit=True, file=self._last_words())
             try:
                 self._turn()
@@ -181,15 +182,28 @@ class Watchdog(threading.Thread):
                 if self.ending or self.stopped.wait(0.3):
                     return
                 self._store_lost()
+            if is_watching:
+                self.has_turned.set()
         faulthandler.cancel_dump_traceback_later()
+
+    def _rests(self) -> bool:
+        """Waits for the next turn. True: there is none."""
+        self.hurried.wait(self.interval_s)
+        self.hurried.clear()
+        return self.stopped.is_set()
 
     def watch(self, budgets: Budgets) -> None:
         """From now on a stall ends the run."""
         go_on()
         self.budgets, self.interval_s = budgets, min(0.5, budgets.stall_s / 6)
+        # The others must know of it, or a rank that falls silent before its next beat would be waited for for ever.
+        self.has_turned.clear()
+        self.hurried.set()
+        self.has_turned.wait(budgets.stall_s)
 
     def stop(self) -> None:
         self.stopped.set()
+        self.hurried.set()
         self.join()
         faulthandler.unregister(signal.SIGUSR2)
         self.clean()

@@ -44,7 +44,7 @@ class Clip:
         self.name, self.number, self.alive, self.most = f"clip{number}", number, 0, 0
         self.stems = [f"{i:03d}" for i in range(frames)]
 
-    def frame(self, index: int) -> dict[str, Tensor]:
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(100 * self.number + index)
         gt = torch.rand(3, 64, 64, generator=generator)
         lq = (gt + 0.1 * torch.rand(gt.shape, generator=generator)).clamp(0, 1)
