@@ -7,6 +7,7 @@ An LMDB holds one value per file under the key "<clip>/<frame>", and beside data
 from __future__ import annotations
 
 import os
+import threading
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ LMDB_MARK = ".lmdb::"
 _LMDB_LINE = re.compile(r"(.+?)(?: \(.*\)(?: \d+)?)?$")  # "<key>.<ext> (<shape>) <compression>"; keys may hold blanks
 
 _environments: dict[str, Any] = {}  # LMDBs that this process has open
+_opening = threading.Lock()  # LMDB refuses to be opened twice in a process, and a check reads in several threads
 
 
 def _close_environments() -> None:
@@ -27,9 +29,14 @@ def _close_environments() -> None:
         _environments.popitem()[1].close()
 
 
+def _renew_lock() -> None:
+    global _opening
+    _opening = threading.Lock()  # a thread that held it at the fork is not in the child
+
+
 # A child must not use its parent's environment, and LMDB refuses to open a second one beside it.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_close_environments)
+    os.register_at_fork(before=_close_environments, after_in_child=_renew_lock)
 
 
 @dataclass(frozen=True)
@@ -141,8 +148,9 @@ def _list_lmdb(root: str, ext: str) -> Listing:
 
 def _read_lmdb(path: str) -> bytes:
     root, key = path.split("::", 1)
-    if root not in _environments:
-        _environments[root] = _open_lmdb(root)
+    with _opening:
+        if root not in _environments:
+            _environments[root] = _open_lmdb(root)
     with _environments[root].begin() as transaction:
         value = transaction.get(key.encode())
     if value is None:

@@ -1,12 +1,13 @@
 import os
-from concurrent.futures import ProcessPoolExecutor
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 import torch
 
-from data.roots import list_root, read_bytes
+from data.roots import _close_environments, list_root, read_bytes
 from data.select_dataset import build_dataset
 from tests.clip_files import section, write_clip, write_info
 from utils.utils_errors import DataError, OptionError
@@ -105,3 +106,19 @@ def test_an_lmdb_without_clips_is_one_clip(tmp_path):
     (tmp_path / "flat.lmdb/meta_info.txt").write_text("baboon.png (480,492,3) 1\nmy clip/0 1.png (480,492,3) 1\n")
     listing = list_root(str(tmp_path / "flat.lmdb"), "blur", "png")
     assert listing["flat"]["baboon"].size == 4 and list(listing["my clip"]) == ["0 1"]
+
+
+def test_threads_that_begin_together_open_an_lmdb_once(root):
+    # Closed before each fork, it is opened anew by whoever reads first: the threads of the check of the data.
+    listing = list_root(str(root / "lq.lmdb"), "blur", "png")
+    paths = [entry.path for frames in listing.values() for entry in frames.values()]
+    for _ in range(20):
+        _close_environments()
+        gate = threading.Barrier(8)
+
+        def read(path, gate=gate):
+            gate.wait(10)
+            return read_bytes(path)
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(read, paths[:8]))
