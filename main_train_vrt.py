@@ -139,7 +139,14 @@ def build_data(opt: dict[str, Any]) -> tuple[TrainLoader, Any]:
         rank=utils_dist.get_rank(),
         world_size=utils_dist.get_world_size(),
     )
-    return loader, build_dataset(sections["test"], "test", seed) if sections["test"] else None
+    clips = build_dataset(sections["test"], "test", seed) if sections["test"] else None
+    if clips is not None and (without := [clip.name for clip in clips.clips if not clip.gt]):
+        raise DataError(
+            f"{len(without)} test clips have no sharp frames to validate against, {without[0]} among them",
+            "datasets.test.dataroot_gt", "a sharp frame for each test frame",
+            "set datasets.test.dataroot_gt, or leave datasets.test out and test with main_test_vrt.py",
+        )  # fmt: skip
+    return loader, clips
 
 
 def announce(opt: dict[str, Any], model: ModelVRT, loader: TrainLoader, progress: Progress, total_iter: int) -> None:

@@ -7,8 +7,8 @@ An LMDB holds one value per file under the key "<clip>/<frame>", and beside data
 from __future__ import annotations
 
 import os
-import threading
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

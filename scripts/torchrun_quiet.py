@@ -59,18 +59,26 @@ def main(argv: list[str]) -> int:
         what = f"{args.nproc_per_node} ranks on {gpus} GPUs"
         print(DistError(what, "this machine", "at most one rank per GPU", f"start {gpus}"), file=sys.stderr)
         return DistError.exit_code
-    with tempfile.NamedTemporaryFile("r", encoding="ascii") as exit_file:
+    with tempfile.NamedTemporaryFile("w+", encoding="ascii") as exit_file:
+        # The first bytes take a block of the disk, so that a rank can say its code even when the disk is full by then.
+        exit_file.write("\n")
+        exit_file.flush()
         os.environ["SPIKEVRT_EXIT_FILE"] = exit_file.name
         try:
             run.run(args)
             return 0
         except ChildFailedError as e:
-            said = exit_file.readline().strip()
+            said = first_code(exit_file.name)
             if not said:  # a rank was killed before it could say anything
                 print(e, file=sys.stderr)
             return int(said or 1)
         except SignalException as e:
-            return int(exit_file.readline().strip() or 128 + e.sigval)
+            return int(first_code(exit_file.name) or 128 + e.sigval)
+
+
+def first_code(path: str) -> str:
+    """What the first rank that left wrote, "" where none did."""
+    return "".join(Path(path).read_text(encoding="ascii").split()[:1])
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from main_train_vrt import read_options
+from main_train_vrt import build_data, read_options
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
 from tests.train_files import network, write_options
 from utils import utils_watchdog
-from utils.utils_errors import CheckpointError, OptionError
+from utils.utils_errors import CheckpointError, DataError, OptionError
 from utils.utils_experiment import Experiment
 from utils.utils_resume import DataOrder, Progress, planned_steps
 from utils.utils_watchdog import Budgets
@@ -138,3 +138,12 @@ def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
 )
 def test_the_planned_end(total_iter, epochs, progress, expected):
     assert planned_steps({"total_iter": total_iter, "epochs": epochs}, 10, progress) == expected
+
+
+def test_test_clips_without_sharp_frames_are_refused_before_the_first_step(tmp_path):
+    opt = read_options(["--opt", str(write_options(tmp_path)), "datasets.test.dataroot_gt=null"])
+
+    with pytest.raises(DataError, match="3 test clips have no sharp frames") as refused:
+        build_data(opt)
+
+    assert refused.value.where == "datasets.test.dataroot_gt"

@@ -117,7 +117,7 @@ class Budgets:
         """
         late = [
             f"{name} is {s:g} s"
-            for name in ("stall_s", "validate_s", "save_s")
+            for name in ("stall_s", "start_s", "validate_s", "save_s")
             if (s := getattr(self, name)) >= timeout_s
         ]
         what = f"watchdog: {', '.join(late)}; the time-out of the process group is {timeout_s:g} s"

@@ -80,7 +80,7 @@ def run_stall(kind: str, ranks: int, rank: int, step: int = 10, stall_s: float =
     text = result.text
     return Trial(
         kind, ranks, rank, _seconds(fault, detected), _seconds(fault, gone), left,
-        re.findall(r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|Traceback", text),
+        re.findall(r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|has lost the store|Traceback", text),
         KINDS[kind][1] in text, result.exit_codes, text,
     )  # fmt: skip
 
