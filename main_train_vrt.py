@@ -245,11 +245,19 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
     """
     if clips is None or progress.validated == progress.step:
         return True
+    if progress.validation_stops > 1:
+        logger.warning(
+            "the validation at iter %d was stopped twice: it is left out, or no step would follow", progress.step
+        )
+        return True
     if experiment.saved_step != progress.step:
         save(model, experiment, progress, with_weights=False)
     validation = validate(model, dataset_clips(clips), utils_preempt.all_asked)
     if validation is None:
+        progress.validation_stops += 1
+        save(model, experiment, progress, with_weights=False)
         return False
+    progress.validation_stops = 0
     experiment.log_validation(progress, validation.scalars(), validation.pictures)
     experiment.table, progress.validated = validation.table(), progress.step
     psnr = validation.scalars()["val/psnr"]

@@ -30,7 +30,8 @@ step='' is_time_up='' is_cancelled='' limit=0
 # This shell alone gets USR1, before the time limit (B:USR1): srun hands it to every rank.
 on_time_up() {
     is_time_up=1
-    limit=$(date -d "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)" +%s) || limit=0
+    limit=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e) || limit=''
+    limit=$(date -d "${limit:-+100 seconds}" +%s) # where SLURM does not answer: some time after this signal
     [[ -z $step ]] || kill -s USR1 "$step" 2>/dev/null || true
 }
 # SLURM sends TERM to the ranks itself. Here it means scancel, or that the time limit itself has come.

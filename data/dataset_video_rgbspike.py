@@ -142,8 +142,14 @@ class _TrainClips(_Clips):
             )
 
     def sample_names(self) -> list[str]:
-        """clip/frame of every sample, in order; a run that resumes compares them with those of its checkpoint."""
-        return [f"{clip.name}/{stem}" for clip in self.clips for stem in clip.stems]
+        """clip/frame of every sample, in order, after what is known of its clip and of the spikes.
+
+        A run that resumes compares them with those of its checkpoint.
+        """
+        about = [f"{clip.name}: {clip.size} {clip.gt_size} {clip.planes}" for clip in self.clips]
+        spikes = self.spikes
+        about += [f"{spikes.geometry} {spikes.rate} {spikes.light} {spikes.info.gt_plane}"] if spikes else []
+        return about + [f"{clip.name}/{stem}" for clip in self.clips for stem in clip.stems]
 
     def __len__(self) -> int:
         """One sample for every frame that one could start at."""

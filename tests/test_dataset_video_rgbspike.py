@@ -207,6 +207,18 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
     assert torch.equal(kept[(1, 0)]["lq"], expected[0]["lq"])  # and the process that started them sees them
 
 
+def test_a_resume_sees_other_planes_and_another_rate_of_the_same_frames(tmp_path):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    before = build(tmp_path).sample_names()
+    assert build(tmp_path).sample_names() == before
+    write_info(tmp_path, rate=0.5)
+    assert build(tmp_path).sample_names() != before
+    write_clip(tmp_path, "clip0", planes=32)
+    write_info(tmp_path, planes=32)
+    assert build(tmp_path).sample_names() != before
+
+
 def test_the_number_of_spike_channels_is_known_without_reading_files():
     spike = {"type": "dat", "representation": {"type": "tfi", "offsets": [-4, 0, 4]}}
     assert section_spike_channels({"dataset_type": "TrainDatasetRGBSpike", "spike": spike}) == 3

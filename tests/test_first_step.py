@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from tests.train_files import network, write_options
 from utils import utils_watchdog
 from utils.utils_errors import CheckpointError, DataError, OptionError
 from utils.utils_experiment import Experiment
+from utils.utils_files import MARK
+from utils.utils_lock import only_run_in
 from utils.utils_resume import DataOrder, Progress, planned_steps
 from utils.utils_watchdog import Budgets
 
@@ -49,6 +53,28 @@ def batch(value=0.5):
 
 def state_of(made):
     return made.training_state() | {"options": made.opt}
+
+
+def test_a_clip_may_be_called_what_it_likes():
+    budgets = Budgets(stall_s=1, validate_s=50)
+    assert budgets.of("restore: cat in hat") == budgets.of("barrier in validate: clip in save") == 50
+    assert budgets.of("barrier in epoch turn") == 1
+
+
+def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
+    holder = """if True:
+        import fcntl, sys, time
+        file = open(sys.argv[1], "w")
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        file.write("process 7 on elsewhere, since then"), file.flush()
+        print("locked", flush=True)
+        time.sleep(4)
+    """
+    with subprocess.Popen([sys.executable, "-c", holder, tmp_path / ".lock"], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        (tmp_path / MARK).touch()
+        with only_run_in(tmp_path):
+            assert process.wait(10) == 0
 
 
 def test_a_step_that_builds_a_new_graph_has_the_time_of_a_start(tmp_path):

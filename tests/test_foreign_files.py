@@ -123,7 +123,11 @@ def test_training_refuses_a_folder_with_strangers_under_its_names_and_leaves_all
     assert refused.exit_codes == [2] and "no run of this program made: training_history.json" in refused.text
     assert snapshot(tmp_path) == before
 
-    (run / "training_history.json").unlink()
+    (run / "training_history.json").rename(run / ".lock")
+    refused = train(options, "train.total_iter=1")
+    assert refused.exit_codes == [2] and "no run of this program made: .lock" in refused.text
+
+    (run / ".lock").rename(run / "status")
     before = snapshot(tmp_path)
     done = train(options, "train.total_iter=1", "datasets.test={}")
     assert done.exit_codes == [0], done.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,28 @@ def test_injected_variables_are_a_platform_launch_and_torchrun_is_told_apart():
     assert read_launch(PLATFORM) == expected
     assert read_launch({**PLATFORM, "TORCHELASTIC_RUN_ID": "none"}).mode == "torchrun"
     assert read_launch({**PLATFORM, **SLURM}) == expected  # torchrun or a platform inside SLURM
+
+
+def test_ranks_of_an_older_torchrun_have_its_signals_and_their_time_too():
+    script = """if True:
+        import signal
+        from torch.distributed import run
+        from scripts import torchrun_quiet
+        made = run.get_args_parser()
+        for action in [a for a in made._actions if {a.dest} & {"signals_to_handle", "shutdown_timeout"}]:
+            for group in made._action_groups:
+                if action in group._group_actions:
+                    group._group_actions.remove(action)
+            made._remove_action(action)
+            for name in action.option_strings:
+                del made._option_string_actions[name]
+        run.get_args_parser = lambda: made
+        args = torchrun_quiet.parse_args(["--standalone", "--nproc_per_node=2", "x.py"])
+        handler, grace = signal.getsignal(signal.SIGUSR1), torchrun_quiet.PContext.close.__defaults__
+        print(handler.__name__, grace, args.nproc_per_node)
+    """
+    result = run_command([sys.executable, "-c", script])
+    assert result.exit_codes == [0] and "_on_signal (None, 180) 2" in result.text, result.text
 
 
 def test_slurm_variables_give_rank_first_host_and_a_port_from_the_job():

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 # What a run writes into its folder.
 WRITTEN = (
     "log", "options", "checkpoints", "models", "images", "training_history.json", "curves.png", "tb_logger", "wandb",
+    ".lock", "nonfinite_*.json",
 )  # fmt: skip
 
 

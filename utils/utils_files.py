@@ -178,11 +178,11 @@ def _is_list(file: Path) -> bool:
 
 
 def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
-    """Mark the folder of a run as ours. names: what a run writes there.
+    """Mark the folder of a run as ours. names: patterns of what a run writes there.
 
     Raises OptionError where one of these names is taken, and neither the mark nor `is_ours` says that it was by us.
     """
-    taken = [name for name in names if os.path.lexists(folder / name)]
+    taken = [path.name for name in names for path in sorted(folder.glob(name))]
     if taken and not is_ours and not os.path.lexists(folder / MARK):
         raise OptionError(
             f"the folder of the run holds files that no run of this program made: {', '.join(taken)}", str(folder),

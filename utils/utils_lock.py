@@ -19,8 +19,9 @@ from utils.utils_experiment import claim
 
 logger = logging.getLogger(__name__)
 
-# A rank that was killed a moment ago may still be on its way out.
-PATIENCE_S = 3.0
+# A rank that was killed a moment ago may still be on its way out. The lock of a host that crashed lasts until the file
+# server gives it up: 90 s by default for NFS.
+PATIENCE_S, PATIENCE_WITH_HOSTS_S = 3.0, 180.0
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def _take(folder: Path) -> BinaryIO:
             f"the folder of the run cannot be written: {e.strerror}", str(path), "a writable folder",
             "correct its permissions, or set path.root to another disk",
         ) from e  # fmt: skip
-    deadline = time.monotonic() + PATIENCE_S
+    start, is_told = time.monotonic(), False
     while True:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,10 +62,15 @@ def _take(folder: Path) -> BinaryIO:
             if e.errno not in (errno.EACCES, errno.EAGAIN):
                 logger.warning("%s cannot be locked (%s): start no second run in this folder", path, e.strerror)
                 return file
-        if time.monotonic() > deadline:
-            file.seek(0)
+        file.seek(0)
+        holder = file.read().decode(errors="replace").strip()
+        is_elsewhere = holder.startswith("process ") and f" on {socket.gethostname()}," not in holder
+        if is_elsewhere and not is_told:
+            is_told = True
+            logger.warning("%s is held by %s: waiting up to %.0f s", path, holder, PATIENCE_WITH_HOSTS_S)
+        if time.monotonic() - start > (PATIENCE_WITH_HOSTS_S if is_elsewhere else PATIENCE_S):
             raise OptionError(
-                "another run is at work in this folder", f"{path}: {file.read().decode().strip()}",
+                "another run is at work in this folder", f"{path}: {holder}",
                 "one run in a folder", "wait for it or end it; for a second run set another task name",
             )  # fmt: skip
         time.sleep(0.1)

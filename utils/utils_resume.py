@@ -34,11 +34,13 @@ class Progress:
     best_psnr: float | None = None
     best_step: int = 0
     validated: int = 0  # step of the last complete validation
+    validation_stops: int = 0  # how often a signal ended the validation of this step
     wandb_id: str | None = None
 
     def advance(self) -> None:
         self.step += 1
         self.batch += 1
+        self.validation_stops = 0
 
     def next_epoch(self) -> None:
         self.epoch, self.batch = self.epoch + 1, 0
@@ -48,8 +50,8 @@ class Progress:
 class DataOrder:
     """What a position in the data refers to; equal orders hand out the same samples at the same position.
 
-    samples: in an epoch. sample_list: digest of the names of clips and frames. seed: of the shuffling; None: no
-    shuffling. steps: in an epoch, at the batch size of the run.
+    samples: in an epoch. sample_list: digest of the names and sizes of clips and frames. seed: of the shuffling;
+    None: no shuffling. steps: in an epoch, at the batch size of the run.
     """
 
     samples: int
@@ -260,7 +262,7 @@ def _find_place(progress: Progress, was: DataOrder | None, order: DataOrder, res
             if not resumed.is_named:
                 raise DataError(
                     f"the training clips are not those of the checkpoint: {', '.join(changed)}", str(resumed.path),
-                    "the same clips and frames as before",
+                    "the same clips and frames, with the same sizes and dataset.json, as before",
                     "bring the files back; or, to go on with the clips of today from a new epoch: "
                     f"--resume {resumed.path}",
                 )  # fmt: skip

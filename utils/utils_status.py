@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from utils.utils_errors import DataError
 from utils.utils_files import write_whole
 
 FILE = "status"
+_ANSWER = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\nrank 0 of ")
 POLL_S = 1.0
 PATIENCE_S = 2.0  # with a rank that does not beat
 
@@ -79,11 +81,11 @@ def answering(folder: Path) -> Iterator[None]:
 
 
 def _answer(path: Path, store: Store | None, world_size: int, over: threading.Event) -> None:
-    answered = None
+    answered = _time_of(path) if _is_answer(path) else None
     with suppress(RuntimeError):  # the store has gone, and the run with it
         while not over.wait(POLL_S):
             touched = _time_of(path)
-            if touched is None or touched == answered:
+            if touched is None or touched == answered or not (path.stat().st_size == 0 or _is_answer(path)):
                 continue
             with suppress(DataError):  # a full disk: the next one who asks may have more luck
                 write_whole(path, "".join(f"{text}\n" for text in _lines(store, world_size, over)).encode())
@@ -119,6 +121,14 @@ def _own_beat() -> dict[str, Any]:
     place = utils_watchdog.here()
     age = time.monotonic() - place.since
     return {"host": socket.gethostname(), "pid": os.getpid(), "step": place.step, "age": age, "phase": place.phase}
+
+
+def _is_answer(path: Path) -> bool:
+    """Whether the file holds an answer of ours; another's file of that name is left alone."""
+    try:
+        return bool(_ANSWER.match(path.read_text(errors="replace")))
+    except OSError:
+        return False
 
 
 def _time_of(path: Path) -> int | None:

@@ -104,11 +104,11 @@ class Budgets:
     save_s: float = 900.0
 
     def of(self, name: str) -> float:
-        outermost = name.rpartition(" in ")[2]
+        outermost = name.partition(":")[0].rpartition(" in ")[2]  # what follows the colon names a clip
         clip_s = self.validate_s
         first = {"start": self.start_s, "first step": self.start_s}
         special = first | {"save": self.save_s, "validate": clip_s, "restore": clip_s, "score": clip_s}
-        return max(self.stall_s, special.get(outermost.split(":")[0], 0.0))
+        return max(self.stall_s, special.get(outermost, 0.0))
 
     def check_against(self, timeout_s: float) -> str:
         """What to warn of, where the process group's time-out ends a run, without a name, before the watchdog can.
@@ -250,13 +250,14 @@ class Watchdog(threading.Thread):
             if noted := claim_failure(self.store, rank, STALL_CODE, self.rank):
                 self._follow(noted)
                 return
-            self.failure = {"rank": rank, "code": STALL_CODE, "by": self.rank}
             self.beats.read_all()
         # Whoever is silent will hardly answer; half a second is for one that was merely slow.
         text = self._message(
             rank, kind, what, "" if kind == "DEAD" else self._stacks_of(rank, 0.5 if kind == "SILENT" else 1.5)
         )
         say(text)
+        # Only now: the guard would end this process in the middle of collecting many stacks.
+        self.failure = {"rank": rank, "code": STALL_CODE, "by": self.rank}
         if self.store is not None:
             self.store.set(REPORTED, "1")
             if rank != self.rank and is_here(self.beats.states[rank]) and kind != "DEAD":

@@ -113,6 +113,17 @@ def test_a_signal_in_a_validation_stops_it_and_the_run_validates_again_and_ends_
     assert repr(states[0]) == repr(states[1]) and states[0]["validated"] == 3
 
 
+def test_a_validation_that_never_fits_into_a_life_of_the_run_does_not_hold_it_for_ever(tmp_path):
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+    args = ("train.checkpoint_test=2", "train.total_iter=3")
+
+    stopped = [run(options, *args, case="signal", struck=(0, step)) for step in (2, 0)]
+    last = run(options, *args)
+
+    assert [r.exit_codes for r in (*stopped, last)] == [[75], [75], [0]], last.text
+    assert "the validation at iter 2 was stopped twice" in last.text and "Iter: 3, validation" in last.text
+
+
 def test_a_run_killed_in_its_last_validation_has_its_final_weights(tmp_path):
     options = write_options(tmp_path, netG={"net_type": "odd"})
 
