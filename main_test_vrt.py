@@ -74,7 +74,7 @@ class Job:
     title: str
     expected: int
     section: dict[str, Any]
-    frames_note: str = "all"
+    frames_note: str
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,9 @@ def direct_job(args: TestArgs, opt: dict[str, Any] | None) -> Job:
     outputs = Outputs(Path(args.output), tuple(sorted(save)), args.fps)
     fit = args.tile in (None, "auto")
     title = clips[0].name if len(clips) == 1 else Path(args.input).name
-    return Job(saved, clips, direct_tiling(saved, args), fit, outputs, args, title, len(clips), {"spike": options})
+    tiling, section = direct_tiling(saved, args), {"spike": options}
+    note = "the middle one" if tiling.center_frame_only else "all"
+    return Job(saved, clips, tiling, fit, outputs, args, title, len(clips), section, note)
 
 
 def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
@@ -212,16 +214,16 @@ def build_restorer(job: Job) -> Restorer:
 
 def prepare_folder(job: Job) -> None:
     """Make sure that the folder is this job's and that nobody else's files are in the way."""
-    outputs = job.outputs
+    utils_watchdog.phase("check results")  # reads every result that is there already, and goes on with each
     tile = describe_tiling(job.tiling) + (", halved where memory is short" if job.tile_is_auto else "")
-    planned = [outputs.folder / name for name in ("metrics.json", "table.txt", "report.html")]
+    settings = settings_of(job.saved, tile, job.args, job.outputs.save, job.section)
+    stems = {clip.name: [clip.stems[k] for k in frames_of(job, clip)] for clip in job.clips}
+    inputs = {}
     for clip in job.clips:
-        stems = [clip.stems[k] for k in frames_of(job, clip)]
-        planned += [*outputs.results(clip.name, stems), *(outputs.frame_file(clip.name, stem) for stem in stems)]
-        planned += [clip_file(outputs.folder, clip.name), outputs.example_file(clip.name)]
-    settings = settings_of(job.saved, tile, job.args, outputs.save, job.section)
-    inputs = {clip.name: clip.digest() for clip in job.clips}
-    claim_folder(outputs, settings, inputs, planned, job.args.overwrite)
+        inputs[clip.name] = clip.digest()
+        utils_watchdog.go_on()
+    claim_folder(job.outputs, settings, inputs, stems, job.args.overwrite)
+    utils_watchdog.phase("start")
 
 
 def frames_of(job: Job, clip: ClipReader) -> range:

@@ -80,8 +80,8 @@ class Restorer:
     def frames(self, reader: FrameReader, wanted: range) -> Iterator[Tensor]:
         """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
 
-        With center_frame_only the one in the middle, whatever is wanted. Memory is bounded by the tile in time. A
-        reader from `cached` still holds the frame that was restored last.
+        With center_frame_only the one in the middle, whatever is wanted, and none where nothing is. Memory is bounded
+        by the tile in time. A reader from `cached` still holds the frame that was restored last.
         """
         count = len(reader.stems)
         cache = reader if isinstance(reader, FrameCache) else self.cached(reader)

@@ -138,7 +138,7 @@ def stream_fitting(
     on_change: told the tiling that is tried next. All tiles of a clip have the same size, so if memory suffices for
     the first frame, it does for the last. Raises the out-of-memory error where the smallest tile is too large.
     """
-    if wanted is not None and not wanted and not tiling.center_frame_only:
+    if wanted is not None and not wanted:
         return  # the caller has all frames already
     while True:
         frames = stream_clip(net, read, num_frames, tiling, wanted)

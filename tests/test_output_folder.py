@@ -14,6 +14,10 @@ from tests.foreign import snapshot
 from tests.test_main_test import message, save_weights
 from tests.test_video import write_sound
 from tests.train_files import write_options
+from utils import utils_watchdog
+from utils.utils_errors import DataError, OptionError
+from utils.utils_files import MARK, Made, claim_run_folder
+from utils.utils_outputs import Outputs, claim_folder, finish_clip
 from utils.utils_video import VideoReader
 
 
@@ -113,3 +117,102 @@ def test_a_folder_of_videos_is_restored_with_times_and_sound(home, tmp_path):
         before, after = VideoReader(tmp_path / "in" / source), VideoReader(out / f"{name}.mp4")
         assert after.times == before.times and after.read(0).shape == before.read(0).shape
         assert os.path.getsize(out / f"{name}.mp4") > 0
+
+
+def test_the_middle_frame_that_is_there_is_scored_and_not_restored_again(home, clip, tmp_path):
+    out = tmp_path / "out"
+    command = args(home, clip, out, "--gt", clip / "sharp", "--save", "frames", "--center-frame-only")
+    assert main_test_vrt.main(command) == 0
+    (out / "clips" / "clip1.json").unlink()
+    (picture,) = (out / "clip1").iterdir()
+    time = picture.stat().st_mtime_ns
+
+    assert main_test_vrt.main(command) == 0
+    found = json.loads((out / "metrics.json").read_text())
+    assert picture.stat().st_mtime_ns == time and found["clips"]["clip1"]["frames"] == 1
+    assert found["protocol"]["frames"] == "the middle one"
+
+
+@pytest.mark.parametrize(
+    ("names", "save", "twice"),
+    [
+        (("x", "x_comparison"), ("video", "comparison"), "x_comparison.mp4"),
+        (("clips", "000000"), ("frames",), "clips/000000.png"),
+        (("run.json", "x"), ("frames",), "run.json"),
+    ],
+)
+def test_two_results_of_one_name_are_refused_before_any_is_written(home, clip, tmp_path, capfd, names, save, twice):
+    for name in names:
+        shutil.copytree(clip / "blur", tmp_path / "in" / name)
+    before = snapshot(tmp_path)
+    given = ["--weights", home / "rgb.pth", "--input", tmp_path / "in", "--output", tmp_path / "out", "--save", *save]
+    text, code = message(capfd, *given)
+    assert code == 3 and f"two results would have the name {twice}" in text and "rename one of the clips" in text
+    assert snapshot(tmp_path) == before
+
+
+def test_the_results_of_an_earlier_clip_are_not_replaced_by_those_of_another(tmp_path):
+    outputs = Outputs(tmp_path, ("video", "comparison"))
+    claim_folder(outputs, {}, {"x": "0"}, {"x": ["0"]}, False)
+    claim_folder(outputs, {}, {"y": "0"}, {"y": ["0"]}, False)
+    with pytest.raises(DataError, match=r"the name x_comparison\.mp4") as error:
+        claim_folder(outputs, {}, {"x_comparison": "0"}, {"x_comparison": ["0"]}, False)
+    assert "clip x, which is there already" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["strips/x/1.png", "strips", "x.mp4", "clips", "report.html", ".work/x/0.png"])
+def test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start(tmp_path, name):
+    outputs = Outputs(tmp_path, ("video",))
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(b"theirs")
+    with pytest.raises(DataError, match=f"not made by this program, or were changed since: {name}\n"):
+        claim_folder(outputs, {}, {"x": "0"}, {"x": ["0", "1", "2"]}, False)
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_results_and_training_runs_do_not_share_a_folder(tmp_path):
+    run, results = tmp_path / "run", tmp_path / "results"
+    claim_run_folder(run, ["log"], False)
+    for overwrite in (False, True):
+        with pytest.raises(OptionError, match="--output is the folder of a training run"):
+            claim_folder(Outputs(run), {}, {}, {}, overwrite)
+    claim_folder(Outputs(run / "test"), {}, {}, {}, False)
+
+    claim_folder(Outputs(results), {}, {}, {}, False)
+    with pytest.raises(OptionError, match="holds the results of a test"):
+        claim_run_folder(results, ["log"], False)
+    claim_run_folder(results, ["log"], True)  # a run's checkpoints lie there
+    assert (run / MARK).is_file() and (results / MARK).is_dir()
+
+
+def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path):
+    (reader,) = user_clips(clip / "blur", gt=clip / "sharp")
+    outputs, seen, indices = Outputs(tmp_path / "out", ("comparison", "video")), [], range(len(reader.stems))
+    restored = np.zeros((*reader.frame(0)["lq"].shape[1:], 3), np.uint8)
+
+    def score(*_):
+        seen.append(utils_watchdog.here())
+        return {}
+
+    utils_watchdog.phase("score: clip1")
+    finish_clip(reader, indices, outputs, lambda _: restored, score)
+    seen.append(utils_watchdog.here())
+    assert len(indices) > 1 and len({place.since for place in seen}) == 2 * len(indices) + 1
+
+    claim_folder(outputs, {}, {"clip1": "0"}, {"other": ["0"]}, False)
+    since = utils_watchdog.here().since
+    claim_folder(outputs, {}, {"clip1": "0"}, {"clip1": reader.stems}, False)
+    assert utils_watchdog.here().since > since
+    assert {place.phase for place in [*seen, utils_watchdog.here()]} == {"score: clip1"}
+    utils_watchdog.phase("start")
+
+
+def test_a_file_is_read_once_to_tell_whose_it_is(tmp_path):
+    reads = []
+    made = Made(tmp_path, on_read=lambda: reads.append(1))
+    for name in ("a", "b"):
+        made.write(tmp_path / name, b"")
+    made.check([tmp_path / "a", tmp_path / "b", tmp_path / "a"])
+    assert len(reads) == 2
+    made.remove_all()
+    assert len(reads) == 4 and not (tmp_path / "a").exists()

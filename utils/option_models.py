@@ -164,7 +164,9 @@ class WatchdogOptions(Section):
     start_s: float = Field(
         900, ge=1, description="Seconds until the first step, and for it: it also compiles, and tunes kernels."
     )
-    validate_s: float = Field(1500, ge=1, description="Seconds for one tile of a validation or test.")
+    validate_s: float = Field(
+        1500, ge=1, description="Seconds for one tile of a validation or test, or for the scores of one frame."
+    )
     save_s: float = Field(900, ge=1, description="Seconds for a checkpoint.")
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 
 from utils.utils_errors import DataError, OptionError
@@ -62,10 +62,12 @@ class Made:
     The SHA-256 and the name of a file are listed in <folder>/.spikevrt/<writer>.txt before the file appears. So every
     file of ours is listed whenever a process dies, and a file that somebody changed is no longer ours.
     writer: names the process; several may write into one folder at the same time, each with its own list.
+    on_read: called after every file and every MiB that is read to tell whose it is: a large folder takes long.
     """
 
-    def __init__(self, folder: str | Path, writer: str = "0") -> None:
+    def __init__(self, folder: str | Path, writer: str = "0", on_read: Callable[[], object] = lambda: None) -> None:
         self.folder, self.list_file = Path(folder), Path(folder) / MARK / f"{writer}.txt"
+        self._on_read = on_read
         self._listed: dict[str, set[str]] | None = None
 
     def write(self, path: Path, content: bytes) -> None:
@@ -77,7 +79,7 @@ class Made:
     def publish(self, temporary: Path, path: Path) -> None:
         """Give the finished file `temporary` its name. Raises DataError as `write` does."""
         self.check([path])
-        self._note(path, _digest(temporary))
+        self._note(path, self._digest(temporary))
         os.replace(temporary, path)
 
     def is_ours(self, path: Path) -> bool:
@@ -85,10 +87,11 @@ class Made:
         if not self._is_inside(path) or path.is_symlink() or not path.is_file():
             return False
         known = self._lists().get(self._name(path))
-        return known is not None and _digest(path) in known
+        return known is not None and self._digest(path) in known
 
     def check(self, paths: Iterable[Path]) -> None:
         """Raises DataError where one of our files would take the place of another's, or lie outside of the folder."""
+        paths = list(dict.fromkeys(paths))  # each file is read once
         outside = [path for path in paths if not self._is_inside(path)]
         if outside:
             raise DataError(
@@ -96,17 +99,15 @@ class Made:
                 'files below the folder, without symbolic links and without ".." in names',
                 "choose another output folder, or rename the clip",
             )  # fmt: skip
-        foreign = [path for path in paths if os.path.lexists(path) and not self.is_ours(path)]
+        folders = {parent for path in paths for parent in path.parents if self.folder in parent.parents}
+        foreign = [path for path in sorted(folders) if os.path.lexists(path) and not path.is_dir()]
+        foreign += [path for path in paths if os.path.lexists(path) and not self.is_ours(path)]
         if foreign:
             raise DataError(
                 f"{len(foreign)} files in the output folder were not made by this program, or were changed since: "
                 f"{_some(path.relative_to(self.folder) for path in foreign)}", str(self.folder),
                 "no files under the names of the results", "choose another output folder, or move these files away",
             )  # fmt: skip
-
-    def all(self) -> list[Path]:
-        """The files of ours that are there."""
-        return [path for name in sorted(self._lists()) if self.is_ours(path := self.folder / name)]
 
     def remove(self, paths: Iterable[Path]) -> None:
         """Remove those of `paths` that are ours, and the folders below `folder` that are empty then."""
@@ -122,7 +123,7 @@ class Made:
 
     def remove_all(self) -> None:
         """Remove every file of ours, and the lists."""
-        self.remove(self.all())
+        self.remove([self.folder / name for name in sorted(self._lists())])
         if self._is_inside(self.list_file):
             for file in self.list_file.parent.glob("*.txt"):
                 if _is_list(file):
@@ -160,6 +161,16 @@ class Made:
                 "free some space or choose another folder, then start the same command again",
             ) from e  # fmt: skip
 
+    def _digest(self, path: Path) -> str:
+        # hashlib.file_digest came with Python 3.11.
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+                self._on_read()
+        self._on_read()
+        return digest.hexdigest()
+
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
 
@@ -178,12 +189,18 @@ def _is_list(file: Path) -> bool:
 
 
 def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
-    """Mark the folder of a run as ours. names: patterns of what a run writes there.
+    """Mark the folder of a run as ours, by a file; a results folder (`Made`) has a folder of that name.
 
-    Raises OptionError where one of these names is taken, and neither the mark nor `is_ours` says that it was by us.
+    names: patterns of what a run writes there. Raises OptionError for a results folder, and where one of these names is taken, and
+    neither the mark nor `is_ours` says that it was by us.
     """
+    if not is_ours and (folder / MARK).is_dir():
+        raise OptionError(
+            "the folder of the run holds the results of a test", str(folder),
+            "an empty folder, or one of an earlier run", "choose another task name, or move the results away",
+        )  # fmt: skip
     taken = [path.name for name in names for path in sorted(folder.glob(name))]
-    if taken and not is_ours and not os.path.lexists(folder / MARK):
+    if taken and not is_ours and not (folder / MARK).is_file():
         raise OptionError(
             f"the folder of the run holds files that no run of this program made: {', '.join(taken)}", str(folder),
             "an empty folder, or one of an earlier run", "choose another task name, or move these files away",
@@ -196,6 +213,15 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
             f"cannot write: {e.strerror}", str(folder), "a folder with permission to write",
             "set path.root to another folder",
         ) from e  # fmt: skip
+
+
+def refuse_run_folder(folder: Path) -> None:
+    """Raises OptionError where results are to go straight into the folder of a run (`claim_run_folder`)."""
+    if (folder / MARK).is_file():
+        raise OptionError(
+            "--output is the folder of a training run", f"--output {folder}", "a folder for results alone",
+            f"choose another folder, such as {folder / 'test'}",
+        )  # fmt: skip
 
 
 def scratch_folder(path: Path) -> Path:
@@ -271,15 +297,6 @@ def _foreign(folder: Path, ours: Mapping[str, int]) -> Iterator[Path]:
         is_folder = not path.is_symlink() and path.is_dir() and name in folders
         if not is_file and not is_folder:
             yield path
-
-
-def _digest(path: Path) -> str:
-    # hashlib.file_digest came with Python 3.11.
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _some(paths: Iterable[Path]) -> str:
