@@ -191,8 +191,8 @@ def _is_list(file: Path) -> bool:
 def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
     """Mark the folder of a run as ours, by a file; a results folder (`Made`) has a folder of that name.
 
-    names: patterns of what a run writes there. Raises OptionError for a results folder, and where one of these names is taken, and
-    neither the mark nor `is_ours` says that it was by us.
+    names: patterns of what a run writes there. Raises OptionError for a results folder, and where one of these names is
+    taken, and neither the mark nor `is_ours` says that it was by us.
     """
     if not is_ours and (folder / MARK).is_dir():
         raise OptionError(
