@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,19 @@ import torch
 
 from data.clip_reader import ClipReader, dataset_clips, user_clips
 from data.frame_io import read_bgr
-from data.select_dataset import DATASETS, build_dataset, set_spike_channels
+from data.select_dataset import DATASETS, build_dataset
 from models.interpolate import InterpolatedClip, Interpolator
 from models.losses import LOSSES
 from models.lpips import Lpips
 from models.model_vrt import tile_options
 from models.portable import SavedNetwork, read_saved
 from models.restore import Restorer, describe_tiling
-from models.restore_setup import asked_tiles, check_inputs, direct_tiling, find_weights, interpolates, settings_of
+from models.restore_setup import asked_tiles, check_inputs, direct_tiling, find_weights, settings_of
 from models.select_network import NETWORKS, check_options
 from models.tiling import Tiling
 from utils import utils_dist, utils_process, utils_watchdog
 from utils.option_file import Sources, apply_override
+from utils.option_models import Options, WatchdogOptions
 from utils.utils_errors import OptionError
 from utils.utils_files import refuse_overlap
 from utils.utils_gpu import choose_gpus
@@ -49,7 +50,6 @@ from utils.utils_progress import open_progress
 from utils.utils_report import MAX_PICTURES, build_report
 from utils.utils_results import clip_file, collect, json_bytes, load_clip, save_clip, text_table
 from utils.utils_test_args import TestArgs, parse_test_args
-from utils.utils_watchdog import Budgets
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +96,9 @@ def main(argv: list[str]) -> int:
             args = parse_test_args(argv, __doc__)
             opt = read_options(args) if args.opt else None
             job = direct_job(args, opt) if args.is_direct else dataset_job(args, opt)
-        utils_dist.init_dist(launch, *([opt["dist_timeout_s"]] if opt else []))
+        utils_dist.init_dist(launch, *([opt.dist_timeout_s] if opt else []))
         if opt or launch.world_size > 1:  # a single process without options keeps nobody waiting, however slow it is
-            utils_dist.watch(**(opt["watchdog"] if opt else asdict(Budgets())))
+            utils_dist.watch(opt.watchdog if opt else WatchdogOptions())
         test(job)
     return 0
 
@@ -106,44 +106,42 @@ def main(argv: list[str]) -> int:
 # ---- what to do ------------------------------------------------------------------------------------------------------
 
 
-def read_options(args: TestArgs) -> dict[str, Any]:
+def read_options(args: TestArgs) -> Options:
     """The option file; its overrides only in the form that tests on its dataset."""
     overrides = () if args.is_direct else args.overrides
-    checks = [partial(choose_gpus, utils_dist.get_launch()), set_spike_channels, check_options]
+    checks = [partial(choose_gpus, utils_dist.get_launch()), check_options]
     return load_options(args.opt, overrides, parts=PARTS, check=checks)
 
 
-def dataset_job(args: TestArgs, opt: dict[str, Any]) -> Job:
+def dataset_job(args: TestArgs, opt: Options) -> Job:
     """The clips of datasets.test with the tiles of `val`."""
-    section = opt["datasets"]["test"]
-    if not section:
+    section = opt.datasets.test
+    if section is None:
         raise OptionError("datasets.test is missing", args.opt, "the clips to test on", "add the section")
-    saved = read_saved(find_weights(opt, args.weights), opt)
+    saved = read_saved(find_weights(opt.path, opt.folder, args.weights), opt)
     # Each frame is read once or twice and not kept: memory must not grow with the length of a clip.
-    section |= {"cache_data": False} if "cache_data" in section else {}
-    seed = opt["train"]["manual_seed"]
-    clips = dataset_clips(build_dataset(section, "test", seed))
+    section = section.model_copy(update={"cache_data": False}) if hasattr(section, "cache_data") else section
+    seed = opt.train.manual_seed
+    dataset = build_dataset(section, "test", seed)
+    clips = dataset_clips(dataset)
     flags = {key: True for key in ("flip_seq", "pad_seq", "center_frame_only") if getattr(args, key)}
-    tiling = Tiling(**{**tile_options(opt), "blend": args.blend or "kair", **flags, **asked_tiles(args)})
-    folder = Path(args.output or Path(opt["path"]["task"]) / "test")
-    refuse_overlap(folder, {key: root for key, root in section.items() if key.startswith("dataroot_")})
-    save = args.save or (("frames",) if opt["val"]["save_img"] else ())
+    tiling = Tiling(
+        **{**tile_options(opt.val, saved.spec), "blend": args.blend or "kair", **flags, **asked_tiles(args)}
+    )
+    folder = Path(args.output or opt.folder / "test")
+    refuse_overlap(folder, dataset.roots)
+    save = args.save or (("frames",) if opt.val.save_img else ())
     outputs = Outputs(folder, tuple(sorted(save)), args.fps)
-    first = section.get("num_frame", -1)
+    first = getattr(section, "num_frame", -1)
     note = "the middle one" if tiling.center_frame_only else f"the first {first} of each clip" if first > 0 else "all"
-    expected = max(len(clips), 0 if section.get("val_partition") else count_folders(section["dataroot_lq"]))
-    title = f"Test of {opt['task']}"
-    read = {key: value for key, value in section.items() if not key.startswith(("dataloader_", "cache_data"))}
+    expected = max(len(clips), dataset.count_folders())
+    title = f"Test of {opt.task}"
+    read = {key: value for key, value in section.plain().items() if not key.startswith(("dataloader_", "cache_data"))}
     signed = {"datasets.test": read, "train.manual_seed": seed}
     return Job(saved, clips, tiling, args.tile == "auto", outputs, args, title, expected, signed, note)
 
 
-def count_folders(root: str) -> int:
-    """Clips that lie in a data folder, whether a meta file lists them or not; 0 for an LMDB."""
-    return sum(e.is_dir() and not e.name.startswith(".") for e in os.scandir(root)) if os.path.isdir(root) else 0
-
-
-def direct_job(args: TestArgs, opt: dict[str, Any] | None) -> Job:
+def direct_job(args: TestArgs, opt: Options | None) -> Job:
     """A user's own clips. The weights file says what network it is for."""
     saved = read_saved(args.weights, opt)
     check_inputs(saved, args)
@@ -151,7 +149,7 @@ def direct_job(args: TestArgs, opt: dict[str, Any] | None) -> Job:
     if args.spike and saved.spike is not None:
         options = spike_options(saved, args)
     clips = user_clips(args.input, args.spike, args.gt, options, saved.scale, saved.spike_data)
-    if interpolates(saved):
+    if saved.spec.interpolates:
         clips = [InterpolatedClip(clip) for clip in clips]
     video = clips[0].fps is not None
     save = args.save or (("video", "comparison") if video else ("frames", "comparison"))
@@ -207,8 +205,8 @@ def build_restorer(job: Job) -> Restorer:
     """The network with its tiles on this rank's device."""
     options = {"dtype": job.args.dtype, "noise_sigma": job.args.sigma, "fit": job.tile_is_auto}
     net, device = job.saved.build(), utils_dist.get_device()
-    if interpolates(job.saved):
-        return Interpolator(net, job.tiling, device, length=job.saved.netG["img_size"][0], **options)
+    if job.saved.spec.interpolates:
+        return Interpolator(net, job.tiling, device, length=job.saved.spec.least_frames, **options)
     return Restorer(net, job.tiling, device, **options)
 
 

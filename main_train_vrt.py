@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ import torch
 from data.clip_reader import dataset_clips
 from data.loader import TrainLoader
 from data.preflight import preflight
-from data.select_dataset import DATASETS, build_dataset, set_spike_channels
+from data.select_dataset import DATASETS, build_dataset
 from models.ddp import weights_hash
 from models.debug_lines import lines_of_rank
 from models.losses import LOSSES
@@ -33,12 +32,13 @@ from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from models.validate import validate
 from utils import utils_dist, utils_gpu_use, utils_preempt, utils_process, utils_status, utils_watchdog
+from utils.option_models import Options
 from utils.utils_errors import DataError
 from utils.utils_experiment import Experiment, is_better
 from utils.utils_gpu import choose_gpus
 from utils.utils_launch import read_launch
 from utils.utils_lock import only_run_in
-from utils.utils_logger import setup_logging
+from utils.utils_logger import check_writers, setup_logging
 from utils.utils_option import load_options, options_digest, parse_command_line, save_options
 from utils.utils_progress import open_progress
 from utils.utils_resume import Progress, find_checkpoint, plan_notes, planned_steps, restore_progress
@@ -57,33 +57,33 @@ def main(argv: list[str]) -> int:
         utils_dist.join(launch)
         with utils_dist.all_ranks_or_none():
             opt = read_options(argv)
-        utils_dist.init_dist(launch, opt["dist_timeout_s"])
+        utils_dist.init_dist(launch, opt.dist_timeout_s)
         utils_dist.check_same_on_all_ranks("the options", options_digest(opt))
-        utils_dist.watch(**opt["watchdog"])
+        utils_dist.watch(opt.watchdog)
         utils_preempt.install()
-        with only_run_in(Path(opt["path"]["task"])):
+        with only_run_in(opt.folder):
             code = train(opt)
     return code
 
 
-def read_options(argv: list[str]) -> dict[str, Any]:
+def read_options(argv: list[str]) -> Options:
     command = parse_command_line(argv)
-    checks = [partial(choose_gpus, utils_dist.get_launch()), set_spike_channels, check_options]
+    checks = [partial(choose_gpus, utils_dist.get_launch()), check_options, check_writers]
     return load_options(command.opt_path, command.overrides, parts=PARTS, check=checks)
 
 
-def train(opt: dict[str, Any]) -> int:
+def train(opt: Options) -> int:
     """Build, resume, then step until the planned end; log, save and validate on the way. Exit code. Collective."""
-    every, folder = opt["train"], Path(opt["path"]["task"])
+    every = opt.train
     with utils_dist.all_ranks_or_none():
         model, loader, clips, progress = build(opt)
-    total_iter = planned_steps(opt["train"], loader.steps_per_epoch, progress)
+    total_iter = planned_steps(opt.train, loader.steps_per_epoch, progress)
     announce(opt, model, loader, progress, total_iter)
 
     is_new = progress.step < total_iter
-    with closing(Experiment(opt, progress, loader.order())) as experiment, utils_status.answering(folder):
+    with closing(Experiment(opt, progress, loader.order())) as experiment, utils_status.answering(opt.folder):
         # A validation that was stopped, or killed, comes first; one that is complete is not repeated.
-        is_test = progress.step % every["checkpoint_test"] == 0 and is_new
+        is_test = progress.step % every.checkpoint_test == 0 and is_new
         if is_test and not run_validation(model, clips, experiment, progress):
             return stop_early(model, experiment, progress)
         timer = StepTimer()
@@ -94,31 +94,31 @@ def train(opt: dict[str, Any]) -> int:
                     model.optimize_parameters(progress.step + 1, micro_batches)
                 progress.advance()
                 timer.steps += 1
-                if opt["debug"]["every"]:
-                    lines_of_rank(model, progress.step, micro_batches, opt["debug"]["every"])
-                if progress.step % every["checkpoint_print"] == 0:
+                if opt.debug.every:
+                    lines_of_rank(model, progress.step, micro_batches, opt.debug.every)
+                if progress.step % every.checkpoint_print == 0:
                     experiment.log_training(progress, model.current_log() | timer.read() | gpu_use())
-                if opt["debug"]["compare_every"] and progress.step % opt["debug"]["compare_every"] == 0:
+                if opt.debug.compare_every and progress.step % opt.debug.compare_every == 0:
                     compare_weights(model, progress)
                 if vote.is_stop():
                     return stop_early(model, experiment, progress)
                 with timer.paused():
-                    if progress.step % every["checkpoint_save"] == 0 and progress.step < total_iter:
+                    if progress.step % every.checkpoint_save == 0 and progress.step < total_iter:
                         save(model, experiment, progress)
-                    is_test = progress.step % every["checkpoint_test"] == 0 and progress.step < total_iter
+                    is_test = progress.step % every.checkpoint_test == 0 and progress.step < total_iter
                     if is_test and not run_validation(model, clips, experiment, progress):
                         return stop_early(model, experiment, progress)
         return finish(model, clips, experiment, progress, is_new)
 
 
-def build(opt: dict[str, Any]) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
+def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
     """Model, training loader, test clips, and where the run stands; from its checkpoint, which is free on return."""
-    rank, folder = utils_dist.get_rank(), Path(opt["path"]["task"])
+    rank = utils_dist.get_rank()
     if rank == 0:
-        setup_logging(rank, folder / "log" / "train.log")
-        save_options(opt, folder / "options")
-        preflight(opt)
-    resumed = find_checkpoint(opt)
+        setup_logging(rank, opt.folder / "log" / "train.log")
+        save_options(opt, opt.folder / "options")
+        preflight(opt.datasets, opt.folder.parent / ".preflight")
+    resumed = find_checkpoint(opt.path.resume, opt.folder)
     loader, clips = build_data(opt)
     progress = Progress()
     if resumed is not None:
@@ -128,18 +128,19 @@ def build(opt: dict[str, Any]) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
     return model, loader, clips, progress
 
 
-def build_data(opt: dict[str, Any]) -> tuple[TrainLoader, Any]:
+def build_data(opt: Options) -> tuple[TrainLoader, Any]:
     """The training loader of this rank, and the test dataset (None where the options have no test split)."""
-    seed, sections = opt["train"]["manual_seed"], opt["datasets"]
+    seed, sections = opt.train.manual_seed, opt.datasets
     loader = TrainLoader(
-        build_dataset(sections["train"], "train", seed),
-        sections["train"],
-        accumulation_steps=opt["train"]["accumulation_steps"],
+        build_dataset(sections.train, "train", seed),
+        sections.train,
+        accumulation_steps=opt.train.accumulation_steps,
         seed=seed,
         rank=utils_dist.get_rank(),
         world_size=utils_dist.get_world_size(),
+        stall_s=opt.watchdog.stall_s,
     )
-    clips = build_dataset(sections["test"], "test", seed) if sections["test"] else None
+    clips = build_dataset(sections.test, "test", seed) if sections.test else None
     if clips is not None and (without := [clip.name for clip in clips.clips if not clip.gt]):
         raise DataError(
             f"{len(without)} test clips have no sharp frames to validate against, {without[0]} among them",
@@ -149,17 +150,17 @@ def build_data(opt: dict[str, Any]) -> tuple[TrainLoader, Any]:
     return loader, clips
 
 
-def announce(opt: dict[str, Any], model: ModelVRT, loader: TrainLoader, progress: Progress, total_iter: int) -> None:
+def announce(opt: Options, model: ModelVRT, loader: TrainLoader, progress: Progress, total_iter: int) -> None:
     """What a person wants to see before a long run: network, true batch size, every rank, the start. Collective."""
-    section, world = opt["datasets"]["train"], utils_dist.get_world_size()
-    per_gpu, accumulated = section["dataloader_batch_size"], opt["train"]["accumulation_steps"]
+    section, world = opt.datasets.train, utils_dist.get_world_size()
+    per_gpu, accumulated = section.dataloader_batch_size, opt.train.accumulation_steps
     logger.info(model.describe())
     logger.info(
         "%d samples an epoch in %d steps; batch %d x %d ranks x %d accumulated = %d; %d loader workers in all",
         loader.sampler.dataset_len, loader.steps_per_epoch, per_gpu, world, accumulated,
-        per_gpu * world * accumulated, section["dataloader_num_workers"] * world,
+        per_gpu * world * accumulated, section.dataloader_num_workers * world,
     )  # fmt: skip
-    for note in plan_notes(opt["train"], loader.steps_per_epoch, progress, total_iter):
+    for note in plan_notes(opt.train, loader.steps_per_epoch, progress, total_iter):
         logger.info("%s", note)
     loader.seek(progress.epoch, progress.batch)
     weights, place = weights_hash(model.netG), [progress.step, progress.epoch, progress.batch]
@@ -180,12 +181,7 @@ def announce(opt: dict[str, Any], model: ModelVRT, loader: TrainLoader, progress
 
 
 def steps_of_epoch(
-    opt: dict[str, Any],
-    loader: TrainLoader,
-    progress: Progress,
-    total_iter: int,
-    timer: StepTimer,
-    experiment: Experiment,
+    opt: Options, loader: TrainLoader, progress: Progress, total_iter: int, timer: StepTimer, experiment: Experiment
 ) -> Iterator[list[dict[str, Any]]]:
     """The steps of the running epoch from `progress.batch` on; then the epoch is turned. Collective.
 
@@ -195,14 +191,14 @@ def steps_of_epoch(
     utils_watchdog.phase("epoch turn", progress.step)
     utils_dist.barrier()
     gc.collect()
-    if opt["train"]["empty_cache"]:
+    if opt.train.empty_cache:
         torch.cuda.empty_cache()
     iterator = loader.start(progress.epoch, progress.batch)
     utils_dist.barrier()
     left = min(loader.steps_per_epoch - progress.batch, total_iter - progress.step)
     if left <= 0:
         raise RuntimeError(f"no step is left at {progress}, of {loader.steps_per_epoch} steps an epoch")
-    with open_progress(opt["logging"]["progress"], left, f"epoch {progress.epoch + 1}") as bar:
+    with open_progress(opt.logging.progress, left, f"epoch {progress.epoch + 1}") as bar:
         for _ in range(left):
             utils_watchdog.phase("data", progress.step)
             with timer.part("data"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 
 from utils import utils_dist
+from utils.option_models import AmpOptions
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ def has_native_bfloat16(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def amp_dtype(amp: dict[str, Any], device: torch.device) -> torch.dtype | None:
+def amp_dtype(amp: AmpOptions, device: torch.device) -> torch.dtype | None:
     """The autocast type that `train.amp` asks for, None without mixed precision; the log says which. Collective."""
-    if not amp["enable"]:
+    if not amp.enable:
         return None
     native = utils_dist.gather_objects(has_native_bfloat16(device))
-    name = choose_dtype(amp["dtype"], native)
+    name = choose_dtype(amp.dtype, native)
     logger.info("mixed precision in %s%s", name, ", with gradient scaling" if name == "float16" else "")
     if name == "bfloat16" and not all(native):
         ranks = ", ".join(str(rank) for rank, found in enumerate(native) if not found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from utils import utils_dist
 
 
-def wrap_ddp(net: nn.Module, opt: dict[str, Any]) -> nn.Module:
-    """`net` in DDP with the options' `find_unused_parameters` and `use_static_graph`; itself in a single process.
+def wrap_ddp(net: nn.Module, find_unused_parameters: bool = False, use_static_graph: bool = False) -> nn.Module:
+    """`net` in DistributedDataParallel; itself in a single process.
 
     Collective. DDP only reduces the parameters that require a gradient when it is built: after freezing or
     unfreezing call it again on the bare network, or the ranks drift apart without any error.
@@ -33,8 +32,8 @@ def wrap_ddp(net: nn.Module, opt: dict[str, Any]) -> nn.Module:
             output_device=ids[0] if ids else None,
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
-            find_unused_parameters=opt["find_unused_parameters"],
-            static_graph=opt["use_static_graph"],
+            find_unused_parameters=find_unused_parameters,
+            static_graph=use_static_graph,
         )
 
 

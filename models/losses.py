@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from utils.utils_registry import Registry
+from utils.option_models import TrainOptions
+from utils.utils_registry import Registry, import_parts
 
-LOSSES = Registry("loss", type_key="G_lossfn_type")
+LOSSES = Registry("loss", "G_lossfn_type", base=TrainOptions)
 
 
 @LOSSES.register("charbonnier")
@@ -39,3 +40,6 @@ class L2Loss(nn.Module):
 
     def forward(self, restored: Tensor, gt: Tensor) -> Tensor:
         return (restored - gt).square().mean()
+
+
+import_parts("models", "loss_*")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from models.ddp import bare
 from models.portable import portable_options
 from models.select_network import define_G
 from utils import utils_checkpoint, utils_dist
+from utils.option_models import Options
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +22,13 @@ logger = logging.getLogger(__name__)
 class ModelBase:
     """netG (possibly wrapped), netE (its exponential moving average, or None) and their weights."""
 
-    def __init__(self, opt: dict[str, Any]) -> None:
-        self.opt = opt
+    def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
+        """spike_channels: S of the batches; None: that of the options' datasets."""
+        channels = opt.spike_channels if spike_channels is None else spike_channels
+        self.opt, self.portable = opt, {**portable_options(opt), "spike_channels": channels}
         self.device = utils_dist.get_device()
-        torch.manual_seed(opt["train"]["manual_seed"])  # the same first weights on every rank and in every run
-        self.netG: nn.Module = define_G(opt).to(self.device)
+        torch.manual_seed(opt.train.manual_seed)  # the same first weights on every rank and in every run
+        self.netG: nn.Module = define_G(opt, channels).to(self.device)
         self.netE: nn.Module | None = None
 
     @property
@@ -37,7 +39,7 @@ class ModelBase:
     def init_ema(self, decay: float) -> None:
         """netE starts as a copy of netG; 0 means none."""
         if decay == 0:
-            if self.opt["path"]["pretrained_netE"]:
+            if self.opt.path.pretrained_netE:
                 logger.warning("path.pretrained_netE has no effect in training while train.E_decay is 0")
             return
         self.netE = copy.deepcopy(bare(self.netG)).eval().requires_grad_(False)
@@ -54,13 +56,13 @@ class ModelBase:
         """One line on the size of netG, for the log."""
         parameters = list(bare(self.netG).parameters())
         total = sum(p.numel() for p in parameters)
-        return f"netG {self.opt['netG']['net_type']}: {total / 1e6:.2f} M parameters in {len(parameters)} tensors"
+        return f"netG {self.opt.netG.net_type}: {total / 1e6:.2f} M parameters in {len(parameters)} tensors"
 
     def save_weights(self, folder: Path, step: int) -> None:
         """<step>_G.pth and <step>_E.pth: {"params", "options" (what the network was built with), "iter"}."""
         for letter, net in (("G", self.netG), ("E", self.netE)):
             if net is not None:
-                content = {"params": cpu_state(net), "options": portable_options(self.opt), "iter": step}
+                content = {"params": cpu_state(net), "options": self.portable, "iter": step}
                 utils_checkpoint.save_bare(content, folder / f"{step}_{letter}.pth")
 
 

@@ -6,7 +6,6 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,8 @@ from models.restore import Restorer
 from models.tiling import Tiling, out_of_memory
 from models.weights import load_pretrained, load_weights
 from utils import utils_dist, utils_watchdog
+from utils.contract import InputSpec, input_spec
+from utils.option_models import Options, ValOptions
 from utils.utils_errors import CheckpointError
 from utils.utils_resume import differences
 
@@ -33,13 +34,13 @@ logger = logging.getLogger(__name__)
 class ModelVRT(ModelBase):
     """Any network with ``netG(lq, spike) -> (B, T, 3, sH, sW)``, trained on the batches of design.md."""
 
-    def __init__(self, opt: dict[str, Any]) -> None:
-        super().__init__(opt)
-        self.train_opt = opt["train"]
-        self.tiling = tile_options(opt)
-        self.seed = self.train_opt["manual_seed"]
-        self.amp_dtype = amp_dtype(self.train_opt["amp"], self.device)
-        self.nonfinite = NonFiniteSteps(self.train_opt["max_nonfinite_steps"], Path(opt["path"]["task"]))
+    def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
+        super().__init__(opt, spike_channels)
+        self.train_opt = opt.train
+        self.tiling = tile_options(opt.val, input_spec(self.netG))
+        self.seed = self.train_opt.manual_seed
+        self.amp_dtype = amp_dtype(self.train_opt.amp, self.device)
+        self.nonfinite = NonFiniteSteps(self.train_opt.max_nonfinite_steps, opt.folder)
         self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
         self.is_described = False  # whether the first batch has been shown (debug.every)
 
@@ -50,17 +51,17 @@ class ModelVRT(ModelBase):
 
         state: a full checkpoint, which wins over `path.pretrained_netG`; None: pretrained weights, or from scratch.
         """
+        path, strict = self.opt.path, self.train_opt.G_param_strict
         if state is None:
-            load_pretrained(bare(self.netG), self.opt)
+            load_pretrained(bare(self.netG), path.pretrained_netG, strict)
         else:
             self._load_checkpoint_weights(state)
-        self.init_ema(self.train_opt["E_decay"])
+        self.init_ema(self.train_opt.E_decay)
         if state is None and self.netE is not None:
-            load_pretrained(self.netE, self.opt, "netE")
-        if self.train_opt["compile"]:
+            load_pretrained(self.netE, path.pretrained_netE, strict, "netE")
+        if self.train_opt.compile:
             self.netG.compile()  # in place: weights keep their names, and no wrapper stands in the way
-        loss_keys = ("G_lossfn_type", *LOSSES.keys(self.train_opt["G_lossfn_type"]))
-        self.lossfn: nn.Module = LOSSES.build({key: self.train_opt[key] for key in loss_keys}, "train").to(self.device)
+        self.lossfn: nn.Module = LOSSES.build(self.train_opt, "train").to(self.device)
         self.optimizer = build_optimizer(self.netG, self.train_opt)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp_dtype is torch.float16)
         if state is not None:
@@ -73,7 +74,7 @@ class ModelVRT(ModelBase):
         try:
             load_weights(bare(self.netG), state["model_state_dict"], "the checkpoint to resume from", strict=True)
         except CheckpointError as e:
-            changed = ", ".join(differences(state["options"]["netG"], self.opt["netG"], "netG."))
+            changed = ", ".join(differences(state["options"]["netG"], self.opt.netG.plain(), "netG."))
             e.expected = "the network that the checkpoint was trained with"
             e.do = (
                 f"undo the change of {changed or 'netG'}, or start a new task from these weights (path.pretrained_netG)"
@@ -81,8 +82,8 @@ class ModelVRT(ModelBase):
             raise
 
     def _load_training_state(self, state: dict[str, Any]) -> None:
-        was = state["options"]["train"]
-        load_moments(self.optimizer, state["optimizer"], bare(self.netG), was, self.train_opt)
+        was, now = state["options"]["train"]["fix_keys"], self.train_opt.fix_keys
+        load_moments(self.optimizer, state["optimizer"], bare(self.netG), was, now)
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         if self.netE is not None and state["ema_state_dict"] is not None:
@@ -97,13 +98,14 @@ class ModelVRT(ModelBase):
             "optimizer": _to_cpu(self.optimizer.state_dict()),
             "scaler": _to_cpu(self.scaler.state_dict()),
             "nonfinite_in_a_row": self.nonfinite.in_a_row,
+            "network": self.portable,
         }
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
     def is_frozen_at(self, step: int) -> bool:
         """Whether the parameters of `fix_keys` are left as they are in this step."""
-        return step < self.train_opt["fix_iter"]
+        return step < self.train_opt.fix_iter
 
     def set_phase(self, step: int, batch: dict[str, Any]) -> None:
         """Freeze or release the parameters of `fix_keys` and wrap in DDP anew. Collective.
@@ -113,14 +115,26 @@ class ModelVRT(ModelBase):
         """
         frozen = self.is_frozen_at(step)
         if self.frozen is not None:
-            logger.info("iteration %d: %s are trained from now on", step, ", ".join(self.train_opt["fix_keys"]))
+            logger.info("iteration %d: %s are trained from now on", step, ", ".join(self.train_opt.fix_keys))
         self.frozen = frozen
         net = bare(self.netG)
         for name, parameter in net.named_parameters():
-            parameter.requires_grad_(not (frozen and is_fix_key(name, self.train_opt["fix_keys"] or [])))
-        self.netG = wrap_ddp(net, self.opt)
-        if isinstance(self.netG, DistributedDataParallel) and not self.opt["find_unused_parameters"]:
+            parameter.requires_grad_(not (frozen and is_fix_key(name, self.train_opt.fix_keys)))
+        self.fit_memory(batch)
+        self.netG = self.wrapped(net)
+        if isinstance(self.netG, DistributedDataParallel) and not self.opt.find_unused_parameters:
             self._settle_buckets(batch)
+
+    def wrapped(self, net: nn.Module) -> nn.Module:
+        """`net` in DDP, as the options ask for it. Collective."""
+        return wrap_ddp(net, self.opt.find_unused_parameters, self.opt.use_static_graph)
+
+    def fit_memory(self, batch: dict[str, Any]) -> None:
+        """Lets a network that can do so choose what it computes anew, for training steps on batches like this."""
+        if hasattr(bare(self.netG), "fit"):
+            self.feed_data(batch)
+            with self.autocast():
+                bare(self.netG).fit(self.lq, self.spike)
 
     def _settle_buckets(self, batch: dict[str, Any]) -> None:
         """Two passes whose gradients are dropped. Collective.
@@ -188,14 +202,14 @@ class ModelVRT(ModelBase):
         with self.autocast():
             restored = self.netG(self.lq, self.spike)
         restored = restored.float() if restored.dtype in AMP_DTYPES.values() else restored
-        return self.train_opt["G_lossfn_weight"] * self.lossfn(restored, self.gt)
+        return self.train_opt.G_lossfn_weight * self.lossfn(restored, self.gt)
 
     def autocast(self) -> Any:
         return torch.autocast(self.device.type, self.amp_dtype) if self.amp_dtype else nullcontext()
 
     def _apply_gradients(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
         self.scaler.unscale_(self.optimizer)
-        clip = self.train_opt["G_optimizer_clipgrad"]
+        clip = self.train_opt.G_optimizer_clipgrad
         gradients = [p.grad for p in bare(self.netG).parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         # The one place that waits for the device: whether to skip must be known before the weights change.
@@ -236,23 +250,14 @@ class ModelVRT(ModelBase):
             net.train(training)
 
 
-def tile_options(opt: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `models.tiling.Tiling` that the options `val` and `netG` determine."""
-    val, netG = opt["val"], opt["netG"]
-    same = (
-        "num_frame_testing",
-        "num_frame_overlapping",
-        "size_patch_testing",
-        "batch_tiles",
-        "flip_seq",
-        "pad_seq",
-        "center_frame_only",
-    )
-    return {key: val[key] for key in same} | {
-        "size_overlapping": val["size_patch_overlapping"],
-        "window_size": tuple(netG.get("window_size", (1, 1, 1))),
-        "scale": opt["scale"],
-        "min_frames": 1 + netG.get("pa_frames", 0) // 2,
+def tile_options(val: ValOptions, spec: InputSpec) -> dict[str, Any]:
+    """The fields of `models.tiling.Tiling` that the options `val` and what the network needs determine."""
+    same = ("num_frame_testing", "num_frame_overlapping", "size_patch_testing", "batch_tiles")
+    return {key: getattr(val, key) for key in (*same, "flip_seq", "pad_seq", "center_frame_only")} | {
+        "size_overlapping": val.size_patch_overlapping,
+        "window_size": spec.window_size,
+        "scale": spec.scale,
+        "min_frames": 1 if spec.interpolates else spec.least_frames,
     }
 
 

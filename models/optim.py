@@ -10,43 +10,45 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.option_models import TrainOptions
+
 
 def is_fix_key(name: str, fix_keys: Sequence[str]) -> bool:
     """Whether parameter `name` belongs to the group that `train.fix_keys` freezes first and slows down later."""
     return any(key in name for key in fix_keys)
 
 
-def build_optimizer(net: nn.Module, train: dict[str, Any]) -> torch.optim.Optimizer:
+def build_optimizer(net: nn.Module, train: TrainOptions) -> torch.optim.Optimizer:
     """Adam or AdamW over two groups: the ordinary parameters, and those of `fix_keys` at lr * `fix_lr_mul`.
 
     All parameters are in from the start, those frozen until `fix_iter` too: one without a gradient is left alone.
     """
-    base, mul, named = train["G_optimizer_lr"], train["fix_lr_mul"], dict(net.named_parameters())
+    base, mul, named = train.G_optimizer_lr, train.fix_lr_mul, dict(net.named_parameters())
     groups = [
         {"params": [named[name] for name in names], "initial_lr": lr, "lr": lr}
-        for names, lr in zip(group_names(net, train), (base, base * mul), strict=True)
+        for names, lr in zip(group_names(net, train.fix_keys), (base, base * mul), strict=True)
         if names
     ]
-    cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train["G_optimizer_type"]]
+    cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.G_optimizer_type]
     fused = all(p.is_cuda for p in named.values())
-    return cls(groups, betas=tuple(train["G_optimizer_betas"]), weight_decay=train["G_optimizer_wd"], fused=fused)
+    return cls(groups, betas=tuple(train.G_optimizer_betas), weight_decay=train.G_optimizer_wd, fused=fused)
 
 
-def group_names(net: nn.Module, train: dict[str, Any]) -> tuple[list[str], list[str]]:
+def group_names(net: nn.Module, fix_keys: Sequence[str]) -> tuple[list[str], list[str]]:
     """Names of the ordinary parameters, and of those of `fix_keys`, in the order of the optimizer's groups."""
     groups: tuple[list[str], list[str]] = ([], [])
     for name, _ in net.named_parameters():
-        groups[is_fix_key(name, train["fix_keys"] or [])].append(name)
+        groups[is_fix_key(name, fix_keys)].append(name)
     return groups
 
 
 def load_moments(
-    optimizer: torch.optim.Optimizer, saved: dict[str, Any], net: nn.Module, was: dict[str, Any], now: dict[str, Any]
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any], net: nn.Module, was: Sequence[str], now: Sequence[str]
 ) -> None:
-    """Takes the moments of `saved`, a state dict, by parameter name; rates, betas and weight decay stay those of `now`.
+    """Takes the moments of `saved`, a state dict, by parameter name; rates, betas and weight decay stay today's.
 
-    was, now: the options `train` that `saved` and `optimizer` were made with; `fix_keys` may differ, and with them the
-    numbers by which a state dict names parameters.
+    was, now: `train.fix_keys` that `saved` and `optimizer` were made with; with them the numbers differ by which a
+    state dict names parameters.
     """
     moments = dict(zip(chain(*group_names(net, was)), _numbers(saved), strict=True))
     own = optimizer.state_dict()
@@ -62,29 +64,29 @@ def _numbers(state: dict[str, Any]) -> list[int]:
     return [number for group in state["param_groups"] for number in group["params"]]
 
 
-def lr_at(step: int, base: float, train: dict[str, Any]) -> float:
+def lr_at(step: int, base: float, train: TrainOptions) -> float:
     """Learning rate at `step` (counted from 1) for a group whose full rate is `base`.
 
     MultiStepLR: base * gamma^(number of milestones <= step). CosineAnnealingWarmRestarts: SGDR (Loshchilov & Hutter,
     ICLR 2017, eq. 5) over the listed periods; after the last one the rate stays at eta_min, where torch's scheduler
     would jump back to the full rate for the very last steps. `G_warmup_iter` steps of linear warm-up come first.
     """
-    if train["G_scheduler_type"] == "MultiStepLR":
-        passed = sum(step >= m for m in train["G_scheduler_milestones"])
-        lr = base * train["G_scheduler_gamma"] ** passed
+    if train.G_scheduler_type == "MultiStepLR":
+        passed = sum(step >= m for m in train.G_scheduler_milestones)
+        lr = base * train.G_scheduler_gamma**passed
     else:
-        lr = _cosine(step, base, _as_list(train["G_scheduler_periods"]), train)
-    return lr * min(1.0, step / train["G_warmup_iter"]) if train["G_warmup_iter"] else lr
+        lr = _cosine(step, base, _as_list(train.G_scheduler_periods), train)
+    return lr * min(1.0, step / train.G_warmup_iter) if train.G_warmup_iter else lr
 
 
-def set_lr(optimizer: torch.optim.Optimizer, step: int, train: dict[str, Any]) -> None:
+def set_lr(optimizer: torch.optim.Optimizer, step: int, train: TrainOptions) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr_at(step, group["initial_lr"], train)
 
 
-def _cosine(step: int, base: float, periods: list[int], train: dict[str, Any]) -> float:
-    weights = _as_list(train["G_scheduler_restart_weights"])
-    eta_min = train["G_scheduler_eta_min"]
+def _cosine(step: int, base: float, periods: list[int], train: TrainOptions) -> float:
+    weights = _as_list(train.G_scheduler_restart_weights)
+    eta_min = train.G_scheduler_eta_min
     for index, period in enumerate(periods):
         if step < period:
             weight = weights[min(index, len(weights) - 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from models.released import RELEASED, identify
 from models.select_network import NETWORKS
 from models.weights import load_weights, read_weights
+from utils.contract import InputSpec, input_spec
+from utils.option_models import Options
 from utils.utils_errors import CheckpointError
 
 
@@ -36,11 +39,20 @@ class SavedNetwork:
     spike_data: dict[str, Any] | None = None
     released: str | None = None
 
-    def build(self) -> nn.Module:
-        """The network with its weights, in eval mode on the CPU. Raises CheckpointError where a tensor does not fit."""
+    @cached_property
+    def spec(self) -> InputSpec:
+        """What the network needs of its input."""
+        with torch.device("meta"):
+            return input_spec(self._network())
+
+    def _network(self) -> nn.Module:
         # The file holds the flow network as well; spynet_path may be long gone.
         netG = {**self.netG, **({"spynet_path": None} if "spynet_path" in self.netG else {})}
-        net = NETWORKS.build(netG, "netG", spike_channels=self.spike_channels)
+        return NETWORKS.build(netG, "netG", spike_channels=self.spike_channels)
+
+    def build(self) -> nn.Module:
+        """The network with its weights, in eval mode on the CPU. Raises CheckpointError where a tensor does not fit."""
+        net = self._network()
         load_weights(net, self.weights, str(self.path), strict=True)
         return net.eval().requires_grad_(False)
 
@@ -58,19 +70,26 @@ class SavedNetwork:
         return hashlib.sha256(about.encode()).hexdigest()[:12]
 
 
-def portable_options(opt: dict[str, Any]) -> dict[str, Any]:
+def portable_options(opt: Options) -> dict[str, Any]:
     """What must go along with the weights: plain types, no paths of the training data."""
-    section = opt["datasets"].get("train") or opt["datasets"].get("test") or {}
+    section = opt.datasets.train or opt.datasets.test
+    spike = section.spike.plain() if hasattr(section, "spike") else None
     return {
-        "scale": opt["scale"],
-        "netG": opt["netG"],
-        "spike_channels": section.get("spike_channels", 0),
-        "spike": section.get("spike"),
-        "spike_data": section.get("spike_data"),
-    }
+        "scale": opt.scale, "netG": opt.netG.plain(), "spike_channels": opt.spike_channels, "spike": spike,
+        "spike_data": section.spike_data if section else None,
+    }  # fmt: skip
 
 
-def read_saved(path: str | Path, opt: dict[str, Any] | None = None) -> SavedNetwork:
+def _of_saved_options(saved: dict[str, Any]) -> dict[str, Any]:
+    """The same from the options that a full checkpoint of before held: the data's section had it."""
+    section = saved["datasets"].get("train") or saved["datasets"].get("test") or {}
+    about = {key: section.get(key) for key in ("spike", "spike_data")}
+    return {
+        "scale": saved["scale"], "netG": saved["netG"], "spike_channels": section.get("spike_channels") or 0, **about
+    }  # fmt: skip
+
+
+def read_saved(path: str | Path, opt: Options | None = None) -> SavedNetwork:
     """The weights in `path`, the averaged ones where there are any, and their network.
 
     The network is the one of `opt` (resolved options) where given, else the one the file names, else the published
@@ -82,7 +101,7 @@ def read_saved(path: str | Path, opt: dict[str, Any] | None = None) -> SavedNetw
     options = content.get("options") if isinstance(content, dict) else None
     options = options if isinstance(options, dict) else None
     if options is not None and "datasets" in options:
-        options = portable_options(options)
+        options = content.get("network") or _of_saved_options(options)
     if opt is not None:
         asked = portable_options(opt)
         # The data that these weights were trained on need not be where the option file says, or on this machine.
@@ -99,7 +118,7 @@ def read_saved(path: str | Path, opt: dict[str, Any] | None = None) -> SavedNetw
         )  # fmt: skip
     # Networks with the same shapes differ in their training data only: there the file's name is the better guide.
     name = next((known for known in RELEASED if known[:4] == path.name[:4] and RELEASED[known] == RELEASED[name]), name)
-    netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG")
+    netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()
     options = {"scale": netG["upscale"], "netG": netG, "spike_channels": 0, "spike": None}
     return _saved(path, weights, options, f"the shapes of its tensors ({name})", name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from models.portable import SavedNetwork
 from models.released import RELEASED_TILES
 from models.tiling import Tiling
 from utils import utils_dist
+from utils.option_models import PathOptions, ValOptions
 from utils.utils_errors import CheckpointError, OptionError
 from utils.utils_test_args import TestArgs
 
@@ -25,15 +25,14 @@ AUTO_SIDE_CPU = 256
 logger = logging.getLogger(__name__)
 
 
-def find_weights(opt: dict[str, Any], weights: str | None) -> str:
+def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
     """--weights; else the run's best, else its latest checkpoint, unless path.resume is null; else the pretrained."""
     if weights:
         return weights
-    path, folder = opt["path"], Path(opt["path"]["task"]) / "checkpoints"
-    own = [folder / f"checkpoint_{name}.pth" for name in ("best", "latest")]
-    if path["resume"] not in ("auto", None):
-        own = [Path(path["resume"])]
-    tried = [*(own if path["resume"] else []), *filter(None, (path["pretrained_netE"], path["pretrained_netG"]))]
+    own = [folder / "checkpoints" / f"checkpoint_{name}.pth" for name in ("best", "latest")]
+    if path.resume not in ("auto", None):
+        own = [Path(path.resume)]
+    tried = [*(own if path.resume else []), *filter(None, (path.pretrained_netE, path.pretrained_netG))]
     found = next((str(p) for p in tried if Path(p).is_file()), None)
     if found is None:
         raise CheckpointError(
@@ -45,16 +44,16 @@ def find_weights(opt: dict[str, Any], weights: str | None) -> str:
 
 def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
     """Raise OptionError where the network needs an input that was not given, or the other way round."""
-    netG = saved.netG
-    if interpolates(saved) and (args.gt or args.flip_seq or args.pad_seq or args.center_frame_only):
+    spec = saved.spec
+    if spec.interpolates and (args.gt or args.flip_seq or args.pad_seq or args.center_frame_only):
         raise OptionError(
             "these weights make new frames between given ones", str(saved.path),
             "no --gt, --flip-seq, --pad-seq or --center-frame-only", "drop these flags",
         )  # fmt: skip
-    if bool(netG.get("nonblind_denoising")) != (args.sigma is not None):
-        wants = "need" if netG.get("nonblind_denoising") else "do not take"
+    if spec.noise_map != (args.sigma is not None):
+        wants = "need" if spec.noise_map else "do not take"
         raise OptionError(f"these weights {wants} a noise level", "--sigma", "0..255 for 008", "add or drop --sigma")
-    if needs_spikes(saved) and not args.spike:
+    if spec.spike_channels and not args.spike:
         raise OptionError(
             "these weights need spikes", "--spike", "the spikes of the clip: a .dat, or a folder of .dat files",
             "add --spike PATH --spike-size H W, or use weights trained on RGB alone",
@@ -63,32 +62,17 @@ def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
         logger.warning("these weights take no spikes: --spike is not read")
 
 
-def interpolates(saved: SavedNetwork) -> bool:
-    """Whether the network makes frames between given ones instead of restoring them."""
-    return saved.netG.get("pa_frames") == 0
-
-
-def needs_spikes(saved: SavedNetwork) -> bool:
-    """Whether the network looks at spikes."""
-    fusion = saved.netG.get("fusion", "none")
-    return (fusion if isinstance(fusion, str) else fusion["type"]) != "none"
-
-
 def direct_tiling(saved: SavedNetwork, args: TestArgs) -> Tiling:
     """The tiles asked for, else those of the authors of published weights, else as large as memory allows."""
     # A GPU says when its memory is full; a computer without one rather starts to swap.
-    window = math.lcm(*saved.netG.get("window_size", (1, 1, 1))[1:])
-    side = 0 if utils_dist.get_device().type == "cuda" else -(-AUTO_SIDE_CPU // window) * window
-    val = {
-        "num_frame_testing": AUTO_FRAMES, "num_frame_overlapping": 2,
-        "size_patch_testing": side, "size_patch_overlapping": 20,
-        **{key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only")},
-        "batch_tiles": 1,
-    }  # fmt: skip
+    spec = saved.spec
+    side = 0 if utils_dist.get_device().type == "cuda" else -(-AUTO_SIDE_CPU // spec.multiple) * spec.multiple
+    frames = AUTO_FRAMES
     if saved.released and args.tile is None:
-        val["num_frame_testing"], val["size_patch_testing"] = RELEASED_TILES[saved.released[:3]]
-    fixed = tile_options({"val": val, "netG": saved.netG, "scale": saved.scale})
-    return Tiling(**{**fixed, "blend": args.blend or "smooth", **asked_tiles(args)})
+        frames, side = RELEASED_TILES[saved.released[:3]]
+    flags = {key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only")}
+    val = ValOptions(num_frame_testing=frames, size_patch_testing=side, **flags)
+    return Tiling(**{**tile_options(val, spec), "blend": args.blend or "smooth", **asked_tiles(args)})
 
 
 def settings_of(

@@ -1,16 +1,24 @@
-"""`model` in the option file -> the class that trains it."""
+"""define_Model: the training procedure of an option file; `model` is "vrt", which trains any network."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from models.losses import LOSSES
 from models.model_vrt import ModelVRT
-from utils.utils_errors import OptionError
+from models.select_network import NETWORKS
+from utils.option_models import Options
+from utils.utils_option import read_options
 
-MODELS = {"vrt": ModelVRT}
 
+def define_Model(opt: Options | Mapping[str, Any], spike_channels: int | None = None) -> ModelVRT:
+    """The model of the options; for notebooks also of a mapping in KAIR's form, completed with all defaults.
 
-def define_Model(opt: dict[str, Any]) -> ModelVRT:
-    if opt["model"] not in MODELS:
-        raise OptionError(f'model is "{opt["model"]}"', str(opt["opt_path"]), f"one of {sorted(MODELS)}", 'write "vrt"')
-    return MODELS[opt["model"]](opt)
+    spike_channels: S of the batches; None: that of the options' datasets (0 for a mapping: its datasets are not read).
+    Raises OptionError, as for a file.
+    """
+    if not isinstance(opt, Options):
+        values = {key: value for key, value in opt.items() if key != "datasets"}
+        opt = read_options({"task": "notebook", **values}, {"netG": NETWORKS, "train": LOSSES})
+    return ModelVRT(opt, spike_channels)

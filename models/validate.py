@@ -96,8 +96,8 @@ def _is_stop(should_stop: Callable[[], bool]) -> bool:
 def _folder_of_frames(model: ModelVRT) -> Path | None:
     """Where restored frames go. Rank 0 alone writes into the folder of a run, and only its own clips' frames, so that
     no picture has to travel."""
-    is_wanted = model.opt["val"]["save_img"] and utils_dist.is_main_process()
-    return Path(model.opt["path"]["task"]) / "images" if is_wanted else None
+    is_wanted = model.opt.val.save_img and utils_dist.is_main_process()
+    return model.opt.folder / "images" if is_wanted else None
 
 
 def _validate_clip(

@@ -6,7 +6,6 @@ import logging
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -128,12 +127,13 @@ def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
     return wide
 
 
-def load_pretrained(net: nn.Module, opt: dict[str, Any], which: Literal["netG", "netE"] = "netG") -> LoadReport | None:
-    """Start `net` from opt["path"]["pretrained_<which>"], where that is set; the log says what fitted."""
-    path = opt["path"].get(f"pretrained_{which}")
+def load_pretrained(net: nn.Module, path: str | None, strict: bool, which: str = "netG") -> LoadReport | None:
+    """Start `net` from the weights at `path` (path.pretrained_<which>), where there are any; the log says what fitted.
+
+    Of a file with averaged weights, netE takes these.
+    """
     if not path:
         return None
-    strict = bool(opt.get("train", {}).get("G_param_strict", False))
     weights = read_weights(path, prefer="params" if which == "netG" else "ema_state_dict")
     report = load_weights(net, weights, str(path), strict)
     logger.info("Pretrained %s %s: %s", which, path, report)

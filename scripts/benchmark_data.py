@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from data.clip_cache import build_cache
 from data.sampler import ResumableDistributedSampler
-from data.select_dataset import build_dataset, section_source
+from data.select_dataset import DATASETS, build_dataset
 from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
 from data.spike.stream import Crop, SpikeGeometry, read_dat, write_dat
@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for clip in range(args.clips):
             make_clip(root, f"GOPR{clip:04d}_11_00", 2 * args.frames, clip)
         cache = str(root / "cache")
-        build_cache(section_source(section(root, args), "train"), cache)
+        options = DATASETS.resolve(section(root, args), "datasets.train")
+        build_cache(options.constructor.source(options), cache)
         result = {
             "samples": time_samples(root, cache, args),
             "dat": time_dat(root, args),

@@ -73,8 +73,8 @@ def net_options(config: str) -> dict[str, Any]:
     from main_train_vrt import read_options  # needs the data side, which named configs do not
 
     opt = read_options(["--opt", config])
-    section = opt["datasets"].get("train") or opt["datasets"]["test"]
-    return {**{k: v for k, v in opt["netG"].items() if k != "net_type"}, "spike_channels": section["spike_channels"]}
+    netG = {key: value for key, value in opt.netG.plain().items() if key != "net_type"}
+    return {**netG, "spike_channels": opt.spike_channels}
 
 
 class Clip:
@@ -86,7 +86,7 @@ class Clip:
         generator = torch.Generator().manual_seed(0)
         shape = (args.batch, size[0])
         self.device = torch.device(args.device)
-        channels = 3 if options.get("fusion", "none") != "none" else options.get("in_chans", 3)
+        channels = 3 if options.get("fusion", "none") != "none" else options.get("in_chans") or 3
         channels += int(options.get("nonblind_denoising", False))
         self.lq = torch.rand(*shape, channels, height, width, generator=generator).to(self.device)
         spikes = options.get("spike_channels", 0)

@@ -24,8 +24,6 @@ from utils.utils_errors import DistError
 from utils.utils_launch import read_launch
 from utils.utils_timer import seconds_of
 
-DDP_OPTIONS = {"find_unused_parameters": False, "use_static_graph": False}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     benchmark_net.add_shape_arguments(parser)
@@ -83,7 +81,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Median seconds of a step with and without the reduction of gradients, on this rank. Collective."""
     options = net_options(args.config)
     clip = Clip(args, options, (args.frames, *(args.crop * 2)[:2]))
-    net = wrap_ddp(networks(args, options)["ours"].train(), DDP_OPTIONS)
+    net = wrap_ddp(networks(args, options)["ours"].train())
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=clip.device.type == "cuda")
 
     def step(is_reduced: bool) -> None:

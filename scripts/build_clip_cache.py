@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tqdm import tqdm
 
 from data.clip_cache import build_cache
-from data.select_dataset import section_source
 from main_train_vrt import PARTS
 from utils.utils_errors import OptionError, SpikeVRTError
 from utils.utils_option import load_options
@@ -31,8 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = parser.parse_args(arguments)
     try:
         opt = load_options(command.opt, command.overrides, parts=PARTS)
-        section = opt["datasets"][command.split]
-        if not section:
+        section = getattr(opt.datasets, command.split)
+        if section is None:
             raise OptionError(
                 f"datasets.{command.split} is empty",
                 command.opt,
@@ -40,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
                 "choose another split",
             )
         with tqdm(desc=f"cache {command.split}", unit=" clips") as bar:
-            clips = build_cache(section_source(section, command.split), command.out, lambda clip: bar.update())
+            clips = build_cache(section.constructor.source(section), command.out, lambda clip: bar.update())
     except SpikeVRTError as e:
         print(e, file=sys.stderr)
         return e.exit_code

@@ -11,8 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tqdm import tqdm
 
-from data.preflight import Report, check, raise_problems
-from data.select_dataset import section_source
+from data.preflight import Report, raise_problems
 from main_train_vrt import PARTS
 from utils.utils_errors import SpikeVRTError
 from utils.utils_option import load_options
@@ -21,8 +20,7 @@ from utils.utils_option import load_options
 def describe(report: Report) -> str:
     """The folders of a split and a table of its sound clips."""
     lines = [f"{report.split}: {report.counts()}"]
-    for kind, (root, folder, ext) in report.source.kinds().items():
-        lines.append(f"  {kind:6} {root}/<clip>/[{folder}/]<frame>.{ext}")
+    lines += [f"  {kind:6} {root}/{names}" for kind, (root, names) in report.places.items()]
     width = max([4, *(len(clip.name) for clip in report.clips)])
     lines.append(f"  {'clip':{width}}  frames  first      lq size      gt size  planes")
     for clip in report.clips:
@@ -42,10 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         opt = load_options(command.opt, command.overrides, parts=PARTS)
         reports = []
-        for split, section in opt["datasets"].items():
-            if section:
+        for split, section in opt.datasets:
+            if section is not None:
                 with tqdm(desc=f"check {split}", unit=" pictures", disable=None) as bar:
-                    reports.append(check(section_source(section, split), split, command.decode, bar.update))
+                    how = {"decode": command.decode, "progress": bar.update}
+                    reports.append(section.constructor.check(section, split, **how))
                 print(describe(reports[-1]))
         raise_problems(reports, shown=sys.maxsize)
     except SpikeVRTError as e:

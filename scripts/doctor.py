@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import main_train_vrt
-from models.ddp import bare, weights_hash, wrap_ddp
+from models.ddp import bare, weights_hash
 from models.model_vrt import ModelVRT
 from models.select_model import define_Model
 from utils import utils_dist, utils_process
@@ -104,7 +104,7 @@ def check_training(argv: list[str]) -> list[Finding]:
 
     def options() -> Iterator[Finding]:
         state["opt"] = main_train_vrt.read_options(argv)
-        yield Finding(OK, "options", f"{state['opt']['opt_path']} is valid")
+        yield Finding(OK, "options", f"{state['opt'].opt_path} is valid")
 
     def data() -> Iterator[Finding]:
         state["loader"], clips = main_train_vrt.build_data(state["opt"])
@@ -123,8 +123,9 @@ def check_training(argv: list[str]) -> list[Finding]:
         batches = state["loader"].start(0, 0)
         batch = next(batches)[0]
         found += check_loader(batches, batch)
+        state["model"].fit_memory(batch)
         found += check_scaling(state["model"], batch)
-        found += check_gradients(state["model"], batch, state["opt"])
+        found += check_gradients(state["model"], batch)
     return found
 
 
@@ -166,7 +167,7 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> list[Finding]:
     if world == 1:
         return [Finding(OK, "step", f"{alone:.2f} s forward and backward")]
     net = bare(model.netG)
-    model.netG = wrap_ddp(net, model.opt)
+    model.netG = model.wrapped(net)
     together = max(utils_dist.gather_objects(time_of_steps(model, batch)))
     model.netG = net
     share = utils_dist.gather_objects(alone)[0] / together
@@ -192,7 +193,7 @@ def time_of_steps(model: ModelVRT, batch: dict[str, Any]) -> float:
     return seconds_of(step, model.device, STEPS)
 
 
-def check_gradients(model: ModelVRT, batch: dict[str, Any], opt: dict[str, Any]) -> list[Finding]:
+def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> list[Finding]:
     """Gradients of all ranks together against those of one process that sees all their samples; float64. Collective."""
     if utils_dist.get_world_size() == 1:
         return []
@@ -211,7 +212,7 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any], opt: dict[str, Any])
     for parameter in net.parameters():  # DDP hands out rank 0's weights; the reference needs them as well
         torch.distributed.broadcast(parameter.data, 0)
     expected = gradients(batches)
-    model.netG = wrap_ddp(net, opt)
+    model.netG = model.wrapped(net)
     found = gradients([batches[utils_dist.get_rank()]])
     error = float((found - expected).abs().max() / expected.abs().max())
     worst = max(utils_dist.gather_objects(error))

@@ -10,9 +10,8 @@ import inspect
 import json
 import sys
 from pathlib import Path
-from typing import get_origin
 
-from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -23,7 +22,8 @@ from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES
 from models.fusion.operators import FUSIONS
 from models.losses import LOSSES
 from models.select_network import NETWORKS
-from utils.option_models import KAIR_ONLY, LoaderOptions, Options, describe_field
+from utils.option_models import KAIR_ONLY, LoaderOptions, Options
+from utils.option_section import Section, describe
 from utils.utils_files import write_whole
 from utils.utils_registry import Registry
 
@@ -77,37 +77,46 @@ def make_page() -> str:
     for where, kind, registry in PARTS:
         for name in registry.names():
             sections.append(part_text(where, kind, name, registry))
+        sections += shared_keys(kind, registry)
     ignored = ", ".join(f"`{where}.{key}`" for where, keys in KAIR_ONLY.items() for key in sorted(keys))
     sections.append(f"## Keys of KAIR without a meaning here\n\nAccepted with one notice: {ignored}.\n")
     return "\n".join(sections)
 
 
 def is_model(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return isinstance(annotation, type) and issubclass(annotation, Section) and bool(annotation.model_fields)
 
 
-def table(model: type[BaseModel]) -> str:
+def table(model: type[Section]) -> str:
     lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for key, field in model.model_fields.items():
-        if is_model(field.annotation) or get_origin(field.annotation) is dict:
+        if is_model(field.annotation) or field.exclude:
             continue
         default = "required" if field.is_required() else f"`{json.dumps(field.default)}`"
-        value = describe_field(field).replace("|", "\\|")
+        value = describe(field).replace("|", "\\|")
         lines.append(f"| `{key}` | {value} | {default} | {field.description or ''} |")
     return "\n".join(lines) + "\n"
 
 
 def part_text(where: str, kind: str, name: str, registry: Registry) -> str:
-    constructor = registry.constructor(name)
-    parameters = inspect.signature(constructor).parameters
-    keys = [f"`{key}`{shown(parameters[key].default)}" for key in registry.keys(name)]
-    text = inspect.getdoc(constructor) or ""
-    listed = ", ".join(keys) or "no keys"
-    return f'### {kind} "{name}"\n\nIn `{where}`. {listed}.\n\n{text}\n'
+    fields = registry.model(name).model_fields
+    listed = ", ".join(f"`{key}`{shown(fields[key])}" for key in registry.keys(name)) or "no keys"
+    return f'### {kind} "{name}"\n\nIn `{where}`. {listed}.\n\n{inspect.getdoc(registry.constructor(name)) or ""}\n'
 
 
-def shown(default: object) -> str:
-    return "" if default is inspect.Parameter.empty else f" = `{json.dumps(default, default=str)}`"
+def shown(field: FieldInfo) -> str:
+    return "" if field.is_required() else f" = `{json.dumps(field.default, default=str)}`"
+
+
+def shared_keys(kind: str, registry: Registry) -> list[str]:
+    """The keys that several parts share, each said once: those that a section of their own describes."""
+    found = [
+        f"- `{key}`: {field.description}"
+        for name in registry.names()
+        for key, field in registry.model(name).model_fields.items()
+        if key in registry.keys(name) and field.description
+    ]
+    return [f"### Keys of each {kind} that has them\n", *dict.fromkeys(found), ""] if found else []
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ has not noticed), follows the change ("known", the user measured it), or is meas
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
 
+from data.camera import CAMERAS
 from data.clip_reader import dataset_clips
 from data.select_dataset import build_dataset
 from main_test_vrt import read_options
@@ -27,6 +26,7 @@ from models.portable import read_saved
 from models.restore import Restorer
 from models.restore_setup import find_weights
 from models.tiling import Tiling
+from utils.option_models import LoaderOptions
 from utils.utils_errors import OptionError, SpikeVRTError
 from utils.utils_metrics import psnr, tensor_to_uint8
 
@@ -69,37 +69,33 @@ def rate_names(text: str) -> list[str]:
 def table(command: argparse.Namespace) -> str:
     """The table as Markdown, with the blurry input's PSNR above it."""
     opt = read_options(command)
-    section = opt["datasets"]["test"]
-    if not section or section.get("spike") is None:
+    section = opt.datasets.test
+    if section is None or not section.spike_channels:
         raise OptionError("datasets.test has no spikes", command.opt, "an RGB + spike test set", "choose another file")
-    saved = read_saved(find_weights(opt, command.weights), opt)
+    saved = read_saved(find_weights(opt.path, opt.folder, command.weights), opt)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    restorer = Restorer(saved.build(), Tiling(**tile_options(opt)), device)
+    restorer = Restorer(saved.build(), Tiling(**tile_options(opt.val, saved.spec)), device)
     lines = ["| threshold | " + " | ".join(f"rate {rate}" for rate in command.rates) + " |"]
     lines.append("|---" * (len(command.rates) + 1) + "|")
     blurry = float("nan")
     for factor in command.factors:
         cells = []
         for rate in command.rates:
-            blurry, restored = score(restorer, camera_section(section, factor, rate), opt["train"]["manual_seed"])
+            blurry, restored = score(restorer, camera_section(section, factor, rate), opt.train.manual_seed)
             cells.append(f"{restored:.2f}")
         lines.append(f"| x {factor:g} | " + " | ".join(cells) + " |")
     return "\n".join([f"PSNR in dB on datasets.test; blurry input {blurry:.2f}; weights {saved.path}", "", *lines])
 
 
-def camera_section(section: dict[str, Any], factor: float, rate: str) -> dict[str, Any]:
+def camera_section(test: LoaderOptions, factor: float, rate: str) -> LoaderOptions:
     """The test section as recorded with `factor` times the threshold."""
-    section = copy.deepcopy(section)
-    section["camera"] = {
-        "type": "perturb", "threshold_prob": 1.0, "threshold_range": [factor, factor], "known_rate": rate == "known",
-    }  # fmt: skip
-    if rate == "match":
-        spike = section["spike"]
-        section["spike"] = {**({"type": spike} if isinstance(spike, str) else spike), "rate": "match"}
-    return section
+    camera = {"threshold_prob": 1.0, "threshold_range": [factor, factor], "known_rate": rate == "known"}
+    spike = test.spike.model_copy(update={"rate": "match"} if rate == "match" else {})
+    resolved = CAMERAS.resolve({"type": "perturb", **camera}, "camera")
+    return test.model_copy(update={"camera": resolved, "spike": spike})
 
 
-def score(restorer: Restorer, section: dict[str, Any], seed: int) -> tuple[float, float]:
+def score(restorer: Restorer, section: LoaderOptions, seed: int) -> tuple[float, float]:
     """(PSNR of the blurry input, PSNR of the restored frames): means over frames, then over clips."""
     means = []
     for clip in dataset_clips(build_dataset(section, "test", seed)):

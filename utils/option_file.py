@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import json5
 
+from utils.option_section import SECRET, nearest
 from utils.utils_errors import OptionError
-from utils.utils_registry import nearest
 
-SECRET = re.compile(r"api_key|token|password|secret", re.IGNORECASE)
 # Keys that name a registered part, whose parameters stand beside them.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
 SHORT_FLAGS = {

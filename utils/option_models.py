@@ -5,18 +5,13 @@ docs/options.md is generated from these models (scripts/make_options_doc.py). Na
 
 from __future__ import annotations
 
-import types
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.fields import FieldInfo
+from pydantic import Field
 
-
-class Section(BaseModel):
-    """A group of options: no unknown key, no conversion between types, no change after reading."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
+from utils.option_section import Section
+from utils.utils_errors import DistError
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -26,10 +21,6 @@ class LoaderOptions(Section):
     """Keys of `datasets.train` and `datasets.test` that configure the loader; the others belong to the dataset."""
 
     name: str = Field("", description="A name for messages; no effect.")
-    spike_channels: int | None = Field(None, ge=0, description="S; filled in from the spike source.")
-    spike_data: dict[str, Any] | None = Field(
-        None, description="Rate, light and centre of the spikes; filled in from dataset.json, stored with the weights."
-    )
     dataloader_shuffle: bool = Field(True, description="Draw a new order in each epoch (training only).")
     dataloader_num_workers: int = Field(2, ge=0, description="Loader processes per GPU; 0 loads in the main process.")
     dataloader_batch_size: int = Field(1, ge=1, description="Clips per GPU and step (the log says the total).")
@@ -43,17 +34,25 @@ class LoaderOptions(Section):
     )
     dataloader_epoch_repeat: int = Field(1, ge=1, description="Passes over the dataset that count as one epoch.")
 
+    @property
+    def spike_channels(self) -> int:
+        """S, the spike channels of the dataset's samples; 0 for RGB. Its class says so."""
+        return self.constructor.spike_channels(self)
+
+    @property
+    def spike_data(self) -> dict[str, Any] | None:
+        """What those who use the weights need to know of the spikes; see data.spike_source. Reads dataset.json."""
+        return self.constructor.spike_data(self)
+
 
 class PathOptions(Section):
     root: str = Field("experiments", min_length=1, description="Folder of all runs.")
-    task: str | None = Field(None, description="Folder of this run, always <root>/<task>.")
     pretrained_netG: str | None = Field(None, description="Weights to start from; a checkpoint of the run wins.")
     pretrained_netE: str | None = Field(
         None, description="Weights that the averaged network (E_decay) starts from; null: those of netG."
     )
     resume: str | None = Field(
-        "auto",
-        description='"auto": go on from the newest checkpoint of this run; null: start anew; or a file.',
+        "auto", description='"auto": go on from the newest checkpoint of this run; null: start anew; or a file.'
     )
 
 
@@ -144,6 +143,7 @@ class LoggingOptions(Section):
         "TQDM_DISABLE=1 in the environment: nothing.",
     )
     use_tensorboard: bool = Field(True, description="Write tb_logger/.")
+    writers: list[str | dict[str, Any]] = Field([], description="Further writers of your own; see docs/extending.md.")
     use_wandb: bool = Field(False, description="Report to Weights & Biases.")
     wandb_project: str = Field("spikevrt", min_length=1, description="W&B project.")
     wandb_entity: str | None = Field(None, description="W&B team or user.")
@@ -158,7 +158,7 @@ class DebugOptions(Section):
 
 
 class WatchdogOptions(Section):
-    """A rank that stays longer in one phase ends the run, by name."""
+    """A rank that stays longer in one phase ends the run, by name: stall_s, or more where a phase may take longer."""
 
     stall_s: float = Field(300, ge=1, description="Seconds for any phase: a batch, a step, a barrier.")
     start_s: float = Field(
@@ -169,14 +169,45 @@ class WatchdogOptions(Section):
     )
     save_s: float = Field(900, ge=1, description="Seconds for a checkpoint.")
 
+    def of(self, name: str) -> float:
+        outermost = name.partition(":")[0].rpartition(" in ")[2]  # what follows the colon names a clip
+        clip_s = self.validate_s
+        first = {"start": self.start_s, "first step": self.start_s}
+        special = first | {"save": self.save_s, "validate": clip_s, "restore": clip_s, "score": clip_s}
+        return max(self.stall_s, special.get(outermost, 0.0))
+
+    def check_against(self, timeout_s: float) -> str:
+        """What to warn of, where the process group's time-out ends a run, without a name, before the watchdog can.
+
+        Raises DistError where it always would.
+        """
+        late = [
+            f"{name} is {s:g} s"
+            for name in ("stall_s", "start_s", "validate_s", "save_s")
+            if (s := getattr(self, name)) >= timeout_s
+        ]
+        what = f"watchdog: {', '.join(late)}; the time-out of the process group is {timeout_s:g} s"
+        if self.stall_s >= timeout_s:
+            raise DistError(
+                what, "dist_timeout_s or NCCL_TIMEOUT",
+                "the watchdog first: only it can say which rank stands still, and where",
+                "raise dist_timeout_s (or NCCL_TIMEOUT), or lower watchdog.stall_s",
+            )  # fmt: skip
+        return f"{what}: a rank that takes so long is ended without a name" if late else ""
+
 
 class DatasetsOptions(Section):
-    train: dict[str, Any] = Field({}, description="The training clips.")
-    test: dict[str, Any] = Field({}, description="The clips for validation and testing.")
+    """Each with the keys of its dataset beside those of the loader; null where there is none."""
+
+    train: LoaderOptions | None = Field(None, description="The training clips.")
+    test: LoaderOptions | None = Field(None, description="The clips for validation and testing.")
 
 
 class Options(Section):
-    """The whole option file; `netG`, `datasets.*` and the loss take their other keys from registered constructors."""
+    """The whole option file. `netG`, `datasets.*` and `train` hold the keys of the registered part they name as well.
+
+    opt_path: the file; no option.
+    """
 
     task: str = Field(pattern=r"^\.*[\w\-][\w.\-]*$", description="Name of the run; its folder is <path.root>/<task>.")
     model: Literal["vrt"] = Field("vrt", description="The training procedure.")
@@ -193,53 +224,35 @@ class Options(Section):
     n_channels: int = Field(3, ge=1, description="Channels of the picture.")
     path: PathOptions = PathOptions()
     datasets: DatasetsOptions = DatasetsOptions()
-    netG: dict[str, Any] = Field({}, description="The network.")
+    netG: Section = Field(description="The network.")
     train: TrainOptions = TrainOptions()
     val: ValOptions = ValOptions()
     logging: LoggingOptions = LoggingOptions()
     debug: DebugOptions = DebugOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
+    opt_path: str = Field("", exclude=True)
+
+    @property
+    def spike_channels(self) -> int:
+        """S of the training data, else of the test data; 0 for RGB."""
+        section = self.datasets.train or self.datasets.test
+        return section.spike_channels if section else 0
+
+    @property
+    def folder(self) -> Path:
+        """What the run leaves: <path.root>/<task>."""
+        return Path(self.path.root) / self.task
 
 
-# Keys of KAIR's option files that say nothing here: accepted, with one notice. Unless a registered part knows them.
+# Keys of KAIR's option files, and of those that former versions saved, that say nothing here unless a registered part
+# knows them: accepted, with one notice.
 KAIR_ONLY = {
-    "path": {"pretrained_optimizerG", "log", "models", "images", "options"},
+    "path": {"task", "pretrained_optimizerG", "log", "models", "images", "options"},
     "train": {
         "G_optimizer_reuse", "G_regularizer_orthstep", "G_regularizer_clipstep", "E_param_strict",
         "G_optimizer_momentum", "F_lossfn_type", "F_lossfn_weight",
     },
-    "datasets.train": {"val_partition", "test_mode", "phase"},
-    "datasets.test": {"val_partition", "test_mode", "phase"},
+    "datasets.train": {"val_partition", "test_mode", "phase", "spike_channels", "spike_data"},
+    "datasets.test": {"val_partition", "test_mode", "phase", "spike_channels", "spike_data"},
     "netG": {"init_type", "init_bn_type", "init_gain", "recal_all_flows"},
 }  # fmt: skip
-
-
-def describe_field(field: FieldInfo) -> str:
-    """Type and range in words, e.g. "float > 0" or "list of 2 int or null"."""
-    return _describe(field.annotation, field.metadata)
-
-
-def _describe(annotation: Any, metadata: list[Any]) -> str:
-    if get_origin(annotation) is Annotated:
-        base, *extra = get_args(annotation)
-        inner = [m for e in extra for m in (e.metadata if isinstance(e, FieldInfo) else [e])]
-        return _describe(base, [*inner, *metadata])
-    if get_origin(annotation) in (Union, types.UnionType):
-        parts = [a for a in get_args(annotation) if a is not type(None)]
-        text = " or ".join(_describe(a, metadata if len(parts) == 1 else []) for a in parts)
-        return text + (" or null" if len(parts) < len(get_args(annotation)) else "")
-    if get_origin(annotation) is Literal:
-        return " | ".join(f'"{a}"' for a in get_args(annotation))
-    ranges = {
-        sign: getattr(m, name)
-        for m in metadata
-        for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
-        if getattr(m, name, None) is not None
-    }
-    bounds = ", ".join(f"{sign} {value}" for sign, value in ranges.items())
-    if get_origin(annotation) is list:
-        size = next((f"{m.max_length} " for m in metadata if getattr(m, "max_length", None)), "")
-        return f"list of {size}{_describe(get_args(annotation)[0], [])}"
-    if isinstance(annotation, type) and issubclass(annotation, (BaseModel, dict)):
-        return "object"
-    return f"{getattr(annotation, '__name__', str(annotation))} {bounds}".strip()

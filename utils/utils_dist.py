@@ -23,13 +23,14 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from utils import utils_gpu, utils_rendezvous, utils_watchdog
+from utils.option_models import WatchdogOptions
 from utils.utils_beats import REPORTED, claim_failure, is_gone, read_states
 from utils.utils_errors import DistError, StallError
 from utils.utils_failure import is_consequence, lost_contact, text_of
 from utils.utils_launch import LaunchInfo
 from utils.utils_process import children_of, die_with_parent, kill_tree
 from utils.utils_rendezvous import JOINED, MET, Round
-from utils.utils_watchdog import Budgets, Watchdog, say
+from utils.utils_watchdog import Watchdog, say
 
 logger = logging.getLogger(__name__)
 
@@ -103,11 +104,10 @@ def join(launch: LaunchInfo) -> None:
         _run.watchdog.beats.meet_rank_0(_run.store)
 
 
-def watch(stall_s: float, start_s: float, validate_s: float, save_s: float) -> None:
+def watch(budgets: WatchdogOptions) -> None:
     """From now on a rank that stays too long in one phase ends the run, by name (utils_watchdog)."""
     if _run.watchdog is None:
         _start_watchdog()
-    budgets = Budgets(stall_s, start_s, validate_s, save_s)
     warning = budgets.check_against(_run.timeout_s)
     if warning and is_main_process():
         logger.warning(warning)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from utils import utils_checkpoint, utils_dist
+from utils.option_models import Options
 from utils.utils_files import claim_run_folder
 from utils.utils_image import imwrite_rgb
 from utils.utils_logger import WandbWriter, Writers, best_effort, build_writers
@@ -31,13 +32,16 @@ WRITTEN = (
 class Experiment:
     """The log line, numbers, pictures and checkpoints of a run. On every rank but 0 its methods write nothing."""
 
-    def __init__(self, opt: dict[str, Any], progress: Progress, order: DataOrder) -> None:
-        self.folder, self.order = Path(opt["path"]["task"]), order
+    def __init__(self, opt: Options, progress: Progress, order: DataOrder) -> None:
+        self.folder, self.order = opt.folder, order
         self.saved_step = -1  # of the newest checkpoint_latest of this process
         self.table = ""  # of the newest validation
         self.last_values = ""  # of the newest log line, for the progress bar
-        self.opt, self.is_main = redact(opt), utils_dist.is_main_process()
-        self.writers = build_writers(opt, self.folder, progress.step, progress.wandb_id) if self.is_main else Writers()
+        self.keep, self.is_main = opt.train.keep_checkpoints, utils_dist.is_main_process()
+        self.options = redact(opt.plain())
+        self.writers = Writers()
+        if self.is_main:
+            self.writers = build_writers(opt.logging, opt.task, self.folder, progress.step, progress.wandb_id)
         wandb = next((w for w in self.writers.writers if isinstance(w, WandbWriter)), None)
         progress.wandb_id = wandb.run_id if wandb else progress.wandb_id
 
@@ -73,11 +77,9 @@ class Experiment:
         if not self.is_main:
             return
         begin = time.perf_counter()
-        path = own_checkpoint(self.opt, name)
+        path = own_checkpoint(self.folder, name)
         position = {**asdict(progress), "order": asdict(self.order), "world_size": utils_dist.get_world_size()}
-        utils_checkpoint.save(
-            {**state(), **position, "options": self.opt}, path, keep=self.opt["train"]["keep_checkpoints"]
-        )
+        utils_checkpoint.save({**state(), **position, "options": self.options}, path, keep=self.keep)
         logger.info("saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin)
 
     def close(self) -> None:

@@ -10,25 +10,25 @@ import subprocess
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from utils.option_models import Options
 from utils.utils_errors import DistError
 from utils.utils_launch import LaunchInfo
 
 logger = logging.getLogger(__name__)
 
 
-def choose_gpus(launch: LaunchInfo, opt: dict[str, Any]) -> None:
-    """Make the GPUs of opt["gpu_ids"] visible to a single process, where the environment does not say which.
+def choose_gpus(launch: LaunchInfo, opt: Options) -> None:
+    """Make the GPUs of opt.gpu_ids visible to a single process, where the environment does not say which.
 
     Before any CUDA call: CUDA reads the variable once. torch.cuda.device_count() is none, torch.cuda.is_available() is.
     """
-    visible = visible_gpus(launch, opt["gpu_ids"], os.environ)
+    visible = visible_gpus(launch, opt.gpu_ids, os.environ)
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    note = note_on_gpu_ids(launch, opt, visible, os.environ, torch.cuda.device_count())
+    note = note_on_gpu_ids(launch, opt.gpu_ids, opt.opt_path, visible, os.environ, torch.cuda.device_count())
     if note:
         logger.warning("%s", note)
 
@@ -41,10 +41,10 @@ def visible_gpus(launch: LaunchInfo, gpu_ids: list[int] | None, env: Mapping[str
 
 
 def note_on_gpu_ids(
-    launch: LaunchInfo, opt: dict[str, Any], chosen: str | None, env: Mapping[str, str], count: int
+    launch: LaunchInfo, asked: list[int] | None, opt_path: str, chosen: str | None, env: Mapping[str, str], count: int
 ) -> str:
     """What runs where that is not what gpu_ids lists, or "". chosen: of `visible_gpus`; count: visible GPUs."""
-    asked, visible = opt["gpu_ids"], env.get("CUDA_VISIBLE_DEVICES")
+    visible = env.get("CUDA_VISIBLE_DEVICES")
     if not asked or count == 0:
         return ""
     listed = ",".join(map(str, asked))
@@ -59,7 +59,7 @@ def note_on_gpu_ids(
     if count > 1:
         return (
             f"gpu_ids lists {len(asked)} GPUs; a single process uses the first, GPU {asked[0]}. To use all: "
-            f"CUDA_VISIBLE_DEVICES={listed} ./launch_train.sh {count} {opt['opt_path']}"
+            f"CUDA_VISIBLE_DEVICES={listed} ./launch_train.sh {count} {opt_path}"
         )
     return ""
 

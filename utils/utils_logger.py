@@ -14,16 +14,20 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from tqdm import tqdm
 
+from utils.option_models import LoggingOptions, Options
 from utils.utils_curves import HISTORY_NAME, draw_curves
 from utils.utils_errors import DataError
 from utils.utils_files import write_whole
+from utils.utils_registry import Registry, import_parts
 
 logger = logging.getLogger(__name__)
+
+WRITERS = Registry("log writer")  # of `logging.writers`; the others have keys of their own
 
 _unwritten: set[str] = set()  # what could not be written when it was last tried
 
@@ -179,15 +183,15 @@ class WandbWriter:
     The key reaches wandb through the environment of this process only: its own login would write it to a file.
     """
 
-    def __init__(self, folder: Path, name: str, options: dict[str, Any], run_id: str | None) -> None:
+    def __init__(self, folder: Path, name: str, options: LoggingOptions, run_id: str | None) -> None:
         import wandb
 
-        if key := options["wandb_api_key"]:
+        if key := options.wandb_api_key:
             os.environ["WANDB_API_KEY"] = key
             # wandb notes the command line in its files, and the key may stand there.
             sys.argv = [argument.replace(key, "***") for argument in sys.argv]
         self.run = wandb.init(
-            project=options["wandb_project"], entity=options["wandb_entity"], name=name, dir=str(folder),
+            project=options.wandb_project, entity=options.wandb_entity, name=name, dir=str(folder),
             id=run_id, resume="allow" if run_id else None,
         )  # fmt: skip
         self.run_id = self.run.id
@@ -232,12 +236,21 @@ class HistoryWriter:
             draw_curves({"": self.history}, self.curves)
 
 
-def build_writers(opt: dict[str, Any], folder: Path, step: int, wandb_id: str | None) -> Writers:
+def check_writers(opt: Options) -> None:
+    """OptionError where `logging.writers` names one that does not exist, or a wrong key of it."""
+    for section in opt.logging.writers:
+        WRITERS.resolve(section, "logging.writers")
+
+
+def build_writers(options: LoggingOptions, task: str, folder: Path, step: int, wandb_id: str | None) -> Writers:
     """The writers that the options ask for; `step` > 0 and `wandb_id` belong to the run that is resumed."""
-    logging_opt = opt["logging"]
     writers: list[Writer] = [HistoryWriter(folder, step)]
-    if logging_opt["use_tensorboard"]:
+    writers += [WRITERS.build(section, "logging.writers", folder=folder, step=step) for section in options.writers]
+    if options.use_tensorboard:
         writers.append(TensorBoardWriter(folder / "tb_logger", step))
-    if logging_opt["use_wandb"]:
-        writers.append(WandbWriter(folder, opt["task"], logging_opt, wandb_id))
+    if options.use_wandb:
+        writers.append(WandbWriter(folder, task, options, wandb_id))
     return Writers(writers)
+
+
+import_parts("utils", "writer_*")

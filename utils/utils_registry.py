@@ -6,21 +6,17 @@ function; its parameters are its option keys, its annotations their types, its d
 
 from __future__ import annotations
 
-import difflib
+import fnmatch
+import importlib
 import inspect
-from collections.abc import Callable, Collection
-from typing import Any, get_type_hints
+import pkgutil
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import create_model
 
+from utils.option_section import Section, nearest, read_section
 from utils.utils_errors import OptionError
-
-
-def nearest(name: str, valid: Collection[str]) -> str:
-    """' (the nearest is X)' for an error message, or '' where nothing resembles `name`."""
-    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
-    return f"; the nearest is {found[0]}" if found else ""
-
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -28,13 +24,16 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class Registry:
     """Names -> constructors of one kind of part, e.g. ``Registry("network", type_key="net_type")``.
 
+    base: keys that every section of this kind has beside those of its part.
     A parameter annotated ``Annotated[dict | str, OTHER_REGISTRY]`` is a nested part: its section
-    (or bare type name) is checked against the other registry.
+    (or bare type name) is checked against the other registry. A parameter annotated with a `Section` stands for that
+    section's keys, which the option file holds beside the others: shared keys are written down once.
     """
 
-    def __init__(self, kind: str, type_key: str = "type") -> None:
-        self.kind, self.type_key = kind, type_key
+    def __init__(self, kind: str, type_key: str = "type", base: type[Section] = Section) -> None:
+        self.kind, self.type_key, self.base = kind, type_key, base
         self._parts: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {}
+        self._models: dict[str, type[Section]] = {}
 
     def register(self, name: str, given: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator. `given`: parameters that code supplies to `build`; they are not option keys."""
@@ -54,52 +53,68 @@ class Registry:
         return self._parts[name][0]
 
     def keys(self, name: str) -> list[str]:
-        """The option keys of part `name`, without the type key."""
-        return list(self._option_parameters(name))
+        """The option keys of part `name`, without the type key and the keys of `base`."""
+        return [key for key in self.model(name).model_fields if key not in (self.type_key, *self.base.model_fields)]
 
-    def resolve(self, section: dict[str, Any] | str, where: str) -> dict[str, Any]:
-        """`section` checked and completed with the constructor's defaults.
+    def model(self, name: str) -> type[Section]:
+        """The options of part `name` as a frozen model: its type, the keys of `base`, those of its constructor."""
+        if name not in self._models:
+            parameters = self._parameters(name)
+            fields: dict[str, Any] = {self.type_key: (Literal[name], ...)}
+            for key, parameter in parameters.items():
+                default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+                if not _is_flat(parameter):
+                    fields[key] = (_held(parameter.annotation), default)
+            shared = [parameter.annotation for parameter in parameters.values() if _is_flat(parameter)]
+            model = create_model(name, __base__=(*shared, self.base), **fields)
+            model.constructor = self._parts[name][0]
+            self._models[name] = model
+        return self._models[name]
+
+    def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Section:
+        """`section` checked and completed with the constructor's defaults; what is resolved already stays.
 
         where: dotted place of the section, e.g. "netG" (the caller adds the file's name).
         Raises OptionError for an unknown type, an unknown or missing key, or a value of the wrong type.
         """
-        section = {self.type_key: section} if isinstance(section, str) else dict(section)
-        name = section.pop(self.type_key, None)
-        self._check_name(name, where)
-        parameters = self._option_parameters(name)
-        for key in section:
-            if key not in parameters:
-                valid = [self.type_key, *parameters]
-                raise OptionError(
-                    f"unknown option {where}.{key}", f"{where}.{key}",
-                    f'one of the keys of {self.kind} "{name}": {", ".join(valid)}{nearest(key, valid)}',
-                    "rename or remove it",
-                )  # fmt: skip
-        values = self._typed(name, section, parameters, where)
-        for key, parameter in parameters.items():
-            metadata = getattr(parameter.annotation, "__metadata__", ())
-            nested = next((m for m in metadata if isinstance(m, Registry)), None)
-            if nested is not None and values[key] is not None:
-                values[key] = nested.resolve(values[key], f"{where}.{key}")
-        return {self.type_key: name, **values}
+        if isinstance(section, Section):
+            return section
+        if not isinstance(section, (str, Mapping)):
+            expected = f"an object {{ ... }}, or the name of a {self.kind}"
+            raise OptionError(f"{where} is {section!r}", where, expected, f"correct {where}")
+        values = {self.type_key: section} if isinstance(section, str) else dict(section)
+        name = values.get(self.type_key)
+        if name not in self._parts:
+            raise self._unknown_part(name, where)
+        model = self.model(name)
+        for key, field in model.model_fields.items():
+            nested = next((m for m in field.metadata if isinstance(m, Registry)), None)
+            value = values.get(key, None if field.is_required() else field.default)
+            if nested is not None and value is not None:
+                values[key] = nested.resolve(value, f"{where}.{key}")
+        return read_section(model, values, where, f'{self.kind} "{name}"')
 
-    def build(self, section: dict[str, Any] | str, where: str, **given: Any) -> Any:
+    def build(self, section: Section | Mapping[str, Any] | str, where: str, **given: Any) -> Any:
         """The part that `section` describes. given: the parameters that code supplies."""
-        values = self.resolve(section, where)
-        constructor, names = self._parts[values.pop(self.type_key)]
+        options = self.resolve(section, where)
+        name = getattr(options, self.type_key)
+        constructor, names = self._parts[name]
+        values = {
+            key: options if _is_flat(parameter) else getattr(options, key)
+            for key, parameter in self._parameters(name).items()
+        }
         return constructor(**values, **{key: value for key, value in given.items() if key in names})
 
-    def _check_name(self, name: Any, where: str) -> None:
-        if name in self._parts:
-            return
-        raise OptionError(
+    def _unknown_part(self, name: Any, where: str) -> OptionError:
+        return OptionError(
             f"{where}.{self.type_key} is {name!r}" if name is not None else f"{where}.{self.type_key} is missing",
             f"{where}.{self.type_key}",
             f"a registered {self.kind}: {', '.join(self.names())}{nearest(str(name), self.names())}",
             "choose one of these, or register your own",
         )
 
-    def _option_parameters(self, name: str) -> dict[str, inspect.Parameter]:
+    def _parameters(self, name: str) -> dict[str, inspect.Parameter]:
+        """The constructor's parameters that are option keys, or stand for some, with their annotations resolved."""
         constructor, given = self._parts[name]
         function = constructor.__init__ if inspect.isclass(constructor) else constructor
         hints = get_type_hints(function, include_extras=True)
@@ -109,22 +124,20 @@ class Registry:
             if key not in given and parameter.kind not in _VARIADIC
         }
 
-    def _typed(
-        self, name: str, section: dict[str, Any], parameters: dict[str, inspect.Parameter], where: str
-    ) -> dict[str, Any]:
-        fields = {
-            key: (parameter.annotation, ... if parameter.default is inspect.Parameter.empty else parameter.default)
-            for key, parameter in parameters.items()
-        }
-        model = create_model(name, __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **fields)
-        try:
-            values = model(**section)
-        except ValidationError as e:
-            first = e.errors()[0]
-            key = ".".join([where, *map(str, first["loc"])])
-            parameter = parameters[str(first["loc"][0])]
-            expected = f"{inspect.formatannotation(parameter.annotation)}: {first['msg'].lower()}"
-            if first["type"] == "missing":
-                raise OptionError(f"option {key} is missing", key, f"a value for it ({expected})", f"add {key}") from e
-            raise OptionError(f"option {key} is {first['input']!r}", key, expected, f"correct {key}") from e
-        return {key: getattr(values, key) for key in fields}
+
+def import_parts(package: str, pattern: str) -> None:
+    """Import the modules of a package whose names match, e.g. ("models", "network_*"): they register their parts."""
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if fnmatch.fnmatch(module.name, pattern):
+            importlib.import_module(f"{package}.{module.name}")
+
+
+def _held(annotation: Any) -> Any:
+    """What the model holds where an option file may hold `annotation`: a nested part is a resolved section there."""
+    nested = [m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Registry)]
+    return Annotated[Any, nested[0]] if nested else annotation
+
+
+def _is_flat(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter stands for the keys of a section."""
+    return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Section)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from utils import utils_checkpoint, utils_dist
+from utils.option_models import Options, TrainOptions
 from utils.utils_errors import CheckpointError, DataError, OptionError
 from utils.utils_option import redact
 
@@ -69,15 +69,15 @@ class Resumed:
     is_named: bool = False
 
 
-def find_checkpoint(opt: dict[str, Any]) -> Resumed | None:
-    """The full checkpoint that this run goes on from, or None for a fresh start, as `path.resume` says.
+def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
+    """The full checkpoint that the run in `folder` goes on from, or None for a fresh start, as path.resume says.
 
     "auto": the run's own latest one, if there is any. null: none, refused where the folder already holds a run.
     A path: that file, or the run's own latest one where that is further, so that a command with a path can be repeated
     after an interruption and overwrites nothing. Raises CheckpointError where a named file is missing, damaged, or no
     checkpoint.
     """
-    resume, latest = opt["path"]["resume"], own_checkpoint(opt, "latest")
+    latest = own_checkpoint(folder, "latest")
     if resume is None:
         if utils_checkpoint.exists(latest):
             raise OptionError(
@@ -104,9 +104,9 @@ def find_checkpoint(opt: dict[str, Any]) -> Resumed | None:
     return _said(named)
 
 
-def own_checkpoint(opt: dict[str, Any], name: str) -> Path:
-    """The file of checkpoint `name` ("latest", "best") in the run's folder."""
-    return Path(opt["path"]["task"]) / "checkpoints" / f"checkpoint_{name}.pth"
+def own_checkpoint(folder: Path, name: str) -> Path:
+    """The file of checkpoint `name` ("latest", "best") in a run's folder."""
+    return folder / "checkpoints" / f"checkpoint_{name}.pth"
 
 
 def _said(resumed: Resumed) -> Resumed:
@@ -137,7 +137,7 @@ def _further(latest: Path, step: int) -> dict[str, Any] | None:
     return None
 
 
-def restore_progress(resumed: Resumed, opt: dict[str, Any], order: DataOrder, total_batch: int) -> Progress:
+def restore_progress(resumed: Resumed, opt: Options, order: DataOrder, total_batch: int) -> Progress:
     """Where the run stands in `order`, this run's data. Raises OptionError or DataError where it cannot go on.
 
     total_batch: samples of a step. A position that the data no longer have gives way to the start of the next epoch,
@@ -148,12 +148,12 @@ def restore_progress(resumed: Resumed, opt: dict[str, Any], order: DataOrder, to
     was = DataOrder(**state["order"]) if "order" in state else None  # former versions did not write it
     if progress.batch == (was or order).steps:
         progress.next_epoch()
-    changes = differences(state["options"], redact(opt))
+    changes = differences(state["options"], redact(opt.plain()))
     if changes and utils_dist.is_main_process():
         lines = [f"  {key}: {_short(then)} -> {_short(now)}" for key, (then, now) in changes.items()]
         logger.warning("options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines))
-    _reset_foreign(progress, resumed, opt, changes)
-    if progress.step < planned_steps(opt["train"], order.steps, progress):
+    _reset_foreign(progress, resumed, opt.folder, changes)
+    if progress.step < planned_steps(opt.train, order.steps, progress):
         _check_total_batch(state, opt, total_batch)
         _find_place(progress, was, order, resumed)
         if state["world_size"] != utils_dist.get_world_size() and utils_dist.is_main_process():
@@ -164,32 +164,31 @@ def restore_progress(resumed: Resumed, opt: dict[str, Any], order: DataOrder, to
     return progress
 
 
-def planned_steps(train: dict[str, Any], steps_per_epoch: int, progress: Progress) -> int:
+def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
     """Optimizer steps of the whole run: `total_iter`, or those of `epochs` where these are fewer."""
-    if train["epochs"] is None:
-        return train["total_iter"]
+    if train.epochs is None:
+        return train.total_iter
     # Counted from where the run stands: its former epochs may have had another length.
-    of_epochs = progress.step + (train["epochs"] - progress.epoch) * steps_per_epoch - progress.batch
-    return of_epochs if train["total_iter"] is None else min(train["total_iter"], of_epochs)
+    of_epochs = progress.step + (train.epochs - progress.epoch) * steps_per_epoch - progress.batch
+    return of_epochs if train.total_iter is None else min(train.total_iter, of_epochs)
 
 
-def plan_notes(train: dict[str, Any], steps_per_epoch: int, progress: Progress, total_iter: int) -> list[str]:
+def plan_notes(train: TrainOptions, steps_per_epoch: int, progress: Progress, total_iter: int) -> list[str]:
     """What a user may not expect of the planned end: limits that cut each other, a rate that has come to its end."""
     notes = []
-    if train["epochs"] is not None and total_iter < planned_steps(
-        {**train, "total_iter": None}, steps_per_epoch, progress
-    ):
+    without_limit = train.model_copy(update={"total_iter": None})
+    if train.epochs is not None and total_iter < planned_steps(without_limit, steps_per_epoch, progress):
         notes.append(
-            f"train.total_iter = {total_iter} ends the run before train.epochs = {train['epochs']}; "
+            f"train.total_iter = {total_iter} ends the run before train.epochs = {train.epochs}; "
             "--epochs on the command line, or total_iter null, lets the epochs decide"
         )
-    if train["G_scheduler_type"] == "CosineAnnealingWarmRestarts":
-        periods = train["G_scheduler_periods"]
+    if train.G_scheduler_type == "CosineAnnealingWarmRestarts":
+        periods = train.G_scheduler_periods
         end = sum(periods) if isinstance(periods, list) else periods
         if end < total_iter:
             notes.append(
                 f"train.G_scheduler_periods end at iter {end} of {total_iter}: from there on the learning rate is "
-                f"{train['G_scheduler_eta_min']:g}"
+                f"{train.G_scheduler_eta_min:g}"
             )
     return notes
 
@@ -213,31 +212,26 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _reset_foreign(
-    progress: Progress, resumed: Resumed, opt: dict[str, Any], changes: dict[str, tuple[Any, Any]]
-) -> None:
+def _reset_foreign(progress: Progress, resumed: Resumed, folder: Path, changes: dict[str, tuple[Any, Any]]) -> None:
     """What belongs to another run, or to another test split, is not taken over."""
-    if resumed.path.resolve().parent != own_checkpoint(opt, "latest").resolve().parent:
+    if resumed.path.resolve().parent != own_checkpoint(folder, "latest").resolve().parent:
         progress.wandb_id, progress.validated = None, 0
     other_test = [key for key in changes if key.startswith(("datasets.test.", "val."))]
-    if progress.best_psnr is not None and (other_test or not utils_checkpoint.exists(own_checkpoint(opt, "best"))):
+    if progress.best_psnr is not None and (other_test or not utils_checkpoint.exists(own_checkpoint(folder, "best"))):
         reason = f"{', '.join(other_test)} changed" if other_test else "this run's folder holds no checkpoint_best.pth"
         logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
         progress.best_psnr, progress.best_step = None, 0
 
 
-def _check_total_batch(state: dict[str, Any], opt: dict[str, Any], total_batch: int) -> None:
+def _check_total_batch(state: dict[str, Any], opt: Options, total_batch: int) -> None:
     """Raises OptionError where a step takes more or fewer samples than before: the position in the data counts steps.
 
     With the same total a run goes on with the very next sample, on any number of ranks.
     """
-
-    def factors(options: dict[str, Any]) -> tuple[int, int]:
-        return options["datasets"]["train"]["dataloader_batch_size"], options["train"]["accumulation_steps"]
-
-    was, ranks = state["world_size"] * math.prod(factors(state["options"])), utils_dist.get_world_size()
+    then, ranks = state["options"], utils_dist.get_world_size()
+    was = state["world_size"] * then["datasets"]["train"]["dataloader_batch_size"] * then["train"]["accumulation_steps"]
     if total_batch != was:
-        per_gpu, accumulated = factors(opt)
+        per_gpu, accumulated = opt.datasets.train.dataloader_batch_size, opt.train.accumulation_steps
         raise OptionError(
             f"a step takes {total_batch} samples now, and took {was} before the checkpoint",
             f"batch {per_gpu} x {ranks} ranks x {accumulated} accumulated", f"a product of {was}, to resume",

@@ -18,14 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
+from utils.option_models import WatchdogOptions
 from utils.utils_beats import REPORTED, Beats, State, claim_failure, is_gone, is_here, where
-from utils.utils_errors import DistError, StallError
+from utils.utils_errors import StallError
 from utils.utils_process import first_to_claim, kill_tree
 from utils.utils_stacks import dump_stacks
 
@@ -94,42 +94,6 @@ def collective(name: str) -> Iterator[None]:
     phase(outer)
 
 
-@dataclass
-class Budgets:
-    """Seconds without a new phase before a rank is called stuck: stall_s, or those of phases that may take longer."""
-
-    stall_s: float = 300.0
-    start_s: float = 900.0
-    validate_s: float = 1500.0
-    save_s: float = 900.0
-
-    def of(self, name: str) -> float:
-        outermost = name.partition(":")[0].rpartition(" in ")[2]  # what follows the colon names a clip
-        clip_s = self.validate_s
-        first = {"start": self.start_s, "first step": self.start_s}
-        special = first | {"save": self.save_s, "validate": clip_s, "restore": clip_s, "score": clip_s}
-        return max(self.stall_s, special.get(outermost, 0.0))
-
-    def check_against(self, timeout_s: float) -> str:
-        """What to warn of, where the process group's time-out ends a run, without a name, before the watchdog can.
-
-        Raises DistError where it always would.
-        """
-        late = [
-            f"{name} is {s:g} s"
-            for name in ("stall_s", "start_s", "validate_s", "save_s")
-            if (s := getattr(self, name)) >= timeout_s
-        ]
-        what = f"watchdog: {', '.join(late)}; the time-out of the process group is {timeout_s:g} s"
-        if self.stall_s >= timeout_s:
-            raise DistError(
-                what, "dist_timeout_s or NCCL_TIMEOUT",
-                "the watchdog first: only it can say which rank stands still, and where",
-                "raise dist_timeout_s (or NCCL_TIMEOUT), or lower watchdog.stall_s",
-            )  # fmt: skip
-        return f"{what}: a rank that takes so long is ended without a name" if late else ""
-
-
 class Watchdog(threading.Thread):
     """The thread of one rank. leave: ends this process with a code, and must not return; it is
     handed the store, as far as that still answers."""
@@ -140,7 +104,7 @@ class Watchdog(threading.Thread):
         super().__init__(daemon=True, name="watchdog")
         self.rank, self.store, self.leave = rank, store, leave
         self.beats = Beats(rank, world_size, store)
-        self.budgets: Budgets | None = None  # None until `watch`: follows failures and deaths only
+        self.budgets: WatchdogOptions | None = None  # None until `watch`: follows failures and deaths only
         self.interval_s = 0.5
         self.ending = False  # the main thread has come to the end: peers that go are no longer dead
         self.failure: State | None = None  # what ends the run, once it is known
@@ -192,7 +156,7 @@ class Watchdog(threading.Thread):
         self.hurried.clear()
         return self.stopped.is_set()
 
-    def watch(self, budgets: Budgets) -> None:
+    def watch(self, budgets: WatchdogOptions) -> None:
         """From now on a stall ends the run."""
         go_on()
         self.budgets, self.interval_s = budgets, min(0.5, budgets.stall_s / 6)
