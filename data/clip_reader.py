@@ -22,7 +22,8 @@ from data.frame_io import read_bgr
 from data.roots import LMDB_MARK
 from data.spike.stream import count_planes, read_dat
 from data.spike_info import DatasetInfo, load_info
-from data.spike_source import DatSpikes, spike_errors_as_data_errors, user_spikes
+from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors, user_spikes
+from utils.option_section import Section
 from utils.utils_errors import DataError, OptionError
 from utils.utils_files import natural_key
 from utils.utils_image import IMAGE_SUFFIXES, list_images
@@ -257,7 +258,8 @@ def user_clips(
         raise DataError("no such file or folder", str(root), "a folder of frames or a video", "check --input")
     if root.is_file() and root.suffix.lower() not in VIDEO_SUFFIXES + IMAGE_SUFFIXES:
         logger.info("%s has no known suffix of a video; trying to decode it", root)
-    inner, network = _inner_clips(root), (spike_options, scale, trained)
+    section = None if spike_options is None else SPIKE_SOURCES.resolve(spike_options, "spike")
+    inner, network = _inner_clips(root), (section, scale, trained)
     if not inner:
         return [_user_clip(_clip_name(root), root, spike, gt, network)]
 
@@ -281,7 +283,7 @@ def _user_clip(
     path: Path,
     spike: str | Path | None,
     gt: str | Path | None,
-    network: tuple[dict[str, Any] | None, int, dict[str, Any] | None],
+    network: tuple[Section | None, int, dict[str, Any] | None],
 ) -> UserClip:
     """network: spike_options, scale and trained of `user_clips`."""
     spike_options, scale, trained = network
@@ -329,13 +331,13 @@ def _dat_files(folder: Path, frames: Pictures) -> list[Path]:
     return pairs
 
 
-def _nearest_info(spike: Path, options: dict[str, Any]) -> DatasetInfo:
+def _nearest_info(spike: Path, options: Any) -> DatasetInfo:
     """The dataset.json near the spikes; one that gives another size than the user did is not of these files."""
     folder = spike if spike.is_dir() else spike.parent
     for place in (folder, *list(folder.resolve().parents)[:3]):
         info = load_info(str(place))
         if info.path:
-            sizes = ((options.get("h"), info.h), (options.get("w"), info.w))
+            sizes = ((options.h, info.h), (options.w, info.w))
             fits = all(None in pair or pair[0] == pair[1] for pair in sizes)
             return info if fits else DatasetInfo()
     return DatasetInfo()

@@ -3,67 +3,102 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.augment import Augment
 from data.camera import CAMERAS, CameraDraw
 from data.clip import Clip
-from data.clip_index import Source, held_out
+from data.clip_index import Problem, Source, held_out
+from data.clip_options import ClipFiles, Crops, FileReading, SharpFiles, SpikeFiles, WholeClips
 from data.io_backend import IO_BACKENDS
+from data.preflight import Report, check_source
 from data.select_dataset import DATASETS
-from data.spike_source import SPIKE_SOURCES, build_spikes
+from data.spike_source import build_spikes, channels_of, describe_spikes
 from utils.utils_errors import DataError, OptionError
 
 logger = logging.getLogger(__name__)
 
-SpikeSection = Annotated[dict[str, Any] | str, SPIKE_SOURCES]
-CameraSection = Annotated[dict[str, Any] | str | None, CAMERAS]
-IoSection = Annotated[dict[str, Any] | str, IO_BACKENDS]
+PLACES = (
+    "dataroot_lq", "dataroot_gt", "dataroot_spike", "lq_folder", "meta_info_file", "filename_tmpl", "filename_ext",
+)  # fmt: skip
 
 
-class _Clips(Dataset):
-    """What training and testing share: the clips, and reading a run of frames of one of them.
+class ClipDataset(Dataset):
+    """Clips, and reading a run of frames of one of them. What training and testing share.
 
+    A dataset of other folders says in `places` where they are; one of other files altogether overrides `source` and
+    `check` too.
     Files are opened when a sample is read and closed at once; nothing open crosses a fork.
     """
 
     is_training = False
 
-    def __init__(
-        self,
-        source: Source,
-        *,
-        io_backend: dict[str, Any] | str,
-        cache_data: bool,
-        seed: int,
-        camera: dict[str, Any] | str | None = None,
-    ) -> None:
+    def __init__(self, section: FileReading, seed: int) -> None:
+        source = self.source(section)
         self.seed, self.spikes = seed, source.spikes
+        camera = getattr(section, "camera", None)
         self.camera = CAMERAS.build(camera, "camera") if camera else None
-        if (
-            self.camera
-            and self.camera.known_rate
-            and (source.spikes.rate == "match" or "rate" in source.spikes.ignored)
-        ):
+        is_undivided = source.spikes and (source.spikes.rate == "match" or "rate" in source.spikes.ignored)
+        if is_undivided and self.camera and self.camera.known_rate:
             raise OptionError(
                 "camera.known_rate has no effect: the representation is not divided by a given rate",
                 "camera.known_rate", "a proportional representation, and spike.rate other than match", "remove it",
             )  # fmt: skip
-        self.files = IO_BACKENDS.build(io_backend, "io_backend", cache_data=cache_data)
+        self.files = IO_BACKENDS.build(section.io_backend, "io_backend", cache_data=section.cache_data)
         self.clips: list[Clip] = self.files.clips(source)
+        self.roots = {f"dataroot_{kind}": root for kind, (root, _, _) in source.kinds().items()}  # never written to
+
+    # ---- asked before there is a dataset; `section` is its resolved options ------------------------------------------
+
+    @classmethod
+    def places(cls, section: Any) -> dict[str, Any]:
+        """Where the clips are, as fields of `Source`; a dataset whose keys have other names says so here."""
+        return {key: getattr(section, key) for key in PLACES if hasattr(section, key)}
+
+    @classmethod
+    def source(cls, section: Any) -> Source:
+        """The clips and what their spikes mean. Reads dataset.json beside the spikes at most."""
+        places = cls.places(section)
+        spikes = build_spikes(section.spike, places["dataroot_spike"], "spike") if hasattr(section, "spike") else None
+        return Source(**places, spikes=spikes, left_out=held_out(getattr(section, "val_partition", None)))
+
+    @classmethod
+    def spike_channels(cls, section: Any) -> int:
+        """S of the samples; 0 for RGB. Reads no file."""
+        return channels_of(section.spike.representation) if hasattr(section, "spike") else 0
+
+    @classmethod
+    def spike_data(cls, section: Any) -> dict[str, Any] | None:
+        """What those who use the weights need to know of the training's spikes; see data.spike_source."""
+        is_there = hasattr(section, "spike")
+        return describe_spikes(section.spike, cls.places(section)["dataroot_spike"]) if is_there else None
+
+    @classmethod
+    def check(cls, section: Any, split: str, **how: Any) -> Report:
+        """Everything that can be said of the data without training. how: see data.preflight.check_source."""
+        source = cls.source(section)
+        if section.io_backend.type == "cache":  # a cache is checked as a whole, by the digest of what it was made of
+            clips = IO_BACKENDS.build(section.io_backend, "io_backend").clips(source)
+            report = Report(split, {}, clips, note=f"{len(clips)} cached clips")
+        else:
+            report = check_source(source, split, **how)
+        if source.spikes and not source.spikes.is_rate_known:
+            what = (
+                "no dataset.json or spike.rate gives the firing rate at full light; 1 is assumed, so that the network "
+                "learns from undivided firing rates of this camera"
+            )
+            report.warnings.append(Problem("spikes", what, source.dataroot_spike))
+        return report
 
     def read(
-        self,
-        clip: Clip,
-        frames: list[int],
-        aug: Augment,
-        backwards: list[bool],
-        camera: CameraDraw | None = None,
+        self, clip: Clip, frames: list[int], aug: Augment, backwards: list[bool], camera: CameraDraw | None = None
     ) -> dict[str, Tensor]:
         """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of these frames, cut and turned.
 
@@ -89,30 +124,16 @@ def _to_tensor(pictures: np.ndarray, aug: Augment) -> Tensor:
     return torch.from_numpy(frames).to(torch.float32).div_(255.0)
 
 
-class _TrainClips(_Clips):
+class TrainClips(ClipDataset):
+    """Random crops of clips. Clips shorter than num_frame are played back and forth."""
+
     is_training = True
 
-    def __init__(
-        self,
-        source: Source,
-        *,
-        num_frame: int,
-        gt_size: int,
-        interval_list: list[int] | tuple[int, ...],
-        random_reverse: bool,
-        use_hflip: bool,
-        use_rot: bool,
-        **shared: Any,
-    ) -> None:
-        if num_frame < 1 or not interval_list or min(interval_list) < 1:
-            raise OptionError(
-                f"num_frame is {num_frame}, interval_list {interval_list}", "datasets.train.num_frame", "numbers >= 1",
-                "correct them",
-            )  # fmt: skip
-        super().__init__(source, **shared)
-        self.num_frame, self.gt_size = num_frame, gt_size
-        self.intervals = interval_list
-        self.turns = {"hflip": use_hflip, "rot": use_rot, "reverse": random_reverse}
+    def __init__(self, section: Any, seed: int) -> None:
+        super().__init__(section, seed)
+        self.num_frame, self.gt_size = section.num_frame, section.gt_size
+        self.intervals = section.interval_list
+        self.turns = {"hflip": section.use_hflip, "rot": section.use_rot, "reverse": section.random_reverse}
         self.ends = np.cumsum([len(clip) for clip in self.clips])
         self._check_fit()
 
@@ -134,12 +155,8 @@ class _TrainClips(_Clips):
         short = [clip.name for clip in self.clips if len(clip) < self.num_frame]
         if short:
             names = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
-            logger.warning(
-                "%d clips have fewer than %d frames and are played back and forth: %s",
-                len(short),
-                self.num_frame,
-                names,
-            )
+            text = "%d clips have fewer than %d frames and are played back and forth: %s"
+            logger.warning(text, len(short), self.num_frame, names)
 
     def sample_names(self) -> list[str]:
         """clip/frame of every sample, in order, after what is known of its clip and of the spikes.
@@ -178,13 +195,22 @@ class _TrainClips(_Clips):
         return {**item, "key": f"{clip.name}/{clip.stems[frames[0]]}"}
 
 
-class _TestClips(_Clips):
-    def __init__(self, source: Source, *, num_frame: int, **shared: Any) -> None:
-        super().__init__(source, **shared)
-        self.num_frame = num_frame
+class TestClips(ClipDataset):
+    """Whole clips."""
+
+    __test__ = False  # no test case, whatever pytest reads into the name
+
+    def __init__(self, section: Any, seed: int) -> None:
+        super().__init__(section, seed)
+        self.num_frame = section.num_frame
 
     def __len__(self) -> int:
         return len(self.clips)
+
+    def count_folders(self) -> int:
+        """Clips that lie in the data folder, whether a meta file lists them or not; 0 for an LMDB."""
+        root = Path(self.roots["dataroot_lq"])
+        return sum(f.is_dir() and not f.name.startswith(".") for f in root.iterdir()) if root.is_dir() else 0
 
     def frame_count(self, index: int) -> int:
         """Frames of clip `index` that are read: all, or the first num_frame."""
@@ -218,138 +244,55 @@ def bounce(position: int, length: int) -> tuple[int, bool]:
     return (phase, False) if phase < length else (period - phase, True)
 
 
+class TrainKeys(Crops, SharpFiles, SpikeFiles):
+    pass
+
+
 @DATASETS.register("TrainDatasetRGBSpike", given=("seed",))
-class TrainDatasetRGBSpike(_TrainClips):
+class TrainDatasetRGBSpike(TrainClips):
     """Random crops of blurry RGB frames, their spikes and their sharp frames.
 
     Items: lq (T, 3, h, w), spike (T, S, h, w), gt (T, 3, s h, s w) float32, key "clip/first_frame".
-    lq_folder: name of the blurry frames within a clip, where it has such folders ("blur" or "blur_gamma").
-    camera: changes of the spike camera to train against, "perturb" or its options; null for none.
     Clips shorter than num_frame are played back and forth.
     """
 
-    def __init__(
-        self,
-        dataroot_gt: str,
-        dataroot_lq: str,
-        dataroot_spike: str,
-        num_frame: int,
-        gt_size: int,
-        spike: SpikeSection = "dat",
-        camera: CameraSection = None,
-        lq_folder: str = "blur",
-        meta_info_file: str | None = None,
-        filename_tmpl: str | None = None,
-        filename_ext: str = "png",
-        io_backend: IoSection = "disk",
-        interval_list: list[int] | tuple[int, ...] = (1,),
-        random_reverse: bool = False,
-        use_hflip: bool = False,
-        use_rot: bool = False,
-        cache_data: bool = False,
-        seed: int = 0,
-    ) -> None:
-        source = Source(
-            dataroot_lq, dataroot_gt, dataroot_spike, lq_folder, meta_info_file, filename_tmpl, filename_ext,
-            build_spikes(spike, dataroot_spike, "datasets.train.spike"),
-        )  # fmt: skip
-        super().__init__(
-            source, num_frame=num_frame, gt_size=gt_size, interval_list=list(interval_list),
-            random_reverse=random_reverse, use_hflip=use_hflip, use_rot=use_rot, io_backend=io_backend,
-            cache_data=cache_data, seed=seed, camera=camera,
-        )  # fmt: skip
+    def __init__(self, section: TrainKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+
+
+class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
+    val_partition: Literal["REDS4", "official"] | None = Field(
+        None, description="Leave out the clips of REDS that are kept for validation."
+    )
 
 
 @DATASETS.register("VideoRecurrentTrainDataset", given=("seed",))
-class VideoRecurrentTrainDataset(_TrainClips):
-    """As TrainDatasetRGBSpike, without spikes; KAIR's name and keys.
+class VideoRecurrentTrainDataset(TrainClips):
+    """As TrainDatasetRGBSpike, without spikes; KAIR's name and keys."""
 
-    val_partition: leave out the clips of REDS that are kept for validation.
-    """
+    def __init__(self, section: RecurrentTrainKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
 
-    def __init__(
-        self,
-        dataroot_gt: str,
-        dataroot_lq: str,
-        num_frame: int,
-        gt_size: int,
-        lq_folder: str = "blur",
-        meta_info_file: str | None = None,
-        filename_tmpl: str | None = None,
-        filename_ext: str = "png",
-        io_backend: IoSection = "disk",
-        interval_list: list[int] | tuple[int, ...] = (1,),
-        random_reverse: bool = False,
-        use_hflip: bool = False,
-        use_rot: bool = False,
-        cache_data: bool = False,
-        val_partition: Literal["REDS4", "official"] | None = None,
-        seed: int = 0,
-    ) -> None:
-        source = Source(
-            dataroot_lq,
-            dataroot_gt,
-            None,
-            lq_folder,
-            meta_info_file,
-            filename_tmpl,
-            filename_ext,
-            left_out=held_out(val_partition),
-        )
-        super().__init__(
-            source, num_frame=num_frame, gt_size=gt_size, interval_list=list(interval_list),
-            random_reverse=random_reverse, use_hflip=use_hflip, use_rot=use_rot, io_backend=io_backend,
-            cache_data=cache_data, seed=seed,
-        )  # fmt: skip
+
+class TestKeys(WholeClips, SpikeFiles):
+    __test__ = False
 
 
 @DATASETS.register("TestDatasetRGBSpike", given=("seed",))
-class TestDatasetRGBSpike(_TestClips):
-    """Whole clips with their spikes. dataroot_gt: null for real data; num_frame: only so many frames, -1 for all."""
+class TestDatasetRGBSpike(TestClips):
+    """Whole clips with their spikes, as in training."""
 
-    __test__ = False  # no test case, whatever pytest reads into the name
+    def __init__(self, section: TestKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
 
-    def __init__(
-        self,
-        dataroot_lq: str,
-        dataroot_spike: str,
-        dataroot_gt: str | None = None,
-        spike: SpikeSection = "dat",
-        camera: CameraSection = None,
-        lq_folder: str = "blur",
-        meta_info_file: str | None = None,
-        filename_tmpl: str | None = None,
-        filename_ext: str = "png",
-        io_backend: IoSection = "disk",
-        num_frame: int = -1,
-        cache_data: bool = False,
-        seed: int = 0,
-    ) -> None:
-        source = Source(
-            dataroot_lq, dataroot_gt, dataroot_spike, lq_folder, meta_info_file, filename_tmpl, filename_ext,
-            build_spikes(spike, dataroot_spike, "datasets.test.spike"),
-        )  # fmt: skip
-        super().__init__(
-            source, num_frame=num_frame, io_backend=io_backend, cache_data=cache_data, seed=seed, camera=camera
-        )
+
+class RecurrentTestKeys(WholeClips, ClipFiles):
+    pass
 
 
 @DATASETS.register("VideoRecurrentTestDataset", given=("seed",))
-class VideoRecurrentTestDataset(_TestClips):
+class VideoRecurrentTestDataset(TestClips):
     """As TestDatasetRGBSpike, without spikes; KAIR's name and keys."""
 
-    def __init__(
-        self,
-        dataroot_lq: str,
-        dataroot_gt: str | None = None,
-        lq_folder: str = "blur",
-        meta_info_file: str | None = None,
-        filename_tmpl: str | None = None,
-        filename_ext: str = "png",
-        io_backend: IoSection = "disk",
-        num_frame: int = -1,
-        cache_data: bool = False,
-        seed: int = 0,
-    ) -> None:
-        source = Source(dataroot_lq, dataroot_gt, None, lq_folder, meta_info_file, filename_tmpl, filename_ext)
-        super().__init__(source, num_frame=num_frame, io_backend=io_backend, cache_data=cache_data, seed=seed)
+    def __init__(self, section: RecurrentTestKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)

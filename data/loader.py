@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from data.sampler import ResumableDistributedSampler
 from utils import utils_watchdog
+from utils.option_models import LoaderOptions
 from utils.utils_errors import DataError, SpikeVRTError
 from utils.utils_process import die_with_parent, leave_signals_to_parent, signals_held
 from utils.utils_resume import DataOrder
@@ -29,36 +30,39 @@ class TrainLoader:
     def __init__(
         self,
         dataset: Dataset,
-        section: dict[str, Any],
+        section: LoaderOptions,
         *,
         accumulation_steps: int,
         seed: int,
         rank: int,
         world_size: int,
+        stall_s: float = 300,
     ) -> None:
+        """stall_s: the watchdog's time; the loader, which can name the samples of a batch, must speak before it."""
         self.accumulation_steps = accumulation_steps
         self.sampler = ResumableDistributedSampler(
-            len(dataset) * section["dataloader_epoch_repeat"],
+            len(dataset) * section.dataloader_epoch_repeat,
             world_size=world_size,
             rank=rank,
-            batch_size=section["dataloader_batch_size"] * accumulation_steps,
+            batch_size=section.dataloader_batch_size * accumulation_steps,
             seed=seed,
-            shuffle=section["dataloader_shuffle"],
+            shuffle=section.dataloader_shuffle,
         )
-        workers = section["dataloader_num_workers"]
+        workers = section.dataloader_num_workers
         self.rank, self.section = rank, section
+        self.timeout_s = section.dataloader_timeout_s or 0.8 * stall_s
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
         self.loader = DataLoader(
             _Guarded(dataset),
-            batch_size=section["dataloader_batch_size"],
+            batch_size=section.dataloader_batch_size,
             sampler=self.sampler,
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
             # Also covers the epoch turn of persistent workers, where torch's default waits for ever.
-            timeout=section["dataloader_timeout_s"] if workers else 0,
-            prefetch_factor=section["dataloader_prefetch_factor"] if workers else None,
-            persistent_workers=section["dataloader_persistent_workers"] and workers > 0,
+            timeout=self.timeout_s if workers else 0,
+            prefetch_factor=section.dataloader_prefetch_factor if workers else None,
+            persistent_workers=section.dataloader_persistent_workers and workers > 0,
             collate_fn=_collate,
             worker_init_fn=_init_worker,
         )
@@ -106,12 +110,12 @@ class TrainLoader:
         except RuntimeError as e:
             if "timed out" not in str(e) and "killed by signal" not in str(e):
                 raise
-            size, workers = self.section["dataloader_batch_size"], self.section["dataloader_num_workers"]
+            size, workers = self.section.dataloader_batch_size, self.section.dataloader_num_workers
             samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
             raise DataError(
                 f"no batch: {str(e).splitlines()[0]}",
                 f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}",  # they take turns
-                f"a batch within datasets.train.dataloader_timeout_s = {self.section['dataloader_timeout_s']:g} s",
+                f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s",
                 "look at the disk and the memory of this host, or raise the time-out",
             ) from e  # fmt: skip
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -23,13 +22,12 @@ import numpy as np
 from data.clip import Clip
 from data.clip_index import Problem, Source, digest, list_source, problems_error, scan
 from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr
-from data.io_backend import IO_BACKENDS
 from data.meta_file import read_meta
 from data.roots import LMDB_MARK
-from data.select_dataset import section_source
 from data.spike.light import fit_light
 from data.spike.stream import SpikeFileError, read_dat
 from data.spike_source import DatSpikes
+from utils.option_models import DatasetsOptions
 from utils.utils_errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -41,14 +39,17 @@ PNG_END = b"IEND\xaeB`\x82"
 
 @dataclass
 class Report:
-    """What is known of one split: its sound clips, everything wrong, and what only looks odd."""
+    """What is known of one split: its sound clips, everything wrong, and what only looks odd.
+
+    places: kind of file -> (root, how files are named below it). note: how it is known, where nothing was looked at.
+    """
 
     split: str
-    source: Source
-    digest: str
+    places: dict[str, tuple[str, str]]
     clips: list[Clip]
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
+    note: str = ""
 
     def counts(self) -> str:
         """One line: clips, frames, sizes, planes."""
@@ -58,39 +59,24 @@ class Report:
         return text + (f", spike files of {', '.join(map(str, planes))} planes" if planes else "")
 
 
-def preflight(opt: dict[str, Any]) -> None:
-    """Check the data of all splits of the resolved options; for one process only, before the others go on.
+def preflight(datasets: DatasetsOptions, remembered: Path) -> None:
+    """Check the data of all splits; for one process only, before the others go on. Each dataset class checks its own.
 
-    Raises DataError (exit code 3) with every problem of every split. Odd things are logged as warnings.
+    remembered: folder of earlier verdicts. Raises DataError (exit code 3) with every problem of every split; odd things
+    are logged as warnings.
     """
-    remembered = Path(opt["path"]["root"]) / ".preflight"
     reports = []
-    for split, section in opt["datasets"].items():
-        if not section:
+    for split, section in datasets:
+        if section is None:
             continue
         start = time.monotonic()
-        source = section_source(section, split)
-        if source.spikes and not source.spikes.is_rate_known:
-            logger.warning(
-                "data %s: no dataset.json or spike.rate gives the firing rate at full light; 1 is assumed, so that the "
-                "network learns from undivided firing rates of this camera", split,
-            )  # fmt: skip
-        if _uses_cache(section):
-            clips = IO_BACKENDS.build(section["io_backend"], "io_backend", cache_data=False).clips(source)
-            logger.info("data %s: %d cached clips", split, len(clips))
-            continue
-        verdict = remembered / f"{_section_digest(source)}.json"
-        counts = _remembered(verdict)
-        if counts:
-            logger.info("data %s: %s, as checked before", split, counts)
-            continue
-        report = check(source, split)
+        report = section.constructor.check(section, split, remembered=remembered)
         reports.append(report)
         for warning in report.warnings:
             logger.warning("data %s: %s", split, warning)
         if not report.problems:
-            logger.info("data %s: %s, checked in %.1f s", split, report.counts(), time.monotonic() - start)
-            _remember(verdict, report)
+            note = report.note or f"{report.counts()}, checked in {time.monotonic() - start:.1f} s"
+            logger.info("data %s: %s", split, note)
     raise_problems(reports)
 
 
@@ -98,18 +84,30 @@ def raise_problems(reports: list[Report], shown: int | None = None) -> None:
     """DataError for the problems of all reports, where there are any. shown: list so many, null for the usual."""
     problems = [problem for report in reports for problem in report.problems]
     if problems:
-        roots = dict.fromkeys(root for r in reports if r.problems for root, _, _ in r.source.kinds().values())
+        roots = dict.fromkeys(root for r in reports if r.problems for root, _ in r.places.values())
         raise problems_error(problems, list(roots), shown)
 
 
-def check(source: Source, split: str, decode: bool = False, progress: Callable[[], None] = lambda: None) -> Report:
-    """Everything that can be checked of one split.
+def check_source(
+    source: Source,
+    split: str,
+    remembered: Path | None = None,
+    decode: bool = False,
+    progress: Callable[[], None] = lambda: None,
+) -> Report:
+    """Everything that can be checked of clips in folders or LMDBs.
 
+    remembered: folder of verdicts; what was checked there before, and has not changed, is not looked at again.
     decode: decode every picture, which also finds flipped bits; otherwise its header and its end are read.
     progress: called after each picture.
     """
+    places = {kind: (root, f"<clip>/[{folder}/]<frame>.{ext}") for kind, (root, folder, ext) in source.kinds().items()}
+    verdict = remembered / f"{_source_digest(source)}.json" if remembered else None
+    counts = _remembered(verdict) if verdict else None
+    if counts:
+        return Report(split, places, [], note=f"{counts}, as checked before")
     clips, problems = scan(source)
-    report = Report(split, source, _section_digest(source), clips, problems)
+    report = Report(split, places, clips, problems)
     jobs = [(clip, kind, path) for clip in clips for kind in ("lq", "gt") for path in getattr(clip, kind)]
     with ThreadPoolExecutor(THREADS) as pool:
         for problem in pool.map(lambda job: _check_picture(*job, decode=decode), jobs):
@@ -120,6 +118,8 @@ def check(source: Source, split: str, decode: bool = False, progress: Callable[[
         for clip in clips:
             report.warnings += _look_at_spikes(clip, source.spikes)
         report.warnings += _look_at_light(clips[0], source.spikes) if clips else []
+    if verdict and not report.problems:
+        _remember(verdict, report)
     return report
 
 
@@ -197,12 +197,7 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float((a * b).sum()) / norm if norm else 0.0
 
 
-def _uses_cache(section: dict[str, Any]) -> bool:
-    backend = section.get("io_backend")
-    return isinstance(backend, dict) and backend.get("type") == "cache"
-
-
-def _section_digest(source: Source) -> str:
+def _source_digest(source: Source) -> str:
     """Changes with the files and with everything in the options that decides whether they are right."""
     spikes = source.spikes
     asked = [

@@ -19,13 +19,14 @@ from data.spike.simulate import LUMA, to_linear
 from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
 from data.spike_info import DatasetInfo, load_info
 from utils.utils_errors import DataError, OptionError
-from utils.utils_registry import Registry
+from utils.utils_registry import Registry, import_parts
 
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 
 REPRESENTATIONS = Registry("spike representation", "type")
 SPIKE_SOURCES = Registry("spike source", "type")
 
+import_parts("data.spike", "represent_*")
 for _name, _known in rp.REPRESENTATIONS.items():
     REPRESENTATIONS.register(_name, given=("stream", "center"))(_known.function)
 
@@ -92,13 +93,11 @@ class DatSpikes:
             raise OptionError(f"spike.rate is {self.rate}, spike.gamma {gamma}", "spike", "numbers > 0", "correct them")
         self.info, self.center, self.remainder, self.gamma = info, center, remainder, gamma
         self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
-        options = REPRESENTATIONS.resolve(representation, "spike.representation")
-        self.name = options.pop("type")
-        self.options = options
+        self.name, self.options = _named(representation)
         self.channels = channels_of(representation)
-        self.ignored = rp.REPRESENTATIONS[self.name].ignored(**options)
+        self.ignored = rp.REPRESENTATIONS[self.name].ignored(**self.options)
         given = {"rate": rate is not None, "light": light is not None, "gamma": gamma != 1.0, "center": center != "gt"}
-        _check_effect(self.name, options, [key for key in given if given[key] and key in self.ignored])
+        _check_effect(self.name, self.options, [key for key in given if given[key] and key in self.ignored])
         self.is_light_known = "light" in self.ignored or (light or info.light) is not None
         self.is_rate_known = "rate" in self.ignored or (rate if rate is not None else info.rate) is not None
 
@@ -202,13 +201,12 @@ class DatSpikes:
         return np.stack([cv2.resize(channel, size, interpolation=self.interpolation) for channel in channels])
 
 
-def build_spikes(section: dict[str, Any] | str, dataroot_spike: str, where: str) -> DatSpikes:
+def build_spikes(section: Any, dataroot_spike: str, where: str) -> DatSpikes:
     """The spike source of a dataset section, completed with the data's dataset.json. where: for messages.
 
     Raises DataError where neither the options nor a folder of spikes say how large a plane is.
     """
-    is_sized = isinstance(section, dict) and section.get("h") is not None
-    if not is_sized and not os.path.isdir(dataroot_spike):
+    if section.h is None and not os.path.isdir(dataroot_spike):
         raise DataError(
             "no such folder of spikes", dataroot_spike, "a folder with one folder per clip",
             "correct dataroot_spike, or make the data: scripts/make_sample_data.py for the sample set, "
@@ -217,23 +215,21 @@ def build_spikes(section: dict[str, Any] | str, dataroot_spike: str, where: str)
     return SPIKE_SOURCES.build(section, where, info=load_info(dataroot_spike))
 
 
-def describe_spikes(section: dict[str, Any] | str, dataroot_spike: str) -> dict[str, Any]:
+def describe_spikes(section: Any, dataroot_spike: str) -> dict[str, Any]:
     """What a spike section and its data's dataset.json say of the spikes, for those who get the weights.
 
     rate: spikes per plane at full light, "match", or None where it is unknown and firing rates stay undivided.
     light: "linear" or "display". center: of the section; planes, gt_plane: of most files, where dataset.json says.
     """
-    options, info = SPIKE_SOURCES.resolve(section, "spike"), load_info(dataroot_spike)
+    info = load_info(dataroot_spike)
     return {
-        "rate": info.rate if options["rate"] is None else options["rate"],
-        "light": options["light"] or info.light or "linear",
-        "center": options["center"], "planes": info.planes, "gt_plane": info.gt_plane,
+        "rate": info.rate if section.rate is None else section.rate,
+        "light": section.light or info.light or "linear",
+        "center": section.center, "planes": info.planes, "gt_plane": info.gt_plane,
     }  # fmt: skip
 
 
-def user_spikes(
-    section: dict[str, Any], trained: dict[str, Any] | None, info: DatasetInfo, clip: str
-) -> tuple[DatSpikes, str]:
+def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str) -> tuple[DatSpikes, str]:
     """The source of a user's spikes for a network of `section`; and what is assumed of them, "" for nothing.
 
     trained: `describe_spikes` of the training data, None where it is not known. Where neither the user nor
@@ -243,12 +239,12 @@ def user_spikes(
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     if "rate" in source.ignored:
         return source, ""
-    light = section.get("light") or info.light or (trained or {}).get("light")
-    section = {**section, "light": light}
+    light = section.light or info.light or (trained or {}).get("light")
+    section = section.model_copy(update={"light": light})
     if source.is_rate_known:
         return SPIKE_SOURCES.build(section, "spike", info=info), ""
     if trained is not None and trained["rate"] is not None:
-        section["rate"] = "match"
+        section = section.model_copy(update={"rate": "match"})
         said = f"measured from the brightness of the frames, which show {light} light as in training (spike.rate=match)"
     else:
         said = "taken as 1, as for a network that learned from undivided firing rates of the same camera"
@@ -258,8 +254,7 @@ def user_spikes(
 
 def channels_of(representation: dict[str, Any] | str) -> int:
     """S of a spike.representation section. Raises OptionError for options that do not go together."""
-    options = REPRESENTATIONS.resolve(representation, "spike.representation")
-    name = options.pop("type")
+    name, options = _named(representation)
     try:
         count = rp.channel_count(name, **options)
     except ValueError as e:
@@ -268,6 +263,12 @@ def channels_of(representation: dict[str, Any] | str) -> int:
             str(inspect.signature(rp.REPRESENTATIONS[name].function)), "correct its options",
         ) from e  # fmt: skip
     return count
+
+
+def _named(representation: Any) -> tuple[str, dict[str, Any]]:
+    """(name, options) of a spike.representation section."""
+    options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
+    return options.pop("type"), options
 
 
 def _agreed(key: str, option: Any, info: DatasetInfo, default: Any) -> Any:
