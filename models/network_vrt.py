@@ -19,11 +19,12 @@ from models.vrt.fit_memory import fit_memory
 from models.vrt.flows import Flows, aligned_input, estimate_flows
 from models.vrt.frame_conv import FrameConv, Upsample
 from models.vrt.kernels import Kernels
-from models.vrt.limits import check_input, check_options, minimum_size, required_multiple
+from models.vrt.limits import check_input, check_options, vrt_input_spec
 from models.vrt.spynet import SpyNet
 from models.vrt.stage import RefineLayer, Stage
 from models.vrt.window_attention import Block
 from models.weights import read_weights
+from utils.contract import InputSpec
 from utils.utils_errors import OptionError
 
 # How each of the stages 1 to 7 changes the scale, and the scale it works at.
@@ -36,7 +37,8 @@ class VRT(nn.Module):
     """Restores all frames of a clip together: (B, N, C, H, W) in [0, 1] -> (B, N, out_chans, sH, sW).
 
     upscale: 1 (restoration), 3 or a power of two (super-resolution). in_chans: channels the trunk sees per
-    frame, without the noise map of `nonblind_denoising`, which follows the image channels.
+    frame (null: as the fusion operator gives them), without the noise map of `nonblind_denoising`, which follows the
+    image channels.
     img_size: [frames, height, width]; informational, but img_size[0] is the clip length where pa_frames is 0.
     window_size: [frames, height, width] of a self-attention window. depths, embed_dims, num_heads: entries
     0 to 6 are stages 1 to 7, the rest the layers of stage 8. indep_reconsts: indices (7 = first layer of
@@ -54,7 +56,7 @@ class VRT(nn.Module):
     def __init__(
         self,
         upscale: int = 4,
-        in_chans: int = 3,
+        in_chans: int | None = None,
         out_chans: int = 3,
         img_size: list[int] = [6, 64, 64],  # noqa: B006 - never written to; a list is what an option file holds
         window_size: list[int] = [6, 8, 8],  # noqa: B006
@@ -83,16 +85,15 @@ class VRT(nn.Module):
     ) -> None:
         super().__init__()
         options = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
-        check_options(options)
+        fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
+        self.image_chans, in_chans = fusion_options.constructor.channels(in_chans, spike_channels)
+        check_options(options, self.image_chans)
         self.unfitted_budget_gb = _budget(memory_budget_gb) if checkpoint == "auto" else None
         self.notes: list[str] = []  # what the log of a training run should say about this network
         self.upscale, self.in_chans, self.out_chans = upscale, in_chans, out_chans
         self.pa_frames, self.nonblind = pa_frames, nonblind_denoising
-        self.window_size, self.mutual = tuple(window_size), int(depths[3] * mul_attn_ratio) > 0
-        # What a training crop or a tile must be: height and width, in input pixels.
-        self.required_multiple, self.minimum_size = required_multiple(options), minimum_size(options)
-        fused = (fusion if isinstance(fusion, str) else fusion["type"]) != "none"
-        self.image_chans = 3 if fused else in_chans
+        used = spike_channels if fusion_options.constructor.needs_spikes else 0
+        self.input_spec: InputSpec = vrt_input_spec(options, self.image_chans, used)
 
         trunk_inputs = in_chans * 9 + int(nonblind_denoising) if pa_frames else in_chans
         self.conv_first = FrameConv(trunk_inputs, embed_dims[0])
@@ -100,8 +101,9 @@ class VRT(nn.Module):
             self.spynet = SpyNet(return_levels=(2, 3, 4, 5))
         self._build_trunk(options)
         self._build_tail(embed_dims[0], img_size[0])
+        widths = [embed_dims[0], *embed_dims[:7]]
         self.fusion = FUSIONS.build(
-            fusion, "netG.fusion", rgb_channels=self.image_chans, spike_channels=spike_channels, in_chans=in_chans
+            fusion_options, "netG.fusion", spike_channels=spike_channels, feature_channels=widths
         )
         self._init_for_scratch(spynet_path)
 
@@ -188,19 +190,25 @@ class VRT(nn.Module):
 
         Returns (B, N, out_chans, upscale * H, upscale * W), or (B, out_chans / 3, 3, H, W) where pa_frames is 0.
         """
-        check_input(lq, self.image_chans + int(self.nonblind), self.pa_frames, self.minimum_size, self.mutual)
-        if self.unfitted_budget_gb is not None and self.training and torch.is_grad_enabled():
-            budget, self.unfitted_budget_gb = self.unfitted_budget_gb, None
-            fit_memory(self, lambda: self(lq, spike), budget)
+        check_input(lq, self.input_spec)
         image, noise = lq[:, :, : self.image_chans], lq[:, :, self.image_chans :]
-        trunk = self.fusion(image, spike)
+        trunk = self.fusion.on_input(image, spike)
         if not self.pa_frames:
-            return self._interpolate(trunk)
+            return self._interpolate(trunk, spike)
         rgb = image[:, :, :3]
         flows = self.estimate_flows(rgb)
         x = aligned_input(trunk, flows.backward[0][0], flows.forward[0][0])
         x = torch.cat((x, noise), dim=2) if self.nonblind else x
-        return self._restore(self._features(x, flows), rgb)
+        return self._restore(self._features(x, flows, spike), self.fusion.on_base(rgb, trunk, spike))
+
+    def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
+        """With checkpoint "auto": chooses which blocks are computed anew, for training steps on clips like these.
+
+        A training calls it once, before its first step. The passes that count memory leave no gradient.
+        """
+        if self.unfitted_budget_gb is not None:
+            budget, self.unfitted_budget_gb = self.unfitted_budget_gb, None
+            fit_memory(self, lambda: self(lq, spike), budget)
 
     def estimate_flows(self, rgb: Tensor) -> Flows:
         """All flows of rgb (B, N, 1 or 3, H, W); in float32 at least, for nearest sampling is unforgiving."""
@@ -208,48 +216,50 @@ class VRT(nn.Module):
             rgb = rgb if rgb.dtype == torch.float64 else rgb.float()
             return estimate_flows(self.spynet, rgb, self.pa_frames // 2)
 
-    def _features(self, x: Tensor, flows: Flows | None) -> Tensor:
+    def _features(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
         """Shallow plus deep features, (B, N, E, H, W), channels innermost in memory. x: (B, N, K, H, W)."""
         b, n = x.shape[:2]
         first = self.conv_first(x.flatten(0, 1)).permute(0, 2, 3, 1)
-        first = first.reshape(b, n, *first.shape[1:])
-        return (first + self.conv_after_body(self.norm(self._body(first, flows)))).permute(0, 1, 4, 2, 3)
+        first = self.fusion.on_features(first.reshape(b, n, *first.shape[1:]), spike)
+        return (first + self.conv_after_body(self.norm(self._body(first, flows, spike)))).permute(0, 1, 4, 2, 3)
 
-    def _body(self, x: Tensor, flows: Flows | None) -> Tensor:
+    def _body(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
         """The U of seven stages and the refinement; tokens (B, N, H, W, E)."""
 
-        def at(level: int) -> tuple[list[Tensor], list[Tensor]]:
-            return flows.at(level) if flows else ([], [])
+        def stage(number: int, x: Tensor, level: int) -> Tensor:
+            pairs = flows.at(level) if flows else ([], [])
+            return self.fusion.on_stage(number, getattr(self, f"stage{number}")(x, *pairs), spike)
 
         # A list that is popped, so that no skip outlives its sum.
         skips = []
-        for level, stage in enumerate((self.stage1, self.stage2, self.stage3)):
-            x = stage(x, *at(level))
+        for level in range(3):
+            x = stage(level + 1, x, level)
             skips.append(x)
-        x = self.stage4(x, *at(3))
-        x = self.stage5(x, *at(2))
+        x = stage(4, x, 3)
+        x = stage(5, x, 2)
         # A skip joins at the scale it left, before the next stage's upscaling.
-        x = self.stage6(x + skips.pop(), *at(1))
-        x = self.stage7(x + skips.pop(), *at(0))
+        x = stage(6, x + skips.pop(), 1)
+        x = stage(7, x + skips.pop(), 0)
         x = x + skips.pop()
         for layer in self.stage8:
             x = layer(x)
         return x
 
-    def _restore(self, features: Tensor, rgb: Tensor) -> Tensor:
-        b, n = rgb.shape[:2]
-        x, base = features.flatten(0, 1), rgb.flatten(0, 1)
+    def _restore(self, features: Tensor, base: Tensor) -> Tensor:
+        """features (B, N, E, H, W) and the frames (B, N, 3, H, W) that the result is added to."""
+        b, n = base.shape[:2]
+        x, base = features.flatten(0, 1), base.flatten(0, 1)
         if self.upscale > 1:
             x = self.upsample(self.conv_before_upsample(x))
             base = F.interpolate(base, scale_factor=self.upscale, mode="bilinear", align_corners=False)
         x = self.conv_last(x) + base
         return x.view(b, n, *x.shape[1:])
 
-    def _interpolate(self, x: Tensor) -> Tensor:
+    def _interpolate(self, x: Tensor, spike: Tensor | None) -> Tensor:
         """Frame interpolation: frames (B, N, C, H, W) -> the frames between, (B, out_chans / 3, 3, H, W)."""
         b, _, _, h, w = x.shape
         mean = x.mean((1, 3, 4), keepdim=True)
-        features = self._features(x - mean, None)
+        features = self._features(x - mean, None, spike)
         y = F.leaky_relu(self.linear_fuse(features.flatten(1, 2)), 0.2)
         y = self.conv_last(F.pad(y, (3, 3, 3, 3), mode="reflect"))
         return y.view(b, -1, 3, h, w) + mean

@@ -8,13 +8,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from models.vrt.fit_memory import GB, StepMemory, count_step
 from utils import utils_dist
+from utils.contract import InputSpec, input_spec
+from utils.option_models import Options
 from utils.utils_errors import SpikeVRTError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ PROBE_SIDE = 64
 def memory_error(
     error: BaseException,
     where: str,
-    opt: dict[str, Any],
+    opt: Options,
     net: nn.Module,
     clips: tuple[Tensor, Tensor | None],
     autocast: Callable[[], AbstractContextManager],
@@ -49,11 +50,11 @@ def memory_error(
         torch.cuda.empty_cache()
     try:
         memory = probe(net, *clips, autocast)
-        if opt["train"]["E_decay"]:  # netE is a fifth copy beside weights, gradients and two moments
+        if opt.train.E_decay:  # netE is a fifth copy beside weights, gradients and two moments
             memory = replace(memory, fixed=memory.fixed * 5 // 4)
         # Where the count says that it fits, something else holds memory: the step must shrink all the same.
         budget_gb = min(USABLE * total, 0.8 * memory.gb())
-        ways = list(ways_out(memory, opt, budget_gb, *limits(net)))
+        ways = list(ways_out(memory, opt, budget_gb, input_spec(net)))
         expected += f"; this one needs about {memory.gb():.1f} GB"
         if memory.gb() < USABLE * total:
             expected += ", which should fit: other processes hold the rest, or it is in fragments"
@@ -77,12 +78,6 @@ def device_gb(device: torch.device) -> float:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GB
 
 
-def limits(net: nn.Module) -> tuple[int, int, int]:
-    """(multiple of a crop's side, smallest side, fewest frames) that net takes."""
-    least = getattr(net, "minimum_size", (PROBE_SIDE, PROBE_SIDE))
-    return getattr(net, "required_multiple", 8), max(least), 2 + getattr(net, "pa_frames", 0) // 2
-
-
 def probe(
     net: nn.Module, lq: Tensor, spike: Tensor | None, autocast: Callable[[], AbstractContextManager]
 ) -> StepMemory:
@@ -90,8 +85,8 @@ def probe(
 
     What does not grow from once to twice, such as the relative biases, does not grow with the clips either.
     """
-    multiple, least, _ = limits(net)
-    side = min(-(-max(least, PROBE_SIDE) // multiple) * multiple, *lq.shape[-2:])
+    spec = input_spec(net)
+    side = min(-(-max(*spec.least_size, PROBE_SIDE) // spec.multiple) * spec.multiple, *lq.shape[-2:])
     corner = (slice(0, 1), slice(None), slice(None), slice(0, side), slice(0, side))
     device = next(net.parameters()).device
     parts = [None if x is None else x[corner].to(device, copy=True) for x in (lq, spike)]
@@ -115,15 +110,13 @@ def probe(
     )
 
 
-def ways_out(
-    memory: StepMemory, opt: dict[str, Any], budget_gb: float, multiple: int, least: int, fewest: int
-) -> Iterator[tuple[str, str]]:
+def ways_out(memory: StepMemory, opt: Options, budget_gb: float, spec: InputSpec) -> Iterator[tuple[str, str]]:
     """(option line, what a step then needs): the mildest change of each kind that fits, else the strongest there is.
 
-    memory: of the step as `opt` describes it. multiple, least: of the side of an input crop; fewest: frames.
+    memory: of the step as `opt` describes it.
     """
-    data, train, netG = opt["datasets"]["train"], opt["train"], opt["netG"]
-    batch, accumulated = data["dataloader_batch_size"], train["accumulation_steps"]
+    data, train, netG = opt.datasets.train, opt.train, opt.netG
+    batch, accumulated = data.dataloader_batch_size, train.accumulation_steps
 
     def mildest(found: list[tuple[str, float]]) -> Iterator[tuple[str, str]]:
         """found: (option line, share of the present pixels), mildest first."""
@@ -148,12 +141,14 @@ def ways_out(
         if fits:
             yield f"netG.checkpoint=auto netG.memory_budget_gb={budget_gb:.1f}", f"at most {budget_gb:.1f} GB"
         keys = [f"netG.use_checkpoint_{part}=true" for part in ("attn", "ffn")]
-        keys += [f"netG.{key}=[]" for key in netG if key.startswith("no_checkpoint_") and netG[key]]
+        spared = [f"no_checkpoint_{part}_blocks" for part in ("attn", "ffn")]
+        keys += [f"netG.{key}=[]" for key in spared if getattr(netG, key, [])]
         yield " ".join(keys), f"about {need:.1f} GB" + ("" if fits else ", too much still")
-    scale, side = opt["scale"], data["gt_size"] // opt["scale"]
-    sides = range((side - 1) // multiple * multiple, least - 1, -multiple)
+    scale, side = opt.scale, data.gt_size // opt.scale
+    sides = range((side - 1) // spec.multiple * spec.multiple, max(spec.least_size) - 1, -spec.multiple)
     yield from mildest([(f"datasets.train.gt_size={s * scale}", (s / side) ** 2) for s in sides])
-    frames = data["num_frame"]
+    # A crop of more frames than the network needs at least, or attention across frames has nothing to look at.
+    frames, fewest = data.num_frame, spec.least_frames + 1
     yield from mildest([(f"datasets.train.num_frame={n}", n / frames) for n in range(frames - 1, fewest - 1, -1)])
-    if not train["amp"]["enable"]:
+    if not train.amp.enable:
         yield "train.amp.enable=true", "activations in half the bytes, not counted here"

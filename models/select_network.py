@@ -2,75 +2,63 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from utils.contract import input_spec
+from utils.option_models import Options
 from utils.utils_errors import OptionError
-from utils.utils_registry import Registry
+from utils.utils_registry import Registry, import_parts
 
 logger = logging.getLogger(__name__)
 
 NETWORKS = Registry("network", "net_type")
 
 
-def spike_channels(opt: dict[str, Any]) -> int:
-    """S, the spike channels of the data: those of the training section, else of the test section; 0 for RGB data."""
-    datasets = opt.get("datasets", {})
-    section = datasets.get("train") or datasets.get("test") or {}
-    return section.get("spike_channels") or 0
+def define_G(opt: Options | Mapping[str, Any], spike_channels: int | None = None) -> nn.Module:
+    """The network of opt.netG with fresh weights; for notebooks opt may be a mapping in KAIR's form, {"netG": {...}}.
 
-
-def define_G(opt: dict[str, Any]) -> nn.Module:
-    """The network that opt["netG"] describes, with fresh weights. Raises OptionError where options do not fit."""
-    net = NETWORKS.build(opt["netG"], "netG", spike_channels=spike_channels(opt))
+    spike_channels: S; None: that of the options' datasets (0 for a mapping).
+    Raises OptionError where options do not fit.
+    """
+    if spike_channels is None:
+        spike_channels = opt.spike_channels if isinstance(opt, Options) else 0
+    section = opt.netG if isinstance(opt, Options) else opt["netG"]
+    net = NETWORKS.build(section, "netG", spike_channels=spike_channels)
     for note in getattr(net, "notes", ()):
         logger.info("%s", note)
     return net
 
 
-def check_options(opt: dict[str, Any]) -> None:
-    """OptionError where no network can be built from these options; costs no memory.
+def check_options(opt: Options) -> None:
+    """OptionError where no network can be built from these options, or not fed with their clips; costs no memory.
 
     Building on the meta device runs every check of the constructors without a single weight.
     """
     with torch.device("meta"):
-        net = NETWORKS.build(opt["netG"], "netG", spike_channels=spike_channels(opt))
-    _check_same_spikes(opt)
-    size = opt.get("datasets", {}).get("train", {}).get("gt_size")
-    if size is None or not hasattr(net, "required_multiple"):
+        spec = input_spec(NETWORKS.build(opt.netG, "netG", spike_channels=opt.spike_channels))
+    train, test = opt.datasets.train, opt.datasets.test
+    if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
+        raise OptionError(
+            f"datasets.test gives {test.spike_channels} spike channels, datasets.train {train.spike_channels}",
+            "datasets.test.spike", "the same number: one network reads both",
+            "give datasets.test.spike the representation of datasets.train",
+        )  # fmt: skip
+    size = getattr(train, "gt_size", None)
+    if size is None:
         return
-    crop, multiple, least = size // opt.get("scale", 1), net.required_multiple, max(net.minimum_size)
-    if crop % multiple or crop < least:
-        near = max(least, round(crop / multiple) * multiple) * opt.get("scale", 1)
+    crop, least = size // opt.scale, max(spec.least_size)
+    if size % opt.scale or crop % spec.multiple or crop < least:
+        near = max(least, round(crop / spec.multiple) * spec.multiple) * opt.scale
         raise OptionError(
             f"datasets.train.gt_size is {size}", "datasets.train.gt_size",
-            f"input crops (gt_size / scale) that are multiples of {multiple} and at least {least}, "
-            "for the U-net halves them three times and cuts them into windows", f"set it to {near}",
+            f"input crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}, "
+            "as the network's strides and windows need them", f"set it to {near}",
         )  # fmt: skip
 
 
-def _check_same_spikes(opt: dict[str, Any]) -> None:
-    """Training and validation feed one network: S must be the same, unless it takes no spikes."""
-    sections = [opt.get("datasets", {}).get(split) for split in ("train", "test")]
-    fusion = opt["netG"].get("fusion")
-    if not all(sections) or (fusion["type"] if isinstance(fusion, dict) else fusion) == "none":
-        return
-    train, test = (section.get("spike_channels") or 0 for section in sections)
-    if train != test:
-        raise OptionError(
-            f"datasets.test gives {test} spike channels, datasets.train {train}", "datasets.test.spike",
-            "the same number: one network reads both", "give datasets.test.spike the representation of datasets.train",
-        )  # fmt: skip
-
-
-def _import_networks() -> None:
-    for path in sorted(Path(__file__).parent.glob("network_*.py")):
-        importlib.import_module(f"models.{path.stem}")
-
-
-_import_networks()
+import_parts("models", "network_*")

@@ -1,4 +1,4 @@
-"""How the spike representation meets the RGB frames before the trunk. One class per operator; add yours here."""
+"""How the spike representation meets the RGB frames. One class per operator; add yours here."""
 
 from __future__ import annotations
 
@@ -7,97 +7,117 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.utils_errors import DataError, OptionError
-from utils.utils_registry import Registry
+from utils.utils_registry import Registry, import_parts
 
 FUSIONS = Registry("fusion operator")
-_GIVEN = ("rgb_channels", "spike_channels", "in_chans")
 
 
-@FUSIONS.register("none", given=_GIVEN)
-class NoFusion(nn.Module):
-    """The trunk sees the RGB frames alone; spikes are ignored."""
+class Fusion(nn.Module):
+    """Base of all operators: an operator acts where it overrides a method; the others hand on what they are given.
 
-    def __init__(self, rgb_channels: int = 3, spike_channels: int = 0, in_chans: int = 3) -> None:
-        super().__init__()
+    A constructor may ask for `spike_channels` (S of the data) and `feature_channels` (width of the first features, then
+    of stages 1 to 7), named in `register(..., given=...)`.
+    """
 
-    def forward(self, rgb: Tensor, spike: Tensor | None) -> Tensor:
-        """rgb: (B, T, C, H, W), returned as it is."""
+    needs_spikes = True
+
+    @classmethod
+    def trunk_channels(cls, spike_channels: int) -> int:
+        """Channels per frame that `on_input` gives for 3 of RGB."""
+        return 3
+
+    @classmethod
+    def channels(cls, in_chans: int | None, spike_channels: int) -> tuple[int, int]:
+        """(image channels that go in, channels that `on_input` gives), per frame, for netG.in_chans (null: follow).
+
+        Raises OptionError where in_chans or the data's spike channels do not fit the operator.
+        """
+        if spike_channels < 1:
+            raise OptionError(
+                "the fusion operator needs spikes, the data has no spike channels", "netG.fusion",
+                'a dataset with spikes, or fusion "none"', "choose an RGB+spike dataset, or set netG.fusion to none",
+            )  # fmt: skip
+        trunk = cls.trunk_channels(spike_channels)
+        if in_chans not in (None, trunk):
+            raise OptionError(
+                f"netG.in_chans is {in_chans}", "netG.in_chans",
+                f"{trunk}, which the fusion operator gives for 3 RGB and {spike_channels} spike channels",
+                f"remove netG.in_chans or set it to {trunk}, or change netG.fusion or the dataset's spike section",
+            )  # fmt: skip
+        return 3, trunk
+
+    def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
+        """image (B, T, C, H, W), spike (B, T, S, H, W) -> what the trunk sees, (B, T, K, H, W)."""
+        return image
+
+    def on_features(self, features: Tensor, spike: Tensor | None) -> Tensor:
+        """First features (B, T, H, W, E), after conv_first -> the same shape."""
+        return features
+
+    def on_stage(self, stage: int, features: Tensor, spike: Tensor | None) -> Tensor:
+        """What stage 1 to 7 gives, (B, T, h, w, E) at the stage's scale -> the same shape."""
+        return features
+
+    def on_base(self, rgb: Tensor, fused: Tensor, spike: Tensor | None) -> Tensor:
+        """The frames (B, T, 3, H, W) that the network's output is added to. fused: what `on_input` gave."""
         return rgb
 
 
-@FUSIONS.register("concat", given=_GIVEN)
-class ConcatFusion(nn.Module):
-    """The trunk sees RGB and spike channels side by side: in_chans = rgb_channels + spike_channels."""
+@FUSIONS.register("none")
+class NoFusion(Fusion):
+    """The network sees the RGB frames alone; spikes are ignored."""
 
-    def __init__(self, rgb_channels: int = 3, spike_channels: int = 0, in_chans: int = 3) -> None:
+    needs_spikes = False
+
+    @classmethod
+    def channels(cls, in_chans: int | None, spike_channels: int) -> tuple[int, int]:
+        return in_chans or 3, in_chans or 3
+
+
+@FUSIONS.register("concat", given=("spike_channels",))
+class ConcatFusion(Fusion):
+    """The trunk sees RGB and spike channels side by side: in_chans = 3 + S."""
+
+    def __init__(self, spike_channels: int = 0) -> None:
         super().__init__()
-        _need_spikes("concat", spike_channels)
-        if in_chans != rgb_channels + spike_channels:
-            total = rgb_channels + spike_channels
-            raise OptionError(
-                f"in_chans {in_chans} != {rgb_channels} RGB + {spike_channels} spike = {total}",
-                "netG.in_chans", f'{total}, for fusion "concat" hands the trunk every channel of the data',
-                f"set netG.in_chans to {total}, or change the number of spike channels in the dataset section",
-            )  # fmt: skip
         self.spike_channels = spike_channels
 
-    def forward(self, rgb: Tensor, spike: Tensor | None) -> Tensor:
-        """rgb: (B, T, 3, H, W), spike: (B, T, S, H, W) -> (B, T, 3 + S, H, W)."""
-        return torch.cat((rgb, checked_spike(rgb, spike, self.spike_channels)), dim=2)
+    @classmethod
+    def trunk_channels(cls, spike_channels: int) -> int:
+        return 3 + spike_channels
+
+    def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
+        return torch.cat((image, checked_spike(image, spike, self.spike_channels)), dim=2)
 
 
-@FUSIONS.register("gated", given=_GIVEN)
-class GatedFusion(nn.Module):
+@FUSIONS.register("gated", given=("spike_channels",))
+class GatedFusion(Fusion):
     """Adds to each RGB frame what a small conv net makes of RGB and spikes, through a gate in (0, 1).
 
     features: width of the conv net; layers: its residual convolutions, each frame on its own.
     gate_bias: -4 leaves the gate almost closed, so that training begins from a published RGB network; from
-    scratch 0 is better: the spikes speak at once.
+    scratch 0 is better: the spikes count from the first step.
     """
 
-    def __init__(
-        self,
-        features: int = 32,
-        layers: int = 4,
-        gate_bias: float = -4.0,
-        rgb_channels: int = 3,
-        spike_channels: int = 0,
-        in_chans: int = 3,
-    ) -> None:
+    def __init__(self, features: int = 32, layers: int = 4, gate_bias: float = -4.0, spike_channels: int = 0) -> None:
         super().__init__()
-        _need_spikes("gated", spike_channels)
-        if in_chans != rgb_channels:
-            raise OptionError(
-                f'in_chans {in_chans} != {rgb_channels} RGB, with fusion "gated"',
-                "netG.in_chans", f"{rgb_channels}: the spikes are added to the RGB channels, not put beside them",
-                f'set netG.in_chans to {rgb_channels}, or netG.fusion to "concat"',
-            )  # fmt: skip
         for key, value in (("features", features), ("layers", layers)):
             if value < 1:
                 raise OptionError(f"{key} is {value}", f"netG.fusion.{key}", "an integer >= 1", f"correct {key}")
         self.spike_channels = spike_channels
-        self.head = nn.Conv2d(rgb_channels + spike_channels, features, 3, 1, 1)
+        self.head = nn.Conv2d(3 + spike_channels, features, 3, 1, 1)
         self.body = nn.ModuleList(nn.Conv2d(features, features, 3, 1, 1) for _ in range(layers))
-        self.value = nn.Conv2d(features, rgb_channels, 3, 1, 1)
-        self.gate = nn.Conv2d(features, rgb_channels, 3, 1, 1)
+        self.value = nn.Conv2d(features, 3, 3, 1, 1)
+        self.gate = nn.Conv2d(features, 3, 3, 1, 1)
         nn.init.zeros_(self.gate.weight)
         nn.init.constant_(self.gate.bias, gate_bias)
 
-    def forward(self, rgb: Tensor, spike: Tensor | None) -> Tensor:
-        """rgb: (B, T, 3, H, W), spike: (B, T, S, H, W) -> (B, T, 3, H, W)."""
-        spike = checked_spike(rgb, spike, self.spike_channels)
-        x = F.leaky_relu(self.head(torch.cat((rgb, spike), dim=2).flatten(0, 1)), 0.1)
+    def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
+        spike = checked_spike(image, spike, self.spike_channels)
+        x = F.leaky_relu(self.head(torch.cat((image, spike), dim=2).flatten(0, 1)), 0.1)
         for conv in self.body:
             x = x + F.leaky_relu(conv(x), 0.1)
-        return rgb + (torch.sigmoid(self.gate(x)) * self.value(x)).view_as(rgb)
-
-
-def _need_spikes(name: str, spike_channels: int) -> None:
-    if spike_channels < 1:
-        raise OptionError(
-            f'fusion "{name}" with data that has no spike channels', "netG.fusion",
-            'a dataset with spikes, or fusion "none"', "choose an RGB+spike dataset, or set netG.fusion to none",
-        )  # fmt: skip
+        return image + (torch.sigmoid(self.gate(x)) * self.value(x)).view_as(image)
 
 
 def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
@@ -112,3 +132,6 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
             "give the batch's spike to the network, with the representation it was trained with",
         )  # fmt: skip
     return spike
+
+
+import_parts("models.fusion", "fusion_*")

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor
 
+from utils.contract import InputSpec
 from utils.utils_errors import DataError, OptionError
 
 # The U-net folds 2x2 patches three times.
 UNET_MULTIPLE = 8
 
 
-def required_multiple(opt_netG: dict[str, Any]) -> int:
-    """The number that height and width of a training crop or a tile must be multiples of: 8 and the window."""
-    window = opt_netG.get("window_size", [6, 8, 8])
-    return math.lcm(UNET_MULTIPLE, window[1], window[2])
+def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) -> InputSpec:
+    """What a VRT with the arguments `o` needs of its input. At 1/8 scale, mutual attention takes a whole window."""
+    window, mutual = o["window_size"], int(o["depths"][3] * o["mul_attn_ratio"]) > 0
+    least = (UNET_MULTIPLE * window[1], UNET_MULTIPLE * window[2]) if mutual else (UNET_MULTIPLE, UNET_MULTIPLE)
+    between = o["pa_frames"] == 0
+    frames = o["img_size"][0] if between else max(2 if mutual else 1, o["pa_frames"] // 2 + 1)
+    return InputSpec(
+        UNET_MULTIPLE, tuple(window), least, frames, o["upscale"], image_channels, o["nonblind_denoising"],
+        spike_channels, between,
+    )  # fmt: skip
 
 
-def minimum_size(opt_netG: dict[str, Any]) -> tuple[int, int]:
-    """Smallest (height, width) of an input: at 1/8 scale, mutual attention still needs a whole window."""
-    window = opt_netG.get("window_size", [6, 8, 8])
-    depth = opt_netG.get("depths", [8] * 7)[3]
-    if int(depth * opt_netG.get("mul_attn_ratio", 0.75)) == 0:
-        return UNET_MULTIPLE, UNET_MULTIPLE
-    return UNET_MULTIPLE * window[1], UNET_MULTIPLE * window[2]
+def check_options(o: dict[str, Any], image: int) -> None:
+    """OptionError, naming the key under netG, where the arguments of VRT do not fit together.
 
-
-def check_options(o: dict[str, Any]) -> None:
-    """OptionError, naming the key under netG, where the arguments of VRT do not fit together."""
+    image: image channels per frame.
+    """
     depths, dims, heads = o["depths"], o["embed_dims"], o["num_heads"]
     _need(len(depths) >= 8, "depths", f"{len(depths)} entries", "7 stages and at least one layer of stage 8")
     for key, values in (("embed_dims", dims), ("num_heads", heads)):
@@ -66,13 +66,13 @@ def check_options(o: dict[str, Any]) -> None:
     _need(upscale == 3 or power, "upscale", f"{upscale}", "1, 3 or a power of two")
     _need(o["pa_frames"] in (0, 2, 4, 6), "pa_frames", f"{o['pa_frames']}", "0, 2, 4 or 6")
     if o["pa_frames"]:
-        _check_alignment(o)
+        _check_alignment(o, image)
     else:
         _need(o["out_chans"] % 3 == 0, "out_chans", f"{o['out_chans']}", "a multiple of 3 where pa_frames is 0")
         _need(not o["nonblind_denoising"], "nonblind_denoising", "true with pa_frames 0", "false, or pa_frames > 0")
 
 
-def _check_alignment(o: dict[str, Any]) -> None:
+def _check_alignment(o: dict[str, Any], image: int) -> None:
     reach, groups = o["pa_frames"] // 2, o["deformable_groups"]
     _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
     for i, dim in enumerate(o["embed_dims"][:7]):
@@ -82,7 +82,6 @@ def _check_alignment(o: dict[str, Any]) -> None:
             f"a divisor of {reach * dim} = pa_frames / 2 * embed_dims[{i}]",
         )  # fmt: skip
     _need(18 * groups % (2 * reach) == 0, "deformable_groups", f"{groups}", f"a multiple of {reach} = pa_frames / 2")
-    image = 3 if _is_fused(o["fusion"]) else o["in_chans"]
     _need(image in (1, 3) or image > 3, "in_chans", f"{image}", "1 (gray) or at least 3 (RGB first)")
     residual = min(image, 3)
     _need(
@@ -91,34 +90,28 @@ def _check_alignment(o: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def _is_fused(fusion: dict[str, Any] | str) -> bool:
-    return (fusion if isinstance(fusion, str) else fusion.get("type")) != "none"
-
-
 def _need(holds: bool, key: str, got: str, expected: str) -> None:
     if not holds:
         raise OptionError(f"netG.{key} is {got}", f"netG.{key}", expected, f"correct netG.{key}")
 
 
-def check_input(x: Tensor, channels: int, pa_frames: int, low: tuple[int, int], mutual: bool) -> None:
-    """DataError where a clip (B, N, C, H, W) cannot go through a network with these properties.
-
-    channels: image and noise map; low: smallest height and width; mutual: whether it has mutual attention.
-    """
-    shape = f"a clip of shape {tuple(x.shape)}"
+def check_input(x: Tensor, spec: InputSpec) -> None:
+    """DataError where a clip (B, N, C, H, W) cannot go through a network with this spec."""
+    shape, channels = f"a clip of shape {tuple(x.shape)}", spec.image_channels + int(spec.noise_map)
     if x.dim() != 5 or x.shape[2] != channels:
         raise DataError(shape, "forward(lq, spike)", f"(B, N, {channels}, H, W)", "check in_chans, fusion and the data")
     frames, (height, width) = x.shape[1], x.shape[3:]
-    least = max(2 if mutual else 1, pa_frames // 2 + 1)
-    if frames < least:
+    if frames < spec.least_frames:
         raise DataError(
-            shape, "forward(lq, spike)", f"at least {least} frames", "give a longer clip, or mirror it in time"
-        )
-    if height % UNET_MULTIPLE or width % UNET_MULTIPLE:
+            shape, "forward(lq, spike)", f"at least {spec.least_frames} frames",
+            "give a longer clip, or mirror it in time",
+        )  # fmt: skip
+    if height % spec.stride or width % spec.stride:
         raise DataError(
-            shape, "forward(lq, spike)", f"height and width that are multiples of {UNET_MULTIPLE}",
+            shape, "forward(lq, spike)", f"height and width that are multiples of {spec.stride}",
             "crop the clip, or pad it by reflection and crop the result",
         )  # fmt: skip
+    low = spec.least_size
     if height < low[0] or width < low[1]:
         raise DataError(
             shape, "forward(lq, spike)", f"at least {low[0]} x {low[1]} pixels: 8 times the window of the attention",

@@ -1,0 +1,44 @@
+"""What data, networks and the programs agree on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a network needs of its input clips; a network offers it as `net.input_spec`.
+
+    stride: height and width must be multiples of it. window_size: [frames, height, width] of an attention window;
+    training crops and tiles are multiples of it too, so that no window is padded.
+    least_size: smallest (height, width); least_frames: fewest frames. scale: size of the output over size of the input.
+    image_channels: 1 (gray) or 3 (RGB) or more, without the noise map that `noise_map` asks for as a further channel.
+    spike_channels: S of the spikes that go in; 0: none are needed.
+    interpolates: the output frames lie between the input frames, of which there are exactly least_frames.
+    """
+
+    stride: int = 1
+    window_size: tuple[int, int, int] = (1, 1, 1)
+    least_size: tuple[int, int] = (1, 1)
+    least_frames: int = 1
+    scale: int = 1
+    image_channels: int = 3
+    noise_map: bool = False
+    spike_channels: int = 0
+    interpolates: bool = False
+
+    @property
+    def multiple(self) -> int:
+        """What the sides of a training crop or a tile are multiples of."""
+        return math.lcm(self.stride, *self.window_size[1:])
+
+    @property
+    def colour(self) -> str:
+        return "gray" if self.image_channels == 1 else "rgb"
+
+
+def input_spec(net: Any) -> InputSpec:
+    """The spec of a network (not wrapped); one that says nothing takes clips of any size."""
+    return getattr(net, "input_spec", InputSpec())
