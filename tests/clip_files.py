@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
+from data.clip_index import Source
+from data.preflight import Report
+from data.select_dataset import DATASETS
 from data.spike.stream import SpikeGeometry, write_dat
 
 PLANES = 24
@@ -96,3 +100,17 @@ def section(root: Path, split: str = "train", regrouped: bool = False, **changes
     if split == "train":
         values |= {"num_frame": 3, "gt_size": 8}
     return {key: value for key, value in (values | changes).items() if value is not None}
+
+
+def resolved(values: dict[str, object]) -> Any:
+    """The section as a program holds it."""
+    return DATASETS.resolve(values, "datasets.train")
+
+
+def source_of(values: dict[str, object]) -> Source:
+    return resolved(values).constructor.source(resolved(values))
+
+
+def check(values: dict[str, object], **how: object) -> Report:
+    """What the section's dataset says of its data."""
+    return resolved(values).constructor.check(resolved(values), "train", **how)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from models import amp
+from utils.option_models import AmpOptions
 
 
 @pytest.mark.parametrize(
@@ -27,8 +28,8 @@ def test_auto_takes_bfloat16_only_where_every_device_has_it(wanted, has_bfloat16
 def test_the_cpu_trains_in_bfloat16_and_the_log_says_so(caplog):
     caplog.set_level(logging.INFO)
 
-    assert amp.amp_dtype({"enable": True, "dtype": "auto"}, torch.device("cpu")) is torch.bfloat16
-    assert amp.amp_dtype({"enable": False, "dtype": "auto"}, torch.device("cpu")) is None
+    assert amp.amp_dtype(AmpOptions(enable=True), torch.device("cpu")) is torch.bfloat16
+    assert amp.amp_dtype(AmpOptions(), torch.device("cpu")) is None
 
     assert [record.message for record in caplog.records] == ["mixed precision in bfloat16"]
 

@@ -41,7 +41,7 @@ CASES = {
     "unknown option": (nothing, "train.G_optimiser_lr=1e-4", OPTION, ("train.G_optimiser_lr", "G_optimizer_lr")),
     "wrong type": (nothing, "train.total_iter=many", OPTION, ("train.total_iter", "int")),
     "crop": (nothing, "datasets.train.gt_size=30", OPTION, ("gt_size", "30")),
-    "channels": (nothing, "netG.fusion=concat", OPTION, ("netG.in_chans", "3 RGB + 2 spike = 5")),
+    "channels": (nothing, "netG.fusion=concat", OPTION, ("netG.in_chans", "5, which", "3 RGB and 2 spike channels")),
     "batch": (nothing, "datasets.train.dataloader_batch_size=9", OPTION, ("9",)),
     "pretrained": (nothing, "path.pretrained_netG=/nowhere.pth", DATA, ("/nowhere.pth",)),
     "missing folder": (missing_folder, "task=x", DATA, ("GOPRO_Large/test",)),

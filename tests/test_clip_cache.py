@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from data.clip_cache import build_cache
-from data.select_dataset import build_dataset, section_source
-from tests.clip_files import section, write_clip, write_info
+from data.select_dataset import build_dataset
+from tests.clip_files import section, source_of, write_clip, write_info
 from utils.utils_errors import DataError, OptionError
 
 TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
@@ -29,7 +29,7 @@ def cached(root, **changes):
 
 
 def make_cache(root, **changes):
-    return build_cache(section_source(section(root, **changes), "train"), str(root / "cache"))
+    return build_cache(source_of(section(root, **changes)), str(root / "cache"))
 
 
 def same(a, b):
@@ -115,7 +115,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(root):
     def interrupt(clip):
         raise KeyboardInterrupt
 
-    source = section_source(section(root), "train")
+    source = source_of(section(root))
     with pytest.raises(KeyboardInterrupt):
         build_cache(source, str(root / "cache"), interrupt)
     assert not (root / "cache").exists()
@@ -159,7 +159,7 @@ def test_nothing_foreign_makes_room_for_a_cache(root, name):
 
 def test_a_cache_must_not_lie_among_its_own_clips(root):
     with pytest.raises(OptionError, match="lies in"):
-        build_cache(section_source(section(root), "train"), str(root / "GOPRO_Large/train/cache"))
+        build_cache(source_of(section(root)), str(root / "GOPRO_Large/train/cache"))
 
 
 def test_a_source_that_is_here_in_part_is_checked_in_part(root):

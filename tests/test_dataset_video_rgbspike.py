@@ -1,5 +1,6 @@
 import json
 import pickle
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -9,11 +10,12 @@ from torch.utils.data import DataLoader
 
 from data.loader import TrainLoader
 from data.sampler import ResumableDistributedSampler
-from data.select_dataset import build_dataset, section_spike_channels
+from data.select_dataset import build_dataset
 from data.spike.stream import SpikeGeometry, read_dat
 from scripts.make_sample_data import make_sample
-from tests.clip_files import PLANES, levels, section, write_clip, write_info
+from tests.clip_files import PLANES, levels, resolved, section, write_clip, write_info
 from tests.ordinary_user import as_ordinary_user, readable_folder
+from utils.option_models import LoaderOptions
 from utils.utils_errors import DataError, OptionError
 
 ALL_TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
@@ -191,11 +193,7 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
     write_clip(tmp_path, "clip0", frames=6)
     write_info(tmp_path)
     kept, plain = build(tmp_path, cache_data=True), build(tmp_path)
-    loading = {
-        "dataloader_epoch_repeat": 1, "dataloader_batch_size": 1, "dataloader_num_workers": 2,
-        "dataloader_shuffle": False, "dataloader_timeout_s": 60, "dataloader_prefetch_factor": 2,
-        "dataloader_persistent_workers": False,
-    }  # fmt: skip
+    loading = LoaderOptions(dataloader_shuffle=False)
     loader = TrainLoader(kept, loading, accumulation_steps=1, seed=0, rank=0, world_size=1)
     expected = [plain[(1, index)] for index in range(len(plain))]
     assert len(list(loader.start(0, 0))) == 6
@@ -221,9 +219,14 @@ def test_a_resume_sees_other_planes_and_another_rate_of_the_same_frames(tmp_path
 
 def test_the_number_of_spike_channels_is_known_without_reading_files():
     spike = {"type": "dat", "representation": {"type": "tfi", "offsets": [-4, 0, 4]}}
-    assert section_spike_channels({"dataset_type": "TrainDatasetRGBSpike", "spike": spike}) == 3
-    assert section_spike_channels({"dataset_type": "TrainDatasetRGBSpike", "spike": "dat"}) == 4
-    assert section_spike_channels({"dataset_type": "VideoRecurrentTrainDataset"}) == 0
+
+    def channels(**changes):
+        return resolved(section(Path("nowhere"), **changes)).spike_channels
+
+    assert channels(spike=spike) == 3
+    assert channels(spike="dat") == 4
+    rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
+    assert channels(**rgb) == 0
 
 
 def test_the_representation_uses_rate_and_centre_of_the_data(clips, tmp_path):

@@ -15,12 +15,12 @@ from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
 from tests.train_files import network, write_options
 from utils import utils_watchdog
+from utils.option_models import TrainOptions, WatchdogOptions
 from utils.utils_errors import CheckpointError, DataError, OptionError
 from utils.utils_experiment import Experiment
 from utils.utils_files import MARK
 from utils.utils_lock import only_run_in
 from utils.utils_resume import DataOrder, Progress, planned_steps
-from utils.utils_watchdog import Budgets
 
 
 @NETWORKS.register("watched")
@@ -52,11 +52,11 @@ def batch(value=0.5):
 
 
 def state_of(made):
-    return made.training_state() | {"options": made.opt}
+    return made.training_state() | {"options": made.opt.plain()}
 
 
 def test_a_clip_may_be_called_what_it_likes():
-    budgets = Budgets(stall_s=1, validate_s=50)
+    budgets = WatchdogOptions(stall_s=1, validate_s=50)
     assert budgets.of("restore: cat in hat") == budgets.of("barrier in validate: clip in save") == 50
     assert budgets.of("barrier in epoch turn") == 1
 
@@ -79,7 +79,7 @@ def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
 
 def test_a_step_that_builds_a_new_graph_has_the_time_of_a_start(tmp_path):
     watched = model(tmp_path, "train.fix_iter=2", 'train.fix_keys=["slow"]')
-    budgets = Budgets(stall_s=1, start_s=50)
+    budgets = WatchdogOptions(stall_s=1, start_s=50)
 
     for step in (1, 2, 3):
         watched.optimize_parameters(step, [batch()])
@@ -148,7 +148,7 @@ def test_options_that_cannot_go_together_are_refused_at_the_start(tmp_path, over
 def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
     opt = read_options(["--opt", str(write_options(tmp_path)), "watchdog.stall_s=10"])
 
-    assert opt["datasets"]["train"]["dataloader_timeout_s"] == 8
+    assert build_data(opt)[0].loader.timeout == 8
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
     ],
 )
 def test_the_planned_end(total_iter, epochs, progress, expected):
-    assert planned_steps({"total_iter": total_iter, "epochs": epochs}, 10, progress) == expected
+    assert planned_steps(TrainOptions(total_iter=total_iter, epochs=epochs), 10, progress) == expected
 
 
 def test_test_clips_without_sharp_frames_are_refused_before_the_first_step(tmp_path):

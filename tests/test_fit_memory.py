@@ -24,6 +24,7 @@ def step(budget_gb: float | None):
     net, x = VRT(**TINY, **auto), torch.rand(1, 2, 3, 32, 32)
     torch.manual_seed(1)
     net.conv_last.weight.data.normal_()
+    net.fit(x)
     net(x).square().mean().backward()
     return net, [p.grad for p in net.parameters()]
 

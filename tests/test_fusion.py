@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.fusion.operators import FUSIONS
+from models.fusion.operators import FUSIONS, Fusion
 from models.network_vrt import VRT
 from tests.test_vrt_modules import SMALL
 from utils.utils_errors import DataError, OptionError
@@ -13,8 +13,8 @@ from utils.utils_errors import DataError, OptionError
 S = 4
 
 
-def operator(section, in_chans=3, spike_channels=S):
-    return FUSIONS.build(section, "netG.fusion", rgb_channels=3, spike_channels=spike_channels, in_chans=in_chans)
+def operator(section, spike_channels=S):
+    return FUSIONS.build(section, "netG.fusion", spike_channels=spike_channels)
 
 
 def clip(size=32):
@@ -24,23 +24,23 @@ def clip(size=32):
 
 def test_none_and_concat_have_no_parameters():
     assert not operator("none").state_dict()
-    assert not operator("concat", in_chans=3 + S).state_dict()
+    assert not operator("concat").state_dict()
 
 
 def test_concat_shows_the_trunk_every_channel():
     rgb, spike = clip()
-    assert torch.equal(operator("concat", in_chans=3 + S)(rgb, spike), torch.cat((rgb, spike), 2))
+    assert torch.equal(operator("concat").on_input(rgb, spike), torch.cat((rgb, spike), 2))
 
 
 def test_concat_refuses_another_sum():
-    with pytest.raises(OptionError, match="in_chans 4 != 3 RGB \\+ 4 spike = 7"):
-        operator("concat", in_chans=4)
+    with pytest.raises(OptionError, match=r"in_chans is 4\n(.*\n)*.*7, which the fusion operator gives"):
+        VRT(**SMALL, fusion="concat", in_chans=4, spike_channels=S)
 
 
 def test_gated_starts_almost_closed_unless_told_otherwise():
     rgb, spike = clip()
-    closed = (operator("gated")(rgb, spike) - rgb).abs().max()
-    opened = (operator({"type": "gated", "gate_bias": 0.0})(rgb, spike) - rgb).abs().max()
+    closed = (operator("gated").on_input(rgb, spike) - rgb).abs().max()
+    opened = (operator({"type": "gated", "gate_bias": 0.0}).on_input(rgb, spike) - rgb).abs().max()
     assert 0 < closed < 0.05
     assert opened > 5 * closed
 
@@ -53,13 +53,13 @@ def test_gated_alone_can_fit_a_clip_that_only_the_spikes_show():
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     for _ in range(60):
         optimizer.zero_grad()
-        loss = (net(rgb, spike) - sharp).square().mean()
+        loss = (net.on_input(rgb, spike) - sharp).square().mean()
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.2 * (rgb - sharp).square().mean().item()
 
 
-@pytest.mark.parametrize("section, in_chans", [("concat", 3 + S), ("gated", 3)])
+@pytest.mark.parametrize("section, in_chans", [("concat", 3 + S), ("concat", None), ("gated", 3), ("gated", None)])
 def test_a_network_with_spikes_refuses_clips_without(section, in_chans):
     rgb, spike = clip()
     net = VRT(**SMALL, in_chans=in_chans, fusion=section, spike_channels=S)
@@ -90,7 +90,7 @@ def test_spikes_reach_the_output_and_gradients_reach_the_operator():
 @pytest.mark.parametrize("section", ["concat", "gated"])
 def test_data_without_spikes_is_refused_for_fusion(section):
     with pytest.raises(OptionError, match="no spike channels"):
-        operator(section, spike_channels=0)
+        VRT(**SMALL, fusion=section, spike_channels=0)
 
 
 def test_unknown_operator_and_unknown_key_are_refused():
@@ -98,3 +98,38 @@ def test_unknown_operator_and_unknown_key_are_refused():
         operator("gatd")
     with pytest.raises(OptionError, match=r"unknown option netG\.fusion\.feature"):
         operator({"type": "gated", "feature": 3})
+
+
+@FUSIONS.register("everywhere", given=("spike_channels", "feature_channels"))
+class EverywhereFusion(Fusion):
+    """Leaves a trace at each point where an operator may act."""
+
+    def __init__(self, spike_channels: int = 0, feature_channels: list[int] | None = None) -> None:
+        super().__init__()
+        self.widths, self.seen = feature_channels, []
+
+    def on_input(self, image, spike):
+        return image + spike.mean(2, keepdim=True)
+
+    def on_features(self, features, spike):
+        self.seen.append((0, tuple(features.shape)))
+        return features
+
+    def on_stage(self, stage, features, spike):
+        self.seen.append((stage, tuple(features.shape)))
+        return features
+
+    def on_base(self, rgb, fused, spike):
+        return fused[:, :, :3]
+
+
+def test_an_operator_acts_on_input_features_stages_and_base():
+    rgb, spike = clip()
+    net = VRT(**SMALL, fusion="everywhere", spike_channels=S).eval()
+    with torch.no_grad():
+        restored = net(rgb, spike)
+    assert torch.equal(restored, rgb + spike.mean(2, keepdim=True))  # step 0 returns the base
+    assert [stage for stage, _ in net.fusion.seen] == list(range(8))
+    for stage, shape in net.fusion.seen:
+        scale = (1, 1, 2, 4, 8, 4, 2, 1)[stage]
+        assert shape == (1, 3, 32 // scale, 32 // scale, net.fusion.widths[stage])

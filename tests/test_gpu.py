@@ -42,7 +42,7 @@ def test_gpu_ids_choose_only_where_nobody_else_has_chosen(launch, ids, env, expe
     ],
 )
 def test_what_runs_is_said_where_it_is_not_what_gpu_ids_lists(launch, ids, chosen, env, count, expected):
-    note = note_on_gpu_ids(launch, {"gpu_ids": ids, "opt_path": "my.json"}, chosen, env, count)
+    note = note_on_gpu_ids(launch, ids, "my.json", chosen, env, count)
     assert note == expected or (expected and expected in note)
 
 

@@ -286,7 +286,7 @@ def test_frame_interpolation_doubles_the_frame_rate(home, tmp_path):
     netG = network(pa_frames=0, fusion="none", img_size=[4, 32, 32], drop_path_rate=0.0)
     net = NETWORKS.build(netG, "netG", spike_channels=0).eval()
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
-    options = {"scale": 1, "netG": NETWORKS.resolve(netG, "netG"), "spike_channels": 0, "spike": None}
+    options = {"scale": 1, "netG": NETWORKS.resolve(netG, "netG").plain(), "spike_channels": 0, "spike": None}
     torch.save({"params": net.state_dict(), "options": options}, tmp_path / "fi.pth")
     source, out = home / "clips" / "test2", tmp_path / "out"
     args = ["--weights", tmp_path / "fi.pth", "--input", source, "--output", out, "--save", "frames", "video"]

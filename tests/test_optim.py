@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 from models.optim import build_optimizer, lr_at
+from utils.option_models import TrainOptions
 
-TRAIN = {
-    "G_optimizer_type": "adam", "G_optimizer_lr": 4e-4, "G_optimizer_betas": [0.9, 0.99], "G_optimizer_wd": 0.0,
-    "fix_keys": ["spynet", "deform"], "fix_lr_mul": 0.125, "G_warmup_iter": 0,
-    "G_scheduler_type": "CosineAnnealingWarmRestarts", "G_scheduler_periods": 300, "G_scheduler_restart_weights": 1,
-    "G_scheduler_eta_min": 1e-7, "G_scheduler_milestones": [10, 20], "G_scheduler_gamma": 0.5,
+OPTIONS = {
+    "G_optimizer_type": "adam", "G_optimizer_lr": 4e-4, "fix_keys": ["spynet", "deform"], "fix_lr_mul": 0.125,
+    "G_scheduler_periods": 300, "G_scheduler_milestones": [10, 20],
 }  # fmt: skip
+TRAIN = TrainOptions(**OPTIONS)
 
 
 def test_the_cosine_is_that_of_torch_until_its_end_and_stays_low_there():
@@ -27,7 +27,7 @@ def test_the_cosine_is_that_of_torch_until_its_end_and_stays_low_there():
 
 
 def test_later_periods_restart_with_their_weight():
-    train = TRAIN | {"G_scheduler_periods": [100, 50], "G_scheduler_restart_weights": [1, 0.5]}
+    train = TrainOptions(**OPTIONS | {"G_scheduler_periods": [100, 50], "G_scheduler_restart_weights": [1.0, 0.5]})
 
     assert lr_at(100, 1.0, train) == pytest.approx(0.5, rel=1e-6)
     assert lr_at(125, 1.0, train) == pytest.approx(0.25, rel=1e-3)
@@ -35,7 +35,7 @@ def test_later_periods_restart_with_their_weight():
 
 
 def test_milestones_and_warm_up():
-    train = TRAIN | {"G_scheduler_type": "MultiStepLR", "G_warmup_iter": 4}
+    train = TrainOptions(**OPTIONS | {"G_scheduler_type": "MultiStepLR", "G_warmup_iter": 4})
 
     assert [lr_at(step, 1.0, train) for step in (1, 4, 9, 10, 19, 20)] == [0.25, 1, 1, 0.5, 0.5, 0.25]
 

@@ -76,16 +76,16 @@ KAIR = """{
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_an_option_file_of_the_project_is_valid(file):
     opt = main_train_vrt.read_options(["--opt", str(file)])
-    assert opt["task"] == file.stem
+    assert opt.task == file.stem
 
 
 def test_the_rgb_ablation_differs_from_the_reference_in_the_spikes_alone():
     rgb, both = (main_train_vrt.read_options(["--opt", f"{GOPRO}{end}.json"]) for end in ("", "_rgbspike"))
-    assert (rgb["datasets"]["train"]["spike_channels"], both["datasets"]["train"]["spike_channels"]) == (0, 8)
-    assert rgb["netG"]["fusion"] == {"type": "none"}
-    assert {**rgb["netG"], "fusion": 0} == {**both["netG"], "fusion": 0}
+    assert (rgb.spike_channels, both.spike_channels) == (0, 8)
+    assert rgb.netG.fusion.type == "none"
+    assert {**rgb.netG.plain(), "fusion": 0} == {**both.netG.plain(), "fusion": 0}
     for section in ("train", "val", "logging"):
-        assert rgb[section] == both[section]
+        assert getattr(rgb, section) == getattr(both, section)
 
 
 # What a person changes in KAIR's file for data and a network of a test's size; every other key stays as it is.

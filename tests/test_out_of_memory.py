@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -12,6 +14,8 @@ from models.out_of_memory import probe, ways_out
 from models.select_network import NETWORKS
 from models.vrt.fit_memory import MARGIN, StepMemory, count_step
 from tests.train_files import network, write_options
+from utils.contract import InputSpec
+from utils.option_models import AmpOptions, TrainOptions
 from utils.utils_errors import SpikeVRTError
 
 PIXELS = 2 * 2 * 3 * 64 * 64
@@ -40,9 +44,14 @@ class NoRoom(torch.nn.Module):
 
 
 def options(batch=4, accumulation=1, gt_size=192, frames=6, scale=1, amp=False, **netG):
-    data = {"dataloader_batch_size": batch, "gt_size": gt_size, "num_frame": frames}
-    train = {"accumulation_steps": accumulation, "amp": {"enable": amp}}
-    return {"datasets": {"train": data}, "train": train, "netG": netG, "scale": scale}
+    data = SimpleNamespace(dataloader_batch_size=batch, gt_size=gt_size, num_frame=frames)
+    train = TrainOptions(accumulation_steps=accumulation, amp=AmpOptions(enable=amp))
+    datasets = SimpleNamespace(train=data)
+    return SimpleNamespace(datasets=datasets, train=train, netG=SimpleNamespace(**netG), scale=scale)
+
+
+def needs(least_frames):
+    return InputSpec(stride=8, least_size=(64, 64), least_frames=least_frames)
 
 
 def gigabytes(fixed, activations, checkpointed):
@@ -50,7 +59,7 @@ def gigabytes(fixed, activations, checkpointed):
 
 
 def test_each_way_out_is_the_mildest_that_fits():
-    ways = dict(ways_out(gigabytes(1, 20, 5), options(accumulation=3), 12.0, multiple=8, least=64, fewest=3))
+    ways = dict(ways_out(gigabytes(1, 20, 5), options(accumulation=3), 12.0, needs(2)))
 
     assert ways == {
         "datasets.train.dataloader_batch_size=2 train.accumulation_steps=6": "about 11.0 GB",
@@ -65,7 +74,7 @@ def test_each_way_out_is_the_mildest_that_fits():
 def test_what_does_not_suffice_is_said_and_what_is_in_use_is_not_offered():
     opt = options(batch=1, scale=4, gt_size=256, frames=4, amp=True, no_checkpoint_attn_blocks=[9])
 
-    ways = dict(ways_out(gigabytes(1, 40, 30), opt, 4.0, multiple=8, least=64, fewest=4))
+    ways = dict(ways_out(gigabytes(1, 40, 30), opt, 4.0, needs(3)))
 
     attn = "netG.use_checkpoint_attn=true netG.use_checkpoint_ffn=true netG.no_checkpoint_attn_blocks=[]"
     assert ways == {attn: "about 31.0 GB, too much still"}
@@ -79,7 +88,7 @@ def model(tmp_path, **netG):
 
 
 def batch_for(model):
-    spikes = model.opt["datasets"]["train"]["spike_channels"]
+    spikes = model.opt.datasets.train.spike_channels
     lq = torch.rand(2, 2, 3, 128, 128)
     return {"lq": lq, "gt": lq, "spike": torch.rand(2, 2, spikes, 128, 128), "key": ["a", "b"]}
 

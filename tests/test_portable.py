@@ -1,19 +1,37 @@
+from pathlib import Path
+
 import pytest
 import torch
 
+from main_train_vrt import PARTS
 from models.portable import portable_options, read_saved
 from models.released import RELEASED, RELEASED_TILES, identify
 from models.select_network import NETWORKS, define_G
 from tests import golden
+from tests.clip_files import section, write_info
 from tests.train_files import network
 from utils.utils_errors import CheckpointError
+from utils.utils_option import read_options
 
+BINS = {"type": "voxel", "num_bins": 2}
+VALUES = {"task": "t", "train": {"G_lossfn_type": "l1"}}
 KNOWN = {"rate": 0.9, "light": "linear", "center": "gt", "planes": 88, "gt_plane": 44}
-SPIKES = {"spike_channels": 2, "spike": {"type": "dat"}, "spike_data": KNOWN}
 
 
-def options(**netG):
-    return {"scale": 1, "netG": network(**netG), "datasets": {"train": SPIKES}}
+@pytest.fixture
+def described(tmp_path):
+    """A folder whose dataset.json holds what KNOWN says."""
+    (tmp_path / "GOPRO_Large_spike_seq").mkdir()
+    write_info(tmp_path, **KNOWN)
+    return tmp_path
+
+
+def options(folder=Path("nowhere"), **netG):
+    """Options with these spikes, of which folder's dataset.json may tell more."""
+    data = section(
+        folder, num_frame=2, gt_size=32, spike={"representation": {"type": "voxel", "num_bins": 2}, "type": "dat"}
+    )
+    return read_options({**VALUES, "netG": network(**netG), "datasets": {"train": data}}, PARTS)
 
 
 @pytest.mark.parametrize("name", ["net_deblur_pa2_2f_w8"])
@@ -23,7 +41,7 @@ def test_a_file_as_released_loads_strictly_and_gives_the_reference_output(name, 
     # The vectors leave the constant buffers out; released files hold them.
     whole = NETWORKS.build(netG, "netG").state_dict() | {k: v.float() for k, v in vector.weights.items()}
     torch.save({"params": whole}, tmp_path / "006_x.pth")
-    saved = read_saved(tmp_path / "006_x.pth", {"scale": 1, "netG": netG, "datasets": {}})
+    saved = read_saved(tmp_path / "006_x.pth", read_options({**VALUES, "netG": netG}, PARTS))
     with torch.no_grad():
         output = saved.build().double()(vector.input)
 
@@ -52,28 +70,31 @@ def test_released_weights_take_their_name_from_the_file(tmp_path):
     saved.build()
 
 
-def test_our_weights_and_checkpoints_say_what_they_are(tmp_path):
-    opt = options()
-    net = define_G(opt)
-    full = {"model_state_dict": net.state_dict(), "ema_state_dict": None, "options": opt, "step": 3}
+def test_our_weights_and_checkpoints_say_what_they_are(described, tmp_path):
+    opt = options(described)
+    net, about = define_G(opt), portable_options(opt)
+    full = {"model_state_dict": net.state_dict(), "ema_state_dict": None, "options": opt.plain(), "step": 3}
     ema = {key: value + 1 if value.is_floating_point() else value for key, value in net.state_dict().items()}
-    torch.save({"params": net.state_dict(), "options": portable_options(opt), "iter": 3}, tmp_path / "3_G.pth")
-    torch.save(full, tmp_path / "checkpoint_latest.pth")
-    torch.save(full | {"ema_state_dict": ema}, tmp_path / "averaged.pth")
+    torch.save({"params": net.state_dict(), "options": about, "iter": 3}, tmp_path / "3_G.pth")
+    torch.save(full | {"network": about}, tmp_path / "checkpoint_latest.pth")
+    torch.save(full | {"network": about, "ema_state_dict": ema}, tmp_path / "averaged.pth")
+    # Former versions wrote what they had found out into the data's section.
+    full["options"]["datasets"]["train"] |= {"spike_channels": 2, "spike_data": KNOWN}
+    torch.save(full, tmp_path / "checkpoint_before.pth")
 
-    for name in ("3_G.pth", "checkpoint_latest.pth", "averaged.pth"):
+    for name in ("3_G.pth", "checkpoint_latest.pth", "averaged.pth", "checkpoint_before.pth"):
         saved = read_saved(tmp_path / name)
-        assert saved.spike_channels == 2 and saved.spike == {"type": "dat"} and saved.netG == opt["netG"]
+        assert saved.spike_channels == 2 and saved.spike["type"] == "dat" and saved.netG == opt.netG.plain()
         assert saved.spike_data == KNOWN
         built = saved.build().state_dict()
         wanted = ema if name == "averaged.pth" else net.state_dict()
         assert all(torch.equal(built[key], wanted[key]) for key in wanted)
 
 
-def test_the_weights_know_their_spikes_better_than_an_option_file_without_its_data(tmp_path):
-    opt = options()
+def test_the_weights_know_their_spikes_better_than_an_option_file_without_its_data(described, tmp_path):
+    opt = options(described)
     torch.save({"params": define_G(opt).state_dict(), "options": portable_options(opt)}, tmp_path / "a.pth")
-    opt["datasets"]["train"] = {**SPIKES, "spike_data": KNOWN | {"rate": None}}
+    write_info(tmp_path, **KNOWN | {"rate": None})
     assert read_saved(tmp_path / "a.pth", opt).spike_data == KNOWN
     # Files of before have no such entry.
     old = {key: value for key, value in portable_options(opt).items() if key != "spike_data"}

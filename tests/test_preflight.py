@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from data.clip_cache import build_cache
-from data.preflight import check, preflight
-from data.select_dataset import section_source
+from data.preflight import preflight
 from scripts import check_data
-from tests.clip_files import section, write_clip, write_info
+from tests.clip_files import check, resolved, section, source_of, write_clip, write_info
+from utils.option_models import DatasetsOptions
 from utils.utils_errors import DataError
 
 
@@ -25,7 +25,8 @@ def root(tmp_path):
 
 def options(root, **changes):
     train = section(root, **changes)
-    return {"path": {"root": str(root / "experiments")}, "datasets": {"train": train, "test": section(root, "test")}}
+    datasets = DatasetsOptions(train=resolved(train), test=resolved(section(root, "test")))
+    return datasets, root / "experiments/.preflight"
 
 
 def frame(root, name="blur/000003.png", clip="clip0"):
@@ -34,21 +35,21 @@ def frame(root, name="blur/000003.png", clip="clip0"):
 
 def complaint(root, **changes):
     with pytest.raises(DataError) as error:
-        preflight(options(root, **changes))
+        preflight(*options(root, **changes))
     return str(error.value)
 
 
 def test_sound_data_pass_and_are_not_read_again(root, caplog):
     caplog.set_level("INFO")
-    preflight(options(root))
+    preflight(*options(root))
     assert "data train: 2 clips, 12 frames of 16 x 24, spike files of 24 planes, checked in" in caplog.text
     caplog.clear()
-    preflight(options(root))
+    preflight(*options(root))
     assert caplog.text.count("as checked before") == 2
 
 
 def test_a_changed_file_is_checked_again(root):
-    preflight(options(root))
+    preflight(*options(root))
     content = frame(root).read_bytes()
     frame(root).write_bytes(content[:-20])
     assert "PNG of" in complaint(root)
@@ -58,11 +59,11 @@ def test_a_changed_file_is_checked_again(root):
 
 def test_a_verdict_that_cannot_be_read_is_no_verdict(root, caplog):
     caplog.set_level("INFO")
-    preflight(options(root))
+    preflight(*options(root))
     for verdict in (root / "experiments/.preflight").iterdir():
         verdict.write_text("{")  # as a full disk leaves it
     caplog.clear()
-    preflight(options(root))
+    preflight(*options(root))
     assert caplog.text.count("checked in") == 2
 
 
@@ -71,7 +72,7 @@ def test_a_picture_whose_header_tells_of_too_many_pixels_is_named(root):
     content[16:24] = b"\x7f\xff\xff\xff" * 2
     content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
     frame(root).write_bytes(bytes(content))
-    problems = check(section_source(section(root), "train"), "train", decode=True).problems
+    problems = check(section(root), decode=True).problems
     assert len(problems) == 1 and "cannot read picture" in str(problems[0]) and str(frame(root)) in str(problems[0])
 
 
@@ -92,33 +93,31 @@ def test_flipped_bits_are_found_by_decoding(root):
     content = bytearray(frame(root).read_bytes())
     content[len(content) // 2] ^= 0xFF
     frame(root).write_bytes(bytes(content))
-    source = section_source(section(root), "train")
 
-    assert check(source, "train").problems == []
-    assert [p.where for p in check(source, "train", decode=True).problems] == [str(frame(root))]
+    assert check(section(root)).problems == []
+    assert [p.where for p in check(section(root), decode=True).problems] == [str(frame(root))]
 
 
 def test_spikes_that_look_upside_down_are_a_warning(root, caplog):
-    preflight(options(root))
+    preflight(*options(root))
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     write_info(root, flip=None)
-    source = section_source(section(root, spike={"type": "dat", "flip": False}), "train")
-    warnings = check(source, "train").warnings
+    warnings = check(section(root, spike={"type": "dat", "flip": False})).warnings
     assert len(warnings) == 2 and "look upside down" in str(warnings[0])
 
 
 def test_a_cache_is_checked_for_its_freshness(root, caplog):
     caplog.set_level("INFO")
-    build_cache(section_source(section(root), "train"), str(root / "cache"))
+    build_cache(source_of(section(root)), str(root / "cache"))
     backend = {"type": "cache", "path": str(root / "cache")}
-    preflight(options(root, io_backend=backend))
+    preflight(*options(root, io_backend=backend))
     assert "data train: 2 cached clips" in caplog.text
     os.utime(frame(root), (1, 1))
     assert "the clip cache does not fit the data" in complaint(root, io_backend=backend)
 
 
 def test_other_options_are_another_check(root):
-    preflight(options(root))
+    preflight(*options(root))
     assert "do not follow filename_tmpl" in complaint(root, filename_tmpl="08d")
 
 
@@ -126,7 +125,9 @@ def test_other_options_are_another_check(root):
 def test_the_script_says_the_same_with_exit_code_3(root, capsys, damaged):
     if damaged:
         frame(root).unlink()
-    opt = {**options(root), "task": "check", "netG": {"net_type": "vrt", "upscale": 1}}
+    datasets = {"train": section(root), "test": section(root, "test")}
+    opt = {"datasets": datasets, "task": "check", "netG": {"net_type": "vrt", "upscale": 1}}
+    opt["train"] = {"G_lossfn_type": "l1"}
     (root / "opt.json").write_text(json.dumps(opt))
 
     assert check_data.main(["--opt", str(root / "opt.json"), "--decode"]) == (3 if damaged else 0)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from data.alignment import find_offset
-from data.preflight import check
 from data.raw_video import FolderFrames, LightPath, RawClip
-from data.select_dataset import build_dataset, section_source
+from data.select_dataset import build_dataset
 from data.spike.represent import represent
 from data.spike.stream import SpikeGeometry, read_dat
 from main_train_vrt import PARTS
 from scripts import prepare_gopro_spike
 from scripts.prepare_gopro_spike import choose_splits
+from tests.clip_files import check
 from utils.utils_errors import DataError
 from utils.utils_files import MARK
 from utils.utils_image import list_images
@@ -78,7 +78,7 @@ def test_raw_clips_become_clips_that_training_reads(raw, tmp_path):
     assert prepare("--source", raw, "--out", tmp_path / "out") == 0
 
     assert files(raw) == before
-    report = check(section_source(section(tmp_path / "out"), "train"), "train", decode=True)
+    report = check(section(tmp_path / "out"), decode=True)
     assert report.problems == [] and report.warnings == []
     # 13 frames make 4 exposures of 3 and one frame to interpolate to; 10 frames make 2 of 5 with none after them.
     assert {clip.name: clip.planes for clip in report.clips} == {
@@ -196,7 +196,7 @@ def test_a_raw_clip_that_starts_early_or_late_is_followed_and_the_offset_recorde
     both = section(tmp_path / "out")
     both["dataroot_spike"] = str(tmp_path / "more/GOPRO_Large_spike_seq/train")
     both["spike"]["center"] = "file"  # the shortest file ends with the sharp plane
-    report = check(section_source(both, "train"), "train")
+    report = check(both)
     assert report.problems == [] and report.clips[0].planes[-1] == (13 if late == 1 else 36)
 
     assert for_existing(raw, tmp_path, "--interpolate", "12", "--offset", "GOPR0001_03_00=0", out="third") == 3
@@ -319,7 +319,7 @@ def test_the_documented_layout_is_that_of_the_reference_options(raw, tmp_path, m
 
     names = {}
     for split in ("train", "test"):
-        dataset = build_dataset(opt["datasets"][split], split, 0)
+        dataset = build_dataset(getattr(opt.datasets, split), split, 0)
         names[split] = [clip.name for clip in dataset.clips]
     assert names == {"train": ["GOPR0001_03_00", "GOPR0002_05_00"], "test": ["GOPR0003_03_00"]}
 

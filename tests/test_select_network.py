@@ -7,17 +7,23 @@ import logging
 import pytest
 import torch
 
+from main_train_vrt import PARTS
 from models.select_network import NETWORKS, check_options, define_G
 from tests.test_vrt_modules import SMALL
 from utils.utils_errors import OptionError
+from utils.utils_option import read_options
+
+BINS = {"type": "voxel", "num_bins": 4}
 
 
-def options(**netG):
-    return {
-        "scale": 1,
-        "netG": {"net_type": "vrt", **SMALL, **netG},
-        "datasets": {"train": {"spike_channels": 4, "gt_size": 32}},
-    }
+def options(size=32, **netG):
+    spikes = {"dataroot_spike": "none", "spike": {"type": "dat", "h": 8, "w": 8, "representation": BINS}}
+    files = {"dataroot_lq": "none", "dataroot_gt": "none", "num_frame": 2, "gt_size": size}
+    values = {
+        "task": "t", "netG": {"net_type": "vrt", **SMALL, **netG}, "train": {"G_lossfn_type": "l1"},
+        "datasets": {"train": {"dataset_type": "TrainDatasetRGBSpike", **files, **spikes}},
+    }  # fmt: skip
+    return read_options(values, PARTS)
 
 
 def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplog):
@@ -36,17 +42,16 @@ def test_checking_options_builds_nothing_and_accepts_what_fits():
 
 @pytest.mark.parametrize("size", [36, 24])
 def test_a_crop_that_does_not_fit_the_windows_is_refused(size):
-    opt = options()
-    opt["datasets"]["train"]["gt_size"] = size
     with pytest.raises(OptionError) as refused:
-        check_options(opt)
+        check_options(options(size))
     assert refused.value.where == "datasets.train.gt_size"
     assert refused.value.do == "set it to 32"
 
 
 def test_channels_that_disagree_with_the_data_are_refused_with_the_sum():
-    with pytest.raises(OptionError, match="in_chans 6 != 3 RGB \\+ 4 spike = 7"):
+    with pytest.raises(OptionError, match=r"netG\.in_chans is 6") as refused:
         check_options(options(fusion="concat", in_chans=6))
+    assert refused.value.expected == "7, which the fusion operator gives for 3 RGB and 4 spike channels"
 
 
 def test_option_keys_are_the_published_ones_and_ours():

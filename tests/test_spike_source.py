@@ -6,7 +6,8 @@ from data.clip_reader import dataset_clips
 from data.preflight import preflight
 from data.select_dataset import build_dataset
 from data.spike.stream import SpikeGeometry, write_dat
-from tests.clip_files import section, write_clip, write_info
+from tests.clip_files import resolved, section, write_clip, write_info
+from utils.option_models import DatasetsOptions
 from utils.utils_errors import OptionError
 
 
@@ -88,11 +89,11 @@ def test_light_decides_what_match_and_gamma_do(tmp_path):
 def test_the_check_of_the_data_tells_light_and_rates_that_nobody_states(tmp_path, caplog):
     # The test clips' spikes are proportional to the values of their pictures.
     write_clip(tmp_path, "clip0", split="test", frames=2)
-    opt = {"path": {"root": str(tmp_path / "runs")}, "datasets": {"test": section(tmp_path, "test")}}
+    datasets = DatasetsOptions(test=resolved(section(tmp_path, "test")))
     for stated, words in ((None, ["look like display light of rate 1.7", "firing rate at full light"]), ("linear", [])):
         write_info(tmp_path, light=stated, rate=1.0 if stated else None, made_for=str(stated))
         caplog.clear()
-        preflight(opt | {"path": {"root": str(tmp_path / f"runs {stated}")}})
+        preflight(datasets, tmp_path / f"runs {stated}")
         assert all(word in caplog.text for word in words) and (words or "WARNING" not in caplog.text), caplog.text
 
 

@@ -21,10 +21,6 @@ def rgb_net() -> VRT:
     return net
 
 
-def options(path, strict=False):
-    return {"path": {"pretrained_netG": None if path is None else str(path)}, "train": {"G_param_strict": strict}}
-
-
 @pytest.mark.parametrize("container", [None, "params", "params_ema", "model_state_dict"])
 def test_a_state_dict_is_found_bare_or_in_its_container(tmp_path, rgb_net, container):
     state = rgb_net.state_dict()
@@ -40,7 +36,7 @@ def test_rgb_weights_start_a_concat_network_that_gives_the_same_output(tmp_path,
     wide = VRT(**SMALL, nonblind_denoising=noise, in_chans=3 + S, fusion="concat", spike_channels=S).eval()
     torch.save({"params": rgb.state_dict()}, tmp_path / "rgb.pth")
 
-    report = load_pretrained(wide, options(tmp_path / "rgb.pth"))
+    report = load_pretrained(wide, tmp_path / "rgb.pth", strict=False)
 
     lq, spike = torch.rand(1, 3, 3 + noise, 32, 32), torch.rand(1, 3, S, 32, 32)
     assert torch.allclose(wide(lq, spike), rgb(lq), atol=1e-6)
@@ -51,13 +47,13 @@ def test_rgb_weights_start_a_concat_network_that_gives_the_same_output(tmp_path,
 def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tmp_path, rgb_net):
     net = VRT(**SMALL, fusion="gated", spike_channels=S).eval()
     torch.save(rgb_net.state_dict(), tmp_path / "rgb.pth")
-    report = load_pretrained(net, options(tmp_path / "rgb.pth"))
+    report = load_pretrained(net, tmp_path / "rgb.pth", strict=False)
     assert report.missing and all(k.startswith("fusion.") for k in report.missing)
     assert report.share == 1.0
 
 
 def test_nothing_is_loaded_without_a_path(rgb_net):
-    assert load_pretrained(rgb_net, options(None)) is None
+    assert load_pretrained(rgb_net, None, strict=False) is None
 
 
 def test_weights_of_another_network_are_refused_and_change_nothing(rgb_net):
@@ -73,8 +69,8 @@ def test_strict_refuses_a_single_missing_tensor(tmp_path, rgb_net):
     del state["norm.weight"]
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"missing \(1\): norm\.weight"):
-        load_pretrained(VRT(**SMALL), options(tmp_path / "w.pth", strict=True))
-    assert load_pretrained(VRT(**SMALL), options(tmp_path / "w.pth")).missing == ["norm.weight"]
+        load_pretrained(VRT(**SMALL), tmp_path / "w.pth", strict=True)
+    assert load_pretrained(VRT(**SMALL), tmp_path / "w.pth", strict=False).missing == ["norm.weight"]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a torch file", None])

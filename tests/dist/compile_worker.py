@@ -14,10 +14,9 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
+from main_train_vrt import PARTS
 from models.ddp import bare
-from models.losses import LOSSES
 from models.model_vrt import ModelVRT
-from models.select_network import NETWORKS
 from utils import utils_dist, utils_process
 from utils.utils_launch import read_launch
 from utils.utils_option import load_options
@@ -33,7 +32,7 @@ def batch_of(step: int, side: int) -> dict[str, Any]:
 
 def train(*overrides: str) -> tuple[list[float], Tensor]:
     """Loss of each step, and the last gradient."""
-    model = ModelVRT(load_options(sys.argv[1], overrides, {"netG": NETWORKS, "train": LOSSES}))
+    model = ModelVRT(load_options(sys.argv[1], overrides, PARTS))
     torch.nn.init.normal_(model.netG.conv_last.weight, std=0.1)  # zero would leave nothing to the blocks
     model.init_train()
     losses = []

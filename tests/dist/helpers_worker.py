@@ -12,6 +12,7 @@ import torch
 from torch.distributed import DistBackendError
 
 from utils import utils_dist, utils_process
+from utils.option_models import WatchdogOptions
 from utils.utils_errors import DataError, OptionError
 from utils.utils_launch import read_launch
 
@@ -38,7 +39,7 @@ def collectives() -> None:
 
 
 def four_beats() -> None:
-    utils_dist.watch(stall_s=5, start_s=60, validate_s=1, save_s=1)
+    utils_dist.watch(WatchdogOptions(stall_s=5, start_s=60, validate_s=1, save_s=1))
     time.sleep(2)
     utils_dist.barrier()
     print(json.dumps({"pid": os.getpid()}))

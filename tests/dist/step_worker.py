@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from main_train_vrt import PARTS
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
 from utils import utils_dist, utils_process
@@ -52,7 +53,7 @@ def main() -> None:
     )
     with utils_dist.one_door():
         utils_dist.init_dist(read_launch(os.environ), 60)
-        model = ModelVRT(load_options(sys.argv[1], ["netG.net_type=one_conv"], {"netG": NETWORKS}))
+        model = ModelVRT(load_options(sys.argv[1], ["netG.net_type=one_conv"], PARTS))
         model.init_train()
         sums = []
         for step in range(1, 5):

@@ -16,6 +16,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
+from main_train_vrt import PARTS
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
 from models.validate import validate
@@ -60,7 +61,7 @@ class Clip:
 def main() -> None:
     with utils_dist.one_door():
         utils_dist.init_dist(read_launch(os.environ), 60)
-        model = ModelVRT(load_options(sys.argv[1], sys.argv[2:], {"netG": NETWORKS}))
+        model = ModelVRT(load_options(sys.argv[1], sys.argv[2:], PARTS))
         clips, votes = [Clip(number, frames) for number, frames in enumerate((12, 3, 3))], []
         found = validate(model, clips, lambda: bool(votes.append(1)))
         calls = len(ticks)

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from utils import utils_dist, utils_watchdog
+from utils.option_models import WatchdogOptions
 from utils.utils_errors import DataError
 from utils.utils_launch import read_launch
 from utils.utils_process import die_with_parent
@@ -60,7 +61,7 @@ def main() -> None:
     with utils_dist.one_door():
         launch = read_launch(os.environ)
         utils_dist.init_dist(launch, 600)
-        utils_dist.watch(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1)
+        utils_dist.watch(WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1))
         train()
 
 

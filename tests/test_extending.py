@@ -1,0 +1,270 @@
+"""What docs/extending.md promises: each part is one new file, and everything else finds and uses it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from tests.clip_files import write_clip, write_info
+from tests.dist.fork_server import ROOT
+from tests.dist.launching import run_ranks
+from tests.train_files import network
+
+DATASET = """
+from pydantic import Field
+from data.clip_options import Crops, FileReading, Spikes, WholeClips
+from data.dataset_video_rgbspike import TestClips, TrainClips
+from data.select_dataset import DATASETS
+
+
+class LabFiles(Spikes, FileReading):
+    recordings: str = Field(description="Folder of the blurry clips.")
+    truth: str = Field(description="Folder of the sharp clips.")
+    streams: str = Field(description="Folder of the spikes.")
+
+
+class Lab:
+    @classmethod
+    def places(cls, section):
+        roots = {"dataroot_lq": section.recordings, "dataroot_gt": section.truth, "dataroot_spike": section.streams}
+        return {**roots, "lq_folder": "frames"}
+
+
+class LabTrainKeys(Crops, LabFiles):
+    pass
+
+
+class LabTestKeys(WholeClips, LabFiles):
+    pass
+
+
+@DATASETS.register("LabTrain", given=("seed",))
+class LabTrain(Lab, TrainClips):
+    def __init__(self, section: LabTrainKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+
+
+@DATASETS.register("LabTest", given=("seed",))
+class LabTest(Lab, TestClips):
+    def __init__(self, section: LabTestKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+"""
+
+NETWORK = '''
+import torch
+from torch import nn
+from models.select_network import NETWORKS
+from utils.contract import InputSpec
+
+
+@NETWORKS.register("tiny", given=("spike_channels",))
+class Tiny(nn.Module):
+    """One convolution of RGB and spikes. width: of nothing in particular."""
+
+    def __init__(self, width: int = 3, spike_channels: int = 0) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3 + spike_channels, width, 3, 1, 1)
+        self.input_spec = InputSpec(stride=16, spike_channels=spike_channels)
+
+    def forward(self, lq, spike=None):
+        assert lq.shape[3] % 16 == lq.shape[4] % 16 == 0
+        return lq + self.conv(torch.cat((lq, spike), dim=2).flatten(0, 1)).view_as(lq)
+'''
+
+FUSION = '''
+from torch import nn
+from models.fusion.operators import FUSIONS, Fusion, checked_spike
+
+
+@FUSIONS.register("add", given=("spike_channels", "feature_channels"))
+class Add(Fusion):
+    """Adds a linear map of the spike channels to the first features."""
+
+    def __init__(self, gain: float = 1.0, spike_channels: int = 0, feature_channels: list[int] = []) -> None:
+        super().__init__()
+        self.gain, self.spike_channels = gain, spike_channels
+        self.mix = nn.Linear(spike_channels, feature_channels[0])
+
+    def on_features(self, features, spike):
+        spike = checked_spike(features.movedim(-1, 2), spike, self.spike_channels)
+        return features + self.gain * self.mix(spike.movedim(2, -1))
+'''
+
+LOSS = """
+from torch import nn
+from models.losses import LOSSES
+
+
+@LOSSES.register("power")
+class PowerLoss(nn.Module):
+    def __init__(self, G_power: float = 2.0) -> None:
+        super().__init__()
+        self.power = G_power
+
+    def forward(self, restored, gt):
+        return (restored - gt).abs().pow(self.power).mean()
+"""
+
+REPRESENTATION = '''
+import numpy as np
+from data.spike.represent import representation
+
+
+@representation("count", proportional=False, is_centered=lambda **_: False)
+def count(stream: np.ndarray, center: int, parts: int = 1) -> np.ndarray:
+    """Spikes in each of so many parts of the file, over 8."""
+    return np.stack([part.sum(axis=0, dtype=np.float32) / 8 for part in np.array_split(stream, parts)])
+'''
+
+WRITER = '''
+from pathlib import Path
+import numpy as np
+from utils.utils_logger import WRITERS
+
+
+@WRITERS.register("table", given=("folder", "step"))
+class TableWriter:
+    """Numbers as lines of text."""
+
+    def __init__(self, folder: Path, step: int, separator: str = ",") -> None:
+        self.file, self.separator = open(folder / "numbers.txt", "a"), separator
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        self.file.writelines(f"{step}{self.separator}{tag}{self.separator}{value}\\n" for tag, value in values.items())
+
+    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
+        self.file.write(f"{step}{self.separator}{tag}{self.separator}{rgb.shape[1]}\\n")
+
+    def close(self) -> None:
+        self.file.close()
+'''
+
+FILES = {
+    "data/dataset_lab.py": DATASET,
+    "models/network_tiny.py": NETWORK,
+    "models/fusion/fusion_add.py": FUSION,
+    "models/loss_power.py": LOSS,
+    "data/spike/represent_count.py": REPRESENTATION,
+    "utils/writer_table.py": WRITER,
+}
+
+# To Python the new files lie where a user puts them; then the programs run as from their command lines.
+PROGRAM = """
+import sys
+root, new, options, *misspelt = sys.argv[1:]
+sys.path.insert(0, root)
+import data, data.spike, models, models.fusion, utils
+for package in (data, data.spike, models, models.fusion, utils):
+    package.__path__.append(f"{new}/{package.__name__.replace('.', '/')}")
+import main_test_vrt, main_train_vrt
+from scripts import build_clip_cache, check_data
+from utils.utils_errors import OptionError
+opt = ["--opt", options]
+for key in misspelt:
+    try:
+        main_train_vrt.read_options([*opt, key])
+    except OptionError as e:
+        print("refused", key, e, flush=True)
+assert check_data.main(opt) == 0
+assert main_train_vrt.main(opt) == 0
+cached = []
+for split in ("train", "test"):
+    path = f"{new}/cache_{split}"
+    assert build_clip_cache.main([*opt, "--split", split, "--out", path]) == 0
+    cached.append(f'datasets.{split}.io_backend={{"type": "cache", "path": "{path}"}}')
+vrt = [*opt, *cached, "task=vrt", 'netG=' + open(f"{new}/vrt.json").read()]
+assert main_train_vrt.main(vrt) == 0
+for arguments in (opt, vrt):
+    assert main_test_vrt.main([*arguments, "--save", "frames"]) == 0
+"""
+
+
+def move_clips(root, split):
+    """The test clips in the folders of the new dataset: lab/<split>/{recordings,truth,streams}."""
+    lab = root / "lab" / split
+    for clip in (root / "GOPRO_Large" / split).iterdir():
+        shutil.copytree(clip / "blur", lab / "recordings" / clip.name / "frames")
+        shutil.copytree(clip / "sharp", lab / "truth" / clip.name / "sharp")
+    shutil.copytree(root / "GOPRO_Large_spike_seq" / split, lab / "streams")
+    shutil.copy(root / "GOPRO_Large_spike_seq" / "dataset.json", lab / "streams")
+    return {key: str(lab / key) for key in ("recordings", "truth", "streams")}
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory):
+    """Everything added and used: the folder, and what the programs said."""
+    folder = tmp_path_factory.mktemp("extending")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for number in range(2):
+        write_clip(folder, f"clip{number}", frames=2, h=16, w=16, seed=number)
+    write_clip(folder, "clip2", split="test", frames=2, h=16, w=16, seed=2)
+    write_info(folder, h=16, w=16)
+    spikes = {"spike": {"type": "dat", "representation": {"type": "count", "parts": 3}}}
+    train, test = move_clips(folder, "train"), move_clips(folder, "test")
+    options = {
+        "task": "tiny", "path": {"root": str(folder / "experiments")},
+        "datasets": {
+            "train": {"dataset_type": "LabTrain", **train, **spikes, "num_frame": 2, "gt_size": 32,
+                      "dataloader_num_workers": 0},
+            "test": {"dataset_type": "LabTest", **test, **spikes},
+        },
+        "netG": {"net_type": "tiny"},
+        "train": {"total_iter": 2, "G_lossfn_type": "power", "G_power": 1.5, "checkpoint_print": 1},
+        "logging": {"use_tensorboard": False, "writers": [{"type": "table", "separator": " "}]},
+    }  # fmt: skip
+    (folder / "options.json").write_text(json.dumps(options))
+    (folder / "vrt.json").write_text(json.dumps(network(in_chans=None, fusion={"type": "add", "gain": 0.5})))
+    (folder / "run.py").write_text(PROGRAM)
+    result = run_ranks(1, folder / "run.py", ROOT, folder, folder / "options.json", *MISSPELT, limit_s=240)
+    assert result.exit_codes == [0], result.text
+    return folder / "experiments", result.text
+
+
+MISSPELT = {
+    "datasets.train.recording=x": "recordings", "netG.widht=3": "width", "train.G_powr=1": "G_power",
+    "datasets.train.spike.representation.part=2": "parts",
+    'logging.writers=[{"type":"table","seperator":""}]': "separator",
+    'netG={"net_type":"vrt","fusion":{"type":"add","gian":1}}': "gain",
+}  # fmt: skip
+
+
+def test_a_dataset_trains_is_checked_cached_validated_and_tested(used):
+    runs, text = used
+    assert "data train: 2 clips, 4 frames of 32 x 32, spike files of 24 planes" in text
+    assert "no problem found" in text and "data train: 2 cached clips" in text
+    for task in ("tiny", "vrt"):
+        history = json.loads((runs / task / "training_history.json").read_text())
+        assert [step for step, _ in history["train/loss"]] == [1, 2] and history["val/psnr"]
+        table = json.loads((runs / task / "test" / "metrics.json").read_text())
+        assert list(table["clips"]) == ["clip2"] and table["averages"]["restored"]["frames"] == 2
+        assert len(list((runs / task / "test" / "clip2").glob("*.png"))) == 2
+
+
+def test_a_network_and_an_operator_are_built_with_the_channels_of_a_new_representation(used):
+    runs, _ = used
+    tiny, vrt = (torch.load(runs / task / "models" / "2_G.pth", weights_only=True) for task in ("tiny", "vrt"))
+    assert tiny["params"]["conv.weight"].shape == (3, 3 + 3, 3, 3)
+    assert vrt["params"]["fusion.mix.weight"].shape == (8, 3)
+    for weights in (tiny, vrt):
+        assert weights["options"]["spike"]["representation"] == {"type": "count", "parts": 3}
+
+
+def test_a_loss_and_a_writer_are_used(used):
+    runs, _ = used
+    for task in ("tiny", "vrt"):
+        lines = (runs / task / "numbers.txt").read_text().splitlines()
+        told = {tuple(line.split(" ")[:2]) for line in lines}
+        assert {("1", "train/loss"), ("2", "val/psnr"), ("2", "val/clip2")} <= told
+        (options,) = (runs / task / "options").iterdir()
+        assert json.loads(options.read_text())["train"]["G_power"] == 1.5
+
+
+@pytest.mark.parametrize("key", MISSPELT)
+def test_a_misspelt_key_of_a_new_part_is_refused_with_the_right_one(used, key):
+    said = used[1].partition(f"refused {key}")[2].partition("refused ")[0]
+    assert f"the nearest is {MISSPELT[key]}" in said
