@@ -89,4 +89,4 @@ def test_a_time_out_of_the_group_that_comes_before_the_watchdog_is_refused(tmp_p
     result = train(write_options(tmp_path), ranks=2, env={"NCCL_TIMEOUT": "200"})
 
     assert result.exit_codes == [2, 2]
-    assert result.text.count("stall_s is 300 s, validate_s is 1500 s, save_s is 900 s; the time-out of the") == 1
+    assert result.text.count("stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s; the") == 1
