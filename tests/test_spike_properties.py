@@ -65,7 +65,7 @@ def test_what_is_written_is_read_back_in_any_part(tmp_path_factory, data, geomet
 @given(data=st.data(), chosen=representations(), seed=st.integers(0, 2**32 - 1), density=st.floats(0.0, 1.0))
 def test_cutting_and_turning_before_representing_equals_doing_it_after(data, chosen, seed, density):
     name, options = chosen
-    stream = random_stream(seed, 30, 7, 9, density)
+    stream = random_stream(seed, 31, 7, 9, density)  # 15 planes on each side of plane 15
     c = data.draw(rectangles(7, 9))
     turns = [data.draw(st.booleans()) for _ in range(3)]
     aug = Augment(c.top, c.left, c.height, c.width, *turns)
