@@ -18,7 +18,7 @@ sample: $(VENV)/.installed
 
 # The steps of a run from its data to its checkpoint, each where it would be seen first; `make test` has all the rest.
 QUICK := layers option option_files documents clip_index preflight dataset_video_rgbspike augment sampler \
-    spike_represent spike_properties tiling metrics fusion weights optim main_train main_test
+    spike_represent spike_properties broken_files tiling metrics fusion weights optim main_train main_test
 QUICK_TESTS := $(QUICK:%=tests/test_%.py) tests/dist/test_dist.py tests/faults/test_steps.py \
     'tests/test_network_vrt.py::test_outputs_activations_flows_and_gradients_are_those_of_the_reference[net_deblur_pa2_6f]'
 

@@ -2,7 +2,6 @@ import json
 import pickle
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -14,7 +13,6 @@ from data.select_dataset import build_dataset
 from data.spike.stream import SpikeGeometry, read_dat
 from scripts.make_sample_data import make_sample
 from tests.clip_files import PLANES, levels, resolved, section, write_clip, write_info
-from tests.ordinary_user import as_ordinary_user, readable_folder
 from utils.option_models import LoaderOptions
 from utils.utils_errors import DataError, OptionError
 
@@ -295,60 +293,6 @@ def test_spike_options_are_checked_by_name(clips):
         build(clips, spike={"type": "dat", "representation": {"type": "raw", "window": 4}})
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "half", "text"])
-def test_a_frame_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, damage):
-    write_clip(tmp_path, "clip0")
-    write_info(tmp_path)
-    dataset = build(tmp_path, num_frame=6)
-    path = tmp_path / "GOPRO_Large/train/clip0/blur/000003.png"
-    content = path.read_bytes()
-    path.unlink()
-    if damage != "gone":
-        path.write_bytes({"empty": b"", "half": content[: len(content) // 2], "text": b"<html>"}[damage])
-    with pytest.raises(DataError, match="cannot read") as error:
-        dataset[(0, 0)]
-    assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize("size", [None, 0, 12 * PLANES - 1, 12 * PLANES * 2])
-def test_a_spike_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, size):
-    write_clip(tmp_path, "clip0")
-    write_info(tmp_path)
-    dataset = build(tmp_path, num_frame=6)
-    path = tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000002.dat"
-    path.unlink()
-    if size is not None:
-        path.write_bytes(b"\1" * size)
-    with pytest.raises(DataError) as error:
-        dataset[(0, 0)]
-    assert str(path) in str(error.value)
-
-
-def test_a_frame_of_another_size_is_an_error(tmp_path):
-    write_clip(tmp_path, "clip0")
-    write_info(tmp_path)
-    path = tmp_path / "GOPRO_Large/train/clip0/sharp/000001.png"
-    cv2.imwrite(str(path), np.zeros((8, 8, 3), np.uint8))
-    with pytest.raises(DataError, match="picture of 8 x 8"):
-        build(tmp_path, num_frame=6)[(0, 0)]
-
-
-def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
-    write_clip(tmp_path, "clip0")
-    write_info(tmp_path)
-    folder = tmp_path / "GOPRO_Large/train/clip0"
-    for path in sorted(folder.rglob("*.png")):
-        picture = cv2.imread(str(path))
-        path.unlink()
-        cv2.imwrite(str(path.with_suffix(".jpg")), picture)
-    dataset = build(tmp_path, filename_ext="jpg", num_frame=6)
-    dataset[(0, 0)]
-    broken = folder / "blur/000004.jpg"
-    broken.write_bytes(broken.read_bytes()[:-200])
-    with pytest.raises(DataError, match="cut short"):
-        dataset[(0, 0)]
-
-
 def test_planes_on_disk_are_what_was_written(clips):
     path = clips / "GOPRO_Large_spike_seq/train/clip1/spike/000047.dat"
     assert np.array_equal(read_dat(path, SpikeGeometry(8, 12)).sum(0), levels(1, 0, 8, 12))
@@ -380,30 +324,3 @@ def test_a_matched_rate_gives_the_frame_s_own_brightness_whatever_the_threshold(
         grey = (item["lq"] ** 2.2 * torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1)
         values.append(float(item["spike"].mean()) / float(grey.mean()))
     assert values == pytest.approx([1.0, 1.0, 1.0], rel=0.01)
-
-
-@pytest.mark.parametrize("name", ["GOPRO_Large/train/clip0/blur/000002.png",
-                                  "GOPRO_Large_spike_seq/train/clip0/spike/000002.dat"])  # fmt: skip
-def test_a_file_without_permission_is_named(name):
-    with readable_folder() as folder:
-        write_clip(folder, "clip0")
-        write_info(folder)
-        dataset = build(folder, num_frame=6)
-        with as_ordinary_user():
-            dataset[(0, 0)]
-        (folder / name).chmod(0)
-        with as_ordinary_user(), pytest.raises(DataError, match="Permission denied") as error:
-            dataset[(0, 0)]
-    assert name in str(error.value)
-
-
-def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
-    write_clip(tmp_path, "clip0")
-    write_info(tmp_path)
-    dataset = build(tmp_path, num_frame=6)
-    path = tmp_path / "GOPRO_Large/train/clip0/blur/000002.png"
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(DataError, match="Is a directory") as error:
-        dataset[(0, 0)]
-    assert str(path) in str(error.value)

@@ -33,13 +33,18 @@ def save_weights(options, path, *overrides):
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def make_home(folder):
     """Three test clips of 2, 3 and 4 frames of 32 x 32, an option file, weights with and without spikes."""
-    folder = tmp_path_factory.mktemp("home")
     options = write_options(folder)
     save_weights(options, folder / "spike.pth")
     save_weights(options, folder / "rgb.pth", "netG.fusion=none")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """As `make_home`, and the clips as a user's folders."""
+    folder = make_home(tmp_path_factory.mktemp("home"))
     for clip in ("test0", "test1", "test2"):
         shutil.copytree(folder / "GOPRO_Large" / "test" / clip / "blur", folder / "clips" / clip)
     return folder

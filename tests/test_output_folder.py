@@ -11,9 +11,8 @@ import pytest
 import main_test_vrt
 from data.clip_reader import user_clips
 from tests.foreign import snapshot
-from tests.test_main_test import message, save_weights
+from tests.test_main_test import make_home, message
 from tests.test_video import write_sound
-from tests.train_files import write_options
 from utils import utils_watchdog
 from utils.utils_errors import DataError, OptionError
 from utils.utils_files import MARK, Made, claim_run_folder
@@ -23,11 +22,7 @@ from utils.utils_video import VideoReader
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("home")
-    options = write_options(folder)
-    save_weights(options, folder / "spike.pth")
-    save_weights(options, folder / "rgb.pth", "netG.fusion=none")
-    return folder
+    return make_home(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture
