@@ -26,30 +26,31 @@ import torch
 from data.clip_reader import ClipReader, dataset_clips, user_clips
 from data.frame_io import read_bgr
 from data.select_dataset import DATASETS, build_dataset
-from models.interpolate import InterpolatedClip, Interpolator
 from models.losses import LOSSES
-from models.lpips import Lpips
 from models.model_vrt import tile_options
 from models.portable import SavedNetwork, read_saved
-from models.restore import Restorer, describe_tiling
-from models.restore_setup import asked_tiles, check_inputs, direct_tiling, find_weights, settings_of
+from models.restore.interpolate import InterpolatedClip, Interpolator
+from models.restore.lpips import Lpips
+from models.restore.outputs import Outputs, claim_folder, finish_clip
+from models.restore.report import MAX_PICTURES, build_report
+from models.restore.restorer import Restorer, describe_tiling
+from models.restore.results import clip_file, collect, json_bytes, load_clip, save_clip, text_table
+from models.restore.setup import asked_tiles, check_inputs, direct_tiling, find_weights, settings_of
+from models.restore.test_args import TestArgs, parse_test_args
+from models.restore.tiling import Tiling
 from models.select_network import NETWORKS, check_options
-from models.tiling import Tiling
-from utils import utils_dist, utils_process, utils_watchdog
-from utils.option_file import Sources, apply_override
-from utils.option_models import Options, WatchdogOptions
-from utils.utils_errors import OptionError
-from utils.utils_files import refuse_overlap
-from utils.utils_gpu import choose_gpus
-from utils.utils_launch import read_launch
-from utils.utils_logger import setup_logging
-from utils.utils_metrics import PROTOCOL, tensor_to_uint8
-from utils.utils_option import load_options
-from utils.utils_outputs import Outputs, claim_folder, finish_clip
-from utils.utils_progress import open_progress
-from utils.utils_report import MAX_PICTURES, build_report
-from utils.utils_results import clip_file, collect, json_bytes, load_clip, save_clip, text_table
-from utils.utils_test_args import TestArgs, parse_test_args
+from utils import utils_dist
+from utils.dist import process, watchdog
+from utils.dist.gpu import choose_gpus
+from utils.dist.launch import read_launch
+from utils.errors import OptionError
+from utils.files import refuse_overlap
+from utils.metrics import PROTOCOL, tensor_to_uint8
+from utils.options.file import Sources, apply_override
+from utils.options.load import load_options
+from utils.options.models import Options, WatchdogOptions
+from utils.run.logger import setup_logging
+from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +198,7 @@ def test(job: Job) -> None:
         for index in split[utils_dist.get_rank() :: utils_dist.get_world_size()]:
             finish(job, restorer, index, lpips)
     if utils_dist.is_main_process():
-        utils_watchdog.phase("report")
+        watchdog.phase("report")
         write_report(job)
 
 
@@ -212,16 +213,16 @@ def build_restorer(job: Job) -> Restorer:
 
 def prepare_folder(job: Job) -> None:
     """Make sure that the folder is this job's and that nobody else's files are in the way."""
-    utils_watchdog.phase("check results")  # reads every result that is there already, and goes on with each
+    watchdog.phase("check results")  # reads every result that is there already, and goes on with each
     tile = describe_tiling(job.tiling) + (", halved where memory is short" if job.tile_is_auto else "")
     settings = settings_of(job.saved, tile, job.args, job.outputs.save, job.section)
     stems = {clip.name: [clip.stems[k] for k in frames_of(job, clip)] for clip in job.clips}
     inputs = {}
     for clip in job.clips:
         inputs[clip.name] = clip.digest()
-        utils_watchdog.go_on()
+        watchdog.go_on()
     claim_folder(job.outputs, settings, inputs, stems, job.args.overwrite)
-    utils_watchdog.phase("start")
+    watchdog.phase("start")
 
 
 def frames_of(job: Job, clip: ClipReader) -> range:
@@ -266,12 +267,12 @@ def restore_all(job: Job, restorer: Restorer, mine: Sequence[Work], lpips: Lpips
     with open_progress("bar", total, "restoring", unit="frame") as bar:
         for work in mine:
             clip, begin = job.clips[work.clip], time.perf_counter()
-            utils_watchdog.phase(f"restore: {clip.name}", count)
+            watchdog.phase(f"restore: {clip.name}", count)
             for index, frame in zip(work.frames, restorer.frames(clip, work.frames), strict=True):
                 job.outputs.write_image(job.outputs.frame_file(clip.name, clip.stems[index]), tensor_to_uint8(frame))
                 bar.update()
                 count += 1
-                utils_watchdog.phase(f"restore: {clip.name}", count)
+                watchdog.phase(f"restore: {clip.name}", count)
             seconds += time.perf_counter() - begin
             pace = seconds / max(count, 1)
             if work.is_whole:
@@ -285,7 +286,7 @@ def restore_all(job: Job, restorer: Restorer, mine: Sequence[Work], lpips: Lpips
 def finish(job: Job, restorer: Restorer, index: int, lpips: Lpips | None, pace_s: float | None = None) -> None:
     """Scores, strips and videos of a clip whose frames are all there; then its mark."""
     clip, outputs = job.clips[index], job.outputs
-    utils_watchdog.phase(f"score: {clip.name}")
+    watchdog.phase(f"score: {clip.name}")
 
     def read_restored(k: int) -> np.ndarray:
         return np.ascontiguousarray(read_bgr(str(outputs.frame_file(clip.name, clip.stems[k])))[..., ::-1])
@@ -353,4 +354,4 @@ def device_name() -> str:
 
 
 if __name__ == "__main__":
-    utils_process.end(main(sys.argv[1:]))
+    process.end(main(sys.argv[1:]))

@@ -28,21 +28,22 @@ from models.ddp import weights_hash
 from models.debug_lines import lines_of_rank
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
+from models.restore.validation import validate
 from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
-from models.validate import validate
-from utils import utils_dist, utils_gpu_use, utils_preempt, utils_process, utils_status, utils_watchdog
-from utils.option_models import Options
-from utils.utils_errors import DataError
-from utils.utils_experiment import Experiment, is_better
-from utils.utils_gpu import choose_gpus
-from utils.utils_launch import read_launch
-from utils.utils_lock import only_run_in
-from utils.utils_logger import check_writers, setup_logging
-from utils.utils_option import load_options, options_digest, parse_command_line, save_options
-from utils.utils_progress import open_progress
-from utils.utils_resume import Progress, find_checkpoint, plan_notes, planned_steps, restore_progress
-from utils.utils_timer import StepTimer
+from utils import utils_dist
+from utils.dist import gpu_use, preempt, process, status, watchdog
+from utils.dist.gpu import choose_gpus
+from utils.dist.launch import read_launch
+from utils.errors import DataError
+from utils.options.load import load_options, options_digest, parse_command_line, save_options
+from utils.options.models import Options
+from utils.run.experiment import Experiment, is_better
+from utils.run.lock import only_run_in
+from utils.run.logger import check_writers, setup_logging
+from utils.run.progress import open_progress
+from utils.run.resume import Progress, find_checkpoint, plan_notes, planned_steps, restore_progress
+from utils.run.timer import StepTimer
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
         utils_dist.init_dist(launch, opt.dist_timeout_s)
         utils_dist.check_same_on_all_ranks("the options", options_digest(opt))
         utils_dist.watch(opt.watchdog)
-        utils_preempt.install()
+        preempt.install()
         with only_run_in(opt.folder):
             code = train(opt)
     return code
@@ -81,7 +82,7 @@ def train(opt: Options) -> int:
     announce(opt, model, loader, progress, total_iter)
 
     is_new = progress.step < total_iter
-    with closing(Experiment(opt, progress, loader.order())) as experiment, utils_status.answering(opt.folder):
+    with closing(Experiment(opt, progress, loader.order())) as experiment, status.answering(opt.folder):
         # A validation that was stopped, or killed, comes first; one that is complete is not repeated.
         is_test = progress.step % every.checkpoint_test == 0 and is_new
         if is_test and not run_validation(model, clips, experiment, progress):
@@ -89,7 +90,7 @@ def train(opt: Options) -> int:
         timer = StepTimer()
         while progress.step < total_iter:
             for micro_batches in steps_of_epoch(opt, loader, progress, total_iter, timer, experiment):
-                vote = utils_preempt.StopVote()
+                vote = preempt.StopVote()
                 with timer.part("compute"):
                     model.optimize_parameters(progress.step + 1, micro_batches)
                 progress.advance()
@@ -97,7 +98,7 @@ def train(opt: Options) -> int:
                 if opt.debug.every:
                     lines_of_rank(model, progress.step, micro_batches, opt.debug.every)
                 if progress.step % every.checkpoint_print == 0:
-                    experiment.log_training(progress, model.current_log() | timer.read() | gpu_use())
+                    experiment.log_training(progress, model.current_log() | timer.read() | measure_gpus())
                 if opt.debug.compare_every and progress.step % opt.debug.compare_every == 0:
                     compare_weights(model, progress)
                 if vote.is_stop():
@@ -164,12 +165,12 @@ def announce(opt: Options, model: ModelVRT, loader: TrainLoader, progress: Progr
         logger.info("%s", note)
     loader.seek(progress.epoch, progress.batch)
     weights, place = weights_hash(model.netG), [progress.step, progress.epoch, progress.batch]
-    utils_status.tell(
+    status.tell(
         device=str(model.device), samples=loader.steps_per_epoch * loader.sampler.batch_size,
         first=[index for _, index in itertools.islice(loader.sampler, 3)],
         loss_is_finite=True, weights=weights, weights_step=progress.step,
     )  # fmt: skip
-    logger.info("%s", "\n".join(utils_dist.gather_objects(utils_status.own_line())))
+    logger.info("%s", "\n".join(utils_dist.gather_objects(status.own_line())))
     # A shared file system may show one host an older file than the others, or none.
     utils_dist.check_same_on_all_ranks(
         "the checkpoints to go on from", [*place, weights if progress.step else ""],
@@ -188,7 +189,7 @@ def steps_of_epoch(
     The order prevents the known deadlocks: all ranks have finished the last epoch, clean up, start their workers, and
     only when all have done so does rank 0 open its progress bar. Nothing that can block one rank stands in between.
     """
-    utils_watchdog.phase("epoch turn", progress.step)
+    watchdog.phase("epoch turn", progress.step)
     utils_dist.barrier()
     gc.collect()
     if opt.train.empty_cache:
@@ -200,7 +201,7 @@ def steps_of_epoch(
         raise RuntimeError(f"no step is left at {progress}, of {loader.steps_per_epoch} steps an epoch")
     with open_progress(opt.logging.progress, left, f"epoch {progress.epoch + 1}") as bar:
         for _ in range(left):
-            utils_watchdog.phase("data", progress.step)
+            watchdog.phase("data", progress.step)
             with timer.part("data"):
                 micro_batches = next(iterator, None)
             if micro_batches is None:
@@ -214,19 +215,19 @@ def steps_of_epoch(
         progress.next_epoch()
 
 
-def gpu_use() -> dict[str, float]:
+def measure_gpus() -> dict[str, float]:
     """How busy and full the GPUs of all ranks are, for the log; each rank's own for the status. Collective."""
-    found = utils_gpu_use.usage_of_all_ranks()
+    found = gpu_use.usage_of_all_ranks()
     if found:
-        utils_status.tell(gpu=found[utils_dist.get_rank()])
-    return utils_gpu_use.log_values(found)
+        status.tell(gpu=found[utils_dist.get_rank()])
+    return gpu_use.log_values(found)
 
 
 def compare_weights(model: ModelVRT, progress: Progress) -> None:
     """Raises DistError where the ranks no longer hold the same weights: nothing else would ever show it. Collective."""
-    utils_watchdog.phase("compare weights", progress.step)
+    watchdog.phase("compare weights", progress.step)
     found = weights_hash(model.netG)
-    utils_status.tell(weights=found, weights_step=progress.step)
+    status.tell(weights=found, weights_step=progress.step)
     utils_dist.check_same_on_all_ranks(
         f"the weights after iteration {progress.step}", found,
         "go on from a checkpoint before this iteration; run scripts/doctor.py on these hosts: memory, GPU or network "
@@ -248,7 +249,7 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
         return True
     if experiment.saved_step != progress.step:
         save(model, experiment, progress, with_weights=False)
-    validation = validate(model, dataset_clips(clips), utils_preempt.all_asked)
+    validation = validate(model, dataset_clips(clips), preempt.all_asked)
     if validation is None:
         progress.validation_stops += 1
         save(model, experiment, progress, with_weights=False)
@@ -257,7 +258,7 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
     experiment.log_validation(progress, validation.scalars(), validation.pictures)
     experiment.table, progress.validated = validation.table(), progress.step
     psnr = validation.scalars()["val/psnr"]
-    utils_watchdog.phase("save", progress.step)
+    watchdog.phase("save", progress.step)
     if is_better(psnr, progress.best_psnr):
         progress.best_psnr, progress.best_step = psnr, progress.step
         experiment.save("best", model.training_state, progress)
@@ -267,7 +268,7 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
 
 def save(model: ModelVRT, experiment: Experiment, progress: Progress, with_weights: bool = True) -> None:
     """The checkpoint to resume from, and the bare weights. Collective: nobody runs ahead of a save."""
-    utils_watchdog.phase("save", progress.step)
+    watchdog.phase("save", progress.step)
     experiment.save("latest", model.training_state, progress)
     if with_weights and utils_dist.is_main_process():
         model.save_weights(experiment.folder / "models", progress.step)
@@ -279,8 +280,8 @@ def stop_early(model: ModelVRT, experiment: Experiment, progress: Progress) -> i
     if experiment.saved_step != progress.step:
         save(model, experiment, progress)
     logger.info("stopped by a signal at iter %d; the same command goes on from here", progress.step)
-    utils_dist.write_exit_file(utils_preempt.PREEMPTED)
-    return utils_preempt.PREEMPTED
+    utils_dist.write_exit_file(preempt.PREEMPTED)
+    return preempt.PREEMPTED
 
 
 def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress, is_new: bool) -> int:
@@ -305,4 +306,4 @@ def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progre
 
 
 if __name__ == "__main__":
-    utils_process.end(main(sys.argv[1:]))
+    process.end(main(sys.argv[1:]))

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from data.raw_video import FolderFrames, Frames
-from utils.utils_errors import DataError
+from utils.errors import DataError
 
 WIDTH = 160  # pixels of the pictures that are compared
 SAME = 0.02  # grey levels on average: the same frame, with the same bytes

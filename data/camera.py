@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from data.spike import perturb
-from utils.utils_errors import OptionError
-from utils.utils_registry import Registry
+from utils.errors import OptionError
+from utils.options.registry import Registry
 
 CAMERAS = Registry("camera", "type")
 

@@ -27,8 +27,8 @@ from data.names import checked_name
 from data.roots import list_root, read_bytes
 from data.spike.stream import Crop, unpack
 from data.spike_source import DatSpikes
-from utils.utils_errors import DataError
-from utils.utils_files import MARK, publish_folder, refuse_foreign, refuse_overlap, scratch_folder, write_whole
+from utils.errors import DataError
+from utils.files import MARK, publish_folder, refuse_foreign, refuse_overlap, scratch_folder, write_whole
 
 logger = logging.getLogger(__name__)
 

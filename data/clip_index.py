@@ -20,8 +20,8 @@ from data.names import FrameKey, digits_of, frame_key, frame_name
 from data.roots import FileEntry, Listing, list_root
 from data.spike.stream import SpikeFileError, planes_in
 from data.spike_source import DatSpikes
-from utils.utils_errors import DataError, OptionError
-from utils.utils_files import natural_key
+from utils.errors import DataError, OptionError
+from utils.files import natural_key
 
 SHOWN_PROBLEMS = 30
 

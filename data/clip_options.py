@@ -9,7 +9,7 @@ from pydantic import Field
 from data.camera import CAMERAS
 from data.io_backend import IO_BACKENDS
 from data.spike_source import SPIKE_SOURCES
-from utils.option_section import Section
+from utils.options.section import Section
 
 
 class FileReading(Section):

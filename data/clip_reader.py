@@ -23,11 +23,11 @@ from data.roots import LMDB_MARK
 from data.spike.stream import count_planes, read_dat
 from data.spike_info import DatasetInfo, load_info
 from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors, user_spikes
-from utils.option_section import Section
-from utils.utils_errors import DataError, OptionError
-from utils.utils_files import natural_key
-from utils.utils_image import IMAGE_SUFFIXES, list_images
-from utils.utils_video import VIDEO_SUFFIXES, VideoReader
+from utils.errors import DataError, OptionError
+from utils.files import natural_key
+from utils.image import IMAGE_SUFFIXES, list_images
+from utils.options.section import Section
+from utils.video import VIDEO_SUFFIXES, VideoReader
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from data.io_backend import IO_BACKENDS
 from data.preflight import Report, check_source
 from data.select_dataset import DATASETS
 from data.spike_source import build_spikes, channels_of, describe_spikes
-from utils.utils_errors import DataError, OptionError
+from utils.errors import DataError, OptionError
 
 logger = logging.getLogger(__name__)
 

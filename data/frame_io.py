@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from data.roots import LMDB_MARK, read_bytes
-from utils.utils_errors import DataError
+from utils.errors import DataError
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 

@@ -15,8 +15,8 @@ from data.picture_memory import PictureMemory
 from data.roots import LMDB_MARK, is_lmdb, read_bytes
 from data.spike.stream import Crop, planes_in, read_dat, unpack
 from data.spike_source import DatSpikes
-from utils.utils_errors import DataError, OptionError
-from utils.utils_registry import Registry
+from utils.errors import DataError, OptionError
+from utils.options.registry import Registry
 
 IO_BACKENDS = Registry("io backend", "type")
 

@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from data.sampler import ResumableDistributedSampler
-from utils import utils_watchdog
-from utils.option_models import LoaderOptions
-from utils.utils_errors import DataError, SpikeVRTError
-from utils.utils_process import die_with_parent, leave_signals_to_parent, signals_held
-from utils.utils_resume import DataOrder
+from utils.dist import watchdog
+from utils.dist.process import die_with_parent, leave_signals_to_parent, signals_held
+from utils.errors import DataError, SpikeVRTError
+from utils.options.models import LoaderOptions
+from utils.run.resume import DataOrder
 
 
 class TrainLoader:
@@ -99,7 +99,7 @@ class TrainLoader:
             if isinstance(batch, SpikeVRTError):
                 batch.where += f", rank {self.rank}"
                 raise batch
-            utils_watchdog.go_on()  # several batches may make one step, and each has dataloader_timeout_s
+            watchdog.go_on()  # several batches may make one step, and each has dataloader_timeout_s
             yield batch
 
     @contextmanager

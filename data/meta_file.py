@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from data.names import checked_name
-from utils.utils_errors import DataError
+from utils.errors import DataError
 
 # The shape is written with or without blanks, "(720,1280,3)" or "(720, 1280, 3)"; S-VRT writes 0 instead.
 _LINE = re.compile(r"(\S+)\s+(\d+)\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d+))?", re.ASCII)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from utils.utils_errors import DataError
+from utils.errors import DataError
 
 FrameKey = tuple[str, int, str]  # text before the number, the number, text after it
 

@@ -27,8 +27,8 @@ from data.roots import LMDB_MARK
 from data.spike.light import fit_light
 from data.spike.stream import SpikeFileError, read_dat
 from data.spike_source import DatSpikes
-from utils.option_models import DatasetsOptions
-from utils.utils_errors import DataError
+from utils.errors import DataError
+from utils.options.models import DatasetsOptions
 
 logger = logging.getLogger(__name__)
 

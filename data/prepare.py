@@ -17,9 +17,9 @@ from data.alignment import find_offset
 from data.raw_video import FolderFrames, Frames, LightPath, RawClip, exposures
 from data.spike.simulate import IntegrateAndFire
 from data.spike.stream import SpikeGeometry, write_dat
-from utils.utils_errors import DataError
-from utils.utils_files import publish_folder, scratch_folder, write_whole
-from utils.utils_image import imwrite_rgb, list_images
+from utils.errors import DataError
+from utils.files import publish_folder, scratch_folder, write_whole
+from utils.image import imwrite_rgb, list_images
 
 # Raised where the same recipe and the same source give other files than before (2: the sensor's modulo reset).
 VERSION = 2

@@ -13,10 +13,10 @@ import numpy as np
 
 from data.frame_io import read_bgr
 from data.spike.simulate import to_grey
-from utils.utils_errors import DataError
-from utils.utils_files import natural_key
-from utils.utils_image import IMAGE_SUFFIXES, list_images
-from utils.utils_video import VIDEO_SUFFIXES, VideoReader
+from utils.errors import DataError
+from utils.files import natural_key
+from utils.image import IMAGE_SUFFIXES, list_images
+from utils.video import VIDEO_SUFFIXES, VideoReader
 
 SPLITS = ("train", "test")
 

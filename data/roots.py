@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from data.names import checked_name
-from utils.utils_errors import DataError, OptionError
-from utils.utils_files import natural_key
+from utils.errors import DataError, OptionError
+from utils.files import natural_key
 
 LMDB_MARK = ".lmdb::"
 _LMDB_LINE = re.compile(r"(.+?)(?: \(.*\)(?: \d+)?)?$")  # "<key>.<ext> (<shape>) <compression>"; keys may hold blanks

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import Sampler
 
-from utils.utils_errors import OptionError
+from utils.errors import OptionError
 
 
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):

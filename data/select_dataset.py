@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from utils.option_models import LoaderOptions
-from utils.utils_errors import OptionError
-from utils.utils_registry import Registry, import_parts
+from utils.errors import OptionError
+from utils.options.models import LoaderOptions
+from utils.options.registry import Registry, import_parts
 
 DATASETS = Registry("dataset", "dataset_type", base=LoaderOptions)
 

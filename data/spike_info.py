@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from utils.utils_errors import DataError
+from utils.errors import DataError
 
 FILE_NAME = "dataset.json"
 FORMAT = 1

@@ -18,8 +18,8 @@ from data.spike import represent as rp
 from data.spike.simulate import LUMA, to_linear
 from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
 from data.spike_info import DatasetInfo, load_info
-from utils.utils_errors import DataError, OptionError
-from utils.utils_registry import Registry, import_parts
+from utils.errors import DataError, OptionError
+from utils.options.registry import Registry, import_parts
 
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 

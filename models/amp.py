@@ -7,7 +7,7 @@ import logging
 import torch
 
 from utils import utils_dist
-from utils.option_models import AmpOptions
+from utils.options.models import AmpOptions
 
 logger = logging.getLogger(__name__)
 

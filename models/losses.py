@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from utils.option_models import TrainOptions
-from utils.utils_registry import Registry, import_parts
+from utils.options.models import TrainOptions
+from utils.options.registry import Registry, import_parts
 
 LOSSES = Registry("loss", "G_lossfn_type", base=TrainOptions)
 

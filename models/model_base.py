@@ -13,8 +13,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from models.ddp import bare
 from models.portable import portable_options
 from models.select_network import define_G
-from utils import utils_checkpoint, utils_dist
-from utils.option_models import Options
+from utils import utils_dist
+from utils.options.models import Options
+from utils.run import checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class ModelBase:
         for letter, net in (("G", self.netG), ("E", self.netE)):
             if net is not None:
                 content = {"params": cpu_state(net), "options": self.portable, "iter": step}
-                utils_checkpoint.save_bare(content, folder / f"{step}_{letter}.pth")
+                checkpoint.save_bare(content, folder / f"{step}_{letter}.pth")
 
 
 def cpu_state(net: nn.Module) -> dict[str, torch.Tensor]:

@@ -19,14 +19,15 @@ from models.model_base import ModelBase, cpu_state
 from models.nonfinite import NonFiniteSteps
 from models.optim import build_optimizer, is_fix_key, load_moments, set_lr
 from models.out_of_memory import memory_error
-from models.restore import Restorer
-from models.tiling import Tiling, out_of_memory
+from models.restore.restorer import Restorer
+from models.restore.tiling import Tiling, out_of_memory
 from models.weights import load_pretrained, load_weights
-from utils import utils_dist, utils_watchdog
+from utils import utils_dist
 from utils.contract import InputSpec, input_spec
-from utils.option_models import Options, ValOptions
-from utils.utils_errors import CheckpointError
-from utils.utils_resume import differences
+from utils.dist import watchdog
+from utils.errors import CheckpointError
+from utils.options.models import Options, ValOptions
+from utils.run.resume import differences
 
 logger = logging.getLogger(__name__)
 
@@ -158,8 +159,8 @@ class ModelVRT(ModelBase):
         """
         is_first = self.is_frozen_at(step) != self.frozen
         # Such a step also settles DDP, compiles and tunes kernels, which may take minutes.
-        with utils_watchdog.stage("first step") if is_first else nullcontext():
-            utils_watchdog.phase("forward", step - 1)
+        with watchdog.stage("first step") if is_first else nullcontext():
+            watchdog.phase("forward", step - 1)
             try:
                 if is_first:
                     self.set_phase(step, micro_batches[0])
@@ -174,7 +175,7 @@ class ModelVRT(ModelBase):
                     raise
                 clips = (micro_batches[0]["lq"], micro_batches[0].get("spike"))
                 raise memory_error(e, f"iteration {step}", self.opt, bare(self.netG), clips, self.autocast) from e
-            utils_watchdog.phase("optimizer")
+            watchdog.phase("optimizer")
             self._apply_gradients(step, micro_batches)
 
     def _accumulate(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
@@ -185,10 +186,10 @@ class ModelVRT(ModelBase):
             with (
                 nullcontext() if is_last or not isinstance(self.netG, DistributedDataParallel) else self.netG.no_sync()
             ):
-                utils_watchdog.phase("forward", step - 1)
+                watchdog.phase("forward", step - 1)
                 loss = self.loss() / len(micro_batches)
                 # The last backward pass meets the other ranks.
-                (utils_watchdog.sync if is_last else utils_watchdog.phase)("backward")
+                (watchdog.sync if is_last else watchdog.phase)("backward")
                 self.scaler.scale(loss).backward()
             self.step_loss = self.step_loss + loss.detach()
 
@@ -251,7 +252,7 @@ class ModelVRT(ModelBase):
 
 
 def tile_options(val: ValOptions, spec: InputSpec) -> dict[str, Any]:
-    """The fields of `models.tiling.Tiling` that the options `val` and what the network needs determine."""
+    """The fields of `models.restore.tiling.Tiling` that the options `val` and what the network needs determine."""
     same = ("num_frame_testing", "num_frame_overlapping", "size_patch_testing", "batch_tiles")
     return {key: getattr(val, key) for key in (*same, "flip_seq", "pad_seq", "center_frame_only")} | {
         "size_overlapping": val.size_patch_overlapping,

@@ -25,7 +25,7 @@ from models.vrt.stage import RefineLayer, Stage
 from models.vrt.window_attention import Block
 from models.weights import read_weights
 from utils.contract import InputSpec
-from utils.utils_errors import OptionError
+from utils.errors import OptionError
 
 # How each of the stages 1 to 7 changes the scale, and the scale it works at.
 KINDS = ("none", "down", "down", "down", "up", "up", "up")

@@ -8,9 +8,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from utils import utils_dist, utils_status
-from utils.utils_errors import DataError, NonFiniteError
-from utils.utils_files import write_whole
+from utils import utils_dist
+from utils.dist import status
+from utils.errors import DataError, NonFiniteError
+from utils.files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class NonFiniteSteps:
         if self.in_a_row:
             self.in_a_row = 0
             self.records.clear()
-            utils_status.tell(loss_is_finite=True)
+            status.tell(loss_is_finite=True)
 
     def skipped(self, step: int, loss: float, keys: list[str], grad_norm: float, lr: float, scale: float) -> None:
         """All ranks skip this step: name the one whose loss it was. Collective.
@@ -48,7 +49,7 @@ class NonFiniteSteps:
             logger.info("iteration %d: gradients overflow float16, the loss scale is lowered", step)
             return
         self.in_a_row += 1
-        utils_status.tell(loss_is_finite=math.isfinite(loss))
+        status.tell(loss_is_finite=math.isfinite(loss))
         guilty = [r for r in ranks if not r["finite"]]
         kind = "loss" if guilty else "gradient"
         names = "; ".join(f"rank {r['rank']}: {', '.join(r['samples'])}" for r in guilty or ranks)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.option_models import TrainOptions
+from utils.options.models import TrainOptions
 
 
 def is_fix_key(name: str, fix_keys: Sequence[str]) -> bool:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from models.vrt.fit_memory import GB, StepMemory, count_step
 from utils import utils_dist
 from utils.contract import InputSpec, input_spec
-from utils.option_models import Options
-from utils.utils_errors import SpikeVRTError
+from utils.errors import SpikeVRTError
+from utils.options.models import Options
 
 logger = logging.getLogger(__name__)
 

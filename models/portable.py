@@ -16,8 +16,8 @@ from models.released import RELEASED, identify
 from models.select_network import NETWORKS
 from models.weights import load_weights, read_weights
 from utils.contract import InputSpec, input_spec
-from utils.option_models import Options
-from utils.utils_errors import CheckpointError
+from utils.errors import CheckpointError
+from utils.options.models import Options
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
-from utils.option_models import Options
-from utils.utils_option import read_options
+from utils.options.load import read_options
+from utils.options.models import Options
 
 
 def define_Model(opt: Options | Mapping[str, Any], spike_channels: int | None = None) -> ModelVRT:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from utils.contract import input_spec
-from utils.option_models import Options
-from utils.utils_errors import OptionError
-from utils.utils_registry import Registry, import_parts
+from utils.errors import OptionError
+from utils.options.models import Options
+from utils.options.registry import Registry, import_parts
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from utils.utils_errors import CheckpointError
+from utils.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.benchmark_tools import environment
-from utils.utils_errors import SpikeVRTError
-from utils.utils_files import refuse_existing, write_whole
+from utils.errors import SpikeVRTError
+from utils.files import refuse_existing, write_whole
 
 
 def main(argv: list[str]) -> int:

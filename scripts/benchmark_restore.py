@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import main_test_vrt
 from models.select_network import NETWORKS
 from scripts.benchmark_net import NAMED
-from utils.utils_video import VideoWriter
+from utils.video import VideoWriter
 
 NETWORK_OPTIONS = {
     "conv": {"net_type": "conv"},

@@ -19,10 +19,11 @@ from models.ddp import wrap_ddp
 from scripts import benchmark_net
 from scripts.benchmark_net import Clip, net_options, networks
 from scripts.benchmark_tools import table
-from utils import utils_dist, utils_process
-from utils.utils_errors import DistError
-from utils.utils_launch import read_launch
-from utils.utils_timer import seconds_of
+from utils import utils_dist
+from utils.dist import process
+from utils.dist.launch import read_launch
+from utils.errors import DistError
+from utils.run.timer import seconds_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +75,7 @@ def _rank(rank: int, world: int, port: int, threads: int, path: Path, args: argp
         if utils_dist.is_main_process():
             slowest = max(figures, key=lambda f: f["step_s"])
             path.write_text(json.dumps({"ranks": world, **slowest}))
-    utils_process.end(0)
+    process.end(0)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -32,7 +32,7 @@ STEPS = """
 import sys, time, torch
 from models.network_vrt import VRT
 from scripts.benchmark_net import NAMED
-from utils.utils_process import die_with_parent
+from utils.dist.process import die_with_parent
 die_with_parent()
 frames, crop = map(int, sys.argv[1:])
 net, clip = VRT(**NAMED["small"]), torch.rand(1, frames, 3, crop, crop)
@@ -102,7 +102,7 @@ def one_step(process: subprocess.Popen) -> float:
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
     """So many processes that keep a core busy each."""
-    program = "from utils.utils_process import die_with_parent; die_with_parent()\nwhile True: pass"
+    program = "from utils.dist.process import die_with_parent; die_with_parent()\nwhile True: pass"
     processes = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) for _ in range(count)]
     try:
         yield

@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from data.clip_cache import build_cache
 from main_train_vrt import PARTS
-from utils.utils_errors import OptionError, SpikeVRTError
-from utils.utils_option import load_options
+from utils.errors import OptionError, SpikeVRTError
+from utils.options.load import load_options
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from data.preflight import Report, raise_problems
 from main_train_vrt import PARTS
-from utils.utils_errors import SpikeVRTError
-from utils.utils_option import load_options
+from utils.errors import SpikeVRTError
+from utils.options.load import load_options
 
 
 def describe(report: Report) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.utils_curves import read_history
-from utils.utils_errors import DataError, SpikeVRTError
+from utils.errors import DataError, SpikeVRTError
+from utils.run.curves import read_history
 
 TAGS = ("val/psnr", "val/psnr_input")
 

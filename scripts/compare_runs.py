@@ -25,9 +25,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from scripts.benchmark_tools import table
-from utils.utils_curves import read_history, run_name
-from utils.utils_errors import DataError, SpikeVRTError
-from utils.utils_files import refuse_existing, write_whole
+from utils.errors import DataError, SpikeVRTError
+from utils.files import refuse_existing, write_whole
+from utils.run.curves import read_history, run_name
 
 
 def main(argv: list[str]) -> int:

@@ -26,8 +26,7 @@ import main_train_vrt
 from models.ddp import bare, weights_hash
 from models.model_vrt import ModelVRT
 from models.select_model import define_Model
-from utils import utils_dist, utils_process
-from utils.utils_doctor import (
+from scripts.doctor_checks import (
     FAIL,
     OK,
     WARN,
@@ -40,9 +39,11 @@ from utils.utils_doctor import (
     read_log,
     table,
 )
-from utils.utils_errors import SpikeVRTError
-from utils.utils_launch import read_launch
-from utils.utils_timer import seconds_of
+from utils import utils_dist
+from utils.dist import process
+from utils.dist.launch import read_launch
+from utils.errors import SpikeVRTError
+from utils.run.timer import seconds_of
 
 STEPS = 3  # timed steps
 
@@ -229,4 +230,4 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> list[Finding]:
 
 
 if __name__ == "__main__":
-    utils_process.end(main(sys.argv[1:]))
+    process.end(main(sys.argv[1:]))

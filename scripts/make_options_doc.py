@@ -22,10 +22,10 @@ from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES
 from models.fusion.operators import FUSIONS
 from models.losses import LOSSES
 from models.select_network import NETWORKS
-from utils.option_models import KAIR_ONLY, LoaderOptions, Options
-from utils.option_section import Section, describe
-from utils.utils_files import write_whole
-from utils.utils_registry import Registry
+from utils.files import write_whole
+from utils.options.models import KAIR_ONLY, LoaderOptions, Options
+from utils.options.registry import Registry
+from utils.options.section import Section, describe
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """# Options

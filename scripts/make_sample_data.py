@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.spike import simulate
 from data.spike.stream import SpikeGeometry, write_dat
-from utils.utils_errors import DataError, SpikeVRTError
+from utils.errors import DataError, SpikeVRTError
 
 SIZE = 128  # RGB pixels; spikes have half as many per side
 PLANES = 88  # spike planes in one exposure, as in GoPro clips of 11 frames

@@ -15,9 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.utils_curves import draw_curves, read_history, run_name
-from utils.utils_errors import DataError, SpikeVRTError
-from utils.utils_files import refuse_existing
+from utils.errors import DataError, SpikeVRTError
+from utils.files import refuse_existing
+from utils.run.curves import draw_curves, read_history, run_name
 
 
 def main(argv: list[str]) -> int:

@@ -27,12 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tqdm import tqdm
 
+from data.pool import run_all
 from data.prepare import Facts, Job, Recipe, inspect, make_clip
 from data.raw_video import SPLITS, RawClip, find_raw_clips
 from data.spike_info import FILE_NAME, FORMAT
-from utils.utils_errors import DataError, OptionError, SpikeVRTError
-from utils.utils_files import natural_key, refuse_overlap, write_whole
-from utils.utils_pool import run_all
+from utils.errors import DataError, OptionError, SpikeVRTError
+from utils.files import natural_key, refuse_overlap, write_whole
 
 
 def main(arguments: list[str] | None = None) -> int:

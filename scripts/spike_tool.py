@@ -26,10 +26,10 @@ from data.spike.simulate import IntegrateAndFire, to_display, to_grey
 from data.spike.stream import SpikeGeometry, candidate_geometries, count_planes, read_dat, write_parts
 from data.spike_info import DatasetInfo, load_info
 from data.spike_source import spike_errors_as_data_errors
-from utils.utils_errors import DataError, OptionError, SpikeVRTError
-from utils.utils_files import refuse_existing
-from utils.utils_image import imwrite_rgb, list_images
-from utils.utils_video import VideoWriter
+from utils.errors import DataError, OptionError, SpikeVRTError
+from utils.files import refuse_existing
+from utils.image import imwrite_rgb, list_images
+from utils.video import VideoWriter
 
 SHOWN_PLANES = 64  # of which `info` and `view` take their pictures: the middle of the file
 

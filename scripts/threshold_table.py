@@ -23,12 +23,12 @@ from data.select_dataset import build_dataset
 from main_test_vrt import read_options
 from models.model_vrt import tile_options
 from models.portable import read_saved
-from models.restore import Restorer
-from models.restore_setup import find_weights
-from models.tiling import Tiling
-from utils.option_models import LoaderOptions
-from utils.utils_errors import OptionError, SpikeVRTError
-from utils.utils_metrics import psnr, tensor_to_uint8
+from models.restore.restorer import Restorer
+from models.restore.setup import find_weights
+from models.restore.tiling import Tiling
+from utils.errors import OptionError, SpikeVRTError
+from utils.metrics import psnr, tensor_to_uint8
+from utils.options.models import LoaderOptions
 
 RATES = ("unknown", "known", "match")
 

@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.utils_errors import DistError
+from utils.errors import DistError
 
 # Without SIGUSR1 here that signal would kill the launcher, and the ranks would never hear of it.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"

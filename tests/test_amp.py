@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from models import amp
-from utils.option_models import AmpOptions
+from utils.options.models import AmpOptions
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from data.select_dataset import build_dataset
 from tests.clip_files import PLANES, section, write_clip, write_info
 from tests.ordinary_user import as_ordinary_user, readable_folder
-from utils.utils_errors import DataError
+from utils.errors import DataError
 
 
 def build(root, **changes):

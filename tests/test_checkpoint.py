@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from models.weights import read_weights
-from utils import utils_checkpoint
-from utils.utils_errors import CheckpointError
+from utils.errors import CheckpointError
+from utils.run import checkpoint
 
 
 def state(step):
@@ -22,9 +22,9 @@ def state(step):
 def test_what_is_saved_is_loaded(tmp_path):
     path = tmp_path / "folder" / "checkpoint_latest.pth"
 
-    utils_checkpoint.save(state(1), path)
+    checkpoint.save(state(1), path)
 
-    loaded = utils_checkpoint.load(path)
+    loaded = checkpoint.load(path)
     assert loaded["options"] == {"a": [1, None, "x"]} and torch.equal(loaded["weights"], state(1)["weights"])
 
 
@@ -32,7 +32,7 @@ def test_what_is_saved_is_loaded(tmp_path):
 def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path, damage):
     path = tmp_path / "checkpoint_latest.pth"
     for step in (1, 2, 3):
-        utils_checkpoint.save(state(step), path)
+        checkpoint.save(state(step), path)
     content = bytearray(path.read_bytes())
     if damage == "flip":
         content[2000] ^= 1  # torch.load would not notice
@@ -41,18 +41,18 @@ def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path, damage):
     else:
         path.write_bytes({"flip": content, "cut": content[:-100], "empty": b""}[damage])
 
-    assert utils_checkpoint.load(path)["step"] == 2
+    assert checkpoint.load(path)["step"] == 2
 
 
 def test_no_readable_file_is_an_error_that_names_it(tmp_path):
     path = tmp_path / "checkpoint_latest.pth"
-    utils_checkpoint.save(state(1), path)
+    checkpoint.save(state(1), path)
     path.write_bytes(b"")
 
     with pytest.raises(
         CheckpointError, match=r"no readable checkpoint: checkpoint_latest.pth: sha256 \w+, expected"
     ) as e:
-        utils_checkpoint.load(path)
+        checkpoint.load(path)
     assert str(path) in str(e.value)
 
 
@@ -72,7 +72,7 @@ def test_a_file_with_code_in_it_is_refused_and_the_code_does_not_run(tmp_path):
     (tmp_path / "checkpoint_latest.pth.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
 
     with pytest.raises(CheckpointError, match=r"checkpoint_latest.pth: not a file of plain types"):
-        utils_checkpoint.load(path)
+        checkpoint.load(path)
     with pytest.raises(CheckpointError, match=r"not a weights file"):
         read_weights(path)
     assert not trace.exists()
@@ -83,7 +83,7 @@ def test_a_file_with_code_in_it_is_refused_and_the_code_does_not_run(tmp_path):
 @pytest.mark.parametrize("value", [np.float64(1.0), Path("x"), {1, 2}])
 def test_only_plain_types_are_saved(tmp_path, value):
     with pytest.raises(CheckpointError, match=r"in a checkpoint") as e:
-        utils_checkpoint.save({"train": {"loss": [value]}}, tmp_path / "x.pth")
+        checkpoint.save({"train": {"loss": [value]}}, tmp_path / "x.pth")
     assert "state['train']['loss'][0]" in str(e.value)
     assert not list(tmp_path.iterdir())
 
@@ -91,9 +91,9 @@ def test_only_plain_types_are_saved(tmp_path, value):
 def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
     # Killed at 8 different moments of a writer that saves without pause; the fault suite does it hundreds of times.
     script = (
-        "import sys, torch; from pathlib import Path; from utils import utils_checkpoint\n"
+        "import sys, torch; from pathlib import Path; from utils.run import checkpoint\n"
         "for step in range(1, 10**6):\n"
-        "    utils_checkpoint.save({'step': step, 'w': torch.zeros(200000)}, Path(sys.argv[1]))\n"
+        "    checkpoint.save({'step': step, 'w': torch.zeros(200000)}, Path(sys.argv[1]))\n"
         "    print(step, flush=True)"
     )
     for trial in range(8):
@@ -105,29 +105,29 @@ def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
         acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
         process.wait()
 
-        assert utils_checkpoint.load(path)["step"] >= acknowledged
+        assert checkpoint.load(path)["step"] >= acknowledged
         shutil.rmtree(folder)
 
 
 def test_as_many_former_versions_as_asked_for_are_kept_and_used_in_turn(tmp_path):
     path = tmp_path / "checkpoint_latest.pth"
     for step in range(1, 6):
-        utils_checkpoint.save(state(step), path, keep=3)
+        checkpoint.save(state(step), path, keep=3)
 
     found = []
     for candidate in (path, *(tmp_path / f"checkpoint_latest_previous{n}.pth" for n in ("", "2", "3"))):
-        found.append(utils_checkpoint.load(path)["step"])
+        found.append(checkpoint.load(path)["step"])
         candidate.write_bytes(b"damaged")
 
     assert found == [5, 4, 3, 2]
     with pytest.raises(CheckpointError):
-        utils_checkpoint.load(path)
+        checkpoint.load(path)
 
 
 def test_what_a_killed_save_left_is_swept_away(tmp_path):
     path = tmp_path / "checkpoint_latest.pth"
     (tmp_path / ".checkpoint_latest.pth.123.tmp").write_bytes(b"half")
 
-    utils_checkpoint.save(state(1), path)
+    checkpoint.save(state(1), path)
 
     assert not list(tmp_path.glob(".*"))

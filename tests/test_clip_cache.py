@@ -7,7 +7,7 @@ import torch
 from data.clip_cache import build_cache
 from data.select_dataset import build_dataset
 from tests.clip_files import section, source_of, write_clip, write_info
-from utils.utils_errors import DataError, OptionError
+from utils.errors import DataError, OptionError
 
 TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 

@@ -7,7 +7,7 @@ import pytest
 
 from data.select_dataset import build_dataset
 from tests.clip_files import PLANES, section, write_clip, write_info
-from utils.utils_errors import DataError
+from utils.errors import DataError
 
 PLANE_BYTES = 12
 

@@ -13,8 +13,8 @@ from data.select_dataset import build_dataset
 from data.spike.stream import SpikeGeometry, read_dat
 from scripts.make_sample_data import make_sample
 from tests.clip_files import PLANES, levels, resolved, section, write_clip, write_info
-from utils.option_models import LoaderOptions
-from utils.utils_errors import DataError, OptionError
+from utils.errors import DataError, OptionError
+from utils.options.models import LoaderOptions
 
 ALL_TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 

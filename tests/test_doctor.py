@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts.doctor_checks import FAIL, OK, WARN, Finding, read_log, table
+from scripts.doctor_failures import KNOWN_FAILURES
 from tests.dist.launching import run_command, run_ranks
 from tests.train_files import write_options
-from utils.doctor_failures import KNOWN_FAILURES
-from utils.utils_doctor import FAIL, OK, WARN, Finding, read_log, table
 
 DOCTOR = "scripts/doctor.py"
 ROOT = Path(__file__).resolve().parents[1]

@@ -122,7 +122,7 @@ def count(stream: np.ndarray, center: int, parts: int = 1) -> np.ndarray:
 WRITER = '''
 from pathlib import Path
 import numpy as np
-from utils.utils_logger import WRITERS
+from utils.run.logger import WRITERS
 
 
 @WRITERS.register("table", given=("folder", "step"))
@@ -161,7 +161,7 @@ for package in (data, data.spike, models, models.fusion, utils):
     package.__path__.append(f"{new}/{package.__name__.replace('.', '/')}")
 import main_test_vrt, main_train_vrt
 from scripts import build_clip_cache, check_data
-from utils.utils_errors import OptionError
+from utils.errors import OptionError
 opt = ["--opt", options]
 for key in misspelt:
     try:

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from utils.utils_errors import DataError, OptionError
-from utils.utils_files import (
+from utils.errors import DataError, OptionError
+from utils.files import (
     Made,
     natural_key,
     publish_folder,

@@ -14,13 +14,13 @@ from main_train_vrt import build_data, read_options
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
 from tests.train_files import network, write_options
-from utils import utils_watchdog
-from utils.option_models import TrainOptions, WatchdogOptions
-from utils.utils_errors import CheckpointError, DataError, OptionError
-from utils.utils_experiment import Experiment
-from utils.utils_files import MARK
-from utils.utils_lock import only_run_in
-from utils.utils_resume import DataOrder, Progress, planned_steps
+from utils.dist import watchdog
+from utils.errors import CheckpointError, DataError, OptionError
+from utils.files import MARK
+from utils.options.models import TrainOptions, WatchdogOptions
+from utils.run.experiment import Experiment
+from utils.run.lock import only_run_in
+from utils.run.resume import DataOrder, Progress, planned_steps
 
 
 @NETWORKS.register("watched")
@@ -33,10 +33,10 @@ class Watched(nn.Module):
         self.phases: list[str] = []
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        self.phases.append(utils_watchdog.here().phase)
+        self.phases.append(watchdog.here().phase)
         out = self.slow(self.conv(lq.flatten(0, 1))).view_as(lq)
         if out.requires_grad:
-            out.register_hook(lambda _: self.phases.append(utils_watchdog.here().phase))
+            out.register_hook(lambda _: self.phases.append(watchdog.here().phase))
         return out
 
 
@@ -86,7 +86,7 @@ def test_a_step_that_builds_a_new_graph_has_the_time_of_a_start(tmp_path):
 
     assert [budgets.of(name) for name in watched.netG.phases] == [50, 50, 50, 50, 1, 1]
     assert watched.netG.phases[0] == "forward in first step"
-    assert utils_watchdog.here().phase == "optimizer"
+    assert watchdog.here().phase == "optimizer"
 
 
 def test_moments_follow_their_parameters_when_the_groups_change(tmp_path):

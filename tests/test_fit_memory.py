@@ -12,7 +12,7 @@ from models.vrt.cost import flops
 from models.vrt.fit_memory import MARGIN, count_step, fit_memory, kept_bytes
 from models.vrt.window_attention import Block
 from tests.test_vrt_modules import SMALL
-from utils.utils_errors import OptionError
+from utils.errors import OptionError
 
 TINY = {**SMALL, "depths": [2, 1, 1, 1, 1, 1, 2, 1, 1], "drop_path_rate": 0.5, "kernels": "plain"}
 

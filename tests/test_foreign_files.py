@@ -15,7 +15,7 @@ from tests.dist.launching import ROOT
 from tests.foreign import CONTENT, populate, snapshot, written
 from tests.test_main_test import save_weights
 from tests.train_files import experiment, train, write_options
-from utils.utils_errors import SpikeVRTError
+from utils.errors import SpikeVRTError
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from models.fusion.operators import FUSIONS, Fusion
 from models.network_vrt import VRT
 from tests.test_vrt_modules import SMALL
-from utils.utils_errors import DataError, OptionError
+from utils.errors import DataError, OptionError
 
 S = 4
 

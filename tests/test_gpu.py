@@ -10,8 +10,8 @@ import torch
 
 from tests.dist.launching import run_command
 from tests.train_files import MAIN, write_options
-from utils.utils_gpu import note_on_gpu_ids, visible_gpus
-from utils.utils_launch import LaunchInfo
+from utils.dist.gpu import note_on_gpu_ids, visible_gpus
+from utils.dist.launch import LaunchInfo
 
 SINGLE, RANK = LaunchInfo("single"), LaunchInfo("torchrun", 1, 1, 2, "localhost", 29500)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from utils import utils_gpu_use
-from utils.utils_doctor import check_ranks
-from utils.utils_status import line
+from scripts.doctor_checks import check_ranks
+from utils.dist import gpu_use
+from utils.dist.status import line
 
 GPUS = [
     {"busy": 0.9, "used_gb": 40.0, "total_gb": 80.0},
@@ -18,10 +18,10 @@ FACTS = {"device": "cuda:1", "loss_is_finite": True, "weights": "0", "weights_st
 
 
 def test_the_log_line_has_the_idlest_and_the_fullest_gpu():
-    assert utils_gpu_use.log_values(GPUS) == {
+    assert gpu_use.log_values(GPUS) == {
         "gpu_busy_min": 0.5, "gpu_busy_mean": pytest.approx(0.7), "gpu_used_gb_max": 41.5,
     }  # fmt: skip
-    assert utils_gpu_use.log_values([GPUS[0], None]) == utils_gpu_use.log_values([]) == {}
+    assert gpu_use.log_values([GPUS[0], None]) == gpu_use.log_values([]) == {}
 
 
 def test_the_status_line_of_a_rank_has_its_gpu_where_it_has_one():
@@ -32,7 +32,7 @@ def test_the_status_line_of_a_rank_has_its_gpu_where_it_has_one():
 
 
 def test_without_a_gpu_nothing_is_asked_and_nothing_said():
-    assert utils_gpu_use.usage(torch.device("cpu")) is None
+    assert gpu_use.usage(torch.device("cpu")) is None
     if not torch.cuda.is_available():
-        assert utils_gpu_use.usage_of_all_ranks() == []
+        assert gpu_use.usage_of_all_ranks() == []
         assert "GPUs" not in {finding.check for finding in check_ranks()}

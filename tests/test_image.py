@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 import torch
 
-from utils.utils_errors import DataError
-from utils.utils_files import write_whole
-from utils.utils_image import (
+from utils.errors import DataError
+from utils.files import write_whole
+from utils.image import (
     LABEL_HEIGHT,
     comparison_strip,
     error_picture,

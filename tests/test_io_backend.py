@@ -10,7 +10,7 @@ import torch
 from data.roots import _close_environments, list_root, read_bytes
 from data.select_dataset import build_dataset
 from tests.clip_files import section, write_clip, write_info
-from utils.utils_errors import DataError, OptionError
+from utils.errors import DataError, OptionError
 
 lmdb = pytest.importorskip("lmdb", reason="LMDB is optional")
 

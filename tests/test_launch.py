@@ -10,8 +10,8 @@ import pytest
 
 from tests.dist.launching import ROOT, run_command
 from tests.train_files import write_options
-from utils.utils_errors import DistError
-from utils.utils_launch import LaunchInfo, first_host, read_launch
+from utils.dist.launch import LaunchInfo, first_host, read_launch
+from utils.errors import DistError
 
 PLATFORM = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 SLURM = {

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.lpips import TAPS, Lpips
-from utils.utils_errors import CheckpointError
+from models.restore.lpips import TAPS, Lpips
+from utils.errors import CheckpointError
 
 
 def save_weights(folder):

@@ -11,13 +11,13 @@ import main_test_vrt
 from data.clip_reader import user_clips
 from data.spike.stream import SpikeGeometry, read_dat, write_dat
 from models.portable import portable_options, read_saved
+from models.restore.tiling import restore_clip
 from models.select_network import NETWORKS, define_G
-from models.tiling import restore_clip
 from tests.clip_files import write_clip
 from tests.dist.launching import ROOT, run_command, run_ranks
 from tests.train_files import network, write_options
-from utils.utils_metrics import psnr, tensor_to_uint8
-from utils.utils_video import VideoReader, VideoWriter
+from utils.metrics import psnr, tensor_to_uint8
+from utils.video import VideoReader, VideoWriter
 
 MAIN = "main_test_vrt.py"
 LIMIT_S = 300  # of processes that take seconds on a machine that does nothing else

@@ -6,8 +6,8 @@ import torch
 from skimage.color import rgb2ycbcr
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
-from utils.utils_errors import DataError
-from utils.utils_metrics import ClipScores, averages, frame_scores, psnr, rgb_to_y, ssim, tensor_to_uint8
+from utils.errors import DataError
+from utils.metrics import ClipScores, averages, frame_scores, psnr, rgb_to_y, ssim, tensor_to_uint8
 
 
 def pair(height=61, width=48, noise=12, seed=0):

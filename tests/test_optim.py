@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from models.optim import build_optimizer, lr_at
-from utils.option_models import TrainOptions
+from utils.options.models import TrainOptions
 
 OPTIONS = {
     "G_optimizer_type": "adam", "G_optimizer_lr": 4e-4, "fix_keys": ["spynet", "deform"], "fix_lr_mul": 0.125,

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from utils.option_models import LoaderOptions, Options, TrainOptions
-from utils.utils_errors import OptionError
-from utils.utils_option import load_options, options_digest, parse_command_line, redact, save_options
-from utils.utils_registry import Registry
+from utils.errors import OptionError
+from utils.options.load import load_options, options_digest, parse_command_line, redact, save_options
+from utils.options.models import LoaderOptions, Options, TrainOptions
+from utils.options.registry import Registry
 
 NETWORKS, FUSIONS = Registry("network", "net_type"), Registry("fusion operator")
 DATASETS, LOSSES = (

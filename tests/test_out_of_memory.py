@@ -15,8 +15,8 @@ from models.select_network import NETWORKS
 from models.vrt.fit_memory import MARGIN, StepMemory, count_step
 from tests.train_files import network, write_options
 from utils.contract import InputSpec
-from utils.option_models import AmpOptions, TrainOptions
-from utils.utils_errors import SpikeVRTError
+from utils.errors import SpikeVRTError
+from utils.options.models import AmpOptions, TrainOptions
 
 PIXELS = 2 * 2 * 3 * 64 * 64
 

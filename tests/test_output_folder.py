@@ -10,14 +10,14 @@ import pytest
 
 import main_test_vrt
 from data.clip_reader import user_clips
+from models.restore.outputs import Outputs, claim_folder, finish_clip
 from tests.foreign import snapshot
 from tests.test_main_test import make_home, message
 from tests.test_video import write_sound
-from utils import utils_watchdog
-from utils.utils_errors import DataError, OptionError
-from utils.utils_files import MARK, Made, claim_run_folder
-from utils.utils_outputs import Outputs, claim_folder, finish_clip
-from utils.utils_video import VideoReader
+from utils.dist import watchdog
+from utils.errors import DataError, OptionError
+from utils.files import MARK, Made, claim_run_folder
+from utils.video import VideoReader
 
 
 @pytest.fixture(scope="module")
@@ -186,20 +186,20 @@ def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path
     restored = np.zeros((*reader.frame(0)["lq"].shape[1:], 3), np.uint8)
 
     def score(*_):
-        seen.append(utils_watchdog.here())
+        seen.append(watchdog.here())
         return {}
 
-    utils_watchdog.phase("score: clip1")
+    watchdog.phase("score: clip1")
     finish_clip(reader, indices, outputs, lambda _: restored, score)
-    seen.append(utils_watchdog.here())
+    seen.append(watchdog.here())
     assert len(indices) > 1 and len({place.since for place in seen}) == 2 * len(indices) + 1
 
     claim_folder(outputs, {}, {"clip1": "0"}, {"other": ["0"]}, False)
-    since = utils_watchdog.here().since
+    since = watchdog.here().since
     claim_folder(outputs, {}, {"clip1": "0"}, {"clip1": reader.stems}, False)
-    assert utils_watchdog.here().since > since
-    assert {place.phase for place in [*seen, utils_watchdog.here()]} == {"score: clip1"}
-    utils_watchdog.phase("start")
+    assert watchdog.here().since > since
+    assert {place.phase for place in [*seen, watchdog.here()]} == {"score: clip1"}
+    watchdog.phase("start")
 
 
 def test_a_file_is_read_once_to_tell_whose_it_is(tmp_path):

@@ -8,7 +8,7 @@ import cv2
 import pytest
 
 from scripts.plot_history import main
-from utils.utils_logger import HistoryWriter
+from utils.run.logger import HistoryWriter
 
 
 def write_run(folder, scalars, factor=1.0):

@@ -10,8 +10,8 @@ from models.select_network import NETWORKS, define_G
 from tests import golden
 from tests.clip_files import section, write_info
 from tests.train_files import network
-from utils.utils_errors import CheckpointError
-from utils.utils_option import read_options
+from utils.errors import CheckpointError
+from utils.options.load import read_options
 
 BINS = {"type": "voxel", "num_bins": 2}
 VALUES = {"task": "t", "train": {"G_lossfn_type": "l1"}}

@@ -10,8 +10,8 @@ from data.clip_cache import build_cache
 from data.preflight import preflight
 from scripts import check_data
 from tests.clip_files import check, resolved, section, source_of, write_clip, write_info
-from utils.option_models import DatasetsOptions
-from utils.utils_errors import DataError
+from utils.errors import DataError
+from utils.options.models import DatasetsOptions
 
 
 @pytest.fixture

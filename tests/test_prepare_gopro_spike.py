@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from data.alignment import find_offset
+from data.pool import run_all
 from data.raw_video import FolderFrames, LightPath, RawClip
 from data.select_dataset import build_dataset
 from data.spike.represent import represent
@@ -18,12 +19,11 @@ from main_train_vrt import PARTS
 from scripts import prepare_gopro_spike
 from scripts.prepare_gopro_spike import choose_splits
 from tests.clip_files import check
-from utils.utils_errors import DataError
-from utils.utils_files import MARK
-from utils.utils_image import list_images
-from utils.utils_option import load_options
-from utils.utils_pool import run_all
-from utils.utils_video import VideoWriter
+from utils.errors import DataError
+from utils.files import MARK
+from utils.image import list_images
+from utils.options.load import load_options
+from utils.video import VideoWriter
 
 SIZE = 32
 

@@ -1,11 +1,11 @@
-"""utils_process.end: the end of a program whose threads are still inside torch."""
+"""process.end: the end of a program whose threads are still inside torch."""
 
 import subprocess
 import sys
 
 PROGRAM = """
 import atexit, sys, threading, torch
-from utils import utils_process
+from utils.dist import process
 
 def work():
     a = torch.ones(10)
@@ -23,7 +23,7 @@ print("done")
 def test_a_program_ends_with_its_code_while_threads_are_in_torch():
     # With sys.exit, Python before 3.14 aborts here: a thread that wants the interpreter back is unwound through C++.
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(end="utils_process.end")], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PROGRAM.format(end="process.end")], capture_output=True, text=True, timeout=60
     )
 
     assert (ended.returncode, ended.stdout.split()) == (7, ["done", "handled"]), ended.stderr
@@ -31,8 +31,8 @@ def test_a_program_ends_with_its_code_while_threads_are_in_torch():
 
 def test_without_the_private_function_of_python_the_handlers_run_and_the_code_stays():
     program = (
-        "import atexit; del atexit._run_exitfuncs; from utils import utils_process; "
-        "atexit.register(print, 'handled'); utils_process.end(7)"
+        "import atexit; del atexit._run_exitfuncs; from utils.dist import process; "
+        "atexit.register(print, 'handled'); process.end(7)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 
@@ -40,7 +40,7 @@ def test_without_the_private_function_of_python_the_handlers_run_and_the_code_st
 
 
 def test_other_systems_than_linux_are_refused_with_one_line():
-    program = "import sys; sys.platform = 'darwin'; import utils.utils_process"
+    program = "import sys; sys.platform = 'darwin'; import utils.dist.process"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 
     assert ended.returncode == 1

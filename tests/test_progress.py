@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from utils.utils_progress import open_progress
+from utils.run.progress import open_progress
 
 
 class Terminal(io.StringIO):

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from utils.utils_errors import OptionError
-from utils.utils_registry import Registry
+from utils.errors import OptionError
+from utils.options.registry import Registry
 
 INNER = Registry("inner part")
 OUTER = Registry("outer part", "kind")

@@ -4,8 +4,8 @@ import shutil
 import numpy as np
 import pytest
 
-from utils.utils_metrics import METRICS, ClipScores, averages
-from utils.utils_report import MAX_WIDTH, build_report, data_uri, psnr_plot
+from models.restore.report import MAX_WIDTH, build_report, data_uri, psnr_plot
+from utils.metrics import METRICS, ClipScores, averages
 
 
 def results(clips=("a&b", "c"), expected=2, with_gt=True):

@@ -3,10 +3,10 @@ import math
 
 import pytest
 
-from utils.utils_errors import DataError, OptionError
-from utils.utils_files import Made
-from utils.utils_results import clip_file, collect, load_clip, save_clip, text_table
-from utils.utils_test_args import parse_test_args
+from models.restore.results import clip_file, collect, load_clip, save_clip, text_table
+from models.restore.test_args import parse_test_args
+from utils.errors import DataError, OptionError
+from utils.files import Made
 
 
 def entry(name, values, bonus=3.0):

@@ -1,7 +1,7 @@
 import pytest
 
 from data.sampler import ResumableDistributedSampler
-from utils.utils_errors import OptionError
+from utils.errors import OptionError
 
 
 def make(rank=0, world_size=1, batch_size=2, length=23, seed=0, epoch=0, **options):

@@ -10,8 +10,8 @@ import torch
 from main_train_vrt import PARTS
 from models.select_network import NETWORKS, check_options, define_G
 from tests.test_vrt_modules import SMALL
-from utils.utils_errors import OptionError
-from utils.utils_option import read_options
+from utils.errors import OptionError
+from utils.options.load import read_options
 
 BINS = {"type": "voxel", "num_bins": 4}
 

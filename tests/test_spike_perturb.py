@@ -4,7 +4,7 @@ import pytest
 from data.camera import CAMERAS
 from data.spike import perturb
 from data.spike.simulate import IntegrateAndFire
-from utils.utils_errors import OptionError
+from utils.errors import OptionError
 
 
 def recorded(light, planes=88, rate=0.9, seed=0):

@@ -7,8 +7,8 @@ from data.preflight import preflight
 from data.select_dataset import build_dataset
 from data.spike.stream import SpikeGeometry, write_dat
 from tests.clip_files import resolved, section, write_clip, write_info
-from utils.option_models import DatasetsOptions
-from utils.utils_errors import OptionError
+from utils.errors import OptionError
+from utils.options.models import DatasetsOptions
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.tiling import (
+from models.restore.tiling import (
     Tiling,
     mirror_index,
     out_of_memory,
@@ -16,7 +16,7 @@ from models.tiling import (
     stream_fitting,
     tile_starts,
 )
-from utils.utils_errors import OptionError
+from utils.errors import OptionError
 
 GOLDEN = sorted((Path(__file__).parent / "data" / "golden").glob("tile_*.npz"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from utils.utils_timer import StepTimer
+from utils.run.timer import StepTimer
 
 
 def test_validation_and_saving_do_not_count(monkeypatch):

@@ -6,8 +6,8 @@ import av
 import numpy as np
 import pytest
 
-from utils.utils_errors import DataError
-from utils.utils_video import VideoReader, VideoWriter
+from utils.errors import DataError
+from utils.video import VideoReader, VideoWriter
 
 
 def picture(height=48, width=64, seed=0):
@@ -21,9 +21,9 @@ sys.path.insert(0, {root!r})
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 import numpy as np
-from utils.utils_errors import DataError
-from utils.utils_files import write_whole
-from utils.utils_video import VideoWriter
+from utils.errors import DataError
+from utils.files import write_whole
+from utils.video import VideoWriter
 noise = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
 try:
     if {video}:

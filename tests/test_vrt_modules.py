@@ -16,7 +16,7 @@ from models.vrt.warp import flow_warp, nearest4
 from models.vrt.window_attention import BlockGroup
 from models.vrt.windows import sine_positions, window_plan
 from tests import golden
-from utils.utils_errors import DataError, OptionError
+from utils.errors import DataError, OptionError
 
 CPU = torch.device("cpu")
 SMALL = {

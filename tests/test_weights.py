@@ -8,7 +8,7 @@ import torch
 from models.network_vrt import VRT
 from models.weights import load_pretrained, load_weights, read_weights
 from tests.test_vrt_modules import SMALL
-from utils.utils_errors import CheckpointError, OptionError
+from utils.errors import CheckpointError, OptionError
 
 S = 4
 

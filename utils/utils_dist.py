@@ -22,15 +22,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
-from utils import utils_gpu, utils_rendezvous, utils_watchdog
-from utils.option_models import WatchdogOptions
-from utils.utils_beats import REPORTED, claim_failure, is_gone, read_states
-from utils.utils_errors import DistError, StallError
-from utils.utils_failure import is_consequence, lost_contact, text_of
-from utils.utils_launch import LaunchInfo
-from utils.utils_process import children_of, die_with_parent, kill_tree
-from utils.utils_rendezvous import JOINED, MET, Round
-from utils.utils_watchdog import Watchdog, say
+from utils.dist import gpu, rendezvous, watchdog
+from utils.dist.beats import REPORTED, claim_failure, is_gone, read_states
+from utils.dist.failure import is_consequence, lost_contact, text_of
+from utils.dist.launch import LaunchInfo
+from utils.dist.process import children_of, die_with_parent, kill_tree
+from utils.dist.rendezvous import JOINED, MET, Round
+from utils.dist.watchdog import Watchdog, say
+from utils.errors import DistError, StallError
+from utils.options.models import WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +98,9 @@ def join(launch: LaunchInfo) -> None:
     if launch.mode == "torchrun":
         die_with_parent()
     if launch.world_size > 1:
-        _run.store, _run.hosts_store = utils_rendezvous.open_store(launch)
+        _run.store, _run.hosts_store = rendezvous.open_store(launch)
         _start_watchdog()
-        utils_rendezvous.meet(_run.store, launch)
+        rendezvous.meet(_run.store, launch)
         _run.watchdog.beats.meet_rank_0(_run.store)
 
 
@@ -128,7 +128,7 @@ def init_dist(launch: LaunchInfo, timeout_s: float = 1800) -> None:
     """
     if _run.store is None:
         join(launch)
-    utils_gpu.require_usable_gpus()
+    gpu.require_usable_gpus()
     if launch.world_size == 1:
         return
     _run.timeout_s = _timeout_s(timeout_s)
@@ -193,7 +193,7 @@ def _print_setup(launch: LaunchInfo) -> None:
 def barrier() -> None:
     """Collective."""
     if dist.is_initialized():
-        with utils_watchdog.collective("barrier"):
+        with watchdog.collective("barrier"):
             dist.barrier(device_ids=[get_local_rank()] if get_device().type == "cuda" else None)
 
 
@@ -202,7 +202,7 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
     if get_world_size() == 1:
         return tensor.detach().clone()
     total = tensor.detach().to(device=get_device(), dtype=torch.float64, copy=True)
-    with utils_watchdog.collective("all_reduce"):
+    with watchdog.collective("all_reduce"):
         dist.all_reduce(total)
     return (total / get_world_size()).to(device=tensor.device, dtype=tensor.dtype)
 
@@ -212,7 +212,7 @@ def gather_objects(obj: Any) -> list[Any]:
     if get_world_size() == 1:
         return [obj]
     found: list[Any] = [None] * get_world_size()
-    with utils_watchdog.collective("all_gather"):
+    with watchdog.collective("all_gather"):
         dist.all_gather_object(found, obj)
     return found
 
@@ -222,7 +222,7 @@ def from_rank(source: int, obj: Any) -> Any:
     if get_world_size() == 1:
         return obj
     holder = [obj if get_rank() == source else None]
-    with utils_watchdog.collective("broadcast"):
+    with watchdog.collective("broadcast"):
         dist.broadcast_object_list(holder, source, device=get_device())
     return holder[0]
 
@@ -262,7 +262,7 @@ def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
             raise _PeerFailed(code) from e
         raise
     meeting.arrive()
-    with utils_watchdog.collective("the other ranks"):
+    with watchdog.collective("the other ranks"):
         failed = meeting.wait()  # the watchdog ends this wait where a rank fails without coming here
     if failed:
         raise _PeerFailed(failed[1])
@@ -286,7 +286,7 @@ def one_door() -> Iterator[None]:
 def _fail(error: BaseException) -> NoReturn:
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     if _run.store is None:
-        if utils_rendezvous.speaks_alone(error):
+        if rendezvous.speaks_alone(error):
             say(text_of(error, get_rank(), get_world_size()))
         write_exit_file(code)
         sys.stdout.flush()

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.utils_errors import DataError, OptionError
-from utils.utils_registry import Registry, import_parts
+from utils.errors import DataError, OptionError
+from utils.options.registry import Registry, import_parts
 
 FUSIONS = Registry("fusion operator")
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from utils.contract import InputSpec
-from utils.utils_errors import DataError, OptionError
+from utils.errors import DataError, OptionError
 
 # The U-net folds 2x2 patches three times.
 UNET_MULTIPLE = 8

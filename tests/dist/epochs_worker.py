@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import main_train_vrt
 from data.loader import TrainLoader
 from models.select_network import NETWORKS
-from utils import utils_dist, utils_process
+from utils import utils_dist
+from utils.dist import process
 
 SLOW_S = 0.3
 
@@ -52,4 +53,4 @@ if __name__ == "__main__":
     TrainLoader.start, main_train_vrt.open_progress = slow_start, noted_progress
     code = main_train_vrt.main(sys.argv[1:])
     print(json.dumps(moments), flush=True)
-    utils_process.end(code)
+    process.end(code)

@@ -11,8 +11,9 @@ import torch
 from main_train_vrt import read_options
 from models.ddp import bare
 from models.select_model import define_Model
-from utils import utils_dist, utils_process
-from utils.utils_launch import read_launch
+from utils import utils_dist
+from utils.dist import process
+from utils.dist.launch import read_launch
 
 options, out, per_rank, parts = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
@@ -49,4 +50,4 @@ with utils_dist.one_door():
         torch.save(
             {"gradients": gradients, "weights": weights, "same_on_all_ranks": all(f == found[0] for f in found)}, out
         )
-utils_process.end(0)
+process.end(0)

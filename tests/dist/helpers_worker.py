@@ -11,10 +11,12 @@ from pathlib import Path
 import torch
 from torch.distributed import DistBackendError
 
-from utils import utils_dist, utils_process
-from utils.option_models import WatchdogOptions
-from utils.utils_errors import DataError, OptionError
-from utils.utils_launch import read_launch
+from utils import utils_dist
+
+from utils.dist import process
+from utils.options.models import WatchdogOptions
+from utils.errors import DataError, OptionError
+from utils.dist.launch import read_launch
 
 NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, {}\nLast error:\n{}"
 SYSTEM = "unhandled system error\nncclSystemError: System call (e.g. socket, malloc) or external library call failed."
@@ -110,4 +112,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    utils_process.end(0)
+    process.end(0)

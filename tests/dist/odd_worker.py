@@ -22,8 +22,9 @@ from torch import Tensor, nn
 import main_test_vrt
 import main_train_vrt
 from models.select_network import NETWORKS
-from utils import utils_dist, utils_process
-from utils.utils_process import children_of, process_state
+from utils import utils_dist
+from utils.dist import process
+from utils.dist.process import children_of, process_state
 
 CASE, RANK, STEP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
@@ -60,4 +61,4 @@ class Odd(nn.Module):
 
 
 if __name__ == "__main__":
-    utils_process.end({"train": main_train_vrt, "test": main_test_vrt}[sys.argv[4]].main(sys.argv[5:]))
+    process.end({"train": main_train_vrt, "test": main_test_vrt}[sys.argv[4]].main(sys.argv[5:]))

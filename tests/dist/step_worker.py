@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from main_train_vrt import PARTS
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
-from utils import utils_dist, utils_process
-from utils.utils_launch import read_launch
-from utils.utils_option import load_options
+from utils import utils_dist
+from utils.dist import process
+from utils.dist.launch import read_launch
+from utils.options.load import load_options
 
 CASE = sys.argv[2]
 
@@ -64,4 +65,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    utils_process.end(0)
+    process.end(0)

@@ -12,7 +12,7 @@ from tests.clip_files import write_clip
 from tests.dist.launching import Ranks
 from tests.faults.refusals import break_file
 from tests.train_files import train, write_options
-from utils.utils_process import children_of
+from utils.dist.process import children_of
 
 @pytest.mark.parametrize("kind", ["vanished frame", "cut spikes"])
 def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name(kind):

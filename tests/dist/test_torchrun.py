@@ -15,7 +15,7 @@ import pytest
 from tests.dist import netns
 from tests.dist.launching import ROOT, clean_env, free_port, kill_session
 from tests.train_files import MAIN, latest, write_options
-from utils.utils_process import children_of, process_state
+from utils.dist.process import children_of, process_state
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 SHORT = ("datasets.test={}", "train.checkpoint_save=1", "watchdog.stall_s=5", "watchdog.start_s=60")

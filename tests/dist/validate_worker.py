@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from main_train_vrt import PARTS
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
-from models.validate import validate
-from utils import utils_dist, utils_process, utils_watchdog
-from utils.utils_launch import read_launch
-from utils.utils_option import load_options
+from models.restore.validation import validate
+from utils import utils_dist
+from utils.dist import process, watchdog
+from utils.dist.launch import read_launch
+from utils.options.load import load_options
 
 ticks: set[float] = set()
 
@@ -34,7 +35,7 @@ class Same(nn.Module):
         self.factor = nn.Parameter(torch.ones(()))
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        ticks.add(utils_watchdog.here().since)
+        ticks.add(watchdog.here().since)
         return lq * self.factor
 
 
@@ -75,4 +76,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    utils_process.end(0)
+    process.end(0)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from utils import utils_checkpoint
-from utils.utils_errors import CheckpointError
+from utils.errors import CheckpointError
+from utils.run import checkpoint
 
 FLOATS = 2**20  # 4 MB
 
@@ -24,7 +24,7 @@ def write_for_ever(folder: Path, acknowledge: int) -> None:
     while True:
         step += 1
         state = {"step": step, "weights": torch.full((FLOATS,), float(step))}
-        utils_checkpoint.save(state, folder / "checkpoint_latest.pth")
+        checkpoint.save(state, folder / "checkpoint_latest.pth")
         os.write(acknowledge, b".")
 
 
@@ -51,7 +51,7 @@ def kill_while_saving(trials: int) -> dict[str, Any]:
             os.close(receive)
             torn += any(folder.glob(".*.tmp"))
             try:
-                state = utils_checkpoint.load(folder / "checkpoint_latest.pth")
+                state = checkpoint.load(folder / "checkpoint_latest.pth")
             except CheckpointError:
                 unreadable += 1
                 continue

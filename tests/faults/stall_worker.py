@@ -19,11 +19,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from utils import utils_dist, utils_watchdog
-from utils.option_models import WatchdogOptions
-from utils.utils_errors import DataError
-from utils.utils_launch import read_launch
-from utils.utils_process import die_with_parent
+from utils import utils_dist
+from utils.dist import watchdog
+from utils.dist.launch import read_launch
+from utils.dist.process import die_with_parent
+from utils.errors import DataError
+from utils.options.models import WatchdogOptions
 
 KIND, RANK, STEP, STALL_S = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 MINUTES = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
@@ -73,22 +74,22 @@ def train() -> None:
     started, longest, last = time.monotonic(), 0.0, time.monotonic()
     step = 0
     while (time.monotonic() - started < 60 * MINUTES) if MINUTES else step < 100:
-        utils_watchdog.phase("data", step)
+        watchdog.phase("data", step)
         batch = next(loader)
-        utils_watchdog.phase("forward", step)
+        watchdog.phase("forward", step)
         strike("forward", step)
         strike("gil", step)
         strike("stop", step)
         strike("kill", step)
         strike("exception", step)
         loss = net(batch).sum()
-        utils_watchdog.sync("backward")
+        watchdog.sync("backward")
         loss.backward()
-        utils_watchdog.phase("print", step)
+        watchdog.phase("print", step)
         strike("rank0", step)
         step += 1
         if step % 5 == 0:
-            utils_watchdog.phase("validate", step)
+            watchdog.phase("validate", step)
             strike("barrier", step)
             utils_dist.barrier()
         if MINUTES:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.dist.launching import Ranks
-from utils.utils_process import process_state
+from utils.dist.process import process_state
 
 WORKER = "tests/faults/stall_worker.py"
 # kind -> (verdict, text that the message must show besides the rank)

@@ -18,11 +18,11 @@ import torch
 from main_train_vrt import read_options
 from tests.dist.launching import Ranks, run_command
 from tests.train_files import MAIN, experiment, latest, train, write_options
-from utils import utils_checkpoint
-from utils.utils_errors import CheckpointError
-from utils.utils_experiment import Experiment
-from utils.utils_files import MARK
-from utils.utils_resume import DataOrder, Progress
+from utils.errors import CheckpointError
+from utils.files import MARK
+from utils.run import checkpoint
+from utils.run.experiment import Experiment
+from utils.run.resume import DataOrder, Progress
 
 NAME = "checkpoint_latest.pth"
 ORDER = DataOrder(8, "", 0, 8)
@@ -77,30 +77,30 @@ def test_a_full_disk_is_said_with_numbers_and_the_former_file_stays(
     tmp_path: Path, fill: Callable[[Path], dict[str, object]], message: str
 ):
     with disk(tmp_path / "disk", "5m", files=40) as folder:
-        utils_checkpoint.save(state(1), folder / NAME)
+        checkpoint.save(state(1), folder / NAME)
         content = fill(folder)
 
         with pytest.raises(CheckpointError) as error:
-            utils_checkpoint.save(content, folder / NAME)
+            checkpoint.save(content, folder / NAME)
 
         assert re.search(message, str(error.value)), str(error.value)
-        assert utils_checkpoint.load(folder / NAME)["step"] == 1
+        assert checkpoint.load(folder / NAME)["step"] == 1
         assert not list(folder.glob(".*"))
 
 
 def test_a_quota_that_ends_a_write_leaves_the_former_file(tmp_path):
     path = tmp_path / NAME
-    utils_checkpoint.save(state(1), path)
+    checkpoint.save(state(1), path)
     script = (
-        "import resource, signal, sys, torch; from pathlib import Path; from utils import utils_checkpoint\n"
+        "import resource, signal, sys, torch; from pathlib import Path; from utils.run import checkpoint\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "utils_checkpoint.save({'step': 2, 'weights': torch.zeros(10000)}, Path(sys.argv[1]))"
+        "checkpoint.save({'step': 2, 'weights': torch.zeros(10000)}, Path(sys.argv[1]))"
     )
 
     result = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60)
 
     assert "CheckpointError: cannot write the checkpoint" in result.stderr
-    assert utils_checkpoint.load(path)["step"] == 1
+    assert checkpoint.load(path)["step"] == 1
     assert not list(tmp_path.glob(".*"))
 
 

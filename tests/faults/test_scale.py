@@ -9,9 +9,9 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from tests.faults.scale import Simulated, struck_by
-from utils import utils_rendezvous
-from utils.utils_launch import LaunchInfo
-from utils.utils_rendezvous import MET
+from utils.dist import rendezvous
+from utils.dist.launch import LaunchInfo
+from utils.dist.rendezvous import MET
 
 LONG = 1e6  # seconds
 
@@ -90,7 +90,7 @@ def test_a_restarted_rank_hears_of_the_start_of_its_own_rank_0(server):
 
     def name(rank):
         launch = LaunchInfo("torchrun", rank, 0, 3)
-        names.setdefault(rank, []).append(utils_rendezvous._name_of_start(server, launch))
+        names.setdefault(rank, []).append(rendezvous._name_of_start(server, launch))
 
     for start in range(2):
         threads = [threading.Thread(target=name, args=(rank,), daemon=True) for rank in (2, 1, 0)]

@@ -203,7 +203,7 @@ def saves(share: float) -> dict[str, Any]:
 def overhead(share: float) -> dict[str, Any]:
     """What the watchdog takes from the training thread, and its own use of a core."""
     script = (
-        "import time; from utils import utils_watchdog as w\n"
+        "import time; from utils.dist import watchdog as w\n"
         "n = 10**6; t = time.perf_counter()\n"
         "for i in range(n): w.phase('data', i)\n"
         "print((time.perf_counter() - t) / n * 1e9)\n"

@@ -1,0 +1,105 @@
+"""What a test leaves: one JSON per finished clip, and metrics.json, table and report.html made from them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from models.restore.report import COLUMNS, format_value
+from utils.errors import DataError
+from utils.files import Made, natural_key
+from utils.metrics import ClipScores, averages
+
+
+def save_clip(made: Made, clip: Mapping[str, Any]) -> None:
+    """Mark a clip as finished: <folder>/clips/<name>.json. clip: "name", "frames", "stems", "per_frame", ..."""
+    made.write(clip_file(made.folder, clip["name"]), json_bytes(clip))
+
+
+def load_clip(folder: Path, name: str) -> dict[str, Any] | None:
+    """The clip as `save_clip` got it, or None where it is not finished."""
+    path = clip_file(folder, name)
+    return read_json(path) if path.exists() else None
+
+
+def clip_file(folder: Path, name: str) -> Path:
+    return folder / "clips" / f"{name}.json"
+
+
+def collect(clips: Sequence[Mapping[str, Any]], expected: int) -> dict[str, Any]:
+    """{"clips": {name: its frames, means and values per frame}, "averages": {"restored": ..., "input": ...}}.
+
+    Averages are those of `utils.metrics.averages`, over the clips that have a reference; none without any.
+    """
+    scores: dict[str, ClipScores] = {}
+    table: dict[str, dict[str, Any]] = {}
+    for clip in sorted(clips, key=lambda c: natural_key(c["name"])):
+        row = {key: value for key, value in clip.items() if key != "name"}
+        for kind, values in clip["per_frame"].items():
+            frames = [dict(zip(values, column, strict=True)) for column in zip(*values.values(), strict=True)]
+            one = ClipScores()
+            one.update({clip["name"]: frames})
+            row[kind] = one.clip_means()[clip["name"]]
+            scores.setdefault(kind, ClipScores()).update(one.frames)
+        table[clip["name"]] = row
+    found = {kind: averages(s.sums(_metrics_of(s)), expected) for kind, s in scores.items()}
+    return {"clips": table, "averages": found}
+
+
+def text_table(results: Mapping[str, Any]) -> str:
+    """The clips and their means as an aligned text table; the line before it says so where clips are missing."""
+    clips, total = results["clips"], results["averages"].get("restored")
+    if total is None:
+        return "\n".join(f"{name}: {clip['frames']} frames" for name, clip in clips.items())
+    given = results["averages"].get("input", {})
+    metrics = [m for m in COLUMNS if m in total]
+    rows = [(name, clip["restored"], clip.get("input", {})) for name, clip in clips.items()]
+    rows.append(("mean over clips", total, given))
+    rows.append(("mean over frames", *({m: a.get(f"{m}_frame_mean") for m in metrics} for a in (total, given))))
+    width = max(len(row[0]) for row in rows)
+    lines = [f"{'':{width}} | " + " | ".join(f"{COLUMNS[m]:>9} {'input':>8}" for m in metrics)]
+    for name, restored, before in rows:
+        cells = (f"{format_value(m, restored.get(m)):>9} {format_value(m, before.get(m)):>8}" for m in metrics)
+        lines.append(f"{name:{width}} | " + " | ".join(cells))
+    lines.append(f"clips found {total['clips_found']}, expected {total['clips_expected']}; {total['frames']} frames")
+    if not total["complete"]:
+        lines.insert(0, "INCOMPLETE: the averages below are not those of the whole set")
+    return "\n".join(lines)
+
+
+def json_bytes(value: Any) -> bytes:
+    """Valid JSON; infinite numbers become "inf", NaN becomes null."""
+    return (json.dumps(_to_json(value), indent=1, allow_nan=False) + "\n").encode()
+
+
+def read_json(path: Path) -> Any:
+    """The value of a file of `json_bytes`. Raises DataError for a damaged file."""
+    try:
+        return _from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as e:
+        raise DataError(f"cannot read results: {e}", str(path), "JSON", "remove the file; its clip is redone") from e
+
+
+def _metrics_of(scores: ClipScores) -> list[str]:
+    return list(next(iter(scores.frames.values()))[0])
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _to_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_json(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _from_json(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_from_json(v) for v in value]
+    return float(value) if value in ("inf", "-inf") else value

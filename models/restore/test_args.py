@@ -1,0 +1,122 @@
+"""The command line of main_test_vrt.py, in its two forms."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.errors import OptionError
+from utils.files import refuse_overlap
+
+SAVES = ("frames", "video", "comparison")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class TestArgs:
+    """What was asked for; None or empty where the form's default holds. Paths as given."""
+
+    __test__ = False  # no test case, whatever pytest reads into the name
+
+    opt: str | None
+    weights: str | None
+    input: str | None
+    output: str | None
+    spike: str | None
+    spike_size: tuple[int, int] | None
+    gt: str | None
+    tile: tuple[int, int] | str | None
+    overlap: tuple[int, int] | None
+    batch_tiles: int | None
+    blend: str | None
+    flip_seq: bool
+    pad_seq: bool
+    center_frame_only: bool
+    dtype: str
+    sigma: float | None
+    save: tuple[str, ...] | None
+    fps: float
+    lpips: tuple[str, ...]
+    overwrite: bool
+    overrides: tuple[str, ...]
+
+    @property
+    def is_direct(self) -> bool:
+        return self.input is not None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # argparse would print and leave from here, once on every rank
+        raise OptionError(message, "the command line", "one of the two forms in --help", "see --help, docs/testing.md")
+
+
+def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
+    """Raises OptionError for what does not parse or does not go together."""
+    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    add = parser.add_argument
+    add("--opt", metavar="FILE", help="option file: tests on datasets.test; with --input: names the network")
+    add("--weights", metavar="FILE", help="weights or checkpoint (with --opt: default is the run's best checkpoint)")
+    add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
+    add("--output", metavar="DIR", help="where results go (with --opt: default experiments/<task>/test)")
+    add("--spike", metavar="PATH", help=".dat of the whole clip, or folder with one .dat per frame")
+    add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
+    add("--gt", metavar="PATH", help="sharp frames or video, to score against")
+    add("--tile", metavar="auto|T,P", help="frames and side of a tile; 0 = the whole; auto: halves on out of memory")
+    add("--overlap", metavar="T,P", help="frames and pixels that neighbouring tiles share (default 2,20)")
+    add("--batch-tiles", type=int, metavar="N", help="tiles through the network at once (val.batch_tiles)")
+    add("--blend", choices=("kair", "smooth"), help="how tiles join (default: smooth; with --opt: kair, as published)")
+    add("--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)")
+    add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
+    add("--center-frame-only", action="store_true", help="only the middle frame (val.center_frame_only)")
+    add("--dtype", choices=DTYPES, default="float32", help="precision of the network (default float32)")
+    add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
+    add("--save", nargs="+", choices=SAVES, help="what to write (default: in the kind of the input, and comparison)")
+    add("--fps", type=float, default=25.0, help="frame rate of videos made from frames (default 25)")
+    add("--lpips", nargs="+", default=[], metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
+    add("--overwrite", action="store_true", help="remove the results that this program made in the output folder")
+    add("overrides", nargs="*", metavar="section.key=value", help="any option (with --input: spike.key=value)")
+    values = vars(parser.parse_intermixed_args(list(argv)))
+    for key in ("overrides", "lpips"):
+        values[key] = tuple(values[key])
+    values["spike_size"] = tuple(values["spike_size"]) if values["spike_size"] else None
+    values["save"] = tuple(values["save"]) if values["save"] else None
+    values["overlap"] = _pair(values["overlap"], "--overlap") if values["overlap"] else None
+    if values["tile"] not in (None, "auto"):
+        values["tile"] = _pair(values["tile"], "--tile")
+    args = TestArgs(**values)
+    _check(args)
+    return args
+
+
+def _pair(text: str, flag: str) -> tuple[int, int]:
+    parts = text.split(",")
+    if len(parts) != 2 or not all(p.strip().isdigit() for p in parts):
+        raise OptionError(f"{flag} is {text}", flag, "two numbers: frames,pixels, e.g. 12,256", f"correct {flag}")
+    return int(parts[0]), int(parts[1])
+
+
+def _check(args: TestArgs) -> None:
+    if not args.is_direct and args.opt is None:
+        raise OptionError(
+            "nothing to restore", "the command line", "--opt FILE, or --weights FILE --input PATH --output DIR",
+            "see --help",
+        )  # fmt: skip
+    if args.is_direct:
+        missing = [f"--{key}" for key in ("weights", "output") if getattr(args, key) is None]
+        if missing:
+            raise OptionError(
+                f"{' and '.join(missing)} missing", "the command line", "--weights, --input and --output together",
+                "add them",
+            )  # fmt: skip
+        refuse_overlap(Path(args.output), {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")})
+        if args.spike_size and not args.spike:
+            raise OptionError("--spike-size without --spike", "--spike-size", "both", "add --spike, or drop it")
+        return
+    alone = [f"--{key}" for key in ("spike", "gt", "sigma") if getattr(args, key) is not None]
+    if alone:
+        raise OptionError(
+            f"{', '.join(alone)} without --input", "the command line", "the dataset section says where they are",
+            "set datasets.test in the option file, or use the direct form with --input",
+        )  # fmt: skip

@@ -1,0 +1,150 @@
+"""Validation on all ranks: clips are shared out without padding, so no number depends on how many ranks there are."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.model_vrt import ModelVRT
+from models.restore.restorer import FrameReader, Restorer
+from utils import utils_dist
+from utils.dist import watchdog
+from utils.image import comparison_strip, imwrite_rgb
+from utils.metrics import ClipScores, averages, psnr, ssim, tensor_to_uint8
+from utils.run.logger import best_effort
+
+METRICS = ("psnr", "ssim")
+MAX_STRIPS = 12  # of a validation: they travel to rank 0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Validation:
+    """Scores of the blurry input and of the restored clips, the same on every rank.
+
+    pictures: clip -> (H, W, 3) uint8, blur | spike | restored | sharp | error of its middle frame;
+    of at most MAX_STRIPS clips, on rank 0 only.
+    """
+
+    blurry: ClipScores = field(default_factory=ClipScores)
+    restored: ClipScores = field(default_factory=ClipScores)
+    pictures: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def scalars(self) -> dict[str, float]:
+        """Means over clips: val/psnr, val/ssim, and val/psnr_input, val/ssim_input of the blurry input."""
+        clips = len(self.restored.frames)
+        out, into = (averages(scores.sums(METRICS), clips) for scores in (self.restored, self.blurry))
+        return {f"val/{m}": out[m] for m in METRICS} | {f"val/{m}_input": into[m] for m in METRICS}
+
+    def table(self) -> str:
+        """The clips and their mean as an aligned text table."""
+        blurry, restored, means = self.blurry.clip_means(), self.restored.clip_means(), self.scalars()
+        rows = [(clip, *(blurry[clip][m] for m in METRICS), *(restored[clip][m] for m in METRICS)) for clip in restored]
+        rows.append(("mean", *(means[f"val/{m}_input"] for m in METRICS), *(means[f"val/{m}"] for m in METRICS)))
+        width = max(len(row[0]) for row in rows)
+        lines = [
+            f"{'':{width}} |       blurry input |           restored |   gain",
+            f"{'clip':{width}} |   PSNR dB     SSIM |   PSNR dB     SSIM |     dB",
+        ]
+        for name, psnr_in, ssim_in, psnr_out, ssim_out in rows:
+            numbers = f"{psnr_in:9.2f} {ssim_in:8.4f} | {psnr_out:9.2f} {ssim_out:8.4f} | {psnr_out - psnr_in:+6.2f}"
+            lines.append(f"{name:{width}} | {numbers}")
+        return "\n".join(lines)
+
+
+def validate(
+    model: ModelVRT, clips: Sequence[FrameReader], should_stop: Callable[[], bool] = lambda: False
+) -> Validation | None:
+    """Restore and score every clip, one frame at a time: memory does not grow with the length of a clip. Collective.
+
+    clips: readers of the test split (data.clip_reader.dataset_clips), with sharp frames.
+    should_stop: asked by all ranks together after each round of one clip a rank, except the last; must give all of
+    them the same answer. True ends the validation without a result, None.
+    """
+    rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
+    strips = clips_with_strips(len(clips))
+    mine = Validation()
+    with model.restorer() as restorer:
+        for first in range(0, len(clips), world):
+            if first and _is_stop(should_stop):
+                return None
+            if first + rank < len(clips):
+                index = first + rank
+                watchdog.phase(f"validate: clip {index}")
+                _validate_clip(mine, restorer, clips[index], index in strips, _folder_of_frames(model))
+    return _bring_together(mine, clips, strips)
+
+
+def clips_with_strips(count: int) -> list[int]:
+    """The clips, at most MAX_STRIPS evenly over the split, whose strips rank 0 writes; always the same."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(MAX_STRIPS, count))})
+
+
+def _is_stop(should_stop: Callable[[], bool]) -> bool:
+    # Counted as a collective: a rank that waits here for one with a longer clip is not the one that stands still.
+    with watchdog.collective("stop vote"):
+        return should_stop()
+
+
+def _folder_of_frames(model: ModelVRT) -> Path | None:
+    """Where restored frames go. Rank 0 alone writes into the folder of a run, and only its own clips' frames, so that
+    no picture has to travel."""
+    is_wanted = model.opt.val.save_img and utils_dist.is_main_process()
+    return model.opt.folder / "images" if is_wanted else None
+
+
+def _validate_clip(
+    validation: Validation, restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None
+) -> None:
+    """Scores of all frames, the strip of the middle one; restored frames to out/<clip>/<stem>.png."""
+    cache, middle = restorer.cached(clip), len(clip.stems) // 2
+    wanted = range(middle, middle + 1) if restorer.tiling.center_frame_only else range(len(clip.stems))
+    nonfinite = 0
+    for index, frame in zip(wanted, restorer.frames(cache, wanted), strict=True):
+        watchdog.go_on()
+        item = cache.frame(index)
+        is_finite = bool(frame.isfinite().all())
+        nonfinite += not is_finite
+        restored = tensor_to_uint8(frame)
+        sharp, blurry = tensor_to_uint8(item["gt"]), tensor_to_uint8(_at_size_of(item["gt"], item["lq"]))
+        validation.blurry.add(clip.name, _scores(blurry, sharp))
+        validation.restored.add(clip.name, _scores(restored, sharp) if is_finite else dict.fromkeys(METRICS, math.nan))
+        if with_strip and index == middle:
+            lq = _at_size_of(item["gt"], item["lq"])
+            validation.pictures[clip.name] = comparison_strip(lq, item.get("spike"), frame, item["gt"])
+        if out is not None:
+            with best_effort("restored frames"):
+                imwrite_rgb(out / clip.name / f"{clip.stems[index]}.png", restored)
+    if nonfinite:
+        logger.warning("validation: NaN or Inf in %d restored frames of clip %s", nonfinite, clip.name)
+
+
+def _scores(image: np.ndarray, sharp: np.ndarray) -> dict[str, float]:
+    return {"psnr": psnr(image, sharp), "ssim": ssim(image, sharp)}
+
+
+def _at_size_of(gt: Tensor, lq: Tensor) -> Tensor:
+    """In super-resolution the input is scored at the size of the truth; both (3, H, W)."""
+    return lq if lq.shape == gt.shape else F.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
+
+
+def _bring_together(mine: Validation, clips: Sequence[FrameReader], strips: list[int]) -> Validation:
+    """The scores of all ranks on all of them; the strips, one after the other, on rank 0. Collective."""
+    world, whole = utils_dist.get_world_size(), Validation()
+    for blurry, restored in utils_dist.gather_objects((mine.blurry.frames, mine.restored.frames)):
+        whole.blurry.update(blurry)
+        whole.restored.update(restored)
+    for index in strips:
+        name = clips[index].name
+        picture = utils_dist.from_rank(index % world, mine.pictures.get(name))
+        if utils_dist.is_main_process():
+            whole.pictures[name] = picture
+    return whole

@@ -1,0 +1,160 @@
+"""What the ranks tell one another through the store of the run, each beat, and what they conclude from it.
+
+A beat costs a rank the same two requests whatever the number of ranks: it sets its own state, and reads in one go the
+shared verdict and the states of rank 0, of the next rank and of the next rank on its host. Whichever ranks fall silent,
+one of them follows a rank that still beats, which sees it. Which rank the others wait for, only the states of all
+ranks can tell: one rank at a time reads them, and only while it has been too long in a phase itself.
+
+Ages are taken on each observer's own clock, so that no two clocks need agree.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from torch.distributed import Store
+
+from utils.dist.process import machine, process_state
+from utils.dist.rendezvous import MET
+
+FAILURE = "failure"  # store key: the first failure, {"rank", "code", "by"}; empty while there is none
+REPORTED = "reported"  # store key: it has been said; everyone may leave
+LOOKING = "looking"  # store key: the rank that reads all states; empty while none does
+
+State = dict[str, Any]
+Verdict = tuple[int, str, str]  # the rank that stops the run, STUCK, SILENT or DEAD, and what was seen
+
+
+class Beats:
+    """The beats of one rank. store: None in a single process. machine_name: of simulated hosts."""
+
+    def __init__(self, rank: int, world_size: int, store: Store | None, machine_name: str = "") -> None:
+        self.rank, self.world_size, self.store = rank, world_size, store
+        self.machine = machine_name or machine()
+        self.number = 0
+        self.watched: list[int] | None = None  # None until all ranks have met
+        self.states: dict[int, State] = {}  # the newest known of each rank
+        self.seen: dict[int, tuple[int, float]] = {}  # watched rank -> (its last beat, when it came)
+        self.is_looking = False
+        if store is not None:
+            store.compare_set(FAILURE, "", "")  # so that it can be read in one go with the states
+            self.place = store.add(f"on/{self.machine}", 1) - 1  # the how many-th of its host
+            store.set(f"on/{self.machine}/{self.place}", str(rank))
+
+    # ---- the exchange ----------------------------------------------------------------------------------------------
+
+    def publish(self, state: State) -> None:
+        self.number += 1
+        self.states[self.rank] = {"beat": self.number, "machine": self.machine, **state}
+        if self.store is not None:
+            self.store.set(f"beat/{self.rank}", json.dumps(self.states[self.rank]))
+
+    def read(self) -> State | None:
+        """Reads the watched ranks; the failure that ends the run, if there is one."""
+        if self.store is None:
+            return None
+        if self.watched is None:
+            self.watched = self._find_watched()
+        found = self.store.multi_get([FAILURE, *(f"beat/{rank}" for rank in self.watched or ())])
+        for rank, text in zip(self.watched or (), found[1:], strict=True):
+            state = self.states[rank] = json.loads(text)
+            if self.seen.get(rank, (-1, 0.0))[0] != state["beat"]:
+                self.seen[rank] = (state["beat"], time.monotonic())
+        return json.loads(found[0]) if found[0] else None
+
+    def meet_rank_0(self, store: Store) -> None:
+        """After the ranks have met: from now on the loss of rank 0, and of the store with it, has a name.
+
+        store: another connection, for this is the main thread's part.
+        """
+        self.states.setdefault(0, json.loads(store.get("beat/0")))
+
+    def read_all(self) -> None:
+        """Reads the states of all ranks, where all have met."""
+        if self.store is not None and self.watched is not None:
+            self.states.update(read_states(self.store, self.world_size))
+
+    def _find_watched(self) -> list[int] | None:
+        """Rank 0, whose process may hold the store, the next rank, and the next on this host: it alone can see a
+        process of its host die."""
+        if not self.store.check([MET]):
+            return None
+        on_host = self.store.add(f"on/{self.machine}", 0)
+        next_on_host = int(self.store.get(f"on/{self.machine}/{(self.place + 1) % on_host}"))
+        return sorted({0, (self.rank + 1) % self.world_size, next_on_host} - {self.rank})
+
+    # ---- the judgement ---------------------------------------------------------------------------------------------
+
+    def verdict(self, stall_s: float | None) -> Verdict | None:
+        """What stops the run, or None. stall_s: None before the watch has begun, when only deaths count."""
+        for rank in self.watched or ():
+            if is_gone(self.states[rank]):
+                state = self.states[rank]
+                return rank, "DEAD", f"its process {state['pid']} is gone; last seen in {where(state)}"
+        if stall_s is None:
+            return None
+        for rank, (_, when) in self.seen.items():
+            silent_s = time.monotonic() - when
+            if self.states[rank]["budget"] and silent_s > stall_s - 0.5:
+                return rank, "SILENT", f"no beat for {silent_s:.1f} s; last seen in {where(self.states[rank])}"
+        if not self._may_look():
+            return None
+        self.read_all()
+        rank = most_stuck(self.states)
+        if rank is None:
+            return None
+        return rank, "STUCK", f"{self.states[rank]['age']:.1f} s in {where(self.states[rank])}"
+
+    def _may_look(self) -> bool:
+        """Whether this rank is too long in its phase, and no other rank is looking for the cause already."""
+        own, mine = self.states[self.rank], str(self.rank)
+        if not own["budget"] or own["age"] <= own["budget"]:
+            self.stop_looking()
+            return False
+        if self.store is not None and not self.is_looking:
+            self.is_looking = self.store.compare_set(LOOKING, "", mine).decode() == mine
+        return self.store is None or self.is_looking
+
+    def stop_looking(self) -> None:
+        """Leave the search for the cause to others."""
+        if self.is_looking:
+            self.store.compare_set(LOOKING, str(self.rank), "")
+            self.is_looking = False
+
+
+def most_stuck(states: dict[int, State]) -> int | None:
+    """The rank that the others wait for: the longest over its budget of those that entered the fewest collectives."""
+    if not all(state["budget"] for state in states.values()):
+        return None  # one has not begun its watch
+    fewest = min(state["syncs"] for state in states.values())
+    late = [(s["age"] - s["budget"], rank) for rank, s in states.items() if s["syncs"] == fewest]
+    over, rank = max(late)
+    return rank if over > 0 else None
+
+
+def read_states(store: Store, world_size: int) -> dict[int, State]:
+    """The last beat of each rank; all have met."""
+    return dict(enumerate(map(json.loads, store.multi_get([f"beat/{rank}" for rank in range(world_size)]))))
+
+
+def claim_failure(store: Store, rank: int, code: int, by: int) -> State | None:
+    """None where this is the first failure of the run, else the one that was."""
+    mine = json.dumps({"rank": rank, "code": code, "by": by})
+    noted = store.compare_set(FAILURE, "", mine).decode()
+    return None if noted == mine else json.loads(noted)
+
+
+def is_gone(state: State) -> bool:
+    """Whether the rank's process, on this machine, is no more."""
+    return is_here(state) and process_state(state["pid"]) in (None, "Z", "X")
+
+
+def is_here(state: State) -> bool:
+    """Whether the rank's process number means something on this machine."""
+    return state["machine"] == machine()
+
+
+def where(state: State) -> str:
+    return f'phase "{state["phase"]}" at step {state["step"]}'

@@ -1,0 +1,112 @@
+"""Which GPUs a process uses, decided before CUDA starts; and an error where GPUs are here that torch cannot use."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from utils.options.models import Options
+from utils.errors import DistError
+from utils.dist.launch import LaunchInfo
+
+logger = logging.getLogger(__name__)
+
+
+def choose_gpus(launch: LaunchInfo, opt: Options) -> None:
+    """Make the GPUs of opt.gpu_ids visible to a single process, where the environment does not say which.
+
+    Before any CUDA call: CUDA reads the variable once. torch.cuda.device_count() is none, torch.cuda.is_available() is.
+    """
+    visible = visible_gpus(launch, opt.gpu_ids, os.environ)
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    note = note_on_gpu_ids(launch, opt.gpu_ids, opt.opt_path, visible, os.environ, torch.cuda.device_count())
+    if note:
+        logger.warning("%s", note)
+
+
+def visible_gpus(launch: LaunchInfo, gpu_ids: list[int] | None, env: Mapping[str, str]) -> str | None:
+    """The value for CUDA_VISIBLE_DEVICES; None leaves the variable alone."""
+    if launch.world_size > 1 or gpu_ids is None or "CUDA_VISIBLE_DEVICES" in env:
+        return None
+    return ",".join(map(str, gpu_ids))
+
+
+def note_on_gpu_ids(
+    launch: LaunchInfo, asked: list[int] | None, opt_path: str, chosen: str | None, env: Mapping[str, str], count: int
+) -> str:
+    """What runs where that is not what gpu_ids lists, or "". chosen: of `visible_gpus`; count: visible GPUs."""
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if not asked or count == 0:
+        return ""
+    listed = ",".join(map(str, asked))
+    if launch.world_size > 1:
+        is_obeyed = len(asked) >= count and asked[:count] == list(range(count))
+        return "" if is_obeyed else (
+            f"gpu_ids [{listed}] has no effect with several ranks: each rank takes the GPU of its local rank; "
+            f"CUDA_VISIBLE_DEVICES={listed} in front of the launcher chooses them"
+        )  # fmt: skip
+    if chosen is None:
+        return "" if visible == listed else f"CUDA_VISIBLE_DEVICES={visible} wins over gpu_ids [{listed}]"
+    if count > 1:
+        return (
+            f"gpu_ids lists {len(asked)} GPUs; a single process uses the first, GPU {asked[0]}. To use all: "
+            f"CUDA_VISIBLE_DEVICES={listed} ./launch_train.sh {count} {opt_path}"
+        )
+    return ""
+
+
+def require_usable_gpus(env: Mapping[str, str] = os.environ) -> None:
+    """DistError where this machine has GPUs that torch cannot use and CUDA_VISIBLE_DEVICES does not ask for the CPU."""
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
+        return
+    with warnings.catch_warnings(record=True) as reasons:  # torch's own words, e.g. "driver ... is too old"
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return
+    gpus, driver = gpus_of_driver()
+    if not gpus:
+        return
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    said = "".join(f"; torch says: {str(w.message).splitlines()[0]}" for w in reasons[:1])
+    raise DistError(
+        f"torch cannot use the {gpus} GPU{'s' if gpus > 1 else ''} of this machine",
+        f"torch {torch.__version__}, {built}; NVIDIA driver {driver}"
+        + ("" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}") + said,
+        "a driver and a torch that fit each other, and visible GPUs that exist",
+        "update the driver, or install the torch for it (https://pytorch.org/get-started), "
+        'or train on the CPU: CUDA_VISIBLE_DEVICES="" in front of the same command',
+    )  # fmt: skip
+
+
+def gpus_of_driver() -> tuple[int, str]:
+    """(GPUs that nvidia-smi lists, or else device files that this user may open; the driver's version)."""
+    version = re.search(r"\s(\d+\.\d+[\d.]*)\s", _text(Path("/proc/driver/nvidia/version")))
+    program = shutil.which("nvidia-smi")
+    if program:
+        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+            rows = [line.strip() for line in answer.splitlines() if line.strip()]
+            return len(rows), rows[0] if rows else "unknown"
+        except (OSError, subprocess.SubprocessError):
+            pass  # the driver and its library may differ
+    # A container without GPUs still sees the host's /proc/driver/nvidia, but no device files.
+    files = [path for path in Path("/dev").glob("nvidia[0-9]*") if os.access(path, os.R_OK | os.W_OK)]
+    return len(files), version[1] if version else "unknown"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

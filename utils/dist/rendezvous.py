@@ -1,0 +1,285 @@
+"""How the ranks find each other: one key-value store on rank 0, joined under a deadline of our own.
+
+torch alone waits for ever where something else answers on the port, says "timed out" where a name does not resolve,
+and counts the ranks that are missing without naming them.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import TypeVar
+
+from torch.distributed import DistError as TorchDistError
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from utils.errors import DistError
+from utils.dist.launch import LaunchInfo
+from utils.dist.process import first_to_claim
+
+logger = logging.getLogger(__name__)
+
+# Each single check is decided within this time (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter): with the start of Python
+# and torch before it, a fault is explained within 15 s.
+CHECK_S = 10.0
+JOINED = "joined"  # store key: processes that have come, a rank that came twice counted twice
+MET = "met"  # store key: all ranks have arrived
+T = TypeVar("T")
+
+
+def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
+    """(the store that all ranks share, whether this process hosts it). Raises DistError within its deadlines."""
+    # torchrun's agent keeps a store on that port already, and it outlives the ranks.
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    hosts = launch.rank == 0 and not by_agent
+    _check_resolves(launch)
+    tcp = _serve(launch) if hosts else _connect(launch)
+    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if by_agent else ''}", tcp), hosts
+
+
+def _check_resolves(launch: LaunchInfo) -> None:
+    deadline = time.monotonic() + _check_s()
+    while True:
+        try:
+            _within(deadline - time.monotonic(), lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
+            return
+        except (OSError, TimeoutError) as e:
+            # A job's DNS entry may appear a moment after its containers.
+            if time.monotonic() > deadline - CHECK_S / 2:
+                raise DistError(
+                    f"MASTER_ADDR does not resolve: {launch.master_addr}", _place(launch),
+                    "the name or address of the host of rank 0", f"correct MASTER_ADDR ({e})",
+                ) from e  # fmt: skip
+        time.sleep(0.5)
+
+
+def _serve(launch: LaunchInfo) -> TCPStore:
+    def listen() -> TCPStore:
+        return TCPStore(launch.master_addr, launch.master_port, is_master=True, wait_for_workers=False)
+
+    try:
+        return _within(_check_s(), listen)
+    except TimeoutError as e:
+        what = f"rank 0 cannot reach its own store at {launch.master_addr}:{launch.master_port}"
+        raise DistError(
+            what, _place(launch), "MASTER_ADDR names the host that rank 0 runs on", "correct MASTER_ADDR"
+        ) from e
+    except (TorchDistError, OSError) as e:
+        in_use = "EADDRINUSE" in str(e) or "in use" in str(e)
+        what = f"port {launch.master_port} is in use" if in_use else f"cannot open port {launch.master_port}"
+        raise DistError(
+            what, _place(launch), "a free MASTER_PORT on the host of rank 0",
+            "choose another MASTER_PORT (the same on all ranks), or end what listens there"
+            + ("" if in_use else f"; torch says: {str(e).splitlines()[0]}"),
+        ) from e  # fmt: skip
+
+
+def _connect(launch: LaunchInfo) -> TCPStore:
+    """A client of rank 0's store; waits for rank 0 to open it."""
+    address, start, told = (launch.master_addr, launch.master_port), time.monotonic(), False
+    limit_s = _limit_s()
+    while True:
+        try:
+            socket.create_connection(address, timeout=5).close()
+            break
+        except OSError as e:
+            waited = time.monotonic() - start
+            if waited > limit_s:
+                raise DistError(
+                    f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({_errno_name(e)})",
+                    _place(launch),
+                    "rank 0 listening on MASTER_ADDR:MASTER_PORT",
+                    "see whether rank 0 was started, MASTER_ADDR is its host, and no firewall lies between",
+                ) from e  # fmt: skip
+            if waited > _check_s() and not told:
+                told = True
+                logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, *address)
+        time.sleep(0.1)
+    try:
+        # A foreign listener accepts and stays silent; torch ignores its own time-out then.
+        return _within(_check_s(), lambda: TCPStore(*address, is_master=False, timeout=timedelta(seconds=_check_s())))
+    except (TimeoutError, TorchDistError) as e:
+        raise DistError(
+            f"what listens at {address[0]}:{address[1]} is not the store of this run", _place(launch),
+            "rank 0 of the same run on that port", "choose another MASTER_PORT, the same on all ranks",
+        ) from e  # fmt: skip
+
+
+def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
+    """A name for this start of the ranks, made by rank 0, in a store that outlives a restart.
+
+    Each agent of torchrun counts the restarts that it asked for itself, so TORCHELASTIC_RESTART_COUNT differs between
+    them. Every rank knocks with a name of its own, and rank 0, which has to be of the same start, answers it.
+    """
+    mine = uuid.uuid4().hex
+    if launch.rank == 0:
+        threading.Thread(target=_answer_knocks, args=(tcp.clone(), mine), daemon=True, name="rendezvous").start()
+        return mine
+    tcp.set(f"knock/{tcp.add('knocks', 1)}", mine)
+    if not wait_for(tcp, f"answer/{mine}", _limit_s(), lambda: logger.warning("rank %d waits for rank 0", launch.rank)):
+        raise _not_arrived([0], launch)
+    return tcp.get(f"answer/{mine}").decode()
+
+
+def _answer_knocks(tcp: Store, name: str) -> None:
+    """In a thread of rank 0, until all ranks have met. Answers to ranks of an earlier start reach nobody."""
+    heard, unanswered, deadline = 0, set(), time.monotonic() + _limit_s()
+    with suppress(RuntimeError):  # the store has gone
+        while time.monotonic() < deadline and not tcp.check([f"spikevrt/{name}/{MET}"]):
+            count = tcp.add("knocks", 0)
+            unanswered |= set(range(heard + 1, count + 1))
+            heard = count
+            for number in [n for n in unanswered if tcp.check([f"knock/{n}"])]:
+                tcp.set(f"answer/{tcp.get(f'knock/{number}').decode()}", name)
+                unanswered.remove(number)
+            time.sleep(0.1)
+
+
+def meet(store: Store, launch: LaunchInfo) -> None:
+    """Wait until every rank has arrived: a few requests of each, whatever the number of ranks. Collective.
+
+    Ranks may be started minutes apart: rank 0 names those missing after 10 s, and gives them up after
+    SPIKEVRT_JOIN_TIMEOUT seconds (default 300) with a DistError.
+    """
+    store.add(JOINED, 1)
+    if store.add(f"arrived/{launch.rank}", 1) > 1:
+        raise DistError(
+            f"rank {launch.rank} arrived twice", _place(launch), "each RANK from 0 to WORLD_SIZE - 1 once",
+            "correct RANK, or end the other run that uses this MASTER_PORT",
+        )  # fmt: skip
+    if store.add("arrived", 1) == launch.world_size:
+        store.set(MET, "1")
+
+    def missing() -> list[int]:
+        return [rank for rank in range(launch.world_size) if not store.check([f"arrived/{rank}"])]
+
+    def warn() -> None:
+        if launch.rank == 0:
+            logger.warning("waiting for %s of %d", _names(missing()), launch.world_size)
+
+    # Only rank 0 reads who is missing. The others leave when it has said so, and speak if it has not come itself.
+    if not wait_for(store, MET, _limit_s() + (0 if launch.rank == 0 else 3), warn):
+        raise _not_arrived(missing() if launch.rank == 0 else [0], launch)
+
+
+def _not_arrived(missing: list[int], launch: LaunchInfo) -> DistError:
+    return DistError(
+        f"{_names(missing)} of {launch.world_size} did not arrive in {_limit_s():.0f} s", _place(launch),
+        "WORLD_SIZE processes, each with its own RANK",
+        "look into the logs of these ranks; SPIKEVRT_JOIN_TIMEOUT sets the seconds to wait",
+    )  # fmt: skip
+
+
+def _names(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+class Round:
+    """A point that all ranks come to, each telling how it fared: a few requests of each, whatever their number."""
+
+    def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
+        self.store, self.name, self.rank, self.world_size = store, name, rank, world_size
+
+    def arrive(self, code: int | None = None) -> None:
+        """code: the exit code where this rank failed. The last to come lets all ranks read the outcome."""
+        mine = "" if code is None else f"{self.rank} {code}"
+        noted = self.store.compare_set(self._failed, "", mine).decode()
+        while mine and int(noted.split()[0]) > self.rank:  # the lowest rank that failed counts
+            noted = self.store.compare_set(self._failed, noted, mine).decode()
+        if self.store.add(f"{self.name}/arrived", 1) == self.world_size:
+            self.store.set(self._over, "1")
+
+    def wait(self, seconds: float = float("inf")) -> tuple[int, int] | None:
+        """The lowest rank that failed and its exit code, once all have come or the time is over; None if none has."""
+        wait_for(self.store, self._over, seconds)
+        failed = self.store.get(self._failed).decode()
+        return tuple(map(int, failed.split())) if failed else None
+
+    @property
+    def _failed(self) -> str:
+        return f"{self.name}/failed"
+
+    @property
+    def _over(self) -> str:
+        return f"{self.name}/over"
+
+
+def wait_for(store: Store, key: str, seconds: float, warn: Callable[[], None] = lambda: None) -> bool:
+    """Whether the key comes within this time. warn: called once, after 10 s.
+
+    Asks ever less often, four times a second in the end: torch's own wait hears no Ctrl-C and prints when time is up.
+    """
+    start, pause_s, told = time.monotonic(), 0.01, False
+    while not store.check([key]):
+        waited = time.monotonic() - start
+        if waited > seconds:
+            return False
+        if waited > _check_s() and not told:
+            told = True
+            warn()
+        time.sleep(pause_s)
+        pause_s = min(0.25, 1.3 * pause_s)
+    return True
+
+
+def speaks_alone(error: BaseException) -> bool:
+    """Whether this rank is the first of its launch, on this host, to say this: before joining, no store can tell."""
+    if "RANK" not in os.environ and "SLURM_PROCID" not in os.environ:
+        return True
+    # Where the launch has no name of its own, the same words from the same parent within 10 s are taken for the same.
+    names = (
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_RESTART_COUNT",
+    )
+    name = " ".join(os.environ.get(key, "") for key in names).strip()
+    window_s = 600 if name else 10
+    what = f"{getattr(error, 'what', error)} {name} {os.getppid()} {os.getuid()}"
+    return first_to_claim(f"said-{hashlib.sha256(what.encode()).hexdigest()[:16]}", window_s)
+
+
+def _check_s() -> float:
+    return min(CHECK_S, _limit_s())
+
+
+def _limit_s() -> float:
+    return float(os.environ.get("SPIKEVRT_JOIN_TIMEOUT", "300"))
+
+
+def _errno_name(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, "") or str(error) or type(error).__name__
+
+
+def _place(launch: LaunchInfo) -> str:
+    return f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()} ({launch.mode} launch)"
+
+
+def _within(seconds: float, function: Callable[[], T]) -> T:
+    """function(), or TimeoutError; what hangs is left behind in a thread, for nothing can end it."""
+    box: list[T | BaseException] = []
+
+    def call() -> None:
+        try:
+            box.append(function())
+        except BaseException as e:
+            box.append(e)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not box:
+        raise TimeoutError(f"no answer in {seconds:.0f} s")
+    if isinstance(box[0], BaseException):
+        raise box[0]
+    return box[0]

@@ -1,0 +1,44 @@
+"""Python stacks of processes on this host, whatever their main threads do: faulthandler's, asked for by SIGUSR2."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from utils.dist.process import children_of, process_state
+
+
+def dump_stacks(file: Any, pid: int | None = None) -> str:
+    """Stacks of this process (pid None) or of one that handles SIGUSR2 into `file`, and of its loader processes."""
+    file.truncate(0)
+    if pid is None:
+        faulthandler.dump_traceback(file, all_threads=True)
+    else:
+        _signal_dump(pid, file)
+    for child in children_of(pid or os.getpid()):
+        file.write(f"\nchild process {child}:\n".encode())
+        _signal_dump(child, file)
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _signal_dump(pid: int, file: Any) -> None:
+    """Ask `pid` for its stacks, if it has our handler (SIGUSR2 would kill it otherwise)."""
+    state = process_state(pid)
+    with suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        caught = int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16)
+        if state == "T":
+            file.write(b"(the process is stopped: no stack)\n")
+        elif caught >> (signal.SIGUSR2 - 1) & 1:
+            before = os.fstat(file.fileno()).st_size
+            os.kill(pid, signal.SIGUSR2)
+            deadline = time.monotonic() + 0.5
+            while os.fstat(file.fileno()).st_size == before and time.monotonic() < deadline:
+                time.sleep(0.02)
+            time.sleep(0.05)

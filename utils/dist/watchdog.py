@@ -1,0 +1,319 @@
+"""No silent hang: every rank says each half second where it is, and the first to see a stall names it, with its stack.
+
+The main thread notes its phase (a tuple; no lock, no call into the store). A thread of its own, on a connection of its
+own, publishes it, watches a few other ranks (beats.py), and ends all ranks within seconds when one is SILENT (no
+beat), STUCK (too long in one phase), DEAD (its process is gone) or FAILED (it raised; see utils_dist).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.distributed import Store
+
+from utils.options.models import WatchdogOptions
+from utils.dist.beats import REPORTED, Beats, State, claim_failure, is_gone, is_here, where
+from utils.errors import StallError
+from utils.dist.process import first_to_claim, kill_tree
+from utils.dist.stacks import dump_stacks
+
+STALL_CODE = StallError.exit_code
+FAREWELL_S = 8.0  # within this a rank that knows of a failure has left
+
+
+class Place(NamedTuple):
+    """Where a main thread is. syncs: collectives entered so far; the rank with the fewest keeps the others waiting."""
+
+    phase: str = "start"
+    step: int = 0
+    since: float = 0.0
+    syncs: int = 0
+
+
+_place = Place(since=time.monotonic())
+_stage = ""  # " in <name>" within `stage`
+
+
+def phase(name: str, step: int | None = None) -> None:
+    """The main thread enters phase `name`; step: optimizer steps so far (None: as before)."""
+    global _place
+    _place = Place(_staged(name), _place.step if step is None else step, time.monotonic(), _place.syncs)
+
+
+def go_on() -> None:
+    """The main thread is still in its phase, and alive: the time of the phase starts anew."""
+    phase(_place.phase)
+
+
+def sync(name: str) -> None:
+    """As phase, for one that ends only when all ranks have come to it."""
+    global _place
+    _place = Place(_staged(name), _place.step, time.monotonic(), _place.syncs + 1)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """A phase made of phases: one inside is called "<phase> in `name`", and has the budget of `name`."""
+    global _stage
+    _stage = f" in {name}"
+    try:
+        yield
+        _stage, inner = "", _place.phase.removesuffix(_stage)
+        phase(inner)
+    finally:
+        _stage = ""
+
+
+def _staged(name: str) -> str:
+    return name if name.endswith(_stage) else name + _stage
+
+
+def here() -> Place:
+    """Where the main thread is."""
+    return _place
+
+
+@contextmanager
+def collective(name: str) -> Iterator[None]:
+    """Around a collective: the phase is "`name` in <phase>" meanwhile."""
+    outer = _place.phase
+    sync(f"{name} in {outer}")
+    yield
+    phase(outer)
+
+
+class Watchdog(threading.Thread):
+    """The thread of one rank. leave: ends this process with a code, and must not return; it is
+    handed the store, as far as that still answers."""
+
+    def __init__(
+        self, rank: int, world_size: int, store: Store | None, leave: Callable[[int, Store | None], None]
+    ) -> None:
+        super().__init__(daemon=True, name="watchdog")
+        self.rank, self.store, self.leave = rank, store, leave
+        self.beats = Beats(rank, world_size, store)
+        self.budgets: WatchdogOptions | None = None  # None until `watch`: follows failures and deaths only
+        self.interval_s = 0.5
+        self.ending = False  # the main thread has come to the end: peers that go are no longer dead
+        self.failure: State | None = None  # what ends the run, once it is known
+        self.stopped = threading.Event()
+        self.hurried, self.has_turned = threading.Event(), threading.Event()  # of the next turn
+        self.turned = time.monotonic()
+        self.host = socket.gethostname()
+        self.by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then the store outlives rank 0
+        path = tempfile.mkstemp(prefix="spikevrt-stack-")[1]
+        self.stack_file = open(path, "a+b", buffering=0)  # noqa: SIM115 - several processes append to it
+        # The C-level handler answers even while another thread holds the GIL; loader processes inherit it.
+        faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
+        self.beats.publish(self._own_state())
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        super().start()
+        threading.Thread(target=self._guard, daemon=True, name="watchdog's guard").start()
+
+    def _guard(self) -> None:
+        """A network that swallows every packet holds the thread in a call to the store, whatever its time-out."""
+        while not self.stopped.wait(self.interval_s):
+            if self.budgets is None or self.ending:
+                continue
+            patience_s = min(1.5, self.budgets.stall_s) if self._store_is_gone() else self.budgets.stall_s
+            if time.monotonic() - self.turned > (FAREWELL_S if self.failure else patience_s):
+                self._store_lost()
+
+    def run(self) -> None:
+        while not self._rests():
+            self.turned, is_watching = time.monotonic(), self.budgets is not None
+            # A thread that holds the GIL for ever lets nobody in to stop it: C code ends the process then.
+            if is_watching:
+                faulthandler.dump_traceback_later(self.budgets.stall_s + 4, exit=True, file=self._last_words())
+            try:
+                self._turn()
+            except RuntimeError:  # the store has gone
+                if self.ending or self.stopped.wait(0.3):
+                    return
+                self._store_lost()
+            if is_watching:
+                self.has_turned.set()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _rests(self) -> bool:
+        """Waits for the next turn. True: there is none."""
+        self.hurried.wait(self.interval_s)
+        self.hurried.clear()
+        return self.stopped.is_set()
+
+    def watch(self, budgets: WatchdogOptions) -> None:
+        """From now on a stall ends the run."""
+        go_on()
+        self.budgets, self.interval_s = budgets, min(0.5, budgets.stall_s / 6)
+        # The others must know of it, or a rank that falls silent before its next beat would be waited for for ever.
+        self.has_turned.clear()
+        self.hurried.set()
+        self.has_turned.wait(budgets.stall_s)
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.hurried.set()
+        self.join()
+        faulthandler.unregister(signal.SIGUSR2)
+        self.clean()
+
+    def clean(self) -> None:
+        Path(self.stack_file.name).unlink(missing_ok=True)
+
+    def _last_words(self) -> Any:
+        return sys.stderr if self.store is None else self.stack_file
+
+    def _turn(self) -> None:
+        self.beats.publish(self._own_state())
+        if failure := self.beats.read():
+            self._follow(failure)
+        if self.ending:
+            self.beats.stop_looking()
+        elif verdict := self.beats.verdict(self.budgets.stall_s if self.budgets else None):
+            self._report(*verdict)
+
+    def _own_state(self) -> State:
+        place = _place
+        return {
+            "phase": place.phase, "step": place.step, "syncs": place.syncs,
+            "age": time.monotonic() - place.since, "budget": self.budgets.of(place.phase) if self.budgets else 0.0,
+            "pid": os.getpid(), "host": self.host, "stack_file": self.stack_file.name,
+        }  # fmt: skip
+
+    # ---- ending ----------------------------------------------------------------------------------------------------
+
+    def _follow(self, failure: State) -> None:
+        """Another rank failed, or saw a stall: give it our stacks if it wants them, and leave after it has spoken."""
+        self.failure = failure
+        if failure["by"] == self.rank:
+            self.stopped.wait()  # the main thread is on its way out
+            return
+        if failure["code"] == STALL_CODE:
+            if failure["rank"] == self.rank:
+                self.store.set(f"stacks/{self.rank}", dump_stacks(self.stack_file))
+            self._wait_for([REPORTED], 5.0)
+        self.leave(failure["code"], self.store)
+
+    def _report(self, rank: int, kind: str, what: str) -> None:
+        if self.store is not None:
+            if noted := claim_failure(self.store, rank, STALL_CODE, self.rank):
+                self._follow(noted)
+                return
+            self.beats.read_all()
+        # Whoever is silent will hardly answer; half a second is for one that was merely slow.
+        text = self._message(
+            rank, kind, what, "" if kind == "DEAD" else self._stacks_of(rank, 0.5 if kind == "SILENT" else 1.5)
+        )
+        say(text)
+        # Only now: the guard would end this process in the middle of collecting many stacks.
+        self.failure = {"rank": rank, "code": STALL_CODE, "by": self.rank}
+        if self.store is not None:
+            self.store.set(REPORTED, "1")
+            if rank != self.rank and is_here(self.beats.states[rank]) and kind != "DEAD":
+                time.sleep(0.5)  # it leaves by itself if it can
+                kill_tree(self.beats.states[rank]["pid"])
+        self.leave(STALL_CODE, self.store)
+
+    def _message(self, rank: int, kind: str, what: str, stacks: str) -> str:
+        state = self.beats.states[rank]
+        error = StallError(
+            f"rank {rank} is {kind}: {what}",
+            f"host {state['host']}, pid {state['pid']}",
+            "all ranks alive" if kind == "DEAD" else f"a new phase within {state['budget']:.0f} s (options watchdog.*)",
+            "see its stack below" if stacks else "look for the out-of-memory killer or a signal on that host",
+        )
+        lines = [str(error), "", "rank  host              pid  step  seconds  collectives  phase"]
+        now = time.monotonic()
+        for other, s in sorted(self.beats.states.items()):
+            unheard_s = now - self.beats.seen[other][1] if other in self.beats.seen else 0.0
+            age, host = s["age"] + unheard_s, s["host"][:12]
+            lines.append(
+                f"{other:>4}  {host:<12} {s['pid']:>8} {s['step']:>5} {age:>8.1f} {s['syncs']:>12}  {s['phase']}"
+            )
+        return "\n".join([*lines, *([f"\nStacks of rank {rank}:", stacks] if stacks else []), ""])
+
+    def _stacks_of(self, rank: int, patience_s: float) -> str:
+        """Python stacks of the rank's process and of its loader processes."""
+        if rank == self.rank:
+            return dump_stacks(self.stack_file)
+        key = f"stacks/{rank}"
+        if self._wait_for([key], patience_s):
+            return self.store.get(key).decode()
+        return self._stacks_by_signal(rank) or "(it does not answer)"
+
+    def _stacks_by_signal(self, rank: int) -> str:
+        """The same, from a rank of this machine that does not beat; '' where there is no way."""
+        state = self.beats.states[rank]
+        if is_here(state):
+            with suppress(OSError), open(state["stack_file"], "a+b", buffering=0) as file:
+                return dump_stacks(file, state["pid"])
+        return ""
+
+    def _wait_for(self, keys: list[str], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.store.check(keys):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _store_lost(self) -> None:
+        """The store that all ranks share does not answer any more. One rank of each host says it."""
+        if self.failure:  # the cause is known, and said by another rank
+            self.leave(self.failure["code"], None)
+        names = [os.environ.get(key, "") for key in ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
+        # Ranks notice it up to seconds apart; within a minute, the same port, restart and process are the same run.
+        pid = self.beats.states[0]["pid"] if 0 in self.beats.states else 0
+        if not first_to_claim(f"lost-{self.host}-{'-'.join(names)}-{pid}", 60):
+            time.sleep(2.0)  # for the one that speaks; torchrun ends all when the first has gone
+            self.leave(STALL_CODE, None)
+        if self.by_agent or 0 not in self.beats.states:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            say(str(StallError(
+                f"rank {self.rank} has lost the store of the run", f"host {self.host}; the store is at {address}",
+                "torchrun's first node alive and connected", "look at the network and at the logs of that node",
+            )))  # fmt: skip
+        else:
+            self._name_rank_0()
+        self.leave(STALL_CODE, None)
+
+    def _name_rank_0(self) -> None:
+        """Rank 0 holds the store: either it is gone, or it does not answer."""
+        state = self.beats.states[0]
+        last_seen = f"last seen in {where(state)}"
+        if is_gone(state):
+            say(self._message(0, "DEAD", f"its process {state['pid']} is gone, and the store with it; {last_seen}", ""))
+            return
+        say(self._message(0, "SILENT", f"its store does not answer; {last_seen}", self._stacks_by_signal(0)))
+        if is_here(state):
+            kill_tree(state["pid"])
+
+    def _store_is_gone(self) -> bool:
+        return not self.by_agent and 0 in self.beats.states and is_gone(self.beats.states[0])
+
+
+def say(text: str) -> None:
+    """One write to stderr, and to the log file where this rank has one."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+    record = logging.LogRecord(__name__, logging.ERROR, __file__, 0, text, None, None)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)

@@ -1,0 +1,304 @@
+"""Files: their order by name, writing them whole, and telling our own files from everybody else's.
+
+No program of the project changes or removes a file that it did not make. Three forms of one rule:
+`Made` lists every file that goes into a results folder, and replaces or removes listed, unchanged files only.
+`scratch_folder` makes a temporary folder with a mark, and clears a marked one only.
+`refuse_existing`, `refuse_overlap` and `refuse_foreign` refuse outputs before any work is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
+
+from utils.errors import DataError, OptionError
+
+MARK = ".spikevrt"
+SHOWN = 5
+_NUMBER = re.compile(r"(\d+)")
+_LISTED = re.compile(rb'[0-9a-f]{64} ".*"')
+_CUT = re.compile(rb"[0-9a-f]{0,64}|[0-9a-f]{64} .*")
+
+
+def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
+    """Sort key under which 2 comes before 10: runs of digits count as numbers, all other text letter by letter.
+
+    Equal numbers written differently ("1", "01") keep a fixed order: the shorter first.
+    """
+    parts = _NUMBER.split(str(path))
+    digits = ((0, int(p), f"{len(p):04d}") if i % 2 else (1, 0, p) for i, p in enumerate(parts))
+    return tuple(digits)
+
+
+def write_whole(path: str | Path, content: bytes) -> None:
+    """Write a file that is whole or absent, also on a full disk or after a kill. Makes the folder."""
+    path = Path(path)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as e:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise DataError(
+            f"cannot write: {e.strerror}", str(path), f"room for {len(content)} bytes and permission to write",
+            "free some space or choose another folder, then start the same command again",
+        ) from e  # fmt: skip
+
+
+class Made:
+    """The files below `folder` that this project made: the only ones that it replaces or removes there.
+
+    The SHA-256 and the name of a file are listed in <folder>/.spikevrt/<writer>.txt before the file appears. So every
+    file of ours is listed whenever a process dies, and a file that somebody changed is no longer ours.
+    writer: names the process; several may write into one folder at the same time, each with its own list.
+    on_read: called after every file and every MiB that is read to tell whose it is: a large folder takes long.
+    """
+
+    def __init__(self, folder: str | Path, writer: str = "0", on_read: Callable[[], object] = lambda: None) -> None:
+        self.folder, self.list_file = Path(folder), Path(folder) / MARK / f"{writer}.txt"
+        self._on_read = on_read
+        self._listed: dict[str, set[str]] | None = None
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file of ours, whole or not at all. Raises DataError where a file that is not ours has that name."""
+        self.check([path])
+        self._note(path, hashlib.sha256(content).hexdigest())
+        write_whole(path, content)
+
+    def publish(self, temporary: Path, path: Path) -> None:
+        """Give the finished file `temporary` its name. Raises DataError as `write` does."""
+        self.check([path])
+        self._note(path, self._digest(temporary))
+        os.replace(temporary, path)
+
+    def is_ours(self, path: Path) -> bool:
+        """Whether `path` is a file that this project put there, unchanged since. Reads the file."""
+        if not self._is_inside(path) or path.is_symlink() or not path.is_file():
+            return False
+        known = self._lists().get(self._name(path))
+        return known is not None and self._digest(path) in known
+
+    def check(self, paths: Iterable[Path]) -> None:
+        """Raises DataError where one of our files would take the place of another's, or lie outside of the folder."""
+        paths = list(dict.fromkeys(paths))  # each file is read once
+        outside = [path for path in paths if not self._is_inside(path)]
+        if outside:
+            raise DataError(
+                f"{_some(outside)} leads out of the output folder", str(self.folder),
+                'files below the folder, without symbolic links and without ".." in names',
+                "choose another output folder, or rename the clip",
+            )  # fmt: skip
+        folders = {parent for path in paths for parent in path.parents if self.folder in parent.parents}
+        foreign = [path for path in sorted(folders) if os.path.lexists(path) and not path.is_dir()]
+        foreign += [path for path in paths if os.path.lexists(path) and not self.is_ours(path)]
+        if foreign:
+            raise DataError(
+                f"{len(foreign)} files in the output folder were not made by this program, or were changed since: "
+                f"{_some(path.relative_to(self.folder) for path in foreign)}", str(self.folder),
+                "no files under the names of the results", "choose another output folder, or move these files away",
+            )  # fmt: skip
+
+    def remove(self, paths: Iterable[Path]) -> None:
+        """Remove those of `paths` that are ours, and the folders below `folder` that are empty then."""
+        folders = set()
+        self._listed = None  # other writers may have added to theirs
+        for path in paths:
+            if self.is_ours(path):
+                path.unlink()
+                folders |= {p for p in path.parents if self.folder in p.parents}
+        for folder in sorted(folders, key=lambda p: -len(p.parts)):
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+    def remove_all(self) -> None:
+        """Remove every file of ours, and the lists."""
+        self.remove([self.folder / name for name in sorted(self._lists())])
+        if self._is_inside(self.list_file):
+            for file in self.list_file.parent.glob("*.txt"):
+                if _is_list(file):
+                    file.unlink()
+        self._listed = None
+
+    def _lists(self) -> dict[str, set[str]]:
+        """Name below `folder` -> digests under which it was put there, by any writer."""
+        if self._listed is None:
+            self._listed = {}
+            files = sorted(self.list_file.parent.glob("*.txt")) if self._is_inside(self.list_file) else []
+            for file in files:
+                # A line that was cut off by a kill lists a file that never appeared.
+                for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+                    digest, _, name = line.partition(" ")
+                    if name.endswith('"'):
+                        self._listed.setdefault(json.loads(name), set()).add(digest)
+        return self._listed
+
+    def _note(self, path: Path, digest: str) -> None:
+        name = self._name(path)
+        self._lists().setdefault(name, set()).add(digest)
+        if not self._is_inside(self.list_file) or (os.path.lexists(self.list_file) and not _is_list(self.list_file)):
+            raise DataError(
+                "the list of our files is somebody else's file, or leads out of the folder", str(self.list_file),
+                "nothing but our own lists in this folder", "move it away",
+            )  # fmt: skip
+        try:
+            self.list_file.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.list_file, "a", encoding="utf-8") as file:
+                file.write(f"{digest} {json.dumps(name)}\n")
+        except OSError as e:
+            raise DataError(
+                f"cannot write: {e.strerror}", str(self.list_file), "a folder with room and permission to write",
+                "free some space or choose another folder, then start the same command again",
+            ) from e  # fmt: skip
+
+    def _digest(self, path: Path) -> str:
+        # hashlib.file_digest came with Python 3.11.
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+                self._on_read()
+        self._on_read()
+        return digest.hexdigest()
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    def _is_inside(self, path: Path) -> bool:
+        """Whether the file lies below the folder, and no symbolic link below the folder leads to it."""
+        parent = self.folder.resolve() / path.parent.relative_to(self.folder)
+        return ".." not in parent.parts and path.name != ".." and path.parent.resolve() == parent
+
+
+def _is_list(file: Path) -> bool:
+    """Whether a file is a list of `Made`: lines of a digest and a name, of which a kill may have cut the last."""
+    if file.is_symlink() or not file.is_file():
+        return False
+    *lines, last = file.read_bytes().split(b"\n")
+    return all(_LISTED.fullmatch(line) for line in lines) and _CUT.fullmatch(last) is not None
+
+
+def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
+    """Mark the folder of a run as ours, by a file; a results folder (`Made`) has a folder of that name.
+
+    names: patterns of what a run writes there. Raises OptionError for a results folder, and where one of these names is
+    taken, and neither the mark nor `is_ours` says that it was by us.
+    """
+    if not is_ours and (folder / MARK).is_dir():
+        raise OptionError(
+            "the folder of the run holds the results of a test", str(folder),
+            "an empty folder, or one of an earlier run", "choose another task name, or move the results away",
+        )  # fmt: skip
+    taken = [path.name for name in names for path in sorted(folder.glob(name))]
+    if taken and not is_ours and not (folder / MARK).is_file():
+        raise OptionError(
+            f"the folder of the run holds files that no run of this program made: {', '.join(taken)}", str(folder),
+            "an empty folder, or one of an earlier run", "choose another task name, or move these files away",
+        )  # fmt: skip
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).touch()
+    except OSError as e:
+        raise DataError(
+            f"cannot write: {e.strerror}", str(folder), "a folder with permission to write",
+            "set path.root to another folder",
+        ) from e  # fmt: skip
+
+
+def refuse_run_folder(folder: Path) -> None:
+    """Raises OptionError where results are to go straight into the folder of a run (`claim_run_folder`)."""
+    if (folder / MARK).is_file():
+        raise OptionError(
+            "--output is the folder of a training run", f"--output {folder}", "a folder for results alone",
+            f"choose another folder, such as {folder / 'test'}",
+        )  # fmt: skip
+
+
+def scratch_folder(path: Path) -> Path:
+    """A new empty folder at `path`, marked as ours; what an earlier run left there goes.
+
+    Raises DataError where something without the mark has that name.
+    """
+    if os.path.lexists(path):
+        if path.is_symlink() or not (path / MARK).is_file():
+            raise DataError(
+                "a temporary folder has the name of something that this program did not make", str(path),
+                "nothing under this name", "move it away",
+            )  # fmt: skip
+        shutil.rmtree(path)
+    path.mkdir(parents=True)
+    (path / MARK).touch()
+    return path
+
+
+def publish_folder(scratch: Path, target: Path) -> None:
+    """Give a finished scratch folder its name. Raises DataError where something else has it."""
+    if os.path.lexists(target) and (target.is_symlink() or not target.is_dir() or any(target.iterdir())):
+        raise DataError("the folder appeared meanwhile", str(target), "nothing under this name", "move it away")
+    os.replace(scratch, target)
+    (target / MARK).unlink()
+
+
+def refuse_existing(path: Path, where: str) -> None:
+    """Raises OptionError where an output file has a name that is taken. where: the flag that named it."""
+    if os.path.lexists(path):
+        raise OptionError(
+            "the file exists already", f"{where} {path}", "a new name: no file is overwritten",
+            "choose another name, or remove the file",
+        )  # fmt: skip
+
+
+def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
+    """Raises DataError where `folder` holds anything but the files `ours` (name below it -> bytes) and their folders.
+
+    what: what the folder should be, for the message.
+    """
+    foreign = list(_foreign(folder, ours))
+    if foreign:
+        raise DataError(
+            f"the folder holds what is not part of {what}: {_some(foreign)}", str(folder),
+            f"an empty folder, or {what}", "choose another folder, or move these files away",
+        )  # fmt: skip
+
+
+def refuse_overlap(output: Path, inputs: Mapping[str, str | Path | None], flag: str = "--output") -> None:
+    """Raises OptionError where `output` is, contains or lies in one of `inputs` (flag -> path), links resolved."""
+    place = output.resolve()
+    for name, path in inputs.items():
+        if path is None:
+            continue
+        source = Path(path).resolve()
+        if place == source or place in source.parents or source in place.parents:
+            how = "is" if place == source else "contains" if place in source.parents else "lies in"
+            raise OptionError(
+                f"{flag} would write over the input: it {how} {name}", f"{flag} {output}, {name} {path}",
+                "an output folder apart from all inputs", f"change {flag}",
+            )  # fmt: skip
+
+
+def _foreign(folder: Path, ours: Mapping[str, int]) -> Iterator[Path]:
+    if folder.is_symlink() or not folder.is_dir():
+        yield folder
+        return
+    folders = {parent.as_posix() for name in ours for parent in PurePath(name).parents}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        is_file = not path.is_symlink() and path.is_file() and ours.get(name) == path.stat().st_size
+        is_folder = not path.is_symlink() and path.is_dir() and name in folders
+        if not is_file and not is_folder:
+            yield path
+
+
+def _some(paths: Iterable[Path]) -> str:
+    names = [str(path) for path in paths]
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,0 +1,206 @@
+"""Where options come from: the command line, the file with // comments, its base, the overrides.
+
+Nothing is checked here but the form; every key's place is kept for the messages of utils.options.load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import json5
+
+from utils.errors import OptionError
+from utils.options.section import SECRET, nearest
+
+# Keys that name a registered part, whose parameters stand beside them.
+TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
+SHORT_FLAGS = {
+    "batch_size": "datasets.train.dataloader_batch_size",
+    "num_workers": "datasets.train.dataloader_num_workers",
+    "epochs": "train.epochs",
+    "learning_rate": "train.G_optimizer_lr",
+}
+
+
+class CommandLine(NamedTuple):
+    opt_path: str
+    overrides: list[str]
+    resume: str | None
+
+
+def parse_command_line(argv: Sequence[str]) -> CommandLine:
+    """Read `--opt FILE [--resume auto|none|path] [short flags] [section.key=value ...]`; OptionError for the rest."""
+    parser = _Parser(add_help=True, allow_abbrev=False)
+    parser.add_argument("--opt", required=True, metavar="FILE", help="option file")
+    parser.add_argument("--resume", metavar="auto|none|PATH", help="checkpoint to go on from (path.resume)")
+    parser.add_argument("--use_amp", action="store_true", help="train.amp.enable=true")
+    for flag, key in SHORT_FLAGS.items():
+        parser.add_argument(f"--{flag}", metavar="N", help=key)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="any option")
+    args = parser.parse_intermixed_args(list(argv))
+
+    overrides = [f"{key}={getattr(args, flag)}" for flag, key in SHORT_FLAGS.items() if getattr(args, flag) is not None]
+    if args.use_amp:
+        overrides.append("train.amp.enable=true")
+    if args.resume is not None:
+        overrides.append(f"path.resume={'null' if args.resume == 'none' else args.resume}")
+    overrides = [*args.overrides, *overrides]
+    given = dict(override.partition("=")[::2] for override in overrides)
+    if given.get("train.epochs", "null") != "null" and "train.total_iter" not in given:
+        overrides.append("train.total_iter=null")  # what is asked for here must not be cut by the file
+    return CommandLine(args.opt, overrides, args.resume)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # argparse would print and leave from here, once on every rank
+        raise OptionError(message, "the command line", "--opt FILE [section.key=value ...]", "see --help")
+
+
+class Sources:
+    """Where each option came from: dotted key -> "FILE, line N" or the override."""
+
+    def __init__(self, main_file: str) -> None:
+        self.main_file = main_file
+        self.places: dict[str, str] = {}
+        self.soft: set[str] = set()  # inherited keys of a replaced part: dropped unless the new part has them
+
+    def place(self, where: str) -> str:
+        """The place of dotted key `where`, else of a key in it, else of the nearest section around it."""
+        key = where
+        if key not in self.places:
+            key = next((k for k in self.places if where and k.startswith(f"{where}.")), where)
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]
+        place = self.places.get(key, self.main_file)
+        return place if key == where or not where else f"{place} ({where})"
+
+
+def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
+    raw = _read_file(path, sources)
+    if "base" not in raw:
+        return raw
+    if not isinstance(raw["base"], str):
+        raise OptionError(f"base is {raw['base']!r}", str(path), "the path of an option file", "correct base")
+    base_path = path.parent / raw.pop("base")
+    own = sources.places
+    sources.places = {}
+    base = _read_file(base_path, sources)
+    if "base" in base:
+        raise OptionError(
+            "a base has a base",
+            str(base_path),
+            "one level of inheritance",
+            f"name the base of {base_path} in {path}, or copy",
+        )
+    sources.places |= own
+    return _merge(base, raw, "", sources)
+
+
+def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as e:
+        siblings = [str(p) for p in path.parent.glob("*.json")] if path.parent.is_dir() else []
+        raise OptionError(
+            f"cannot read the option file: {e.strerror}", str(path), f"a JSON file{nearest(str(path), siblings)}",
+            "give its path with --opt (a base is relative to the file that names it)",
+        ) from e  # fmt: skip
+    for key, line in _key_lines(text):
+        if key in sources.places:
+            first = sources.places[key].rpartition("line ")[2]
+            raise OptionError(
+                f"{key} is given twice",
+                f"{path}, line {line}",
+                f"each key once (first on line {first})",
+                "remove one of the two",
+            )
+        sources.places[key] = f"{path}, line {line}"
+    try:
+        raw = json5.loads(text)
+    except ValueError as e:
+        message = re.sub(r"^<string>:(\d+)\s*", r"line \1: ", str(e))
+        raise OptionError(
+            "the option file is no valid JSON", str(path), message, "correct the file there or just above"
+        ) from e
+    if not isinstance(raw, dict):
+        raise OptionError("the option file holds no object", str(path), '{ "task": ..., ... }', "correct the file")
+    return raw
+
+
+_TOKEN = re.compile(
+    r"""(?P<skip>//[^\n]*|/\*.*?\*/) | (?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+        | (?P<word>[\w$.+\-]+) | (?P<mark>[{}\[\],:])""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _key_lines(text: str) -> list[tuple[str, int]]:
+    """(dotted key, line) of every key of the file, for messages; json5 reports duplicate keys without their place."""
+    found, stack, word, line, end = [], [""], "", 1, 0
+    for token in _TOKEN.finditer(text):
+        line += text.count("\n", end, token.start())
+        end = token.start()
+        mark = token["mark"]
+        if token["text"] or token["word"]:
+            word, word_line = token["word"] or token["text"][1:-1], line
+        elif mark == ":":
+            key = f"{stack[-1]}.{word}".lstrip(".")
+            found.append((key, word_line))
+            word = key
+        elif mark and mark in "{[":
+            # An object in a list gets a name of its own, or its keys would look like duplicates.
+            stack.append(word if stack[-1] is not None and mark == "{" else f"{word}.{len(found)}")
+        elif mark and mark in "}]" and len(stack) > 1:
+            stack.pop()
+    return found
+
+
+def _merge(base: dict[str, Any], own: dict[str, Any], where: str, sources: Sources) -> dict[str, Any]:
+    """`own` over `base`, section by section."""
+    if "type" in own and own["type"] != base.get("type"):
+        return copy.deepcopy(own)
+    if any(key in own and own[key] != base.get(key) for key in TYPE_KEYS):
+        sources.soft |= {f"{where}{key}" for key in base.keys() - own.keys()}
+    merged = dict(base)
+    for key, value in own.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merge(base[key], value, f"{where}{key}.", sources) if both else value
+    return merged
+
+
+def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not re.fullmatch(r"[\w$\-]+(\.[\w$\-]+)*", key):
+        raise OptionError(
+            f"cannot read {override!r}", "the command line", "section.key=value", "see docs/options.md for the keys"
+        )
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    *sections, last = key.split(".")
+    target = raw
+    for depth, name in enumerate(sections):
+        inner = target.get(name, {})
+        if isinstance(inner, str):
+            inner = {"type": inner}  # a part given by its name alone
+        if not isinstance(inner, dict):
+            place = ".".join(sections[: depth + 1])
+            raise OptionError(
+                f"{place} has no keys", f"the command line ({override})", f"{place}=value", "correct the override"
+            )
+        target[name] = inner
+        target = inner
+    if last == "type" and target.get(last) != value:
+        target.clear()
+    if last in TYPE_KEYS and target.get(last) != value:
+        sources.soft |= {".".join([*sections, other]) for other in target}
+    target[last] = value
+    sources.soft.discard(key)
+    sources.places[key] = f"the command line ({key}={'***' if SECRET.search(key) else text})"

@@ -1,0 +1,258 @@
+"""The one table of option keys: every key that is not a parameter of a registered part, with type, range and meaning.
+
+docs/options.md is generated from these models (scripts/make_options_doc.py). Names follow KAIR wherever KAIR has one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from utils.errors import DistError
+from utils.options.section import Section
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class LoaderOptions(Section):
+    """Keys of `datasets.train` and `datasets.test` that configure the loader; the others belong to the dataset."""
+
+    name: str = Field("", description="A name for messages; no effect.")
+    dataloader_shuffle: bool = Field(True, description="Draw a new order in each epoch (training only).")
+    dataloader_num_workers: int = Field(2, ge=0, description="Loader processes per GPU; 0 loads in the main process.")
+    dataloader_batch_size: int = Field(1, ge=1, description="Clips per GPU and step (the log says the total).")
+    dataloader_persistent_workers: bool = Field(False, description="Keep the loader processes from epoch to epoch.")
+    dataloader_prefetch_factor: int = Field(2, ge=1, description="Batches each loader process prepares ahead.")
+    dataloader_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="A batch that takes longer stops the run, by the name of its samples; less than watchdog.stall_s. "
+        "null: 4/5 of that.",
+    )
+    dataloader_epoch_repeat: int = Field(1, ge=1, description="Passes over the dataset that count as one epoch.")
+
+    @property
+    def spike_channels(self) -> int:
+        """S, the spike channels of the dataset's samples; 0 for RGB. Its class says so."""
+        return self.constructor.spike_channels(self)
+
+    @property
+    def spike_data(self) -> dict[str, Any] | None:
+        """What those who use the weights need to know of the spikes; see data.spike_source. Reads dataset.json."""
+        return self.constructor.spike_data(self)
+
+
+class PathOptions(Section):
+    root: str = Field("experiments", min_length=1, description="Folder of all runs.")
+    pretrained_netG: str | None = Field(None, description="Weights to start from; a checkpoint of the run wins.")
+    pretrained_netE: str | None = Field(
+        None, description="Weights that the averaged network (E_decay) starts from; null: those of netG."
+    )
+    resume: str | None = Field(
+        "auto", description='"auto": go on from the newest checkpoint of this run; null: start anew; or a file.'
+    )
+
+
+class AmpOptions(Section):
+    enable: bool = Field(False, description="Mixed precision.")
+    dtype: Literal["auto", "bfloat16", "float16"] = Field(
+        "auto",
+        description="auto: bfloat16 where all devices compute in it, else float16. float16 adds gradient scaling.",
+    )
+
+
+class TrainOptions(Section):
+    """Keys of `train`, beside those of the loss that `G_lossfn_type` names."""
+
+    manual_seed: int = Field(0, ge=0, description="All randomness of a run follows from it.")
+    total_iter: int | None = Field(300000, ge=1, description="Optimizer steps in all; null: those of epochs.")
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="Stop after so many epochs, if that comes before total_iter; given on the command line without "
+        "total_iter, it decides alone.",
+    )
+    accumulation_steps: int = Field(1, ge=1, description="Batches per optimizer step.")
+
+    G_lossfn_weight: float = Field(1.0, gt=0, description="Factor of the loss.")
+    G_optimizer_type: Literal["adam", "adamw"] = Field("adam", description="Optimizer.")
+    G_optimizer_lr: float = Field(4e-4, gt=0, description="Full learning rate.")
+    G_optimizer_betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        [0.9, 0.99], min_length=2, max_length=2, description="Decay of the first and second moment."
+    )
+    G_optimizer_wd: float = Field(0.0, ge=0, description="Weight decay.")
+    G_optimizer_clipgrad: float | None = Field(None, gt=0, description="Largest gradient norm; null: no clipping.")
+
+    G_scheduler_type: Literal["MultiStepLR", "CosineAnnealingWarmRestarts"] = Field(
+        "CosineAnnealingWarmRestarts", description="Course of the learning rate."
+    )
+    G_scheduler_milestones: list[Positive] = Field([], description="MultiStepLR: steps at which the rate drops.")
+    G_scheduler_gamma: float = Field(0.5, gt=0, le=1, description="MultiStepLR: factor of each drop.")
+    G_scheduler_periods: Positive | list[Positive] = Field(
+        300000, description="Cosine: length of each period in steps; the rate stays at eta_min after the last."
+    )
+    G_scheduler_restart_weights: float | list[float] = Field(1.0, description="Cosine: height of each restart.")
+    G_scheduler_eta_min: float = Field(1e-7, ge=0, description="Cosine: lowest learning rate.")
+    G_warmup_iter: int = Field(0, ge=0, description="Steps of linear warm-up.")
+
+    E_decay: float = Field(0.0, ge=0, lt=1, description="Decay of the averaged weights (EMA); 0: none.")
+    fix_iter: int = Field(0, ge=0, description="Steps during which the parameters of fix_keys are frozen.")
+    fix_lr_mul: float = Field(1.0, ge=0, description="Factor of their learning rate afterwards.")
+    fix_keys: list[str] = Field([], description="Parts of parameter names.")
+
+    G_param_strict: bool = Field(False, description="pretrained_netG must match tensor by tensor; else 90 % of them.")
+
+    amp: AmpOptions = AmpOptions()
+    compile: bool = Field(False, description="torch.compile the network.")
+    empty_cache: bool = Field(
+        False,
+        description="Give torch's unused GPU memory back at the start of each epoch. Off: torch reuses it, and asking "
+        "the driver for it anew takes time; whether it ever helps has not been measured on a GPU.",
+    )
+    max_nonfinite_steps: int = Field(10, ge=1, description="So many NaN/Inf steps in a row stop the run.")
+
+    checkpoint_test: int = Field(5000, ge=1, description="Steps between validations.")
+    checkpoint_save: int = Field(5000, ge=1, description="Steps between checkpoints.")
+    checkpoint_print: int = Field(200, ge=1, description="Steps between log lines.")
+    keep_checkpoints: int = Field(1, ge=1, description="Former versions to keep of the latest and best checkpoint.")
+
+
+class ValOptions(Section):
+    save_img: bool = Field(
+        False,
+        description="Write restored frames: in training, to images/, those of the clips that rank 0 validates (every "
+        "clip on one process, every N-th on N); in testing all.",
+    )
+    pad_seq: bool = Field(False, description="Repeat the last frame once before restoring.")
+    flip_seq: bool = Field(False, description="Restore the clip followed by its time-reversed copy, and average.")
+    center_frame_only: bool = Field(False, description="Keep the middle frame only.")
+    num_frame_testing: int = Field(0, ge=0, description="Frames restored at a time; 0: the whole clip.")
+    num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
+    size_patch_testing: int = Field(0, ge=0, description="Side of a spatial tile; 0: the whole frame.")
+    size_patch_overlapping: int = Field(20, ge=0, description="Pixels shared by neighbouring tiles.")
+    batch_tiles: int = Field(1, ge=1, description="Spatial tiles that go through the network at once.")
+
+
+class LoggingOptions(Section):
+    progress: Literal["bar", "line", "none"] = Field(
+        "bar",
+        description="Progress of an epoch: a bar on a terminal; a plain line at each tenth; nothing. With "
+        "TQDM_DISABLE=1 in the environment: nothing.",
+    )
+    use_tensorboard: bool = Field(True, description="Write tb_logger/.")
+    writers: list[str | dict[str, Any]] = Field([], description="Further writers of your own; see docs/extending.md.")
+    use_wandb: bool = Field(False, description="Report to Weights & Biases.")
+    wandb_project: str = Field("spikevrt", min_length=1, description="W&B project.")
+    wandb_entity: str | None = Field(None, description="W&B team or user.")
+    wandb_api_key: str | None = Field(
+        None, description="W&B key; better given as WANDB_API_KEY. Written to no log, checkpoint or option copy."
+    )
+
+
+class DebugOptions(Section):
+    every: int = Field(0, ge=0, description="Every so many steps each rank prints its own line; 0: never.")
+    compare_every: int = Field(500, ge=0, description="Steps between comparisons of the ranks' weights; 0: never.")
+
+
+class WatchdogOptions(Section):
+    """A rank that stays longer in one phase ends the run, by name: stall_s, or more where a phase may take longer."""
+
+    stall_s: float = Field(300, ge=1, description="Seconds for any phase: a batch, a step, a barrier.")
+    start_s: float = Field(
+        900, ge=1, description="Seconds until the first step, and for it: it also compiles, and tunes kernels."
+    )
+    validate_s: float = Field(
+        1500, ge=1, description="Seconds for one tile of a validation or test, or for the scores of one frame."
+    )
+    save_s: float = Field(900, ge=1, description="Seconds for a checkpoint.")
+
+    def of(self, name: str) -> float:
+        outermost = name.partition(":")[0].rpartition(" in ")[2]  # what follows the colon names a clip
+        clip_s = self.validate_s
+        first = {"start": self.start_s, "first step": self.start_s}
+        special = first | {"save": self.save_s, "validate": clip_s, "restore": clip_s, "score": clip_s}
+        return max(self.stall_s, special.get(outermost, 0.0))
+
+    def check_against(self, timeout_s: float) -> str:
+        """What to warn of, where the process group's time-out ends a run, without a name, before the watchdog can.
+
+        Raises DistError where it always would.
+        """
+        late = [
+            f"{name} is {s:g} s"
+            for name in ("stall_s", "start_s", "validate_s", "save_s")
+            if (s := getattr(self, name)) >= timeout_s
+        ]
+        what = f"watchdog: {', '.join(late)}; the time-out of the process group is {timeout_s:g} s"
+        if self.stall_s >= timeout_s:
+            raise DistError(
+                what, "dist_timeout_s or NCCL_TIMEOUT",
+                "the watchdog first: only it can say which rank stands still, and where",
+                "raise dist_timeout_s (or NCCL_TIMEOUT), or lower watchdog.stall_s",
+            )  # fmt: skip
+        return f"{what}: a rank that takes so long is ended without a name" if late else ""
+
+
+class DatasetsOptions(Section):
+    """Each with the keys of its dataset beside those of the loader; null where there is none."""
+
+    train: LoaderOptions | None = Field(None, description="The training clips.")
+    test: LoaderOptions | None = Field(None, description="The clips for validation and testing.")
+
+
+class Options(Section):
+    """The whole option file. `netG`, `datasets.*` and `train` hold the keys of the registered part they name as well.
+
+    opt_path: the file; no option.
+    """
+
+    task: str = Field(pattern=r"^\.*[\w\-][\w.\-]*$", description="Name of the run; its folder is <path.root>/<task>.")
+    model: Literal["vrt"] = Field("vrt", description="The training procedure.")
+    gpu_ids: list[Count] | None = Field(
+        None,
+        description="GPUs that a single process sees; it computes on the first. CUDA_VISIBLE_DEVICES, where set, wins. "
+        "No effect with several ranks: each takes the GPU of its local rank.",
+    )
+    dist: bool = Field(False, description="For the reader only: what the launch says wins.")
+    find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
+    use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
+    dist_timeout_s: float = Field(1800, gt=0, description="Time-out of the process group (NCCL_TIMEOUT wins).")
+    scale: int = Field(1, ge=1, description="Size of the output over size of the input.")
+    n_channels: int = Field(3, ge=1, description="Channels of the picture.")
+    path: PathOptions = PathOptions()
+    datasets: DatasetsOptions = DatasetsOptions()
+    netG: Section = Field(description="The network.")
+    train: TrainOptions = TrainOptions()
+    val: ValOptions = ValOptions()
+    logging: LoggingOptions = LoggingOptions()
+    debug: DebugOptions = DebugOptions()
+    watchdog: WatchdogOptions = WatchdogOptions()
+    opt_path: str = Field("", exclude=True)
+
+    @property
+    def spike_channels(self) -> int:
+        """S of the training data, else of the test data; 0 for RGB."""
+        section = self.datasets.train or self.datasets.test
+        return section.spike_channels if section else 0
+
+    @property
+    def folder(self) -> Path:
+        """What the run leaves: <path.root>/<task>."""
+        return Path(self.path.root) / self.task
+
+
+# Keys of KAIR's option files, and of those that former versions saved, that say nothing here unless a registered part
+# knows them: accepted, with one notice.
+KAIR_ONLY = {
+    "path": {"task", "pretrained_optimizerG", "log", "models", "images", "options"},
+    "train": {
+        "G_optimizer_reuse", "G_regularizer_orthstep", "G_regularizer_clipstep", "E_param_strict",
+        "G_optimizer_momentum", "F_lossfn_type", "F_lossfn_weight",
+    },
+    "datasets.train": {"val_partition", "test_mode", "phase", "spike_channels", "spike_data"},
+    "datasets.test": {"val_partition", "test_mode", "phase", "spike_channels", "spike_data"},
+    "netG": {"init_type", "init_bn_type", "init_gain", "recal_all_flows"},
+}  # fmt: skip

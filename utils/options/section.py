@@ -1,0 +1,135 @@
+"""A group of options: a frozen pydantic model, read from plain values with errors that name key and nearest key."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from utils.errors import OptionError
+
+SECRET = re.compile(r"api_key|token|password|secret", re.IGNORECASE)
+
+
+class Section(BaseModel):
+    """A group of options: no unknown key, no conversion between types, no change after reading."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    constructor: ClassVar[Callable[..., Any] | None] = None  # of the registered part, where the section names one
+
+    def plain(self) -> dict[str, Any]:
+        """The section as an option file holds it: plain types, nested sections as objects."""
+        return self.model_dump(mode="json", serialize_as_any=True)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def nearest(name: str, valid: Collection[str]) -> str:
+    """' (the nearest is X)' for an error message, or '' where nothing resembles `name`."""
+    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
+    return f"; the nearest is {found[0]}" if found else ""
+
+
+def read_section(model: type[S], values: Mapping[str, Any], where: str, kind: str = "") -> S:
+    """`values` as an instance of `model`, completed with its defaults.
+
+    where: dotted place of the section, "" for the whole file. kind: what the section describes, for the message.
+    Raises OptionError for the first wrong key; it names the others too.
+    """
+    try:
+        return model(**values)
+    except ValidationError as e:
+        # A misspelt key first: what is missing may be just that.
+        found = sorted(e.errors(), key=lambda error: error["type"] != "extra_forbidden")
+    raise joined([_error_of(error, model, values, where, kind) for error in found])
+
+
+def joined(errors: Sequence[OptionError]) -> OptionError:
+    """The first error, with the keys of the others in what to do."""
+    first, *others = errors
+    keys = dict.fromkeys(e.where for e in others if e.where != first.where)
+    do = f"{first.do}; then also: {', '.join(keys)}" if keys else first.do
+    return OptionError(first.what, first.where, first.expected, do)
+
+
+def _error_of(
+    error: ErrorDetails, model: type[Section], values: Mapping[str, Any], where: str, kind: str
+) -> OptionError:
+    names = [str(part) for part in error["loc"]]
+    owner, depth = model, 0  # the model that the wrong key belongs to, and how deep it lies
+    while depth < len(names) - 1 and (inner := _model_of(owner, names[depth])) is not None:
+        owner, depth = inner, depth + 1
+    section = ".".join([where, *names[:depth]]).strip(".")
+    dotted = ".".join([section, names[depth]]).strip(".")
+    if error["type"] == "extra_forbidden":
+        return _unknown(section, names[depth], owner, kind if depth == 0 else "")
+    expected = "an object { ... }" if _model_of(owner, names[depth]) else describe(owner.model_fields[names[depth]])
+    if error["type"] == "missing":
+        return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
+    shown = "***" if SECRET.search(names[depth]) else repr(_look_up(values, names[: depth + 1]))
+    return OptionError(f"{dotted} is {shown}", dotted, expected, f"correct {dotted}; docs/options.md lists all keys")
+
+
+def _unknown(section: str, key: str, model: type[Section], kind: str) -> OptionError:
+    valid = [name for name, field in model.model_fields.items() if not field.exclude]
+    hint = nearest(key, valid)
+    name = hint.rpartition(" ")[2]
+    if name in model.model_fields:
+        hint += f" ({describe(model.model_fields[name])})"
+    dotted = f"{section}.{key}".strip(".")
+    place = f"one of the keys of {kind}" if kind else f'one of the keys of "{section}"' if section else "a section"
+    return OptionError(
+        f"unknown option {dotted}", dotted, f"{place}{hint}",
+        "rename it" if hint else f"remove it; the keys are {', '.join(valid)}",
+    )  # fmt: skip
+
+
+def _model_of(model: type[BaseModel], name: str) -> type[Section] | None:
+    field = model.model_fields.get(name)
+    candidates = [field.annotation, *get_args(field.annotation)] if field else []
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)
+
+
+def _look_up(values: Any, names: list[str]) -> Any:
+    for name in names:
+        values = values.get(name) if isinstance(values, Mapping) else None
+    return values
+
+
+def describe(field: FieldInfo) -> str:
+    """Type and range in words, e.g. "float > 0" or "list of 2 int or null"."""
+    return _describe(field.annotation, field.metadata)
+
+
+def _describe(annotation: Any, metadata: list[Any]) -> str:
+    if get_origin(annotation) is Annotated:
+        base, *extra = get_args(annotation)
+        inner = [m for e in extra for m in (e.metadata if isinstance(e, FieldInfo) else [e])]
+        return _describe(base, [*inner, *metadata])
+    if get_origin(annotation) in (Union, types.UnionType):
+        parts = [a for a in get_args(annotation) if a is not type(None)]
+        text = " or ".join(_describe(a, metadata if len(parts) == 1 else []) for a in parts)
+        return text + (" or null" if len(parts) < len(get_args(annotation)) else "")
+    if get_origin(annotation) is Literal:
+        return " | ".join(f'"{a}"' if isinstance(a, str) else str(a) for a in get_args(annotation))
+    ranges = {
+        sign: getattr(m, name)
+        for m in metadata
+        for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+        if getattr(m, name, None) is not None
+    }
+    bounds = ", ".join(f"{sign} {value}" for sign, value in ranges.items())
+    if get_origin(annotation) in (list, tuple):
+        size = next((f"{m.max_length} " for m in metadata if getattr(m, "max_length", None)), "")
+        return f"list of {size}{_describe(get_args(annotation)[0], [])}"
+    origin = get_origin(annotation) or annotation
+    if isinstance(origin, type) and issubclass(origin, (BaseModel, dict)):
+        return "object"
+    return f"{getattr(annotation, '__name__', str(annotation))} {bounds}".strip()

@@ -1,0 +1,239 @@
+"""Checkpoints that are whole or absent: one file, written beside and moved into place, verified when read.
+
+A file `X.pth` has a sidecar `X.pth.sha256`. Before a new file takes its name, the old pair is kept as `X_previous.pth`,
+that one as `X_previous2.pth` and so on;
+so whatever instant a process dies at, one verified pair stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_PLAIN = (str, int, float, bool, type(None), torch.Tensor)
+
+
+def save(state: dict[str, Any], path: Path, keep: int = 1) -> None:
+    """Write `state` to `path` atomically. Returns only when file, sidecar and folder are on the disk.
+
+    keep: former versions to keep, at least one.
+    Raises CheckpointError where `state` holds anything but plain types and tensors (it could not be loaded with
+    ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
+    """
+    with _writing(path, state) as temp:
+        digest = _write_hashed(state, temp)
+        _keep_previous(path, max(1, keep))
+        _replace_text(_sidecar(path), digest)
+        os.replace(temp, path)
+        _fsync_folder(path.parent)
+
+
+def save_bare(state: dict[str, Any], path: Path) -> None:
+    """As `save`, without a sidecar and without keeping a former file: for weights, which nothing resumes from."""
+    with _writing(path, state) as temp:
+        _write_hashed(state, temp)
+        os.replace(temp, path)
+
+
+@contextmanager
+def _writing(path: Path, state: dict[str, Any]) -> Iterator[Path]:
+    """A temporary file beside `path` that is gone afterwards. Raises CheckpointError for whatever goes wrong."""
+    check_plain(state)
+    need_mb = 1.2 * _bytes_of(state) / 2**20
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free_mb = _free_mb(path.parent)
+        if free_mb < need_mb:
+            raise CheckpointError(
+                f"the disk is too full for a checkpoint: {free_mb:.0f} MB free", str(path),
+                f"at least {need_mb:.0f} MB", "free some space or set path.root to another disk, then resume",
+            )  # fmt: skip
+        _sweep(path)
+        yield temp
+    except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
+        raise CheckpointError(
+            f"cannot write the checkpoint: {e}", str(path),
+            f"a writable folder with room for {need_mb:.0f} MB ({_free_mb(path.parent):.0f} MB are free)",
+            "free some space or quota, or set path.root to another disk, then resume",
+        ) from e  # fmt: skip
+    finally:
+        with suppress(OSError):  # a folder that cannot be written is said already
+            _sweep(path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The state in `path`, on the CPU. A damaged file gives way to the kept previous one, with a warning.
+
+    A file is data only: whatever else it may hold is refused, and not run. Raises CheckpointError, with what is wrong
+    with each of them, where none can be read.
+    """
+    faults = []
+    for candidate in (path, *_versions(path)):
+        if not candidate.exists():
+            faults.append(f"{candidate.name} does not exist")
+            continue
+        fault = _fault(candidate)
+        if fault is None:
+            try:
+                return torch.load(candidate, map_location="cpu", weights_only=True)
+            except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
+                fault = "not a file of plain types and tensors alone"
+        logger.warning("%s is damaged (%s)", candidate, fault)
+        faults.append(f"{candidate.name}: {fault}")
+    raise CheckpointError(
+        f"no readable checkpoint: {'; '.join(faults)}", str(path), "a file of this project, sha256 as its sidecar says",
+        "start from another checkpoint with --resume PATH, or from zero with --resume none",
+    )  # fmt: skip
+
+
+def exists(path: Path) -> bool:
+    """Whether `path` or its kept previous version is there to resume from."""
+    return path.exists() or any(_versions(path))
+
+
+def check_plain(value: Any, where: str = "state") -> None:
+    """Raises CheckpointError, naming the place, for anything that ``weights_only=True`` would refuse."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            check_plain(key, f"{where} (a key)")
+            check_plain(item, f"{where}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            check_plain(item, f"{where}[{index}]")
+    elif type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
+        raise CheckpointError(
+            f"{type(value).__name__} in a checkpoint", where, "plain types and tensors only", "convert it before saving"
+        )
+
+
+class _HashingWriter:
+    """A binary file that hashes what is written, so that the bytes need not be read again."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _write_hashed(state: dict[str, Any], temp: Path) -> str:
+    with open(temp, "wb") as file:
+        writer = _HashingWriter(file)
+        torch.save(state, writer)
+        file.flush()
+        os.fsync(file.fileno())
+    return writer.sha256.hexdigest()
+
+
+def _fault(path: Path) -> str | None:
+    """What is wrong with the file, or None."""
+    sidecar = _sidecar(path)
+    if not sidecar.exists():
+        return None  # weights from elsewhere have no sidecar
+    found = _digest(path)
+    expected = sidecar.read_text().strip()
+    return None if found == expected else f"sha256 {found[:12]}, expected {expected[:12]}"
+
+
+def _digest(path: Path) -> str:
+    sha256 = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            sha256.update(block)
+    return sha256.hexdigest()
+
+
+def _sweep(path: Path) -> None:
+    """Remove what a save that failed or was killed left behind: it would fill the disk, one file a kill."""
+    for left in path.parent.glob(f".{path.stem}*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def _keep_previous(path: Path, keep: int) -> None:
+    """Each version becomes the one before; a damaged newest one is not worth keeping."""
+    if not path.exists() or _fault(path) is not None:
+        return
+    for number in range(keep, 1, -1):
+        newer, older = _previous(path, number - 1), _previous(path, number)
+        if newer.exists():
+            _link(_sidecar(newer), _sidecar(older))
+            _link(newer, older)
+    _link(_sidecar(path), _sidecar(_previous(path)))
+    _link(path, _previous(path))
+
+
+def _link(source: Path, target: Path) -> None:
+    """`target` becomes another name of the file `source`, at once and whole."""
+    if not source.exists():
+        return
+    link = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(source, link)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, link)
+    os.replace(link, target)
+
+
+def _replace_text(path: Path, text: str) -> None:
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temp, "w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temp, path)
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _bytes_of(value: Any) -> int:
+    """Of all tensors in a nested state: nearly the size of the file."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(_bytes_of, value.values()))
+    return sum(map(_bytes_of, value)) if isinstance(value, (list, tuple)) else 0
+
+
+def _free_mb(folder: Path) -> float:
+    """Free space where `folder` lies, or would lie."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free / 2**20
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def _previous(path: Path, number: int = 1) -> Path:
+    return path.with_name(f"{path.stem}_previous{number if number > 1 else ''}{path.suffix}")
+
+
+def _versions(path: Path) -> list[Path]:
+    """The kept former versions, newest first."""
+    return sorted(path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=lambda p: (len(p.name), p.name))

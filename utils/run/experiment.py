@@ -1,0 +1,98 @@
+"""The folder of a run and what is written there: everything here happens on rank 0 only."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils import utils_dist
+from utils.files import claim_run_folder
+from utils.image import imwrite_rgb
+from utils.options.load import redact
+from utils.options.models import Options
+from utils.run import checkpoint
+from utils.run.logger import WandbWriter, Writers, best_effort, build_writers
+from utils.run.resume import DataOrder, Progress, own_checkpoint
+
+logger = logging.getLogger(__name__)
+
+# What a run writes into its folder.
+WRITTEN = (
+    "log", "options", "checkpoints", "models", "images", "training_history.json", "curves.png", "tb_logger", "wandb",
+    ".lock", "nonfinite_*.json",
+)  # fmt: skip
+
+
+class Experiment:
+    """The log line, numbers, pictures and checkpoints of a run. On every rank but 0 its methods write nothing."""
+
+    def __init__(self, opt: Options, progress: Progress, order: DataOrder) -> None:
+        self.folder, self.order = opt.folder, order
+        self.saved_step = -1  # of the newest checkpoint_latest of this process
+        self.table = ""  # of the newest validation
+        self.last_values = ""  # of the newest log line, for the progress bar
+        self.keep, self.is_main = opt.train.keep_checkpoints, utils_dist.is_main_process()
+        self.options = redact(opt.plain())
+        self.writers = Writers()
+        if self.is_main:
+            self.writers = build_writers(opt.logging, opt.task, self.folder, progress.step, progress.wandb_id)
+        wandb = next((w for w in self.writers.writers if isinstance(w, WandbWriter)), None)
+        progress.wandb_id = wandb.run_id if wandb else progress.wandb_id
+
+    def log_training(self, progress: Progress, values: dict[str, float]) -> None:
+        """One line ``Epoch: 1, Iter: 100, Loss: 0.0234, ...`` and the same values to the writers."""
+        extra = dict(values)
+        loss, lr = extra.pop("loss"), extra.pop("lr")
+        self.last_values = f"loss {loss:.4f}, lr {lr:.2e}"
+        fields = "".join(f", {name}: {value:.3g}" for name, value in extra.items())
+        logger.info("Epoch: %d, Iter: %d, Loss: %.4f, lr: %.3e%s", progress.epoch + 1, progress.step, loss, lr, fields)
+        self.writers.scalars({f"train/{name}": value for name, value in values.items()}, progress.step)
+
+    def log_validation(self, progress: Progress, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
+        """The validation's means as one line and curves; its pictures to images/<clip>/<step>.png."""
+        logger.info(
+            "Epoch: %d, Iter: %d, validation PSNR: %.2f dB, SSIM: %.4f (blurry input %.2f dB, %.4f)",
+            progress.epoch + 1, progress.step,
+            scalars["val/psnr"], scalars["val/ssim"], scalars["val/psnr_input"], scalars["val/ssim_input"],
+        )  # fmt: skip
+        self.writers.scalars(scalars, progress.step)
+        for name, picture in pictures.items():
+            with best_effort("pictures of the validation"):
+                imwrite_rgb(self.folder / "images" / name / f"{progress.step}.png", picture)
+            self.writers.image(f"val/{name}", picture, progress.step)
+
+    def save(self, name: str, state: Callable[[], dict[str, Any]], progress: Progress) -> None:
+        """checkpoints/checkpoint_<name>.pth: the state of the model plus the position, the options and the versions.
+
+        state: called on rank 0 alone, for it copies all weights and moments to the CPU.
+        """
+        if name == "latest":
+            self.saved_step = progress.step
+        if not self.is_main:
+            return
+        begin = time.perf_counter()
+        path = own_checkpoint(self.folder, name)
+        position = {**asdict(progress), "order": asdict(self.order), "world_size": utils_dist.get_world_size()}
+        checkpoint.save({**state(), **position, "options": self.options}, path, keep=self.keep)
+        logger.info("saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin)
+
+    def close(self) -> None:
+        self.writers.close()
+
+
+def is_better(psnr: float, best: float | None) -> bool:
+    """Whether a finite PSNR improves on the best one so far."""
+    return math.isfinite(psnr) and (best is None or psnr > best)
+
+
+def claim(folder: Path) -> None:
+    """Mark the folder of the run. Raises OptionError where files that no run made have the names of ours."""
+    is_ours = any(any(folder.glob(name)) for name in ("options/*.json", "checkpoints/checkpoint_*.pth"))
+    claim_run_folder(folder, WRITTEN, is_ours)

@@ -1,0 +1,272 @@
+"""Going on from a checkpoint: which file, whether it fits the options and the data, and where the run then stands.
+
+What an option file says wins over what the checkpoint holds; the log lists every key that differs. Taken from the
+checkpoint are weights, averages, moments, the loss scale, the count of skipped steps and the position in the data.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from utils import utils_dist
+from utils.errors import CheckpointError, DataError, OptionError
+from utils.options.load import redact
+from utils.options.models import Options, TrainOptions
+from utils.run import checkpoint
+
+logger = logging.getLogger(__name__)
+
+# They say where and how a run is started, not what is trained.
+NO_DIFFERENCE = ("opt_path", "task", "path")
+
+
+@dataclass
+class Progress:
+    """Where a run stands: optimizer steps done, and the position of the next one in the data."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0  # next global batch of the epoch
+    best_psnr: float | None = None
+    best_step: int = 0
+    validated: int = 0  # step of the last complete validation
+    validation_stops: int = 0  # how often a signal ended the validation of this step
+    wandb_id: str | None = None
+
+    def advance(self) -> None:
+        self.step += 1
+        self.batch += 1
+        self.validation_stops = 0
+
+    def next_epoch(self) -> None:
+        self.epoch, self.batch = self.epoch + 1, 0
+
+
+@dataclass(frozen=True)
+class DataOrder:
+    """What a position in the data refers to; equal orders hand out the same samples at the same position.
+
+    samples: in an epoch. sample_list: digest of the names and sizes of clips and frames. seed: of the shuffling;
+    None: no shuffling. steps: in an epoch, at the batch size of the run.
+    """
+
+    samples: int
+    sample_list: str
+    seed: int | None
+    steps: int
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint that a run goes on from. is_named: the user named it (`--resume PATH`)."""
+
+    path: Path
+    state: dict[str, Any]
+    is_named: bool = False
+
+
+def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
+    """The full checkpoint that the run in `folder` goes on from, or None for a fresh start, as path.resume says.
+
+    "auto": the run's own latest one, if there is any. null: none, refused where the folder already holds a run.
+    A path: that file, or the run's own latest one where that is further, so that a command with a path can be repeated
+    after an interruption and overwrites nothing. Raises CheckpointError where a named file is missing, damaged, or no
+    checkpoint.
+    """
+    latest = own_checkpoint(folder, "latest")
+    if resume is None:
+        if checkpoint.exists(latest):
+            raise OptionError(
+                "path.resume is null, yet the folder holds a run", str(latest),
+                "an empty folder for a run from zero",
+                "--resume auto goes on with it; for a new run set another task name or move the folder away",
+            )  # fmt: skip
+        return None
+    if resume == "auto":
+        if not checkpoint.exists(latest):
+            logger.info("fresh start: %s does not exist", latest)
+            return None
+        return _said(Resumed(latest, _read_state(latest)))
+    if not Path(resume).exists():
+        raise CheckpointError("no such checkpoint", str(resume), "an existing file", "correct --resume or use auto")
+    named = Resumed(Path(resume), _read_state(Path(resume)), is_named=True)
+    if own := _further(latest, named.state["step"]):
+        if utils_dist.is_main_process():
+            logger.warning(
+                "%s is at iter %d, this run itself at iter %d already, and goes on from there; "
+                "to go back, choose another task name", named.path, named.state["step"], own["step"],
+            )  # fmt: skip
+        return _said(Resumed(latest, own))
+    return _said(named)
+
+
+def own_checkpoint(folder: Path, name: str) -> Path:
+    """The file of checkpoint `name` ("latest", "best") in a run's folder."""
+    return folder / "checkpoints" / f"checkpoint_{name}.pth"
+
+
+def _said(resumed: Resumed) -> Resumed:
+    logger.info("resumed from %s at iter %d", resumed.path, resumed.state["step"])
+    return resumed
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """The checkpoint in `path`. Raises CheckpointError where it holds weights alone, or something else."""
+    state = checkpoint.load(path)
+    needed = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
+    if isinstance(state, dict) and needed <= state.keys():
+        return state
+    raise CheckpointError(
+        "not a checkpoint to resume from: it holds no optimizer state and no position", str(path),
+        "a file checkpoints/checkpoint_*.pth of a run",
+        f"give such a file; to start a new run from these weights: path.pretrained_netG={path}",
+    )  # fmt: skip
+
+
+def _further(latest: Path, step: int) -> dict[str, Any] | None:
+    """The run's own state, where it is further than `step`."""
+    if not checkpoint.exists(latest):
+        return None
+    with suppress(CheckpointError):  # damaged: then there is nothing to lose
+        own = checkpoint.load(latest)
+        return own if own["step"] > step else None
+    return None
+
+
+def restore_progress(resumed: Resumed, opt: Options, order: DataOrder, total_batch: int) -> Progress:
+    """Where the run stands in `order`, this run's data. Raises OptionError or DataError where it cannot go on.
+
+    total_batch: samples of a step. A position that the data no longer have gives way to the start of the next epoch,
+    with a warning. The log lists what differs between the options and those of the checkpoint.
+    """
+    state = resumed.state
+    progress = Progress(**{field.name: state.get(field.name, field.default) for field in fields(Progress)})
+    was = DataOrder(**state["order"]) if "order" in state else None  # former versions did not write it
+    if progress.batch == (was or order).steps:
+        progress.next_epoch()
+    changes = differences(state["options"], redact(opt.plain()))
+    if changes and utils_dist.is_main_process():
+        lines = [f"  {key}: {_short(then)} -> {_short(now)}" for key, (then, now) in changes.items()]
+        logger.warning("options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines))
+    _reset_foreign(progress, resumed, opt.folder, changes)
+    if progress.step < planned_steps(opt.train, order.steps, progress):
+        _check_total_batch(state, opt, total_batch)
+        _find_place(progress, was, order, resumed)
+        if state["world_size"] != utils_dist.get_world_size() and utils_dist.is_main_process():
+            logger.warning(
+                "%d ranks now, %d before: the same samples in the same order, but sums round differently",
+                utils_dist.get_world_size(), state["world_size"],
+            )  # fmt: skip
+    return progress
+
+
+def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
+    """Optimizer steps of the whole run: `total_iter`, or those of `epochs` where these are fewer."""
+    if train.epochs is None:
+        return train.total_iter
+    # Counted from where the run stands: its former epochs may have had another length.
+    of_epochs = progress.step + (train.epochs - progress.epoch) * steps_per_epoch - progress.batch
+    return of_epochs if train.total_iter is None else min(train.total_iter, of_epochs)
+
+
+def plan_notes(train: TrainOptions, steps_per_epoch: int, progress: Progress, total_iter: int) -> list[str]:
+    """What a user may not expect of the planned end: limits that cut each other, a rate that has come to its end."""
+    notes = []
+    without_limit = train.model_copy(update={"total_iter": None})
+    if train.epochs is not None and total_iter < planned_steps(without_limit, steps_per_epoch, progress):
+        notes.append(
+            f"train.total_iter = {total_iter} ends the run before train.epochs = {train.epochs}; "
+            "--epochs on the command line, or total_iter null, lets the epochs decide"
+        )
+    if train.G_scheduler_type == "CosineAnnealingWarmRestarts":
+        periods = train.G_scheduler_periods
+        end = sum(periods) if isinstance(periods, list) else periods
+        if end < total_iter:
+            notes.append(
+                f"train.G_scheduler_periods end at iter {end} of {total_iter}: from there on the learning rate is "
+                f"{train.G_scheduler_eta_min:g}"
+            )
+    return notes
+
+
+def differences(was: dict[str, Any], now: dict[str, Any], where: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> (value then, value now) of the options that differ. A key that one side lacks is left out."""
+    found = {}
+    for key in sorted(was.keys() & now.keys()):
+        name, then, current = f"{where}{key}", was[key], now[key]
+        if name in NO_DIFFERENCE or then == current:
+            continue
+        if isinstance(then, dict) and isinstance(current, dict):
+            found |= differences(then, current, f"{name}.")
+        else:
+            found[name] = (then, current)
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _reset_foreign(progress: Progress, resumed: Resumed, folder: Path, changes: dict[str, tuple[Any, Any]]) -> None:
+    """What belongs to another run, or to another test split, is not taken over."""
+    if resumed.path.resolve().parent != own_checkpoint(folder, "latest").resolve().parent:
+        progress.wandb_id, progress.validated = None, 0
+    other_test = [key for key in changes if key.startswith(("datasets.test.", "val."))]
+    if progress.best_psnr is not None and (other_test or not checkpoint.exists(own_checkpoint(folder, "best"))):
+        reason = f"{', '.join(other_test)} changed" if other_test else "this run's folder holds no checkpoint_best.pth"
+        logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
+        progress.best_psnr, progress.best_step = None, 0
+
+
+def _check_total_batch(state: dict[str, Any], opt: Options, total_batch: int) -> None:
+    """Raises OptionError where a step takes more or fewer samples than before: the position in the data counts steps.
+
+    With the same total a run goes on with the very next sample, on any number of ranks.
+    """
+    then, ranks = state["options"], utils_dist.get_world_size()
+    was = state["world_size"] * then["datasets"]["train"]["dataloader_batch_size"] * then["train"]["accumulation_steps"]
+    if total_batch != was:
+        per_gpu, accumulated = opt.datasets.train.dataloader_batch_size, opt.train.accumulation_steps
+        raise OptionError(
+            f"a step takes {total_batch} samples now, and took {was} before the checkpoint",
+            f"batch {per_gpu} x {ranks} ranks x {accumulated} accumulated", f"a product of {was}, to resume",
+            "set datasets.train.dataloader_batch_size and train.accumulation_steps to that, or start a new task from "
+            "the weights (path.pretrained_netG)",
+        )  # fmt: skip
+
+
+def _find_place(progress: Progress, was: DataOrder | None, order: DataOrder, resumed: Resumed) -> None:
+    """Turns the epoch where the samples come in another order than before, and says so.
+
+    Raises DataError where the samples themselves are others, unless the user named the checkpoint: a run that is
+    started again by a queue must not go on with half of its clips because a disk is missing.
+    """
+    if was is None:
+        changed = [f"position {progress.batch}, yet {order.steps} steps an epoch"] * (progress.batch > order.steps)
+    else:
+        pairs = (("samples an epoch", was.samples, order.samples), ("seed of the order", was.seed, order.seed))
+        changed = [f"{name} {then} -> {now}" for name, then, now in pairs if then != now]
+        if was.sample_list != order.sample_list:
+            changed.append("other clips or frames")
+            if not resumed.is_named:
+                raise DataError(
+                    f"the training clips are not those of the checkpoint: {', '.join(changed)}", str(resumed.path),
+                    "the same clips and frames, with the same sizes and dataset.json, as before",
+                    "bring the files back; or, to go on with the clips of today from a new epoch: "
+                    f"--resume {resumed.path}",
+                )  # fmt: skip
+    if not changed:
+        return
+    if progress.batch:
+        progress.next_epoch()
+    if utils_dist.is_main_process():
+        logger.warning(
+            "the training data changed since the checkpoint (%s): epoch %d begins with its first sample",
+            ", ".join(changed), progress.epoch + 1,
+        )  # fmt: skip
