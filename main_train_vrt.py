@@ -25,11 +25,10 @@ from data.loader import TrainLoader
 from data.preflight import preflight
 from data.select_dataset import DATASETS, build_dataset
 from models.ddp import weights_hash
-from models.debug_lines import lines_of_rank
+from models.debug_lines import print_debug_lines
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
 from models.restore.validation import validate
-from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.dist import gpu_use, preempt, process, status, watchdog
@@ -96,7 +95,7 @@ def train(opt: Options) -> int:
                 progress.advance()
                 timer.steps += 1
                 if opt.debug.every:
-                    lines_of_rank(model, progress.step, micro_batches, opt.debug.every)
+                    print_debug_lines(model, progress.step, micro_batches, opt.debug.every)
                 if progress.step % every.checkpoint_print == 0:
                     experiment.log_training(progress, model.current_log() | timer.read() | measure_gpus())
                 if opt.debug.compare_every and progress.step % opt.debug.compare_every == 0:
@@ -124,7 +123,7 @@ def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
     progress = Progress()
     if resumed is not None:
         progress = restore_progress(resumed, opt, loader.order(), loader.sampler.global_batch)
-    model = define_Model(opt)
+    model = ModelVRT(opt)
     model.init_train(resumed.state if resumed is not None else None)
     return model, loader, clips, progress
 

@@ -1,4 +1,4 @@
-"""Mixed precision: which type a run computes in, on the devices that it has."""
+"""Mixed precision (AMP): choose the dtype from the devices of all ranks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def choose_dtype(wanted: str, has_bfloat16: list[bool]) -> str:
-    """ "auto": bfloat16 where every rank's device computes in it, else float16; another name: itself.
+    """`wanted`, or for "auto" bfloat16 if every rank's device supports it natively, else float16.
 
-    Gradients are scaled for float16 only, so ranks of different types would add up scaled and unscaled gradients.
+    All ranks use one dtype: gradients are scaled in float16 only, and the reduction must not mix them.
     """
     if wanted != "auto":
         return wanted
@@ -25,12 +25,12 @@ def choose_dtype(wanted: str, has_bfloat16: list[bool]) -> str:
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """GPUs before Ampere (V100, T4, MX450) only emulate bfloat16, several times slower than float16."""
+    """False on GPUs before Ampere (V100, T4, MX450): they emulate bfloat16, several times slower than float16."""
     return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def amp_dtype(amp: AmpOptions, device: torch.device) -> torch.dtype | None:
-    """The autocast type that `train.amp` asks for, None without mixed precision; the log says which. Collective."""
+    """The autocast dtype for `train.amp`, written to the log; None without mixed precision. Collective."""
     if not amp.enable:
         return None
     native = utils_dist.gather_objects(has_native_bfloat16(device))
@@ -38,5 +38,5 @@ def amp_dtype(amp: AmpOptions, device: torch.device) -> torch.dtype | None:
     logger.info("mixed precision in %s%s", name, ", with gradient scaling" if name == "float16" else "")
     if name == "bfloat16" and not all(native):
         ranks = ", ".join(str(rank) for rank, found in enumerate(native) if not found)
-        logger.warning('the GPU of rank %s only emulates bfloat16, slowly; set train.amp.dtype to "auto"', ranks)
+        logger.warning('the GPU of rank %s emulates bfloat16, which is slow; set train.amp.dtype to "auto"', ranks)
     return AMP_DTYPES[name]

@@ -1,4 +1,4 @@
-"""Lines that every rank prints with `debug.every`, so that a person sees that all of them train, and on what."""
+"""Lines that every rank prints with `debug.every`: they show that all ranks train, and on which samples."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from models.model_vrt import ModelVRT
 from utils import utils_dist
 
 
-def lines_of_rank(model: ModelVRT, step: int, micro_batches: list[dict[str, Any]], every: int) -> None:
-    """After step `step` of model: what it was fed, once in a process; loss and samples, each `every` steps."""
+def print_debug_lines(model: ModelVRT, step: int, micro_batches: list[dict[str, Any]], every: int) -> None:
+    """Print the tensors of the first batch once per process, and loss and samples every `every` steps."""
     rank = f"[Rank {utils_dist.get_rank()}/{utils_dist.get_world_size()}]"
     if not model.is_described:
         model.is_described = True
-        fed = {"lq": model.lq, "spike": model.spike, "gt": model.gt, "loss": model.step_loss}
-        found = "; ".join(f"{name} {_describe(value)}" for name, value in fed.items() if value is not None)
+        tensors = {"lq": model.lq, "spike": model.spike, "gt": model.gt, "loss": model.step_loss}
+        found = "; ".join(f"{name} {_describe(value)}" for name, value in tensors.items() if value is not None)
         _print(f"{rank} First batch: {found}")
     if step % every == 0:
         keys = [key for batch in micro_batches for key in batch["key"]]
@@ -26,7 +26,7 @@ def lines_of_rank(model: ModelVRT, step: int, micro_batches: list[dict[str, Any]
 
 
 def _print(text: str) -> None:
-    with suppress(OSError):  # a full disk behind the output does not end the run
+    with suppress(OSError):  # a full disk behind stdout must not end the run
         print(text, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Pixel losses between the restored and the sharp clip; chosen by ``train.G_lossfn_type``."""
+"""Pixel losses between the restored and the sharp clip, chosen by `train.G_lossfn_type`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOSSES = Registry("loss", "G_lossfn_type", base=TrainOptions)
 class CharbonnierLoss(nn.Module):
     """mean(sqrt((x - y)^2 + eps)), a smooth L1 (Charbonnier et al., ICIP 1994; eps as in the VRT recipe).
 
-    G_charbonnier_eps: added inside the root, so the floor of the loss is sqrt(eps).
+    G_charbonnier_eps: added inside the root; the smallest value of the loss is sqrt(eps).
     """
 
     def __init__(self, G_charbonnier_eps: float = 1e-9) -> None:

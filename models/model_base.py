@@ -1,4 +1,4 @@
-"""The networks of a model and their files: netG, its average netE, the device they stand on."""
+"""The networks of a model, netG and its moving average netE, and the files of their weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from models.ddp import bare
+from models.ddp import unwrap_ddp
 from models.portable import portable_options
 from models.select_network import define_G
 from utils import utils_dist
@@ -21,46 +21,45 @@ logger = logging.getLogger(__name__)
 
 
 class ModelBase:
-    """netG (possibly wrapped), netE (its exponential moving average, or None) and their weights."""
+    """netG (in DDP during training), netE (its exponential moving average, or None) and their weights."""
 
-    def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
-        """spike_channels: S of the batches; None: that of the options' datasets."""
-        channels = opt.spike_channels if spike_channels is None else spike_channels
-        self.opt, self.portable = opt, {**portable_options(opt), "spike_channels": channels}
+    def __init__(self, opt: Options) -> None:
+        self.opt, self.portable = opt, portable_options(opt)
         self.device = utils_dist.get_device()
-        torch.manual_seed(opt.train.manual_seed)  # the same first weights on every rank and in every run
-        self.netG: nn.Module = define_G(opt, channels).to(self.device)
+        # torch's layers draw their first weights from the default generator. Seeded: the same on every rank.
+        torch.manual_seed(opt.train.manual_seed)
+        self.netG: nn.Module = define_G(opt).to(self.device)
         self.netE: nn.Module | None = None
 
     @property
     def net_for_test(self) -> nn.Module:
-        """netE where there is one, as KAIR does; else the bare netG."""
-        return self.netE if self.netE is not None else bare(self.netG)
+        """netE if there is one, as in KAIR; else netG without DDP."""
+        return self.netE if self.netE is not None else unwrap_ddp(self.netG)
 
     def init_ema(self, decay: float) -> None:
-        """netE starts as a copy of netG; 0 means none."""
+        """Create netE as a copy of netG; decay 0: no netE."""
         if decay == 0:
             if self.opt.path.pretrained_netE:
                 logger.warning("path.pretrained_netE has no effect in training while train.E_decay is 0")
             return
-        self.netE = copy.deepcopy(bare(self.netG)).eval().requires_grad_(False)
+        self.netE = copy.deepcopy(unwrap_ddp(self.netG)).eval().requires_grad_(False)
         self.ema_update = get_ema_multi_avg_fn(decay)
 
     @torch.no_grad()
     def update_ema(self) -> None:
         if self.netE is not None:
             averaged = list(self.netE.parameters())
-            current = [p.detach() for p in bare(self.netG).parameters()]
+            current = [p.detach() for p in unwrap_ddp(self.netG).parameters()]
             self.ema_update(averaged, current, None)
 
     def describe(self) -> str:
-        """One line on the size of netG, for the log."""
-        parameters = list(bare(self.netG).parameters())
+        """Size of netG in one line, for the log."""
+        parameters = list(unwrap_ddp(self.netG).parameters())
         total = sum(p.numel() for p in parameters)
         return f"netG {self.opt.netG.net_type}: {total / 1e6:.2f} M parameters in {len(parameters)} tensors"
 
     def save_weights(self, folder: Path, step: int) -> None:
-        """<step>_G.pth and <step>_E.pth: {"params", "options" (what the network was built with), "iter"}."""
+        """Write <step>_G.pth and <step>_E.pth: {"params", "options" (see models/portable.py), "iter"}."""
         for letter, net in (("G", self.netG), ("E", self.netE)):
             if net is not None:
                 content = {"params": cpu_state(net), "options": self.portable, "iter": step}
@@ -68,5 +67,5 @@ class ModelBase:
 
 
 def cpu_state(net: nn.Module) -> dict[str, torch.Tensor]:
-    """The bare network's state dict as plain tensors on the CPU."""
-    return {key: value.detach().cpu().contiguous() for key, value in bare(net).state_dict().items()}
+    """State dict of the network without DDP, as tensors on the CPU."""
+    return {key: value.detach().cpu().contiguous() for key, value in unwrap_ddp(net).state_dict().items()}

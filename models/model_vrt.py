@@ -1,4 +1,4 @@
-"""Training of a video restoration network: feed a batch, optimize, test, log, and the state that a resume needs."""
+"""Training of a video restoration network: optimizer steps, log values, and the state needed to resume."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from models.amp import AMP_DTYPES, amp_dtype
-from models.ddp import bare, wrap_ddp
+from models.ddp import unwrap_ddp, wrap_ddp
 from models.losses import LOSSES
 from models.model_base import ModelBase, cpu_state
 from models.nonfinite import NonFiniteSteps
 from models.optim import build_optimizer, is_fix_key, load_moments, set_lr
-from models.out_of_memory import memory_error
+from models.out_of_memory import out_of_memory_error
 from models.restore.restorer import Restorer
 from models.restore.tiling import Tiling, out_of_memory
 from models.weights import load_pretrained, load_weights
@@ -33,58 +33,60 @@ logger = logging.getLogger(__name__)
 
 
 class ModelVRT(ModelBase):
-    """Any network with ``netG(lq, spike) -> (B, T, 3, sH, sW)``, trained on the batches of design.md."""
+    """Trains any network with netG(lq, spike) -> (B, T, 3, sH, sW).
 
-    def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
-        super().__init__(opt, spike_channels)
+    A batch holds lq (B, T, 3, H, W), gt (B, T, 3, sH, sW), both in [0, 1], spike (B, T, S, H, W) and key, a list of B
+    sample names.
+    """
+
+    def __init__(self, opt: Options) -> None:
+        super().__init__(opt)
         self.train_opt = opt.train
         self.tiling = tile_options(opt.val, input_spec(self.netG))
-        self.seed = self.train_opt.manual_seed
         self.amp_dtype = amp_dtype(self.train_opt.amp, self.device)
         self.nonfinite = NonFiniteSteps(self.train_opt.max_nonfinite_steps, opt.folder)
         self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
-        self.is_described = False  # whether the first batch has been shown (debug.every)
+        self.is_described = False  # whether the first batch has been printed (debug.every)
 
     # ---- before the first step -------------------------------------------------------------------------------------
 
     def init_train(self, state: dict[str, Any] | None = None) -> None:
-        """Weights, freeze, DDP, optimizer, in this order. Collective.
+        """Load the weights, then create netE, the loss, the optimizer and the gradient scaler. Collective.
 
-        state: a full checkpoint, which wins over `path.pretrained_netG`; None: pretrained weights, or from scratch.
+        The first step freezes parameters and wraps netG in DDP.
+        state: a full checkpoint to resume from; None: start from `path.pretrained_netG`, or from scratch.
         """
         path, strict = self.opt.path, self.train_opt.G_param_strict
         if state is None:
-            load_pretrained(bare(self.netG), path.pretrained_netG, strict)
+            load_pretrained(unwrap_ddp(self.netG), path.pretrained_netG, strict)
         else:
             self._load_checkpoint_weights(state)
         self.init_ema(self.train_opt.E_decay)
         if state is None and self.netE is not None:
             load_pretrained(self.netE, path.pretrained_netE, strict, "netE")
         if self.train_opt.compile:
-            self.netG.compile()  # in place: weights keep their names, and no wrapper stands in the way
+            self.netG.compile()  # in place: the names in the state dict stay the same
         self.lossfn: nn.Module = LOSSES.build(self.train_opt, "train").to(self.device)
         self.optimizer = build_optimizer(self.netG, self.train_opt)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp_dtype is torch.float16)
         if state is not None:
             self._load_training_state(state)
-        self.frozen: bool | None = None  # decided, and DDP built, by the first step
+        self.frozen: bool | None = None  # set by the first step
         self.netG.train()
 
     def _load_checkpoint_weights(self, state: dict[str, Any]) -> None:
-        """Raises CheckpointError, with the options of netG that differ, where not every tensor fits."""
+        """Raises CheckpointError, naming the options of netG that differ, if a tensor does not fit."""
         try:
-            load_weights(bare(self.netG), state["model_state_dict"], "the checkpoint to resume from", strict=True)
+            load_weights(unwrap_ddp(self.netG), state["model_state_dict"], "the checkpoint to resume from", strict=True)
         except CheckpointError as e:
             changed = ", ".join(differences(state["options"]["netG"], self.opt.netG.plain(), "netG."))
             e.expected = "the network that the checkpoint was trained with"
-            e.do = (
-                f"undo the change of {changed or 'netG'}, or start a new task from these weights (path.pretrained_netG)"
-            )
+            e.do = f"undo the change of {changed or 'netG'}, or start a new task with path.pretrained_netG"
             raise
 
     def _load_training_state(self, state: dict[str, Any]) -> None:
         was, now = state["options"]["train"]["fix_keys"], self.train_opt.fix_keys
-        load_moments(self.optimizer, state["optimizer"], bare(self.netG), was, now)
+        load_moments(self.optimizer, state["optimizer"], unwrap_ddp(self.netG), was, now)
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         if self.netE is not None and state["ema_state_dict"] is not None:
@@ -92,7 +94,7 @@ class ModelVRT(ModelBase):
         self.nonfinite.in_a_row = state["nonfinite_in_a_row"]
 
     def training_state(self) -> dict[str, Any]:
-        """Everything of the model that a resume needs, as plain types and CPU tensors."""
+        """The state of the model that a resume needs, as plain types and CPU tensors."""
         return {
             "model_state_dict": cpu_state(self.netG),
             "ema_state_dict": cpu_state(self.netE) if self.netE is not None else None,
@@ -105,44 +107,43 @@ class ModelVRT(ModelBase):
     # ---- one step --------------------------------------------------------------------------------------------------
 
     def is_frozen_at(self, step: int) -> bool:
-        """Whether the parameters of `fix_keys` are left as they are in this step."""
+        """Whether the parameters of `fix_keys` are frozen in this step."""
         return step < self.train_opt.fix_iter
 
     def set_phase(self, step: int, batch: dict[str, Any]) -> None:
-        """Freeze or release the parameters of `fix_keys` and wrap in DDP anew. Collective.
+        """Freeze or unfreeze the parameters of `fix_keys` and wrap netG in DDP again. Collective.
 
-        A parameter released after DDP was built would never be reduced, and a static graph may not change: hence the
-        new wrap, on all ranks at the same step.
+        DDP never reduces parameters that are unfrozen after it was built, and a static graph may not change. All
+        ranks therefore wrap again at the same step.
         """
-        frozen = self.is_frozen_at(step)
         if self.frozen is not None:
             logger.info("iteration %d: %s are trained from now on", step, ", ".join(self.train_opt.fix_keys))
-        self.frozen = frozen
-        net = bare(self.netG)
+        self.frozen = self.is_frozen_at(step)
+        net = unwrap_ddp(self.netG)
         for name, parameter in net.named_parameters():
-            parameter.requires_grad_(not (frozen and is_fix_key(name, self.train_opt.fix_keys)))
+            parameter.requires_grad_(not (self.frozen and is_fix_key(name, self.train_opt.fix_keys)))
         self.fit_memory(batch)
-        self.netG = self.wrapped(net)
+        self.netG = self.wrap(net)
         if isinstance(self.netG, DistributedDataParallel) and not self.opt.find_unused_parameters:
             self._settle_buckets(batch)
 
-    def wrapped(self, net: nn.Module) -> nn.Module:
-        """`net` in DDP, as the options ask for it. Collective."""
+    def wrap(self, net: nn.Module) -> nn.Module:
+        """`net` in DDP with the DDP options of this run. Collective."""
         return wrap_ddp(net, self.opt.find_unused_parameters, self.opt.use_static_graph)
 
     def fit_memory(self, batch: dict[str, Any]) -> None:
-        """Lets a network that can do so choose what it computes anew, for training steps on batches like this."""
-        if hasattr(bare(self.netG), "fit"):
+        """Let a network with a `fit` method choose its checkpointed blocks for batches of this size."""
+        net = unwrap_ddp(self.netG)
+        if hasattr(net, "fit"):
             self.feed_data(batch)
             with self.autocast():
-                bare(self.netG).fit(self.lq, self.spike)
+                net.fit(self.lq, self.spike)
 
     def _settle_buckets(self, batch: dict[str, Any]) -> None:
-        """Two passes whose gradients are dropped. Collective.
+        """Run two passes and discard their gradients. Collective.
 
-        DDP lays its buckets out anew before the second pass of each process life; from three ranks on, that changes
-        the order of the sums. With the layout settled before the first step, a resumed run repeats the bits of one
-        that was never interrupted.
+        DDP rebuilds its buckets before the second pass of each process. With three or more ranks that changes the
+        order of the sums. Rebuilding before the first step makes a resumed run bitwise equal to an uninterrupted one.
         """
         if utils_dist.get_world_size() > 2:
             self.feed_data(batch)
@@ -153,20 +154,20 @@ class ModelVRT(ModelBase):
     def optimize_parameters(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
         """One optimizer step on `accumulation_steps` micro-batches; step counts from 1. Collective.
 
-        The gradient norm after the reduction is the same number on all ranks, so a NaN or Inf anywhere is seen by all
-        of them without another collective, and all skip the step. Raises NonFiniteError, on all ranks, after
-        `max_nonfinite_steps` such steps in a row.
+        The gradient norm after the reduction is the same on all ranks. If it is NaN or Inf, all ranks skip the step
+        without another collective. Raises NonFiniteError on all ranks after `max_nonfinite_steps` such steps in a row.
         """
         is_first = self.is_frozen_at(step) != self.frozen
-        # Such a step also settles DDP, compiles and tunes kernels, which may take minutes.
+        # The first step also builds DDP, compiles and tunes kernels, which may take minutes.
         with watchdog.stage("first step") if is_first else nullcontext():
             watchdog.phase("forward", step - 1)
             try:
                 if is_first:
                     self.set_phase(step, micro_batches[0])
                 set_lr(self.optimizer, step, self.train_opt)
-                # Randomness in the network depends on nothing but these three: no generator state needs saving.
-                torch.manual_seed(mix_seed(self.seed, step, utils_dist.get_rank()))
+                # All random numbers of the step follow from these three: a checkpoint holds no generator state.
+                # DropPath says why they come from torch's default generator.
+                torch.manual_seed(mix_seed(self.train_opt.manual_seed, step, utils_dist.get_rank()))
                 self.optimizer.zero_grad(set_to_none=True)
                 self.step_loss = torch.zeros((), device=self.device)
                 self._accumulate(step, micro_batches)
@@ -174,12 +175,13 @@ class ModelVRT(ModelBase):
                 if not out_of_memory(e):
                     raise
                 clips = (micro_batches[0]["lq"], micro_batches[0].get("spike"))
-                raise memory_error(e, f"iteration {step}", self.opt, bare(self.netG), clips, self.autocast) from e
+                net = unwrap_ddp(self.netG)
+                raise out_of_memory_error(e, f"iteration {step}", self.opt, net, clips, self.autocast) from e
             watchdog.phase("optimizer")
             self._apply_gradients(step, micro_batches)
 
     def _accumulate(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
-        """Forward and backward over the micro-batches; the gradients are reduced in the last backward pass."""
+        """Forward and backward of the micro-batches; the last backward pass reduces the gradients."""
         for index, batch in enumerate(micro_batches):
             self.feed_data(batch)
             is_last = index == len(micro_batches) - 1
@@ -188,7 +190,7 @@ class ModelVRT(ModelBase):
             ):
                 watchdog.phase("forward", step - 1)
                 loss = self.loss() / len(micro_batches)
-                # The last backward pass meets the other ranks.
+                # The last backward pass waits for the other ranks.
                 (watchdog.sync if is_last else watchdog.phase)("backward")
                 self.scaler.scale(loss).backward()
             self.step_loss = self.step_loss + loss.detach()
@@ -199,7 +201,7 @@ class ModelVRT(ModelBase):
         self.spike = batch["spike"].to(self.device, non_blocking=True) if "spike" in batch else None
 
     def loss(self) -> Tensor:
-        """Loss of the batch fed last; the network in the AMP dtype, the loss itself in float32 (or better)."""
+        """Loss of the current batch: the network runs in the AMP dtype, the loss in float32 (float64 stays)."""
         with self.autocast():
             restored = self.netG(self.lq, self.spike)
         restored = restored.float() if restored.dtype in AMP_DTYPES.values() else restored
@@ -211,14 +213,14 @@ class ModelVRT(ModelBase):
     def _apply_gradients(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
         self.scaler.unscale_(self.optimizer)
         clip = self.train_opt.G_optimizer_clipgrad
-        gradients = [p.grad for p in bare(self.netG).parameters() if p.grad is not None]
+        gradients = [p.grad for p in unwrap_ddp(self.netG).parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        # The one place that waits for the device: whether to skip must be known before the weights change.
+        # The only synchronisation with the device: the weights must not change if the step is skipped.
         if torch.isfinite(norm):
             self.nonfinite.passed()
             self.loss_sum, self.loss_count = self.loss_sum + self.step_loss, self.loss_count + 1
             if clip:
-                nn.utils.clip_grads_with_norm_(bare(self.netG).parameters(), clip, norm)
+                nn.utils.clip_grads_with_norm_(unwrap_ddp(self.netG).parameters(), clip, norm)
             self.scaler.step(self.optimizer)
             self.update_ema()
         else:
@@ -232,7 +234,7 @@ class ModelVRT(ModelBase):
     # ---- log and test ----------------------------------------------------------------------------------------------
 
     def current_log(self) -> dict[str, float]:
-        """Mean loss since the last call, over all ranks, and the learning rate. Collective."""
+        """Mean loss over all ranks since the last call, and the learning rate. Collective."""
         mean = utils_dist.all_reduce_mean(self.loss_sum / max(1, self.loss_count))
         self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
         return {"loss": float(mean), "lr": self.optimizer.param_groups[0]["lr"]}

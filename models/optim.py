@@ -1,4 +1,4 @@
-"""Optimizer groups and the learning rate as a pure function of the step (so that a resume needs no scheduler state)."""
+"""Optimizer groups, and the learning rate as a pure function of the step (a resume needs no scheduler state)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from utils.options.models import TrainOptions
 
 
 def is_fix_key(name: str, fix_keys: Sequence[str]) -> bool:
-    """Whether parameter `name` belongs to the group that `train.fix_keys` freezes first and slows down later."""
+    """Whether parameter `name` is in the `train.fix_keys` group: frozen until `fix_iter`, then at lr * `fix_lr_mul`."""
     return any(key in name for key in fix_keys)
 
 
 def build_optimizer(net: nn.Module, train: TrainOptions) -> torch.optim.Optimizer:
     """Adam or AdamW over two groups: the ordinary parameters, and those of `fix_keys` at lr * `fix_lr_mul`.
 
-    All parameters are in from the start, those frozen until `fix_iter` too: one without a gradient is left alone.
+    Frozen parameters are included from the start: the optimizer skips parameters without a gradient.
     """
     base, mul, named = train.G_optimizer_lr, train.fix_lr_mul, dict(net.named_parameters())
     groups = [
@@ -35,7 +35,7 @@ def build_optimizer(net: nn.Module, train: TrainOptions) -> torch.optim.Optimize
 
 
 def group_names(net: nn.Module, fix_keys: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names of the ordinary parameters, and of those of `fix_keys`, in the order of the optimizer's groups."""
+    """Names of the ordinary parameters and of those of `fix_keys`, in the order of the optimizer's groups."""
     groups: tuple[list[str], list[str]] = ([], [])
     for name, _ in net.named_parameters():
         groups[is_fix_key(name, fix_keys)].append(name)
@@ -45,10 +45,10 @@ def group_names(net: nn.Module, fix_keys: Sequence[str]) -> tuple[list[str], lis
 def load_moments(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any], net: nn.Module, was: Sequence[str], now: Sequence[str]
 ) -> None:
-    """Takes the moments of `saved`, a state dict, by parameter name; rates, betas and weight decay stay today's.
+    """Load Adam's moments from the state dict `saved` by parameter name; lr, betas and weight decay stay as they are.
 
-    was, now: `train.fix_keys` that `saved` and `optimizer` were made with; with them the numbers differ by which a
-    state dict names parameters.
+    was, now: `train.fix_keys` of `saved` and of `optimizer`. A state dict names parameters by their index in the
+    groups, which depends on `fix_keys`.
     """
     moments = dict(zip(chain(*group_names(net, was)), _numbers(saved), strict=True))
     own = optimizer.state_dict()
@@ -68,8 +68,8 @@ def lr_at(step: int, base: float, train: TrainOptions) -> float:
     """Learning rate at `step` (counted from 1) for a group whose full rate is `base`.
 
     MultiStepLR: base * gamma^(number of milestones <= step). CosineAnnealingWarmRestarts: SGDR (Loshchilov & Hutter,
-    ICLR 2017, eq. 5) over the listed periods; after the last one the rate stays at eta_min, where torch's scheduler
-    would jump back to the full rate for the very last steps. `G_warmup_iter` steps of linear warm-up come first.
+    ICLR 2017, eq. 5) over the listed periods; after the last one the rate stays at eta_min, whereas torch's scheduler
+    would restart at the full rate. The first `G_warmup_iter` steps are scaled by a linear warm-up.
     """
     if train.G_scheduler_type == "MultiStepLR":
         passed = sum(step >= m for m in train.G_scheduler_milestones)

@@ -1,4 +1,4 @@
-"""The nine published VRT networks: what a weights file without options can be, told by the shapes of its tensors."""
+"""The nine published VRT networks; a weights file without options is identified by the shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _VIMEO: dict[str, Any] = {
     "deformable_groups": 16,
 }
 
-# File stem -> arguments of the network. 002 as its released file has it (KAIR's option file says otherwise).
+# File stem -> arguments of the network. 002 follows its released file; KAIR's option file differs.
 RELEASED: dict[str, dict[str, Any]] = {
     "001_VRT_videosr_bi_REDS_6frames": {
         **_BIG, "img_size": [6, 64, 64], "window_size": [6, 8, 8], "pa_frames": 2, "deformable_groups": 12,
@@ -55,7 +55,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-# The authors' tiles: frames, side; an overlap of 2 frames and 20 pixels everywhere.
+# The authors' tiles (frames, side); they overlap by 2 frames and 20 pixels.
 RELEASED_TILES = {
     "001": (40, 128), "002": (40, 128), "003": (32, 128), "004": (32, 128), "005": (12, 256), "006": (18, 192),
     "007": (12, 256), "008": (12, 256), "009": (0, 0),
@@ -65,7 +65,7 @@ RELEASED_TILES = {
 def identify(weights: Mapping[str, Tensor]) -> str | None:
     """The published network whose tensors have exactly these names and shapes, or None.
 
-    Networks that differ in their training data only cannot be told apart: the first of them stands for all.
+    Several networks differ only in their training data; the first of them is returned.
     """
     shapes = {key: value.shape for key, value in weights.items()}
     return next((name for name in RELEASED if _shapes_of(name) == shapes), None)

@@ -1,10 +1,8 @@
-"""define_G: the network an option file asks for. A new network is a new file models/network_<net_type>.py."""
+"""define_G builds the network of an option file; a new network is a new file models/network_<net_type>.py."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,25 +17,18 @@ logger = logging.getLogger(__name__)
 NETWORKS = Registry("network", "net_type")
 
 
-def define_G(opt: Options | Mapping[str, Any], spike_channels: int | None = None) -> nn.Module:
-    """The network of opt.netG with fresh weights; for notebooks opt may be a mapping in KAIR's form, {"netG": {...}}.
-
-    spike_channels: S; None: that of the options' datasets (0 for a mapping).
-    Raises OptionError where options do not fit.
-    """
-    if spike_channels is None:
-        spike_channels = opt.spike_channels if isinstance(opt, Options) else 0
-    section = opt.netG if isinstance(opt, Options) else opt["netG"]
-    net = NETWORKS.build(section, "netG", spike_channels=spike_channels)
+def define_G(opt: Options) -> nn.Module:
+    """The network of opt.netG with initial weights. Raises OptionError if its options do not fit together."""
+    net = NETWORKS.build(opt.netG, "netG", spike_channels=opt.spike_channels)
     for note in getattr(net, "notes", ()):
         logger.info("%s", note)
     return net
 
 
 def check_options(opt: Options) -> None:
-    """OptionError where no network can be built from these options, or not fed with their clips; costs no memory.
+    """Raise OptionError if the network cannot be built, or cannot take the clips of the datasets.
 
-    Building on the meta device runs every check of the constructors without a single weight.
+    Building on the meta device runs every check of the constructors without allocating weights.
     """
     with torch.device("meta"):
         spec = input_spec(NETWORKS.build(opt.netG, "netG", spike_channels=opt.spike_channels))
@@ -45,8 +36,8 @@ def check_options(opt: Options) -> None:
     if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
         raise OptionError(
             f"datasets.test gives {test.spike_channels} spike channels, datasets.train {train.spike_channels}",
-            "datasets.test.spike", "the same number: one network reads both",
-            "give datasets.test.spike the representation of datasets.train",
+            "datasets.test.spike", "the same number, because one network takes both",
+            "copy the representation of datasets.train.spike to datasets.test.spike",
         )  # fmt: skip
     size = getattr(train, "gt_size", None)
     if size is None:
@@ -57,7 +48,7 @@ def check_options(opt: Options) -> None:
         raise OptionError(
             f"datasets.train.gt_size is {size}", "datasets.train.gt_size",
             f"input crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}, "
-            "as the network's strides and windows need them", f"set it to {near}",
+            "because of the network's strides and windows", f"set it to {near}",
         )  # fmt: skip
 
 

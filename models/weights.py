@@ -1,4 +1,4 @@
-"""Reading weights files and starting a network from them, with a report of what fitted."""
+"""Read weights files and load them into a network, with a report of what matched."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from utils.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-# Where the published files and ours keep the state dict; a file may also be one itself.
+# Keys under which published files and ours hold the state dict. A file may also be a state dict itself.
 CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
-# Below this share of matched tensors the file is most likely not the one that was meant.
-LEAST_MATCHED = 0.9
+# If fewer tensors match, the file most likely belongs to another network.
+MIN_MATCHED = 0.9
 
 
 @dataclass
 class LoadReport:
-    """What a weights file gave to a network; names of tensors."""
+    """Names of tensors by what happened to them when a weights file was loaded."""
 
     matched: list[str] = field(default_factory=list)
     widened: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class LoadReport:
 
     @property
     def share(self) -> float:
-        """Loaded share of the network's tensors, parts that only the spikes need left out."""
+        """Share of the network's tensors that were loaded; missing tensors of the fusion do not count."""
         wanted = [k for k in self.missing if not k.startswith("fusion.")]
         total = len(self.matched) + len(self.widened) + len(wanted) + len(self.mismatched)
         return (len(self.matched) + len(self.widened)) / max(total, 1)
@@ -48,44 +48,36 @@ class LoadReport:
 
 
 def read_weights(path: str | Path, prefer: str = "params") -> dict[str, Tensor]:
-    """The state dict in a weights file, on the CPU; bare, or under params, params_ema, model_state_dict.
+    """The state dict in a weights file, on the CPU; the file holds it directly or under one of CONTAINERS.
 
-    prefer: the entry to take where a file has several. Raises CheckpointError for a missing or foreign file.
+    prefer: the key to take if the file has several. Raises CheckpointError if the file is missing or holds no weights.
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(
-            "no such weights file", str(path), "an existing file", "correct the path, or set it to null"
-        )
+        raise CheckpointError("no such weights file", str(path), "an existing file", "correct the path, or use null")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as e:
-        raise CheckpointError(
-            "not a weights file",
-            str(path),
-            "a file of torch.save that holds tensors only",
-            "download or export it again",
-        ) from e
+        expected = "a file written by torch.save that holds tensors only"
+        raise CheckpointError("not a weights file", str(path), expected, "download or export it again") from e
     for name in (prefer, *CONTAINERS):
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
             break
     if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        found = f"a {type(content).__name__}" + (
-            f" with {sorted(map(str, content))[:5]}" if isinstance(content, dict) else ""
-        )
+        keys = f" with the keys {sorted(map(str, content))[:5]}" if isinstance(content, dict) else ""
         raise CheckpointError(
-            f"{found} instead of a state dict", str(path), f"tensors by name, bare or under {', '.join(CONTAINERS)}",
-            "choose another file",
+            f"a {type(content).__name__}{keys} instead of a state dict", str(path),
+            f"tensors by name, directly or under {', '.join(CONTAINERS)}", "choose another file",
         )  # fmt: skip
     return {key.removeprefix("module."): value for key, value in content.items()}
 
 
 def load_weights(net: nn.Module, weights: dict[str, Tensor], where: str, strict: bool = False) -> LoadReport:
-    """Put `weights` into `net`, by name; a conv_first that has gained input channels is widened.
+    """Load `weights` into `net` by name; if conv_first has more input channels than its weight, the rest is zero.
 
-    strict: every tensor must match, none may be left over. Otherwise 90 % must match.
-    Raises CheckpointError; the network is then unchanged.
+    where: the source of the weights, for the error. strict: all names and shapes must match; otherwise 90 % of the
+    network's tensors. Raises CheckpointError and leaves the network unchanged.
     """
     own = net.state_dict()
     report = LoadReport(missing=[k for k in own if k not in weights], unexpected=[k for k in weights if k not in own])
@@ -106,31 +98,31 @@ def load_weights(net: nn.Module, weights: dict[str, Tensor], where: str, strict:
 
 
 def widen_first(given: Tensor, wanted: Tensor, net: nn.Module) -> Tensor | None:
-    """`given` (E, K, 1, 3, 3) with zero columns for the new input channels, or None where that is not the difference.
+    """`given` (E, K, 1, 3, 3) with zeros for the new input channels; None if the shapes differ in another way.
 
-    The input is groups of in_chans channels (the frame, then four corners of each neighbour), then the noise map:
-    the RGB columns of each group stay at its head.
+    The input consists of groups of in_chans channels (the frame, then four corners of each of two neighbours), then
+    the noise map. In each group the given channels come first.
     """
     if given.shape[0] != wanted.shape[0] or given.shape[2:] != wanted.shape[2:]:
         return None
     groups = 9 if getattr(net, "pa_frames", 0) else 1
     noise = int(getattr(net, "nonblind", False))
-    had, have = (given.shape[1] - noise), (wanted.shape[1] - noise)
-    if had % groups or have % groups or not 0 < had < have:
+    narrow, full = given.shape[1] - noise, wanted.shape[1] - noise
+    if narrow % groups or full % groups or not 0 < narrow < full:
         return None
     wide = given.new_zeros(wanted.shape)
     for group in range(groups):
-        old, new = group * had // groups, group * have // groups
-        wide[:, new : new + had // groups] = given[:, old : old + had // groups]
+        old, new = group * narrow // groups, group * full // groups
+        wide[:, new : new + narrow // groups] = given[:, old : old + narrow // groups]
     if noise:
         wide[:, -1] = given[:, -1]
     return wide
 
 
 def load_pretrained(net: nn.Module, path: str | None, strict: bool, which: str = "netG") -> LoadReport | None:
-    """Start `net` from the weights at `path` (path.pretrained_<which>), where there are any; the log says what fitted.
+    """Load the weights at `path` (option path.pretrained_<which>), if given, into `net`, and log the report.
 
-    Of a file with averaged weights, netE takes these.
+    netE takes the averaged weights of a file that has both.
     """
     if not path:
         return None
@@ -142,9 +134,9 @@ def load_pretrained(net: nn.Module, path: str | None, strict: bool, which: str =
 
 def _check(report: LoadReport, where: str, strict: bool) -> None:
     faults = report.missing + report.mismatched + report.unexpected + report.widened
-    if (strict and faults) or report.share < LEAST_MATCHED:
+    if (strict and faults) or report.share < MIN_MATCHED:
         raise CheckpointError(
             f"the weights do not fit the network: {report}", where,
-            "every tensor (strict)" if strict else f"at least {LEAST_MATCHED:.0%} of the network's tensors",
+            "every tensor (strict)" if strict else f"at least {MIN_MATCHED:.0%} of the network's tensors",
             "choose weights of the same depths, dims and window, or adapt netG to them",
         )  # fmt: skip

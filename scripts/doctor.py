@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import main_train_vrt
-from models.ddp import bare, weights_hash
+from models.ddp import unwrap_ddp, weights_hash
 from models.model_vrt import ModelVRT
-from models.select_model import define_Model
 from scripts.doctor_checks import (
     FAIL,
     OK,
@@ -114,7 +113,7 @@ def check_training(argv: list[str]) -> list[Finding]:
         yield Finding(OK, "data", f"{sampler.dataset_len} training samples, {count} test clips")
 
     def network() -> Iterator[Finding]:
-        state["model"] = define_Model(state["opt"])
+        state["model"] = ModelVRT(state["opt"])
         state["model"].init_train(None)
         yield Finding(OK, "network", state["model"].describe())
 
@@ -167,8 +166,8 @@ def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> list[Finding]:
     utils_dist.barrier()
     if world == 1:
         return [Finding(OK, "step", f"{alone:.2f} s forward and backward")]
-    net = bare(model.netG)
-    model.netG = model.wrapped(net)
+    net = unwrap_ddp(model.netG)
+    model.netG = model.wrap(net)
     together = max(utils_dist.gather_objects(time_of_steps(model, batch)))
     model.netG = net
     share = utils_dist.gather_objects(alone)[0] / together
@@ -198,7 +197,7 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> list[Finding]:
     """Gradients of all ranks together against those of one process that sees all their samples; float64. Collective."""
     if utils_dist.get_world_size() == 1:
         return []
-    net = bare(model.netG).double().eval()
+    net = unwrap_ddp(model.netG).double().eval()
     batches = utils_dist.gather_objects({k: v for k, v in batch.items() if isinstance(v, torch.Tensor)})
 
     def gradients(parts: list[dict[str, Any]]) -> torch.Tensor:
@@ -213,7 +212,7 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> list[Finding]:
     for parameter in net.parameters():  # DDP hands out rank 0's weights; the reference needs them as well
         torch.distributed.broadcast(parameter.data, 0)
     expected = gradients(batches)
-    model.netG = model.wrapped(net)
+    model.netG = model.wrap(net)
     found = gradients([batches[utils_dist.get_rank()]])
     error = float((found - expected).abs().max() / expected.abs().max())
     worst = max(utils_dist.gather_objects(error))

@@ -10,7 +10,7 @@ import torch
 from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
 from models.network_vrt import VRT
-from models.out_of_memory import probe, ways_out
+from models.out_of_memory import estimate_step, suggest_changes
 from models.select_network import NETWORKS
 from models.vrt.fit_memory import MARGIN, StepMemory, count_step
 from tests.train_files import network, write_options
@@ -59,7 +59,7 @@ def gigabytes(fixed, activations, checkpointed):
 
 
 def test_each_way_out_is_the_mildest_that_fits():
-    ways = dict(ways_out(gigabytes(1, 20, 5), options(accumulation=3), 12.0, needs(2)))
+    ways = dict(suggest_changes(gigabytes(1, 20, 5), options(accumulation=3), 12.0, needs(2)))
 
     assert ways == {
         "datasets.train.dataloader_batch_size=2 train.accumulation_steps=6": "about 11.0 GB",
@@ -67,17 +67,17 @@ def test_each_way_out_is_the_mildest_that_fits():
         "netG.use_checkpoint_attn=true netG.use_checkpoint_ffn=true": "about 6.0 GB",
         "datasets.train.gt_size=136": f"about {1 + 20 * (136 / 192) ** 2:.1f} GB",
         "datasets.train.num_frame=3": "about 11.0 GB",
-        "train.amp.enable=true": "activations in half the bytes, not counted here",
+        "train.amp.enable=true": "halves the activations (not estimated here)",
     }
 
 
 def test_what_does_not_suffice_is_said_and_what_is_in_use_is_not_offered():
     opt = options(batch=1, scale=4, gt_size=256, frames=4, amp=True, no_checkpoint_attn_blocks=[9])
 
-    ways = dict(ways_out(gigabytes(1, 40, 30), opt, 4.0, needs(3)))
+    ways = dict(suggest_changes(gigabytes(1, 40, 30), opt, 4.0, needs(3)))
 
     attn = "netG.use_checkpoint_attn=true netG.use_checkpoint_ffn=true netG.no_checkpoint_attn_blocks=[]"
-    assert ways == {attn: "about 31.0 GB, too much still"}
+    assert ways == {attn: "about 31.0 GB, still too much"}
 
 
 def model(tmp_path, **netG):
@@ -115,7 +115,7 @@ def test_what_is_counted_on_a_corner_is_what_the_whole_clip_needs(tmp_path):
 
     counted = count_step(vrt.netG, lambda: vrt.netG(lq, spike))
 
-    assert probe(vrt.netG, lq, spike, vrt.autocast).gb() == pytest.approx(counted.gb(), rel=0.05)
+    assert estimate_step(vrt.netG, lq, spike, vrt.autocast).gb() == pytest.approx(counted.gb(), rel=0.05)
 
 
 def test_where_nothing_can_be_counted_the_general_advice_stands(tmp_path):

@@ -15,7 +15,7 @@ import torch._dynamo
 from torch import Tensor
 
 from main_train_vrt import PARTS
-from models.ddp import bare
+from models.ddp import unwrap_ddp
 from models.model_vrt import ModelVRT
 from utils import utils_dist
 from utils.dist import process
@@ -40,7 +40,7 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
     for step, side in enumerate(SIDES, 1):
         model.optimize_parameters(step, [batch_of(step, side)])
         losses.append(float(model.step_loss))
-    return losses, torch.cat([p.grad.flatten() for p in bare(model.netG).parameters()])
+    return losses, torch.cat([p.grad.flatten() for p in unwrap_ddp(model.netG).parameters()])
 
 
 def main() -> None:

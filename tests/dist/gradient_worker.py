@@ -9,8 +9,8 @@ import sys
 import torch
 
 from main_train_vrt import read_options
-from models.ddp import bare
-from models.select_model import define_Model
+from models.ddp import unwrap_ddp
+from models.model_vrt import ModelVRT
 from utils import utils_dist
 from utils.dist import process
 from utils.dist.launch import read_launch
@@ -22,7 +22,7 @@ with utils_dist.one_door():
     utils_dist.join(launch)
     opt = read_options(["--opt", options])
     utils_dist.init_dist(launch)
-    model = define_Model(opt)
+    model = ModelVRT(opt)
     model.netG.double()
     # The tail starts at zero, where most gradients vanish: fixed values let every parameter speak.
     draw = torch.Generator().manual_seed(1)
@@ -42,9 +42,9 @@ with utils_dist.one_door():
         feed = [{k: v[list(rows)] for k, v in clips.items()} | {"key": [str(r) for r in rows]} for rows in batches]
         model.optimize_parameters(step, feed)
         if step == 1:
-            named = bare(model.netG).named_parameters()
+            named = unwrap_ddp(model.netG).named_parameters()
             gradients = {name: p.grad.clone() for name, p in named if p.grad is not None}
-    weights = {name: p.detach().clone() for name, p in bare(model.netG).named_parameters()}
+    weights = {name: p.detach().clone() for name, p in unwrap_ddp(model.netG).named_parameters()}
     found = utils_dist.gather_objects({name: float(value.sum()) for name, value in weights.items()})
     if launch.rank == 0:
         torch.save(
