@@ -7,9 +7,8 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import cv2
 import numpy as np
@@ -23,6 +22,7 @@ from data.roots import LMDB_MARK
 from data.spike.stream import count_planes, read_dat
 from data.spike_info import DatasetInfo, load_info
 from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors, user_spikes
+from utils.contract import ClipReader
 from utils.errors import DataError, OptionError
 from utils.files import natural_key
 from utils.image import IMAGE_SUFFIXES, list_images
@@ -30,31 +30,6 @@ from utils.options.section import Section
 from utils.video import VIDEO_SUFFIXES, VideoReader
 
 logger = logging.getLogger(__name__)
-
-
-class ClipReader(Protocol):
-    """One clip. stems: names of its frames; origin: kind -> path, for a protocol.
-
-    Of a video: fps, times: seconds of each frame, sound: the file that has it. None for frames.
-    """
-
-    name: str
-    stems: Sequence[str]
-    fps: float | None
-    times: Sequence[Fraction] | None
-    sound: Path | None
-    origin: dict[str, str]
-
-    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        """lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S, H, W) and gt (3, sH, sW).
-
-        reverse: the spikes of reversed time.
-        """
-        ...
-
-    def digest(self) -> str:
-        """16 hex digits that change with the name, size or time of change of any file of the clip."""
-        ...
 
 
 class DatasetClip:

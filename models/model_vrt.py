@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,15 +18,12 @@ from models.losses import LOSSES
 from models.model_base import ModelBase, cpu_state
 from models.nonfinite import NonFiniteSteps
 from models.optim import build_optimizer, is_fix_key, load_moments, set_lr
-from models.out_of_memory import out_of_memory_error
-from models.restore.restorer import Restorer
-from models.restore.tiling import Tiling, out_of_memory
+from models.out_of_memory import is_out_of_memory, out_of_memory_error
 from models.weights import load_pretrained, load_weights
 from utils import utils_dist
-from utils.contract import InputSpec, input_spec
 from utils.dist import watchdog
 from utils.errors import CheckpointError
-from utils.options.models import Options, ValOptions
+from utils.options.models import Options
 from utils.run.resume import differences
 
 logger = logging.getLogger(__name__)
@@ -42,7 +39,6 @@ class ModelVRT(ModelBase):
     def __init__(self, opt: Options) -> None:
         super().__init__(opt)
         self.train_opt = opt.train
-        self.tiling = tile_options(opt.val, input_spec(self.netG))
         self.amp_dtype = amp_dtype(self.train_opt.amp, self.device)
         self.nonfinite = NonFiniteSteps(self.train_opt.max_nonfinite_steps, opt.folder)
         self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
@@ -172,7 +168,7 @@ class ModelVRT(ModelBase):
                 self.step_loss = torch.zeros((), device=self.device)
                 self._accumulate(step, micro_batches)
             except (RuntimeError, MemoryError) as e:
-                if not out_of_memory(e):
+                if not is_out_of_memory(e):
                     raise
                 clips = (micro_batches[0]["lq"], micro_batches[0].get("spike"))
                 net = unwrap_ddp(self.netG)
@@ -231,37 +227,13 @@ class ModelVRT(ModelBase):
         if self.scaler.is_enabled():
             self.scaler.update()
 
-    # ---- log and test ----------------------------------------------------------------------------------------------
+    # ---- log ---------------------------------------------------------------------------------------------------------
 
     def current_log(self) -> dict[str, float]:
         """Mean loss over all ranks since the last call, and the learning rate. Collective."""
         mean = utils_dist.all_reduce_mean(self.loss_sum / max(1, self.loss_count))
         self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
         return {"loss": float(mean), "lr": self.optimizer.param_groups[0]["lr"]}
-
-    @contextmanager
-    def restorer(self) -> Iterator[Restorer]:
-        """netE (or netG) with the tiles of `val`; the network is in eval mode meanwhile."""
-        net = self.net_for_test
-        training = net.training
-        dtype = str(self.amp_dtype or torch.float32).removeprefix("torch.")
-        do = "lower val.size_patch_testing, val.num_frame_testing or val.batch_tiles (0: the whole clip at once)"
-        try:
-            # A frame with NaN must not end the training: its score is NaN, and never the best.
-            yield Restorer(net, Tiling(**self.tiling), self.device, dtype=dtype, finite_only=False, do=do)
-        finally:
-            net.train(training)
-
-
-def tile_options(val: ValOptions, spec: InputSpec) -> dict[str, Any]:
-    """The fields of `models.restore.tiling.Tiling` that the options `val` and what the network needs determine."""
-    same = ("num_frame_testing", "num_frame_overlapping", "size_patch_testing", "batch_tiles")
-    return {key: getattr(val, key) for key in (*same, "flip_seq", "pad_seq", "center_frame_only")} | {
-        "size_overlapping": val.size_patch_overlapping,
-        "window_size": spec.window_size,
-        "scale": spec.scale,
-        "min_frames": 1 if spec.interpolates else spec.least_frames,
-    }
 
 
 def mix_seed(*parts: int) -> int:

@@ -30,6 +30,13 @@ GENERAL_ADVICE = (
 )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for the errors that torch raises where a GPU or the host has no memory left."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+
+
 def out_of_memory_error(
     error: BaseException,
     where: str,

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Restore a long video and measure time and memory of the process: memory must depend on the tile, not on the clip.
+"""Restores a long video and measures time and memory: memory must depend on the tile, not on the length of the clip.
 
     python scripts/benchmark_restore.py [--frames 300] [--size 720 1280] [--network conv|vrt|006] [--most-gb 3]
 
-Makes the video and random weights itself. conv: two convolutions, so that a CPU gets through in minutes; vrt: a small
-VRT; 006: that of the GoPro recipe, for a GPU (a CPU needs minutes a frame). Exit code 1 where the peak of the resident
-memory exceeds --most-gb.
+The video and the weights are generated. conv: two convolutions, minutes on a CPU; vrt: a small VRT; 006: the network of
+the GoPro recipe, for a GPU (a CPU needs minutes per frame). Exit code 1 where the peak of the resident memory exceeds
+--most-gb.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NETWORK_OPTIONS = {
 
 @NETWORKS.register("conv")
 class SmallConv(nn.Module):
-    """Stands in for VRT where only memory and speed around the network matter."""
+    """A cheap network, to measure memory and time of everything else."""
 
     def __init__(self, width: int = 8, window_size: list[int] | tuple[int, ...] = (2, 8, 8)) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How well a trained network bears another spike camera: PSNR on the test split against the camera's threshold.
+"""Robustness to another spike camera: PSNR on the test split for different firing thresholds.
 
-The recorded streams are re-integrated with each factor times the threshold (data/spike/perturb.py), which divides the
-firing rate by that factor. Columns: the rate that the representation divides by stays the data's ("unknown", the user
-has not noticed), follows the change ("known", the user measured it), or is measured from the blurry frame ("match").
+The recorded streams are integrated again with each factor times the threshold (data/spike/perturb.py), which divides
+the firing rate by that factor. The representation divides by a rate; columns: the rate of the data ("unknown": the
+change is not corrected), the changed rate ("known"), the rate measured from the blurry frame ("match").
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from data.camera import CAMERAS
 from data.clip_reader import dataset_clips
 from data.select_dataset import build_dataset
 from main_test_vrt import read_options
-from models.model_vrt import tile_options
 from models.portable import read_saved
 from models.restore.restorer import Restorer
 from models.restore.setup import find_weights
@@ -50,9 +49,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--factors", type=numbers, default="0.5,1,2,4", help="of the threshold (default: %(default)s)")
     parser.add_argument("--rates", type=rate_names, default=",".join(RATES), help="default: %(default)s")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    command = parser.parse_args(arguments)
-    command.is_direct = False
-    return command
+    return parser.parse_args(arguments)
 
 
 def numbers(text: str) -> list[float]:
@@ -62,19 +59,19 @@ def numbers(text: str) -> list[float]:
 def rate_names(text: str) -> list[str]:
     names = text.split(",")
     if set(names) - set(RATES):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of {', '.join(RATES)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(RATES)}")
     return names
 
 
 def table(command: argparse.Namespace) -> str:
-    """The table as Markdown, with the blurry input's PSNR above it."""
-    opt = read_options(command)
+    """The table as Markdown, below a line with the PSNR of the blurry input."""
+    opt = read_options(command.opt, command.overrides)
     section = opt.datasets.test
     if section is None or not section.spike_channels:
         raise OptionError("datasets.test has no spikes", command.opt, "an RGB + spike test set", "choose another file")
     saved = read_saved(find_weights(opt.path, opt.folder, command.weights), opt)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    restorer = Restorer(saved.build(), Tiling(**tile_options(opt.val, saved.spec)), device)
+    restorer = Restorer(saved.build(), Tiling.of(opt.val, saved.spec), device)
     lines = ["| threshold | " + " | ".join(f"rate {rate}" for rate in command.rates) + " |"]
     lines.append("|---" * (len(command.rates) + 1) + "|")
     blurry = float("nan")
@@ -88,7 +85,7 @@ def table(command: argparse.Namespace) -> str:
 
 
 def camera_section(test: LoaderOptions, factor: float, rate: str) -> LoaderOptions:
-    """The test section as recorded with `factor` times the threshold."""
+    """The test section for a camera with `factor` times the threshold."""
     camera = {"threshold_prob": 1.0, "threshold_range": [factor, factor], "known_rate": rate == "known"}
     spike = test.spike.model_copy(update={"rate": "match"} if rate == "match" else {})
     resolved = CAMERAS.resolve({"type": "perturb", **camera}, "camera")

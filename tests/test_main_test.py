@@ -11,6 +11,8 @@ import main_test_vrt
 from data.clip_reader import user_clips
 from data.spike.stream import SpikeGeometry, read_dat, write_dat
 from models.portable import portable_options, read_saved
+from models.restore.setup import spike_options
+from models.restore.test_args import parse_test_args
 from models.restore.tiling import restore_clip
 from models.select_network import NETWORKS, define_G
 from tests.clip_files import write_clip
@@ -25,7 +27,7 @@ LIMIT_S = 300  # of processes that take seconds on a machine that does nothing e
 
 def save_weights(options, path, *overrides):
     """Random weights of the option file's network, with a tail that changes the picture."""
-    opt = main_test_vrt.read_options(main_test_vrt.parse_test_args(["--opt", str(options), *overrides], ""))
+    opt = main_test_vrt.read_options(str(options), overrides)
     torch.manual_seed(3)
     net = define_G(opt)
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
@@ -248,7 +250,7 @@ def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, 
         stream = read_dat(path, SpikeGeometry(16, 16))
         stream[1::2] = 0
         write_dat(tmp_path / path.name, stream, SpikeGeometry(16, 16))
-    section = main_test_vrt.spike_options(saved, main_test_vrt.parse_test_args(
+    section = spike_options(saved, parse_test_args(
         ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s", "--spike-size", "16", "16"], ""
     ))  # fmt: skip
     read = lambda **known: user_clips(frames, tmp_path, None, section | known, 1, saved.spike_data)[0].frame(0)  # noqa: E731

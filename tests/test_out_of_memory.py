@@ -10,7 +10,7 @@ import torch
 from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
 from models.network_vrt import VRT
-from models.out_of_memory import estimate_step, suggest_changes
+from models.out_of_memory import estimate_step, is_out_of_memory, suggest_changes
 from models.select_network import NETWORKS
 from models.vrt.fit_memory import MARGIN, StepMemory, count_step
 from tests.train_files import network, write_options
@@ -125,3 +125,11 @@ def test_where_nothing_can_be_counted_the_general_advice_stands(tmp_path):
         stuck.optimize_parameters(1, [batch_for(stuck)])
 
     assert "gt_size" in caught.value.do and isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_out_of_memory_is_told_from_other_errors():
+    with pytest.raises(RuntimeError) as host:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert is_out_of_memory(host.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

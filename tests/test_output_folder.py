@@ -184,13 +184,15 @@ def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path
     (reader,) = user_clips(clip / "blur", gt=clip / "sharp")
     outputs, seen, indices = Outputs(tmp_path / "out", ("comparison", "video")), [], range(len(reader.stems))
     restored = np.zeros((*reader.frame(0)["lq"].shape[1:], 3), np.uint8)
+    for stem in reader.stems:
+        outputs.write_image(outputs.frame_file("clip1", stem), restored)
 
     def score(*_):
         seen.append(watchdog.here())
         return {}
 
     watchdog.phase("score: clip1")
-    finish_clip(reader, indices, outputs, lambda _: restored, score)
+    finish_clip(reader, indices, outputs, score, {})
     seen.append(watchdog.here())
     assert len(indices) > 1 and len({place.since for place in seen}) == 2 * len(indices) + 1
 

@@ -14,7 +14,7 @@ from tests.train_files import write_options
 def run(tmp_path):
     """An option file and weights whose output depends on the spikes."""
     options = write_options(tmp_path)
-    opt = read_options(threshold_table.parse(["--opt", str(options)]))
+    opt = read_options(str(options))
     torch.manual_seed(3)
     net = define_G(opt)
     torch.nn.init.normal_(net.conv_last.weight, 0, 1.0)

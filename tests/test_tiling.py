@@ -9,7 +9,6 @@ from torch import nn
 from models.restore.tiling import (
     Tiling,
     mirror_index,
-    out_of_memory,
     restore_clip,
     smaller,
     stream_clip,
@@ -67,7 +66,7 @@ def test_published_tiling_is_reproduced(path):
         num_frame_testing=config["tile"][0],
         num_frame_overlapping=config["tile_overlap"][0],
         size_patch_testing=config["tile"][1],
-        size_overlapping=config["tile_overlap"][1],
+        size_patch_overlapping=config["tile_overlap"][1],
         window_size=tuple(config["window_size"]),
         scale=config["scale"],
         **config["train_options"],
@@ -121,8 +120,8 @@ def test_tiles_that_run_together_give_what_they_give_alone(blend):
 def test_tiles_without_overlap_give_numbers(blend):
     lq = clip(1, 5, 3, 40, 56)
     out = restore_clip(
-        nn.Identity(), lq, num_frame_testing=2, num_frame_overlapping=0, size_patch_testing=16, size_overlapping=0,
-        blend=blend,
+        nn.Identity(), lq, num_frame_testing=2, num_frame_overlapping=0, size_patch_testing=16,
+        size_patch_overlapping=0, blend=blend,
     )  # fmt: skip
     torch.testing.assert_close(out, lq)
 
@@ -138,7 +137,7 @@ def test_smooth_blend_of_agreeing_tiles_is_exact(scale, overlap):
 
     out = restore_clip(
         Enlarge(), lq, num_frame_testing=3, num_frame_overlapping=min(overlap, 2), size_patch_testing=16,
-        size_overlapping=overlap, scale=scale, blend="smooth",
+        size_patch_overlapping=overlap, scale=scale, blend="smooth",
     )  # fmt: skip
     torch.testing.assert_close(out, Enlarge()(lq))
 
@@ -152,8 +151,8 @@ def test_spikes_are_cut_with_the_same_tile():
 
     spike = torch.cat((lq + 1, lq), dim=2)
     out = restore_clip(
-        Difference(), lq, spike, spike, num_frame_testing=4, size_patch_testing=16, size_overlapping=4, flip_seq=True,
-        pad_seq=True,
+        Difference(), lq, spike, spike, num_frame_testing=4, size_patch_testing=16, size_patch_overlapping=4,
+        flip_seq=True, pad_seq=True,
     )  # fmt: skip
     torch.testing.assert_close(out, torch.ones_like(lq))
 
@@ -168,7 +167,7 @@ def test_smooth_seams_are_smaller_than_hard_ones():
             return x * 0 + x.mean() * 20 + torch.arange(x.shape[-1]) * 0.01
 
     seams = {
-        blend: restore_clip(Brightens(), lq, size_patch_testing=32, size_overlapping=16, blend=blend)
+        blend: restore_clip(Brightens(), lq, size_patch_testing=32, size_patch_overlapping=16, blend=blend)
         .diff(dim=-1)
         .abs()
         .max()
@@ -250,7 +249,7 @@ class Greedy(nn.Module):
 
 def test_tiles_are_halved_until_memory_suffices():
     lq, tried = clip(1, 9, 3, 200, 260), []
-    tiling = Tiling(num_frame_testing=6, size_overlapping=16, blend="smooth")
+    tiling = Tiling(num_frame_testing=6, size_patch_overlapping=16, blend="smooth")
     read = lambda moments: (lq[:, [i for i, _ in moments]], None)  # noqa: E731
 
     frames = list(stream_fitting(Greedy(6 * 64 * 64), read, 9, tiling, None, (200, 260), tried.append))
@@ -287,8 +286,8 @@ def test_tile_starts_end_with_the_axis():
     "wrong",
     [
         {"num_frame_testing": 2, "num_frame_overlapping": 2},
-        {"size_patch_testing": 16, "size_overlapping": 20},
-        {"size_patch_testing": 60, "size_overlapping": 4},
+        {"size_patch_testing": 16, "size_patch_overlapping": 20},
+        {"size_patch_testing": 60, "size_patch_overlapping": 4},
         {"blend": "hard"},
         {"batch_tiles": 0},
     ],
@@ -299,18 +298,10 @@ def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
 
 
 def test_smaller_tiles_run_alone_first_then_halve_space_then_time():
-    tiling = Tiling(num_frame_testing=12, size_patch_testing=0, size_overlapping=20, batch_tiles=4)
+    tiling = Tiling(num_frame_testing=12, size_patch_testing=0, size_patch_overlapping=20, batch_tiles=4)
     sizes = []
     while tiling is not None:
         sizes.append((tiling.num_frame_testing, tiling.size_patch_testing, tiling.batch_tiles))
         tiling = smaller(tiling, 720, 1280)
     assert sizes[:3] == [(12, 0, 4), (12, 0, 2), (12, 0, 1)]
     assert sizes[3:] == [(12, 640, 1), (12, 320, 1), (12, 160, 1), (12, 80, 1), (12, 64, 1), (6, 64, 1), (3, 64, 1)]
-
-
-def test_out_of_memory_is_told_from_other_errors():
-    with pytest.raises(RuntimeError) as host:
-        torch.empty(2**60, dtype=torch.uint8)
-    assert out_of_memory(host.value)
-    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -42,3 +47,33 @@ class InputSpec:
 def input_spec(net: Any) -> InputSpec:
     """The spec of a network (not wrapped); one that says nothing takes clips of any size."""
     return getattr(net, "input_spec", InputSpec())
+
+
+class FrameReader(Protocol):
+    """Gives the frames of a clip one by one. stems: their names."""
+
+    name: str
+    stems: Sequence[str]
+
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+        """lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S, H, W) and gt (3, sH, sW).
+
+        reverse: the spikes of reversed time.
+        """
+        ...
+
+
+class ClipReader(FrameReader, Protocol):
+    """A clip to test on. origin: "input", "gt", "spike" -> path, for the protocol.
+
+    Of a video: fps, times: seconds of each frame, sound: the file that has it. None for frames.
+    """
+
+    fps: float | None
+    times: Sequence[Fraction] | None
+    sound: Path | None
+    origin: dict[str, str]
+
+    def digest(self) -> str:
+        """16 hex digits that change with the name, size or time of change of any file of the clip."""
+        ...

@@ -22,6 +22,14 @@ def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
     write_whole(path, encode_rgb(path, image))
 
 
+def imread_rgb(path: str | Path) -> np.ndarray:
+    """(H, W, 3) uint8 of an image file. Raises DataError where it cannot be decoded."""
+    image = cv2.imread(str(path), cv2.IMREAD_COLOR)
+    if image is None:
+        raise DataError("cannot read the image", str(path), "a complete image file", "remove it, then start again")
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
 def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
     """(H, W, 3) uint8 as the bytes of a file `path`, in the format of its suffix."""
     suffix = Path(path).suffix.lower()

@@ -1,4 +1,4 @@
-"""New frames between given ones, for networks that see the frames around a gap (VRT with pa_frames 0)."""
+"""Frame interpolation, with networks that take the frames around a gap (VRT with pa_frames 0)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.restore.restorer import FrameReader, Restorer
+from models.restore.restorer import Restorer
 from models.restore.tiling import Tiling
+from utils.contract import ClipReader, FrameReader
 
 
 class InterpolatedClip:
-    """A clip of n frames as one of 2 n - 1: between "000003" and "000004" stands "000003_5". No reference.
+    """A clip of n frames as one of 2 n - 1: the new frame between "000003" and "000004" is "000003_5". Without gt.
 
-    frame: the given frame at or before that time; what the clip would show without new frames.
+    frame: the given frame at or before that time, to compare with.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: ClipReader) -> None:
         self.source, self.name, self.origin = source, source.name, {"input": source.origin["input"]}
         self.fps = None if source.fps is None else 2 * source.fps
         self.sound, self.times = source.sound, None
@@ -38,11 +39,11 @@ class InterpolatedClip:
 
 
 class Interpolator(Restorer):
-    """Gives the frames of an InterpolatedClip: given ones as they are, the others from the network."""
+    """Restorer of an InterpolatedClip: given frames are returned unchanged, the others come from the network."""
 
     def __init__(self, net: nn.Module, tiling: Tiling, device: torch.device, *, length: int, **options: Any) -> None:
-        """length: frames the network sees, half of them before the gap."""
-        # One window after the other is a tile of its own in time.
+        """length: frames that the network takes, half of them before the gap."""
+        # Each window of frames around a gap is one tile in time.
         tiling = dataclasses.replace(tiling, num_frame_testing=length, num_frame_overlapping=0, min_frames=length)
         super().__init__(_Repeated(net), tiling, device, **options)
         self.length = length
@@ -70,7 +71,7 @@ class _Windows:
 
 
 class _Repeated(nn.Module):
-    """The one frame that comes out, for every frame that went in: as the tiles expect it."""
+    """Repeats the one output frame for every input frame, as the tiles expect it."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""LPIPS, a learned distance of images (Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018), version 0.1 on AlexNet."""
+"""LPIPS, a learned image distance (Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018), version 0.1 on AlexNet."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TAPS = {1: 64, 4: 192, 7: 384, 9: 256, 11: 256}
 
 
 class Lpips(nn.Module):
-    """Distance of two images, 0 for equal ones: squared differences of normalised features, weighted per channel."""
+    """Distance between two images, 0 if equal: squared differences of normalised features, weighted per channel."""
 
     def __init__(self) -> None:
         super().__init__()
-        import torchvision  # here, for it takes a second and few tests want LPIPS
+        import torchvision  # imported here: it takes a second, and few tests use LPIPS
 
         self.features = torchvision.models.alexnet(weights=None).features[: max(TAPS) + 1]
         self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in TAPS.values())

@@ -1,52 +1,39 @@
-"""What a restored clip becomes: scores per frame, side-by-side strips, videos, and the note that it is finished."""
+"""The files of a test: restored frames, scores, side-by-side strips and videos, in a folder of one test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.restore.results import clip_file, json_bytes, read_json
+from models.restore.results import clip_file, json_bytes, read_json, save_clip
 from utils import utils_dist
+from utils.contract import ClipReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.files import Made, refuse_run_folder
-from utils.image import comparison_strip, encode_rgb, side_by_side
+from utils.image import comparison_strip, encode_rgb, imread_rgb, side_by_side
 from utils.metrics import frame_scores, tensor_to_uint8
 from utils.video import VideoWriter
 
 STRIPS_PER_CLIP = 3
 OF_ALL_CLIPS = ("run.json", "metrics.json", "table.txt", "report.html")
-Score = Callable[[np.ndarray, np.ndarray], dict[str, float]]
-
-
-class Reader(Protocol):
-    """The clip that was restored."""
-
-    name: str
-    stems: Sequence[str]
-    fps: float | None
-    times: Sequence[Fraction] | None
-    sound: Path | None
-
-    def frame(self, index: int) -> dict[str, Tensor]: ...
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where results go and which of "frames", "video", "comparison" are wanted.
+    """The output folder, and which of "frames", "video", "comparison" to save.
 
-    folder/<clip>/<stem>.png frames, folder/<clip>.mp4 video, folder/<clip>_comparison.mp4 comparison; always
+    frames: folder/<clip>/<stem>.png; video: folder/<clip>.mp4; comparison: folder/<clip>_comparison.mp4; always
     folder/strips/<clip>/<stem>.png and folder/clips/. fps: of the videos where the input has no frame rate.
-    Everything is written through `made`, so that no file of somebody else is changed or removed.
+    Everything is written through `made`, which never changes or removes a file that this program did not make.
     """
 
     folder: Path
@@ -55,35 +42,35 @@ class Outputs:
 
     @cached_property
     def made(self) -> Made:
-        """The list of our files in the folder."""
+        """The files that this program has made in the folder."""
         return Made(self.folder, f"rank{utils_dist.get_rank()}", watchdog.go_on)
 
     def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """The files that are wanted of a clip with these frames."""
+        """The files to save of a clip with these frames."""
         frames = [self.folder / clip / f"{stem}.png" for stem in stems] if "frames" in self.save else []
         names = {"video": f"{clip}.mp4", "comparison": f"{clip}_comparison.mp4"}
         return frames + [self.folder / name for kind, name in names.items() if kind in self.save]
 
     def planned(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """Every file that is written of a clip with these frames, each once."""
+        """Every file written for a clip with these frames, each once."""
         files = [*self.results(clip, stems), *(self.frame_file(clip, stem) for stem in stems)]
         files += [self.strip_file(clip, stems[i]) for i in _spaced(len(stems))]
         return list(dict.fromkeys([*files, clip_file(self.folder, clip), self.example_file(clip)]))
 
     def frame_file(self, clip: str, stem: str) -> Path:
-        """Where a restored frame is put at first; frames that are not wanted leave when their clip is finished."""
+        """A restored frame. Without "frames" in `save` it is removed once its clip is finished."""
         return (self.folder if "frames" in self.save else self.folder / ".work") / clip / f"{stem}.png"
 
     def example_file(self, clip: str) -> Path:
-        """The restored frame that stands for the clip in the report."""
+        """The restored frame of the clip that the report shows."""
         return self.folder / "clips" / f"{clip}.png"
 
     def strip_file(self, clip: str, stem: str) -> Path:
-        """The frame side by side with its input, its spikes and its sharp frame."""
+        """A frame beside its input, spikes and sharp frame."""
         return self.folder / "strips" / clip / f"{stem}.png"
 
     def write_image(self, path: Path, image: np.ndarray) -> None:
-        """(H, W, 3) uint8 to a file of ours below the folder."""
+        """Write (H, W, 3) uint8 to `path` below the folder."""
         self.made.write(path, encode_rgb(path, image))
 
 
@@ -94,12 +81,12 @@ def claim_folder(
     stems: Mapping[str, Sequence[str]],
     overwrite: bool,
 ) -> None:
-    """The output folder belongs to one test: its results are gone on with, those of another are refused.
+    """Take the output folder for one test: its earlier results are kept, those of another test are refused.
 
-    settings: all that the results depend on; inputs: clip -> digest of its files. Both are kept in run.json.
-    stems: clip -> frames that are restored. overwrite: remove what we made there before, and nothing else.
+    settings: everything that the results depend on; inputs: clip -> digest of its files. Both are kept in run.json.
+    stems: clip -> frames to restore. overwrite: remove what this program made there before, and nothing else.
     Raises OptionError for results of other settings or inputs and for the folder of a training run, DataError where
-    foreign files have our names, or two results the same name.
+    other files have the names of results, or two results the same name.
     """
     file, made = outputs.folder / OF_ALL_CLIPS[0], outputs.made
     refuse_run_folder(outputs.folder)
@@ -124,13 +111,13 @@ def claim_folder(
     if changed:
         raise OptionError(
             f"the folder holds results of another test: {'; '.join(changed[:3])}", str(outputs.folder),
-            "the same settings and input files, to go on", "choose another --output, or add --overwrite",
+            "the same settings and input files, to continue that test", "choose another --output, or add --overwrite",
         )  # fmt: skip
     made.write(file, json_bytes({"settings": settings, "inputs": inputs}))
 
 
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:
-    """Raises DataError where two results would have one name, or a file that of a folder. planned: of what -> files."""
+    """Raises DataError where two results, or a file and a folder, would have one name. planned: owner -> its files."""
     owners: dict[Path, str] = {}
     for owner, files in planned.items():
         for path in files:
@@ -159,24 +146,24 @@ def differences(old: Any, new: Any, key: str = "") -> list[str]:
 
 
 def finish_clip(
-    reader: Reader,
+    clip: ClipReader,
     indices: Sequence[int],
     outputs: Outputs,
-    read_restored: Callable[[int], np.ndarray],
-    more_scores: Score | None = None,
-) -> dict[str, Any]:
-    """Score the restored frames `indices` of a clip, write strips and videos; the clip's entry for `save_clip`.
+    more_scores: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None,
+    notes: Mapping[str, Any],
+) -> None:
+    """Score the restored frames `indices` of a clip, write strips and videos, then the JSON that marks it as finished.
 
-    read_restored: index -> the finished frame, (H, W, 3) uint8. more_scores: further metrics of (restored, sharp).
-    The input is scored as well where it has the size of the sharp frame. For the watchdog, each image, and the end of
-    each video, is a phase of its own.
+    more_scores: further metrics of (restored, sharp), each (H, W, 3) uint8. notes: further entries of the JSON.
+    The input is scored too where it has the size of the sharp frame. Each image, and the end of each video, counts as
+    progress for the watchdog.
     """
     per_frame: dict[str, dict[str, list[float]]] = {}
     strips, example = {indices[i] for i in _spaced(len(indices))}, indices[len(indices) // 2]
     with ExitStack() as stack:
-        video, comparison = _open_videos(reader, outputs, len(indices), stack) if len(indices) else (None, None)
+        video, comparison = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
-            item, restored = reader.frame(index), read_restored(index)
+            item, restored = clip.frame(index), imread_rgb(outputs.frame_file(clip.name, clip.stems[index]))
             blurry = tensor_to_uint8(item["lq"][:3])
             sharp = tensor_to_uint8(item["gt"]) if "gt" in item else None
             if sharp is not None:
@@ -193,37 +180,38 @@ def finish_clip(
                 comparison.write(_panels(blurry, restored, sharp))
             if index in strips:
                 strip = comparison_strip(item["lq"], item.get("spike"), _tensor(restored), item.get("gt"))
-                outputs.write_image(outputs.strip_file(reader.name, reader.stems[index]), strip)
+                outputs.write_image(outputs.strip_file(clip.name, clip.stems[index]), strip)
             if index == example:
-                outputs.write_image(outputs.example_file(reader.name), restored)
-    return {
-        "name": reader.name,
-        "frames": len(indices),
-        "stems": [reader.stems[i] for i in indices],
-        "example": reader.stems[example],
-        "per_frame": per_frame,
-    }
+                outputs.write_image(outputs.example_file(clip.name), restored)
+    about = {
+        "name": clip.name, "frames": len(indices), "stems": [clip.stems[i] for i in indices],
+        "example": clip.stems[example], "per_frame": per_frame,
+    }  # fmt: skip
+    save_clip(outputs.made, {**about, **notes})
+    if "frames" not in outputs.save:
+        outputs.made.remove(outputs.frame_file(clip.name, stem) for stem in clip.stems)
 
 
 def _spaced(count: int) -> list[int]:
-    """Positions, evenly over so many frames, of those that become strips."""
+    """Positions of the strips, evenly spaced over `count` frames."""
     return np.linspace(0, count - 1, min(STRIPS_PER_CLIP, count)).round().astype(int).tolist()
 
 
 def _open_videos(
-    reader: Reader, outputs: Outputs, count: int, stack: ExitStack
+    clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack
 ) -> tuple[VideoWriter | None, VideoWriter | None]:
-    fps = reader.fps or outputs.fps
-    is_whole = count == len(reader.stems)
-    form = {"made": outputs.made, "times": reader.times if is_whole else None}
+    """The video and the comparison, None where not saved; time stamps and sound only where all frames are restored."""
+    fps = clip.fps or outputs.fps
+    is_whole = count == len(clip.stems)
+    form = {"made": outputs.made, "times": clip.times if is_whole else None}
     video = comparison = None
     if "video" in outputs.save:
-        sound = reader.sound if is_whole else None
-        video = VideoWriter(outputs.folder / f"{reader.name}.mp4", fps, sound=sound, chroma="444", **form)
+        sound = clip.sound if is_whole else None
+        video = VideoWriter(outputs.folder / f"{clip.name}.mp4", fps, sound=sound, chroma="444", **form)
         stack.enter_context(video)
-        stack.callback(watchdog.go_on)  # between the ends of the two, which encode what is left and read it back
+        stack.callback(watchdog.go_on)  # closing a video encodes the last frames and reads the file back: once for each
     if "comparison" in outputs.save:
-        comparison = VideoWriter(outputs.folder / f"{reader.name}_comparison.mp4", fps, **form)
+        comparison = VideoWriter(outputs.folder / f"{clip.name}_comparison.mp4", fps, **form)
         stack.enter_context(comparison)
     return video, comparison
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,22 +13,77 @@ from typing import Any
 import cv2
 import numpy as np
 
+from models.restore.job import Job, device_name
+from models.restore.results import COLUMNS, Row, collect, format_value, json_bytes, load_clip, table_rows, text_table
+from utils.dist import watchdog
+from utils.image import imread_rgb
+from utils.metrics import PROTOCOL, tensor_to_uint8
+
 TEMPLATE = Path(__file__).with_name("report_template.html")
-# Pages beyond some tens of megabytes open slowly: so many clips get pictures, at most so wide.
+# Pages of more than some tens of megabytes open slowly: limits on the number of clips with pictures and their width.
 MAX_PICTURES = 24
 MAX_WIDTH = 1280
-# Smaller pictures are enlarged by repetition, as often as they fit into this.
+# Smaller pictures are enlarged by repetition, by the largest whole factor within this width.
 LEAST_WIDTH = 640
-COLUMNS = {"psnr": "PSNR dB", "ssim": "SSIM", "psnr_y": "PSNR-Y dB", "ssim_y": "SSIM-Y", "lpips": "LPIPS"}
+
+logger = logging.getLogger(__name__)
+
+
+def write_report(job: Job) -> None:
+    """metrics.json, table.txt and report.html over the clips of the job; the table goes to the log too."""
+    watchdog.phase("report")
+    folder, made = job.outputs.folder, job.outputs.made
+    entries = [entry for clip in job.clips if (entry := load_clip(folder, clip.name)) is not None]
+    results = {"protocol": protocol(job, entries), **collect(entries, job.expected)}
+    made.write(folder / "metrics.json", json_bytes(results))
+    table = text_table(results)
+    lines = "\n".join(f"{key}: {value}" for key, value in results["protocol"].items())
+    made.write(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
+    pictures = {entry["name"]: example_pictures(job, entry) for entry in entries[:MAX_PICTURES]}
+    made.write(folder / "report.html", build_report(job.title, results, pictures).encode())
+    logger.info("%s\n%s\n%s", job.title, table, lines)
+    logger.info("results are in %s (open report.html)", folder)
+
+
+def protocol(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How the numbers were measured. entries: JSON of the clips."""
+    paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
+    roots = {
+        kind: _first_of([clip.origin[kind] for clip in job.clips if kind in clip.origin])
+        for kind in ("input", "gt", "spike")
+    }
+    return {
+        "weights": f"{job.saved.path} (sha256 {job.saved.sha256()[:12]}), network from {job.saved.known_from}",
+        **{kind: place for kind, place in roots.items() if place},
+        "frames": "the middle one" if job.tiling.center_frame_only else job.frames_note,
+        "crop": "none", "border": "none left out",
+        "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
+        "dtype": job.args.dtype,
+        "metrics": PROTOCOL + ("; LPIPS: AlexNet, version 0.1" if job.args.lpips else ""),
+        "device": device_name(),
+        **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
+    }  # fmt: skip
+
+
+def _first_of(paths: list[str]) -> str:
+    return f"{paths[0]} and {len(paths) - 1} like it" if len(paths) > 1 else "".join(paths)
+
+
+def example_pictures(job: Job, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """blurry, restored and, if there is one, sharp of the clip's example frame: (H, W, 3) uint8."""
+    clip = next(c for c in job.clips if c.name == entry["name"])
+    item = clip.frame(list(clip.stems).index(entry["example"]))
+    pictures = {
+        "blurry": tensor_to_uint8(item["lq"][:3]),
+        "restored": imread_rgb(job.outputs.example_file(clip.name)),
+    }
+    return pictures | ({"sharp": tensor_to_uint8(item["gt"])} if "gt" in item else {})
 
 
 def build_report(title: str, results: Mapping[str, Any], pictures: Mapping[str, Mapping[str, np.ndarray]]) -> str:
     """The page as text.
 
-    results: what metrics.json holds: "protocol" {name: text}, "clips" {name: {"frames", "stems", "restored" and, where
-    there is a reference, "input": {metric: mean}, "per_frame": {"restored": {metric: [...]}, "input": ...}}},
-    "averages" {"restored": ..., "input": ...} as `utils.metrics.averages` gives them.
-    pictures: clip -> {"blurry", "restored" and, if there is one, "sharp"}: (H, W, 3) uint8 of one frame.
+    results: the content of metrics.json, see `collect`. pictures: clip -> see `example_pictures`.
     """
     fill = {
         "title": html.escape(title),
@@ -35,20 +91,12 @@ def build_report(title: str, results: Mapping[str, Any], pictures: Mapping[str, 
         "table": _table(results),
         "protocol": "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in results["protocol"].items()),
         "plot": _plot_section(results["clips"]),
-        "clips": "".join(_clip_section(name, pictures[name]) for name in list(pictures)[:MAX_PICTURES]),
+        "clips": "".join(_clip_section(name, images) for name, images in pictures.items()),
     }
     page = TEMPLATE.read_text(encoding="utf-8")
     for name, content in fill.items():
         page = page.replace("{{" + name + "}}", content)
     return page
-
-
-def format_value(metric: str, value: float | str | None) -> str:
-    """A metric for a table: decibels with two decimals, the others with four; a dash where there is none."""
-    if value is None:
-        return "-"
-    number = float(value)
-    return f"{number:.2f}" if metric.startswith("psnr") else f"{number:.4f}"
 
 
 def _warning(averages: Mapping[str, Any] | None) -> str:
@@ -61,37 +109,28 @@ def _warning(averages: Mapping[str, Any] | None) -> str:
 
 
 def _table(results: Mapping[str, Any]) -> str:
-    clips, averages = results["clips"], results["averages"]
-    metrics = [m for m in COLUMNS if any(m in clip.get("restored", {}) for clip in clips.values())]
+    metrics, rows = table_rows(results)
+    lines = "".join(_row(row, metrics) for row in rows)
     if not metrics:
-        rows = "".join(f"<tr><td>{_text(name)}</td><td>{clip['frames']}</td></tr>" for name, clip in clips.items())
-        return f"<table><tr><th>clip</th><th>frames</th></tr>{rows}</table>"
+        return f"<table><tr><th>clip</th><th>frames</th></tr>{lines}</table>"
     head = "".join(f"<th>{COLUMNS[m]}</th><th>input</th>" for m in metrics)
-    lines = [f"<tr><th>clip</th><th>frames</th>{head}<th>gain dB</th></tr>"]
-    for name, clip in clips.items():
-        lines.append(_row(name, clip["frames"], clip["restored"], clip.get("input", {}), metrics))
-    total = averages["restored"]
-    lines.append(_row("mean over clips", total["frames"], total, averages.get("input", {}), metrics, "mean"))
-    by_frame = [{m: a.get(f"{m}_frame_mean") for m in metrics} for a in (total, averages.get("input", {}))]
-    lines.append(_row("mean over frames", total["frames"], *by_frame, metrics))
+    total = results["averages"]["restored"]
     found = f"clips found {total['clips_found']}, expected {total['clips_expected']}"
-    return f"<table>{''.join(lines)}</table><p>{found}</p>"
+    head = f"<tr><th>clip</th><th>frames</th>{head}<th>gain dB</th></tr>"
+    return f"<table>{head}{lines}</table><p>{found}</p>"
 
 
-def _row(
-    name: str,
-    frames: int,
-    restored: Mapping[str, Any],
-    given: Mapping[str, Any],
-    metrics: Sequence[str],
-    kind: str = "",
-) -> str:
+def _row(row: Row, metrics: Sequence[str]) -> str:
+    name, frames, restored, given = row
     cells = "".join(
         f"<td>{format_value(m, restored.get(m))}</td><td>{format_value(m, given.get(m))}</td>" for m in metrics
     )
-    both = restored.get("psnr"), given.get("psnr")
-    gain = "-" if None in both else f"{float(both[0]) - float(both[1]):+.2f}"
-    return f'<tr class="{kind}"><td>{_text(name)}</td><td>{frames}</td>{cells}<td>{gain}</td></tr>'
+    if metrics:
+        both = restored.get("psnr"), given.get("psnr")
+        gain = "-" if None in both else f"{float(both[0]) - float(both[1]):+.2f}"
+        cells += f"<td>{gain}</td>"
+    kind = "mean" if name == "mean over clips" else ""
+    return f'<tr class="{kind}"><td>{_text(name)}</td><td>{frames}</td>{cells}</tr>'
 
 
 def _plot_section(clips: Mapping[str, Any]) -> str:

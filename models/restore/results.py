@@ -1,4 +1,4 @@
-"""What a test leaves: one JSON per finished clip, and metrics.json, table and report.html made from them."""
+"""The numbers of a test: one JSON per finished clip, and the metrics and the table of all clips."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.restore.report import COLUMNS, format_value
 from utils.errors import DataError
 from utils.files import Made, natural_key
 from utils.metrics import ClipScores, averages
+
+COLUMNS = {"psnr": "PSNR dB", "ssim": "SSIM", "psnr_y": "PSNR-Y dB", "ssim_y": "SSIM-Y", "lpips": "LPIPS"}
+# Name, number of frames, metrics of the restored frames and of the input.
+Row = tuple[str, int, Mapping[str, Any], Mapping[str, Any]]
 
 
 def save_clip(made: Made, clip: Mapping[str, Any]) -> None:
@@ -20,7 +23,7 @@ def save_clip(made: Made, clip: Mapping[str, Any]) -> None:
 
 
 def load_clip(folder: Path, name: str) -> dict[str, Any] | None:
-    """The clip as `save_clip` got it, or None where it is not finished."""
+    """What `save_clip` wrote, or None where the clip is not finished."""
     path = clip_file(folder, name)
     return read_json(path) if path.exists() else None
 
@@ -30,9 +33,9 @@ def clip_file(folder: Path, name: str) -> Path:
 
 
 def collect(clips: Sequence[Mapping[str, Any]], expected: int) -> dict[str, Any]:
-    """{"clips": {name: its frames, means and values per frame}, "averages": {"restored": ..., "input": ...}}.
+    """{"clips": {name: frames, means, values per frame}, "averages": {"restored": ..., "input": ...}}.
 
-    Averages are those of `utils.metrics.averages`, over the clips that have a reference; none without any.
+    Averages as `utils.metrics.averages` gives them, over the clips with sharp frames; {} where there are none.
     """
     scores: dict[str, ClipScores] = {}
     table: dict[str, dict[str, Any]] = {}
@@ -49,21 +52,37 @@ def collect(clips: Sequence[Mapping[str, Any]], expected: int) -> dict[str, Any]
     return {"clips": table, "averages": found}
 
 
-def text_table(results: Mapping[str, Any]) -> str:
-    """The clips and their means as an aligned text table; the line before it says so where clips are missing."""
-    clips, total = results["clips"], results["averages"].get("restored")
-    if total is None:
-        return "\n".join(f"{name}: {clip['frames']} frames" for name, clip in clips.items())
-    given = results["averages"].get("input", {})
+def table_rows(results: Mapping[str, Any]) -> tuple[list[str], list[Row]]:
+    """The metrics, and the rows of a table: every clip, then, where there are metrics, two means."""
+    rows = [(name, c["frames"], c.get("restored", {}), c.get("input", {})) for name, c in results["clips"].items()]
+    total, given = (results["averages"].get(kind, {}) for kind in ("restored", "input"))
     metrics = [m for m in COLUMNS if m in total]
-    rows = [(name, clip["restored"], clip.get("input", {})) for name, clip in clips.items()]
-    rows.append(("mean over clips", total, given))
-    rows.append(("mean over frames", *({m: a.get(f"{m}_frame_mean") for m in metrics} for a in (total, given))))
+    if metrics:
+        by_frame = [{m: mean.get(f"{m}_frame_mean") for m in metrics} for mean in (total, given)]
+        rows.append(("mean over clips", total["frames"], total, given))
+        rows.append(("mean over frames", total["frames"], *by_frame))
+    return metrics, rows
+
+
+def format_value(metric: str, value: float | str | None) -> str:
+    """A metric for a table: decibels with two decimals, the others with four; a dash where there is none."""
+    if value is None:
+        return "-"
+    number = float(value)
+    return f"{number:.2f}" if metric.startswith("psnr") else f"{number:.4f}"
+
+
+def text_table(results: Mapping[str, Any]) -> str:
+    """The clips and their means as an aligned text table. Its first line says where clips are missing."""
+    metrics, rows = table_rows(results)
+    if not metrics:
+        return "\n".join(f"{name}: {frames} frames" for name, frames, _, _ in rows)
     width = max(len(row[0]) for row in rows)
     lines = [f"{'':{width}} | " + " | ".join(f"{COLUMNS[m]:>9} {'input':>8}" for m in metrics)]
-    for name, restored, before in rows:
-        cells = (f"{format_value(m, restored.get(m)):>9} {format_value(m, before.get(m)):>8}" for m in metrics)
+    for name, _, restored, given in rows:
+        cells = (f"{format_value(m, restored.get(m)):>9} {format_value(m, given.get(m)):>8}" for m in metrics)
         lines.append(f"{name:{width}} | " + " | ".join(cells))
+    total = results["averages"]["restored"]
     lines.append(f"clips found {total['clips_found']}, expected {total['clips_expected']}; {total['frames']} frames")
     if not total["complete"]:
         lines.insert(0, "INCOMPLETE: the averages below are not those of the whole set")
@@ -80,7 +99,7 @@ def read_json(path: Path) -> Any:
     try:
         return _from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as e:
-        raise DataError(f"cannot read results: {e}", str(path), "JSON", "remove the file; its clip is redone") from e
+        raise DataError(f"cannot read results: {e}", str(path), "JSON", "remove the file, then start again") from e
 
 
 def _metrics_of(scores: ClipScores) -> list[str]:

@@ -1,24 +1,22 @@
-"""What a test needs to know of weights before it starts: which file, which inputs, which tiles."""
+"""What a test takes from its command line, its options and its weights file: weights, spikes, tiles."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from models.model_vrt import tile_options
 from models.portable import SavedNetwork
 from models.released import RELEASED_TILES
 from models.restore.test_args import TestArgs
 from models.restore.tiling import Tiling
 from utils import utils_dist
+from utils.contract import InputSpec
 from utils.errors import CheckpointError, OptionError
+from utils.options.file import Sources, apply_override
 from utils.options.models import PathOptions, ValOptions
 
-# Frames and side of a tile where neither the user nor the authors of the weights say: see docs/testing.md.
+# Frames and side of a tile where neither the user nor the authors of the weights give them, see docs/testing.md.
 AUTO_FRAMES = 12
 AUTO_SIDE_CPU = 256
 
@@ -43,11 +41,11 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
 
 
 def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
-    """Raise OptionError where the network needs an input that was not given, or the other way round."""
+    """Raises OptionError where an input that the network needs is missing, or one that it does not take is given."""
     spec = saved.spec
     if spec.interpolates and (args.gt or args.flip_seq or args.pad_seq or args.center_frame_only):
         raise OptionError(
-            "these weights make new frames between given ones", str(saved.path),
+            "these weights interpolate new frames", str(saved.path),
             "no --gt, --flip-seq, --pad-seq or --center-frame-only", "drop these flags",
         )  # fmt: skip
     if spec.noise_map != (args.sigma is not None):
@@ -62,37 +60,40 @@ def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
         logger.warning("these weights take no spikes: --spike is not read")
 
 
-def direct_tiling(saved: SavedNetwork, args: TestArgs) -> Tiling:
-    """The tiles asked for, else those of the authors of published weights, else as large as memory allows."""
-    # A GPU says when its memory is full; a computer without one rather starts to swap.
-    spec = saved.spec
-    side = 0 if utils_dist.get_device().type == "cuda" else -(-AUTO_SIDE_CPU // spec.multiple) * spec.multiple
-    frames = AUTO_FRAMES
+def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
+    """The spike section of the network's training, with the changes of the command line."""
+    table = {"spike": {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)}
+    if saved.spike_data is not None and table["spike"].get("rate") != "match":
+        table["spike"] |= {"rate": None, "light": None}  # these describe the training data, not the user's
+    if args.spike_size:
+        table["spike"] |= dict(zip(("h", "w"), args.spike_size, strict=True))
+    for override in args.overrides:
+        if not override.startswith("spike."):
+            raise OptionError(
+                f"cannot set {override}", "the command line", "spike.key=value in the form with --input",
+                "use --tile, --blend, --flip-seq, ..., or the form with --opt alone",
+            )  # fmt: skip
+        apply_override(table, override, Sources(args.weights))
+    return table["spike"]
+
+
+def automatic_tiles(saved: SavedNetwork, args: TestArgs) -> ValOptions:
+    """The tiles of the authors of published weights; for other weights, and --tile auto, as large as memory allows."""
     if saved.released and args.tile is None:
         frames, side = RELEASED_TILES[saved.released[:3]]
-    flags = {key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only")}
-    val = ValOptions(num_frame_testing=frames, size_patch_testing=side, **flags)
-    return Tiling(**{**tile_options(val, spec), "blend": args.blend or "smooth", **asked_tiles(args)})
+        return ValOptions(num_frame_testing=frames, size_patch_testing=side)
+    # A full GPU raises an error and the tiles are halved; a CPU that runs out of memory starts to swap.
+    multiple = saved.spec.multiple
+    side = 0 if utils_dist.get_device().type == "cuda" else -(-AUTO_SIDE_CPU // multiple) * multiple
+    return ValOptions(num_frame_testing=AUTO_FRAMES, size_patch_testing=side)
 
 
-def settings_of(
-    saved: SavedNetwork, tiling: str, args: TestArgs, save: Sequence[str], section: dict[str, Any]
-) -> dict[str, Any]:
-    """All that the results depend on but the input files, as plain JSON.
-
-    tiling: in words. section: the resolved options that say what is read of the files and how.
-    """
-    lpips = [[name, os.stat(name).st_size, os.stat(name).st_mtime_ns] for name in args.lpips if os.path.exists(name)]
-    settings = {
-        "weights": saved.sha256(), "network": saved.options_digest(), "tile": tiling, "dtype": args.dtype,
-        "sigma": args.sigma, "lpips": lpips, "save": list(save), "fps": args.fps, **section,
-    }  # fmt: skip
-    return json.loads(json.dumps(settings))
-
-
-def asked_tiles(args: TestArgs) -> dict[str, int]:
-    """--tile T,P, --overlap T,P and --batch-tiles as fields of Tiling."""
+def tiling_of(val: ValOptions, spec: InputSpec, args: TestArgs, blend: str) -> Tiling:
+    """The tiles of `val` and `blend`, with the changes of the command line."""
     tile = args.tile if isinstance(args.tile, tuple) else ()
     asked = dict(zip(("num_frame_testing", "size_patch_testing"), tile, strict=False))
-    asked |= dict(zip(("num_frame_overlapping", "size_overlapping"), args.overlap or (), strict=False))
-    return asked | ({} if args.batch_tiles is None else {"batch_tiles": args.batch_tiles})
+    asked |= dict(zip(("num_frame_overlapping", "size_patch_overlapping"), args.overlap or (), strict=False))
+    asked |= {key: True for key in ("flip_seq", "pad_seq", "center_frame_only") if getattr(args, key)}
+    if args.batch_tiles is not None:
+        asked["batch_tiles"] = args.batch_tiles
+    return Tiling.of(val, spec, blend=args.blend or blend, **asked)

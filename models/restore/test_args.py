@@ -1,4 +1,4 @@
-"""The command line of main_test_vrt.py, in its two forms."""
+"""The command line of main_test_vrt.py, which has two forms."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from models.restore.restorer import DTYPES
 from utils.errors import OptionError
 from utils.files import refuse_overlap
 
 SAVES = ("frames", "video", "comparison")
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class TestArgs:
-    """What was asked for; None or empty where the form's default holds. Paths as given."""
+    """The values of the command line, paths as given. None or empty: the default of the form."""
 
-    __test__ = False  # no test case, whatever pytest reads into the name
+    __test__ = False  # pytest would collect a class of this name
 
     opt: str | None
     weights: str | None
@@ -48,12 +48,12 @@ class TestArgs:
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # argparse would print and leave from here, once on every rank
+    def error(self, message: str) -> None:  # argparse would print usage and exit, once on every rank
         raise OptionError(message, "the command line", "one of the two forms in --help", "see --help, docs/testing.md")
 
 
 def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
-    """Raises OptionError for what does not parse or does not go together."""
+    """Raises OptionError for unknown flags, wrong values and flags that exclude each other."""
     parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
     add("--opt", metavar="FILE", help="option file: tests on datasets.test; with --input: names the network")

@@ -1,8 +1,8 @@
-"""Restoring clips of any length and size in tiles of time and space, with memory bounded by the tile.
+"""Restores clips of any length and size in tiles of time and space, with memory bounded by the tile.
 
-A reader gives frames on demand, restored frames leave one by one in order; `restore_clip` is the same for a clip that
-is already a tensor. Two blends: "kair", the published one, equal weights with trimmed borders; "smooth", ramps over
-the overlap, which leave no visible seam.
+`stream_clip` reads frames on demand and yields the restored frames in order; `restore_clip` does the same for a clip
+in a tensor. Two blends: "kair", as published, equal weights with trimmed borders; "smooth", ramps over the overlap,
+which leave no visible seam.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.out_of_memory import is_out_of_memory
+from utils.contract import InputSpec
 from utils.errors import OptionError
+from utils.options.models import ValOptions
 
-# A frame's number, and whether it is seen in reversed time (its spikes then are those of the reversed stream).
+# Index of a frame, and whether time is reversed (its spikes are then those of the reversed stream).
 Moment = tuple[int, bool]
-# Moments -> lq (B, n, C, H, W), spike (B, n, S, H, W) or None, of exactly these in this order
+# Moments -> lq (B, n, C, H, W) and spike (B, n, S, H, W) or None, in this order.
 Reader = Callable[[Sequence[Moment]], tuple[Tensor, Tensor | None]]
 
 # Three stages halve the frame, and their 2x2 folds need even sizes: 2**3.
@@ -33,22 +36,22 @@ NETWORK_STRIDE = 8
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a clip is cut and put together again. Sizes in input pixels, lengths in frames.
+    """How a clip is cut into tiles and blended again. Sizes in input pixels, lengths in frames.
 
-    num_frame_testing, size_patch_testing: tile length and side; 0 = the whole.
-    num_frame_overlapping, size_overlapping: what neighbouring tiles share.
+    num_frame_testing, size_patch_testing: length and side of a tile; 0: the whole.
+    num_frame_overlapping, size_patch_overlapping: overlap of neighbouring tiles.
     blend: "kair" or "smooth".
-    flip_seq: run the clip and its reverse, spikes included, as one sequence and average.
-    pad_seq: repeat the last frame, dropped again.
-    center_frame_only: give only frame n // 2 of the n that came in.
-    batch_tiles: tiles of one moment that go through the network together; faster on a GPU, uses more memory.
-    min_frames: the fewest frames the network takes (2 for pa_frames 2, 3 for 4, 4 for 6).
+    flip_seq: restore the clip followed by its time-reversed copy, spikes included, and average.
+    pad_seq: repeat the last frame before restoring; the result for the copy is dropped.
+    center_frame_only: restore only frame n // 2 of n.
+    batch_tiles: spatial tiles per pass of the network; faster on a GPU, uses more memory.
+    min_frames: fewest frames that the network takes (2 for pa_frames 2, 3 for 4, 4 for 6).
     """
 
     num_frame_testing: int = 0
     num_frame_overlapping: int = 2
     size_patch_testing: int = 0
-    size_overlapping: int = 20
+    size_patch_overlapping: int = 20
     window_size: tuple[int, int, int] = (6, 8, 8)
     scale: int = 1
     blend: str = "kair"
@@ -65,7 +68,7 @@ class Tiling:
             raise OptionError(f"batch_tiles is {self.batch_tiles}", "val.batch_tiles", "1 or more", "correct it")
         axes = (
             ("num_frame_testing", self.num_frame_testing, "num_frame_overlapping", self.num_frame_overlapping),
-            ("size_patch_testing", self.size_patch_testing, "size_overlapping", self.size_overlapping),
+            ("size_patch_testing", self.size_patch_testing, "size_patch_overlapping", self.size_patch_overlapping),
         )
         for size_key, size, overlap_key, overlap in axes:
             if size < 0 or overlap < 0 or 0 < size <= overlap:
@@ -76,10 +79,30 @@ class Tiling:
         for window in self.window_size[1:]:
             if self.size_patch_testing % window:
                 raise OptionError(
-                    f"size_patch_testing {self.size_patch_testing} is no multiple of {window}",
-                    "val.size_patch_testing",
-                    "a multiple of the window", f"use {-(-self.size_patch_testing // window) * window}",
+                    f"size_patch_testing {self.size_patch_testing} is not a multiple of {window}",
+                    "val.size_patch_testing", "a multiple of the window",
+                    f"use {-(-self.size_patch_testing // window) * window}",
                 )  # fmt: skip
+
+    @classmethod
+    def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> Tiling:
+        """The tiles of the options `val` for a network with `spec`; changes: fields with other values."""
+        fields = {key: value for key, value in val.plain().items() if key != "save_img"}
+        fields |= {"window_size": spec.window_size, "scale": spec.scale}
+        fields["min_frames"] = 1 if spec.interpolates else spec.least_frames
+        return cls(**{**fields, **changes})
+
+    def describe(self) -> str:
+        """The tiles in words, for the log and the protocol."""
+        frames = f"{self.num_frame_testing} frames" if self.num_frame_testing else "the whole clip"
+        side = f"{self.size_patch_testing} px" if self.size_patch_testing else "the whole frame"
+        parts = [f"tiles of {frames} x {side}"]
+        if self.num_frame_testing or self.size_patch_testing:
+            parts.append(f"overlap {self.num_frame_overlapping} frames, {self.size_patch_overlapping} px")
+        parts += [f"{self.batch_tiles} at once"] if self.batch_tiles > 1 else []
+        parts.append(f"{self.blend} blend")
+        parts += [name for name in ("flip_seq", "pad_seq", "center_frame_only") if getattr(self, name)]
+        return ", ".join(parts)
 
 
 @torch.no_grad()
@@ -88,11 +111,11 @@ def restore_clip(
 ) -> Tensor:
     """lq (B, T, C, H, W), spike (B, T, S, H, W) -> (B, T, C', sH, sW) on the CPU; T is 1 with center_frame_only.
 
-    spike_reversed: like spike, from the reversed stream of each frame; flip_seq with spikes needs it.
-    tiling: the fields of `Tiling`. Call it with the network in eval mode; it runs on the network's device.
+    spike_reversed: like spike, from the reversed stream of each frame; needed for flip_seq with spikes.
+    tiling: the fields of `Tiling`. The network must be in eval mode; it runs on its own device.
     """
     if spike is not None and spike_reversed is None and tiling.get("flip_seq"):
-        raise ValueError("flip_seq needs the spikes in reversed time: spike_reversed")
+        raise ValueError("flip_seq needs the spikes of reversed time: spike_reversed")
 
     def read(moments: Sequence[Moment]) -> tuple[Tensor, Tensor | None]:
         frames = lq[:, [index for index, _ in moments]]
@@ -109,8 +132,8 @@ def stream_clip(
 ) -> Iterator[Tensor]:
     """Restored frames (B, C', sH, sW) on the CPU, in order, with at most one tile in time held in memory.
 
-    wanted: a run of frames, default all (or the centre). Only the tiles that touch it are computed, and the frames
-    are the same, bit for bit, as in a run over the whole clip; with flip_seq the whole is computed all the same.
+    wanted: consecutive frames; None: all, or the middle one. Only the tiles that contain them are computed (with
+    flip_seq all tiles), and the frames equal those of the whole clip bit for bit.
     """
     if tiling.center_frame_only:
         wanted = range(num_frames // 2, num_frames // 2 + 1)
@@ -133,23 +156,23 @@ def stream_fitting(
     size: tuple[int, int],
     on_change: Callable[[Tiling], None],
 ) -> Iterator[Tensor]:
-    """`stream_clip`, with smaller tiles where memory does not suffice for frames of `size` (height, width).
+    """`stream_clip` for frames of `size` (height, width), with smaller tiles after an out-of-memory error.
 
-    on_change: told the tiling that is tried next. All tiles of a clip have the same size, so if memory suffices for
-    the first frame, it does for the last. Raises the out-of-memory error where the smallest tile is too large.
+    on_change: called with the tiling to be tried next. All tiles of a clip have the same size, so if memory suffices
+    for the first frame, it does for the last. Raises the out-of-memory error where the smallest tile is too large.
     """
     if wanted is not None and not wanted:
-        return  # the caller has all frames already
+        return
     while True:
         frames = stream_clip(net, read, num_frames, tiling, wanted)
         try:
             first = next(frames)
             break
         except Exception as e:
-            shrunk = smaller(tiling, *size) if out_of_memory(e) else None
+            shrunk = smaller(tiling, *size) if is_out_of_memory(e) else None
             if shrunk is None:
                 raise
-        # Outside of the except block: the traceback no longer holds the tensors that filled the memory.
+        # After the except block, because the traceback keeps the tensors that filled the memory.
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         tiling = shrunk
@@ -159,33 +182,26 @@ def stream_fitting(
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
-    """Where the tiles of one axis begin; the last ends with the axis, so it may overlap more than the others."""
+    """Starts of the tiles along one axis; the last tile ends with the axis, so it may overlap more than the others."""
     if length <= size:
         return [0]
     return [*range(0, length - size, size - overlap), length - size]
 
 
 def mirror_index(length: int, target: int) -> Tensor:
-    """Indices (target,) that continue 0..length-1 by reflection with the edge repeated, as often as needed."""
+    """Indices (target,): 0..length-1, continued by reflection with the edge repeated, as often as needed."""
     index = torch.arange(target) % (2 * length)
     return torch.where(index < length, index, 2 * length - 1 - index)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """True for the errors with which torch says that CUDA or the host has no memory left."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
 
 
 def _stream_sequence(
     net: nn.Module, read: Reader, order: Sequence[Moment], tiling: Tiling, wanted: range
 ) -> Iterator[Tensor]:
-    """Positions `wanted` of the sequence `order` (frames, which may repeat), restored tile by tile in time."""
+    """Restored frames at positions `wanted` of the sequence `order`, computed tile by tile in time."""
     length = len(order)
     size = min(tiling.num_frame_testing or length, length)
     starts = tile_starts(length, size, tiling.num_frame_overlapping)
-    pending: deque[tuple[Tensor, float]] = deque()  # sums and weights of the frames from the current start on
+    pending: deque[tuple[Tensor, float]] = deque()  # weighted sums and weights, from `start` on
     for number, start in enumerate(starts):
         if start + size <= wanted.start or start >= wanted.stop:
             continue
@@ -206,18 +222,18 @@ def _stream_sequence(
 
 
 def restore_space(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tiling) -> Tensor:
-    """One tile in time, cut in space: lq (B, n, C, H, W) -> (B, n, C', sH, sW) on the CPU."""
+    """One tile in time, restored tile by tile in space: lq (B, n, C, H, W) -> (B, n, C', sH, sW) on the CPU."""
     height, width = lq.shape[-2:]
     patch = tiling.size_patch_testing
     rows, cols = min(patch or height, height), min(patch or width, width)
-    tops = tile_starts(height, rows, tiling.size_overlapping)
-    lefts = tile_starts(width, cols, tiling.size_overlapping)
+    tops = tile_starts(height, rows, tiling.size_patch_overlapping)
+    lefts = tile_starts(width, cols, tiling.size_patch_overlapping)
     if len(tops) == len(lefts) == 1:
         return _run(net, lq, spike, tiling)
 
     s = tiling.scale
-    # KAIR trims overlap / 2 OUTPUT pixels whatever the scale; a ramp must span the overlap at the output's scale.
-    overlap = tiling.size_overlapping * (s if tiling.blend == "smooth" else 1)
+    # KAIR trims overlap / 2 output pixels at any scale; a ramp must span the whole overlap in output pixels.
+    overlap = tiling.size_patch_overlapping * (s if tiling.blend == "smooth" else 1)
     total, total_weight = None, torch.zeros(height * s, width * s)
     tiles = list(itertools.product(enumerate(tops), enumerate(lefts)))
     for first in range(0, len(tiles), tiling.batch_tiles):
@@ -237,10 +253,10 @@ def restore_space(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tili
 
 
 def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blend: str, trim: bool = True) -> Tensor:
-    """Weights (size,) of tile `number` along one axis; 1 towards the ends of the axis.
+    """Weights (size,) of tile `number` along one axis; 1 where the tile meets an end of the axis.
 
-    kair: 1, and 0 over half of the overlap in space (floor at the beginning, ceil at the end), untrimmed in time.
-    smooth: a raised cosine over the overlap, never 0, so that a sum of weights is never 0 either.
+    kair: 1; with trim (in space, not in time) 0 over half of the overlap, rounded down at the start and up at the end.
+    smooth: a raised cosine over the overlap, never 0, so that no sum of weights is 0.
     """
     weights = torch.ones(size)
     is_first, is_last = number == 0, number == len(starts) - 1
@@ -260,7 +276,7 @@ def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blen
 
 
 def _run(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tiling) -> Tensor:
-    """One pass of the network over a tile: padded by reflection to sizes it takes, cropped back, on the CPU."""
+    """One pass of the network over a tile, padded by reflection to a size that it takes; cropped, on the CPU."""
     frames, (height, width) = lq.shape[1], lq.shape[-2:]
     s = tiling.scale
     wd, wh, ww = tiling.window_size
@@ -292,9 +308,9 @@ def _pad(clip: Tensor, target: tuple[int, int, int]) -> Tensor:
 
 
 def _average_halves(frames: Iterator[Tensor], length: int) -> Iterator[Tensor]:
-    """Mean of frame i and frame 2 length - 1 - i of a sequence of 2 length frames.
+    """Mean of frames i and 2 length - 1 - i of a sequence of 2 length frames.
 
-    They wait on disk, not in memory: the partner of the first frame comes last.
+    The frames are stored on disk, because the partner of the first frame comes last.
     """
     with tempfile.TemporaryFile() as store:
         for frame in frames:
@@ -309,15 +325,17 @@ def _average_halves(frames: Iterator[Tensor], length: int) -> Iterator[Tensor]:
 
 
 def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
-    """The tiling to try where this one needs too much memory: half as many at once, then half the side, then half the
-    length; None at the end."""
+    """The next tiling to try after an out-of-memory error, None after the smallest.
+
+    First fewer tiles per pass, then half the side, then half the length.
+    """
     if tiling.batch_tiles > 1:
         return dataclasses.replace(tiling, batch_tiles=tiling.batch_tiles // 2)
     step = math.lcm(NETWORK_STRIDE, *tiling.window_size[1:])
     least = max(tiling.window_size[1:]) * NETWORK_STRIDE
     side = tiling.size_patch_testing or max(height, width)
     half = max(least, side // 2 // step * step)
-    if half < side and half > tiling.size_overlapping:
+    if half < side and half > tiling.size_patch_overlapping:
         return dataclasses.replace(tiling, size_patch_testing=half)
     half = max(tiling.min_frames, tiling.num_frame_testing // 2)
     if half < tiling.num_frame_testing and half > tiling.num_frame_overlapping:

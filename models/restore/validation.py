@@ -1,27 +1,31 @@
-"""Validation on all ranks: clips are shared out without padding, so no number depends on how many ranks there are."""
+"""Validation on all ranks. Each clip is scored by one rank, so no number depends on how many ranks there are."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.model_vrt import ModelVRT
-from models.restore.restorer import FrameReader, Restorer
+from models.restore.restorer import Restorer
+from models.restore.tiling import Tiling
 from utils import utils_dist
+from utils.contract import FrameReader, input_spec
 from utils.dist import watchdog
 from utils.image import comparison_strip, imwrite_rgb
 from utils.metrics import ClipScores, averages, psnr, ssim, tensor_to_uint8
 from utils.run.logger import best_effort
 
 METRICS = ("psnr", "ssim")
-MAX_STRIPS = 12  # of a validation: they travel to rank 0
+MAX_STRIPS = 12  # per validation: they are sent to rank 0
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +69,14 @@ def validate(
 ) -> Validation | None:
     """Restore and score every clip, one frame at a time: memory does not grow with the length of a clip. Collective.
 
-    clips: readers of the test split (data.clip_reader.dataset_clips), with sharp frames.
-    should_stop: asked by all ranks together after each round of one clip a rank, except the last; must give all of
-    them the same answer. True ends the validation without a result, None.
+    clips: of the test split, with sharp frames.
+    should_stop: called by all ranks after each round of one clip per rank, except the last; must return the same on
+    all ranks. True ends the validation without a result (None).
     """
     rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
     strips = clips_with_strips(len(clips))
     mine = Validation()
-    with model.restorer() as restorer:
+    with restorer_of(model) as restorer:
         for first in range(0, len(clips), world):
             if first and _is_stop(should_stop):
                 return None
@@ -83,20 +87,33 @@ def validate(
     return _bring_together(mine, clips, strips)
 
 
+@contextmanager
+def restorer_of(model: ModelVRT) -> Iterator[Restorer]:
+    """netE (or netG) with the tiles of `val`; the network is in eval mode inside the block."""
+    net = model.net_for_test
+    training, tiling = net.training, Tiling.of(model.opt.val, input_spec(net))
+    dtype = str(model.amp_dtype or torch.float32).removeprefix("torch.")
+    do = "lower val.size_patch_testing, val.num_frame_testing or val.batch_tiles (0: the whole clip at once)"
+    try:
+        # A frame with NaN must not end the training: its score is NaN, and never the best.
+        yield Restorer(net, tiling, model.device, dtype=dtype, finite_only=False, do=do)
+    finally:
+        net.train(training)
+
+
 def clips_with_strips(count: int) -> list[int]:
-    """The clips, at most MAX_STRIPS evenly over the split, whose strips rank 0 writes; always the same."""
+    """Indices of the clips whose strips rank 0 writes: at most MAX_STRIPS, evenly spaced, always the same."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(MAX_STRIPS, count))})
 
 
 def _is_stop(should_stop: Callable[[], bool]) -> bool:
-    # Counted as a collective: a rank that waits here for one with a longer clip is not the one that stands still.
+    # Counted as a collective: while a rank waits here for one with a longer clip, the other one is the slow one.
     with watchdog.collective("stop vote"):
         return should_stop()
 
 
 def _folder_of_frames(model: ModelVRT) -> Path | None:
-    """Where restored frames go. Rank 0 alone writes into the folder of a run, and only its own clips' frames, so that
-    no picture has to travel."""
+    """Where restored frames go, or None. Only rank 0 writes into the folder of a run, and only frames of its clips."""
     is_wanted = model.opt.val.save_img and utils_dist.is_main_process()
     return model.opt.folder / "images" if is_wanted else None
 
@@ -111,14 +128,14 @@ def _validate_clip(
     for index, frame in zip(wanted, restorer.frames(cache, wanted), strict=True):
         watchdog.go_on()
         item = cache.frame(index)
+        lq = _at_size_of(item["gt"], item["lq"])
         is_finite = bool(frame.isfinite().all())
         nonfinite += not is_finite
         restored = tensor_to_uint8(frame)
-        sharp, blurry = tensor_to_uint8(item["gt"]), tensor_to_uint8(_at_size_of(item["gt"], item["lq"]))
+        sharp, blurry = tensor_to_uint8(item["gt"]), tensor_to_uint8(lq)
         validation.blurry.add(clip.name, _scores(blurry, sharp))
         validation.restored.add(clip.name, _scores(restored, sharp) if is_finite else dict.fromkeys(METRICS, math.nan))
         if with_strip and index == middle:
-            lq = _at_size_of(item["gt"], item["lq"])
             validation.pictures[clip.name] = comparison_strip(lq, item.get("spike"), frame, item["gt"])
         if out is not None:
             with best_effort("restored frames"):
@@ -132,12 +149,12 @@ def _scores(image: np.ndarray, sharp: np.ndarray) -> dict[str, float]:
 
 
 def _at_size_of(gt: Tensor, lq: Tensor) -> Tensor:
-    """In super-resolution the input is scored at the size of the truth; both (3, H, W)."""
+    """lq at the size of gt (super-resolution: enlarged); both (3, H, W)."""
     return lq if lq.shape == gt.shape else F.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
 
 
 def _bring_together(mine: Validation, clips: Sequence[FrameReader], strips: list[int]) -> Validation:
-    """The scores of all ranks on all of them; the strips, one after the other, on rank 0. Collective."""
+    """The scores of all ranks, on every rank; the strips, sent one after the other, on rank 0. Collective."""
     world, whole = utils_dist.get_world_size(), Validation()
     for blurry, restored in utils_dist.gather_objects((mine.blurry.frames, mine.restored.frames)):
         whole.blurry.update(blurry)
