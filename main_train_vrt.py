@@ -286,17 +286,22 @@ def stop_early(model: ModelVRT, experiment: Experiment, progress: Progress) -> i
 def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress, is_new: bool) -> int:
     """Last save and validation, and the table a run ends with. Exit code. Collective.
 
-    A run that was finished before is validated again, and nothing of it is overwritten.
+    A run that was finished before is validated again; its checkpoints, curves and pictures stay as they are.
     """
     if is_new:
         save(model, experiment, progress)
+        if not run_validation(model, clips, experiment, progress):
+            return stop_early(model, experiment, progress)
+        if clips is not None:
+            save(model, experiment, progress, with_weights=False)  # the best PSNR is known only now
     else:
         logger.info("already finished at iter %d: nothing is trained", progress.step)
-        experiment.saved_step, progress.validated = progress.step, 0
-    if not run_validation(model, clips, experiment, progress):
-        return stop_early(model, experiment, progress)
-    if is_new and clips is not None:
-        save(model, experiment, progress, with_weights=False)  # the best PSNR is known only now
+        experiment.saved_step = progress.step
+        if clips is not None:
+            validation = validate(model, dataset_clips(clips), preempt.all_asked)
+            if validation is None:
+                return stop_early(model, experiment, progress)
+            experiment.table = validation.table()
     experiment.close()
     if experiment.table:
         logger.info("test split after %d iterations:\n%s", progress.step, experiment.table)

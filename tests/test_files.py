@@ -43,6 +43,22 @@ def test_a_file_is_listed_before_it_appears(tmp_path):
     assert not Made(tmp_path).is_ours(tmp_path / "a")
 
 
+@pytest.mark.parametrize("left", [30, 64, 70, 78])
+def test_a_line_that_a_full_disk_cut_off_stops_nobody(tmp_path, left):
+    Made(tmp_path).write(tmp_path / "first.png", b"ours")
+    names = tmp_path / ".spikevrt" / "0.txt"
+    whole = names.read_bytes()
+    names.write_bytes(whole + whole[:left])
+
+    made = Made(tmp_path)
+    made.write(tmp_path / "second.png", b"ours")
+    made.write(tmp_path / "third.png", b"ours")
+
+    assert all(Made(tmp_path).is_ours(tmp_path / f"{name}.png") for name in ("first", "second", "third"))
+    Made(tmp_path).remove_all()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def test_nothing_is_written_through_a_link_or_out_of_the_folder(tmp_path):
     inner, outer = tmp_path / "out", tmp_path / "elsewhere"
     inner.mkdir(), outer.mkdir()
@@ -63,7 +79,9 @@ def test_a_scratch_folder_clears_only_its_own(tmp_path):
     assert [p.name for p in scratch_folder(scratch).iterdir()] == [".spikevrt"]
     publish_folder(scratch, tmp_path / "x")
     assert list((tmp_path / "x").iterdir()) == []
-    (tmp_path / ".x.tmp").mkdir()
+    (tmp_path / ".x.tmp").mkdir()  # as a kill before the mark leaves it
+    (scratch_folder(tmp_path / ".x.tmp") / ".spikevrt").unlink()
+    (tmp_path / ".x.tmp" / "note").write_text("theirs")
     with pytest.raises(DataError, match="did not make"):
         scratch_folder(tmp_path / ".x.tmp")
 

@@ -22,8 +22,7 @@ from utils.errors import DataError, OptionError
 MARK = ".spikevrt"
 SHOWN = 5
 _NUMBER = re.compile(r"(\d+)")
-_LISTED = re.compile(rb'[0-9a-f]{64} ".*"')
-_CUT = re.compile(rb"[0-9a-f]{0,64}|[0-9a-f]{64} .*")
+_LISTED = re.compile(r'([0-9a-f]{64}) ("(?:[^"\\]|\\.)*")')  # a line of a list: SHA-256 and name as JSON
 
 
 def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
@@ -69,6 +68,7 @@ class Made:
         self.folder, self.list_file = Path(folder), Path(folder) / MARK / f"{writer}.txt"
         self._on_read = on_read
         self._listed: dict[str, set[str]] | None = None
+        self._is_open = False  # whether this process may append to its list
 
     def write(self, path: Path, content: bytes) -> None:
         """Write a file of ours, whole or not at all. Raises DataError where a file that is not ours has that name."""
@@ -126,9 +126,9 @@ class Made:
         self.remove([self.folder / name for name in sorted(self._lists())])
         if self._is_inside(self.list_file):
             for file in self.list_file.parent.glob("*.txt"):
-                if _is_list(file):
+                if _read_list(file) is not None:
                     file.unlink()
-        self._listed = None
+        self._listed, self._is_open = None, False
 
     def _lists(self) -> dict[str, set[str]]:
         """Name below `folder` -> digests under which it was put there, by any writer."""
@@ -136,23 +136,16 @@ class Made:
             self._listed = {}
             files = sorted(self.list_file.parent.glob("*.txt")) if self._is_inside(self.list_file) else []
             for file in files:
-                # A line that was cut off by a kill lists a file that never appeared.
-                for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-                    digest, _, name = line.partition(" ")
-                    if name.endswith('"'):
-                        self._listed.setdefault(json.loads(name), set()).add(digest)
+                for digest, name in _read_list(file) or ():
+                    self._listed.setdefault(name, set()).add(digest)
         return self._listed
 
     def _note(self, path: Path, digest: str) -> None:
         name = self._name(path)
         self._lists().setdefault(name, set()).add(digest)
-        if not self._is_inside(self.list_file) or (os.path.lexists(self.list_file) and not _is_list(self.list_file)):
-            raise DataError(
-                "the list of our files is somebody else's file, or leads out of the folder", str(self.list_file),
-                "nothing but our own lists in this folder", "move it away",
-            )  # fmt: skip
         try:
-            self.list_file.parent.mkdir(parents=True, exist_ok=True)
+            if not self._is_open:
+                self._open_list()
             with open(self.list_file, "a", encoding="utf-8") as file:
                 file.write(f"{digest} {json.dumps(name)}\n")
         except OSError as e:
@@ -160,6 +153,19 @@ class Made:
                 f"cannot write: {e.strerror}", str(self.list_file), "a folder with room and permission to write",
                 "free some space or choose another folder, then start the same command again",
             ) from e  # fmt: skip
+
+    def _open_list(self) -> None:
+        """Make sure that the list is ours, and remove a last line that a kill or a full disk cut off."""
+        is_there = os.path.lexists(self.list_file)
+        if not self._is_inside(self.list_file) or (is_there and _read_list(self.list_file) is None):
+            raise DataError(
+                "the list of our files is somebody else's file, or leads out of the folder", str(self.list_file),
+                "nothing but our own lists in this folder", "move it away",
+            )  # fmt: skip
+        self.list_file.parent.mkdir(parents=True, exist_ok=True)
+        if is_there:
+            os.truncate(self.list_file, self.list_file.read_bytes().rfind(b"\n") + 1)
+        self._is_open = True
 
     def _digest(self, path: Path) -> str:
         # hashlib.file_digest came with Python 3.11.
@@ -180,12 +186,15 @@ class Made:
         return ".." not in parent.parts and path.name != ".." and path.parent.resolve() == parent
 
 
-def _is_list(file: Path) -> bool:
-    """Whether a file is a list of `Made`: lines of a digest and a name, of which a kill may have cut the last."""
+def _read_list(file: Path) -> list[tuple[str, str]] | None:
+    """Digests and names in a list of `Made`; None for any other file. A last line that was cut off does not count."""
     if file.is_symlink() or not file.is_file():
-        return False
-    *lines, last = file.read_bytes().split(b"\n")
-    return all(_LISTED.fullmatch(line) for line in lines) and _CUT.fullmatch(last) is not None
+        return None
+    *lines, last = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    found = [_LISTED.fullmatch(line) for line in lines]
+    if not all(found) or not re.fullmatch(r"[0-9a-f]{0,64}( .*)?", last):
+        return None
+    return [(match[1], json.loads(match[2])) for match in found]
 
 
 def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
@@ -230,7 +239,8 @@ def scratch_folder(path: Path) -> Path:
     Raises DataError where something without the mark has that name.
     """
     if os.path.lexists(path):
-        if path.is_symlink() or not (path / MARK).is_file():
+        is_empty = path.is_dir() and not any(path.iterdir())  # killed before the mark
+        if path.is_symlink() or not (is_empty or (path / MARK).is_file()):
             raise DataError(
                 "a temporary folder has the name of something that this program did not make", str(path),
                 "nothing under this name", "move it away",

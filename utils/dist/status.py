@@ -87,7 +87,7 @@ def _answer(path: Path, store: Store | None, world_size: int, over: threading.Ev
     with suppress(RuntimeError):  # the store has gone, and the run with it
         while not over.wait(POLL_S):
             touched = _time_of(path)
-            if touched is None or touched == answered or not (path.stat().st_size == 0 or _is_answer(path)):
+            if touched is None or touched == answered or not _is_question(path):
                 continue
             with suppress(DataError):  # a full disk: the next one who asks may have more luck
                 write_whole(path, "".join(f"{text}\n" for text in _lines(store, world_size, over)).encode())
@@ -123,6 +123,13 @@ def _own_beat() -> dict[str, Any]:
     place = watchdog.here()
     age = time.monotonic() - place.since
     return {"host": socket.gethostname(), "pid": os.getpid(), "step": place.step, "age": age, "phase": place.phase}
+
+
+def _is_question(path: Path) -> bool:
+    """Whether the file is empty, or an answer of ours that was touched again."""
+    with suppress(OSError):
+        return path.stat().st_size == 0 or _is_answer(path)
+    return False
 
 
 def _is_answer(path: Path) -> bool:

@@ -23,7 +23,7 @@ from utils.errors import DataError
 from utils.files import write_whole
 from utils.options.models import LoggingOptions, Options
 from utils.options.registry import Registry, import_parts
-from utils.run.curves import HISTORY_NAME, draw_curves
+from utils.run.curves import HISTORY_NAME, draw_curves, read_history
 
 logger = logging.getLogger(__name__)
 
@@ -213,12 +213,13 @@ class HistoryWriter:
 
     def __init__(self, folder: Path, step: int) -> None:
         self.file, self.curves = folder / HISTORY_NAME, folder / "curves.png"
-        old = json.loads(self.file.read_text()) if step and self.file.exists() else {}
+        old = read_history(self.file) if step and self.file.exists() else {}
         self.history = {tag: [entry for entry in entries if entry[0] <= step] for tag, entries in old.items()}
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items():
-            self.history.setdefault(tag, []).append([step, value])
+            # A validation that was interrupted is done again, at the same step.
+            self.history[tag] = [*(entry for entry in self.history.get(tag, ()) if entry[0] < step), [step, value]]
         with best_effort(str(self.file)):
             write_whole(self.file, json.dumps(self.history).encode())
         if any(tag.startswith("val/") for tag in values):  # rare enough to draw, and a killed run has its curves too

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 # They say where and how a run is started, not what is trained.
 NO_DIFFERENCE = ("opt_path", "task", "path")
+# They change no score of a validation.
+NO_SCORE = ("val.save_img", "val.batch_tiles", "datasets.test.dataloader_", "datasets.test.cache_data")
 
 
 @dataclass
@@ -130,12 +131,8 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def _further(latest: Path, step: int) -> dict[str, Any] | None:
     """The run's own state, where it is further than `step`."""
-    if not checkpoint.exists(latest):
-        return None
-    with suppress(CheckpointError):  # damaged: then there is nothing to lose
-        own = checkpoint.load(latest)
-        return own if own["step"] > step else None
-    return None
+    own = _read_state(latest) if checkpoint.exists(latest) else None
+    return own if own and own["step"] > step else None
 
 
 def restore_progress(resumed: Resumed, opt: Options, order: DataOrder, total_batch: int) -> Progress:
@@ -154,7 +151,7 @@ def restore_progress(resumed: Resumed, opt: Options, order: DataOrder, total_bat
         lines = [f"  {key}: {_short(then)} -> {_short(now)}" for key, (then, now) in changes.items()]
         logger.warning("options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines))
     _reset_foreign(progress, resumed, opt.folder, changes)
-    if progress.step < planned_steps(opt.train, order.steps, progress):
+    if progress.step < planned_steps(opt.train, (was or order).steps, progress):
         _check_total_batch(state, opt, total_batch)
         _find_place(progress, was, order, resumed)
         if state["world_size"] != utils_dist.get_world_size() and utils_dist.is_main_process():
@@ -217,7 +214,7 @@ def _reset_foreign(progress: Progress, resumed: Resumed, folder: Path, changes: 
     """What belongs to another run, or to another test split, is not taken over."""
     if resumed.path.resolve().parent != own_checkpoint(folder, "latest").resolve().parent:
         progress.wandb_id, progress.validated = None, 0
-    other_test = [key for key in changes if key.startswith(("datasets.test.", "val."))]
+    other_test = [key for key in changes if key.startswith(("datasets.test.", "val.")) and not key.startswith(NO_SCORE)]
     if progress.best_psnr is not None and (other_test or not checkpoint.exists(own_checkpoint(folder, "best"))):
         reason = f"{', '.join(other_test)} changed" if other_test else "this run's folder holds no checkpoint_best.pth"
         logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
