@@ -41,8 +41,8 @@ def story(tmp_path_factory):
     found["weights"] = run(options, "task=other", "--resume", str(experiment(options) / "models/8_G.pth")), None
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(options.parent / root / "train/train1")
-    # 4 samples an epoch; the run stands at batch 5
-    found["fewer"] = run(options, "train.total_iter=15"), latest(options)
+    # 4 samples an epoch, and the run stands at batch 5 of the last epoch: nothing would be left of it
+    found["fewer"] = run(options, "train.total_iter=15", "train.epochs=2"), latest(options)
     found["named"] = run(options, "train.total_iter=15", "--resume", str(path), "debug.every=1"), latest(options)
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def page(results: dict[str, Any], scale: dict[str, Any]) -> str:
+def page(results: dict[str, Any], scale: list[dict[str, Any]]) -> str:
     return "\n".join([HEAD, *rows(results), "", *exceptions(results), TAIL, *watching_at_scale(scale)])
 
 
@@ -33,14 +33,14 @@ What is not shown here: several hosts with a real network between them, NCCL's o
 the page cache alone; fsync is there for that)."""
 
 
-def watching_at_scale(scale: dict[str, Any]) -> Iterator[str]:
+def watching_at_scale(sizes: list[dict[str, Any]]) -> Iterator[str]:
     """The section on many ranks."""
-    yield SCALE.format(**scale)
-    for s in scale["sizes"]:
+    yield SCALE.format(**sizes[-1])
+    for s in sizes:
         faults = " | ".join(f"{s[kind]['detected_s']} s, {s[kind]['named'][0]}" for kind in ("silent", "host", "stuck"))
         start = f"{s['start_requests_median']}, {s['start_s']} s" if "start_s" in s else "not simulated"
         yield (
-            f"| {s['ranks']} | {s['beat_s']:g} s ({s['achieved_beat_s']:g}) | {s['stall_s']:g} s | "
+            f"| {s['ranks']} | {s['load']} | {s['beat_s']:g} s ({s['achieved_beat_s']:g}) | {s['stall_s']:g} s | "
             f"{max(s['requests_a_beat']):g}, {max(s['keys_a_beat']):g} keys | {s['requests_a_second']} | "
             f"{start} | {s['alarms']} | {faults} |"
         )
@@ -55,13 +55,13 @@ follows a rank that still beats, so the loss of a whole host is seen as well. Wh
 together tell: one rank at a time reads them, and only while it is itself too long in its phase. The meetings of the start
 count the ranks that have come, so that each rank asks for a few single keys.
 
-Simulated with `python -m tests.faults.scale` on {date}, {cores} cores that other work shared (load about {load}):
+Simulated with `python -m tests.faults.scale` on {date}, on {cores} cores:
 the watchdog's own code (`utils/dist/beats.py`, `rendezvous.meet`) for each rank, a connection each, in two processes,
 against one real TCPStore in a third; eight ranks to a host. Where the beat is slower than 0.5 s, these cores could not do the
 work of all ranks faster; T is longer there. The start asks more often the longer it waits.
 
-| ranks | beat (achieved) | T | requests a beat and rank | requests a second, all ranks | requests of the start (median rank), all met in | false alarms | a rank silent | a host silent | a rank stuck |
-|---|---|---|---|---|---|---|---|---|---|"""
+| ranks | load of the machine before | beat (achieved) | T | requests a beat and rank | requests a second, all ranks | requests of the start (median rank), all met in | false alarms | a rank silent | a host silent | a rank stuck |
+|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def exceptions(results: dict[str, Any]) -> Iterator[str]:

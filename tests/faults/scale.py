@@ -237,12 +237,13 @@ def main() -> None:
     if args.client:
         print(json.dumps(client(*json.loads(args.client))), flush=True)
         os._exit(0)
-    results, load = [], round(os.getloadavg()[0], 1)  # before the first
+    old = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    sizes = {entry["ranks"]: entry for entry in old}  # a size that is not measured now keeps its numbers
     for world_size in map(int, args.ranks.split(",")):
-        results.append(simulate(world_size))
-        print(json.dumps(results[-1]), flush=True)
-    found = {"date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "load": load, "sizes": results}
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        about = {"date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
+        sizes[world_size] = about | simulate(world_size)
+        print(json.dumps(sizes[world_size]), flush=True)
+    RESULTS.write_text(json.dumps([sizes[count] for count in sorted(sizes)], indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
