@@ -128,6 +128,14 @@ def test_training_refuses_a_folder_with_strangers_under_its_names_and_leaves_all
     assert refused.exit_codes == [2] and "no run of this program made: .lock" in refused.text
 
     (run / ".lock").rename(run / "status")
+    for name in ("options/run_240101_120000.json", "models/4_G.pth"):  # a run of KAIR has these names
+        (run / name).parent.mkdir()
+        (run / name).write_bytes(CONTENT)
+    refused = train(options, "train.total_iter=1")
+    assert refused.exit_codes == [2] and "no run of this program made: options, models" in refused.text, refused.text
+
+    for name in ("options", "models"):
+        (run / name).rename(tmp_path / name)
     before = snapshot(tmp_path)
     done = train(options, "train.total_iter=1", "datasets.test={}")
     assert done.exit_codes == [0], done.text
