@@ -13,10 +13,10 @@ from data.spike.stream import SpikeGeometry, read_dat, write_dat
 from models.portable import portable_options, read_saved
 from models.restore.setup import spike_options
 from models.restore.test_args import parse_test_args
-from models.restore.tiling import restore_clip
 from models.select_network import NETWORKS, define_G
 from tests.clip_files import write_clip
 from tests.dist.launching import ROOT, run_command, run_ranks
+from tests.tensor_clip import restore_clip
 from tests.train_files import network, write_options
 from utils.metrics import psnr, tensor_to_uint8
 from utils.video import VideoReader, VideoWriter

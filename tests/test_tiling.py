@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from models.restore.restorer import Restorer
 from models.restore.tiling import (
     Tiling,
     mirror_index,
-    restore_clip,
     smaller,
     stream_clip,
-    stream_fitting,
     tile_starts,
 )
-from utils.errors import OptionError
+from tests.tensor_clip import reader, restore_clip
+from utils.errors import DataError, OptionError
 
 GOLDEN = sorted((Path(__file__).parent / "data" / "golden").glob("tile_*.npz"))
 
@@ -197,8 +197,6 @@ def test_flip_seq_sees_each_frame_twice_once_in_reversed_time():
 
     restored = restore_clip(Spikes(), lq, spike, back, flip_seq=True, window_size=(4, 8, 8))
     torch.testing.assert_close(restored, lq)
-    with pytest.raises(ValueError, match="spike_reversed"):
-        restore_clip(Spikes(), lq, spike, flip_seq=True)
 
 
 def test_center_frame_only_gives_the_middle_frame():
@@ -214,7 +212,7 @@ def test_a_stream_reads_no_more_than_one_tile_at_a_time():
         return torch.stack([torch.full((1, 3, 16, 16), float(i)) for i in reads[-1]], dim=1), None
 
     tiling = Tiling(num_frame_testing=4, num_frame_overlapping=2, blend="smooth")
-    stream = stream_clip(nn.Identity(), read, 9, tiling)
+    stream = stream_clip(nn.Identity(), read, 9, tiling, range(9))
     first = next(stream)
 
     assert reads == [[0, 1, 2, 3]] and first[0, 0, 0, 0] == 0
@@ -226,10 +224,9 @@ def test_a_stream_reads_no_more_than_one_tile_at_a_time():
 def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend):
     lq = clip(1, 13, 3, 24, 24)
     net, tiling = LocalNet(), Tiling(num_frame_testing=4, num_frame_overlapping=2, blend=blend)
-    read = lambda moments: (lq[:, [i for i, _ in moments]], None)  # noqa: E731
-    whole = list(stream_clip(net, read, 13, tiling))
+    whole = list(stream_clip(net, reader(lq), 13, tiling, range(13)))
     for first, last in ((0, 5), (5, 6), (6, 13), (12, 13)):
-        part = list(stream_clip(net, read, 13, tiling, range(first, last)))
+        part = list(stream_clip(net, reader(lq), 13, tiling, range(first, last)))
         assert len(part) == last - first
         assert all(torch.equal(a, b) for a, b in zip(part, whole[first:last], strict=True))
 
@@ -247,19 +244,32 @@ class Greedy(nn.Module):
         return x
 
 
-def test_tiles_are_halved_until_memory_suffices():
-    lq, tried = clip(1, 9, 3, 200, 260), []
-    tiling = Tiling(num_frame_testing=6, size_patch_overlapping=16, blend="smooth")
-    read = lambda moments: (lq[:, [i for i, _ in moments]], None)  # noqa: E731
+class Clip:
+    name, stems = "clip", range(9)
 
-    frames = list(stream_fitting(Greedy(6 * 64 * 64), read, 9, tiling, None, (200, 260), tried.append))
-    torch.testing.assert_close(torch.stack(frames, dim=1), lq)
-    assert [t.size_patch_testing for t in tried] == [128, 64]
+    def __init__(self, lq):
+        self.lq = lq
 
-    with pytest.raises(torch.OutOfMemoryError):
-        list(stream_fitting(Greedy(100), read, 9, tiling, None, (200, 260), tried.append))
+    def frame(self, index, reverse=False):
+        return {"lq": self.lq[index]}
+
+
+def restored(net, lq, **options):
+    restorer = Restorer(net, Tiling(num_frame_testing=6, size_patch_overlapping=16), torch.device("cpu"), **options)
+    return torch.stack(list(restorer.frames(Clip(lq), range(9))))
+
+
+def test_tiles_are_halved_until_memory_suffices(caplog):
+    lq = clip(9, 3, 200, 260)
+    torch.testing.assert_close(restored(Greedy(6 * 64 * 64), lq, halve_tiles=True), lq)
+    assert all(f"x {side} px" in text for side, text in zip((128, 64), caplog.messages, strict=True))
+
+    with pytest.raises(DataError, match="out of memory"):
+        restored(Greedy(100), lq, halve_tiles=True)
+    with pytest.raises(DataError, match=r"out of memory(.|\n)*--tile auto"):
+        restored(Greedy(6 * 64 * 64), lq)
     with pytest.raises(RuntimeError, match="shapes"):
-        list(stream_fitting(Fails(), read, 9, tiling, None, (200, 260), tried.append))
+        restored(Fails(), lq, halve_tiles=True)
 
 
 class Fails(nn.Module):

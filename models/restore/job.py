@@ -50,9 +50,7 @@ class Job:
     frames_note: str = "all"
 
     def frames_of(self, clip: ClipReader) -> range:
-        """The frames to restore: all, or the middle one."""
-        count = len(clip.stems)
-        return range(count // 2, count // 2 + 1) if self.tiling.center_frame_only else range(count)
+        return self.tiling.frames_of(len(clip.stems))
 
     def stems_of(self, clip: ClipReader) -> list[str]:
         return [clip.stems[k] for k in self.frames_of(clip)]

@@ -47,7 +47,7 @@ class Outputs:
 
     def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """The files to save of a clip with these frames."""
-        frames = [self.folder / clip / f"{stem}.png" for stem in stems] if "frames" in self.save else []
+        frames = [self.frame_file(clip, stem) for stem in stems] if "frames" in self.save else []
         names = {"video": f"{clip}.mp4", "comparison": f"{clip}_comparison.mp4"}
         return frames + [self.folder / name for kind, name in names.items() if kind in self.save]
 
@@ -99,7 +99,7 @@ def claim_folder(
     changed = []
     if file.exists():
         known = read_json(file)
-        changed = differences(known["settings"], settings)
+        changed = _differences(known["settings"], settings)
         old = [name for name, digest in known["inputs"].items() if inputs.get(name, digest) != digest]
         changed += [f"the files of clip {name} have changed" for name in old]
         earlier = sorted(known["inputs"].keys() - stems)
@@ -137,11 +137,11 @@ def _same_name(path: Path, first: str, second: str) -> DataError:
     )  # fmt: skip
 
 
-def differences(old: Any, new: Any, key: str = "") -> list[str]:
+def _differences(old: Any, new: Any, key: str = "") -> list[str]:
     """ "key was OLD, is NEW" for every value that differs, with dotted keys."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = [*new, *(k for k in old if k not in new)]
-        return [d for k in keys for d in differences(old.get(k), new.get(k), f"{key}.{k}" if key else str(k))]
+        return [d for k in keys for d in _differences(old.get(k), new.get(k), f"{key}.{k}" if key else str(k))]
     return [] if old == new else [f"{key} was {old}, is {new}"]
 
 

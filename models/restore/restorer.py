@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.out_of_memory import is_out_of_memory
-from models.restore.tiling import Moment, Tiling, stream_fitting
+from models.restore.tiling import Moment, Tiling, smaller, stream_clip
 from utils.contract import FrameReader
 from utils.dist import watchdog
 from utils.errors import DataError
@@ -62,12 +62,29 @@ class Restorer:
     def frames(self, reader: FrameReader, wanted: range) -> Iterator[Tensor]:
         """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
 
-        With center_frame_only only the middle frame, and none where `wanted` is empty. The tile in time bounds the
-        memory. A reader from `cached` still has the input of the frame restored last.
+        The tile in time bounds the memory. A reader from `cached` still has the input of the frame restored last.
         """
-        count = len(reader.stems)
-        cache = reader if isinstance(reader, FrameCache) else self.cached(reader)
-        height, width = cache.frame(0)["lq"].shape[-2:]
+        if not wanted:
+            return
+        try:
+            for frame in self._stream(reader if isinstance(reader, FrameCache) else self.cached(reader), wanted):
+                if self.finite_only and not torch.isfinite(frame).all():
+                    raise DataError(
+                        f"the network gave NaN or Inf for clip {reader.name}", reader.name, "finite values",
+                        "use --dtype float32, and check the weights",
+                    )  # fmt: skip
+                yield frame[0]
+        except (RuntimeError, MemoryError) as e:
+            if not is_out_of_memory(e):
+                raise
+            what = f"the network with {self.tiling.describe()}"
+            raise DataError("out of memory", what, "tiles that fit into memory", self.do) from e
+
+    def _stream(self, cache: FrameCache, wanted: range) -> Iterator[Tensor]:
+        """`stream_clip`; with halve_tiles, again with smaller tiles after an out-of-memory error.
+
+        All tiles of a clip have the same size, so if memory suffices for the first frame, it does for the last.
+        """
 
         def read(moments: Sequence[Moment]) -> tuple[Tensor, Tensor | None]:
             items = [cache.frame(*moment) for moment in moments]
@@ -76,29 +93,22 @@ class Restorer:
                 lq = torch.cat((lq, torch.full_like(lq[:, :, :1], self.noise_sigma / 255)), dim=2)
             return lq, torch.stack([item["spike"] for item in items])[None] if "spike" in items[0] else None
 
-        restored = stream_fitting(self.net, read, count, self.tiling, wanted, (height, width), self._shrink)
-        try:
-            for frame in restored:
-                if self.finite_only and not torch.isfinite(frame).all():
-                    raise DataError(
-                        f"the network gave NaN or Inf for clip {reader.name}", reader.name, "finite values",
-                        "use --dtype float32, and check the weights",
-                    )  # fmt: skip
-                yield frame[0]
-        except RuntimeError as e:
-            if is_out_of_memory(e):
-                raise self._too_large() from e
-            raise
-
-    def _shrink(self, tiling: Tiling) -> None:
-        if not self.halve_tiles:
-            raise self._too_large()
-        logger.warning("out of memory; trying again with %s", tiling.describe())
-        self.tiling = tiling
-
-    def _too_large(self) -> DataError:
-        what = f"the network with {self.tiling.describe()}"
-        return DataError("out of memory", what, "tiles that fit into memory", self.do)
+        height, width = cache.frame(0)["lq"].shape[-2:]
+        while True:
+            frames = stream_clip(self.net, read, len(cache.stems), self.tiling, wanted)
+            try:
+                first = next(frames)
+                break
+            except (RuntimeError, MemoryError) as e:
+                shrunk = smaller(self.tiling, height, width) if self.halve_tiles and is_out_of_memory(e) else None
+                if shrunk is None:
+                    raise
+            # After the except block, because the traceback keeps the tensors that filled the memory.
+            torch.cuda.empty_cache()
+            self.tiling = shrunk
+            logger.warning("out of memory; trying again with %s", shrunk.describe())
+        yield first
+        yield from frames
 
 
 class _Autocast(nn.Module):

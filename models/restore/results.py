@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from utils.errors import DataError
 from utils.files import Made, natural_key
 from utils.metrics import ClipScores, averages
@@ -43,12 +45,11 @@ def collect(clips: Sequence[Mapping[str, Any]], expected: int) -> dict[str, Any]
         row = {key: value for key, value in clip.items() if key != "name"}
         for kind, values in clip["per_frame"].items():
             frames = [dict(zip(values, column, strict=True)) for column in zip(*values.values(), strict=True)]
-            one = ClipScores()
-            one.update({clip["name"]: frames})
-            row[kind] = one.clip_means()[clip["name"]]
-            scores.setdefault(kind, ClipScores()).update(one.frames)
+            scores.setdefault(kind, ClipScores()).update({clip["name"]: frames})
+            row[kind] = {metric: float(np.mean(column)) for metric, column in values.items()}
         table[clip["name"]] = row
-    found = {kind: averages(s.sums(_metrics_of(s)), expected) for kind, s in scores.items()}
+    metrics = {kind: next(iter(s.frames.values()))[0] for kind, s in scores.items()}
+    found = {kind: averages(s.sums(metrics[kind]), expected) for kind, s in scores.items()}
     return {"clips": table, "averages": found}
 
 
@@ -100,10 +101,6 @@ def read_json(path: Path) -> Any:
         return _from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as e:
         raise DataError(f"cannot read results: {e}", str(path), "JSON", "remove the file, then start again") from e
-
-
-def _metrics_of(scores: ClipScores) -> list[str]:
-    return list(next(iter(scores.frames.values()))[0])
 
 
 def _to_json(value: Any) -> Any:

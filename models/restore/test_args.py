@@ -25,7 +25,7 @@ class TestArgs:
     input: str | None
     output: str | None
     spike: str | None
-    spike_size: tuple[int, int] | None
+    spike_size: tuple[int, ...]
     gt: str | None
     tile: tuple[int, int] | str | None
     overlap: tuple[int, int] | None
@@ -36,7 +36,7 @@ class TestArgs:
     center_frame_only: bool
     dtype: str
     sigma: float | None
-    save: tuple[str, ...] | None
+    save: tuple[str, ...]
     fps: float
     lpips: tuple[str, ...]
     overwrite: bool
@@ -74,17 +74,15 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
     add("--save", nargs="+", choices=SAVES, help="what to write (default: in the kind of the input, and comparison)")
     add("--fps", type=float, default=25.0, help="frame rate of videos made from frames (default 25)")
-    add("--lpips", nargs="+", default=[], metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
+    add("--lpips", nargs="+", metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
     add("--overwrite", action="store_true", help="remove the results that this program made in the output folder")
     add("overrides", nargs="*", metavar="section.key=value", help="any option (with --input: spike.key=value)")
     values = vars(parser.parse_intermixed_args(list(argv)))
-    for key in ("overrides", "lpips"):
-        values[key] = tuple(values[key])
-    values["spike_size"] = tuple(values["spike_size"]) if values["spike_size"] else None
-    values["save"] = tuple(values["save"]) if values["save"] else None
-    values["overlap"] = _pair(values["overlap"], "--overlap") if values["overlap"] else None
-    if values["tile"] not in (None, "auto"):
-        values["tile"] = _pair(values["tile"], "--tile")
+    for key in ("overrides", "lpips", "save", "spike_size"):
+        values[key] = tuple(values[key] or ())
+    for key in ("tile", "overlap"):
+        if values[key] and (key, values[key]) != ("tile", "auto"):
+            values[key] = _pair(values[key], f"--{key}")
     args = TestArgs(**values)
     _check(args)
     return args

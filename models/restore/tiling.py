@@ -1,8 +1,7 @@
 """Restores clips of any length and size in tiles of time and space, with memory bounded by the tile.
 
-`stream_clip` reads frames on demand and yields the restored frames in order; `restore_clip` does the same for a clip
-in a tensor. Two blends: "kair", as published, equal weights with trimmed borders; "smooth", ramps over the overlap,
-which leave no visible seam.
+Two blends: "kair", as published, equal weights with trimmed borders; "smooth", ramps over the overlap, which leave no
+visible seam.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.out_of_memory import is_out_of_memory
 from utils.contract import InputSpec
 from utils.errors import OptionError
 from utils.options.models import ValOptions
@@ -92,6 +90,10 @@ class Tiling:
         fields["min_frames"] = 1 if spec.interpolates else spec.least_frames
         return cls(**{**fields, **changes})
 
+    def frames_of(self, count: int) -> range:
+        """The frames to restore of a clip of `count` frames: all, or the middle one."""
+        return range(count // 2, count // 2 + 1) if self.center_frame_only else range(count)
+
     def describe(self) -> str:
         """The tiles in words, for the log and the protocol."""
         frames = f"{self.num_frame_testing} frames" if self.num_frame_testing else "the whole clip"
@@ -106,38 +108,12 @@ class Tiling:
 
 
 @torch.no_grad()
-def restore_clip(
-    net: nn.Module, lq: Tensor, spike: Tensor | None = None, spike_reversed: Tensor | None = None, **tiling: Any
-) -> Tensor:
-    """lq (B, T, C, H, W), spike (B, T, S, H, W) -> (B, T, C', sH, sW) on the CPU; T is 1 with center_frame_only.
+def stream_clip(net: nn.Module, read: Reader, num_frames: int, tiling: Tiling, wanted: range) -> Iterator[Tensor]:
+    """The restored frames `wanted`, (B, C', sH, sW) each, in order, on the CPU. Memory holds one tile in time.
 
-    spike_reversed: like spike, from the reversed stream of each frame; needed for flip_seq with spikes.
-    tiling: the fields of `Tiling`. The network must be in eval mode; it runs on its own device.
+    Only the tiles that contain wanted frames are computed (with flip_seq all tiles). The frames equal those of a run
+    over the whole clip bit for bit. The network must be in eval mode.
     """
-    if spike is not None and spike_reversed is None and tiling.get("flip_seq"):
-        raise ValueError("flip_seq needs the spikes of reversed time: spike_reversed")
-
-    def read(moments: Sequence[Moment]) -> tuple[Tensor, Tensor | None]:
-        frames = lq[:, [index for index, _ in moments]]
-        if spike is None:
-            return frames, None
-        return frames, torch.stack([(spike_reversed if back else spike)[:, index] for index, back in moments], dim=1)
-
-    return torch.stack(list(stream_clip(net, read, lq.shape[1], Tiling(**tiling))), dim=1)
-
-
-@torch.no_grad()
-def stream_clip(
-    net: nn.Module, read: Reader, num_frames: int, tiling: Tiling, wanted: range | None = None
-) -> Iterator[Tensor]:
-    """Restored frames (B, C', sH, sW) on the CPU, in order, with at most one tile in time held in memory.
-
-    wanted: consecutive frames; None: all, or the middle one. Only the tiles that contain them are computed (with
-    flip_seq all tiles), and the frames equal those of the whole clip bit for bit.
-    """
-    if tiling.center_frame_only:
-        wanted = range(num_frames // 2, num_frames // 2 + 1)
-    wanted = range(num_frames) if wanted is None else wanted
     order = [(index, False) for index in [*range(num_frames), *([num_frames - 1] if tiling.pad_seq else [])]]
     if tiling.flip_seq:
         both = order + [(index, True) for index, _ in reversed(order)]
@@ -145,40 +121,6 @@ def stream_clip(
         yield from (frame for index, frame in enumerate(halves) if index in wanted)
     else:
         yield from _stream_sequence(net, read, order, tiling, wanted)
-
-
-def stream_fitting(
-    net: nn.Module,
-    read: Reader,
-    num_frames: int,
-    tiling: Tiling,
-    wanted: range | None,
-    size: tuple[int, int],
-    on_change: Callable[[Tiling], None],
-) -> Iterator[Tensor]:
-    """`stream_clip` for frames of `size` (height, width), with smaller tiles after an out-of-memory error.
-
-    on_change: called with the tiling to be tried next. All tiles of a clip have the same size, so if memory suffices
-    for the first frame, it does for the last. Raises the out-of-memory error where the smallest tile is too large.
-    """
-    if wanted is not None and not wanted:
-        return
-    while True:
-        frames = stream_clip(net, read, num_frames, tiling, wanted)
-        try:
-            first = next(frames)
-            break
-        except Exception as e:
-            shrunk = smaller(tiling, *size) if is_out_of_memory(e) else None
-            if shrunk is None:
-                raise
-        # After the except block, because the traceback keeps the tensors that filled the memory.
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        tiling = shrunk
-        on_change(tiling)
-    yield first
-    yield from frames
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from models.model_vrt import ModelVRT
 from models.restore.restorer import Restorer
@@ -76,14 +75,19 @@ def validate(
     rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
     strips = clips_with_strips(len(clips))
     mine = Validation()
+    # Only rank 0 writes into the folder of a run, and only frames of its own clips.
+    out = model.opt.folder / "images" if model.opt.val.save_img and rank == 0 else None
     with restorer_of(model) as restorer:
         for first in range(0, len(clips), world):
-            if first and _is_stop(should_stop):
-                return None
+            if first:
+                # Counted as a collective: of ranks that wait here for another one, none is reported as stuck.
+                with watchdog.collective("stop vote"):
+                    if should_stop():
+                        return None
             if first + rank < len(clips):
                 index = first + rank
                 watchdog.phase(f"validate: clip {index}")
-                _validate_clip(mine, restorer, clips[index], index in strips, _folder_of_frames(model))
+                _validate_clip(mine, restorer, clips[index], index in strips, out)
     return _bring_together(mine, clips, strips)
 
 
@@ -106,37 +110,26 @@ def clips_with_strips(count: int) -> list[int]:
     return sorted({round(i) for i in np.linspace(0, count - 1, min(MAX_STRIPS, count))})
 
 
-def _is_stop(should_stop: Callable[[], bool]) -> bool:
-    # Counted as a collective: while a rank waits here for one with a longer clip, the other one is the slow one.
-    with watchdog.collective("stop vote"):
-        return should_stop()
-
-
-def _folder_of_frames(model: ModelVRT) -> Path | None:
-    """Where restored frames go, or None. Only rank 0 writes into the folder of a run, and only frames of its clips."""
-    is_wanted = model.opt.val.save_img and utils_dist.is_main_process()
-    return model.opt.folder / "images" if is_wanted else None
-
-
 def _validate_clip(
     validation: Validation, restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None
 ) -> None:
     """Scores of all frames, the strip of the middle one; restored frames to out/<clip>/<stem>.png."""
-    cache, middle = restorer.cached(clip), len(clip.stems) // 2
-    wanted = range(middle, middle + 1) if restorer.tiling.center_frame_only else range(len(clip.stems))
-    nonfinite = 0
+    cache, middle, nonfinite = restorer.cached(clip), len(clip.stems) // 2, 0
+    wanted = restorer.tiling.frames_of(len(clip.stems))
     for index, frame in zip(wanted, restorer.frames(cache, wanted), strict=True):
         watchdog.go_on()
         item = cache.frame(index)
-        lq = _at_size_of(item["gt"], item["lq"])
+        lq, gt = item["lq"], item["gt"]
+        if lq.shape != gt.shape:  # super-resolution: the input is scored at the size of the sharp frame
+            lq = F.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
         is_finite = bool(frame.isfinite().all())
         nonfinite += not is_finite
         restored = tensor_to_uint8(frame)
-        sharp, blurry = tensor_to_uint8(item["gt"]), tensor_to_uint8(lq)
+        sharp, blurry = tensor_to_uint8(gt), tensor_to_uint8(lq)
         validation.blurry.add(clip.name, _scores(blurry, sharp))
         validation.restored.add(clip.name, _scores(restored, sharp) if is_finite else dict.fromkeys(METRICS, math.nan))
         if with_strip and index == middle:
-            validation.pictures[clip.name] = comparison_strip(lq, item.get("spike"), frame, item["gt"])
+            validation.pictures[clip.name] = comparison_strip(lq, item.get("spike"), frame, gt)
         if out is not None:
             with best_effort("restored frames"):
                 imwrite_rgb(out / clip.name / f"{clip.stems[index]}.png", restored)
@@ -146,11 +139,6 @@ def _validate_clip(
 
 def _scores(image: np.ndarray, sharp: np.ndarray) -> dict[str, float]:
     return {"psnr": psnr(image, sharp), "ssim": ssim(image, sharp)}
-
-
-def _at_size_of(gt: Tensor, lq: Tensor) -> Tensor:
-    """lq at the size of gt (super-resolution: enlarged); both (3, H, W)."""
-    return lq if lq.shape == gt.shape else F.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
 
 
 def _bring_together(mine: Validation, clips: Sequence[FrameReader], strips: list[int]) -> Validation:
