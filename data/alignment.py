@@ -1,4 +1,4 @@
-"""Which raw frames the sharp frames of a data set are: the guard against spikes of another moment."""
+"""Find the raw frame of each sharp frame of a clip, so that no spikes are made from frames of another moment."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from data.raw_video import FolderFrames, Frames
+from data.pictures import Frames, Pictures
 from utils.errors import DataError
 
-WIDTH = 160  # pixels of the pictures that are compared
-SAME = 0.02  # grey levels on average: the same frame, with the same bytes
-NEAR = 2.0  # the same frame, coded again
-TIE = 0.1  # a difference below which neighbours of a frame that was coded again cannot be told apart
+WIDTH = 160  # pixels of the reduced frames that are compared
+# Mean differences in grey levels: of identical frames, of a re-encoded frame, and the least that separates the
+# neighbours of a re-encoded frame.
+IDENTICAL = 0.02
+REENCODED = 2.0
+TIE = 0.1
 
 
 @dataclass(frozen=True)
 class Match:
-    """What one sharp frame resembles. cost: mean difference in grey levels by offset, in raw frames."""
+    """One sharp frame, and by offset in raw frames (from raw frame `expected`) the mean difference in grey levels."""
 
     name: str
     expected: int
@@ -31,34 +33,34 @@ class Match:
         return min(self.cost, key=lambda offset: (self.cost[offset], abs(offset)))
 
     def fits(self, offset: int) -> bool:
-        """Whether the raw frame at `offset` is near to identical, and none is clearly nearer."""
+        """Whether the raw frame at `offset` is about the same, and no other one is clearly more similar."""
         cost, least = self.cost.get(offset, np.inf), self.cost[self.best]
-        return cost <= NEAR and cost <= least + (SAME if least <= SAME else TIE)
+        return cost <= REENCODED and cost <= least + (IDENTICAL if least <= IDENTICAL else TIE)
 
 
-def find_offset(raw: Frames, sharp: FolderFrames, average: int, clip: str, where: str, given: int | None = None) -> int:
-    """Raw frames by which all sharp frames are later than the middle ones of their exposures: mostly 0.
+def find_offset(raw: Frames, sharp: Pictures, average: int, clip: str, where: str, given: int | None = None) -> int:
+    """How many raw frames later than the middle of its exposure every sharp frame is; usually 0.
 
-    Sharp frame i should be raw frame i * average + average // 2. given: the offset that the user says it has.
-    Raises DataError with the numbers where a sharp frame is no raw frame near that one, where the offset changes
-    within the clip, and where it is not the one given.
+    Without an offset, sharp frame i is raw frame i * average + average // 2. given: the offset stated by the user.
+    Raises DataError with the offsets found where a sharp frame matches no raw frame near that one, where the offset
+    changes within the clip, and where it is not the given one.
     """
     matches, raw_greys, start = [], _Greys(raw), given or 0
     if raw.read(0).shape != sharp.read(0).shape:
         raise _wrong(clip, where, f"raw frames of {raw.read(0).shape[:2]}, sharp frames of {sharp.read(0).shape[:2]}")
-    for index, path in enumerate(sharp.paths):
-        match = Match(path.stem, index * average + average // 2, {})
+    for index, stem in enumerate(sharp.stems):
+        match = Match(stem, index * average + average // 2, {})
         grey = _grey(sharp.read(index))
-        # Most clips are right: an identical frame where it should be needs no search around it.
+        # An identical frame at the expected place, as in most clips, needs no search around it.
         for offset in sorted(range(start - average, start + average + 1), key=lambda o: abs(o - start)):
             if 0 <= match.expected + offset < len(raw):
                 other = raw_greys.at(match.expected + offset)
                 match.cost[offset] = float(np.abs(other - grey).mean())
-                if offset == start and match.cost[offset] <= SAME:
+                if offset == start and match.cost[offset] <= IDENTICAL:
                     break
         if not match.cost:
             last = match.expected + start
-            raise _wrong(clip, where, f"sharp frame {path.stem} would be raw frame {last} of only {len(raw)}")
+            raise _wrong(clip, where, f"sharp frame {stem} would be raw frame {last} of only {len(raw)}")
         matches.append(match)
     candidates = [start, *(offset for offset, _ in Counter(match.best for match in matches).most_common())]
     offset = next((o for o in candidates if all(match.fits(o) for match in matches)), None)
@@ -68,13 +70,14 @@ def find_offset(raw: Frames, sharp: FolderFrames, average: int, clip: str, where
 
 
 class _Greys:
-    """Small grey pictures of a clip, each frame decoded once; videos in order, as jumping back would decode anew."""
+    """Reduced grey frames of a clip, each decoded once; a video in order, as it cannot seek backwards cheaply."""
 
     def __init__(self, frames: Frames) -> None:
         self._frames, self._greys = frames, {}
 
     def at(self, index: int) -> np.ndarray:
-        first = index if isinstance(self._frames, FolderFrames) else max(self._greys, default=-1) + 1
+        is_folder = isinstance(self._frames, Pictures) and not self._frames.is_video
+        first = index if is_folder else max(self._greys, default=-1) + 1
         for number in range(min(first, index), index + 1):
             if number not in self._greys:
                 self._greys[number] = _grey(self._frames.read(number))
@@ -95,12 +98,10 @@ def _runs(matches: list[Match]) -> str:
         frames = list(group)
         names = frames[0].name + (f"-{frames[-1].name}" if len(frames) > 1 else "")
         cost = max(match.cost[match.best] for match in frames)
-        texts.append(
-            f"{names} at offset {best:+d}" + ("" if is_near else f", {cost:.1f} grey levels off (at most {NEAR:g})")
-        )
-    return f"sharp frames {'; '.join(texts[:8])}" + (
-        f"; and {len(texts) - 8} further changes" if len(texts) > 8 else ""
-    )
+        far = "" if is_near else f", {cost:.1f} grey levels off (at most {REENCODED:g})"
+        texts.append(f"{names} at offset {best:+d}{far}")
+    more = f"; and {len(texts) - 8} further changes" if len(texts) > 8 else ""
+    return f"sharp frames {'; '.join(texts[:8])}{more}"
 
 
 def _wrong(clip: str, where: str, what: str) -> DataError:

@@ -1,4 +1,4 @@
-"""One random draw that lq, gt and spikes share: crop, flips, transposition and the direction of time."""
+"""Random augmentation that lq, gt and spikes share: crop, flips, transposition and time reversal."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Augment:
-    """Where to cut, in pixels of the low-quality picture, and how to turn; the same for every frame of a sample.
+    """The crop, in pixels of the lq frame, and the flips; the same for every frame of a sample.
 
-    The rectangle is cut first; hflip mirrors left and right, vflip up and down, transpose swaps the two axes after
-    that (with the flips: all rotations by 90 degrees). reverse plays the clip backwards, spikes included.
+    Order: crop, hflip (left-right), vflip (up-down), transpose (swaps the two axes; with the flips this gives all
+    rotations by 90 degrees). reverse plays the clip backwards, spikes included.
     """
 
     top: int
@@ -36,10 +36,10 @@ class Augment:
         rot: bool = False,
         reverse: bool = False,
     ) -> Augment:
-        """A random square of side `patch` within a picture of size (H, W), and turns among the allowed ones.
+        """A random square of side `patch` within a frame of size (H, W), and random flips among the allowed ones.
 
-        step: offsets are multiples of it; the ratio of RGB to spike pixels, so that no sub-pixel shift arises.
-        Every draw is made whatever is allowed, so that switching one off leaves the others as they were.
+        step: RGB pixels per spike pixel; the crop starts at multiples of it, so that no sub-pixel shift arises.
+        All random numbers are drawn in any case, so that switching one flip off does not change the others.
         """
         height, width = size
         top, left = (int(rng.integers(0, (side - patch) // step + 1)) * step for side in (height, width))
@@ -54,15 +54,15 @@ class Augment:
 
     @classmethod
     def whole(cls, size: tuple[int, int]) -> Augment:
-        """No change: the whole picture."""
+        """No crop and no flip."""
         return cls(0, 0, *size)
 
-    def cut(self, frame: np.ndarray, scale: int = 1) -> np.ndarray:
-        """The rectangle of a frame (scale H, scale W, ...), as a view; scale: size of the frame over that of lq."""
+    def crop(self, frame: np.ndarray, scale: int = 1) -> np.ndarray:
+        """The crop of a frame (scale H, scale W, ...), as a view; scale: size of the frame over that of lq."""
         top, left = self.top * scale, self.left * scale
         return frame[top : top + self.height * scale, left : left + self.width * scale]
 
-    def turn(self, frames: np.ndarray) -> np.ndarray:
+    def flip(self, frames: np.ndarray) -> np.ndarray:
         """Flip and transpose the last two axes of frames (..., h, w)."""
         if self.hflip:
             frames = frames[..., ::-1]

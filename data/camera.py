@@ -1,11 +1,13 @@
-"""The `camera` section of a dataset: train (or test) as if the spikes came from a different or a worse camera."""
+"""The `camera` section of a dataset: augmentation of the spikes as if another or a worse camera had recorded them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from data.spike import perturb
 from utils.errors import OptionError
@@ -14,14 +16,15 @@ from utils.options.registry import Registry
 CAMERAS = Registry("camera", "type")
 
 Range = list[float] | tuple[float, ...]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
 class CameraDraw:
     """One camera, the same for all frames of a sample.
 
-    threshold: factor of the recorded camera's threshold. drop, hot, dead: fractions of planes and of pixels.
-    known_rate_factor: the rate to divide by, as a multiple of the data's; 1 where the user does not know of the change.
+    threshold: as a factor of the recording camera's. drop: fraction of lost planes; hot, dead: fractions of pixels.
+    known_rate_factor: rate to divide by, as a multiple of the data's; 1 where the change is unknown to the user.
     """
 
     seed: tuple[int, ...]
@@ -45,34 +48,27 @@ class CameraDraw:
 
 @CAMERAS.register("perturb")
 class CameraPerturb:
-    """Draws a camera per sample.
+    """A random camera for each sample.
 
-    threshold_prob: how often the threshold differs, by a factor drawn log-uniformly from threshold_range (the firing
-    rate is divided by it). known_rate: the representation divides by the changed rate, as a user would who measured
-    it; false: by the data's rate, so that the network learns to bear an unknown threshold.
-    drop_prob, hot_prob, dead_prob: how often planes are lost, pixels always fire or never fire; then a fraction drawn
-    evenly up to drop_max of the planes, hot_max or dead_max of the pixels.
+    threshold_prob: probability of another threshold, by a factor drawn log-uniformly from threshold_range (the firing
+    rate is divided by it). known_rate: the representation divides by the changed rate, as after a new measurement;
+    false: by the data's rate, so that the network learns to handle an unknown threshold.
+    drop_prob, hot_prob, dead_prob: probability that planes are lost, that pixels always fire and that pixels never
+    fire; the fraction is then uniform between 0 and drop_max of the planes, hot_max or dead_max of the pixels.
     """
 
     def __init__(
         self,
-        threshold_prob: float = 0.0,
+        threshold_prob: Share = 0.0,
         threshold_range: Range = (0.5, 4.0),
         known_rate: bool = False,
-        drop_prob: float = 0.0,
-        drop_max: float = 0.1,
-        hot_prob: float = 0.0,
-        hot_max: float = 0.002,
-        dead_prob: float = 0.0,
-        dead_max: float = 0.002,
+        drop_prob: Share = 0.0,
+        drop_max: Share = 0.1,
+        hot_prob: Share = 0.0,
+        hot_max: Share = 0.002,
+        dead_prob: Share = 0.0,
+        dead_max: Share = 0.002,
     ) -> None:
-        shares = {
-            "threshold_prob": threshold_prob, "drop_prob": drop_prob, "drop_max": drop_max, "hot_prob": hot_prob,
-            "hot_max": hot_max, "dead_prob": dead_prob, "dead_max": dead_max,
-        }  # fmt: skip
-        for key, value in shares.items():
-            if not 0.0 <= value <= 1.0:
-                raise OptionError(f"camera.{key} is {value}", f"camera.{key}", "a number from 0 to 1", "correct it")
         low_high = tuple(threshold_range)
         if len(low_high) != 2 or not 0 < low_high[0] <= low_high[1]:
             raise OptionError(

@@ -27,3 +27,15 @@ class Clip:
     @property
     def scale(self) -> int:
         return self.gt_size[0] // self.size[0]
+
+    @property
+    def picture_kinds(self) -> list[str]:
+        return ["lq", "gt"] if self.gt else ["lq"]
+
+    def size_of(self, kind: str) -> tuple[int, int]:
+        """(height, width) of the frames of one kind ("lq", "gt")."""
+        return self.size if kind == "lq" else self.gt_size
+
+    def scale_of(self, kind: str) -> int:
+        """Their size over that of the lq frames."""
+        return 1 if kind == "lq" else self.scale

@@ -1,6 +1,6 @@
-"""A clip cache: every clip as raw arrays on disk, of which a sample reads only its crop and its frames.
+"""A clip cache: every clip as raw arrays on disk, from which a sample reads only its frames and its crop.
 
-<path>/index.json       format, digest of the source files, spike geometry, and the record of every clip
+<path>/index.json       format, digest of the source files, spike geometry, and the `Clip` record of every clip
 <path>/<clip>/lq.u8     (frames, H, W, 3) uint8 in the order B, G, R; gt.u8 alike
 <path>/<clip>/spike.u8  the .dat files one after another: (all planes, plane_bytes) uint8
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Sequence
@@ -37,16 +38,19 @@ INDEX = "index.json"
 
 
 class CacheReader:
-    """Reads clips from a cache. Files are mapped for one read and released after it, so memory does not grow."""
+    """A clip cache made by scripts/build_clip_cache.py in the folder `path`.
+
+    Each read maps its file and releases it afterwards, so memory does not grow.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._first_plane: dict[str, np.ndarray] = {}
 
     def clips(self, source: Source) -> list[Clip]:
-        """The cached clips, after a check that the cache still says what the source says.
+        """The cached clips, after a check that the cache still matches the source.
 
-        Roots of the source that are not on this machine are trusted. Raises DataError for a stale or broken cache.
+        Source folders that are not on this machine are not compared. Raises DataError for a stale or broken cache.
         """
         index, kinds = _load_index(self.path), source.kinds()
         missing = sorted(kinds.keys() - index["source"].keys())
@@ -55,13 +59,13 @@ class CacheReader:
         if source.spikes and index["spike"] != dataclasses.asdict(source.spikes.geometry):
             raise self._stale(f"its spikes are {index['spike']}")
         if index["selection"] != _selection(source):
-            raise self._stale("it was built for another choice of clips (meta_info_file, val_partition)")
+            raise self._stale("it was built for another selection of clips (meta_info_file, val_partition)")
         here = [kind for kind, (root, _, _) in kinds.items() if os.path.exists(root)]
         changed = [kind for kind, value in _digests(source, here).items() if index["source"][kind] != value]
         if changed:
             raise self._stale(f"{', '.join(changed)} files of the source have changed since")
         if len(here) < len(kinds):
-            logger.info("the source of cache %s is not here; its freshness was not checked", self.path)
+            logger.info("the source of cache %s is not on this machine: not checked for changes", self.path)
         clips = [_clip_from(record, kinds.keys()) for record in index["clips"]]
         for clip in clips:
             self._first_plane[clip.name] = np.concatenate(([0], np.cumsum(clip.planes, dtype=np.int64)))
@@ -69,11 +73,9 @@ class CacheReader:
         return clips
 
     def pictures(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
-        """The rectangle of `aug` in frames of one kind ("lq", "gt"): (T, h, w, 3) uint8, B, G, R."""
-        height, width = clip.size if kind == "lq" else clip.gt_size
-        stored = self._map(clip, kind, (len(clip), height, width, 3))
-        scale = 1 if kind == "lq" else clip.scale
-        return np.stack([aug.cut(stored[i], scale) for i in frames])
+        """The crop of `aug` in frames of one kind ("lq", "gt"): (T, h, w, 3) uint8, B, G, R."""
+        stored = self._map(clip, kind, (len(clip), *clip.size_of(kind), 3))
+        return np.stack([aug.crop(stored[i], clip.scale_of(kind)) for i in frames])
 
     def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
         """All planes of one frame's file within the crop: (T, h, w) uint8 in {0, 1}."""
@@ -87,7 +89,7 @@ class CacheReader:
             return np.memmap(path, np.uint8, "r", shape=shape)
         except (OSError, ValueError) as e:
             raise DataError(
-                f"cannot map cached clip: {e}", str(path), f"{int(np.prod(shape))} bytes",
+                f"cannot map cached clip: {e}", str(path), f"{math.prod(shape)} bytes",
                 "build the cache again: scripts/build_clip_cache.py",
             ) from e  # fmt: skip
 
@@ -108,8 +110,8 @@ class CacheReader:
 def build_cache(source: Source, path: str, progress: Callable[[Clip], None] = lambda clip: None) -> list[Clip]:
     """Write the clips of `source` to the folder `path`, which appears complete or not at all.
 
-    A build that was interrupted goes on with the clips that are missing. Raises DataError for wrong data and for a
-    disk without enough room (nothing is written then).
+    After an interruption, a second call writes only the missing clips. progress: called after each clip.
+    Raises DataError for wrong data and, before anything is written, for a disk without enough room.
     """
     target = Path(os.path.abspath(path))
     refuse_overlap(target, {f"dataroot_{kind}": root for kind, (root, _, _) in source.kinds().items()}, "--out")
@@ -141,7 +143,7 @@ def build_cache(source: Source, path: str, progress: Callable[[Clip], None] = la
 
 
 def _refuse_foreign_files(target: Path) -> None:
-    """Only a cache of ours, or nothing, may make room for a new one."""
+    """Raise DataError where `target` holds anything but a clip cache: only that is replaced."""
     if not os.path.lexists(target):
         return
     names = {INDEX}
@@ -156,18 +158,10 @@ def _write_clip(clip: Clip, source: Source, folder: Path) -> None:
     temporary = folder / ".clip.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    for kind, paths, size in (("lq", clip.lq, clip.size), ("gt", clip.gt, clip.gt_size)):
-        if not paths:
-            continue
+    for kind in clip.picture_kinds:
         with open(temporary / f"{kind}.u8", "wb") as file:
-            for path in paths:
-                picture = read_bgr(path)
-                if picture.shape[:2] != tuple(size):
-                    raise DataError(
-                        f"picture of {picture.shape[0]} x {picture.shape[1]}", path,
-                        f"{size[0]} x {size[1]}, as the first frame of its clip", "make the frame again",
-                    )  # fmt: skip
-                file.write(picture.tobytes())
+            for path in getattr(clip, kind):
+                file.write(read_bgr(path, clip.size_of(kind)).tobytes())
     if clip.spike:
         with open(temporary / "spike.u8", "wb") as file:
             for path, planes in zip(clip.spike, clip.planes, strict=True):
@@ -177,10 +171,8 @@ def _write_clip(clip: Clip, source: Source, folder: Path) -> None:
 
 
 def _sizes(clip: Clip, plane_bytes: int) -> dict[str, int]:
-    """Bytes of each array of a clip."""
-    sizes = {"lq": len(clip) * clip.size[0] * clip.size[1] * 3}
-    if clip.gt:
-        sizes["gt"] = len(clip) * clip.gt_size[0] * clip.gt_size[1] * 3
+    """Kind of array -> its size in bytes."""
+    sizes = {kind: len(clip) * math.prod(clip.size_of(kind)) * 3 for kind in clip.picture_kinds}
     if clip.spike:
         sizes["spike"] = sum(clip.planes) * plane_bytes
     return sizes
@@ -192,8 +184,8 @@ def _check_room(clips: list[Clip], source: Source, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if need > 0.95 * free:
         raise DataError(
-            f"the clip cache needs {need / 1e9:.1f} GB", str(folder.parent), f"{free / 1e9:.1f} GB are free",
-            "free some room, or choose another disk",
+            f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free", str(folder.parent),
+            "enough free space", "free some space, or choose another disk",
         )  # fmt: skip
 
 
@@ -203,7 +195,7 @@ def _digests(source: Source, kinds: Collection[str]) -> dict[str, str]:
 
 
 def _selection(source: Source) -> list[Any]:
-    """What the options choose of the folders: the meta file's clips and frames, and the clips left out."""
+    """The clips and frames that the meta file selects, and the clips left out."""
     listed = read_meta(source.meta_info_file) if source.meta_info_file else {}
     return [{name: list(frames) for name, frames in listed.items()}, sorted(source.left_out)]
 

@@ -1,7 +1,7 @@
 """Find the clips of a data set and check, from names and sizes alone, that every frame has all its files.
 
 Layouts: <root>/<clip>/{blur,sharp,spike}/<frame>, as GoPro is published, or <root>/<clip>/<frame> with one root
-per kind, as KAIR regroups it. Both may be mixed: each root is looked at by itself.
+per kind of file, as in KAIR. Each root may have either layout.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Source:
     filename_tmpl: str | None = None
     filename_ext: str = "png"
     spikes: DatSpikes | None = None
-    left_out: frozenset[str] = frozenset()  # clips that are not part of the data set, whatever the folders hold
+    left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
 
     def kinds(self) -> dict[str, tuple[str, str, str]]:
         """Kind of file -> (root, folder within a clip, file name extension)."""
@@ -63,13 +63,13 @@ class Source:
 
 
 def held_out(val_partition: str | None) -> frozenset[str]:
-    """The clips of REDS' training folders that a partition keeps for validation: REDS4's four, or the official 30."""
+    """The REDS training clips that a partition keeps for validation: the four of REDS4, or the official 30."""
     partitions = {"REDS4": ("000", "011", "015", "020"), "official": tuple(f"{i:03d}" for i in range(240, 270))}
     return frozenset(partitions.get(val_partition, ()))
 
 
 def find_clips(source: Source) -> list[Clip]:
-    """All clips of the source, by name. Raises DataError that lists every problem, not the first only."""
+    """All clips of the source, ordered by name. Raises one DataError with every problem."""
     clips, problems = scan(source)
     if problems:
         raise problems_error(problems, [root for root, _, _ in source.kinds().values()])
@@ -87,29 +87,30 @@ def problems_error(problems: Sequence[Problem], roots: Sequence[str], shown: int
         + (f"\n    ... and {more} more; scripts/check_data.py --opt FILE lists all" if more else ""),
         ", ".join(dict.fromkeys(roots)),
         "every frame with its lq, gt and spike file; docs/data_format.md shows the folders",
-        "restore these files, or take the clips out of the folders",
+        "restore these files, or remove the clips from the folders",
     )
 
 
 def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
-    """The clips without problems, and the problems of the others. Reads names, sizes and the first picture's header.
+    """The clips without problems, and the problems of the others. Reads names, sizes and the first image's header.
 
-    Raises DataError at once where a whole root or the meta file is missing.
+    Raises DataError where a whole root or the meta file is missing.
     """
-    kinds, found = source.kinds(), list_source(source)
+    found = list_source(source)
     listed = read_meta(source.meta_info_file) if source.meta_info_file else None
     names = sorted(set(listed or set().union(*found.values())) - source.left_out, key=natural_key)
     clips, problems = [], []
     for name in names:
-        clip, wrong = _check_clip(name, {kind: found[kind].get(name) for kind in kinds}, kinds, source, listed)
-        problems += wrong
-        if clip and not wrong:
+        check = _ClipCheck(name, source, {kind: listing.get(name) for kind, listing in found.items()})
+        clip = check.run(listed[name] if listed is not None else None)
+        problems += check.problems
+        if clip and not check.problems:
             clips.append(clip)
     return clips, problems + _check_scales(clips)
 
 
 def list_source(source: Source) -> dict[str, Listing]:
-    """Kind of file ("lq", "gt", "spike") -> what lies below its root."""
+    """Kind of file ("lq", "gt", "spike") -> the files below its root."""
     return {kind: list_root(*place) for kind, place in source.kinds().items()}
 
 
@@ -123,156 +124,134 @@ def digest(listings: dict[str, Listing]) -> str:
     return table.hexdigest()[:16]
 
 
-def _check_clip(
-    name: str,
-    files: dict[str, dict[str, FileEntry] | None],
-    kinds: dict[str, tuple[str, str, str]],
-    source: Source,
-    listed: dict[str, tuple[int, str]] | None,
-) -> tuple[Clip | None, list[Problem]]:
-    problems = []
-    for kind, (root, folder, ext) in kinds.items():
-        if not files[kind]:
-            what = "has no folder" if files[kind] is None else f"holds no .{ext} file"
-            problems.append(Problem(name, f"{kind} {what}", os.path.join(root, name, folder)))
-    if problems:
-        return None, problems
-    by_number = {kind: _by_number(name, kind, files[kind], root, problems) for kind, (root, _, _) in kinds.items()}
-    keys = _frames(name, by_number, kinds, source, listed, problems)
-    # What is left of an incomplete clip is looked at as well: one check should tell all.
-    keys = [key for key in keys if all(key in by_number[kind] for kind in kinds)]
-    if not keys:
-        return None, problems
-    entries = {kind: [files[kind][by_number[kind][key]] for key in keys] for kind in kinds}
-    paths = {kind: tuple(entry.path for entry in entries[kind]) for kind in kinds}
-    planes = _check_planes(name, entries["spike"], source, problems) if "spike" in kinds else ()
-    size, gt_size = _check_sizes(name, paths, source, problems)
-    stems = tuple(by_number["lq"][key] for key in keys)
-    clip = Clip(name, stems, paths["lq"], paths.get("gt", ()), paths.get("spike", ()), planes, size, gt_size)
-    return clip, problems
+class _ClipCheck:
+    """The check of one clip. files: kind -> stem -> file, None where the folder is missing. Fills `problems`."""
 
+    def __init__(self, name: str, source: Source, files: dict[str, dict[str, FileEntry] | None]) -> None:
+        self.name, self.source, self.files = name, source, files
+        self.kinds, self.problems = source.kinds(), []
+        self.stems: dict[str, dict[FrameKey, str]] = {}  # kind -> frame -> stem
 
-def _by_number(
-    name: str, kind: str, files: dict[str, FileEntry], root: str, problems: list[Problem]
-) -> dict[FrameKey, str]:
-    """Frame -> its stem in this kind of file: 47.png and 000047.dat belong together."""
-    stems: dict[FrameKey, str] = {}
-    for stem in files:
-        other = stems.setdefault(frame_key(stem), stem)
-        if other != stem:
-            what = f"{kind} has two files of one number: {_some([other, stem])}"
-            problems.append(Problem(name, what, os.path.join(root, name)))
-    return stems
+    def run(self, listed: tuple[int, str] | None) -> Clip | None:
+        """The clip, None where no frame is complete. listed: number of frames and first frame, of the meta file."""
+        for kind, (_, folder, ext) in self.kinds.items():
+            if not self.files[kind]:
+                what = "has no folder" if self.files[kind] is None else f"holds no .{ext} file"
+                self._report(kind, f"{kind} {what}", folder)
+        if self.problems:
+            return None
+        self.stems = {kind: self._frame_stems(kind) for kind in self.kinds}
+        # The remaining frames of an incomplete clip are checked as well, so that one run shows all problems.
+        keys = [key for key in self._frames(listed) if all(key in stems for stems in self.stems.values())]
+        if not keys:
+            return None
+        entries = {kind: [self.files[kind][stems[key]] for key in keys] for kind, stems in self.stems.items()}
+        paths = {kind: tuple(entry.path for entry in entries[kind]) for kind in self.kinds}
+        planes = self._check_planes(entries["spike"]) if "spike" in self.kinds else ()
+        size, gt_size = self._check_sizes(paths)
+        stems = tuple(self.stems["lq"][key] for key in keys)
+        return Clip(self.name, stems, paths["lq"], paths.get("gt", ()), paths.get("spike", ()), planes, size, gt_size)
 
+    def _report(self, kind: str, what: str, folder: str = "") -> None:
+        where = os.path.join(self.kinds[kind][0], self.name, *([folder] if folder else []))
+        self.problems.append(Problem(self.name, what, where))
 
-def _frames(
-    name: str,
-    stems: dict[str, dict[FrameKey, str]],
-    kinds: dict[str, tuple[str, str, str]],
-    source: Source,
-    listed: dict[str, tuple[int, str]] | None,
-    problems: list[Problem],
-) -> list[FrameKey]:
-    """The frames of the clip, in order; mismatches between the kinds, gaps and wrong names go to `problems`."""
-    known = {key: stem for kind in reversed(kinds) for key, stem in stems[kind].items()}
-    digits = max(digits_of(stem) for stem in known.values())
-    every = set(known)
-    if listed is not None:
-        count, first = listed[name]
-        affixes = {(before, after) for before, _, after in stems["lq"]}
-        before, after = affixes.pop() if len(affixes) == 1 else ("", "")
-        every = {(before, int(first) + i, after) for i in range(count)}
-    for kind, (root, _, ext) in kinds.items():
-        missing = sorted(
-            (known.get(key) or frame_name(key, digits) for key in every - stems[kind].keys()), key=natural_key
-        )
-        if missing:
-            what = f"{kind} lacks {len(missing)} of {len(every)} frames: {_some(f'{s}.{ext}' for s in missing)}"
-            problems.append(Problem(name, what, os.path.join(root, name)))
-    keys = sorted(every, key=lambda key: natural_key(known.get(key) or frame_name(key, digits)))
-    if len({(before, after) for before, _, after in keys}) == 1:
-        shown = [known.get(key) or frame_name(key, digits) for key in keys]
-        gaps = [f"{shown[i]}-{shown[i + 1]}" for i, (a, b) in enumerate(itertools.pairwise(keys)) if b[1] != a[1] + 1]
-        if gaps:
-            problems.append(Problem(name, f"frame numbers jump at {_some(gaps)}", os.path.join(kinds["lq"][0], name)))
-    if source.filename_tmpl:
-        _check_template(name, stems, keys, kinds, source.filename_tmpl, problems)
-    return keys
+    def _report_file(self, what: str, path: str) -> None:
+        self.problems.append(Problem(self.name, what, path))
 
+    def _frame_stems(self, kind: str) -> dict[FrameKey, str]:
+        """Frame -> its stem in this kind of file: 47.png and 000047.dat are the same frame."""
+        stems: dict[FrameKey, str] = {}
+        for stem in self.files[kind]:
+            other = stems.setdefault(frame_key(stem), stem)
+            if other != stem:
+                self._report(kind, f"{kind} has two files of one number: {_some([other, stem])}")
+        return stems
 
-def _check_template(
-    name: str,
-    stems: dict[str, dict[FrameKey, str]],
-    keys: list[FrameKey],
-    kinds: dict[str, tuple[str, str, str]],
-    template: str,
-    problems: list[Problem],
-) -> None:
-    """Names that are plain numbers are written as filename_tmpl says."""
-    for kind, (root, _, _) in kinds.items():
-        found = [stems[kind][key] for key in keys if key in stems[kind]]
-        odd = [stem for stem in found if stem.isdecimal() and format(int(stem), template) != stem]
-        if odd:
-            what = f"{len(odd)} names of {kind} do not follow filename_tmpl {template!r}: {_some(odd)}"
-            problems.append(Problem(name, what, os.path.join(root, name)))
+    def _frames(self, listed: tuple[int, str] | None) -> list[FrameKey]:
+        """The frames of the clip in order. Reports missing files, gaps and wrong names."""
+        known = {key: stem for kind in reversed(self.kinds) for key, stem in self.stems[kind].items()}
+        digits = max(digits_of(stem) for stem in known.values())
+        every = set(known)
+        if listed is not None:
+            count, first = listed
+            affixes = {(before, after) for before, _, after in self.stems["lq"]}
+            before, after = affixes.pop() if len(affixes) == 1 else ("", "")
+            every = {(before, int(first) + i, after) for i in range(count)}
+        names = {key: known.get(key) or frame_name(key, digits) for key in every}
+        for kind, (_, _, ext) in self.kinds.items():
+            missing = sorted((names[key] for key in every - self.stems[kind].keys()), key=natural_key)
+            if missing:
+                files = _some(f"{stem}.{ext}" for stem in missing)
+                self._report(kind, f"{kind} lacks {len(missing)} of {len(every)} frames: {files}")
+        keys = sorted(every, key=lambda key: natural_key(names[key]))
+        if len({(before, after) for before, _, after in keys}) == 1:
+            gaps = [f"{names[a]}-{names[b]}" for a, b in itertools.pairwise(keys) if b[1] != a[1] + 1]
+            if gaps:
+                self._report("lq", f"frame numbers jump at {_some(gaps)}")
+        if self.source.filename_tmpl:
+            self._check_template(keys, self.source.filename_tmpl)
+        return keys
 
+    def _check_template(self, keys: list[FrameKey], template: str) -> None:
+        """Names that are plain numbers must be formatted with filename_tmpl."""
+        for kind, stems in self.stems.items():
+            found = [stems[key] for key in keys if key in stems]
+            odd = [stem for stem in found if stem.isdecimal() and format(int(stem), template) != stem]
+            if odd:
+                self._report(kind, f"{len(odd)} names of {kind} do not follow filename_tmpl {template!r}: {_some(odd)}")
 
-def _check_planes(name: str, files: list[FileEntry], source: Source, problems: list[Problem]) -> tuple[int, ...]:
-    """Planes per file. All files of a clip have as many, except that the last may lack the last interpolated ones."""
-    spikes = source.spikes
-    planes: dict[FileEntry, int] = {}
-    for file in files:
+    def _check_planes(self, files: list[FileEntry]) -> tuple[int, ...]:
+        """Planes per file. All files must have as many, but the last one may lack the last interpolated planes."""
+        spikes = self.source.spikes
+        planes: dict[FileEntry, int] = {}
+        for file in files:
+            try:
+                planes[file] = planes_in(file.size, file.path, spikes.geometry, spikes.remainder)
+            except SpikeFileError as e:
+                self._report_file(f"{e.what}; {e.expected}", file.path)
+        if not planes:
+            return ()
+        expected = spikes.info.planes_of(self.name) or Counter(planes.values()).most_common(1)[0][0]
+        fewest = spikes.info.fewest_planes(self.name, expected)
+        examples: dict[int, FileEntry] = {}  # one file of each valid number of planes
+        for file, count in planes.items():
+            is_short_last = file is files[-1] and fewest <= count <= expected
+            if count == expected or is_short_last:
+                examples.setdefault(count, file)
+                continue
+            need = expected * spikes.geometry.plane_bytes
+            what = f"spike file has {count} planes ({file.size} bytes), expected {expected} ({need} bytes)"
+            self._report_file(what, file.path)
+        for count, file in examples.items():
+            try:
+                spikes.check_planes(self.name, count)
+            except (DataError, OptionError) as e:
+                self._report_file(f"{e.what}; expected {e.expected}", file.path)
+        return tuple(planes.values())
+
+    def _check_sizes(self, paths: dict[str, tuple[str, ...]]) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(lq size, gt size) of the first frame; gt must be a whole multiple of lq, and lq of the spikes."""
+        lq = gt = (0, 0)
         try:
-            planes[file] = planes_in(file.size, file.path, spikes.geometry, spikes.remainder)
-        except SpikeFileError as e:
-            problems.append(Problem(name, f"{e.what}; {e.expected}", file.path))
-    if not planes:
-        return ()
-    expected = spikes.info.planes_of(name) or Counter(planes.values()).most_common(1)[0][0]
-    fewest = spikes.info.fewest_planes(name, expected)
-    right: dict[int, FileEntry] = {}
-    for file, count in planes.items():
-        is_short_last = file is files[-1] and fewest <= count <= expected
-        if count == expected or is_short_last:
-            right.setdefault(count, file)
-            continue
-        need = expected * spikes.geometry.plane_bytes
-        what = f"spike file has {count} planes ({file.size} bytes), expected {expected} ({need} bytes)"
-        problems.append(Problem(name, what, file.path))
-    for count, file in right.items():
-        try:
-            spikes.check_planes(name, count)
-        except (DataError, OptionError) as e:
-            problems.append(Problem(name, f"{e.what}; expected {e.expected}", file.path))
-    return tuple(planes.values())
-
-
-def _check_sizes(
-    name: str, paths: dict[str, tuple[str, ...]], source: Source, problems: list[Problem]
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(lq size, gt size) of the first frame; gt must be a whole multiple of lq, and lq of the spikes."""
-    sizes = {"lq": (0, 0), "gt": (0, 0)}
-    for kind in ("lq", "gt"):
-        if kind not in paths:
-            continue
-        try:
-            sizes[kind] = picture_size(paths[kind][0])
+            lq = gt = picture_size(paths["lq"][0])
+            if "gt" in paths:
+                gt = picture_size(paths["gt"][0])
         except DataError as e:
-            problems.append(Problem(name, e.what, e.where))
-            return sizes["lq"], sizes["gt"]
-    lq, gt = sizes["lq"], sizes["gt"] if "gt" in paths else sizes["lq"]
-    if gt[0] % lq[0] or gt[1] % lq[1] or gt[0] // lq[0] != gt[1] // lq[1]:
-        what = f"gt is {gt[0]} x {gt[1]}, lq {lq[0]} x {lq[1]}: no whole multiple"
-        problems.append(Problem(name, what, paths["gt"][0]))
-    if source.spikes and source.spikes.ratio(lq) is None:
-        plane = source.spikes.geometry
-        what = f"lq is {lq[0]} x {lq[1]}, spikes {plane.height} x {plane.width}: no whole multiple (spike.h, spike.w)"
-        problems.append(Problem(name, what, paths["lq"][0]))
-    return lq, gt
+            self._report_file(e.what, e.where)
+            return lq, gt
+        if gt[0] % lq[0] or gt[1] % lq[1] or gt[0] // lq[0] != gt[1] // lq[1]:
+            what = f"gt is {gt[0]} x {gt[1]}, lq {lq[0]} x {lq[1]}: no whole multiple"
+            self._report_file(what, paths["gt"][0])
+        if self.source.spikes and self.source.spikes.ratio(lq) is None:
+            h, w = self.source.spikes.geometry.height, self.source.spikes.geometry.width
+            what = f"lq is {lq[0]} x {lq[1]}, spikes {h} x {w}: no whole multiple (spike.h, spike.w)"
+            self._report_file(what, paths["lq"][0])
+        return lq, gt
 
 
 def _check_scales(clips: list[Clip]) -> list[Problem]:
-    """A network enlarges by one factor: all clips must have the same number of gt pixels per lq pixel."""
+    """All clips must have the same number of gt pixels per lq pixel, as a network has one scale."""
     scales = Counter(clip.scale for clip in clips)
     if len(scales) < 2:
         return []

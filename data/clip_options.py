@@ -1,4 +1,4 @@
-"""Option keys that datasets of clips share, each written down once; a dataset's own keys are a subclass of some."""
+"""Option keys that several datasets share; the keys of a dataset are a subclass of some of these sections."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class ClipFiles(FileReading):
 
 
 class SharpFiles(Section):
-    """For training there are sharp frames."""
+    """Training needs sharp frames."""
 
     dataroot_gt: str = Field(description="Folder of the sharp frames.")
 
 
 class Spikes(Section):
-    """What the spikes are."""
+    """The meaning of the spikes."""
 
     spike: Annotated[Any, SPIKE_SOURCES] = Field(
         "dat", description="What the spikes mean, and how they become channels."
@@ -48,13 +48,13 @@ class Spikes(Section):
 
 
 class SpikeFiles(Spikes, ClipFiles):
-    """And where they are."""
+    """The frames and spikes in folders."""
 
     dataroot_spike: str = Field(description="Folder of the spike files.")
 
 
 class Crops(Section):
-    """What a training sample is cut to."""
+    """Length, crop and augmentation of a training sample."""
 
     num_frame: int = Field(ge=1, description="In training: frames of a sample.")
     gt_size: int = Field(ge=1, description="Side of the crop of the sharp frames, in pixels.")
@@ -67,6 +67,6 @@ class Crops(Section):
 
 
 class WholeClips(Section):
-    """What of a clip is tested."""
+    """The tested part of a clip."""
 
     num_frame: int = Field(-1, description="In testing: only so many frames of each clip; -1 for all.")

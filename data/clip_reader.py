@@ -1,4 +1,4 @@
-"""Clips to restore, frame by frame: those of a test dataset, or a user's own folder or video with spikes beside it."""
+"""Clips to restore, frame by frame: those of a test dataset, or a user's own frames or video with their spikes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,17 @@ from torch import Tensor
 
 from data.clip_cache import INDEX as CACHE_INDEX
 from data.clip_cache import CacheReader
-from data.frame_io import read_bgr
+from data.pictures import Pictures, check_same_view, clips_in, holds_images, subfolder
 from data.roots import LMDB_MARK
 from data.spike.stream import count_planes, read_dat
-from data.spike_info import DatasetInfo, load_info
+from data.spike_info import DatasetInfo, nearest_info
 from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors, user_spikes
 from utils.contract import ClipReader
 from utils.errors import DataError, OptionError
 from utils.files import natural_key
-from utils.image import IMAGE_SUFFIXES, list_images
+from utils.image import IMAGE_SUFFIXES
 from utils.options.section import Section
-from utils.video import VIDEO_SUFFIXES, VideoReader
+from utils.video import VIDEO_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
@@ -54,54 +55,6 @@ class DatasetClip:
         return _digest([*cache, *clip.lq, *clip.gt, *clip.spike], self._dataset.spikes, self.stems)
 
 
-class Pictures:
-    """The frames of a folder, in the order of their names, or of a video."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.fps, self.times, self.sound = path, None, None, None
-        self._video, self._files = None, []
-        if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
-            self._files = list_images(path) if path.is_dir() else [path]
-            self.stems = [file.stem for file in self._files]
-            twice = sorted({stem for stem in self.stems if self.stems.count(stem) > 1})
-            if twice:
-                raise DataError(
-                    f"frames with the same name: {', '.join(twice[:5])}",
-                    str(path),
-                    "one file per frame",
-                    "remove the others",
-                )
-        else:
-            self._video = VideoReader(path)
-            self.fps, self.times, self.sound = self._video.fps, self._video.times, path
-            digits = max(6, len(str(self._video.num_frames)))
-            self.stems = [f"{i:0{digits}d}" for i in range(self._video.num_frames)]
-        self.size = self.read(0).shape[:2]
-
-    def __len__(self) -> int:
-        return len(self.stems)
-
-    @property
-    def files(self) -> list[Path]:
-        return self._files or [self.path]
-
-    @property
-    def is_video(self) -> bool:
-        return self._video is not None
-
-    def read(self, index: int) -> np.ndarray:
-        """(H, W, 3) uint8 RGB. Raises DataError for an unreadable frame or one of another size."""
-        if self._video is not None:
-            return self._video.read(index)
-        picture = np.ascontiguousarray(read_bgr(str(self._files[index]))[..., ::-1])
-        if index and picture.shape[:2] != self.size:
-            raise DataError(
-                f"frame of {picture.shape[1]}x{picture.shape[0]}", str(self._files[index]),
-                f"{self.size[1]}x{self.size[0]}, as the first frame", "take it out, or make it again",
-            )  # fmt: skip
-        return picture
-
-
 class UserSpikes:
     """Spikes of a user's clip: a folder with one .dat per frame, or one .dat whose planes the frames share evenly."""
 
@@ -109,45 +62,43 @@ class UserSpikes:
         self, path: Path, frames: Pictures, clip: str, source: DatSpikes, trained: dict[str, Any] | None = None
     ) -> None:
         """trained: what is known of the spikes in training, see data.spike_source.describe_spikes."""
-        self.clip, self._frames, self._source = clip, frames, source
-        self.channels = source.channels
-        self._files = _dat_files(path, frames) if path.is_dir() else None
-        self._stream, self._planes = path, 0
-        self.files, self.source = self._files or [path], source
+        self.path, self.clip, self.source, self._frames = path, clip, source, frames
+        self._per_frame = _dat_files(path, frames) if path.is_dir() else None
+        self.files = self._per_frame or [path]
         with spike_errors_as_data_errors():
-            first = str(self._files[0] if self._files else path)
-            self._planes = count_planes(first, source.geometry, source.remainder)
-        if self._files is None and self._planes < len(frames):
+            self._planes = count_planes(self.files[0], source.geometry, source.remainder)
+        if self._per_frame is None and self._planes < len(frames):
             raise DataError(
                 f"{self._planes} planes for {len(frames)} frames", str(path), "at least one plane per frame",
-                "give the spikes of this very clip, and check --spike-size",
+                "give the spikes of this clip, and check --spike-size",
             )  # fmt: skip
-        self._check_shape()
-        each = self._planes if self._files else self._span(0)[1]
+        plane = source.geometry
+        check_same_view(frames.size, (plane.height, plane.width), str(path))
+        per_frame = self._planes if self._per_frame else self._span(0)[1]
         try:
-            source.center_plane(clip, each)
+            source.center_plane(clip, per_frame)
         except OptionError:
-            is_alike = trained is not None and trained["planes"] == each and trained["gt_plane"] is not None
+            is_alike = trained is not None and trained["planes"] == per_frame and trained["gt_plane"] is not None
             source.center = trained["gt_plane"] if is_alike else "file"
-            said = f"plane {source.center} is taken, as in training" if is_alike else "the middle one is taken"
-            logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", clip, said)
-        source.check_planes(clip, each)
+            used = f"plane {source.center} is used, as in training" if is_alike else "the middle one is used"
+            logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", clip, used)
+        source.check_planes(clip, per_frame)
 
     def frame(self, index: int, picture: np.ndarray, reverse: bool = False) -> Tensor:
         """The channels of frame `index` on the RGB grid, (S, H, W) float32. picture: the frame, (H, W, 3) uint8 RGB.
 
-        reverse: those of reversed time.
+        reverse: those of the time-reversed stream.
         """
-        path = str(self._files[index] if self._files else self._stream)
-        first, count = (0, None) if self._files else self._span(index)
+        path = str(self._per_frame[index] if self._per_frame else self.path)
+        first, count = (0, None) if self._per_frame else self._span(index)
         with spike_errors_as_data_errors():
-            stream = read_dat(path, self._source.geometry, first, count, remainder=self._source.remainder)
-        rate = self._source.rate_of(stream, np.ascontiguousarray(picture[..., ::-1]))
-        channels = self._source.represent(stream, self.clip, path, rate, reverse)
+            stream = read_dat(path, self.source.geometry, first, count, remainder=self.source.remainder)
+        rate = self.source.rate_of(stream, np.ascontiguousarray(picture[..., ::-1]))
+        channels = self.source.represent(stream, self.clip, path, rate, reverse)
         height, width = self._frames.size
         if channels.shape[1:] != (height, width):
             channels = np.stack(
-                [cv2.resize(c, (width, height), interpolation=self._source.interpolation) for c in channels]
+                [cv2.resize(c, (width, height), interpolation=self.source.interpolation) for c in channels]
             )
         return torch.from_numpy(channels)
 
@@ -156,24 +107,15 @@ class UserSpikes:
         first, after = (i * self._planes // len(self._frames) for i in (index, index + 1))
         return first, after - first
 
-    def _check_shape(self) -> None:
-        (height, width), plane = self._frames.size, self._source.geometry
-        if abs(width * plane.height - height * plane.width) > 0.02 * width * plane.height:
-            raise DataError(
-                f"spikes of {plane.height} x {plane.width} for frames of {height} x {width}", str(self._stream),
-                "the same field of view, that is the same ratio of height to width",
-                "correct --spike-size H W, or crop the frames to what the spike camera sees",
-            )  # fmt: skip
-
 
 class UserClip:
     """A folder of frames or a video, with spikes and a sharp reference where the user has them."""
 
     def __init__(self, name: str, frames: Pictures, spikes: UserSpikes | None, gt: Pictures | None) -> None:
         self.name, self.stems = name, frames.stems
-        self.fps, self.times, self.sound = frames.fps, frames.times, frames.sound
+        self.fps, self.times, self.sound = frames.fps, frames.times, frames.path if frames.is_video else None
         self._frames, self._spikes, self._gt = frames, spikes, gt
-        parts = {"input": frames.path, "gt": gt.path if gt else None, "spike": spikes._stream if spikes else None}
+        parts = {"input": frames.path, "gt": gt.path if gt else None, "spike": spikes.path if spikes else None}
         self.origin = {kind: str(path) for kind, path in parts.items() if path}
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
@@ -191,13 +133,13 @@ class UserClip:
 
 
 def _digest(files: Iterable[str | Path], spikes: DatSpikes | None, stems: Sequence[str]) -> str:
-    """Over names, sizes and times of the files, and what dataset.json says of the spikes."""
+    """Digest of the files' names, sizes and times of change, of the stems and of what dataset.json says."""
     about = dataclasses.replace(spikes.info, path="") if spikes else None
     table = hashlib.sha256(repr((about, list(stems))).encode())
     for file in map(str, files):
         root, is_lmdb, _ = file.partition(LMDB_MARK)
         place = f"{root}.lmdb/data.mdb" if is_lmdb else file
-        found = os.stat(place) if os.path.exists(place) else None  # absent where a cache stands for it
+        found = os.stat(place) if os.path.exists(place) else None  # None where only the cache of the file exists
         size, time = (found.st_size, found.st_mtime_ns) if found else (0, 0)
         table.update(f"{Path(file).name} {size} {time}\n".encode())
     return table.hexdigest()[:16]
@@ -221,11 +163,11 @@ def user_clips(
     scale: int = 1,
     trained: dict[str, Any] | None = None,
 ) -> list[ClipReader]:
-    """The clips a user points at: a video, a folder of frames, or a folder of either.
+    """The clips of a user's `path`: a video, a folder of frames, or a folder of either.
 
     spike, gt: laid out in the same way. spike_options: a `spike` section of the options (None: the network takes no
-    spikes). scale: size of the sharp frames over that of the input. trained: what is known of the spikes in training
-    (data.spike_source.describe_spikes), for what the user's do not say.
+    spikes). scale: size of the sharp frames over that of the input. trained: the spikes in training
+    (data.spike_source.describe_spikes), used where nothing is known of the user's spikes.
     Raises DataError, naming the files, where frames, spikes and reference do not belong together.
     """
     root = Path(path)
@@ -234,23 +176,11 @@ def user_clips(
     if root.is_file() and root.suffix.lower() not in VIDEO_SUFFIXES + IMAGE_SUFFIXES:
         logger.info("%s has no known suffix of a video; trying to decode it", root)
     section = None if spike_options is None else SPIKE_SOURCES.resolve(spike_options, "spike")
-    inner, network = _inner_clips(root), (section, scale, trained)
-    if not inner:
-        return [_user_clip(_clip_name(root), root, spike, gt, network)]
-
-    def beside(base: str | Path | None, kind: str, name: str, suffixes: Sequence[str]) -> Path | None:
-        """The spikes or the reference of a clip: a folder of its name, or a file."""
-        if base is None:
-            return None
-        files = [Path(base) / f"{name}{suffix}" for suffix in suffixes]
-        return next((file for file in files if file.is_file()), _within(Path(base) / name, kind))
-
-    return [
-        _user_clip(
-            name, path, beside(spike, "spike", name, (".dat",)), beside(gt, "sharp", name, VIDEO_SUFFIXES), network
-        )
-        for name, path in inner.items()
-    ]  # fmt: skip
+    clips = [
+        (name, inner, _beside(spike, "spike", name, (".dat",)), _beside(gt, "sharp", name, VIDEO_SUFFIXES))
+        for name, inner in _inner_clips(root).items()
+    ] or [(_clip_name(root), root, spike, gt)]
+    return [_user_clip(*clip, section, scale, trained) for clip in clips]
 
 
 def _user_clip(
@@ -258,22 +188,36 @@ def _user_clip(
     path: Path,
     spike: str | Path | None,
     gt: str | Path | None,
-    network: tuple[Section | None, int, dict[str, Any] | None],
+    section: Section | None,
+    scale: int,
+    trained: dict[str, Any] | None,
 ) -> UserClip:
-    """network: spike_options, scale and trained of `user_clips`."""
-    spike_options, scale, trained = network
-    frames = Pictures(path)
+    frames = _user_pictures(path)
     spikes = None
-    if spike_options is not None and spike is not None:
-        info = _nearest_info(Path(spike), spike_options)
-        source, assumed = user_spikes(spike_options, trained, info, name)
+    if section is not None and spike is not None:
+        info = nearest_info(Path(spike))
+        sizes = ((section.h, info.h), (section.w, info.w))
+        if not all(None in pair or pair[0] == pair[1] for pair in sizes):
+            info = DatasetInfo()  # a dataset.json of another spike size does not describe these files
+        source, assumed = user_spikes(section, trained, info, name)
         if assumed:
             logger.warning(assumed)
         spikes = UserSpikes(Path(spike), frames, name, source, trained)
-    reference = Pictures(Path(gt)) if gt is not None else None
+    reference = _user_pictures(Path(gt)) if gt is not None else None
     if reference is not None:
         _check_reference(frames, reference, scale)
     return UserClip(name, frames, spikes, reference)
+
+
+def _user_pictures(path: Path) -> Pictures:
+    """The frames of a user's folder or video. Raises DataError where two frames have the same name."""
+    pictures = Pictures(path)
+    twice = sorted(stem for stem, count in Counter(pictures.stems).items() if count > 1)
+    if twice:
+        raise DataError(
+            f"frames with the same name: {', '.join(twice[:5])}", str(path), "one file per frame", "remove the others"
+        )
+    return pictures
 
 
 def _check_reference(frames: Pictures, gt: Pictures, scale: int) -> None:
@@ -292,7 +236,7 @@ def _check_reference(frames: Pictures, gt: Pictures, scale: int) -> None:
 
 
 def _dat_files(folder: Path, frames: Pictures) -> list[Path]:
-    """The .dat of every frame, by name; for a video by order. Raises DataError where they do not pair up."""
+    """The .dat of every frame, matched by name, or by order for a video. Raises DataError where one is unmatched."""
     files = [p for p in folder.iterdir() if p.suffix.lower() == ".dat"]
     files.sort(key=lambda path: natural_key(path.name))
     by_stem = {file.stem: file for file in files}
@@ -306,45 +250,29 @@ def _dat_files(folder: Path, frames: Pictures) -> list[Path]:
     return pairs
 
 
-def _nearest_info(spike: Path, options: Any) -> DatasetInfo:
-    """The dataset.json near the spikes; one that gives another size than the user did is not of these files."""
-    folder = spike if spike.is_dir() else spike.parent
-    for place in (folder, *list(folder.resolve().parents)[:3]):
-        info = load_info(str(place))
-        if info.path:
-            sizes = ((options.h, info.h), (options.w, info.w))
-            fits = all(None in pair or pair[0] == pair[1] for pair in sizes)
-            return info if fits else DatasetInfo()
-    return DatasetInfo()
-
-
 def _clip_name(path: Path) -> str:
-    """The name of a file or folder; that of the folder above where clips are laid out as <clip>/blur."""
+    """The name of a file or folder; that of the parent folder where clips are laid out as <clip>/blur."""
     folder = path.resolve()
     return path.stem if path.is_file() else folder.parent.name if folder.name.startswith("blur") else folder.name
 
 
 def _inner_clips(root: Path) -> dict[str, Path]:
     """Name -> folder of frames or video, of the clips in `root`; none where `root` itself holds frames."""
-    if not root.is_dir() or any(p.suffix.lower() in IMAGE_SUFFIXES for p in root.iterdir()):
+    if not root.is_dir() or holds_images(root):
         return {}
     found: dict[str, Path] = {}
-    for path in sorted(root.iterdir(), key=lambda p: natural_key(p.name)):
-        if path.name.startswith("."):
-            continue
-        folder = _within(path, "blur")
-        is_clip = folder.is_dir() and any(f.suffix.lower() in IMAGE_SUFFIXES for f in folder.iterdir())
-        is_video = path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES
-        if not is_clip and not is_video:
-            continue
-        name = path.stem if is_video else path.name
+    for name, path in clips_in(root, "blur"):
         if name in found:
             raise DataError(
                 f"two clips are named {name}", f"{found[name]}, {path}", "names that differ", "rename one of them"
             )
-        found[name] = path if is_video else folder
+        found[name] = path
     return found
 
 
-def _within(folder: Path, kind: str) -> Path:
-    return folder / kind if (folder / kind).is_dir() else folder
+def _beside(base: str | Path | None, kind: str, name: str, suffixes: Sequence[str]) -> Path | None:
+    """The spikes or the sharp frames of clip `name` in `base`: a file of this name, else a folder."""
+    if base is None:
+        return None
+    files = [Path(base) / f"{name}{suffix}" for suffix in suffixes]
+    return next((file for file in files if file.is_file()), subfolder(Path(base) / name, kind))

@@ -1,4 +1,4 @@
-"""Clips of blurry RGB frames, sharp RGB frames and spike files: random samples to train on, whole clips to test on."""
+"""Clips of blurry RGB frames, sharp RGB frames and spike files: random crops for training, whole clips for testing."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ PLACES = (
 
 
 class ClipDataset(Dataset):
-    """Clips, and reading a run of frames of one of them. What training and testing share.
+    """What the training and test datasets share: the clips, and reading consecutive frames of one clip.
 
-    A dataset of other folders says in `places` where they are; one of other files altogether overrides `source` and
-    `check` too.
-    Files are opened when a sample is read and closed at once; nothing open crosses a fork.
+    A dataset with other folders or keys overrides `places`; one with other kinds of files also `source` and `check`.
+    Files are opened when a sample is read and closed at once, so that a fork inherits no open file.
     """
 
     is_training = False
@@ -55,16 +54,16 @@ class ClipDataset(Dataset):
         self.clips: list[Clip] = self.files.clips(source)
         self.roots = {f"dataroot_{kind}": root for kind, (root, _, _) in source.kinds().items()}  # never written to
 
-    # ---- asked before there is a dataset; `section` is its resolved options ------------------------------------------
+    # The class methods are called before a dataset is built; `section` holds its resolved options.
 
     @classmethod
     def places(cls, section: Any) -> dict[str, Any]:
-        """Where the clips are, as fields of `Source`; a dataset whose keys have other names says so here."""
+        """Where the clips are, as fields of `Source`; to be overridden where the option keys have other names."""
         return {key: getattr(section, key) for key in PLACES if hasattr(section, key)}
 
     @classmethod
     def source(cls, section: Any) -> Source:
-        """The clips and what their spikes mean. Reads dataset.json beside the spikes at most."""
+        """Where the clips are and what their spikes mean. Reads at most the dataset.json beside the spikes."""
         places = cls.places(section)
         spikes = build_spikes(section.spike, places["dataroot_spike"], "spike") if hasattr(section, "spike") else None
         return Source(**places, spikes=spikes, left_out=held_out(getattr(section, "val_partition", None)))
@@ -76,23 +75,24 @@ class ClipDataset(Dataset):
 
     @classmethod
     def spike_data(cls, section: Any) -> dict[str, Any] | None:
-        """What those who use the weights need to know of the training's spikes; see data.spike_source."""
-        is_there = hasattr(section, "spike")
-        return describe_spikes(section.spike, cls.places(section)["dataroot_spike"]) if is_there else None
+        """Properties of the training spikes that are stored with the weights; see data.spike_source."""
+        if not hasattr(section, "spike"):
+            return None
+        return describe_spikes(section.spike, cls.places(section)["dataroot_spike"])
 
     @classmethod
     def check(cls, section: Any, split: str, **how: Any) -> Report:
-        """Everything that can be said of the data without training. how: see data.preflight.check_source."""
+        """Check the data. how: see data.preflight.check_source."""
         source = cls.source(section)
-        if section.io_backend.type == "cache":  # a cache is checked as a whole, by the digest of what it was made of
+        if section.io_backend.type == "cache":  # a cache is checked by the digest of its source files
             clips = IO_BACKENDS.build(section.io_backend, "io_backend").clips(source)
             report = Report(split, {}, clips, note=f"{len(clips)} cached clips")
         else:
             report = check_source(source, split, **how)
         if source.spikes and not source.spikes.is_rate_known:
             what = (
-                "no dataset.json or spike.rate gives the firing rate at full light; 1 is assumed, so that the network "
-                "learns from undivided firing rates of this camera"
+                "neither dataset.json nor spike.rate gives the firing rate at full light; 1 is assumed, so that the "
+                "network learns from undivided firing rates of this camera"
             )
             report.warnings.append(Problem("spikes", what, source.dataroot_spike))
         return report
@@ -100,10 +100,10 @@ class ClipDataset(Dataset):
     def read(
         self, clip: Clip, frames: list[int], aug: Augment, backwards: list[bool], camera: CameraDraw | None = None
     ) -> dict[str, Tensor]:
-        """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of these frames, cut and turned.
+        """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of these frames, cropped and flipped.
 
-        backwards: whether time runs backwards within each frame, before `aug.reverse` turns all of them round.
-        camera: another spike camera than the recorded one.
+        backwards: whether time runs backwards within each frame, before `aug.reverse` reverses all of them.
+        camera: the simulated spike camera, None for the recording one.
         """
         if aug.reverse:
             frames, backwards = frames[::-1], [not b for b in backwards[::-1]]
@@ -114,13 +114,13 @@ class ClipDataset(Dataset):
                 self.spikes.read(self.files, clip, i, aug, picture, back, camera)
                 for i, picture, back in zip(frames, pictures["lq"], backwards, strict=True)
             ]
-            item["spike"] = torch.from_numpy(aug.turn(np.stack(channels)))
+            item["spike"] = torch.from_numpy(aug.flip(np.stack(channels)))
         return item
 
 
 def _to_tensor(pictures: np.ndarray, aug: Augment) -> Tensor:
-    """(T, h, w, 3) uint8 in the order B, G, R -> (T, 3, h, w) float32 in [0, 1] in the order R, G, B, turned."""
-    frames = aug.turn(pictures[..., ::-1].transpose(0, 3, 1, 2))
+    """(T, h, w, 3) uint8 in the order B, G, R -> (T, 3, h, w) float32 in [0, 1] in the order R, G, B, flipped."""
+    frames = aug.flip(pictures[..., ::-1].transpose(0, 3, 1, 2))
     return torch.from_numpy(frames).to(torch.float32).div_(255.0)
 
 
@@ -159,9 +159,9 @@ class TrainClips(ClipDataset):
             logger.warning(text, len(short), self.num_frame, names)
 
     def sample_names(self) -> list[str]:
-        """clip/frame of every sample, in order, after what is known of its clip and of the spikes.
+        """Properties of each clip and of the spikes, then clip/frame of every sample, in order.
 
-        A run that resumes compares them with those of its checkpoint.
+        A resumed run compares them with those of its checkpoint.
         """
         about = [f"{clip.name}: {clip.size} {clip.gt_size} {clip.planes}" for clip in self.clips]
         spikes = self.spikes
@@ -169,13 +169,13 @@ class TrainClips(ClipDataset):
         return about + [f"{clip.name}/{stem}" for clip in self.clips for stem in clip.stems]
 
     def __len__(self) -> int:
-        """One sample for every frame that one could start at."""
+        """One sample for every frame: its first one."""
         return int(self.ends[-1])
 
     def __getitem__(self, sample_id: tuple[int, int]) -> dict[str, Any]:
-        """Sample `index` as seen in `epoch`; depends on (seed, epoch, index) and on nothing else.
+        """Sample `index` in `epoch`, a function of (seed, epoch, index) only.
 
-        An index beyond the dataset's length is a further, different draw of the same frame (dataloader_epoch_repeat).
+        An index beyond the length of the dataset draws another sample from the same frame (dataloader_epoch_repeat).
         """
         epoch, index = sample_id
         rng = np.random.default_rng([self.seed, epoch, index])
@@ -198,7 +198,7 @@ class TrainClips(ClipDataset):
 class TestClips(ClipDataset):
     """Whole clips."""
 
-    __test__ = False  # no test case, whatever pytest reads into the name
+    __test__ = False  # not a test case for pytest
 
     def __init__(self, section: Any, seed: int) -> None:
         super().__init__(section, seed)
@@ -208,12 +208,12 @@ class TestClips(ClipDataset):
         return len(self.clips)
 
     def count_folders(self) -> int:
-        """Clips that lie in the data folder, whether a meta file lists them or not; 0 for an LMDB."""
+        """Number of clips in the data folder, including those that the meta file does not list; 0 for an LMDB."""
         root = Path(self.roots["dataroot_lq"])
         return sum(f.is_dir() and not f.name.startswith(".") for f in root.iterdir()) if root.is_dir() else 0
 
     def frame_count(self, index: int) -> int:
-        """Frames of clip `index` that are read: all, or the first num_frame."""
+        """How many frames of clip `index` are read: all, or the first num_frame."""
         count = len(self.clips[index])
         return count if self.num_frame < 1 else min(count, self.num_frame)
 
@@ -222,9 +222,9 @@ class TestClips(ClipDataset):
         return self.read_frames(index, 0, self.frame_count(index))
 
     def read_frames(self, index: int, first: int, count: int, reverse: bool = False) -> dict[str, Any]:
-        """Frames first ... first + count - 1 of clip `index`, in the form of `__getitem__`.
+        """Frames first ... first + count - 1 of clip `index`, as `__getitem__` returns them.
 
-        reverse: in this order all the same, but each with the spikes of reversed time.
+        reverse: the frames stay in this order, but each has the spikes of reversed time.
         """
         if not 0 <= index < len(self):
             raise IndexError(index)
@@ -236,7 +236,7 @@ class TestClips(ClipDataset):
 
 
 def bounce(position: int, length: int) -> tuple[int, bool]:
-    """Frame number and whether time runs backwards there, for a clip that is played back and forth: 0 1 2 1 0 1 ..."""
+    """(frame number, whether time runs backwards) for a clip that is played back and forth: 0 1 2 1 0 1 ..."""
     if position < length:
         return position, False
     period = max(2 * (length - 1), 1)
@@ -262,7 +262,7 @@ class TrainDatasetRGBSpike(TrainClips):
 
 class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
     val_partition: Literal["REDS4", "official"] | None = Field(
-        None, description="Leave out the clips of REDS that are kept for validation."
+        None, description="Leave out the REDS clips kept for validation."
     )
 
 

@@ -1,4 +1,4 @@
-"""Decode pictures; whatever goes wrong is a DataError that names the file."""
+"""Decode images; every failure is a DataError that names the file."""
 
 from __future__ import annotations
 
@@ -7,36 +7,45 @@ import struct
 import cv2
 import numpy as np
 
-from data.roots import LMDB_MARK, read_bytes
+from data.roots import read_bytes
 from utils.errors import DataError
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def decode_bgr(encoded: bytes, path: str) -> np.ndarray:
-    """An encoded picture -> (H, W, 3) uint8 in OpenCV's order B, G, R; EXIF rotation is not followed."""
+    """An encoded image -> (H, W, 3) uint8 in OpenCV's order B, G, R; the EXIF rotation is ignored."""
     if encoded[:2] == b"\xff\xd8" and b"\xff\xd9" not in encoded[-64:]:
-        # OpenCV fills the missing half of a cut JPEG with grey and says so on stderr only.
+        # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
         raise _no_picture(path, f"JPEG of {len(encoded)} bytes is cut short")
     buffer = np.frombuffer(encoded, np.uint8)
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     try:
         picture = cv2.imdecode(buffer, flags) if len(buffer) else None
-    except cv2.error as e:  # for instance a damaged header that tells of too many pixels
+    except cv2.error as e:  # for instance a damaged header that states too many pixels
         raise _no_picture(path, str(e).splitlines()[0]) from e
     if picture is None:
         raise _no_picture(path, f"{len(encoded)} bytes that are no whole picture")
     return picture
 
 
-def read_bgr(path: str) -> np.ndarray:
-    """The picture of a file as (H, W, 3) uint8 in the order B, G, R. Raises DataError naming the file."""
-    return decode_bgr(read_bytes(path), path)
+def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
+    """The image in a file as (H, W, 3) uint8 in the order B, G, R. Raises DataError naming the file.
+
+    size: the expected (H, W), that of the first frame of the clip; None: any.
+    """
+    picture = decode_bgr(read_bytes(path), path)
+    if size is not None and picture.shape[:2] != size:
+        raise DataError(
+            f"frame of {picture.shape[0]} x {picture.shape[1]}", path,
+            f"{size[0]} x {size[1]}, as the first frame of its clip", "remove the frame, or make it again",
+        )  # fmt: skip
+    return picture
 
 
 def picture_size(path: str) -> tuple[int, int]:
-    """(height, width) of a picture; a PNG is not decoded for it."""
-    head = read_bytes(path)[:24] if LMDB_MARK in path else _head(path)
+    """(height, width) of an image; a PNG is not decoded, only its header is read."""
+    head = read_bytes(path, 24)[:24]
     if head[:8] == PNG_SIGNATURE and len(head) == 24:
         width, height = struct.unpack(">II", head[16:24])
         if not width or not height:
@@ -44,14 +53,6 @@ def picture_size(path: str) -> tuple[int, int]:
         return height, width
     height, width = read_bgr(path).shape[:2]
     return height, width
-
-
-def _head(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(24)
-    except OSError as e:
-        raise _no_picture(path, e.strerror or str(e)) from e
 
 
 def _no_picture(path: str, reason: str) -> DataError:

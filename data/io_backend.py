@@ -15,7 +15,7 @@ from data.picture_memory import PictureMemory
 from data.roots import LMDB_MARK, is_lmdb, read_bytes
 from data.spike.stream import Crop, planes_in, read_dat, unpack
 from data.spike_source import DatSpikes
-from utils.errors import DataError, OptionError
+from utils.errors import OptionError
 from utils.options.registry import Registry
 
 IO_BACKENDS = Registry("io backend", "type")
@@ -25,7 +25,7 @@ IO_BACKENDS = Registry("io backend", "type")
 class DiskFiles:
     """PNG or JPEG and .dat files, each opened when it is read.
 
-    cache_data: decoded pictures stay in memory, once for all loader processes of a rank.
+    cache_data: decoded images stay in memory, shared by all loader workers of a rank.
     """
 
     def __init__(self, cache_data: bool = False) -> None:
@@ -45,15 +45,14 @@ class DiskFiles:
         databases = [root for root, _, _ in source.kinds().values() if is_lmdb(root)]
         if databases:
             raise OptionError(
-                'io_backend.type is "disk", a dataroot is an LMDB', databases[0], '"lmdb"',
+                'io_backend.type is "disk", but a dataroot is an LMDB', databases[0], '"lmdb"',
                 'set io_backend to {"type": "lmdb"}',
             )  # fmt: skip
 
     def pictures(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
-        """The rectangle of `aug` in frames of one kind ("lq", "gt"): (T, h, w, 3) uint8, B, G, R."""
-        paths, size = (clip.lq, clip.size) if kind == "lq" else (clip.gt, clip.gt_size)
-        scale = 1 if kind == "lq" else clip.scale
-        return np.stack([aug.cut(self._picture(paths[i], size), scale) for i in frames])
+        """The crop of `aug` in frames of one kind ("lq", "gt"): (T, h, w, 3) uint8, B, G, R."""
+        paths, size, scale = getattr(clip, kind), clip.size_of(kind), clip.scale_of(kind)
+        return np.stack([aug.crop(self._picture(paths[i], size), scale) for i in frames])
 
     def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
         """All planes of one frame's file within the crop: (T, h, w) uint8 in {0, 1}."""
@@ -68,12 +67,7 @@ class DiskFiles:
     def _picture(self, path: str, size: tuple[int, int]) -> np.ndarray:
         picture = self._kept.get(path) if self._kept else None
         if picture is None:
-            picture = read_bgr(path)
-            if picture.shape[:2] != size:
-                raise DataError(
-                    f"picture of {picture.shape[0]} x {picture.shape[1]}", path,
-                    f"{size[0]} x {size[1]}, as the first frame of its clip", "make the frame again",
-                )  # fmt: skip
+            picture = read_bgr(path, size)
             if self._kept:
                 self._kept.put(path, picture)
         return picture
@@ -81,19 +75,14 @@ class DiskFiles:
 
 @IO_BACKENDS.register("lmdb", given=("cache_data",))
 class LmdbFiles(DiskFiles):
-    """As "disk", where each dataroot whose name ends in .lmdb is a database; KAIR's and BasicSR's layout."""
+    """As "disk", but each dataroot whose name ends in .lmdb is a database, in the layout of KAIR and BasicSR."""
 
     def _check_roots(self, source: Source) -> None:
         if not any(is_lmdb(root) for root, _, _ in source.kinds().values()):
             raise OptionError(
-                'io_backend.type is "lmdb", no dataroot is one', source.dataroot_lq, "a folder named *.lmdb",
+                'io_backend.type is "lmdb", but no dataroot is an LMDB', source.dataroot_lq, "a folder named *.lmdb",
                 "correct the dataroots, or io_backend.type",
             )  # fmt: skip
 
 
-@IO_BACKENDS.register("cache")
-class CachedFiles(CacheReader):
-    """A clip cache made by scripts/build_clip_cache.py in the folder `path`."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
+IO_BACKENDS.register("cache")(CacheReader)

@@ -1,4 +1,4 @@
-"""The training loader: which samples this rank reads, in which order, with which workers."""
+"""The training loader: the samples that this rank reads, their order, and the workers that read them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from utils.run.resume import DataOrder
 
 
 class TrainLoader:
-    """Hands out the micro-batches of one optimizer step at a time.
+    """Yields the micro-batches of one optimizer step at a time.
 
-    The unit of position is the step: batch_size * accumulation_steps * world_size samples. A resume at (epoch, batch)
-    therefore goes on with the very next sample, at any number of workers.
+    Positions count steps of batch_size * accumulation_steps * world_size samples. A run that resumes at (epoch, batch)
+    therefore continues with the next sample, whatever its number of workers.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TrainLoader:
         world_size: int,
         stall_s: float = 300,
     ) -> None:
-        """stall_s: the watchdog's time; the loader, which can name the samples of a batch, must speak before it."""
+        """stall_s: time limit of the watchdog. The loader, which can name the samples, must raise its error earlier."""
         self.accumulation_steps = accumulation_steps
         self.sampler = ResumableDistributedSampler(
             len(dataset) * section.dataloader_epoch_repeat,
@@ -54,12 +54,12 @@ class TrainLoader:
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
         self.loader = DataLoader(
-            _Guarded(dataset),
+            _ErrorsAsItems(dataset),
             batch_size=section.dataloader_batch_size,
             sampler=self.sampler,
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
-            # Also covers the epoch turn of persistent workers, where torch's default waits for ever.
+            # Also limits the wait between two epochs with persistent workers, where torch waits for ever by default.
             timeout=self.timeout_s if workers else 0,
             prefetch_factor=section.dataloader_prefetch_factor if workers else None,
             persistent_workers=section.dataloader_persistent_workers and workers > 0,
@@ -72,39 +72,39 @@ class TrainLoader:
         return self.sampler.batches_per_epoch
 
     def order(self) -> DataOrder:
-        """What a position in this loader refers to."""
+        """What a position refers to; stored in checkpoints."""
         s = self.sampler
         return DataOrder(s.dataset_len, self.sample_list, s.seed if s.shuffle else None, s.batches_per_epoch)
 
     def seek(self, epoch: int, batch: int) -> None:
-        """The next sample is the first one of this rank in that global batch."""
+        """Continue with the first sample of this rank in that global batch."""
         self.sampler.set_epoch(epoch)
         self.sampler.start_batch = batch
 
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
         """An iterator over the steps of `epoch` from `batch` on, with its workers already started."""
         self.seek(epoch, batch)
-        with self._named(0), signals_held():
+        with self._loader_errors(0), signals_held():
             iterator = iter(self.loader)  # starts the workers; a generator alone would wait for its first next()
         return self._steps(self._batches(iterator))
 
     def _batches(self, iterator: Iterator[Any]) -> Iterator[dict[str, Any]]:
-        """The batches, with errors that name the sample and the rank. Raises DataError."""
+        """The batches. Raises DataError, naming the sample and the rank."""
         for count in itertools.count():
             try:
-                with self._named(count):
+                with self._loader_errors(count):
                     batch = next(iterator)
             except StopIteration:
                 return
             if isinstance(batch, SpikeVRTError):
                 batch.where += f", rank {self.rank}"
                 raise batch
-            watchdog.go_on()  # several batches may make one step, and each has dataloader_timeout_s
+            watchdog.go_on()  # a step may take several batches, and each of them up to dataloader_timeout_s
             yield batch
 
     @contextmanager
-    def _named(self, count: int) -> Iterator[None]:
-        """A loader process that stands still or dies under batch `count` of this iterator becomes a DataError."""
+    def _loader_errors(self, count: int) -> Iterator[None]:
+        """Raise a DataError where a loader worker hangs or dies while it reads batch `count` of this iterator."""
         try:
             yield
         except RuntimeError as e:
@@ -114,9 +114,9 @@ class TrainLoader:
             samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
             raise DataError(
                 f"no batch: {str(e).splitlines()[0]}",
-                f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}",  # they take turns
+                f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}",  # workers take turns
                 f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s",
-                "look at the disk and the memory of this host, or raise the time-out",
+                "check the disk and the memory of this host, or raise the time-out",
             ) from e  # fmt: skip
 
     def _steps(self, batches: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -124,8 +124,8 @@ class TrainLoader:
             yield micro_batches
 
 
-class _Guarded(Dataset):
-    """Hands an error of ours over as a value: torch would hide its message in a traceback of the worker."""
+class _ErrorsAsItems(Dataset):
+    """Returns an error of the project as the item: torch would hide its message in a worker's traceback."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -146,5 +146,5 @@ def _collate(items: list[Any]) -> Any:
 def _init_worker(worker_id: int) -> None:
     die_with_parent()
     leave_signals_to_parent()
-    # A worker that starts OpenCV's own threads fights the other workers for the cores (and can deadlock after a fork).
+    # OpenCV's threads would compete with the other workers for the cores, and can deadlock after a fork.
     cv2.setNumThreads(0)

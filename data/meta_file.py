@@ -1,4 +1,4 @@
-"""Meta files as KAIR and S-VRT ship them: which clips, and which of their frames, belong to a data set."""
+"""Meta files in the format of KAIR and S-VRT: the clips of a data set and their frames."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from pathlib import Path
 from data.names import checked_name
 from utils.errors import DataError
 
-# The shape is written with or without blanks, "(720,1280,3)" or "(720, 1280, 3)"; S-VRT writes 0 instead.
+# The shape may contain blanks, "(720,1280,3)" or "(720, 1280, 3)"; S-VRT writes 0 instead.
 _LINE = re.compile(r"(\S+)\s+(\d+)\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d+))?", re.ASCII)
 _FORM = "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out: 0"
 
 
 def read_meta(path: str) -> dict[str, tuple[int, str]]:
-    """Clip name -> (number of frames, number of the first one as it is written). Raises DataError, naming the line."""
+    """Clip name -> (number of frames, number of the first one as written). Raises DataError, naming the line."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise DataError(
+            f"cannot read the meta file: {getattr(e, 'strerror', None) or e}", path,
+            "a text file with one line per clip", "correct meta_info_file, or set it to null to use all folders",
+        ) from e  # fmt: skip
     clips: dict[str, tuple[int, str]] = {}
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         found = _LINE.fullmatch(line.strip())
@@ -31,13 +38,3 @@ def read_meta(path: str) -> dict[str, tuple[int, str]]:
     if not clips:
         raise DataError("the meta file lists no clip", path, "one line per clip", "correct meta_info_file")
     return clips
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise DataError(
-            f"cannot read the meta file: {getattr(e, 'strerror', None) or e}", path,
-            "a text file with one line per clip", "correct meta_info_file, or remove it: the folders are scanned then",
-        ) from e  # fmt: skip

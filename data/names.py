@@ -1,4 +1,4 @@
-"""Names of clips and frames: which are safe to write to, and which frames of two folders belong together."""
+"""Names of clips and frames: which are safe as output names, and which files belong to the same frame."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def checked_name(name: str, where: str) -> str:
-    """The name of a clip or frame as it was read from `where`. Results are written to folders of that name.
+    """`name`, read from `where`, if it can name a clip or frame: results are written under it.
 
-    Raises DataError for names that would lead out of their folder, and for control characters and bytes that are no
-    UTF-8, which no log can show.
+    Raises DataError for names that lead out of their folder, control characters, and bytes that are not UTF-8.
     """
     parts = name.split("/")
     if {"", ".", ".."} & set(parts) or _UNPRINTABLE.search(name):
@@ -28,18 +27,21 @@ def checked_name(name: str, where: str) -> str:
 
 
 def frame_key(stem: str) -> FrameKey:
-    """What pairs frames: "47", "000047" -> ("", 47, ""); "frame_1" -> ("frame_", 1, ""); "x" -> ("x", -1, "")."""
+    """The key by which files are matched to frames.
+
+    "47", "000047" -> ("", 47, ""); "frame_1" -> ("frame_", 1, ""); "x" -> ("x", -1, "").
+    """
     found = _NUMBERED.fullmatch(stem)
     return (found[1], int(found[2]), found[3]) if found else (stem, -1, "")
 
 
 def frame_name(key: FrameKey, digits: int) -> str:
-    """The stem of a frame whose number is written with so many digits."""
+    """The stem of a frame whose number is padded to `digits` digits."""
     before, number, after = key
     return f"{before}{number:0{digits}d}{after}" if number >= 0 else before
 
 
 def digits_of(stem: str) -> int:
-    """How many digits a numbered stem pads its number to; 1 where it does not pad."""
+    """To how many digits a stem pads its number; 1 where it does not pad."""
     found = _NUMBERED.fullmatch(stem)
     return len(found[2]) if found and found[2].startswith("0") else 1

@@ -1,4 +1,4 @@
-"""Several calls at a time in processes of their own."""
+"""Run calls in parallel processes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from utils.errors import DataError
 
 
 def run_all(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], workers: int) -> Iterator[tuple[int, Any]]:
-    """function(*call) for every call, `workers` at a time; yields (number of the call, result) as each is done.
+    """function(*call) for every call, `workers` at a time; yields (index of the call, result) in order of completion.
 
-    The first error ends all others at once and is raised. Raises DataError where a process dies.
+    The first error stops all other calls and is raised. Raises DataError where a process dies.
     """
     if workers <= 1 or len(calls) <= 1:
         yield from ((number, function(*call)) for number, call in enumerate(calls))
         return
     others = set(multiprocessing.active_children())
-    # spawn: OpenCV's threads do not survive a fork.
+    # spawn, as OpenCV's threads do not survive a fork.
     pool = ProcessPoolExecutor(min(workers, len(calls)), mp_context=multiprocessing.get_context("spawn"))
     try:
         numbers = {pool.submit(function, *call): number for number, call in enumerate(calls)}

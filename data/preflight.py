@@ -1,7 +1,7 @@
-"""Check all data before a run: everything that can be known without training, all problems in one table.
+"""Check all data before a run and report all problems in one table.
 
-The check of a data set is remembered under <path.root>/.preflight by a digest of the names, sizes and times of its
-files, so that the next start of a run only lists the folders.
+The result for a data set is stored under <path.root>/.preflight by a digest of the names, sizes and times of change
+of its files, so that the next start of a run only lists the folders.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from data.spike.light import fit_light
 from data.spike.stream import SpikeFileError, read_dat
 from data.spike_source import DatSpikes
 from utils.errors import DataError
+from utils.files import write_whole
 from utils.options.models import DatasetsOptions
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2  # raised where the check finds more than before: verdicts of older checks no longer count
+FORMAT = 2  # to be raised when the check finds more than before: stored results of older checks are then ignored
 THREADS = 8
 PNG_END = b"IEND\xaeB`\x82"
 
 
 @dataclass
 class Report:
-    """What is known of one split: its sound clips, everything wrong, and what only looks odd.
+    """The result for one split: its clips without problems, the problems, and the warnings.
 
-    places: kind of file -> (root, how files are named below it). note: how it is known, where nothing was looked at.
+    places: kind of file -> (root, pattern of the file names below it). note: replaces the counts in the log where no
+    file was read.
     """
 
     split: str
@@ -59,18 +61,17 @@ class Report:
         return text + (f", spike files of {', '.join(map(str, planes))} planes" if planes else "")
 
 
-def preflight(datasets: DatasetsOptions, remembered: Path) -> None:
-    """Check the data of all splits; for one process only, before the others go on. Each dataset class checks its own.
+def preflight(datasets: DatasetsOptions, stored: Path) -> None:
+    """Check the data of all splits, each by its dataset class. One process calls it while the others wait.
 
-    remembered: folder of earlier verdicts. Raises DataError (exit code 3) with every problem of every split; odd things
-    are logged as warnings.
+    stored: folder of earlier results. Raises DataError (exit code 3) with every problem of every split.
     """
     reports = []
     for split, section in datasets:
         if section is None:
             continue
         start = time.monotonic()
-        report = section.constructor.check(section, split, remembered=remembered)
+        report = section.constructor.check(section, split, stored=stored)
         reports.append(report)
         for warning in report.warnings:
             logger.warning("data %s: %s", split, warning)
@@ -81,7 +82,7 @@ def preflight(datasets: DatasetsOptions, remembered: Path) -> None:
 
 
 def raise_problems(reports: list[Report], shown: int | None = None) -> None:
-    """DataError for the problems of all reports, where there are any. shown: list so many, null for the usual."""
+    """Raise a DataError with the problems of all reports, if any. shown: how many to list; None: the default."""
     problems = [problem for report in reports for problem in report.problems]
     if problems:
         roots = dict.fromkeys(root for r in reports if r.problems for root, _ in r.places.values())
@@ -91,19 +92,19 @@ def raise_problems(reports: list[Report], shown: int | None = None) -> None:
 def check_source(
     source: Source,
     split: str,
-    remembered: Path | None = None,
+    stored: Path | None = None,
     decode: bool = False,
     progress: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Everything that can be checked of clips in folders or LMDBs.
+    """Check clips in folders or LMDBs.
 
-    remembered: folder of verdicts; what was checked there before, and has not changed, is not looked at again.
-    decode: decode every picture, which also finds flipped bits; otherwise its header and its end are read.
-    progress: called after each picture.
+    stored: folder of earlier results; a data set that has not changed since is not read again.
+    decode: decode every image, which also finds flipped bits; otherwise only its header and its end are read.
+    progress: called after each image.
     """
     places = {kind: (root, f"<clip>/[{folder}/]<frame>.{ext}") for kind, (root, folder, ext) in source.kinds().items()}
-    verdict = remembered / f"{_source_digest(source)}.json" if remembered else None
-    counts = _remembered(verdict) if verdict else None
+    file = stored / f"{_source_digest(source)}.json" if stored else None
+    counts = _stored_counts(file) if file else None
     if counts:
         return Report(split, places, [], note=f"{counts}, as checked before")
     clips, problems = scan(source)
@@ -116,15 +117,17 @@ def check_source(
                 report.problems.append(problem)
     if source.spikes:
         for clip in clips:
-            report.warnings += _look_at_spikes(clip, source.spikes)
-        report.warnings += _look_at_light(clips[0], source.spikes) if clips else []
-    if verdict and not report.problems:
-        _remember(verdict, report)
+            report.warnings += _check_spikes(clip, source.spikes, is_first=clip is clips[0])
+    if file and not report.problems:
+        try:
+            write_whole(file, json.dumps({"counts": report.counts(), "split": report.split}).encode())
+        except DataError as e:
+            logger.info("the result of the data check cannot be stored: %s", e)
     return report
 
 
 def _check_picture(clip: Clip, kind: str, path: str, decode: bool) -> Problem | None:
-    size = clip.size if kind == "lq" else clip.gt_size
+    size = clip.size_of(kind)
     try:
         found = read_bgr(path).shape[:2] if decode else picture_size(path)
         if found != size:
@@ -150,45 +153,35 @@ def _check_end(path: str) -> None:
         raise DataError(f"PNG of {size} bytes is cut short", path)
 
 
-def _look_at_spikes(clip: Clip, spikes: DatSpikes) -> list[Problem]:
-    """A warning where the first file of a clip resembles its frame far more upside down than as it is read.
+def _check_spikes(clip: Clip, spikes: DatSpikes, is_first: bool) -> list[Problem]:
+    """Warnings from comparing the first spike file of a clip with its frame; sizes alone cannot show these errors.
 
-    A size check cannot tell whether rows are flipped: only the picture can.
+    Rows may be stored in the other order than spike.flip says. In the first clip, where neither the options nor
+    dataset.json give the light, the spikes may fit the other kind of light better.
     """
     path = clip.spike[0]
     if LMDB_MARK in path:
         return []
     try:
-        stream = read_dat(path, spikes.geometry, remainder=spikes.remainder)
+        rates = read_dat(path, spikes.geometry, remainder=spikes.remainder).mean(axis=0, dtype=np.float32)
         frame = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
     except (SpikeFileError, DataError) as e:
         return [Problem(clip.name, f"not compared with its frame: {e.what}", path)]
-    light = stream.mean(axis=0, dtype=np.float32)
-    grey = cv2.resize(frame, light.shape[::-1], interpolation=cv2.INTER_AREA).astype(np.float32)
-    if light.std() == 0:
-        return [Problem(clip.name, f"all pixels of the spike file fire alike ({light.mean():.3f} per plane)", path)]
-    as_read, flipped = (_correlation(grey, picture) for picture in (light, light[::-1]))
+    grey = cv2.resize(frame, rates.shape[::-1], interpolation=cv2.INTER_AREA)
+    if rates.std() == 0:
+        return [Problem(clip.name, f"all pixels of the spike file have the same firing rate {rates.mean():.3f}", path)]
+    found = []
+    as_read, flipped = (_correlation(grey.astype(np.float32), picture) for picture in (rates, rates[::-1]))
     if flipped > 0.5 and flipped > as_read + 0.3:
-        what = f"spikes look upside down: correlation with the frame {as_read:.2f}, flipped {flipped:.2f} (spike.flip)"
-        return [Problem(clip.name, what, path)]
-    return []
-
-
-def _look_at_light(clip: Clip, spikes: DatSpikes) -> list[Problem]:
-    """A warning where nobody says which light the spikes integrate, and they do not look like linear light."""
-    path = clip.spike[0]
-    if spikes.is_light_known or LMDB_MARK in path:
-        return []
-    try:
-        rates = read_dat(path, spikes.geometry, remainder=spikes.remainder).mean(axis=0, dtype=np.float32)
-        grey = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
-    except (SpikeFileError, DataError):
-        return []  # the comparison of the whole clip has told
-    fit = fit_light(rates, cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA) / 255.0)
-    if fit.light == spikes.light or not fit.is_clear:
-        return []
-    what = f"spikes look like {fit.light} light of rate {fit.rate:.2f}, {spikes.light} is assumed (spike.light)"
-    return [Problem(clip.name, what, path)]
+        found.append(
+            f"spikes look upside down: correlation with the frame {as_read:.2f}, flipped {flipped:.2f} (spike.flip)"
+        )
+    fit = fit_light(rates, grey / 255.0)
+    if is_first and not spikes.is_light_known and fit.is_clear and fit.light != spikes.light:
+        found.append(
+            f"spikes look like {fit.light} light of rate {fit.rate:.2f}, {spikes.light} is assumed (spike.light)"
+        )
+    return [Problem(clip.name, what, path) for what in found]
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -198,7 +191,7 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _source_digest(source: Source) -> str:
-    """Changes with the files and with everything in the options that decides whether they are right."""
+    """Changes with the files and with every option that the check depends on."""
     spikes = source.spikes
     asked = [
         FORMAT, digest(list_source(source)), source.kinds(), source.filename_tmpl, sorted(source.left_out),
@@ -209,19 +202,9 @@ def _source_digest(source: Source) -> str:
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
-def _remembered(verdict: Path) -> str | None:
-    """What an earlier check of the same files and options counted; None where there was none, or it cannot be read."""
+def _stored_counts(file: Path) -> str | None:
+    """What an earlier check of the same files and options counted; None where there is no readable result."""
     try:
-        return json.loads(verdict.read_text(encoding="utf-8"))["counts"]
+        return json.loads(file.read_text(encoding="utf-8"))["counts"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _remember(verdict: Path, report: Report) -> None:
-    try:
-        verdict.parent.mkdir(parents=True, exist_ok=True)
-        temporary = verdict.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"counts": report.counts(), "split": report.split}), encoding="utf-8")
-        os.replace(temporary, verdict)
-    except OSError as e:
-        logger.info("the data check cannot be remembered: %s", e)

@@ -1,4 +1,4 @@
-"""Making one clip of RGB frames and spikes from fast video: the recipe, the checks before, the files."""
+"""Make one clip of RGB frames and spikes from high-frame-rate video: settings, checks, files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import cv2
 import numpy as np
 
 from data.alignment import find_offset
-from data.raw_video import FolderFrames, Frames, LightPath, RawClip, exposures
+from data.pictures import Pictures
+from data.raw_video import LightPath, RawClip, exposures
 from data.spike.simulate import IntegrateAndFire
 from data.spike.stream import SpikeGeometry, write_dat
 from utils.errors import DataError
 from utils.files import publish_folder, scratch_folder, write_whole
 from utils.image import imwrite_rgb, list_images
 
-# Raised where the same recipe and the same source give other files than before (2: the sensor's modulo reset).
+# To be raised when the same recipe and source give other files than before (2: the sensor's modulo reset).
 VERSION = 2
 RECORD = "made.json"
 KINDS = ("blur", "blur_gamma", "sharp")
@@ -29,7 +30,7 @@ KINDS = ("blur", "blur_gamma", "sharp")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How clips are made; recorded in dataset.json."""
+    """The settings that clips are made with; recorded in dataset.json."""
 
     average: int | None  # raw frames per exposure; None: from the clip's name, as in GOPR0372_07_00
     interpolate: int
@@ -58,9 +59,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Job:
-    """One clip to make. raw: its fast frames, if there are any; sharp: its existing frames (--spikes-for), if any.
+    """One clip to make. raw: its raw video, if any; sharp: the folder of its existing frames (--spikes-for), if any.
 
-    offset: raw frames by which the sharp ones are later than the middle of their exposures, where the user says so.
+    offset: raw frames by which the sharp ones are later than the middle of their exposures, if the user gave it.
     """
 
     name: str
@@ -82,14 +83,10 @@ class Job:
     def where(self) -> str:
         return str(self.sharp or self.raw.path)
 
-    def frames(self) -> Frames:
-        """What exposures and spike files are counted by: the sharp frames where they exist, else the raw ones."""
-        return FolderFrames(list_images(self.sharp)) if self.sharp else self.raw.open()
-
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known of a clip before it is made. size: of its frames; record: for made.json."""
+class Plan:
+    """The result of checking a job. size: of its frames; bytes: to write; record: contents of made.json."""
 
     size: tuple[int, int]
     bytes: int
@@ -101,13 +98,13 @@ class Facts:
         return self.record["offset"]
 
 
-def inspect(job: Job, recipe: Recipe) -> Facts | DataError:
-    """Everything that can be wrong with a clip before it is made; an error is returned, so that all can be shown."""
+def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
+    """Check a clip before it is made. An error is returned, so that the errors of all clips can be shown."""
     cv2.setNumThreads(1)
     try:
-        frames = job.frames()
-        first = frames.read(0)
-        height, width = spike_size(first, recipe, job)
+        # Exposures and spike files are counted by the sharp frames where they exist, else by the raw ones.
+        frames = Pictures(job.sharp or job.raw.path)
+        height, width = spike_size(frames.size, recipe, job)
         count = len(frames) if job.sharp else len(frames) // recipe.average_of(job.name)
         if count == 0:
             raise DataError(
@@ -120,10 +117,10 @@ def inspect(job: Job, recipe: Recipe) -> Facts | DataError:
         record["offset"] = made["offset"] if made else _offset(job, recipe)
     except DataError as e:
         return e
-    pictures = 0 if job.sharp else len(KINDS) * len(cv2.imencode(".png", first)[1])
+    pictures = 0 if job.sharp else len(KINDS) * len(cv2.imencode(".png", frames.read(0))[1])
     size = count * (pictures + recipe.planes_of(job.name) * height * width // 8)
     is_made = job.spikes.is_dir() and (job.sharp is not None or job.rgb.is_dir())
-    return Facts(first.shape[:2], size, is_made, record)
+    return Plan(frames.size, size, is_made, record)
 
 
 def source_digest(job: Job) -> str:
@@ -140,7 +137,7 @@ def source_digest(job: Job) -> str:
 
 
 def _made_before(job: Job, record: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of what is there already. Raises DataError for folders not made from this source by this recipe."""
+    """The record of the existing folders. Raises DataError for those not made from this source with this recipe."""
     made = None
     expected = record if job.offset is None else {**record, "offset": job.offset}
     for folder in (job.spikes, *(() if job.sharp else (job.rgb,))):
@@ -150,7 +147,7 @@ def _made_before(job: Job, record: dict[str, Any]) -> dict[str, Any] | None:
             made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             differing = [key for key in ("offset", *record) if made[key] != expected.get(key, made[key])]
         except (OSError, ValueError, KeyError, TypeError):
-            differing = [f"no {RECORD} tells how it was made"]
+            differing = [f"there is no usable {RECORD}"]
         if differing:
             raise DataError(
                 f"clip {job.name} is there already, but differs from what would be made: {', '.join(differing)}",
@@ -163,17 +160,16 @@ def _made_before(job: Job, record: dict[str, Any]) -> dict[str, Any] | None:
 def _offset(job: Job, recipe: Recipe) -> int:
     if not (job.raw and job.sharp):
         return 0
-    sharp = FolderFrames(list_images(job.sharp))
-    where = f"{job.raw.path}, {job.sharp}"
-    return find_offset(job.raw.open(), sharp, recipe.average_of(job.name), job.name, where, job.offset)
+    raw, sharp, where = Pictures(job.raw.path), Pictures(job.sharp), f"{job.raw.path}, {job.sharp}"
+    return find_offset(raw, sharp, recipe.average_of(job.name), job.name, where, job.offset)
 
 
-def spike_size(frame: np.ndarray, recipe: Recipe, job: Job) -> tuple[int, int]:
-    """(h, w) of the spike camera. Raises DataError where the frames do not divide."""
-    height, width = (side // recipe.ratio for side in frame.shape[:2])
-    if (height * recipe.ratio, width * recipe.ratio) != frame.shape[:2] or height * width % 8:
+def spike_size(frame: tuple[int, int], recipe: Recipe, job: Job) -> tuple[int, int]:
+    """(h, w) of the spike camera for frames of size (H, W). Raises DataError where --ratio does not divide it."""
+    height, width = (side // recipe.ratio for side in frame)
+    if (height * recipe.ratio, width * recipe.ratio) != frame or height * width % 8:
         raise DataError(
-            f"frames of {frame.shape[0]} x {frame.shape[1]} do not divide by --ratio {recipe.ratio} into whole bytes",
+            f"frames of {frame[0]} x {frame[1]} do not divide by --ratio {recipe.ratio} into whole bytes",
             job.where, "both sides divisible, and their product / ratio^2 by 8",
             "choose another --ratio, or crop the video",
         )  # fmt: skip
@@ -181,11 +177,11 @@ def spike_size(frame: np.ndarray, recipe: Recipe, job: Job) -> tuple[int, int]:
 
 
 def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
-    """Write what is missing of one clip; its folders appear when they are complete."""
+    """Write the missing folders of one clip; each appears when it is complete."""
     cv2.setNumThreads(1)
     if job.sharp is None and not job.rgb.is_dir():
         scratch = scratch_folder(job.rgb.with_name(f".{job.name}.tmp"))
-        for number, pictures in enumerate(exposures(job.raw.open(), recipe.average_of(job.name), recipe.gamma)):
+        for number, pictures in enumerate(exposures(Pictures(job.raw.path), recipe.average_of(job.name), recipe.gamma)):
             for kind, picture in pictures.items():
                 imwrite_rgb(scratch / kind / f"{number:06d}.png", picture)
         _publish(scratch, job.rgb, record)
@@ -202,25 +198,25 @@ def _publish(scratch: Path, folder: Path, record: dict[str, Any]) -> None:
 
 
 def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path) -> None:
-    """One .dat per sharp frame; from raw frames where there are any, else between the sharp frames.
+    """Write one .dat per sharp frame, from raw frames where there are any, else interpolated between sharp frames.
 
-    offset: raw frames between the middle of an exposure, as counted, and its sharp frame. Before the first raw frame
-    the light is taken to stand still; after the last one nothing is known of it: the last file may be short.
+    offset: raw frames between the middle of an exposure and its sharp frame. Before the first raw frame the light is
+    assumed constant; after the last one it is unknown, so the last file may be short.
     """
     average, planes = recipe.average_of(job.name), recipe.planes_of(job.name)
-    sharp = list_images(job.sharp or job.rgb / "sharp")
-    frames = job.raw.open() if job.raw else FolderFrames(sharp)
-    size = spike_size(frames.read(0), recipe, job)
+    sharp = Pictures(job.sharp or job.rgb / "sharp")
+    frames = Pictures(job.raw.path) if job.raw else sharp
+    size = spike_size(frames.size, recipe, job)
     light = LightPath(frames, size, recipe.gamma if recipe.light == "linear" else 1.0, recipe.method)
     rng = np.random.default_rng([recipe.seed, *job.name.encode()])
     sensor = IntegrateAndFire(
         *size, rate=recipe.rate, threshold=recipe.threshold, rng=rng, initial_charge=recipe.initial_charge,
         shot_noise=recipe.shot_noise, dark_rate=recipe.dark_rate, threshold_mismatch=recipe.threshold_mismatch,
     )  # fmt: skip
-    for number, path in enumerate(sharp):
+    for number, stem in enumerate(sharp.stems):
         if job.raw:
             times = [number * average + offset + p / recipe.interpolate for p in range(planes)]
             times = [time for time in times if time <= len(frames) - 1]
         else:
             times = [number + (p - recipe.gt_plane_of(job.name)) / planes for p in range(planes)]
-        write_dat(folder / f"{path.stem}.dat", sensor.run(light.at(time) for time in times), SpikeGeometry(*size))
+        write_dat(folder / f"{stem}.dat", sensor.run(light.at(time) for time in times), SpikeGeometry(*size))

@@ -1,4 +1,4 @@
-"""Fast video as the raw material of RGB + spike clips: finding it, reading it, and the light between its frames."""
+"""High-frame-rate video as the source of RGB + spike clips: finding it, and the light between its frames."""
 
 from __future__ import annotations
 
@@ -6,61 +6,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import cv2
 import numpy as np
 
-from data.frame_io import read_bgr
+from data.pictures import Frames, clips_in
 from data.spike.simulate import to_grey
 from utils.errors import DataError
-from utils.files import natural_key
-from utils.image import IMAGE_SUFFIXES, list_images
-from utils.video import VIDEO_SUFFIXES, VideoReader
+from utils.image import list_images
 
 SPLITS = ("train", "test")
 
 
-class Frames(Protocol):
-    """Frames by number: (H, W, 3) uint8 in the order R, G, B."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int) -> np.ndarray: ...
-
-
-class FolderFrames:
-    """The pictures of a folder, in the order of their names."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-        self._shape: tuple[int, ...] | None = None
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def read(self, index: int) -> np.ndarray:
-        """Raises DataError for a picture that cannot be read, or of another size than the first one read."""
-        picture = read_bgr(str(self.paths[index]))[..., ::-1]
-        self._shape = self._shape or picture.shape
-        if picture.shape != self._shape:
-            raise DataError(
-                f"frame of {picture.shape[0]} x {picture.shape[1]}", str(self.paths[index]),
-                f"{self._shape[0]} x {self._shape[1]}, as the other frames of its clip", "make the frame again",
-            )  # fmt: skip
-        return np.ascontiguousarray(picture)
-
-
-class VideoFrames(VideoReader):
-    """The frames of a video file."""
-
-    def __len__(self) -> int:
-        return self.num_frames
-
-
 @dataclass(frozen=True)
 class RawClip:
-    """A clip of raw video: a folder of pictures or a video file. split: "" where the folders do not say."""
+    """A clip of raw video: a folder of images or a video file. split: "" where the folders do not tell."""
 
     name: str
     path: Path
@@ -69,27 +29,16 @@ class RawClip:
     def files(self) -> list[Path]:
         return [self.path] if self.path.is_file() else list_images(self.path)
 
-    def open(self) -> Frames:
-        return VideoFrames(self.path) if self.path.is_file() else FolderFrames(list_images(self.path))
-
 
 def find_raw_clips(source: Path) -> list[RawClip]:
     """The clips in `source` or, where there are such folders, in its `train` and `test`. Raises DataError for none."""
     if source.is_file():
         return [RawClip(source.stem, source, "")]
     roots = [(source / split, split) for split in SPLITS if (source / split).is_dir()] or [(source, "")]
-    clips = []
-    for root, split in roots:
-        for path in sorted(root.iterdir(), key=lambda p: natural_key(p.name)) if root.is_dir() else ():
-            if path.name.startswith("."):
-                continue
-            is_video = path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES
-            has_pictures = path.is_dir() and any(p.suffix.lower() in IMAGE_SUFFIXES for p in path.iterdir())
-            if is_video or has_pictures:
-                clips.append(RawClip(path.stem if is_video else path.name, path, split))
+    clips = [RawClip(*clip, split) for root, split in roots if root.is_dir() for clip in clips_in(root)]
     if not clips:
         raise DataError(
-            "no raw clip found", str(source), "folders of pictures or video files, below train and test or not",
+            "no raw clip found", str(source), "folders of images or video files, with or without train/ and test/",
             "correct --source",
         )  # fmt: skip
     twice = [name for name, count in Counter(clip.name for clip in clips).items() if count > 1]
@@ -101,11 +50,11 @@ def find_raw_clips(source: Path) -> list[RawClip]:
 
 
 class LightPath:
-    """The grey light between the frames of a clip, at the resolution of the spike camera.
+    """The grey light at any time between the frames of a clip, at the resolution of the spike camera.
 
-    frames: the clip; size: (h, w) of the spike camera, a whole fraction of the frames'.
-    gamma: display values are raised to it (1: the sensor integrates display values, as most simulators do).
-    method: "flow" moves pixels along the optical flow (DIS) between neighbouring frames, "linear" fades.
+    size: (h, w) of the spike camera; the frame size is a multiple of it.
+    gamma: exponent from display values to light (1: the sensor integrates display values, as most simulators do).
+    method: "flow" warps along the optical flow (DIS) between neighbouring frames, "linear" blends them.
     """
 
     def __init__(self, frames: Frames, size: tuple[int, int], gamma: float, method: str) -> None:
@@ -116,7 +65,7 @@ class LightPath:
         self._dis = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
 
     def at(self, time: float) -> np.ndarray:
-        """Light (h, w) float32 at `time` in frames; before the first and after the last frame it stands still."""
+        """Light (h, w) float32 at `time` in frames; constant before the first and after the last frame."""
         time = min(max(time, 0.0), len(self.frames) - 1.0)
         index = min(int(time), max(len(self.frames) - 2, 0))
         part = time - index
@@ -146,7 +95,7 @@ class LightPath:
 
 
 def _warp(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """light at (x, y) + shift(x, y): (h, w), with shift (h, w, 2)."""
+    """Light (h, w) sampled at (x, y) + shift(x, y), with shift (h, w, 2)."""
     height, width = light.shape
     x, y = np.meshgrid(np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32))
     return cv2.remap(light, x + shift[..., 0], y + shift[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
@@ -155,7 +104,7 @@ def _warp(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
 def exposures(frames: Frames, average: int, gamma: float) -> Iterator[dict[str, np.ndarray]]:
     """The blurry and sharp frames that `average` raw frames each make: uint8 (H, W, 3) by folder name, in order.
 
-    blur: mean of the display values, as GoPro's; blur_gamma: mean in linear light; sharp: the middle raw frame.
+    blur: mean of the display values, as in GoPro; blur_gamma: mean of linear light; sharp: the middle raw frame.
     """
     curve = (np.arange(256, dtype=np.float32) / 255.0) ** np.float32(gamma)
     for first in range(0, len(frames) - average + 1, average):

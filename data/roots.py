@@ -1,4 +1,4 @@
-"""What lies below a data root: a folder of clips, or an LMDB of encoded files in the layout of BasicSR and KAIR.
+"""List and read the files of a data root: a folder of clips, or an LMDB in the layout of BasicSR and KAIR.
 
 An LMDB holds one value per file under the key "<clip>/<frame>", and beside data.mdb a meta_info.txt with one line
 "<clip>/<frame>.<ext> (<shape>) <compression>" per key. Files in it are named "<root>.lmdb::<clip>/<frame>" here.
@@ -21,7 +21,7 @@ LMDB_MARK = ".lmdb::"
 _LMDB_LINE = re.compile(r"(.+?)(?: \(.*\)(?: \d+)?)?$")  # "<key>.<ext> (<shape>) <compression>"; keys may hold blanks
 
 _environments: dict[str, Any] = {}  # LMDBs that this process has open
-_opening = threading.Lock()  # LMDB refuses to be opened twice in a process, and a check reads in several threads
+_opening = threading.Lock()  # a process may open an LMDB only once, and the data check reads in several threads
 
 
 def _close_environments() -> None:
@@ -31,17 +31,17 @@ def _close_environments() -> None:
 
 def _renew_lock() -> None:
     global _opening
-    _opening = threading.Lock()  # a thread that held it at the fork is not in the child
+    _opening = threading.Lock()  # the child lacks the thread that may have held the lock at the fork
 
 
-# A child must not use its parent's environment, and LMDB refuses to open a second one beside it.
+# A child must not use the environment of its parent, nor open a second one of the same LMDB.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_close_environments, after_in_child=_renew_lock)
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file: its name for `read_bytes`, its size in bytes and its time of change (that of the LMDB it is in)."""
+    """One file: its name for `read_bytes`, its size in bytes, and its time of change (of the whole LMDB if in one)."""
 
     path: str
     size: int
@@ -58,7 +58,7 @@ def is_lmdb(root: str) -> bool:
 def list_root(root: str, folder: str, ext: str) -> Listing:
     """The files of every clip: those in <root>/<clip>/<folder>, or in <root>/<clip> where there is no such folder.
 
-    Raises DataError for a root that cannot be read or holds no clip, and for names that nothing could be written to.
+    Raises DataError for a root that cannot be read or holds no clip, and for names unfit for output files.
     """
     listing = _list_lmdb(root, ext) if is_lmdb(root) else _list_folder(root, folder, ext)
     if not listing:
@@ -70,13 +70,16 @@ def list_root(root: str, folder: str, ext: str) -> Listing:
     return listing
 
 
-def read_bytes(path: str) -> bytes:
-    """The whole file, from disk or from an LMDB. Raises DataError with the system's reason."""
+def read_bytes(path: str, count: int = -1) -> bytes:
+    """A file on disk or in an LMDB. Raises DataError with the system's reason.
+
+    count: how many bytes are needed, -1 for all; values of an LMDB come whole.
+    """
     if LMDB_MARK in path:
         return _read_lmdb(path)
     try:
         with open(path, "rb") as file:
-            return file.read()
+            return file.read(count)
     except OSError as e:
         raise unreadable(path, e.strerror or str(e)) from e
 
@@ -114,7 +117,7 @@ def _list_frames(clip: str, folder: str, ext: str) -> dict[str, FileEntry]:
 def _entry(entry: os.DirEntry[str]) -> FileEntry:
     try:
         about = entry.stat()
-    except OSError as e:  # a link whose target is gone, for one
+    except OSError as e:  # for instance a link whose target is gone
         raise unreadable(entry.path, e.strerror or str(e)) from e
     return FileEntry(entry.path, about.st_size, about.st_mtime_ns)
 
@@ -138,7 +141,7 @@ def _list_lmdb(root: str, ext: str) -> Listing:
             for key in keys:
                 clip, _, stem = key.rpartition("/")
                 value = transaction.get(key.encode())
-                # A listed key without a value shows as an empty file, which no check lets pass.
+                # A listed key without a value appears as an empty file, which every check refuses.
                 entry = FileEntry(f"{root}::{key}", 0 if value is None else len(value), changed_ns)
                 listing.setdefault(clip or Path(root).stem, {})[stem] = entry
     finally:
@@ -160,7 +163,7 @@ def _read_lmdb(path: str) -> bytes:
 
 def _open_lmdb(root: str) -> Any:
     try:
-        import lmdb  # only where it is used: the other backends do without
+        import lmdb  # an optional package
     except ImportError as e:
         raise OptionError(
             'io_backend.type "lmdb" needs the package lmdb', "io_backend.type", "an installed lmdb", "pip install lmdb"

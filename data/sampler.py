@@ -1,4 +1,4 @@
-"""Which rank sees which sample when: a function of (seed, epoch) alone, so that a run can go on from any batch."""
+"""The order of the training samples and their ranks, a function of (seed, epoch), so a run can resume at any batch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     """Yields (epoch, index) for one rank.
 
     The order of an epoch is one permutation P of all samples, drawn from (seed, epoch). Global batch b is
-    P[b G : (b + 1) G] with G = world_size * batch_size, of which rank r takes every world_size-th from r on: the same
-    samples meet in a step whatever the number of ranks, as long as G stays. An incomplete last batch is left out.
+    P[b G : (b + 1) G] with G = world_size * batch_size; rank r takes every world_size-th of it from r on. So a step has
+    the same samples for any number of ranks with the same G. An incomplete last batch is dropped.
 
-    `epoch` travels with the index because persistent workers never see later changes of the dataset object.
-    Set `start_batch` to the next global batch to go on in the middle of an epoch; `set_epoch` puts it back to 0.
+    The index comes with `epoch` because persistent workers do not see later changes of the dataset object.
+    Set `start_batch` to the next global batch to resume within an epoch; `set_epoch` resets it to 0.
     Raises OptionError where the dataset cannot fill one global batch.
     """
 
@@ -50,13 +50,13 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         self.epoch, self.start_batch = epoch, 0
 
     def order(self) -> np.ndarray:
-        """(dataset_len,) the sample indices in the order of this epoch, over all ranks."""
+        """(dataset_len,) sample indices of all ranks in the order of this epoch."""
         if not self.shuffle:
             return np.arange(self.dataset_len)
         return np.random.default_rng([self.seed, self.epoch]).permutation(self.dataset_len)
 
     def __len__(self) -> int:
-        """Samples that this rank will still yield in this epoch."""
+        """How many samples this rank has left in this epoch."""
         return (self.batches_per_epoch - self.start_batch) * self.batch_size
 
     def __iter__(self) -> Iterator[tuple[int, int]]:

@@ -17,8 +17,8 @@ DATASETS = Registry("dataset", "dataset_type", base=LoaderOptions)
 def build_dataset(section: LoaderOptions | Mapping[str, Any], split: str, seed: int) -> Dataset:
     """The dataset of a `datasets.<split>` section, or of a mapping with its keys (for notebooks).
 
-    seed: all random draws of a sample follow from (seed, epoch, index).
-    Raises OptionError for a dataset of the other kind, DataError (with all problems) for wrong files.
+    seed: the random numbers of a sample depend only on (seed, epoch, index).
+    Raises OptionError for a dataset of the other split, DataError (with all problems) for wrong files.
     """
     section = DATASETS.resolve(section, f"datasets.{split}")
     name = section.dataset_type

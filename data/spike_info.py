@@ -1,4 +1,4 @@
-"""dataset.json: what the scripts that make spike data say of it, so that an option file need not repeat it."""
+"""dataset.json: the properties of spike data that need not be repeated in option files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIGHTS = ("linear", "display")
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The contents of a dataset.json; None where it says nothing.
+    """The contents of a dataset.json; None for what it does not contain.
 
     h, w: size of a spike plane. flip: rows are stored bottom first. planes: planes per file. gt_plane: the plane at
     which the sharp frame was taken. rate: spikes per tick at full light. light: what the sensor integrated, "linear"
@@ -41,9 +41,9 @@ class DatasetInfo:
         return self.clips.get(clip, {}).get("planes", self.planes)
 
     def fewest_planes(self, clip: str, planes: int) -> int:
-        """How few planes the last file of a clip may hold where the others hold `planes`.
+        """The fewest planes that the last file of a clip may hold where the others hold `planes`.
 
-        No light is known after the last raw frame: the planes interpolated behind it are missing and, where sharp
+        The light after the last raw frame is unknown: the planes interpolated after it are missing and, where sharp
         frames are later than the middle of their exposure, so are those of the raw frames that would follow.
         """
         late = max(self.clips.get(clip, {}).get("offset", 0), 0)
@@ -66,8 +66,18 @@ def gopro_gt_plane(clip: str, planes: int) -> int | None:
     return 4 * n - 4 if n and 8 * n - 7 <= planes <= 8 * n else None
 
 
+def nearest_info(path: Path) -> DatasetInfo:
+    """The dataset.json of the data set that a spike file or folder is part of; empty where there is none.
+
+    Layout: <root>/<split>/<clip>/spike/<file>.
+    """
+    above = path.resolve().parents
+    places = [path, *above[:3]] if path.is_dir() else [path.parent, *above[:4]]
+    return next((info for info in (load_info(str(place)) for place in places) if info.path), DatasetInfo())
+
+
 def load_info(dataroot_spike: str) -> DatasetInfo:
-    """The dataset.json in the spike folder or in the one above it (which holds the splits); empty where there is none.
+    """The dataset.json in the spike folder or its parent (which holds the splits); empty where there is none.
 
     Raises DataError for a file that is no JSON object of this format.
     """

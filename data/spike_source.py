@@ -1,4 +1,4 @@
-"""The `spike` section of a dataset: where the planes are, what they mean, and how they become channels."""
+"""The `spike` section of a dataset: the geometry of the planes, what they mean, and their representation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for _name, _known in rp.REPRESENTATIONS.items():
 
 
 class SpikeFiles(Protocol):
-    """Where streams are read from: files on disk, an LMDB or a clip cache."""
+    """The part of an io backend that reads spike streams."""
 
     def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
         """All planes of one frame's file within the crop: (T, h, w) uint8 in {0, 1}."""
@@ -41,7 +41,7 @@ class SpikeFiles(Protocol):
 
 @contextmanager
 def spike_errors_as_data_errors() -> Iterator[None]:
-    """The spike library's errors become the project's, with the same four parts."""
+    """Raise a SpikeFileError, which data/spike raises, as a DataError with the same four parts."""
     try:
         yield
     except SpikeFileError as e:
@@ -53,15 +53,15 @@ class DatSpikes:
     """Bit-packed .dat files, one per RGB frame.
 
     h, w, flip, rate, light: null takes them from dataset.json beside the spikes; a value that differs from it is an
-    error. A rate that neither gives is 1: firing rates stay undivided.
-    head_columns: columns without picture at the end of each line (16 for 416-wide files).
-    rate "match": measured in each sample, from the blurry frame's brightness; needs no knowledge of the camera.
-    light: what the sensor integrated, linear light (as cameras do; the default) or "display", the values of gamma 2.2
-    that pictures hold (as the simulators of Spk-GoPro, S-SDM and Spike-Zoo do); "match" and gamma depend on it.
-    center: the plane that stands for the sharp frame: "gt" (dataset.json, or 4n - 4 for Spk-GoPro clips), "file"
-    (the middle of each file; for all but voxel T // 2) or a number. remainder: what to do with bytes after the last
-    whole plane. gamma: representations that are proportional to light give linear light raised to 1 / gamma (2.2: as
-    displays show it). resize: how channels reach the RGB grid; "nearest" keeps raw planes binary.
+    error. A rate that is given nowhere is 1: firing rates are then not divided.
+    head_columns: columns without image at the end of each line (16 for 416-wide files).
+    rate "match": measured in each sample from the brightness of the blurry frame; the camera may be unknown.
+    light: what the sensor integrated, linear light (as cameras do; the default) or "display", display values of gamma
+    2.2 (as the simulators of Spk-GoPro, S-SDM and Spike-Zoo do); "match" and gamma depend on it.
+    center: the plane of the sharp frame: "gt" (dataset.json, or 4n - 4 for Spk-GoPro clips), "file" (the middle of
+    each file; for all but voxel T // 2) or a number. remainder: what to do with bytes after the last whole plane.
+    gamma: representations that are proportional to light give linear light raised to 1 / gamma (2.2: display values).
+    resize: interpolation of the channels to the RGB grid; "nearest" keeps raw planes binary.
     A key that has no effect on the chosen representation is an error.
     """
 
@@ -81,19 +81,17 @@ class DatSpikes:
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
         height, width = _agreed("h", h, info, None), _agreed("w", w, info, None)
-        if head_columns < 0 or height < 1 or width < 1 or height * (width + head_columns) % 8:
-            raise OptionError(
-                f"a spike plane of {height} x {width} + {head_columns} pixels cannot be packed", "spike.h, spike.w",
-                "positive sizes with h x (w + head_columns) divisible by 8", "correct spike.h and spike.w",
-            )  # fmt: skip
-        self.geometry = SpikeGeometry(height, width, _agreed("flip", flip, info, True), head_columns)
+        try:
+            self.geometry = SpikeGeometry(height, width, _agreed("flip", flip, info, True), head_columns)
+        except SpikeFileError as e:
+            raise OptionError(e.what, "spike.h, spike.w, spike.head_columns", e.expected, "correct them") from e
         self.rate = "match" if rate == "match" else float(_agreed("rate", rate, info, 1.0))
         self.light = _agreed("light", light, info, "linear")
         if gamma <= 0 or (self.rate != "match" and self.rate <= 0):
             raise OptionError(f"spike.rate is {self.rate}, spike.gamma {gamma}", "spike", "numbers > 0", "correct them")
         self.info, self.center, self.remainder, self.gamma = info, center, remainder, gamma
         self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
-        self.name, self.options = _named(representation)
+        self.name, self.options = _name_and_options(representation)
         self.channels = channels_of(representation)
         self.ignored = rp.REPRESENTATIONS[self.name].ignored(**self.options)
         given = {"rate": rate is not None, "light": light is not None, "gamma": gamma != 1.0, "center": center != "gt"}
@@ -102,12 +100,12 @@ class DatSpikes:
         self.is_rate_known = "rate" in self.ignored or (rate if rate is not None else info.rate) is not None
 
     def ratio(self, size: tuple[int, int]) -> int | None:
-        """RGB pixels per spike pixel for low-quality frames of `size` (H, W); None where it is no whole number."""
+        """RGB pixels per spike pixel for lq frames of `size` (H, W); None where it is not a whole number."""
         across, rest = divmod(size[1], self.geometry.width)
         return across if across and not rest and size[0] == across * self.geometry.height else None
 
     def center_plane(self, clip: str, planes: int) -> float:
-        """The instant of the sharp frame in a file of `planes` planes; x.5 lies between two planes.
+        """The time of the sharp frame in a file of `planes` planes, in planes; x.5 lies between two.
 
         Raises OptionError where it is unknown.
         """
@@ -126,9 +124,8 @@ class DatSpikes:
     def rate_of(self, stream: np.ndarray, frame: np.ndarray) -> float:
         """Spikes per plane at full light. stream (T, h, w); frame (H, W, 3) uint8, B, G, R: its blurry frame.
 
-        With rate "match" it is measured: both have seen the same light during the exposure, the frame as display
-        values of gamma 2.2, the spikes as `light` says. So neither the threshold nor the gain of the camera need be
-        known.
+        With rate "match" it is measured: during the exposure both recorded the same light, the frame as display
+        values of gamma 2.2, the spikes as given by `light`. So the threshold and the gain of the camera may be unknown.
         """
         if self.rate != "match":
             return self.rate
@@ -140,7 +137,7 @@ class DatSpikes:
         """Stream (T, h, w) of one file, as recorded -> (S, h, w) float32.
 
         rate: spikes per plane at full light, from `rate_of`.
-        reverse: the channels of the reversed stream, for a clip that is played backwards.
+        reverse: the channels of the time-reversed stream, for a clip that is played backwards.
         """
         center = self.center_plane(clip, len(stream))
         try:
@@ -168,16 +165,15 @@ class DatSpikes:
         reverse: bool = False,
         camera: CameraDraw | None = None,
     ) -> np.ndarray:
-        """The channels of one frame's file within the rectangle of `aug`: (S, aug.height, aug.width) float32.
+        """The channels of one frame's file within the crop of `aug`, not flipped: (S, aug.height, aug.width) float32.
 
         picture: the blurry frame there, (aug.height, aug.width, 3) uint8, B, G, R.
-        reverse: time runs backwards within the frame. `aug` only says where to cut: turning comes afterwards.
-        camera: another camera than the one that recorded the file.
-        Only the rectangle's planes are unpacked, with one spike pixel around it, so that resizing gives
-        to the pixel what it would have given on the whole picture.
+        reverse: time runs backwards within the frame. camera: a simulated camera, None for the recording one.
+        Only the crop is unpacked, with a border of one spike pixel, so that resizing gives exactly the pixels that it
+        gives on the whole plane.
         """
         ratio = self.ratio(clip.size)
-        crop, inner = _with_border(aug, ratio, self.geometry)
+        crop, inner = _crop_with_border(aug, ratio, self.geometry)
         with spike_errors_as_data_errors():
             stream = files.stream(clip, frame, self, crop)
         if len(stream) != clip.planes[frame]:
@@ -204,7 +200,7 @@ class DatSpikes:
 def build_spikes(section: Any, dataroot_spike: str, where: str) -> DatSpikes:
     """The spike source of a dataset section, completed with the data's dataset.json. where: for messages.
 
-    Raises DataError where neither the options nor a folder of spikes say how large a plane is.
+    Raises DataError where neither the options nor a folder of spikes give the size of a plane.
     """
     if section.h is None and not os.path.isdir(dataroot_spike):
         raise DataError(
@@ -216,10 +212,10 @@ def build_spikes(section: Any, dataroot_spike: str, where: str) -> DatSpikes:
 
 
 def describe_spikes(section: Any, dataroot_spike: str) -> dict[str, Any]:
-    """What a spike section and its data's dataset.json say of the spikes, for those who get the weights.
+    """Properties of the training spikes, from the spike section and dataset.json, that are stored with the weights.
 
-    rate: spikes per plane at full light, "match", or None where it is unknown and firing rates stay undivided.
-    light: "linear" or "display". center: of the section; planes, gt_plane: of most files, where dataset.json says.
+    rate: spikes per plane at full light, "match", or None where it is unknown and firing rates are not divided.
+    light: "linear" or "display". center: of the section; planes, gt_plane: of most files, from dataset.json.
     """
     info = load_info(dataroot_spike)
     return {
@@ -230,11 +226,11 @@ def describe_spikes(section: Any, dataroot_spike: str) -> dict[str, Any]:
 
 
 def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str) -> tuple[DatSpikes, str]:
-    """The source of a user's spikes for a network of `section`; and what is assumed of them, "" for nothing.
+    """The source of a user's spikes for a network of `section`, and a text on what is assumed, "" for nothing.
 
     trained: `describe_spikes` of the training data, None where it is not known. Where neither the user nor
-    dataset.json give the light, it is the training's; where they do not give the rate, it is measured ("match"), but
-    for a network that learned from undivided firing rates, which needs none.
+    dataset.json gives the light, it is that of the training. Where they do not give the rate, it is measured
+    ("match"), except for a network that learned from undivided firing rates, which needs none.
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     if "rate" in source.ignored:
@@ -253,30 +249,29 @@ def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo,
 
 
 def channels_of(representation: dict[str, Any] | str) -> int:
-    """S of a spike.representation section. Raises OptionError for options that do not go together."""
-    name, options = _named(representation)
+    """S of a spike.representation section. Raises OptionError for options that contradict one another."""
+    name, options = _name_and_options(representation)
     try:
-        count = rp.channel_count(name, **options)
+        return rp.channel_count(name, **options)
     except ValueError as e:
         raise OptionError(
             f"spike.representation {name} cannot be made: {e}", "spike.representation",
             str(inspect.signature(rp.REPRESENTATIONS[name].function)), "correct its options",
         ) from e  # fmt: skip
-    return count
 
 
-def _named(representation: Any) -> tuple[str, dict[str, Any]]:
+def _name_and_options(representation: Any) -> tuple[str, dict[str, Any]]:
     """(name, options) of a spike.representation section."""
     options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
     return options.pop("type"), options
 
 
 def _agreed(key: str, option: Any, info: DatasetInfo, default: Any) -> Any:
-    """The option, or dataset.json's value, or the default; OptionError where they conflict or are all missing."""
+    """The option, else the value of dataset.json, else the default. Raises OptionError for a conflict or no value."""
     recorded = getattr(info, key)
     if option is not None and recorded is not None and option != recorded:
         raise OptionError(
-            f"spike.{key} is {option}, the data say {recorded}", info.path, f"the same {key} in both",
+            f"spike.{key} is {option}, dataset.json has {recorded}", info.path, f"the same {key} in both",
             f"remove spike.{key} from the options, or correct dataset.json",
         )  # fmt: skip
     value = next((v for v in (option, recorded, default) if v is not None), None)
@@ -294,13 +289,13 @@ def _check_effect(name: str, options: dict[str, Any], keys: list[str]) -> None:
         names = ", ".join(f"spike.{key}" for key in keys)
         chosen = ", ".join([name, *(f"{key} {value}" for key, value in options.items())])
         raise OptionError(
-            f"{names} has no effect on spike.representation {chosen}", names, "keys that the representation honours",
+            f"{names} has no effect on spike.representation {chosen}", names, "keys that the representation uses",
             "remove it, or choose another representation",
         )  # fmt: skip
 
 
-def _with_border(aug: Augment, ratio: int, geometry: SpikeGeometry) -> tuple[Crop, tuple[slice, slice]]:
-    """The spike rectangle of `aug` with one pixel around where there is one, and `aug` within its enlargement."""
+def _crop_with_border(aug: Augment, ratio: int, geometry: SpikeGeometry) -> tuple[Crop, tuple[slice, slice]]:
+    """The crop of `aug` in spike pixels with a border of one pixel, and where `aug` lies in it on the RGB grid."""
     spans, inner = [], []
     for start, length, limit in (
         (aug.top // ratio, aug.height // ratio, geometry.height),

@@ -38,9 +38,9 @@ def test_turning_before_or_after_channels_are_stacked_is_the_same(hflip, vflip, 
     frames = np.random.default_rng(0).random((2, 3, 4, 4))
     aug = Augment(0, 0, 4, 4, hflip, vflip, transpose)
 
-    turned = aug.turn(frames)
+    turned = aug.flip(frames)
     assert turned.flags.c_contiguous
-    assert np.array_equal(turned[1, 2], aug.turn(frames[1, 2]))
+    assert np.array_equal(turned[1, 2], aug.flip(frames[1, 2]))
     expected = frames[..., ::-1] if hflip else frames
     expected = expected[..., ::-1, :] if vflip else expected
     assert np.array_equal(turned, expected.swapaxes(2, 3) if transpose else expected)
@@ -50,4 +50,4 @@ def test_a_larger_picture_is_cut_at_the_same_place():
     small = np.arange(24).reshape(4, 6)
     large = np.kron(small, np.ones((3, 3)))
     aug = Augment(1, 2, 2, 3)
-    assert np.array_equal(aug.cut(large, 3)[::3, ::3], aug.cut(small))
+    assert np.array_equal(aug.crop(large, 3)[::3, ::3], aug.crop(small))

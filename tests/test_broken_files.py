@@ -48,7 +48,7 @@ def test_a_frame_of_another_size_is_an_error(tmp_path):
     write_info(tmp_path)
     path = tmp_path / "GOPRO_Large/train/clip0/sharp/000001.png"
     cv2.imwrite(str(path), np.zeros((8, 8, 3), np.uint8))
-    with pytest.raises(DataError, match="picture of 8 x 8"):
+    with pytest.raises(DataError, match="frame of 8 x 8"):
         build(tmp_path, num_frame=6)[(0, 0)]
 
 

@@ -55,7 +55,7 @@ def test_a_cache_of_chosen_clips_holds_only_these(root):
     make_cache(root, meta_info_file=str(root / "meta.txt"))
 
     assert len(cached(root, meta_info_file=str(root / "meta.txt"))) == 3
-    with pytest.raises(DataError, match="another choice of clips"):
+    with pytest.raises(DataError, match="another selection of clips"):
         cached(root)
 
 

@@ -241,7 +241,7 @@ def test_the_representation_uses_rate_and_centre_of_the_data(clips, tmp_path):
 
 def test_what_dataset_json_says_may_be_repeated_but_not_contradicted(clips):
     build(clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})
-    with pytest.raises(OptionError, match=r"spike.h is 16, the data say 8"):
+    with pytest.raises(OptionError, match=r"spike.h is 16, dataset.json has 8"):
         build(clips, spike={"type": "dat", "h": 16, "w": 12})
 
 

@@ -92,7 +92,7 @@ def test_names_of_an_lmdb_that_lead_out_of_the_results_are_refused(root, name):
 def test_the_backend_and_the_roots_must_agree(root):
     with pytest.raises(OptionError, match="a dataroot is an LMDB"):
         build(root, **roots(root, "lq"))
-    with pytest.raises(OptionError, match="no dataroot is one"):
+    with pytest.raises(OptionError, match="no dataroot is an LMDB"):
         build(root, io_backend={"type": "lmdb"})
     with pytest.raises(OptionError, match=r"io_backend\.type is 'lmbd'.*"):
         build(root, io_backend={"type": "lmbd"})

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from data.alignment import find_offset
+from data.pictures import Pictures
 from data.pool import run_all
-from data.raw_video import FolderFrames, LightPath, RawClip
+from data.raw_video import LightPath, RawClip
 from data.select_dataset import build_dataset
 from data.spike.represent import represent
 from data.spike.stream import SpikeGeometry, read_dat
@@ -21,7 +22,6 @@ from scripts.prepare_gopro_spike import choose_splits
 from tests.clip_files import check
 from utils.errors import DataError
 from utils.files import MARK
-from utils.image import list_images
 from utils.options.load import load_options
 from utils.video import VideoWriter
 
@@ -220,14 +220,14 @@ def test_the_true_raw_frame_is_found_among_frames_that_were_coded_again(raw, tmp
     noise = np.random.default_rng(0).normal(0, 3, frames.shape)
     noisy = np.clip(frames + noise, 0, 255).astype(np.uint8)
     write_folder(tmp_path / "sharp", frames[4::3][:10])
-    sharp = FolderFrames(list_images(tmp_path / "sharp"))
+    sharp = Pictures(tmp_path / "sharp")
     assert find_offset(Still(noisy), sharp, 3, "clip", "here") == 3
     assert find_offset(Still(noisy), sharp, 3, "clip", "here", given=3) == 3
     with pytest.raises(DataError, match="at offset"):
         find_offset(Still(noisy), sharp, 3, "clip", "here", given=2)
     still = np.repeat(frames[:1], 40, axis=0)  # nothing moves: every raw frame fits, the expected one is taken
     write_folder(tmp_path / "still", still[:10])
-    assert find_offset(Still(still), FolderFrames(list_images(tmp_path / "still")), 3, "clip", "here") == 0
+    assert find_offset(Still(still), Pictures(tmp_path / "still"), 3, "clip", "here") == 0
 
 
 def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsys):

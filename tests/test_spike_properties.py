@@ -71,7 +71,7 @@ def test_cutting_and_turning_before_representing_equals_doing_it_after(data, cho
     aug = Augment(c.top, c.left, c.height, c.width, *turns)
 
     def change(planes):
-        return aug.turn(planes[:, c.top : c.top + c.height, c.left : c.left + c.width])
+        return aug.flip(planes[:, c.top : c.top + c.height, c.left : c.left + c.width])
 
     before = represent(name, change(stream), 15, rate=0.6, gamma=2.2, **options)
     after = change(represent(name, stream, 15, rate=0.6, gamma=2.2, **options))

@@ -82,7 +82,7 @@ def test_light_decides_what_match_and_gamma_do(tmp_path):
             source[light].gamma = gamma
             assert source[light].represent(stream, "clip0", "", rate).mean() == pytest.approx(value, abs=0.002)
     write_info(tmp_path, light="display")
-    with pytest.raises(OptionError, match=r"spike\.light is linear, the data say display"):
+    with pytest.raises(OptionError, match=r"spike\.light is linear, dataset.json has display"):
         build(tmp_path, "test", spike={**spike, "light": "linear"})
 
 

@@ -86,7 +86,7 @@ def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
     assert f'"light": "{light}", "rate": 0.5' in capsys.readouterr().out
     cv2.imwrite(str(tmp_path / "b.png"), np.full((64, 64), 128, np.uint8))
     assert tool("info", tmp_path / "a.dat", "--size", 64, 64, "--picture", tmp_path / "b.png") == 0
-    assert "does not tell which light" in capsys.readouterr().out
+    assert "does not show which light" in capsys.readouterr().out
 
 
 def test_view_writes_a_moving_preview(tmp_path):
