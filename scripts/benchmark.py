@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measure: python scripts/benchmark.py net|train|data|threads|... [--help]. Prints a table; --json FILE writes JSON.
+"""Benchmarks: python scripts/benchmark.py net|train|data|threads|... [--help]. Prints tables; --json FILE writes JSON.
 
-A subcommand is a module scripts/benchmark_<anything>.py with a dict SUBCOMMANDS: name -> (help, add_arguments(parser),
-run(args) -> dict). `run` prints its own tables; what it returns is the JSON.
+A module scripts/benchmark_<name>.py adds subcommands in a dict SUBCOMMANDS: name -> (help, add_arguments(parser),
+run(args) -> dict). `run` prints its tables and returns the contents of the JSON file.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.benchmark_tools import environment
-from utils.errors import SpikeVRTError
+from scripts.exit_codes import with_exit_code
 from utils.files import refuse_existing, write_whole
 
 
+@with_exit_code
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -31,13 +32,9 @@ def main(argv: list[str]) -> int:
             sub.add_argument("--json", type=Path, help="write the numbers to this file")
             sub.set_defaults(run=run)
     args = parser.parse_args(argv)
-    try:
-        if args.json:
-            refuse_existing(args.json, "--json")
-        numbers = args.run(args)
-    except SpikeVRTError as e:
-        print(e, file=sys.stderr)
-        return e.exit_code
+    if args.json:
+        refuse_existing(args.json, "--json")
+    numbers = args.run(args)
     result = {"command": " ".join(argv), **environment(), **numbers}
     if args.json:
         write_whole(args.json, (json.dumps(result, indent=2) + "\n").encode())

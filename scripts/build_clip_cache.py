@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write the clips of an option file as raw arrays, of which training then reads only the crops it needs.
+"""Write the clips of an option file as raw arrays, from which training reads only the crops it needs.
 
-Afterwards set  "io_backend": {"type": "cache", "path": DIR}  in that dataset section. A cache whose source has
-changed is refused when a run starts; build it again then. Re-running after an interruption goes on.
+Afterwards set  "io_backend": {"type": "cache", "path": DIR}  in that dataset section. A run refuses a cache whose
+source has changed since; build it again then. After an interruption, the same command continues.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from tqdm import tqdm
 
 from data.clip_cache import build_cache
 from main_train_vrt import PARTS
-from utils.errors import OptionError, SpikeVRTError
+from scripts.exit_codes import with_exit_code
+from utils.errors import OptionError
 from utils.options.load import load_options
 
 
+@with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--opt", required=True, help="option file")
@@ -28,21 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", required=True, help="folder of the cache; replaced when the new one is complete")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     command = parser.parse_args(arguments)
-    try:
-        opt = load_options(command.opt, command.overrides, parts=PARTS)
-        section = getattr(opt.datasets, command.split)
-        if section is None:
-            raise OptionError(
-                f"datasets.{command.split} is empty",
-                command.opt,
-                "a section to build a cache of",
-                "choose another split",
-            )
-        with tqdm(desc=f"cache {command.split}", unit=" clips") as bar:
-            clips = build_cache(section.constructor.source(section), command.out, lambda clip: bar.update())
-    except SpikeVRTError as e:
-        print(e, file=sys.stderr)
-        return e.exit_code
+    opt = load_options(command.opt, command.overrides, parts=PARTS)
+    section = getattr(opt.datasets, command.split)
+    if section is None:
+        what = f"datasets.{command.split} is empty"
+        raise OptionError(what, command.opt, "a section to build a cache of", "choose another split")
+    with tqdm(desc=f"cache {command.split}", unit=" clips") as bar:
+        clips = build_cache(section.constructor.source(section), command.out, lambda clip: bar.update())
     size = sum(file.stat().st_size for file in Path(command.out).rglob("*") if file.is_file())
     print(f"{len(clips)} clips, {size / 1e9:.2f} GB in {command.out}")
     print(f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": "{command.out}"}}')

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check the data of an option file: all clips, all problems in one table. Exit code 3 where there are any."""
+"""Check the data of an option file and list all problems in one table. Exit code 3 if there are any."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tqdm import tqdm
 
 from data.preflight import Report, raise_problems
 from main_train_vrt import PARTS
-from utils.errors import SpikeVRTError
+from scripts.exit_codes import with_exit_code
 from utils.options.load import load_options
 
 
 def describe(report: Report) -> str:
-    """The folders of a split and a table of its sound clips."""
+    """The folders of a split and a table of its clips without problems."""
     lines = [f"{report.split}: {report.counts()}"]
     lines += [f"  {kind:6} {root}/{names}" for kind, (root, names) in report.places.items()]
     width = max([4, *(len(clip.name) for clip in report.clips)])
@@ -27,29 +27,26 @@ def describe(report: Report) -> str:
         planes = "-".join(str(p) for p in sorted({min(clip.planes), max(clip.planes)})) if clip.planes else "none"
         lq, gt = (f"{h} x {w}" for h, w in (clip.size, clip.gt_size))
         lines.append(f"  {clip.name:{width}}  {len(clip):6}  {clip.stems[0]:>6} {lq:>12} {gt:>12}  {planes}")
-    lines += [f"  odd: {warning}" for warning in report.warnings]
+    lines += [f"  warning: {warning}" for warning in report.warnings]
     return "\n".join(lines)
 
 
+@with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--opt", required=True, help="option file")
-    parser.add_argument("--decode", action="store_true", help="decode every picture (finds flipped bits; slow)")
+    parser.add_argument("--decode", action="store_true", help="decode every image (finds flipped bits; slow)")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     command = parser.parse_args(arguments)
-    try:
-        opt = load_options(command.opt, command.overrides, parts=PARTS)
-        reports = []
-        for split, section in opt.datasets:
-            if section is not None:
-                with tqdm(desc=f"check {split}", unit=" pictures", disable=None) as bar:
-                    how = {"decode": command.decode, "progress": bar.update}
-                    reports.append(section.constructor.check(section, split, **how))
-                print(describe(reports[-1]))
-        raise_problems(reports, shown=sys.maxsize)
-    except SpikeVRTError as e:
-        print(e, file=sys.stderr)
-        return e.exit_code
+    opt = load_options(command.opt, command.overrides, parts=PARTS)
+    reports = []
+    for split, section in opt.datasets:
+        if section is not None:
+            with tqdm(desc=f"check {split}", unit=" images", disable=None) as bar:
+                report = section.constructor.check(section, split, decode=command.decode, progress=bar.update)
+            print(describe(report))
+            reports.append(report)
+    raise_problems(reports, shown=sys.maxsize)
     print("no problem found")
     return 0
 

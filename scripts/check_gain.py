@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Did a run learn to restore? Exit code 1 where its last validation gains less than --at-least dB over its input.
+"""Check that a run has learned: exit code 1 where its last validation gains less than --at-least dB over its input.
 
     python scripts/check_gain.py experiments/000_train_vrt_sample_rgbspike --at-least 3
 
@@ -14,22 +14,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.errors import DataError, SpikeVRTError
+from scripts.exit_codes import with_exit_code
+from utils.errors import DataError
 from utils.run.curves import read_history
 
 TAGS = ("val/psnr", "val/psnr_input")
 
 
+@with_exit_code
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--at-least", type=float, default=3.0, metavar="DB", help="default %(default)s")
     args = parser.parse_args(argv)
-    try:
-        step, restored, blurry = last_validation(args.run)
-    except SpikeVRTError as e:
-        print(e, file=sys.stderr)
-        return e.exit_code
+    step, restored, blurry = last_validation(args.run)
     is_enough = restored - blurry >= args.at_least  # False also for NaN
     print(
         f"gain after {step} iterations: {restored - blurry:+.2f} dB, "
@@ -39,7 +37,7 @@ def main(argv: list[str]) -> int:
 
 
 def last_validation(run: Path) -> tuple[int, float, float]:
-    """(iteration, PSNR of the restored clips, PSNR of the blurry ones). Raises DataError where there was none."""
+    """(iteration, PSNR of the restored clips, PSNR of the blurry ones). Raises DataError without a validation."""
     history = read_history(run)
     if not all(history.get(tag) for tag in TAGS):
         raise DataError("the run has no validation", str(run), " and ".join(TAGS), "let it train to its end")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Do two runs learn alike? Their smoothed loss curves, their difference, and how far two seeds differ.
+"""Compare the smoothed loss curves of two runs, and their difference with that between seeds.
 
     python scripts/compare_runs.py experiments/fp32 experiments/bf16 --noise experiments/seed1 --out docs/benchmarks/amp
 
-A run is its folder or its training_history.json. --noise: the first run once more with another train.manual_seed, and
-with nothing else changed; more than one may be given. Writes OUT.png and OUT.json, prints a table. Exit code 1 where
-the difference is larger than the noise.
+A run is given by its folder or its training_history.json. --noise: one or more repetitions of the first run with
+another train.manual_seed. Writes OUT.png and OUT.json, prints a table. Exit code 1 where the difference is larger than
+that between seeds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from scripts.benchmark_tools import table
-from utils.errors import DataError, SpikeVRTError
+from scripts.exit_codes import with_exit_code
+from utils.errors import DataError
 from utils.files import refuse_existing, write_whole
 from utils.run.curves import read_history, run_name
 
 
+@with_exit_code
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reference", type=Path)
@@ -39,13 +41,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--smooth", type=int, default=5, help="log entries in a running mean (default %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     args = parser.parse_args(argv)
-    try:
-        for suffix in (".json", ".png"):
-            refuse_existing(args.out.with_suffix(suffix), "--out")
-        steps, curves = aligned([args.reference, args.other, *args.noise], args.tag, args.smooth)
-    except SpikeVRTError as e:
-        print(e, file=sys.stderr)
-        return e.exit_code
+    for suffix in (".json", ".png"):
+        refuse_existing(args.out.with_suffix(suffix), "--out")
+    steps, curves = aligned([args.reference, args.other, *args.noise], args.tag, args.smooth)
     names = [run_name(run) for run in (args.reference, args.other)]
     result = {"tag": args.tag, "runs": names, "smooth": args.smooth, **compare(curves)}
     write_whole(args.out.with_suffix(".json"), (json.dumps(result, indent=2) + "\n").encode())
@@ -59,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def aligned(runs: list[Path], tag: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
-    """Steps that all runs logged, (n,), and the running mean of `tag` over `smooth` entries of each, (runs, n)."""
+    """Steps that all runs logged, (n,), and the running mean of `tag` over `smooth` entries per run, (runs, n)."""
     histories = [dict(entries_of(run, tag)) for run in runs]
     steps = sorted(set.intersection(*(set(history) for history in histories)))
     if len(steps) < smooth:
@@ -73,7 +71,7 @@ def aligned(runs: list[Path], tag: str, smooth: int) -> tuple[np.ndarray, np.nda
 
 
 def entries_of(run: Path, tag: str) -> list[list[float]]:
-    """[[step, value], ...] of one scalar. Raises DataError where the run has none of that name."""
+    """[[step, value], ...] of one scalar. Raises DataError where the run has no such scalar."""
     history = read_history(run)
     if tag not in history:
         raise DataError(f"no {tag} in {run}", "--tag", f"one of {', '.join(sorted(history))}", "choose one of these")
@@ -81,7 +79,7 @@ def entries_of(run: Path, tag: str) -> list[list[float]]:
 
 
 def compare(curves: np.ndarray) -> dict[str, Any]:
-    """Differences from the first curve, relative to it: of the second, and the largest of those after it (seeds)."""
+    """Differences from the first curve, relative to it: of the second curve, and the largest of the others (seeds)."""
     relative = (curves[1:] - curves[0]) / np.abs(curves[0])
     figures = [
         {"rms": float(np.sqrt(np.mean(d**2))), "largest": float(np.abs(d).max()), "last": float(abs(d[-1]))}

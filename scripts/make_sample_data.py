@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Make a small RGB + spike set in the GoPro layout, so that everything can be tried without a download.
+"""Make a small RGB + spike data set in the GoPro layout, for trying the project without a download.
 
-Each clip is a scene of moving textured layers with occlusion under a shaking camera. The scene is rendered once
-per spike plane, in linear light: the mean over an exposure is the blurry frame, its middle plane the sharp one,
-and the grey picture at half resolution feeds an integrate-and-fire sensor. Nothing depends on anything but the seed.
+Each clip shows moving textured layers with occlusion under a shaking camera. The scene is rendered once per spike
+plane, in linear light: the mean over an exposure is the blurry frame, its middle plane the sharp one, and the grey
+image at half resolution is the input of an integrate-and-fire sensor. The result depends on the seed only.
 """
 
 from __future__ import annotations
@@ -24,31 +24,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.spike import simulate
 from data.spike.stream import SpikeGeometry, write_dat
-from utils.errors import DataError, SpikeVRTError
+from scripts.exit_codes import with_exit_code
+from utils.errors import DataError
+from utils.image import imwrite_rgb
 
 SIZE = 128  # RGB pixels; spikes have half as many per side
 PLANES = 88  # spike planes in one exposure, as in GoPro clips of 11 frames
+GT_PLANE = PLANES // 2  # the plane of the sharp frame
 FRAMES = 12
 CLIPS = {"train": 8, "test": 2}
 RATE = 0.9
-VERSION = 2  # raised where the same seed gives other files than before (2: the sensor's modulo reset)
+VERSION = 2  # to be raised when the same seed gives other files than before (2: the sensor's modulo reset)
 INFO = "GOPRO_Large_spike_seq/dataset.json"
-MARGIN = 96  # texture around the picture for the camera to move over
+MARGIN = 96  # pixels of texture around the frame, for the motion of the camera
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A textured sheet: (N, N, 4) linear colour times opacity, and opacity; and where it is at each plane."""
+    """A textured sheet, (N, N, 4): linear colour times opacity, and opacity; and its path over the planes."""
 
     sheet: np.ndarray
     path: np.ndarray  # (planes, 3): shift x, shift y in pixels, angle in radians
 
     def at(self, plane: int) -> np.ndarray:
-        """Colour times opacity, and opacity, as the camera sees them at `plane`: (SIZE, SIZE, 4) float32."""
+        """Colour times opacity, and opacity, in the camera frame at `plane`: (SIZE, SIZE, 4) float32."""
         x, y, angle = self.path[plane]
         n, c = self.sheet.shape[0], SIZE / 2
         cos, sin = np.cos(angle), np.sin(angle)
-        # Camera pixel -> sheet pixel: turn about the middle, then shift.
+        # Camera pixel -> sheet pixel: rotate about the centre, then shift.
         inverse = np.array(
             [[cos, -sin, n / 2 + x - c * cos + c * sin], [sin, cos, n / 2 + y - c * sin - c * cos]], np.float64
         )
@@ -62,7 +65,7 @@ class Layer:
 
 
 def smooth_walk(rng: np.random.Generator, planes: int, amplitude: float, periods: tuple[float, float]) -> np.ndarray:
-    """(planes,) a sum of four sines whose periods are drawn from `periods` (in planes); peak near `amplitude`."""
+    """(planes,) sum of four sines with random periods in the range `periods` (in planes); peak near `amplitude`."""
     t = np.arange(planes)
     walk = np.zeros(planes)
     for weight in (0.4, 0.3, 0.2, 0.1):
@@ -72,7 +75,7 @@ def smooth_walk(rng: np.random.Generator, planes: int, amplitude: float, periods
 
 
 def texture(rng: np.random.Generator, n: int) -> np.ndarray:
-    """(n, n, 3) display values: coloured 1/f clouds with painted edges, smooth at the scale of one spike pixel."""
+    """(n, n, 3) display values: coloured 1/f noise with painted edges, smooth at the scale of one spike pixel."""
     frequency = np.hypot(np.fft.fftfreq(n)[:, None], np.fft.rfftfreq(n)[None])
     frequency[0, 0] = 1.0
     spectrum = frequency ** -rng.uniform(1.2, 1.6)
@@ -120,7 +123,7 @@ def blob(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def make_layers(rng: np.random.Generator, planes: int) -> list[Layer]:
-    """A background and three nearer objects; nearer sheets move more with the camera, and by themselves."""
+    """A background and three objects; nearer layers shift more with the camera, and objects also move by themselves."""
     n = SIZE + 2 * MARGIN
     periods = (3.0 * PLANES, 9.0 * PLANES)
     shake = np.stack([smooth_walk(rng, planes, 22.0, periods), smooth_walk(rng, planes, 16.0, periods)], axis=1)
@@ -137,20 +140,12 @@ def make_layers(rng: np.random.Generator, planes: int) -> list[Layer]:
 
 
 def render(layers: list[Layer], plane: int) -> np.ndarray:
-    """Linear light (SIZE, SIZE, 3) float32 that the camera sees at `plane`."""
+    """Linear light (SIZE, SIZE, 3) float32 at `plane`."""
     picture = np.zeros((SIZE, SIZE, 3), np.float32)
     for layer in layers:
         seen = layer.at(plane)
         picture = picture * (1.0 - seen[..., 3:]) + seen[..., :3]
     return np.clip(picture, 0.0, 1.0)
-
-
-def write_png(path: Path, light: np.ndarray) -> None:
-    """Write linear light (H, W, 3) in R, G, B order as a display PNG."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture = simulate.to_uint8(simulate.to_display(light))
-    if not cv2.imwrite(str(path), np.ascontiguousarray(picture[..., ::-1])):
-        raise OSError(f"cannot write {path}")
 
 
 def make_clip(root: Path, split: str, name: str, rng: np.random.Generator, frames: int) -> None:
@@ -166,19 +161,14 @@ def make_clip(root: Path, split: str, name: str, rng: np.random.Generator, frame
     spikes.mkdir(parents=True)
     for frame in range(frames):
         planes = [render(layers, frame * PLANES + plane) for plane in range(PLANES)]
-        write_png(clip / "sharp" / f"{frame:06d}.png", planes[gt_plane()])
-        write_png(clip / "blur" / f"{frame:06d}.png", np.mean(planes, axis=0))
+        for kind, light in (("sharp", planes[GT_PLANE]), ("blur", np.mean(planes, axis=0))):
+            imwrite_rgb(clip / kind / f"{frame:06d}.png", simulate.to_uint8(simulate.to_display(light)))
         grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
         write_dat(spikes / f"{frame:06d}.dat", sensor.run(grey), geometry)
 
 
-def gt_plane() -> int:
-    """The plane of a file at which its sharp frame is taken: the middle one."""
-    return PLANES // 2
-
-
 def make_sample(root: Path, seed: int = 0, clips: dict[str, int] | None = None, frames: int | None = None) -> None:
-    """Write the whole set to `root`: it appears complete or not at all. An older, unchanged set there is replaced."""
+    """Write the data set to `root`, complete or not at all. An older, unchanged one there is replaced."""
     clips, frames = clips or CLIPS, frames or FRAMES
     root.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
@@ -189,7 +179,7 @@ def make_sample(root: Path, seed: int = 0, clips: dict[str, int] | None = None, 
                 make_clip(temporary, split, f"SAMPLE{index:02d}_{split}", rng, frames)
         about = {
             "format": 1, "h": SIZE // 2, "w": SIZE // 2, "flip": True, "planes": PLANES, "rate": RATE,
-            "light": "linear", "gt_plane": gt_plane(), "gamma": 2.2, "seed": seed, "version": VERSION,
+            "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed, "version": VERSION,
             "files": sha256_of(temporary), "made_by": "scripts/make_sample_data.py",
         }  # fmt: skip
         (temporary / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -213,9 +203,9 @@ def sha256_of(root: Path) -> str:
 
 
 def check_made(root: Path, seed: int) -> bool:
-    """Whether `root` is the set that this script makes of `seed`; False for one of another version of the script.
+    """Whether `root` is the data set of `seed`; False if another version of this script made it.
 
-    Raises DataError for everything else: somebody's own data, a set with changed, missing or further files.
+    Raises DataError for anything else: other data, or a sample set with changed, missing or added files.
     """
     do = f"move {root} away and start again, or choose another folder with --root (and change the dataroots)"
     try:
@@ -225,7 +215,7 @@ def check_made(root: Path, seed: int) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         is_sample = False
     if not is_sample:
-        raise DataError("the folder holds something else than the sample set", str(root), "no such folder", do)
+        raise DataError("the folder holds something other than the sample set", str(root), "no such folder", do)
     if sha256_of(root) != files:
         raise DataError(
             "the sample set is not as it was made: files are changed, missing or new",
@@ -238,21 +228,18 @@ def check_made(root: Path, seed: int) -> bool:
     return version == VERSION
 
 
+@with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=Path("trainsets/sample"), help="folder to make")
     parser.add_argument("--seed", type=int, default=0)
     command = parser.parse_args(arguments)
-    try:
-        if command.root.is_file() or (command.root.is_dir() and list(command.root.iterdir())):
-            if check_made(command.root, command.seed):
-                print(f"{command.root} is complete: nothing to do")
-                return 0
-            print(f"{command.root} was made by another version of this script: making it again")
-        make_sample(command.root, command.seed)
-    except SpikeVRTError as e:
-        print(e, file=sys.stderr)
-        return e.exit_code
+    if command.root.is_file() or (command.root.is_dir() and list(command.root.iterdir())):
+        if check_made(command.root, command.seed):
+            print(f"{command.root} is complete: nothing to do")
+            return 0
+        print(f"{command.root} was made by another version of this script: making it again")
+    make_sample(command.root, command.seed)
     print(f"made {command.root}: {CLIPS['train']} training and {CLIPS['test']} test clips of {FRAMES} frames")
     return 0
 

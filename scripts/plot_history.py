@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draw the curves of one or more runs again, from what they wrote to training_history.json.
+"""Plot the curves of one or more runs from their training_history.json.
 
     python scripts/plot_history.py experiments/first experiments/second --out curves.png
 
-A run is its folder or its training_history.json. One panel per scalar; several runs share the panels. --tags limits
-the figure to the scalars whose names begin so, e.g. --tags val/ train/loss. The suffix of --out chooses the format.
+A run is given by its folder or its training_history.json. One panel per scalar, with all runs in it. --tags selects
+the scalars by the beginning of their names, e.g. --tags val/ train/loss. The suffix of --out sets the file format.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.errors import DataError, SpikeVRTError
+from scripts.exit_codes import with_exit_code
+from utils.errors import DataError
 from utils.files import refuse_existing
 from utils.run.curves import draw_curves, read_history, run_name
 
 
+@with_exit_code
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    parser.add_argument("--tags", nargs="+", default=[""], metavar="BEGIN", help="which scalars (default: all)")
+    parser.add_argument("--tags", nargs="+", default=[""], metavar="PREFIX", help="which scalars (default: all)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     args = parser.parse_args(argv)
-    try:
-        refuse_existing(args.out, "--out")
-        histories = chosen(args.runs, tuple(args.tags))
-    except SpikeVRTError as e:
-        print(e, file=sys.stderr)
-        return e.exit_code
+    refuse_existing(args.out, "--out")
+    histories = chosen(args.runs, tuple(args.tags))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     draw_curves(histories, args.out)
     count = len({tag for history in histories.values() for tag in history})
@@ -39,8 +37,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def chosen(runs: list[Path], begins: tuple[str, ...]) -> dict[str, dict[str, list[list[float]]]]:
-    """{name: history} with the scalars that begin so. Raises DataError where none does, or two runs share a name."""
+def chosen(runs: list[Path], prefixes: tuple[str, ...]) -> dict[str, dict[str, list[list[float]]]]:
+    """{run: history} with the scalars of these prefixes. Raises DataError for none, or for two runs of one name."""
     histories = {run_name(run): read_history(run) for run in runs}
     if len(histories) < len(runs):
         names = ", ".join(run_name(run) for run in runs)
@@ -48,12 +46,12 @@ def chosen(runs: list[Path], begins: tuple[str, ...]) -> dict[str, dict[str, lis
                         "give each run once, or rename a folder")  # fmt: skip
     found = sorted({tag for history in histories.values() for tag in history})
     kept = {
-        name: {tag: entries for tag, entries in history.items() if tag.startswith(begins)}
+        name: {tag: entries for tag, entries in history.items() if tag.startswith(prefixes)}
         for name, history in histories.items()
     }
     if not any(kept.values()):
-        raise DataError(f"no scalar begins with {' or '.join(begins)}", "--tags", ", ".join(found) or "a history that "
-                        "is not empty", "choose among these")  # fmt: skip
+        what = f"no scalar begins with {' or '.join(prefixes)}"
+        raise DataError(what, "--tags", ", ".join(found) or "a history that is not empty", "choose among these")
     return kept
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Make RGB + spike clips from fast video, in the layout that training reads.
+"""Make RGB + spike clips from high-frame-rate video, in the layout that training reads.
 
     --source GOPRO_Large_all  --out trainsets/gopro        blur, blur_gamma, sharp and spikes from raw 240-fps clips
     --source clip.mp4         --out trainsets/mine         the same from any video
-    --spikes-for GOPRO_Large  --out trainsets/gopro        spikes only, for frames that exist; their light between two
+    --spikes-for GOPRO_Large  --out trainsets/gopro        spikes only, for existing frames; the light between two
                                                            sharp frames is interpolated, or comes from --source
 
-The source is only read. All clips are checked before the first is made. Clips that are there already are left alone,
-so an interrupted run goes on; other settings and changed sources need another --out. Everything is recorded in
-dataset.json, and in made.json beside the frames of each clip.
+The source is only read. All clips are checked before the first one is made. Existing clips are kept, so the same
+command continues an interrupted run; other settings and changed sources need another --out. The settings are recorded
+in dataset.json, and in made.json beside the frames of each clip.
 """
 
 from __future__ import annotations
@@ -28,58 +28,54 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tqdm import tqdm
 
 from data.pool import run_all
-from data.prepare import Facts, Job, Recipe, inspect, make_clip
+from data.prepare import Job, Plan, Recipe, make_clip, plan_clip
 from data.raw_video import SPLITS, RawClip, find_raw_clips
 from data.spike_info import FILE_NAME, FORMAT
-from utils.errors import DataError, OptionError, SpikeVRTError
+from scripts.exit_codes import with_exit_code
+from utils.errors import DataError, OptionError
 from utils.files import natural_key, refuse_overlap, write_whole
-
-
-def main(arguments: list[str] | None = None) -> int:
-    command = parse(arguments)
-    try:
-        return run(command)
-    except SpikeVRTError as e:
-        print(e, file=sys.stderr)
-        return e.exit_code
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--source", type=Path, help="raw clips: folders of pictures or videos, below train/ and test/ or not"
+        "--source", type=Path, help="raw clips: folders of images or videos, with or without train/ and test/"
     )
     parser.add_argument("--spikes-for", type=Path, metavar="DIR", help="an existing GOPRO_Large: make its spikes only")
     parser.add_argument("--out", type=Path, required=True, help="gets GOPRO_Large/ and GOPRO_Large_spike_seq/")
-    parser.add_argument(
-        "--test-share", type=float, default=0.2, help="share of test clips, where the source has no split"
-    )
+    parser.add_argument("--test-share", type=float, default=0.2, help="share of test clips, if the source has no split")
     parser.add_argument(
         "--offset", action="append", default=[], metavar="[CLIP=]N",
-        help="the sharp frames of --spikes-for are N raw frames later than expected; found by itself where it is clear",
+        help="the sharp frames of --spikes-for are N raw frames later than expected; detected where it is unambiguous",
     )  # fmt: skip
     parser.add_argument("--leave-out", action="append", default=[], metavar="CLIP", help="make all clips but this one")
     parser.add_argument("--average", type=int, help="raw frames per exposure, odd; default: from GoPro names, else 7")
     parser.add_argument("--interpolate", type=int, default=8, help="spike planes per raw frame")
-    parser.add_argument("--method", choices=("flow", "linear"), default="flow", help="between raw frames")
+    parser.add_argument("--method", choices=("flow", "linear"), default="flow", help="interpolation between raw frames")
     parser.add_argument("--ratio", type=int, default=2, help="RGB pixels per spike pixel, each way")
     parser.add_argument("--gamma", type=float, default=2.2)
     parser.add_argument("--light", choices=("linear", "display"), default="linear", help="what the sensor integrates")
     parser.add_argument("--rate", type=float, default=0.5, help="spikes per plane at full light (gain / threshold)")
-    parser.add_argument("--threshold", type=float, default=1.0, help="of the sensor; noise figures are relative to it")
-    parser.add_argument("--initial-charge", type=float, default=1.0, help="largest first charge, in thresholds")
+    parser.add_argument("--threshold", type=float, default=1.0, help="of the sensor; noise values are relative to it")
     parser.add_argument(
-        "--shot-noise", type=float, default=0.0, help="deviation per plane at full light, in thresholds"
+        "--initial-charge", type=float, default=1.0, help="upper end of the uniform first charge, in thresholds"
+    )
+    parser.add_argument(
+        "--shot-noise", type=float, default=0.0, help="standard deviation per plane at full light, in thresholds"
     )
     parser.add_argument("--dark-rate", type=float, default=0.0, help="spikes per plane without light")
-    parser.add_argument("--threshold-mismatch", type=float, default=0.0, help="relative deviation between pixels")
+    parser.add_argument(
+        "--threshold-mismatch", type=float, default=0.0, help="relative standard deviation between pixels"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    parser.add_argument("--dry-run", action="store_true", help="say what would be made, and how large it is")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be made, and its size")
     return parser.parse_args(arguments)
 
 
-def run(command: argparse.Namespace) -> int:
+@with_exit_code
+def main(arguments: list[str] | None = None) -> int:
+    command = parse(arguments)
     check_numbers(command)
     inputs = {"--source": command.source, "--spikes-for": command.spikes_for}
     for name in ("GOPRO_Large_spike_seq", *(() if command.spikes_for else ("GOPRO_Large",))):
@@ -89,21 +85,21 @@ def run(command: argparse.Namespace) -> int:
     if not jobs:
         raise OptionError("no clip is left to make", "--leave-out", "at least one clip", "leave out fewer clips")
     check_recipe(command.out, recipe)
-    facts = inspect_all(jobs, recipe, command.workers)
-    todo = [job for job in jobs if not facts[job].is_made]
-    total = sum(facts[job].bytes for job in todo)
+    plans = plan_all(jobs, recipe, command.workers)
+    todo = [job for job in jobs if not plans[job].is_made]
+    total = sum(plans[job].bytes for job in todo)
     print(f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about {total / 1e9:.2f} GB to write")
     for job in todo:
-        say_offset(job, facts[job].offset, recipe)
+        print_offset(job, plans[job].offset, recipe)
     if command.dry_run:
         for job in jobs:
-            state = "     made" if facts[job].is_made else f"{facts[job].bytes / 1e6:9.1f} MB"
+            state = "     made" if plans[job].is_made else f"{plans[job].bytes / 1e6:9.1f} MB"
             average, planes = recipe.average_of(job.name), recipe.planes_of(job.name)
             print(f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file")
         return 0
     check_room(command.out, total)
-    write_info(command.out, recipe, facts)
-    calls = [(job, recipe, facts[job].record) for job in todo]
+    write_info(command.out, recipe, plans)
+    calls = [(job, recipe, plans[job].record) for job in todo]
     for _ in tqdm(run_all(make_clip, calls, command.workers), total=len(todo), unit=" clips", disable=None):
         pass
     print(f"made {command.out}; check it with scripts/check_data.py --opt FILE")
@@ -111,7 +107,7 @@ def run(command: argparse.Namespace) -> int:
 
 
 def check_numbers(command: argparse.Namespace) -> None:
-    """Raise OptionError for values that nothing can be made with."""
+    """Raise OptionError for numbers out of range."""
     if not command.source and not command.spikes_for:
         raise OptionError("nothing to read", "--source, --spikes-for", "at least one of them", "see --help")
     average = command.average
@@ -170,9 +166,9 @@ def read_offsets(texts: list[str]) -> dict[str, int]:
 
 
 def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
-    """Clip name -> split. Where the source says none, `share` of the clips are for testing, at least one, never all.
+    """Clip name -> split. Where the source has none, `share` of the clips are for testing: at least one, never all.
 
-    Clips that are there already stay where they are, also where further clips have come.
+    Existing clips keep their split when clips are added.
     """
     names = [clip.name for clip in raw if not clip.split]
     here = {n: s for s in SPLITS for n in names if (out / "GOPRO_Large" / s / n).is_dir()}
@@ -183,11 +179,13 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
     return {c.name: c.split or here.get(c.name) or ("test" if c.name in test else "train") for c in raw}
 
 
-def inspect_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Facts]:
-    """What is known of every clip. Raises DataError with the problems of all clips, before anything is written."""
-    found: dict[int, Facts | DataError] = {}
+def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
+    """Check every clip, before anything is written. Raises DataError with the problems of all clips."""
+    found: dict[int, Plan | DataError] = {}
     calls = [(job, recipe) for job in jobs]
-    for number, result in tqdm(run_all(inspect, calls, workers), total=len(jobs), unit=" clips checked", disable=None):
+    for number, result in tqdm(
+        run_all(plan_clip, calls, workers), total=len(jobs), unit=" clips checked", disable=None
+    ):
         found[number] = result
     errors = [found[i] for i in range(len(jobs)) if isinstance(found[i], DataError)]
     if len(errors) == 1:
@@ -197,23 +195,25 @@ def inspect_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Fact
         raise DataError(
             f"{len(errors)} clips cannot be made:{what}", "the clips named", errors[0].expected, errors[0].do
         )
-    facts = {job: found[i] for i, job in enumerate(jobs)}
-    sizes = Counter(fact.size for fact in facts.values())
+    plans = {job: found[i] for i, job in enumerate(jobs)}
+    sizes = Counter(plan.size for plan in plans.values())
     if len(sizes) > 1:
         usual = sizes.most_common(1)[0][0]
-        odd = [f"{job.name} {fact.size[0]} x {fact.size[1]}" for job, fact in facts.items() if fact.size != usual]
+        odd = [f"{job.name} {plan.size[0]} x {plan.size[1]}" for job, plan in plans.items() if plan.size != usual]
         raise DataError(
             f"{len(odd)} clips have another size than the others: {', '.join(odd[:10])}", "the clips named",
             f"frames of one size, as {usual[0]} x {usual[1]}: spikes of one data set have one size",
             "make these clips in a run of their own, with another --out",
         )  # fmt: skip
-    return facts
+    return plans
 
 
-def say_offset(job: Job, offset: int, recipe: Recipe) -> None:
+def print_offset(job: Job, offset: int, recipe: Recipe) -> None:
     if offset:
         when = "later" if offset > 0 else "earlier"
-        print(f"{job.name}: its sharp frames are {abs(offset)} raw frames {when} than expected; dataset.json says so")
+        print(
+            f"{job.name}: its sharp frames are {abs(offset)} raw frames {when} than expected; recorded in dataset.json"
+        )
     if offset < 0:
         print(f"{job.name}: the first {-offset * recipe.interpolate} planes repeat the light of its first raw frame")
 
@@ -223,7 +223,10 @@ def check_room(out: Path, need: int) -> None:
     free = shutil.disk_usage(out).free
     if need > 0.95 * free:
         raise DataError(
-            f"about {need / 1e9:.1f} GB are needed", str(out), f"{free / 1e9:.1f} GB are free", "choose another disk"
+            f"about {need / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free",
+            str(out),
+            "enough free space",
+            "choose another disk",
         )
 
 
@@ -232,7 +235,7 @@ def info_path(out: Path) -> Path:
 
 
 def read_info(out: Path) -> dict[str, Any]:
-    """The dataset.json of an earlier run; empty where there is none. Raises DataError for one of somebody else's."""
+    """The dataset.json of an earlier run; empty where there is none. Raises DataError if another program made it."""
     path = info_path(out)
     try:
         table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"recipe": None, "clips": {}}
@@ -240,7 +243,7 @@ def read_info(out: Path) -> dict[str, Any]:
             raise KeyError("recipe")
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise DataError(
-            f"dataset.json was not made by this program: {e}", str(path), "no such file, or one of an earlier run",
+            f"dataset.json was not made by this script: {e}", str(path), "no such file, or one of an earlier run",
             "choose another --out, or move the file away",
         ) from e  # fmt: skip
     return table
@@ -257,9 +260,9 @@ def check_recipe(out: Path, recipe: Recipe) -> None:
         )  # fmt: skip
 
 
-def write_info(out: Path, recipe: Recipe, facts: dict[Job, Facts]) -> None:
+def write_info(out: Path, recipe: Recipe, plans: dict[Job, Plan]) -> None:
     """dataset.json: the geometry, planes per clip, and the offset of clips that have one."""
-    height, width = (side // recipe.ratio for side in next(iter(facts.values())).size)
+    height, width = (side // recipe.ratio for side in next(iter(plans.values())).size)
     table = read_info(out)
     if table.get("h", height) != height or table.get("w", width) != width:
         raise DataError(
@@ -267,10 +270,10 @@ def write_info(out: Path, recipe: Recipe, facts: dict[Job, Facts]) -> None:
             "one size of spikes in a data set", "choose another --out",
         )  # fmt: skip
     clips = table["clips"]
-    for job, fact in facts.items():
+    for job, plan in plans.items():
         clips[job.name] = {"planes": recipe.planes_of(job.name), "gt_plane": recipe.gt_plane_of(job.name)}
-        if fact.offset:
-            clips[job.name]["offset"] = fact.offset
+        if plan.offset:
+            clips[job.name]["offset"] = plan.offset
     counts = Counter(clip["planes"] for clip in clips.values())
     common = next(clip for clip in clips.values() if clip["planes"] == counts.most_common(1)[0][0])
     about: dict[str, Any] = {

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Look at spike files, and make them from pictures or video.
+"""Inspect spike files, and make them from images or video.
 
-info FILE                  which geometries fit the file, how smooth a picture each gives, how often pixels fire;
+info FILE                  the geometries that fit the file, the smoothness of the image each gives, firing rates;
                            with --picture, the frame of that time: the rate, and which light the spikes integrate
-view FILE --out a.png      the mean picture as read and flipped, side by side; --out a.mp4: a moving preview
-simulate INPUT OUT.dat     a folder of pictures, a picture or a video -> one .dat
+view FILE --out a.png      the mean image as read and flipped, side by side; --out a.mp4: a video preview
+simulate INPUT OUT.dat     a folder of images, an image or a video -> one .dat
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ import numpy as np
 from tqdm import tqdm
 
 from data.frame_io import read_bgr
-from data.raw_video import FolderFrames, LightPath, VideoFrames
+from data.pictures import Pictures, check_same_view
+from data.raw_video import LightPath
 from data.spike.light import fit_light
 from data.spike.simulate import IntegrateAndFire, to_display, to_grey
 from data.spike.stream import SpikeGeometry, candidate_geometries, count_planes, read_dat, write_parts
-from data.spike_info import DatasetInfo, load_info
+from data.spike_info import nearest_info
 from data.spike_source import spike_errors_as_data_errors
-from utils.errors import DataError, OptionError, SpikeVRTError
+from scripts.exit_codes import with_exit_code
+from utils.errors import DataError, OptionError
 from utils.files import refuse_existing
-from utils.image import imwrite_rgb, list_images
+from utils.image import imwrite_rgb
 from utils.video import VideoWriter
 
-SHOWN_PLANES = 64  # of which `info` and `view` take their pictures: the middle of the file
+SHOWN_PLANES = 64  # planes in the middle of the file that `info` and `view` average
 
 
+@with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
-    try:
-        with spike_errors_as_data_errors():
-            if "out" in command:
-                refuse_existing(command.out, "the output")
-            {"info": info, "view": view, "simulate": simulate}[command.action](command)
-    except SpikeVRTError as e:
-        print(e, file=sys.stderr)
-        return e.exit_code
+    with spike_errors_as_data_errors():
+        if "out" in command:
+            refuse_existing(command.out, "the output")
+        {"info": info, "view": view, "simulate": simulate}[command.action](command)
     return 0
 
 
@@ -54,7 +53,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         action = actions.add_parser(name)
         action.add_argument("file", type=Path)
         action.add_argument(
-            "--size", type=int, nargs=2, metavar=("H", "W"), help="default: dataset.json, else what fits"
+            "--size", type=int, nargs=2, metavar=("H", "W"), help="default: dataset.json, else what fits the file size"
         )
         action.add_argument("--head-columns", type=int, default=0)
         action.add_argument(
@@ -63,7 +62,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             help="rows are stored top first (default: dataset.json, else bottom first)",
         )
         if name == "info":
-            action.add_argument("--picture", type=Path, help="a frame of what the spikes in the middle of FILE show")
+            action.add_argument("--picture", type=Path, help="the frame of the time in the middle of FILE")
     action.add_argument("--out", type=Path, required=True, help="picture, or .mp4 / .avi")
     action.add_argument("--window", type=int, default=21, help="planes per frame of the preview")
     action.add_argument(
@@ -76,7 +75,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     make.add_argument("--ratio", type=int, default=1, help="pixels of the input per spike pixel, each way")
     make.add_argument("--method", choices=("flow", "linear"), default="flow", help="between the frames")
     make.add_argument("--rate", type=float, default=0.5)
-    make.add_argument("--gamma", type=float, default=2.2, help="of the input; 1: integrate the values as they are")
+    make.add_argument("--gamma", type=float, default=2.2, help="of the input; 1: integrate the display values")
     make.add_argument("--shot-noise", type=float, default=0.0)
     make.add_argument("--dark-rate", type=float, default=0.0)
     make.add_argument("--threshold-mismatch", type=float, default=0.0)
@@ -84,14 +83,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def near_info(path: Path) -> DatasetInfo:
-    """The dataset.json of the data set the file lies in: <root>/<split>/<clip>/spike/<file>; empty without one."""
-    return next((i for i in (load_info(str(p)) for p in path.resolve().parents[:4]) if i.path), DatasetInfo())
-
-
 def geometries(command: argparse.Namespace) -> list[SpikeGeometry]:
-    """Those asked for, or of dataset.json, or all known ones that fit the size. Raises DataError for none."""
-    about = near_info(command.file)
+    """The geometry of --size, else of dataset.json, else all known ones that fit. Raises DataError if none fits."""
+    about = nearest_info(command.file)
     flip = not command.no_flip and about.flip is not False
     if command.size:
         return [SpikeGeometry(*command.size, flip, command.head_columns)]
@@ -120,7 +114,7 @@ def middle(path: Path, geometry: SpikeGeometry) -> np.ndarray:
 
 
 def smoothness(picture: np.ndarray) -> float:
-    """Correlation of neighbouring pixels, the lesser of both directions; a wrong geometry is less smooth."""
+    """Correlation of neighbouring pixels, the lower one of both directions; it is lower for a wrong geometry."""
     pairs = ((picture[:, 1:], picture[:, :-1]), (picture[1:], picture[:-1]))
     if picture.std() == 0 or min(picture.shape) < 3:
         return 0.0
@@ -147,22 +141,18 @@ def info(command: argparse.Namespace) -> None:
         print(f"  planes between spikes: {_range(intervals, '.0f')}, median {np.median(intervals):.0f}")
     if command.picture:
         print(describe_light(rows[0][3].mean(axis=0), command.picture))
-    print("  whether rows are flipped shows in the picture only: spike_tool.py view")
+    print("  only the image shows whether rows are flipped: spike_tool.py view")
 
 
 def describe_light(rates: np.ndarray, picture: Path) -> str:
-    """One line on `light` and `rate` of the spikes, from their mean (h, w) and a frame of the same view."""
+    """One line on `light` and `rate` of the spikes, from their mean (h, w) and a frame of the same field of view."""
     grey = to_grey(read_bgr(str(picture))[..., ::-1]) / 255.0
-    if abs(grey.shape[1] * rates.shape[0] - grey.shape[0] * rates.shape[1]) > 0.02 * grey.shape[1] * rates.shape[0]:
-        raise DataError(
-            f"picture of {grey.shape[0]} x {grey.shape[1]} for spikes of {rates.shape[0]} x {rates.shape[1]}",
-            str(picture), "the same field of view", "give the frame of these spikes, and check --size",
-        )  # fmt: skip
+    check_same_view(grey.shape, rates.shape, str(picture))
     fit = fit_light(rates, cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA))
     errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
     if not fit.is_clear:
-        return f"  the picture does not tell which light the spikes integrate (error of the fits: {errors})"
-    return f'  as dataset.json says it: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of the fits: {errors})'
+        return f"  the picture does not show which light the spikes integrate (error of the fits: {errors})"
+    return f'  for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of the fits: {errors})'
 
 
 def _range(values: np.ndarray, form: str = ".3f") -> str:
@@ -172,7 +162,7 @@ def _range(values: np.ndarray, form: str = ".3f") -> str:
 def view(command: argparse.Namespace) -> None:
     found = geometries(command)
     geometry = max(found, key=lambda g: smoothness(middle(command.file, g).mean(axis=0)))
-    about = near_info(command.file)
+    about = nearest_info(command.file)
     rate = command.rate or about.rate
     if command.out.suffix.lower() in (".mp4", ".avi"):
         preview(command, geometry, rate, about.light)
@@ -185,7 +175,7 @@ def view(command: argparse.Namespace) -> None:
 
 
 def as_shown(values: np.ndarray, light: str | None) -> np.ndarray:
-    """Display values of what the sensor integrated, 1 at full scale."""
+    """Display values of the integrated light, 1 at full scale."""
     return values if light == "display" else to_display(values)
 
 
@@ -201,7 +191,7 @@ def preview(command: argparse.Namespace, geometry: SpikeGeometry, rate: float | 
 
 
 def grey_picture(values: np.ndarray) -> np.ndarray:
-    """Display values (H, W) -> (H, W, 3) uint8, enlarged where small, both sides even as video codecs want them."""
+    """Display values (H, W) -> (H, W, 3) uint8, enlarged where small, with even sides for video codecs."""
     factor = max(1, 320 // values.shape[0])
     grey = np.rint(255 * np.clip(values, 0, 1)).astype(np.uint8).repeat(factor, axis=0).repeat(factor, axis=1)
     grey = grey[: grey.shape[0] // 2 * 2, : grey.shape[1] // 2 * 2]
@@ -211,8 +201,8 @@ def grey_picture(values: np.ndarray) -> np.ndarray:
 def simulate(command: argparse.Namespace) -> None:
     if command.planes_per_frame < 1 or command.ratio < 1:
         raise OptionError("--planes-per-frame and --ratio", "command line", "at least 1", "correct them")
-    frames = open_input(command.input)
-    height, width = (side // command.ratio for side in frames.read(0).shape[:2])
+    frames = Pictures(command.input)
+    height, width = (side // command.ratio for side in frames.size)
     if height * width % 8:
         raise DataError(
             f"spike planes of {height} x {width} do not fill whole bytes", str(command.input),
@@ -227,14 +217,6 @@ def simulate(command: argparse.Namespace) -> None:
     times = (p / command.planes_per_frame for p in tqdm(range(count), unit=" planes", disable=None))
     write_parts(command.out, sensor.run_parts(light.at(time) for time in times), SpikeGeometry(height, width))
     print(f"{command.out}: {count} planes of {height} x {width}, rate {command.rate}")
-
-
-def open_input(path: Path) -> FolderFrames | VideoFrames:
-    if path.is_dir():
-        return FolderFrames(list_images(path))
-    if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".bmp"):
-        return FolderFrames([path])
-    return VideoFrames(path)
 
 
 if __name__ == "__main__":
