@@ -10,7 +10,6 @@ launch_test.sh. See docs/testing.md.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -32,30 +31,24 @@ from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.dist import process
 from utils.dist.gpu import choose_gpus
-from utils.dist.launch import read_launch
 from utils.errors import OptionError
 from utils.files import refuse_overlap
 from utils.options.load import load_options
-from utils.options.models import Options, WatchdogOptions
-from utils.run.logger import setup_logging
+from utils.options.models import Options
+from utils.run import boot
 
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 
 def main(argv: list[str]) -> int:
     """Exit code: 0 done, 2 options or launch, 3 data or weights, 70 stall, 1 anything else."""
-    with utils_dist.one_door():
-        launch = read_launch(os.environ, torch.cuda.device_count())
-        setup_logging(launch.rank)
-        utils_dist.join(launch)
+    with boot.ranks():
         with utils_dist.all_ranks_or_none():
             args = parse_test_args(argv, __doc__)
             # With --input, the overrides are those of the spikes, see spike_options.
             opt = read_options(args.opt, () if args.is_direct else args.overrides) if args.opt else None
             job = direct_job(args, opt) if args.is_direct else dataset_job(args, opt)
-        utils_dist.init_dist(launch, *([opt.dist_timeout_s] if opt else []))
-        if opt or launch.world_size > 1:  # a single process without options keeps nobody waiting, however slow it is
-            utils_dist.watch(opt.watchdog if opt else WatchdogOptions())
+        boot.begin(opt)
         restore_clips(job)
         if utils_dist.is_main_process():
             write_report(job)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -33,10 +32,10 @@ from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.dist import gpu_use, preempt, process, status, watchdog
 from utils.dist.gpu import choose_gpus
-from utils.dist.launch import read_launch
 from utils.errors import DataError
-from utils.options.load import load_options, options_digest, parse_command_line, save_options
+from utils.options.load import load_options, parse_command_line, save_options
 from utils.options.models import Options
+from utils.run import boot
 from utils.run.experiment import Experiment, is_better
 from utils.run.lock import only_run_in
 from utils.run.logger import check_writers, setup_logging
@@ -51,19 +50,13 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 def main(argv: list[str]) -> int:
     """Exit code of the run: 0 finished, 2 options or launch, 3 data, 4 numbers, 70 stall, 75 start again, 1 else."""
-    with utils_dist.one_door():
-        launch = read_launch(os.environ, torch.cuda.device_count())
-        setup_logging(launch.rank)
-        utils_dist.join(launch)
+    with boot.ranks():
         with utils_dist.all_ranks_or_none():
             opt = read_options(argv)
-        utils_dist.init_dist(launch, opt.dist_timeout_s)
-        utils_dist.check_same_on_all_ranks("the options", options_digest(opt))
-        utils_dist.watch(opt.watchdog)
+        boot.begin(opt)
         preempt.install()
         with only_run_in(opt.folder):
-            code = train(opt)
-    return code
+            return train(opt)
 
 
 def read_options(argv: list[str]) -> Options:

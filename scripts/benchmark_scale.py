@@ -21,8 +21,8 @@ from scripts.benchmark_net import Clip, net_options, networks
 from scripts.benchmark_tools import table
 from utils import utils_dist
 from utils.dist import process
-from utils.dist.launch import read_launch
 from utils.errors import DistError
+from utils.run import boot
 from utils.run.timer import seconds_of
 
 
@@ -68,8 +68,8 @@ def _rank(rank: int, world: int, port: int, threads: int, path: Path, args: argp
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
     torch.set_num_threads(threads)
-    with utils_dist.one_door():
-        utils_dist.init_dist(read_launch(os.environ, torch.cuda.device_count()))
+    with boot.ranks(log=False):
+        utils_dist.init_dist()
         args.device = str(utils_dist.get_device()) if args.device.startswith("cuda") else "cpu"
         figures = utils_dist.gather_objects(measure(args))
         if utils_dist.is_main_process():

@@ -40,8 +40,8 @@ from scripts.doctor_checks import (
 )
 from utils import utils_dist
 from utils.dist import process
-from utils.dist.launch import read_launch
 from utils.errors import SpikeVRTError
+from utils.run import boot
 from utils.run.timer import seconds_of
 
 STEPS = 3  # timed steps
@@ -58,10 +58,9 @@ def main(argv: list[str]) -> int:
         print(table(findings))
         return int(any(f.status == FAIL for f in findings))
 
-    with utils_dist.one_door():
-        launch = read_launch(os.environ, torch.cuda.device_count())
-        begin = time.perf_counter()
-        utils_dist.init_dist(launch, 120)
+    begin = time.perf_counter()
+    with boot.ranks(log=False):
+        utils_dist.init_dist(120)
         findings = [Finding(OK, "rendezvous", f"all ranks met in {time.perf_counter() - begin:.1f} s")]
         cores = os.cpu_count() or 1
         findings += from_all_ranks([*check_environment(os.environ, cores), *check_devices(), *check_leftovers()])

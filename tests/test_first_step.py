@@ -14,7 +14,7 @@ from main_train_vrt import build_data, read_options
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
 from tests.train_files import network, write_options
-from utils.dist import watchdog
+from utils.dist.state import RUN
 from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import MARK
 from utils.options.models import TrainOptions, WatchdogOptions
@@ -33,10 +33,10 @@ class Watched(nn.Module):
         self.phases: list[str] = []
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        self.phases.append(watchdog.here().phase)
+        self.phases.append(RUN.place.phase)
         out = self.slow(self.conv(lq.flatten(0, 1))).view_as(lq)
         if out.requires_grad:
-            out.register_hook(lambda _: self.phases.append(watchdog.here().phase))
+            out.register_hook(lambda _: self.phases.append(RUN.place.phase))
         return out
 
 
@@ -86,7 +86,7 @@ def test_a_step_that_builds_a_new_graph_has_the_time_of_a_start(tmp_path):
 
     assert [budgets.of(name) for name in watched.netG.phases] == [50, 50, 50, 50, 1, 1]
     assert watched.netG.phases[0] == "forward in first step"
-    assert watchdog.here().phase == "optimizer"
+    assert RUN.place.phase == "optimizer"
 
 
 def test_moments_follow_their_parameters_when_the_groups_change(tmp_path):

@@ -15,6 +15,7 @@ from tests.foreign import snapshot
 from tests.test_main_test import make_home, message
 from tests.test_video import write_sound
 from utils.dist import watchdog
+from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.files import MARK, Made, claim_run_folder
 from utils.video import VideoReader
@@ -188,19 +189,19 @@ def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path
         outputs.write_image(outputs.frame_file("clip1", stem), restored)
 
     def score(*_):
-        seen.append(watchdog.here())
+        seen.append(RUN.place)
         return {}
 
     watchdog.phase("score: clip1")
     finish_clip(reader, indices, outputs, score, {})
-    seen.append(watchdog.here())
+    seen.append(RUN.place)
     assert len(indices) > 1 and len({place.since for place in seen}) == 2 * len(indices) + 1
 
     claim_folder(outputs, {}, {"clip1": "0"}, {"other": ["0"]}, False)
-    since = watchdog.here().since
+    since = RUN.place.since
     claim_folder(outputs, {}, {"clip1": "0"}, {"clip1": reader.stems}, False)
-    assert watchdog.here().since > since
-    assert {place.phase for place in [*seen, watchdog.here()]} == {"score: clip1"}
+    assert RUN.place.since > since
+    assert {place.phase for place in [*seen, RUN.place]} == {"score: clip1"}
     watchdog.phase("start")
 
 

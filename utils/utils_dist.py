@@ -1,19 +1,16 @@
-"""The ranks of a run: start, identity, collectives, and the one door by which they leave.
+"""The ranks of a run: identity, start, collectives, and how all of them end together.
 
-Everything works the same in a single process, where no group exists.
+In a single process, which has no process group, every function works the same.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -26,8 +23,9 @@ from utils.dist import gpu, rendezvous, watchdog
 from utils.dist.beats import REPORTED, claim_failure, is_gone, read_states
 from utils.dist.failure import is_consequence, lost_contact, text_of
 from utils.dist.launch import LaunchInfo
-from utils.dist.process import children_of, die_with_parent, kill_tree
+from utils.dist.process import children_of, die_with_parent, ignore_ended_children, kill_loader_processes, kill_tree
 from utils.dist.rendezvous import JOINED, MET, Round
+from utils.dist.state import RUN
 from utils.dist.watchdog import Watchdog, say
 from utils.errors import DistError, StallError
 from utils.options.models import WatchdogOptions
@@ -35,21 +33,8 @@ from utils.options.models import WatchdogOptions
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class _Run:
-    launch: LaunchInfo = field(default_factory=lambda: LaunchInfo("single"))
-    store: Store | None = None
-    hosts_store: bool = False
-    watchdog: Watchdog | None = None
-    timeout_s: float = float("inf")  # of the process group
-    rounds: int = 0  # of all_ranks_or_none, equal on all ranks
-
-
-_run = _Run()
-
-
 class _PeerFailed(BaseException):
-    """Another rank failed and has said why; this one leaves without a word."""
+    """Another rank failed and has reported it; this one ends without a message."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -60,78 +45,77 @@ class _PeerFailed(BaseException):
 
 
 def get_launch() -> LaunchInfo:
-    return _run.launch
+    return RUN.launch
 
 
 def get_rank() -> int:
-    return _run.launch.rank
+    return RUN.launch.rank
 
 
 def get_local_rank() -> int:
-    return _run.launch.local_rank
+    return RUN.launch.local_rank
 
 
 def get_world_size() -> int:
-    return _run.launch.world_size
+    return RUN.launch.world_size
 
 
 def is_main_process() -> bool:
-    return _run.launch.rank == 0
+    return RUN.launch.rank == 0
 
 
 def get_store() -> Store | None:
-    """What all ranks share, small values by name; None in a single process. Other threads need a clone() of it."""
-    return _run.store
+    """The key-value store of all ranks; None in a single process. Each other thread needs a clone() of it."""
+    return RUN.store
 
 
 def get_device() -> torch.device:
     """The GPU of the local rank, or the CPU where there is none."""
-    return torch.device("cuda", _run.launch.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    return torch.device("cuda", RUN.launch.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
 # ---- start and end --------------------------------------------------------------------------------------------------
 
 
 def join(launch: LaunchInfo) -> None:
-    """Meet the other ranks: from here on an error on one ends all, and is said once. Collective, no GPU work."""
-    _run.launch = launch
+    """Meet the other ranks: from here on an error on one rank ends all, reported once. Collective, no GPU work."""
+    RUN.launch = launch
     if launch.mode == "torchrun":
         die_with_parent()
     if launch.world_size > 1:
-        _run.store, _run.hosts_store = rendezvous.open_store(launch)
+        RUN.store, RUN.hosts_store = rendezvous.open_store(launch)
         _start_watchdog()
-        rendezvous.meet(_run.store, launch)
-        _run.watchdog.beats.meet_rank_0(_run.store)
+        rendezvous.meet(RUN.store, launch)
+        RUN.watchdog.beats.meet_rank_0(RUN.store)
 
 
 def watch(budgets: WatchdogOptions) -> None:
-    """From now on a rank that stays too long in one phase ends the run, by name (utils_watchdog)."""
-    if _run.watchdog is None:
+    """From now on a rank that stays too long in one phase ends the run (utils.dist.watchdog)."""
+    if RUN.watchdog is None:
         _start_watchdog()
-    warning = budgets.check_against(_run.timeout_s)
+    warning = budgets.check_against(RUN.timeout_s)
     if warning and is_main_process():
         logger.warning(warning)
-    _run.watchdog.watch(budgets)
+    RUN.watchdog.watch(budgets)
 
 
 def _start_watchdog() -> None:
-    store = _run.store.clone() if _run.store else None
-    _run.watchdog = Watchdog(get_rank(), get_world_size(), store, _leave)
-    _run.watchdog.start()
+    store = RUN.store.clone() if RUN.store else None
+    RUN.watchdog = Watchdog(get_rank(), get_world_size(), store, _leave)
+    RUN.watchdog.start()
 
 
-def init_dist(launch: LaunchInfo, timeout_s: float = 1800) -> None:
-    """Make the process group (nccl with CUDA, gloo without), joining first where `join` was not called. Collective.
+def init_dist(timeout_s: float = 1800) -> None:
+    """After `join`: make the process group, nccl with CUDA, gloo without. Collective.
 
-    timeout_s: of every collective; the environment's NCCL_TIMEOUT, in seconds, wins.
-    Raises DistError where GPUs are here that torch cannot use.
+    timeout_s: of every collective; the environment's NCCL_TIMEOUT, in seconds, takes precedence.
+    Raises DistError where this machine has GPUs that torch cannot use.
     """
-    if _run.store is None:
-        join(launch)
     gpu.require_usable_gpus()
+    launch = RUN.launch
     if launch.world_size == 1:
         return
-    _run.timeout_s = _timeout_s(timeout_s)
+    RUN.timeout_s = _timeout_s(timeout_s)
     device = get_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -140,14 +124,14 @@ def init_dist(launch: LaunchInfo, timeout_s: float = 1800) -> None:
         "RANK": str(launch.rank), "LOCAL_RANK": str(launch.local_rank), "WORLD_SIZE": str(launch.world_size),
         "MASTER_ADDR": launch.master_addr, "MASTER_PORT": str(launch.master_port),
     }  # fmt: skip
-    # NCCL hands its ids through the store, whose own time-out would end that after 10 s.
-    _run.store.set_timeout(timedelta(seconds=_run.timeout_s))
+    # NCCL exchanges its ids through the store, whose own time-out of 10 s would be too short.
+    RUN.store.set_timeout(timedelta(seconds=RUN.timeout_s))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore("group", _run.store),
+        store=PrefixStore("group", RUN.store),
         rank=launch.rank,
         world_size=launch.world_size,
-        timeout=timedelta(seconds=_run.timeout_s),
+        timeout=timedelta(seconds=RUN.timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
     _print_setup(launch)
@@ -155,13 +139,13 @@ def init_dist(launch: LaunchInfo, timeout_s: float = 1800) -> None:
 
 def close() -> None:
     """Normal shutdown after all ranks have finished. Collective."""
-    if _run.watchdog is not None:
-        _run.watchdog.ending = True
+    if RUN.watchdog is not None:
+        RUN.watchdog.ending = True
         barrier()
-        _run.watchdog.stop()
+        RUN.watchdog.stop()
     if dist.is_initialized():
         dist.destroy_process_group()
-    _run.store, _run.watchdog, _run.launch, _run.rounds = None, None, LaunchInfo("single"), 0
+    RUN.store, RUN.watchdog, RUN.launch, RUN.rounds = None, None, LaunchInfo("single"), 0
 
 
 def _timeout_s(option: float) -> float:
@@ -182,7 +166,7 @@ def _print_setup(launch: LaunchInfo) -> None:
         f"Backend: {dist.get_backend()}\nWorld Size: {launch.world_size}\nRank: {launch.rank}\n"
         f"Local Rank: {launch.local_rank}\nMaster: {launch.master_addr}:{launch.master_port}\n{line}\n"
     )
-    with suppress(OSError):  # a full disk behind the output does not end the run
+    with suppress(OSError):  # the output may go to a full disk
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
 
@@ -218,7 +202,7 @@ def gather_objects(obj: Any) -> list[Any]:
 
 
 def from_rank(source: int, obj: Any) -> Any:
-    """The object of rank `source`, on every rank; that of the others is not looked at. Collective."""
+    """The object of rank `source`, on every rank; the others' objects are ignored. Collective."""
     if get_world_size() == 1:
         return obj
     holder = [obj if get_rank() == source else None]
@@ -228,7 +212,7 @@ def from_rank(source: int, obj: Any) -> Any:
 
 
 def check_same_on_all_ranks(name: str, value: Any, do: str = "start all ranks from the same files") -> None:
-    """Raises DistError, on all ranks, where `value` differs between ranks; do: what helps then. Collective."""
+    """Raises DistError, on all ranks, where `value` differs between ranks; do: the advice of the error. Collective."""
     found = gather_objects(value)
     if all(other == found[0] for other in found):
         return
@@ -239,20 +223,20 @@ def check_same_on_all_ranks(name: str, value: Any, do: str = "start all ranks fr
     raise DistError(f"{name} differ between the ranks", listed, "the same on all ranks", do)
 
 
-# ---- the one door ---------------------------------------------------------------------------------------------------
+# ---- failures and exit ----------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
-    """Run the body on every rank; where any rank fails, all leave, and the lowest one that failed says why. Collective.
+    """Run the body on every rank. If any rank fails, all end, and the lowest one that failed reports it. Collective.
 
-    grace_s: how long a rank that failed waits for those below it to fail as well.
+    grace_s: how long a rank that failed waits for lower ranks to fail as well.
     """
-    if get_world_size() == 1 or _run.store is None:
+    if get_world_size() == 1 or RUN.store is None:
         yield
         return
-    _run.rounds += 1
-    meeting = Round(_run.store, f"round/{_run.rounds}", get_rank(), get_world_size())
+    RUN.rounds += 1
+    meeting = Round(RUN.store, f"round/{RUN.rounds}", get_rank(), get_world_size())
     try:
         yield
     except Exception as e:
@@ -263,16 +247,16 @@ def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
         raise
     meeting.arrive()
     with watchdog.collective("the other ranks"):
-        failed = meeting.wait()  # the watchdog ends this wait where a rank fails without coming here
+        failed = meeting.wait()  # the watchdog ends this wait if a rank fails elsewhere
     if failed:
         raise _PeerFailed(failed[1])
 
 
 @contextmanager
-def one_door() -> Iterator[None]:
-    """Wrap the entire run in it: however the run ends, every rank leaves, with one message and one exit code.
+def exit_together() -> Iterator[None]:
+    """Wrap the entire run in this context manager: all ranks end together, with one message and one exit code.
 
-    A failure leaves by os._exit: destroying a broken group can block for ever.
+    After a failure they end by os._exit: destroying a broken process group can block for ever.
     """
     try:
         yield
@@ -285,82 +269,74 @@ def one_door() -> Iterator[None]:
 
 def _fail(error: BaseException) -> NoReturn:
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-    if _run.store is None:
+    if RUN.store is None:
         if rendezvous.speaks_alone(error):
             say(text_of(error, get_rank(), get_world_size()))
         write_exit_file(code)
         sys.stdout.flush()
-        _be_deaf_to_children()
-        for child in multiprocessing.active_children():  # at exit Python waits for them, for ever if one is stopped
-            child.kill()
+        kill_loader_processes()
         if get_world_size() == 1:
             sys.exit(code)
         os._exit(code)
     if not isinstance(error, _PeerFailed):
         if is_consequence(error):
-            error, code = lost_contact(error, _run.store, get_rank(), get_world_size()), StallError.exit_code
-        first = _speak_first(error, code)
+            error, code = lost_contact(error, RUN.store, get_rank(), get_world_size()), StallError.exit_code
+        first = _report_first(error, code)
         if first == StallError.exit_code:
-            time.sleep(10)  # the watchdog thread is at work, here or elsewhere, and ends this process
+            time.sleep(10)  # a watchdog thread, here or on another rank, ends this process
         code = first or code
-    _leave(code, _run.store)
+    _leave(code, RUN.store)
 
 
-def _speak_first(error: BaseException, code: int) -> int | None:
-    """None where this rank is the first to fail, and has said why; else the exit code of the one that was."""
+def _report_first(error: BaseException, code: int) -> int | None:
+    """Report the error if this rank is the first to fail, and give None; else the exit code of the first."""
     try:
-        noted = claim_failure(_run.store, get_rank(), code, get_rank())
-    except RuntimeError:  # the store went with its rank; the watchdog says so
+        noted = claim_failure(RUN.store, get_rank(), code, get_rank())
+    except RuntimeError:  # the store is gone with its rank; the watchdog reports that
         return StallError.exit_code
     if noted:
         return noted["code"]
     say(text_of(error, get_rank(), get_world_size()))
     with suppress(RuntimeError):
-        _run.store.set(REPORTED, "1")  # those that wait for the words of a stall may go; nobody else is to be blamed
+        RUN.store.set(REPORTED, "1")  # the other ranks wait for this before they end
     return None
 
 
 def _leave(code: int, store: Store | None) -> NoReturn:
-    """End this rank at once; the host of the store waits until the others have gone, or they would blame it."""
+    """End this rank at once; the host of the store first waits for the others, or they would report its loss."""
     with suppress(Exception):
         write_exit_file(code)
         if store is not None:
-            _say_goodbye(store)
-    _be_deaf_to_children()
+            _sign_off(store)
+    ignore_ended_children()
     for child in children_of(os.getpid()):
         kill_tree(child)
     with suppress(Exception):
-        _run.watchdog.clean()
+        RUN.watchdog.clean()
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
-def _be_deaf_to_children() -> None:
-    """torch's handler would raise an error here for each loader process that is killed."""
-    with suppress(ValueError):  # only the main thread may, and only there would it be raised
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def _say_goodbye(store: Store) -> None:
-    """Tell the host of the store that this rank goes; the host itself waits for all that live."""
+def _sign_off(store: Store) -> None:
+    """Tell the host of the store that this rank ends; the host waits for all ranks that are alive."""
     store.set(f"left/{get_rank()}", "1")
     count, deadline = store.add("left", 1), time.monotonic() + 3
-    if not _run.hosts_store:
+    if not RUN.hosts_store:
         return
     states = read_states(store, get_world_size()) if store.check([MET]) else {}
-    speechless: dict[int, bool] = {}  # ranks whose process is gone: whether they went without a word
-    while count + sum(speechless.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
+    gone: dict[int, bool] = {}  # rank whose process is gone -> whether it ended without signing off
+    while count + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
         time.sleep(0.02)
-        gone = [rank for rank, state in states.items() if rank not in speechless and is_gone(state)]
-        speechless |= {rank: not store.check([f"left/{rank}"]) for rank in gone}
+        new = [rank for rank, state in states.items() if rank not in gone and is_gone(state)]
+        gone |= {rank: not store.check([f"left/{rank}"]) for rank in new}
         count = store.add("left", 0)
 
 
 def write_exit_file(code: int) -> None:
-    """torchrun turns every exit code into 1; launch_train.sh finds the true one here."""
+    """torchrun turns every exit code into 1; scripts/torchrun_quiet.py reads the run's own code here."""
     path = os.environ.get("SPIKEVRT_EXIT_FILE")
     if path:
-        # Appended, and the first line counts: the rank that failed comes before those that leave because of it.
+        # The first line counts: the rank that failed writes before those that end because of it.
         with open(path, "a", encoding="ascii") as file:
             file.write(f"{code}\n")

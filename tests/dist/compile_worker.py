@@ -6,7 +6,6 @@ compile_worker.py OPTIONS     prints losses, relative difference of the last gra
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
@@ -19,8 +18,8 @@ from models.ddp import unwrap_ddp
 from models.model_vrt import ModelVRT
 from utils import utils_dist
 from utils.dist import process
-from utils.dist.launch import read_launch
 from utils.options.load import load_options
+from utils.run import boot
 
 SIDES = (32, 48, 32)
 
@@ -44,8 +43,8 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
 
 
 def main() -> None:
-    with utils_dist.one_door():
-        utils_dist.init_dist(read_launch(os.environ), 300)
+    with boot.ranks(log=False):
+        utils_dist.init_dist(300)
         graphs = torch._dynamo.utils.counters["stats"]
         (plain, expected), before = train(), graphs["unique_graphs"]
         compiled, found = train("train.compile=true")

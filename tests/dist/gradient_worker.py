@@ -3,7 +3,6 @@
 Arguments: option file, output file, samples per rank, accumulation steps.
 """
 
-import os
 import sys
 
 import torch
@@ -13,15 +12,13 @@ from models.ddp import unwrap_ddp
 from models.model_vrt import ModelVRT
 from utils import utils_dist
 from utils.dist import process
-from utils.dist.launch import read_launch
+from utils.run import boot
 
 options, out, per_rank, parts = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
-with utils_dist.one_door():
-    launch = read_launch(os.environ)
-    utils_dist.join(launch)
-    opt = read_options(["--opt", options])
-    utils_dist.init_dist(launch)
+with boot.ranks(log=False):
+    opt, launch = read_options(["--opt", options]), utils_dist.get_launch()
+    utils_dist.init_dist()
     model = ModelVRT(opt)
     model.netG.double()
     # The tail starts at zero, where most gradients vanish: fixed values let every parameter speak.

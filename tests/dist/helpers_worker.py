@@ -12,11 +12,10 @@ import torch
 from torch.distributed import DistBackendError
 
 from utils import utils_dist
-
 from utils.dist import process
-from utils.options.models import WatchdogOptions
 from utils.errors import DataError, OptionError
-from utils.dist.launch import read_launch
+from utils.options.models import WatchdogOptions
+from utils.run import boot
 
 NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, {}\nLast error:\n{}"
 SYSTEM = "unhandled system error\nncclSystemError: System call (e.g. socket, malloc) or external library call failed."
@@ -104,9 +103,8 @@ def main() -> None:
     if sys.argv[1] == "second_life" and os.environ["RANK"] == "1" and not Path(sys.argv[2]).exists():
         Path(sys.argv[2]).touch()
         sys.exit(1)
-    with utils_dist.one_door():
-        launch = read_launch(os.environ)
-        utils_dist.init_dist(launch, 60)
+    with boot.ranks(log=False):
+        utils_dist.init_dist(60)
         globals()[sys.argv[1]]()
 
 

@@ -19,8 +19,8 @@ from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
 from utils import utils_dist
 from utils.dist import process
-from utils.dist.launch import read_launch
 from utils.options.load import load_options
+from utils.run import boot
 
 CASE = sys.argv[2]
 
@@ -52,8 +52,8 @@ def main() -> None:
     logging.basicConfig(
         format="%(message)s", level=logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR
     )
-    with utils_dist.one_door():
-        utils_dist.init_dist(read_launch(os.environ), 60)
+    with boot.ranks(log=False):
+        utils_dist.init_dist(60)
         model = ModelVRT(load_options(sys.argv[1], ["netG.net_type=one_conv"], PARTS))
         model.init_train()
         sums = []

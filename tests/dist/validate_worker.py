@@ -9,7 +9,6 @@ watchdog saw, the scores, the names of the pictures.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import weakref
 
@@ -21,9 +20,10 @@ from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
 from models.restore.validation import validate
 from utils import utils_dist
-from utils.dist import process, watchdog
-from utils.dist.launch import read_launch
+from utils.dist import process
+from utils.dist.state import RUN
 from utils.options.load import load_options
+from utils.run import boot
 
 ticks: set[float] = set()
 
@@ -35,7 +35,7 @@ class Same(nn.Module):
         self.factor = nn.Parameter(torch.ones(()))
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        ticks.add(watchdog.here().since)
+        ticks.add(RUN.place.since)
         return lq * self.factor
 
 
@@ -60,8 +60,8 @@ class Clip:
 
 
 def main() -> None:
-    with utils_dist.one_door():
-        utils_dist.init_dist(read_launch(os.environ), 60)
+    with boot.ranks(log=False):
+        utils_dist.init_dist(60)
         model = ModelVRT(load_options(sys.argv[1], sys.argv[2:], PARTS))
         clips, votes = [Clip(number, frames) for number, frames in enumerate((12, 3, 3))], []
         found = validate(model, clips, lambda: bool(votes.append(1)))

@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from utils import utils_dist
 from utils.dist import watchdog
-from utils.dist.launch import read_launch
 from utils.dist.process import die_with_parent
 from utils.errors import DataError
 from utils.options.models import WatchdogOptions
+from utils.run import boot
 
 KIND, RANK, STEP, STALL_S = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 MINUTES = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
@@ -59,9 +59,8 @@ class Numbers(Dataset):
 
 
 def main() -> None:
-    with utils_dist.one_door():
-        launch = read_launch(os.environ)
-        utils_dist.init_dist(launch, 600)
+    with boot.ranks(log=False):
+        utils_dist.init_dist(600)
         utils_dist.watch(WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1))
         train()
 

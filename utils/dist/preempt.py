@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from types import FrameType
 from typing import Any
 
@@ -13,17 +12,17 @@ import torch
 import torch.distributed as dist
 
 from utils import utils_dist
+from utils.dist.state import RUN
 
 PREEMPTED = 75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 logger = logging.getLogger(__name__)
-_asked = threading.Event()
 
 
 def install() -> None:
     """From now on the first signal asks for a stop; a second one ends this rank at once."""
-    _asked.clear()
+    RUN.stop_requested = False
     is_torchrun = utils_dist.get_launch().mode == "torchrun"
     handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch 2.8 does not set it
     if is_torchrun and "SIGUSR1" not in handled and utils_dist.is_main_process():
@@ -36,9 +35,9 @@ def install() -> None:
 
 
 def _on_signal(number: int, _: FrameType | None) -> None:
-    if _asked.is_set() and number == signal.SIGTERM:
+    if RUN.stop_requested and number == signal.SIGTERM:
         os._exit(128 + number)
-    _asked.set()
+    RUN.stop_requested = True
 
 
 class StopVote:
@@ -48,7 +47,7 @@ class StopVote:
     """
 
     def __init__(self) -> None:
-        self.flag = torch.tensor(float(_asked.is_set()), device=utils_dist.get_device())
+        self.flag = torch.tensor(float(RUN.stop_requested), device=utils_dist.get_device())
         self.work: Any = None
         if dist.is_initialized():
             self.work = dist.all_reduce(self.flag, async_op=True)  # a sum: gloo's MAX loses NaN, and sums do as well

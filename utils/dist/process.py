@@ -103,14 +103,19 @@ def first_to_claim(name: str, window_s: float) -> bool:
     return True
 
 
+def ignore_ended_children() -> None:
+    """torch's handler of SIGCHLD would raise an error for each loader process that is killed."""
+    with suppress(ValueError):  # in another thread than the main one; the handler raises in the main one only
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def kill_loader_processes() -> None:
     """SIGKILL to the processes of multiprocessing, which hold nothing that is worth keeping.
 
     Exit handlers would send two SIGTERMs and join: where both come before a loader process looks, they count as one,
     which it ignores (`leave_signals_to_parent`), and the join never ends.
     """
-    with suppress(ValueError):  # torch's handler would raise an error here for each process that is killed
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    ignore_ended_children()
     for child in multiprocessing.active_children():
         child.kill()
 

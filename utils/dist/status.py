@@ -22,7 +22,8 @@ from torch.distributed import Store
 
 from utils import utils_dist
 
-from utils.dist import gpu_use, watchdog
+from utils.dist import gpu_use
+from utils.dist.state import RUN
 from utils.errors import DataError
 from utils.files import write_whole
 
@@ -31,8 +32,6 @@ _ANSWER = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\nrank 0 of ")
 POLL_S = 1.0
 PATIENCE_S = 2.0  # with a rank that does not beat
 
-_facts: dict[str, Any] = {}
-
 
 def tell(**facts: Any) -> None:
     """Keep these facts of this rank for whoever asks. Plain types only.
@@ -40,16 +39,14 @@ def tell(**facts: Any) -> None:
     device; samples (of this rank, each epoch) and first (indices of the first three); weights, their hash, at
     weights_step; loss_is_finite, of the newest step; gpu, its use at the newest log line (gpu_use.usage).
     """
-    global _facts
-    _facts = {**_facts, **facts}  # never changed in place: another thread may be reading it
-    store = utils_dist.get_store()
-    if store is not None:
-        store.set(f"facts/{utils_dist.get_rank()}", json.dumps(_facts))
+    RUN.facts = {**RUN.facts, **facts}  # never changed in place: another thread may be reading it
+    if RUN.store is not None:
+        RUN.store.set(f"facts/{RUN.launch.rank}", json.dumps(RUN.facts))
 
 
 def own_line() -> str:
     """The line of this rank."""
-    return line(utils_dist.get_rank(), utils_dist.get_world_size(), _own_beat(), _facts)
+    return line(utils_dist.get_rank(), utils_dist.get_world_size(), _own_beat(), RUN.facts)
 
 
 def line(rank: int, world_size: int, beat: dict[str, Any], facts: dict[str, Any]) -> str:
@@ -120,7 +117,7 @@ def _of_all_ranks(store: Store, kind: str, world_size: int) -> list[dict[str, An
 
 
 def _own_beat() -> dict[str, Any]:
-    place = watchdog.here()
+    place = RUN.place
     age = time.monotonic() - place.since
     return {"host": socket.gethostname(), "pid": os.getpid(), "step": place.step, "age": age, "phase": place.phase}
 

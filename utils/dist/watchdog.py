@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.distributed import Store
 
@@ -28,67 +28,47 @@ from utils.dist.beats import REPORTED, Beats, State, claim_failure, is_gone, is_
 from utils.errors import StallError
 from utils.dist.process import first_to_claim, kill_tree
 from utils.dist.stacks import dump_stacks
+from utils.dist.state import RUN, Place
 
 STALL_CODE = StallError.exit_code
 FAREWELL_S = 8.0  # within this a rank that knows of a failure has left
 
 
-class Place(NamedTuple):
-    """Where a main thread is. syncs: collectives entered so far; the rank with the fewest keeps the others waiting."""
-
-    phase: str = "start"
-    step: int = 0
-    since: float = 0.0
-    syncs: int = 0
-
-
-_place = Place(since=time.monotonic())
-_stage = ""  # " in <name>" within `stage`
-
-
 def phase(name: str, step: int | None = None) -> None:
     """The main thread enters phase `name`; step: optimizer steps so far (None: as before)."""
-    global _place
-    _place = Place(_staged(name), _place.step if step is None else step, time.monotonic(), _place.syncs)
+    RUN.place = Place(_staged(name), RUN.place.step if step is None else step, time.monotonic(), RUN.place.syncs)
 
 
 def go_on() -> None:
     """The main thread is still in its phase, and alive: the time of the phase starts anew."""
-    phase(_place.phase)
+    phase(RUN.place.phase)
 
 
 def sync(name: str) -> None:
     """As phase, for one that ends only when all ranks have come to it."""
-    global _place
-    _place = Place(_staged(name), _place.step, time.monotonic(), _place.syncs + 1)
+    RUN.place = Place(_staged(name), RUN.place.step, time.monotonic(), RUN.place.syncs + 1)
 
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
     """A phase made of phases: one inside is called "<phase> in `name`", and has the budget of `name`."""
-    global _stage
-    _stage = f" in {name}"
+    RUN.stage = f" in {name}"
     try:
         yield
-        _stage, inner = "", _place.phase.removesuffix(_stage)
+        RUN.stage, inner = "", RUN.place.phase.removesuffix(RUN.stage)
         phase(inner)
     finally:
-        _stage = ""
+        RUN.stage = ""
 
 
 def _staged(name: str) -> str:
-    return name if name.endswith(_stage) else name + _stage
-
-
-def here() -> Place:
-    """Where the main thread is."""
-    return _place
+    return name if name.endswith(RUN.stage) else name + RUN.stage
 
 
 @contextmanager
 def collective(name: str) -> Iterator[None]:
     """Around a collective: the phase is "`name` in <phase>" meanwhile."""
-    outer = _place.phase
+    outer = RUN.place.phase
     sync(f"{name} in {outer}")
     yield
     phase(outer)
@@ -188,7 +168,7 @@ class Watchdog(threading.Thread):
             self._report(*verdict)
 
     def _own_state(self) -> State:
-        place = _place
+        place = RUN.place
         return {
             "phase": place.phase, "step": place.step, "syncs": place.syncs,
             "age": time.monotonic() - place.since, "budget": self.budgets.of(place.phase) if self.budgets else 0.0,

@@ -1,0 +1,42 @@
+"""How every program of one or several ranks starts and ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from utils import utils_dist
+from utils.dist.launch import read_launch
+from utils.options.load import options_digest
+from utils.options.models import Options, WatchdogOptions
+from utils.run.logger import setup_logging
+
+
+@contextmanager
+def ranks(log: bool = True) -> Iterator[None]:
+    """Wrap the whole program in it: the ranks meet, and end together with one message and one exit code. Collective.
+
+    Read the options next, within `utils_dist.all_ranks_or_none`, then call `begin`. Without options: `init_dist`.
+    log: set up the log of a run; tools that print their results need none.
+    """
+    with utils_dist.exit_together():
+        launch = read_launch(os.environ, torch.cuda.device_count())
+        if log:
+            setup_logging(launch.rank)
+        utils_dist.join(launch)
+        yield
+
+
+def begin(opt: Options | None) -> None:
+    """Make the process group, check that all ranks have the same options, and start the watchdog. Collective.
+
+    opt: None for a test without an option file.
+    """
+    utils_dist.init_dist(*([opt.dist_timeout_s] if opt else []))
+    utils_dist.check_same_on_all_ranks("the options", opt and options_digest(opt))
+    # A single process without options may be as slow as it likes: no other rank waits for it.
+    if opt or utils_dist.get_world_size() > 1:
+        utils_dist.watch(opt.watchdog if opt else WatchdogOptions())
