@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from data.clip_reader import dataset_clips, user_clips
 from data.select_dataset import DATASETS, build_dataset
 from models.losses import LOSSES

@@ -67,7 +67,6 @@ def read_options(argv: list[str]) -> Options:
 
 def train(opt: Options) -> int:
     """Build, resume, then step until the planned end; log, save and validate on the way. Exit code. Collective."""
-    every = opt.train
     with utils_dist.all_ranks_or_none():
         model, loader, clips, progress = build(opt)
     total_iter = planned_steps(opt.train, loader.steps_per_epoch, progress)
@@ -76,7 +75,7 @@ def train(opt: Options) -> int:
     is_new = progress.step < total_iter
     with closing(Experiment(opt, progress, loader.order())) as experiment, status.answering(opt.folder):
         # A validation that was stopped, or killed, comes first; one that is complete is not repeated.
-        is_test = progress.step % every.checkpoint_test == 0 and is_new
+        is_test = progress.step % opt.train.checkpoint_test == 0 and is_new
         if is_test and not run_validation(model, clips, experiment, progress):
             return stop_early(model, experiment, progress)
         timer = StepTimer()
@@ -89,16 +88,16 @@ def train(opt: Options) -> int:
                 timer.steps += 1
                 if opt.debug.every:
                     print_debug_lines(model, progress.step, micro_batches, opt.debug.every)
-                if progress.step % every.checkpoint_print == 0:
+                if progress.step % opt.train.checkpoint_print == 0:
                     experiment.log_training(progress, model.current_log() | timer.read() | measure_gpus())
                 if opt.debug.compare_every and progress.step % opt.debug.compare_every == 0:
                     compare_weights(model, progress)
                 if vote.is_stop():
                     return stop_early(model, experiment, progress)
                 with timer.paused():
-                    if progress.step % every.checkpoint_save == 0 and progress.step < total_iter:
+                    if progress.step % opt.train.checkpoint_save == 0 and progress.step < total_iter:
                         save(model, experiment, progress)
-                    is_test = progress.step % every.checkpoint_test == 0 and progress.step < total_iter
+                    is_test = progress.step % opt.train.checkpoint_test == 0 and progress.step < total_iter
                     if is_test and not run_validation(model, clips, experiment, progress):
                         return stop_early(model, experiment, progress)
         return finish(model, clips, experiment, progress, is_new)
@@ -241,7 +240,7 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
         return True
     if experiment.saved_step != progress.step:
         save(model, experiment, progress, with_weights=False)
-    validation = validate(model, dataset_clips(clips), preempt.all_asked)
+    validation = validate(model, dataset_clips(clips), preempt.is_stop_requested)
     if validation is None:
         progress.validation_stops += 1
         save(model, experiment, progress, with_weights=False)

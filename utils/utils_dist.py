@@ -270,7 +270,7 @@ def exit_together() -> Iterator[None]:
 def _fail(error: BaseException) -> NoReturn:
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     if RUN.store is None:
-        if rendezvous.speaks_alone(error):
+        if rendezvous.is_first_to_report(error):
             say(text_of(error, get_rank(), get_world_size()))
         write_exit_file(code)
         sys.stdout.flush()

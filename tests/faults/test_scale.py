@@ -84,8 +84,8 @@ def test_a_host_that_falls_silent_and_a_rank_that_is_waited_for_are_named_once(s
 
 
 def test_a_restarted_rank_hears_of_the_start_of_its_own_rank_0(server):
-    # torchrun's store outlives a restart; rank 1 of the first start knocked, and died before rank 0 had answered.
-    server.set(f"knock/{server.add('knocks', 1)}", "of an earlier start")
+    # torchrun's store outlives a restart; rank 1 of the first start sent a request, and died before the answer.
+    server.set(f"request/{server.add('requests', 1)}", "of an earlier start")
     names = {}
 
     def name(rank):

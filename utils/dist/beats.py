@@ -1,11 +1,11 @@
-"""What the ranks tell one another through the store of the run, each beat, and what they conclude from it.
+"""The heartbeats of the ranks in the store of the run, and the failures that they show.
 
-A beat costs a rank the same two requests whatever the number of ranks: it sets its own state, and reads in one go the
-shared verdict and the states of rank 0, of the next rank and of the next rank on its host. Whichever ranks fall silent,
-one of them follows a rank that still beats, which sees it. Which rank the others wait for, only the states of all
-ranks can tell: one rank at a time reads them, and only while it has been too long in a phase itself.
+A beat costs two requests, whatever the number of ranks: a rank writes its own state, and reads the shared failure and
+the states of rank 0, of the next rank and of the next rank on its host. So of any ranks that fall silent, at least one
+is watched by a rank that still beats. Which rank the others wait for shows only in the states of all ranks: one rank at
+a time reads them, and only while it has been too long in a phase itself.
 
-Ages are taken on each observer's own clock, so that no two clocks need agree.
+Ages are measured on the observer's clock, so the clocks of the hosts need not agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from utils.dist.process import machine, process_state
 from utils.dist.rendezvous import MET
 
 FAILURE = "failure"  # store key: the first failure, {"rank", "code", "by"}; empty while there is none
-REPORTED = "reported"  # store key: it has been said; everyone may leave
+REPORTED = "reported"  # store key: the failure has been reported; all ranks may end
 LOOKING = "looking"  # store key: the rank that reads all states; empty while none does
 
 State = dict[str, Any]
@@ -39,8 +39,8 @@ class Beats:
         self.seen: dict[int, tuple[int, float]] = {}  # watched rank -> (its last beat, when it came)
         self.is_looking = False
         if store is not None:
-            store.compare_set(FAILURE, "", "")  # so that it can be read in one go with the states
-            self.place = store.add(f"on/{self.machine}", 1) - 1  # the how many-th of its host
+            store.compare_set(FAILURE, "", "")  # so that multi_get can read it with the states
+            self.place = store.add(f"on/{self.machine}", 1) - 1  # index among the ranks of its host
             store.set(f"on/{self.machine}/{self.place}", str(rank))
 
     # ---- the exchange ----------------------------------------------------------------------------------------------
@@ -65,9 +65,9 @@ class Beats:
         return json.loads(found[0]) if found[0] else None
 
     def meet_rank_0(self, store: Store) -> None:
-        """After the ranks have met: from now on the loss of rank 0, and of the store with it, has a name.
+        """Read the state of rank 0 after the ranks have met: if rank 0 and its store are lost, it can be named.
 
-        store: another connection, for this is the main thread's part.
+        store: the connection of the main thread, which calls this.
         """
         self.states.setdefault(0, json.loads(store.get("beat/0")))
 
@@ -77,15 +77,15 @@ class Beats:
             self.states.update(read_states(self.store, self.world_size))
 
     def _find_watched(self) -> list[int] | None:
-        """Rank 0, whose process may hold the store, the next rank, and the next on this host: it alone can see a
-        process of its host die."""
+        """Rank 0, which may host the store, the next rank, and the next rank on this host: only from the same host can
+        the end of a process be seen."""
         if not self.store.check([MET]):
             return None
         on_host = self.store.add(f"on/{self.machine}", 0)
         next_on_host = int(self.store.get(f"on/{self.machine}/{(self.place + 1) % on_host}"))
         return sorted({0, (self.rank + 1) % self.world_size, next_on_host} - {self.rank})
 
-    # ---- the judgement ---------------------------------------------------------------------------------------------
+    # ---- the verdict -----------------------------------------------------------------------------------------------
 
     def verdict(self, stall_s: float | None) -> Verdict | None:
         """What stops the run, or None. stall_s: None before the watch has begun, when only deaths count."""
@@ -108,7 +108,7 @@ class Beats:
         return rank, "STUCK", f"{self.states[rank]['age']:.1f} s in {where(self.states[rank])}"
 
     def _may_look(self) -> bool:
-        """Whether this rank is too long in its phase, and no other rank is looking for the cause already."""
+        """Whether this rank has been too long in its phase, and no other rank is looking for the cause already."""
         own, mine = self.states[self.rank], str(self.rank)
         if not own["budget"] or own["age"] <= own["budget"]:
             self.stop_looking()
@@ -118,7 +118,7 @@ class Beats:
         return self.store is None or self.is_looking
 
     def stop_looking(self) -> None:
-        """Leave the search for the cause to others."""
+        """Let another rank look for the cause."""
         if self.is_looking:
             self.store.compare_set(LOOKING, str(self.rank), "")
             self.is_looking = False
@@ -127,7 +127,7 @@ class Beats:
 def most_stuck(states: dict[int, State]) -> int | None:
     """The rank that the others wait for: the longest over its budget of those that entered the fewest collectives."""
     if not all(state["budget"] for state in states.values()):
-        return None  # one has not begun its watch
+        return None  # one has not called `watch` yet
     fewest = min(state["syncs"] for state in states.values())
     late = [(s["age"] - s["budget"], rank) for rank, s in states.items() if s["syncs"] == fewest]
     over, rank = max(late)
@@ -147,12 +147,12 @@ def claim_failure(store: Store, rank: int, code: int, by: int) -> State | None:
 
 
 def is_gone(state: State) -> bool:
-    """Whether the rank's process, on this machine, is no more."""
+    """Whether the rank's process ran on this machine and is gone."""
     return is_here(state) and process_state(state["pid"]) in (None, "Z", "X")
 
 
 def is_here(state: State) -> bool:
-    """Whether the rank's process number means something on this machine."""
+    """Whether the rank runs on this machine, so that its process id is valid here."""
     return state["machine"] == machine()
 
 

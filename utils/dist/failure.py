@@ -1,4 +1,4 @@
-"""Several ranks fail, one of them first: which error is the cause, and how it is told."""
+"""Several ranks fail, one of them first: which error is the cause, and the text that reports it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.distributed import DistNetworkError, Store
 from utils.dist.beats import FAILURE, read_states, where
 from utils.errors import SpikeVRTError, StallError
 
-# What gloo, NCCL and the store say of a peer that has gone or does not answer. NCCL's other errors, such as a GPU given
-# to two ranks or a full /dev/shm, are of this rank: each of them is a cause.
+# Messages of gloo, NCCL and the store about a peer that is gone or does not answer. NCCL's other errors, such as a GPU
+# given to two ranks or a full /dev/shm, concern this rank: each of them is a cause.
 OF_A_PEER = re.compile(
     r"[Cc]onnection|Broken pipe|gloo/transport|Timed out waiting|wait timeout|client socket has timed out|"
     r"ncclRemoteError|remote process|communicator was aborted"
@@ -21,16 +21,16 @@ PATIENCE_S = 3.0
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether it tells of another rank that failed, and its cause is about to be noted by that rank or a watchdog."""
+    """Whether the error follows from the failure of another rank, which that rank or a watchdog will report."""
     found = isinstance(error, DistNetworkError) or OF_A_PEER.search(str(error))
     return isinstance(error, RuntimeError) and bool(found)
 
 
 def lost_contact(error: BaseException, store: Store, rank: int, world_size: int) -> StallError:
-    """Waits for whoever knows the cause of a broken connection to say it; else an error with what can be known here."""
+    """The error of a broken connection, with the ranks that stopped beating. First waits for another rank's report."""
     suspects = ""
     try:
-        # One rank looks at the beats of all before and after the wait; the others give it time to speak.
+        # One rank compares the beats of all ranks before and after the wait; the others give it time to report.
         looks = store.add("lost contact", 1) == 1
         before = read_states(store, world_size) if looks else {}
         deadline = time.monotonic() + (PATIENCE_S if looks else 2 * PATIENCE_S)
@@ -42,7 +42,7 @@ def lost_contact(error: BaseException, store: Store, rank: int, world_size: int)
             for other, state in after.items()
             if other != rank and state["beat"] == before[other]["beat"]
         )
-    except RuntimeError:  # the store has gone as well
+    except RuntimeError:  # the store is lost as well
         pass
     return StallError(
         "lost contact with another rank", suspects or f"rank {rank}", "all ranks alive and connected",
@@ -51,7 +51,7 @@ def lost_contact(error: BaseException, store: Store, rank: int, world_size: int)
 
 
 def text_of(error: BaseException, rank: int, world_size: int) -> str:
-    """What to say of it: the four parts, or the whole trace with the rank before each line."""
+    """The four parts of an error of this project, else the whole traceback with the rank before each line."""
     if isinstance(error, SpikeVRTError):
         return str(error)
     prefix = f"[rank {rank}] " if world_size > 1 else ""

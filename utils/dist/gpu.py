@@ -21,9 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def choose_gpus(launch: LaunchInfo, opt: Options) -> None:
-    """Make the GPUs of opt.gpu_ids visible to a single process, where the environment does not say which.
+    """Make the GPUs of opt.gpu_ids visible to a single process, unless the environment chooses GPUs.
 
-    Before any CUDA call: CUDA reads the variable once. torch.cuda.device_count() is none, torch.cuda.is_available() is.
+    Call it before CUDA starts, for CUDA reads the variable once. torch.cuda.is_available() starts CUDA, device_count()
+    does not.
     """
     visible = visible_gpus(launch, opt.gpu_ids, os.environ)
     if visible is not None:
@@ -43,7 +44,7 @@ def visible_gpus(launch: LaunchInfo, gpu_ids: list[int] | None, env: Mapping[str
 def note_on_gpu_ids(
     launch: LaunchInfo, asked: list[int] | None, opt_path: str, chosen: str | None, env: Mapping[str, str], count: int
 ) -> str:
-    """What runs where that is not what gpu_ids lists, or "". chosen: of `visible_gpus`; count: visible GPUs."""
+    """What to log where the GPUs in use are not those of gpu_ids, else "". chosen: of `visible_gpus`; count: visible."""
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if not asked or count == 0:
         return ""
@@ -69,7 +70,7 @@ def require_usable_gpus(env: Mapping[str, str] = os.environ) -> None:
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
         return
-    with warnings.catch_warnings(record=True) as reasons:  # torch's own words, e.g. "driver ... is too old"
+    with warnings.catch_warnings(record=True) as reasons:  # torch's own warning, e.g. "driver ... is too old"
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return

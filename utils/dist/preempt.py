@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 mean: save and go, to be started again. All ranks agree on the step, whoever got the signal."""
+"""SIGTERM and SIGUSR1: save and exit, to be started again. All ranks stop after the same step, whichever got it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """From now on the first signal asks for a stop; a second one ends this rank at once."""
+    """From now on the first signal requests a stop; a second SIGTERM ends this rank at once."""
     RUN.stop_requested = False
     is_torchrun = utils_dist.get_launch().mode == "torchrun"
     handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch 2.8 does not set it
     if is_torchrun and "SIGUSR1" not in handled and utils_dist.is_main_process():
         logger.warning(
-            "SIGUSR1 would kill torchrun without a word to the ranks: "
+            "SIGUSR1 would kill torchrun before the ranks can save: "
             "start scripts/torchrun_quiet.py in its place, which takes the same arguments"
         )
     for number in SIGNALS:
@@ -41,9 +41,9 @@ def _on_signal(number: int, _: FrameType | None) -> None:
 
 
 class StopVote:
-    """One step's question to all ranks: was anyone asked to stop? Travels while the step computes. Collective.
+    """Whether any rank was asked to stop, exchanged while the step computes. Collective.
 
-    A step on which the ranks agree is needed: whoever stops a step earlier leaves the others in a collective.
+    All ranks must stop after the same step: one that stops earlier leaves the others in a collective.
     """
 
     def __init__(self) -> None:
@@ -59,6 +59,6 @@ class StopVote:
         return bool(self.flag > 0)
 
 
-def all_asked() -> bool:
-    """Whether any rank was asked to stop: for moments between two clips of a validation. Collective."""
+def is_stop_requested() -> bool:
+    """Whether any rank was asked to stop; for use between two clips of a validation. Collective."""
     return StopVote().is_stop()

@@ -20,16 +20,16 @@ from typing import NoReturn
 if not sys.platform.startswith("linux"):
     sys.exit(f"SpikeVRT runs on Linux (on Windows: in WSL), not on {sys.platform}")
 
-# Private, and without a public equal: see `end`.
+# Private, without a public equivalent: see `end`.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @cache
 def machine() -> str:
-    """Where a process number means the same process: host name, boot of the kernel and PID namespace together.
+    """A name for where a process id is valid: host name, boot of the kernel and PID namespace together.
 
-    The name alone does not tell: containers and copied virtual machines share it.
+    The host name alone is not enough: containers and copied virtual machines share it.
     """
     boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     parts = [socket.gethostname()]
@@ -77,10 +77,10 @@ def signals_held() -> Iterator[None]:
 
 
 def leave_signals_to_parent() -> None:
-    """In a child: what is sent to all processes of a rank is for the rank alone, which saves before it goes.
+    """In a child: ignore signals sent to all processes of a rank; the rank itself handles them, and saves first.
 
-    torchrun signals the group of a rank, SLURM all that descends from it; a loader process that obeyed would take the
-    rank down in the middle of its step. The second SIGTERM is obeyed: it is how the rank itself ends its children.
+    torchrun signals the process group of a rank, SLURM all its descendants; a loader process that ended would fail the
+    rank in the middle of a step. The second SIGTERM ends the child: that is how the rank itself ends its children.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -89,7 +89,7 @@ def leave_signals_to_parent() -> None:
 
 
 def first_to_claim(name: str, window_s: float) -> bool:
-    """Whether this process is the first on its host, within window_s, to claim the name: one of many speaks."""
+    """Whether this process is the first on its host, within window_s, to claim the name; it alone reports."""
     claim = Path(tempfile.gettempdir()) / f"spikevrt-{os.getuid()}-{name}"
     with suppress(OSError):
         if time.time() - claim.stat().st_mtime > window_s:
@@ -110,7 +110,7 @@ def ignore_ended_children() -> None:
 
 
 def kill_loader_processes() -> None:
-    """SIGKILL to the processes of multiprocessing, which hold nothing that is worth keeping.
+    """SIGKILL to the processes of multiprocessing, which have nothing to save.
 
     Exit handlers would send two SIGTERMs and join: where both come before a loader process looks, they count as one,
     which it ignores (`leave_signals_to_parent`), and the join never ends.
@@ -121,11 +121,11 @@ def kill_loader_processes() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """sys.exit(code), exit handlers and all, at the end of a program of several ranks, but without tearing Python down.
+    """End a program of one or several ranks: run the exit handlers, then os._exit(code) in place of Python's shutdown.
 
-    While Python goes down, a thread of torch that lets go of a tensor aborts the process (SIGABRT, "terminate called
-    without an active exception"), and a run that has done its work would seem to have failed: pytorch#190489.
-    A Python that cannot run the handlers on demand goes down in the ordinary way.
+    During that shutdown, a thread of torch that releases a tensor aborts the process (SIGABRT, "terminate called
+    without an active exception"), and a finished run would seem to have failed: pytorch#190489.
+    Where Python has no function to run the handlers, this is sys.exit(code).
     """
     kill_loader_processes()
     if run_exit_handlers is None:
@@ -138,6 +138,6 @@ def end(code: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """SIGKILL for this process as soon as its parent is gone, so that nobody is left behind after a kill -9."""
+    """SIGKILL for this process as soon as its parent is gone, so that no process is left over after a kill -9."""
     with suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""How the ranks find each other: one key-value store on rank 0, joined under a deadline of our own.
+"""How the ranks find each other: one key-value store on rank 0, with our own time limits.
 
-torch alone waits for ever where something else answers on the port, says "timed out" where a name does not resolve,
-and counts the ranks that are missing without naming them.
+torch alone waits for ever where another program listens on the port, says "timed out" where a name does not resolve,
+and does not name the ranks that are missing.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from utils.dist.process import first_to_claim
 
 logger = logging.getLogger(__name__)
 
-# Each single check is decided within this time (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter): with the start of Python
-# and torch before it, a fault is explained within 15 s.
+# Time limit of each check (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter): with the start of Python and torch, a fault is
+# reported within 15 s.
 CHECK_S = 10.0
-JOINED = "joined"  # store key: processes that have come, a rank that came twice counted twice
+JOINED = "joined"  # store key: number of processes that have joined; a rank that joined twice counts twice
 MET = "met"  # store key: all ranks have arrived
 T = TypeVar("T")
 
 
 def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
-    """(the store that all ranks share, whether this process hosts it). Raises DistError within its deadlines."""
-    # torchrun's agent keeps a store on that port already, and it outlives the ranks.
+    """(the store of all ranks, whether this process hosts it). Raises DistError within the time limits."""
+    # torchrun's agent already hosts a store on that port, which outlives the ranks.
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     hosts = launch.rank == 0 and not by_agent
     _check_resolves(launch)
@@ -98,14 +98,14 @@ def _connect(launch: LaunchInfo) -> TCPStore:
                     f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({_errno_name(e)})",
                     _place(launch),
                     "rank 0 listening on MASTER_ADDR:MASTER_PORT",
-                    "see whether rank 0 was started, MASTER_ADDR is its host, and no firewall lies between",
+                    "check that rank 0 was started, that MASTER_ADDR is its host, and that no firewall blocks the port",
                 ) from e  # fmt: skip
             if waited > _check_s() and not told:
                 told = True
                 logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, *address)
         time.sleep(0.1)
     try:
-        # A foreign listener accepts and stays silent; torch ignores its own time-out then.
+        # Another program may accept and never answer; torch ignores its own time-out then.
         return _within(_check_s(), lambda: TCPStore(*address, is_master=False, timeout=timedelta(seconds=_check_s())))
     except (TimeoutError, TorchDistError) as e:
         raise DistError(
@@ -115,40 +115,40 @@ def _connect(launch: LaunchInfo) -> TCPStore:
 
 
 def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
-    """A name for this start of the ranks, made by rank 0, in a store that outlives a restart.
+    """A name for this start of the ranks, chosen by rank 0: the store also holds the keys of starts before a restart.
 
-    Each agent of torchrun counts the restarts that it asked for itself, so TORCHELASTIC_RESTART_COUNT differs between
-    them. Every rank knocks with a name of its own, and rank 0, which has to be of the same start, answers it.
+    TORCHELASTIC_RESTART_COUNT differs between the agents of torchrun: each counts only the restarts that it asked for.
+    So every rank sends a request with a random id, which only a rank 0 of the same start answers.
     """
     mine = uuid.uuid4().hex
     if launch.rank == 0:
-        threading.Thread(target=_answer_knocks, args=(tcp.clone(), mine), daemon=True, name="rendezvous").start()
+        threading.Thread(target=_answer_requests, args=(tcp.clone(), mine), daemon=True, name="rendezvous").start()
         return mine
-    tcp.set(f"knock/{tcp.add('knocks', 1)}", mine)
+    tcp.set(f"request/{tcp.add('requests', 1)}", mine)
     if not wait_for(tcp, f"answer/{mine}", _limit_s(), lambda: logger.warning("rank %d waits for rank 0", launch.rank)):
         raise _not_arrived([0], launch)
     return tcp.get(f"answer/{mine}").decode()
 
 
-def _answer_knocks(tcp: Store, name: str) -> None:
-    """In a thread of rank 0, until all ranks have met. Answers to ranks of an earlier start reach nobody."""
+def _answer_requests(tcp: Store, name: str) -> None:
+    """In a thread of rank 0, until all ranks have met. Nobody reads the answers to ranks of an earlier start."""
     heard, unanswered, deadline = 0, set(), time.monotonic() + _limit_s()
-    with suppress(RuntimeError):  # the store has gone
+    with suppress(RuntimeError):  # the store is lost
         while time.monotonic() < deadline and not tcp.check([f"spikevrt/{name}/{MET}"]):
-            count = tcp.add("knocks", 0)
+            count = tcp.add("requests", 0)
             unanswered |= set(range(heard + 1, count + 1))
             heard = count
-            for number in [n for n in unanswered if tcp.check([f"knock/{n}"])]:
-                tcp.set(f"answer/{tcp.get(f'knock/{number}').decode()}", name)
+            for number in [n for n in unanswered if tcp.check([f"request/{n}"])]:
+                tcp.set(f"answer/{tcp.get(f'request/{number}').decode()}", name)
                 unanswered.remove(number)
             time.sleep(0.1)
 
 
 def meet(store: Store, launch: LaunchInfo) -> None:
-    """Wait until every rank has arrived: a few requests of each, whatever the number of ranks. Collective.
+    """Wait until every rank has arrived: a few requests per rank, whatever the number of ranks. Collective.
 
-    Ranks may be started minutes apart: rank 0 names those missing after 10 s, and gives them up after
-    SPIKEVRT_JOIN_TIMEOUT seconds (default 300) with a DistError.
+    Ranks may be started minutes apart: rank 0 names the missing ones after 10 s, and raises DistError after
+    SPIKEVRT_JOIN_TIMEOUT seconds (default 300).
     """
     store.add(JOINED, 1)
     if store.add(f"arrived/{launch.rank}", 1) > 1:
@@ -166,7 +166,7 @@ def meet(store: Store, launch: LaunchInfo) -> None:
         if launch.rank == 0:
             logger.warning("waiting for %s of %d", _names(missing()), launch.world_size)
 
-    # Only rank 0 reads who is missing. The others leave when it has said so, and speak if it has not come itself.
+    # Only rank 0 looks up the missing ranks. The others end after its report; if rank 0 itself is missing, they report it.
     if not wait_for(store, MET, _limit_s() + (0 if launch.rank == 0 else 3), warn):
         raise _not_arrived(missing() if launch.rank == 0 else [0], launch)
 
@@ -184,13 +184,13 @@ def _names(ranks: list[int]) -> str:
 
 
 class Round:
-    """A point that all ranks come to, each telling how it fared: a few requests of each, whatever their number."""
+    """A barrier at which each rank reports success or failure: a few requests per rank, whatever the number of ranks."""
 
     def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
         self.store, self.name, self.rank, self.world_size = store, name, rank, world_size
 
     def arrive(self, code: int | None = None) -> None:
-        """code: the exit code where this rank failed. The last to come lets all ranks read the outcome."""
+        """code: the exit code if this rank failed. The last rank to arrive lets all ranks read the outcome."""
         mine = "" if code is None else f"{self.rank} {code}"
         noted = self.store.compare_set(self._failed, "", mine).decode()
         while mine and int(noted.split()[0]) > self.rank:  # the lowest rank that failed counts
@@ -199,7 +199,7 @@ class Round:
             self.store.set(self._over, "1")
 
     def wait(self, seconds: float = float("inf")) -> tuple[int, int] | None:
-        """The lowest rank that failed and its exit code, once all have come or the time is over; None if none has."""
+        """The lowest rank that failed and its exit code, once all have arrived or the time is over; None if none failed."""
         wait_for(self.store, self._over, seconds)
         failed = self.store.get(self._failed).decode()
         return tuple(map(int, failed.split())) if failed else None
@@ -216,7 +216,7 @@ class Round:
 def wait_for(store: Store, key: str, seconds: float, warn: Callable[[], None] = lambda: None) -> bool:
     """Whether the key comes within this time. warn: called once, after 10 s.
 
-    Asks ever less often, four times a second in the end: torch's own wait hears no Ctrl-C and prints when time is up.
+    Polls, in the end four times a second: torch's own wait ignores Ctrl-C, and prints when the time is over.
     """
     start, pause_s, told = time.monotonic(), 0.01, False
     while not store.check([key]):
@@ -231,11 +231,11 @@ def wait_for(store: Store, key: str, seconds: float, warn: Callable[[], None] = 
     return True
 
 
-def speaks_alone(error: BaseException) -> bool:
-    """Whether this rank is the first of its launch, on this host, to say this: before joining, no store can tell."""
+def is_first_to_report(error: BaseException) -> bool:
+    """Whether this rank is the first of its launch on this host with this error: before joining there is no store to ask."""
     if "RANK" not in os.environ and "SLURM_PROCID" not in os.environ:
         return True
-    # Where the launch has no name of its own, the same words from the same parent within 10 s are taken for the same.
+    # Where the launch has no id, the same message under the same parent process within 10 s counts as the same error.
     names = (
         "TORCHELASTIC_RUN_ID",
         "TORCHELASTIC_RESTART_COUNT",
@@ -266,7 +266,7 @@ def _place(launch: LaunchInfo) -> str:
 
 
 def _within(seconds: float, function: Callable[[], T]) -> T:
-    """function(), or TimeoutError; what hangs is left behind in a thread, for nothing can end it."""
+    """function(), or TimeoutError; a call that hangs stays behind in its thread, which cannot be ended."""
     box: list[T | BaseException] = []
 
     def call() -> None:

@@ -28,7 +28,7 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
 
 
 def _signal_dump(pid: int, file: Any) -> None:
-    """Ask `pid` for its stacks, if it has our handler (SIGUSR2 would kill it otherwise)."""
+    """Ask `pid` for its stacks if it handles SIGUSR2, which would kill it otherwise."""
     state = process_state(pid)
     with suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

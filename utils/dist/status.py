@@ -1,8 +1,8 @@
-"""One line on every rank, at the start of a run and whenever a person asks: ``touch <folder of the run>/status``.
+"""One line about every rank, at the start of a run and on request: ``touch <folder of the run>/status``.
 
-No rank has to do anything for an answer. Each keeps a few facts in the store of the run, beside the heartbeat of its
-watchdog; a thread of rank 0, on a connection of its own, reads both and writes the lines into the file that was
-touched. So the answer comes, and hinders nobody, while ranks compute, wait for one another or stand still.
+Each rank keeps a few facts in the store of the run, beside the heartbeat of its watchdog. A thread of rank 0, with its
+own connection, reads both and writes the lines into the file that was touched. So the answer comes while the ranks
+compute, wait for one another or hang, and slows none of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 from torch.distributed import Store
 
 from utils import utils_dist
-
 from utils.dist import gpu_use
 from utils.dist.state import RUN
 from utils.errors import DataError
@@ -30,11 +29,11 @@ from utils.files import write_whole
 FILE = "status"
 _ANSWER = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\nrank 0 of ")
 POLL_S = 1.0
-PATIENCE_S = 2.0  # with a rank that does not beat
+PATIENCE_S = 2.0  # for the next beat of a rank
 
 
 def tell(**facts: Any) -> None:
-    """Keep these facts of this rank for whoever asks. Plain types only.
+    """Keep these facts of this rank for the status file. Plain types only.
 
     device; samples (of this rank, each epoch) and first (indices of the first three); weights, their hash, at
     weights_step; loss_is_finite, of the newest step; gpu, its use at the newest log line (gpu_use.usage).
@@ -50,7 +49,7 @@ def own_line() -> str:
 
 
 def line(rank: int, world_size: int, beat: dict[str, Any], facts: dict[str, Any]) -> str:
-    """Who and where a rank is, what it works on, and its weights."""
+    """The line of a rank: host, process, place in the run, weights, share of the data."""
     parts = [
         f"rank {rank} of {world_size} on {beat['host']}, {facts['device']}, pid {beat['pid']}",
         f'step {beat["step"]}, {beat["age"]:.1f} s in phase "{beat["phase"]}"',
@@ -64,7 +63,7 @@ def line(rank: int, world_size: int, beat: dict[str, Any], facts: dict[str, Any]
 
 @contextmanager
 def answering(folder: Path) -> Iterator[None]:
-    """Meanwhile, rank 0 answers in `folder`/status each time that file is touched."""
+    """Within the block, rank 0 answers in `folder`/status each time that file is touched."""
     if not utils_dist.is_main_process():
         yield
         return
@@ -81,12 +80,12 @@ def answering(folder: Path) -> Iterator[None]:
 
 def _answer(path: Path, store: Store | None, world_size: int, over: threading.Event) -> None:
     answered = _time_of(path) if _is_answer(path) else None
-    with suppress(RuntimeError):  # the store has gone, and the run with it
+    with suppress(RuntimeError):  # the store is lost, so the run is ending
         while not over.wait(POLL_S):
             touched = _time_of(path)
             if touched is None or touched == answered or not _is_question(path):
                 continue
-            with suppress(DataError):  # a full disk: the next one who asks may have more luck
+            with suppress(DataError):  # a full disk: the next request may succeed
                 write_whole(path, "".join(f"{text}\n" for text in _lines(store, world_size, over)).encode())
             answered = _time_of(path)
 
@@ -101,7 +100,7 @@ def _lines(store: Store | None, world_size: int, over: threading.Event) -> list[
 
 
 def _beats_from_now(store: Store, world_size: int, over: threading.Event) -> list[dict[str, Any]]:
-    """The next beat of each rank, for the last one may be of before the question; of a silent rank the last one."""
+    """The next beat of each rank, as the last one may be older than the request; of a silent rank the last one."""
     last = _of_all_ranks(store, "beat", world_size)
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -112,7 +111,7 @@ def _beats_from_now(store: Store, world_size: int, over: threading.Event) -> lis
 
 
 def _of_all_ranks(store: Store, kind: str, world_size: int) -> list[dict[str, Any]]:
-    """What all ranks have put into the store before training begins."""
+    """The entry `kind` of all ranks; each has one before training begins."""
     return [json.loads(value) for value in store.multi_get([f"{kind}/{rank}" for rank in range(world_size)])]
 
 
@@ -130,7 +129,7 @@ def _is_question(path: Path) -> bool:
 
 
 def _is_answer(path: Path) -> bool:
-    """Whether the file holds an answer of ours; another's file of that name is left alone."""
+    """Whether the file holds an answer; any other file of that name is left alone."""
     try:
         return bool(_ANSWER.match(path.read_text(errors="replace")))
     except OSError:

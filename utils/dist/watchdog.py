@@ -1,7 +1,7 @@
-"""No silent hang: every rank says each half second where it is, and the first to see a stall names it, with its stack.
+"""Ends a run that hangs: every rank publishes its phase each half second, and a stalled rank is named with its stack.
 
-The main thread notes its phase (a tuple; no lock, no call into the store). A thread of its own, on a connection of its
-own, publishes it, watches a few other ranks (beats.py), and ends all ranks within seconds when one is SILENT (no
+The main thread notes its phase (a tuple; no lock, no request to the store). The watchdog thread, with its own
+connection, publishes it, watches a few other ranks (beats.py), and ends all ranks within seconds when one is SILENT (no
 beat), STUCK (too long in one phase), DEAD (its process is gone) or FAILED (it raised; see utils_dist).
 """
 
@@ -31,7 +31,7 @@ from utils.dist.stacks import dump_stacks
 from utils.dist.state import RUN, Place
 
 STALL_CODE = StallError.exit_code
-FAREWELL_S = 8.0  # within this a rank that knows of a failure has left
+EXIT_S = 8.0  # a rank that knows of a failure ends within this time
 
 
 def phase(name: str, step: int | None = None) -> None:
@@ -40,18 +40,18 @@ def phase(name: str, step: int | None = None) -> None:
 
 
 def go_on() -> None:
-    """The main thread is still in its phase, and alive: the time of the phase starts anew."""
+    """The main thread makes progress within its phase: the time of the phase starts again."""
     phase(RUN.place.phase)
 
 
 def sync(name: str) -> None:
-    """As phase, for one that ends only when all ranks have come to it."""
+    """As `phase`, for a phase that ends only when all ranks have entered it."""
     RUN.place = Place(_staged(name), RUN.place.step, time.monotonic(), RUN.place.syncs + 1)
 
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """A phase made of phases: one inside is called "<phase> in `name`", and has the budget of `name`."""
+    """Within the block a phase is called "<phase> in `name`", and has the time limit of `name`."""
     RUN.stage = f" in {name}"
     try:
         yield
@@ -75,8 +75,8 @@ def collective(name: str) -> Iterator[None]:
 
 
 class Watchdog(threading.Thread):
-    """The thread of one rank. leave: ends this process with a code, and must not return; it is
-    handed the store, as far as that still answers."""
+    """The watchdog thread of one rank. leave: ends this process with an exit code and must not return; it is given the
+    store, or None where that does not answer."""
 
     def __init__(
         self, rank: int, world_size: int, store: Store | None, leave: Callable[[int, Store | None], None]
@@ -86,8 +86,8 @@ class Watchdog(threading.Thread):
         self.beats = Beats(rank, world_size, store)
         self.budgets: WatchdogOptions | None = None  # None until `watch`: follows failures and deaths only
         self.interval_s = 0.5
-        self.ending = False  # the main thread has come to the end: peers that go are no longer dead
-        self.failure: State | None = None  # what ends the run, once it is known
+        self.ending = False  # the main thread has finished: a peer whose process is gone is not DEAD
+        self.failure: State | None = None  # the failure that ends the run, once it is known
         self.stopped = threading.Event()
         self.hurried, self.has_turned = threading.Event(), threading.Event()  # of the next turn
         self.turned = time.monotonic()
@@ -99,30 +99,30 @@ class Watchdog(threading.Thread):
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
         self.beats.publish(self._own_state())
 
-    # ---- life ------------------------------------------------------------------------------------------------------
+    # ---- the thread ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         super().start()
         threading.Thread(target=self._guard, daemon=True, name="watchdog's guard").start()
 
     def _guard(self) -> None:
-        """A network that swallows every packet holds the thread in a call to the store, whatever its time-out."""
+        """End the process if the thread hangs in a call to the store: if packets are dropped, its time-out fails."""
         while not self.stopped.wait(self.interval_s):
             if self.budgets is None or self.ending:
                 continue
             patience_s = min(1.5, self.budgets.stall_s) if self._store_is_gone() else self.budgets.stall_s
-            if time.monotonic() - self.turned > (FAREWELL_S if self.failure else patience_s):
+            if time.monotonic() - self.turned > (EXIT_S if self.failure else patience_s):
                 self._store_lost()
 
     def run(self) -> None:
-        while not self._rests():
+        while self._next_turn():
             self.turned, is_watching = time.monotonic(), self.budgets is not None
-            # A thread that holds the GIL for ever lets nobody in to stop it: C code ends the process then.
+            # While a thread holds the GIL for ever, only C code can end the process.
             if is_watching:
-                faulthandler.dump_traceback_later(self.budgets.stall_s + 4, exit=True, file=self._last_words())
+                faulthandler.dump_traceback_later(self.budgets.stall_s + 4, exit=True, file=self._dump_file())
             try:
                 self._turn()
-            except RuntimeError:  # the store has gone
+            except RuntimeError:  # the store is lost
                 if self.ending or self.stopped.wait(0.3):
                     return
                 self._store_lost()
@@ -130,17 +130,17 @@ class Watchdog(threading.Thread):
                 self.has_turned.set()
         faulthandler.cancel_dump_traceback_later()
 
-    def _rests(self) -> bool:
-        """Waits for the next turn. True: there is none."""
+    def _next_turn(self) -> bool:
+        """Wait for the next turn. False: `stop` was called."""
         self.hurried.wait(self.interval_s)
         self.hurried.clear()
-        return self.stopped.is_set()
+        return not self.stopped.is_set()
 
     def watch(self, budgets: WatchdogOptions) -> None:
         """From now on a stall ends the run."""
         go_on()
         self.budgets, self.interval_s = budgets, min(0.5, budgets.stall_s / 6)
-        # The others must know of it, or a rank that falls silent before its next beat would be waited for for ever.
+        # Others report a silent rank only once its beat has shown that it is watched: beat before going on.
         self.has_turned.clear()
         self.hurried.set()
         self.has_turned.wait(budgets.stall_s)
@@ -155,7 +155,7 @@ class Watchdog(threading.Thread):
     def clean(self) -> None:
         Path(self.stack_file.name).unlink(missing_ok=True)
 
-    def _last_words(self) -> Any:
+    def _dump_file(self) -> Any:
         return sys.stderr if self.store is None else self.stack_file
 
     def _turn(self) -> None:
@@ -175,13 +175,13 @@ class Watchdog(threading.Thread):
             "pid": os.getpid(), "host": self.host, "stack_file": self.stack_file.name,
         }  # fmt: skip
 
-    # ---- ending ----------------------------------------------------------------------------------------------------
+    # ---- failures --------------------------------------------------------------------------------------------------
 
     def _follow(self, failure: State) -> None:
-        """Another rank failed, or saw a stall: give it our stacks if it wants them, and leave after it has spoken."""
+        """Another rank failed, or saw a stall: give it our stacks if it asks for them, and end after its report."""
         self.failure = failure
         if failure["by"] == self.rank:
-            self.stopped.wait()  # the main thread is on its way out
+            self.stopped.wait()  # the main thread is ending this process
             return
         if failure["code"] == STALL_CODE:
             if failure["rank"] == self.rank:
@@ -195,17 +195,17 @@ class Watchdog(threading.Thread):
                 self._follow(noted)
                 return
             self.beats.read_all()
-        # Whoever is silent will hardly answer; half a second is for one that was merely slow.
+        # A silent rank will hardly answer; half a second is for one that is only slow.
         text = self._message(
             rank, kind, what, "" if kind == "DEAD" else self._stacks_of(rank, 0.5 if kind == "SILENT" else 1.5)
         )
         say(text)
-        # Only now: the guard would end this process in the middle of collecting many stacks.
+        # Set only now: the guard would end this process while it still collects stacks.
         self.failure = {"rank": rank, "code": STALL_CODE, "by": self.rank}
         if self.store is not None:
             self.store.set(REPORTED, "1")
             if rank != self.rank and is_here(self.beats.states[rank]) and kind != "DEAD":
-                time.sleep(0.5)  # it leaves by itself if it can
+                time.sleep(0.5)  # it ends by itself if it can
                 kill_tree(self.beats.states[rank]["pid"])
         self.leave(STALL_CODE, self.store)
 
@@ -237,7 +237,7 @@ class Watchdog(threading.Thread):
         return self._stacks_by_signal(rank) or "(it does not answer)"
 
     def _stacks_by_signal(self, rank: int) -> str:
-        """The same, from a rank of this machine that does not beat; '' where there is no way."""
+        """The same, from a silent rank on this machine; '' for one elsewhere."""
         state = self.beats.states[rank]
         if is_here(state):
             with suppress(OSError), open(state["stack_file"], "a+b", buffering=0) as file:
@@ -253,14 +253,14 @@ class Watchdog(threading.Thread):
         return False
 
     def _store_lost(self) -> None:
-        """The store that all ranks share does not answer any more. One rank of each host says it."""
-        if self.failure:  # the cause is known, and said by another rank
+        """The store does not answer any more; one rank of each host reports it."""
+        if self.failure:  # known, and reported by another rank
             self.leave(self.failure["code"], None)
         names = [os.environ.get(key, "") for key in ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
         # Ranks notice it up to seconds apart; within a minute, the same port, restart and process are the same run.
         pid = self.beats.states[0]["pid"] if 0 in self.beats.states else 0
         if not first_to_claim(f"lost-{self.host}-{'-'.join(names)}-{pid}", 60):
-            time.sleep(2.0)  # for the one that speaks; torchrun ends all when the first has gone
+            time.sleep(2.0)  # for the rank that reports; torchrun ends all ranks when the first has ended
             self.leave(STALL_CODE, None)
         if self.by_agent or 0 not in self.beats.states:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -269,11 +269,11 @@ class Watchdog(threading.Thread):
                 "torchrun's first node alive and connected", "look at the network and at the logs of that node",
             )))  # fmt: skip
         else:
-            self._name_rank_0()
+            self._report_rank_0()
         self.leave(STALL_CODE, None)
 
-    def _name_rank_0(self) -> None:
-        """Rank 0 holds the store: either it is gone, or it does not answer."""
+    def _report_rank_0(self) -> None:
+        """Rank 0 hosts the store: either it is gone, or it does not answer."""
         state = self.beats.states[0]
         last_seen = f"last seen in {where(state)}"
         if is_gone(state):
