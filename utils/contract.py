@@ -75,5 +75,5 @@ class ClipReader(FrameReader, Protocol):
     origin: dict[str, str]
 
     def digest(self) -> str:
-        """16 hex digits that change with the name, size or time of change of any file of the clip."""
+        """16 hex digits that change with the name, size or modification time of any file of the clip."""
         ...

@@ -1,4 +1,4 @@
-"""A test: the clips, network, tiles and outputs, and how the ranks share the work. The results are files."""
+"""The job of main_test_vrt.py: which clips to restore and how, and the share of each rank."""
 
 from __future__ import annotations
 

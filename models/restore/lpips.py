@@ -21,7 +21,7 @@ class Lpips(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        import torchvision  # imported here: it takes a second, and few tests use LPIPS
+        import torchvision  # imported here: it takes a second, and few runs use LPIPS
 
         self.features = torchvision.models.alexnet(weights=None).features[: max(TAPS) + 1]
         self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in TAPS.values())

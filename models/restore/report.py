@@ -56,7 +56,7 @@ def protocol(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "weights": f"{job.saved.path} (sha256 {job.saved.sha256()[:12]}), network from {job.saved.known_from}",
         **{kind: place for kind, place in roots.items() if place},
         "frames": "the middle one" if job.tiling.center_frame_only else job.frames_note,
-        "crop": "none", "border": "none left out",
+        "crop": "none", "border": "nothing excluded",
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
         "dtype": job.args.dtype,
         "metrics": PROTOCOL + ("; LPIPS: AlexNet, version 0.1" if job.args.lpips else ""),
@@ -66,7 +66,7 @@ def protocol(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _first_of(paths: list[str]) -> str:
-    return f"{paths[0]} and {len(paths) - 1} like it" if len(paths) > 1 else "".join(paths)
+    return f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else "".join(paths)
 
 
 def example_pictures(job: Job, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -104,7 +104,7 @@ def _warning(averages: Mapping[str, Any] | None) -> str:
         return ""
     return (
         f'<p class="incomplete">Incomplete: {averages["clips_found"]} of {averages["clips_expected"]} clips. '
-        "The averages below are not those of the whole set.</p>"
+        "The averages below do not cover the whole set.</p>"
     )
 
 

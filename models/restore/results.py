@@ -86,17 +86,17 @@ def text_table(results: Mapping[str, Any]) -> str:
     total = results["averages"]["restored"]
     lines.append(f"clips found {total['clips_found']}, expected {total['clips_expected']}; {total['frames']} frames")
     if not total["complete"]:
-        lines.insert(0, "INCOMPLETE: the averages below are not those of the whole set")
+        lines.insert(0, "INCOMPLETE: the averages below do not cover the whole set")
     return "\n".join(lines)
 
 
 def json_bytes(value: Any) -> bytes:
-    """Valid JSON; infinite numbers become "inf", NaN becomes null."""
+    """Valid JSON: infinite numbers become "inf", NaN becomes null."""
     return (json.dumps(_to_json(value), indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
-    """The value of a file of `json_bytes`. Raises DataError for a damaged file."""
+    """Reads a file written from `json_bytes`. Raises DataError for a damaged file."""
     try:
         return _from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as e:

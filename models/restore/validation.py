@@ -80,7 +80,7 @@ def validate(
     with restorer_of(model) as restorer:
         for first in range(0, len(clips), world):
             if first:
-                # Counted as a collective: of ranks that wait here for another one, none is reported as stuck.
+                # A collective to the watchdog: a rank that waits here for a slower one is not reported as stuck.
                 with watchdog.collective("stop vote"):
                     if should_stop():
                         return None
