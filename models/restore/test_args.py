@@ -67,18 +67,14 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     add("--overlap", metavar="T,P", help="frames and pixels that neighbouring tiles share (default 2,20)")
     add("--batch-tiles", type=int, metavar="N", help="tiles through the network at once (val.batch_tiles)")
     add(
-        "--blend",
-        choices=("kair", "smooth"),
-        help="how tiles are blended (default smooth; with --opt: kair, as published)",
+        "--blend", choices=("kair", "smooth"), help="blending of tiles (default smooth; with --opt: kair, as published)"
     )
     add("--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)")
     add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
     add("--center-frame-only", action="store_true", help="only the middle frame (val.center_frame_only)")
     add("--dtype", choices=DTYPES, default="float32", help="precision of the network (default float32)")
     add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
-    add(
-        "--save", nargs="+", choices=SAVES, help="what to save (default: frames or video, as the input, and comparison)"
-    )
+    add("--save", nargs="+", choices=SAVES, help="what to save (default: frames or video like --input, comparison)")
     add("--fps", type=float, default=25.0, help="frame rate of videos made from frames (default 25)")
     add("--lpips", nargs="+", metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
     add("--overwrite", action="store_true", help="remove the results that this program made in the output folder")
