@@ -65,7 +65,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         weights, video = Path(folder) / "weights.pth", Path(folder) / "clip.mp4"
-        write_weights(weights, NETWORKS.resolve(NETWORK_OPTIONS[args.network], "netG"))
+        write_weights(weights, NETWORK_OPTIONS[args.network])
         write_clip(video, args.frames, *args.size)
         before, begin = peak_gb(), time.perf_counter()
         main_test_vrt.main(
@@ -83,8 +83,9 @@ def main() -> int:
 
 def write_weights(path: Path, netG: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    net = NETWORKS.build(netG, "netG", spike_channels=0)
-    options = {"scale": 1, "netG": netG, "spike_channels": 0, "spike": None}
+    section = NETWORKS.resolve(netG, "netG")
+    net = NETWORKS.build(section, "netG", spike_channels=0)
+    options = {"scale": 1, "netG": section.plain(), "spike_channels": 0, "spike": None}
     torch.save({"params": net.state_dict(), "options": options}, path)
 
 

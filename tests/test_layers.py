@@ -56,18 +56,6 @@ def test_imports_within_a_folder_run_down_only():
     assert not wrong
 
 
-def test_models_import_blocks_and_restoring_imports_models():
-    order = {"vrt": 0, "fusion": 0, "restore": 2}
-    ranks = {name: order.get(name.split(".")[1], 1) for name in MODULES if name.startswith("models.")}
-    wrong = {
-        f"{module} imports {name}"
-        for module, rank in ranks.items()
-        for name in GRAPH[module] & ranks.keys()
-        if rank < ranks[name]
-    }
-    assert not wrong
-
-
 def test_the_spike_library_needs_numpy_alone():
     wrong = {
         f"{module} imports {name}"

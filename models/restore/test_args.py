@@ -66,9 +66,7 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     add("--tile", metavar="auto|T,P", help="frames and side of a tile; 0 = the whole; auto: halves on out of memory")
     add("--overlap", metavar="T,P", help="frames and pixels that neighbouring tiles share (default 2,20)")
     add("--batch-tiles", type=int, metavar="N", help="tiles through the network at once (val.batch_tiles)")
-    add(
-        "--blend", choices=("kair", "smooth"), help="blending of tiles (default smooth; with --opt: kair, as published)"
-    )
+    add("--blend", choices=("kair", "smooth"), help="blending of tiles (default smooth; with --opt kair, as published)")
     add("--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)")
     add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
     add("--center-frame-only", action="store_true", help="only the middle frame (val.center_frame_only)")
