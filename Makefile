@@ -18,15 +18,22 @@ sample: $(VENV)/.installed
 
 # The steps of a run from its data to its checkpoint, each where it would be seen first; `make test` has all the rest.
 QUICK := layers option option_files documents clip_index preflight dataset_video_rgbspike augment sampler \
-    spike_represent spike_properties broken_files tiling metrics fusion weights optim main_train main_test
-QUICK_TESTS := $(QUICK:%=tests/test_%.py) tests/dist/test_dist.py tests/faults/test_steps.py \
+    spike_represent spike_properties broken_files tiling metrics fusion weights optim
+QUICK_TESTS := $(QUICK:%=tests/test_%.py) tests/faults/test_steps.py \
+    tests/dist/test_dist.py::test_collectives_give_the_same_on_every_rank \
+    tests/dist/test_dist.py::test_an_error_ends_all_ranks_with_one_message_and_one_code \
+    tests/test_main_train.py::test_a_run_leaves_log_weights_checkpoints_curves_and_pictures \
+    tests/test_main_train.py::test_resume_gives_the_same_weights_as_no_interruption \
+    tests/test_main_train.py::test_two_ranks_train_on_different_samples_and_only_rank_0_writes \
+    tests/test_main_test.py::test_the_numbers_are_those_of_restoring_and_comparing_by_hand \
+    tests/test_main_test.py::test_two_ranks_share_clips_and_frames_and_give_the_same_numbers \
     'tests/test_network_vrt.py::test_outputs_activations_flows_and_gradients_are_those_of_the_reference[net_deblur_pa2_6f]'
 
 quick: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadscope $(QUICK_TESTS)
 
 test: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadscope --durations=15
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 4 --dist loadscope --durations=15
 
 faults: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.faults.trials
