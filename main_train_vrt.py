@@ -28,6 +28,7 @@ from models.debug_lines import print_debug_lines
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
 from models.restore.validation import validate
+from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.dist import gpu_use, preempt, process, status, watchdog
@@ -115,7 +116,7 @@ def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
     progress = Progress()
     if resumed is not None:
         progress = restore_progress(resumed, opt, loader.order(), loader.sampler.global_batch)
-    model = ModelVRT(opt)
+    model = define_Model(opt)
     model.init_train(resumed.state if resumed is not None else None)
     return model, loader, clips, progress
 

@@ -23,12 +23,14 @@ logger = logging.getLogger(__name__)
 class ModelBase:
     """netG (in DDP during training), netE (its exponential moving average, or None) and their weights."""
 
-    def __init__(self, opt: Options) -> None:
-        self.opt, self.portable = opt, portable_options(opt)
+    def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
+        """spike_channels: S of the batches; None: S of the options' datasets."""
+        channels = opt.spike_channels if spike_channels is None else spike_channels
+        self.opt, self.portable = opt, {**portable_options(opt), "spike_channels": channels}
         self.device = utils_dist.get_device()
         # torch's layers draw their first weights from the default generator. Seeded: the same on every rank.
         torch.manual_seed(opt.train.manual_seed)
-        self.netG: nn.Module = define_G(opt).to(self.device)
+        self.netG: nn.Module = define_G(opt, channels).to(self.device)
         self.netE: nn.Module | None = None
 
     @property

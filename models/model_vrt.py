@@ -36,8 +36,8 @@ class ModelVRT(ModelBase):
     sample names.
     """
 
-    def __init__(self, opt: Options) -> None:
-        super().__init__(opt)
+    def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
+        super().__init__(opt, spike_channels)
         self.train_opt = opt.train
         self.amp_dtype = amp_dtype(self.train_opt.amp, self.device)
         self.nonfinite = NonFiniteSteps(self.train_opt.max_nonfinite_steps, opt.folder)

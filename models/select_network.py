@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +19,16 @@ logger = logging.getLogger(__name__)
 NETWORKS = Registry("network", "net_type")
 
 
-def define_G(opt: Options) -> nn.Module:
-    """The network of opt.netG with initial weights. Raises OptionError if its options do not fit together."""
-    net = NETWORKS.build(opt.netG, "netG", spike_channels=opt.spike_channels)
+def define_G(opt: Options | Mapping[str, Any], spike_channels: int | None = None) -> nn.Module:
+    """The network of opt.netG with initial weights; for notebooks opt may be a mapping in KAIR's form, {"netG": {...}}.
+
+    spike_channels: S of the batches; None: S of the options' datasets (0 for a mapping: its datasets are not read).
+    Raises OptionError if the options do not fit together.
+    """
+    section = opt.netG if isinstance(opt, Options) else opt["netG"]
+    if spike_channels is None:
+        spike_channels = opt.spike_channels if isinstance(opt, Options) else 0
+    net = NETWORKS.build(section, "netG", spike_channels=spike_channels)
     for note in getattr(net, "notes", ()):
         logger.info("%s", note)
     return net

@@ -25,6 +25,7 @@ import torch
 import main_train_vrt
 from models.ddp import unwrap_ddp, weights_hash
 from models.model_vrt import ModelVRT
+from models.select_model import define_Model
 from scripts.doctor_checks import (
     FAIL,
     OK,
@@ -112,7 +113,7 @@ def check_training(argv: list[str]) -> list[Finding]:
         yield Finding(OK, "data", f"{sampler.dataset_len} training samples, {count} test clips")
 
     def network() -> Iterator[Finding]:
-        state["model"] = ModelVRT(state["opt"])
+        state["model"] = define_Model(state["opt"])
         state["model"].init_train(None)
         yield Finding(OK, "network", state["model"].describe())
 

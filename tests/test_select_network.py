@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from main_train_vrt import PARTS
+from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options, define_G
 from tests.test_vrt_modules import SMALL
 from utils.errors import OptionError
@@ -31,6 +32,19 @@ def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplo
         net = define_G(options(fusion="concat", in_chans=7))
     assert net.conv_first.weight.shape[1] == 9 * 7
     assert caplog.text.count("flow starts at zero") == 1
+
+
+def test_a_notebook_gives_a_mapping_in_the_form_of_kair_and_trains():
+    values = {"netG": {"net_type": "vrt", **SMALL, "fusion": "concat"}, "train": {"G_lossfn_type": "l1", "E_decay": 0}}
+    assert define_G(values, spike_channels=2).conv_first.weight.shape[1] == 9 * 5
+
+    model = define_Model(values, spike_channels=2)
+    model.init_train()
+    batch = {"lq": torch.rand(1, 2, 3, 32, 32), "spike": torch.rand(1, 2, 2, 32, 32), "key": ["a/0"]}
+    model.optimize_parameters(1, [{**batch, "gt": 1 - batch["lq"]}])
+    assert model.current_log()["loss"] > 0
+    with pytest.raises(OptionError, match="G_lossfn_tpye"):
+        define_Model({**values, "train": {"G_lossfn_tpye": "l1"}})
 
 
 def test_checking_options_builds_nothing_and_accepts_what_fits():
