@@ -1,7 +1,7 @@
 """VRT, the Video Restoration Transformer (Liang et al., arXiv 2201.12288), on RGB or RGB + spike clips.
 
-Written from a description of the published network's arithmetic; released weights load by name. This file is
-the table of contents: the parts are in models/vrt/ and models/fusion/.
+Written from a description of the published network's arithmetic; released weights load by name. This file connects
+the parts, which are in models/vrt/ and models/fusion/.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from models.weights import read_weights
 from utils.contract import InputSpec
 from utils.errors import OptionError
 
-# How each of the stages 1 to 7 changes the scale, and the scale it works at.
+# How stages 1 to 7 change the resolution at their entry, and how much smaller than the input they then work.
 KINDS = ("none", "down", "down", "down", "up", "up", "up")
 STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
 
@@ -36,21 +36,23 @@ STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
 class VRT(nn.Module):
     """Restores all frames of a clip together: (B, N, C, H, W) in [0, 1] -> (B, N, out_chans, sH, sW).
 
-    upscale: 1 (restoration), 3 or a power of two (super-resolution). in_chans: channels the trunk sees per
-    frame (null: as the fusion operator gives them), without the noise map of `nonblind_denoising`, which follows the
+    upscale: 1 (restoration), 3 or a power of two (super-resolution). in_chans: input channels of the trunk per
+    frame (null: those of the fusion operator), without the noise map of `nonblind_denoising`, which follows the
     image channels.
-    img_size: [frames, height, width]; informational, but img_size[0] is the clip length where pa_frames is 0.
+    img_size: [frames, height, width]; unused, except that img_size[0] is the clip length if pa_frames is 0.
     window_size: [frames, height, width] of a self-attention window. depths, embed_dims, num_heads: entries
     0 to 6 are stages 1 to 7, the rest the layers of stage 8. indep_reconsts: indices (7 = first layer of
-    stage 8) of layers that see each frame alone. mul_attn_ratio: share of blocks with mutual attention.
-    pa_frames: neighbours aligned by parallel warping, 2, 4 or 6; 0 turns the network into a frame interpolator.
+    stage 8) of layers that process each frame separately. mul_attn_ratio: share of blocks with mutual attention.
+    pa_frames: neighbours aligned by parallel warping, 2, 4 or 6; 0 makes the network interpolate frames.
     spynet_path: weights of the flow network; null starts training from zero flow.
-    checkpoint: "auto" chooses, at the first training step, which blocks are computed anew in backward so that a
-    step fits memory_budget_gb (null: nine tenths of the GPU); null leaves it to the four keys above. What a run
-    really took is `memory_gb` in its log.
-    kernels: "auto" takes the fastest proven form for the device, "plain" the one that autograd differentiates by
-    itself, "triton" the GPU kernels of models/vrt/triton_*.py.
-    fusion: how spikes enter, see models/fusion/operators.py; `spike_channels` comes from the data.
+    use_checkpoint_attn, use_checkpoint_ffn: recompute this branch of every block in backward, except in the stages
+    of no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into depths).
+    checkpoint: "auto" chooses the recomputed branches at the first training step, so that a step fits
+    memory_budget_gb (null: 90 % of the GPU); null: the four keys above decide. `memory_gb` in the log is the measured
+    memory.
+    kernels: "auto" selects the fastest tested implementation for the device, "plain" the one with torch's autograd
+    only, "triton" the GPU kernels of models/vrt/triton_*.py.
+    fusion: how the spikes enter, see models/fusion/operators.py; `spike_channels` comes from the data.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class VRT(nn.Module):
         upscale: int = 4,
         in_chans: int | None = None,
         out_chans: int = 3,
-        img_size: list[int] = [6, 64, 64],  # noqa: B006 - never written to; a list is what an option file holds
+        img_size: list[int] = [6, 64, 64],  # noqa: B006 - never modified; option files hold lists
         window_size: list[int] = [6, 8, 8],  # noqa: B006
         depths: list[int] = [8] * 7 + [4] * 6,
         indep_reconsts: list[int] = [11, 12],  # noqa: B006
@@ -89,11 +91,11 @@ class VRT(nn.Module):
         self.image_chans, in_chans = fusion_options.constructor.channels(in_chans, spike_channels)
         check_options(options, self.image_chans)
         self.unfitted_budget_gb = _budget(memory_budget_gb) if checkpoint == "auto" else None
-        self.notes: list[str] = []  # what the log of a training run should say about this network
+        self.notes: list[str] = []  # messages about this network for the training log
         self.upscale, self.in_chans, self.out_chans = upscale, in_chans, out_chans
         self.pa_frames, self.nonblind = pa_frames, nonblind_denoising
-        used = spike_channels if fusion_options.constructor.needs_spikes else 0
-        self.input_spec: InputSpec = vrt_input_spec(options, self.image_chans, used)
+        needed = spike_channels if fusion_options.constructor.needs_spikes else 0
+        self.input_spec: InputSpec = vrt_input_spec(options, self.image_chans, needed)
 
         trunk_inputs = in_chans * 9 + int(nonblind_denoising) if pa_frames else in_chans
         self.conv_first = FrameConv(trunk_inputs, embed_dims[0])
@@ -129,11 +131,11 @@ class VRT(nn.Module):
                 **block_options(i),
             )  # fmt: skip
             self.add_module(f"stage{i + 1}", stage)
-        enter = nn.Sequential(nn.Identity(), nn.LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
-        self.stage8 = nn.ModuleList([enter])
+        entry = nn.Sequential(nn.Identity(), nn.LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
+        self.stage8 = nn.ModuleList([entry])
         for i in range(7, len(depths)):
-            seen = (1, *window[1:]) if i in o["indep_reconsts"] else window
-            self.stage8.append(RefineLayer(dims[i], depths[i], heads[i], seen, rates[i], **block_options(i)))
+            own = (1, *window[1:]) if i in o["indep_reconsts"] else window
+            self.stage8.append(RefineLayer(dims[i], depths[i], heads[i], own, rates[i], **block_options(i)))
         self.norm = nn.LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
 
@@ -149,7 +151,7 @@ class VRT(nn.Module):
             self.conv_last = FrameConv(64, self.out_chans)
 
     def _init_for_scratch(self, spynet_path: str | None) -> None:
-        """Step 0 returns the input; flow from `spynet_path`, else zero."""
+        """Initialise so that the untrained network returns its input; load SpyNet, or start from zero flow."""
         nn.init.zeros_(self.conv_last.weight)
         nn.init.zeros_(self.conv_last.bias)
         if not self.pa_frames:
@@ -161,12 +163,12 @@ class VRT(nn.Module):
         if not Path(spynet_path).is_file():
             raise OptionError(
                 f"no file {spynet_path}", "netG.spynet_path", "SpyNet weights, or null to start from zero flow",
-                "put the file there, or set netG.spynet_path to null",
+                "correct the path, or set netG.spynet_path to null",
             )  # fmt: skip
         if self.conv_last.weight.is_meta:  # only the options are being checked
             return
         weights = read_weights(spynet_path)
-        # Files differ in whether they hold the two constants of the normalisation.
+        # Some files lack the two constants of the normalisation.
         weights = {"mean": self.spynet.mean, "std": self.spynet.std, **weights}
         try:
             self.spynet.load_state_dict(weights)
@@ -177,18 +179,18 @@ class VRT(nn.Module):
             ) from e  # fmt: skip
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """torch.compile of the blocks, in place: those alike share a graph; the whole takes ten times as long."""
-        import torch._dynamo  # seconds, which only those who compile should wait
+        """torch.compile of the blocks, in place. Compiling the whole network takes ten times as long."""
+        import torch._dynamo  # takes seconds to import, so only when it is needed
 
-        # All blocks share one code object: mutual or not, masks, widths, and sizes until they are seen to change.
+        # All blocks share one code object, which is compiled again per width, mask, size, and mutual or self attention.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         for block in (m for m in self.modules() if isinstance(m, Block)):
             block.compile(*args, **options)
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        """lq: (B, N, C, H, W), C = image channels (+ 1 noise map); spike: (B, N, S, H, W) where the fusion needs it.
+        """lq: (B, N, C, H, W), C = image channels (+ 1 noise map); spike: (B, N, S, H, W) if the fusion needs it.
 
-        Returns (B, N, out_chans, upscale * H, upscale * W), or (B, out_chans / 3, 3, H, W) where pa_frames is 0.
+        Returns (B, N, out_chans, upscale * H, upscale * W), or (B, out_chans / 3, 3, H, W) if pa_frames is 0.
         """
         check_input(lq, self.input_spec)
         image, noise = lq[:, :, : self.image_chans], lq[:, :, self.image_chans :]
@@ -202,16 +204,16 @@ class VRT(nn.Module):
         return self._restore(self._features(x, flows, spike), self.fusion.on_base(rgb, trunk, spike))
 
     def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
-        """With checkpoint "auto": chooses which blocks are computed anew, for training steps on clips like these.
+        """With checkpoint "auto": choose the recomputed branches, once, for training steps on clips of this size.
 
-        A training calls it once, before its first step. The passes that count memory leave no gradient.
+        ModelVRT calls this before the first step. It leaves no gradients.
         """
         if self.unfitted_budget_gb is not None:
             budget, self.unfitted_budget_gb = self.unfitted_budget_gb, None
             fit_memory(self, lambda: self(lq, spike), budget)
 
     def estimate_flows(self, rgb: Tensor) -> Flows:
-        """All flows of rgb (B, N, 1 or 3, H, W); in float32 at least, for nearest sampling is unforgiving."""
+        """All flows of rgb (B, N, 1 or 3, H, W), in float32 or float64: nearest sampling amplifies rounding errors."""
         with torch.autocast(rgb.device.type, enabled=False):
             rgb = rgb if rgb.dtype == torch.float64 else rgb.float()
             return estimate_flows(self.spynet, rgb, self.pa_frames // 2)
@@ -224,20 +226,20 @@ class VRT(nn.Module):
         return (first + self.conv_after_body(self.norm(self._body(first, flows, spike)))).permute(0, 1, 4, 2, 3)
 
     def _body(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
-        """The U of seven stages and the refinement; tokens (B, N, H, W, E)."""
+        """The U-net of stages 1 to 7 and the refinement layers of stage 8; tokens (B, N, H, W, E)."""
 
         def stage(number: int, x: Tensor, level: int) -> Tensor:
             pairs = flows.at(level) if flows else ([], [])
             return self.fusion.on_stage(number, getattr(self, f"stage{number}")(x, *pairs), spike)
 
-        # A list that is popped, so that no skip outlives its sum.
+        # Skips are popped, so that each is freed after its sum.
         skips = []
         for level in range(3):
             x = stage(level + 1, x, level)
             skips.append(x)
         x = stage(4, x, 3)
         x = stage(5, x, 2)
-        # A skip joins at the scale it left, before the next stage's upscaling.
+        # A skip is added at its own scale, before the next stage upscales.
         x = stage(6, x + skips.pop(), 1)
         x = stage(7, x + skips.pop(), 0)
         x = x + skips.pop()
@@ -246,7 +248,7 @@ class VRT(nn.Module):
         return x
 
     def _restore(self, features: Tensor, base: Tensor) -> Tensor:
-        """features (B, N, E, H, W) and the frames (B, N, 3, H, W) that the result is added to."""
+        """Output frames from features (B, N, E, H, W) and base (B, N, 3, H, W), to which the result is added."""
         b, n = base.shape[:2]
         x, base = features.flatten(0, 1), base.flatten(0, 1)
         if self.upscale > 1:
@@ -256,7 +258,7 @@ class VRT(nn.Module):
         return x.view(b, n, *x.shape[1:])
 
     def _interpolate(self, x: Tensor, spike: Tensor | None) -> Tensor:
-        """Frame interpolation: frames (B, N, C, H, W) -> the frames between, (B, out_chans / 3, 3, H, W)."""
+        """Frame interpolation: (B, N, C, H, W) -> the frames in the middle of the clip, (B, out_chans / 3, 3, H, W)."""
         b, _, _, h, w = x.shape
         mean = x.mean((1, 3, 4), keepdim=True)
         features = self._features(x - mean, None, spike)
@@ -265,12 +267,13 @@ class VRT(nn.Module):
         return y.view(b, -1, 3, h, w) + mean
 
 
-def _budget(asked_gb: float | None) -> float:
-    if asked_gb is not None:
-        return asked_gb
+def _budget(memory_budget_gb: float | None) -> float:
+    """Gigabytes that a training step may use: as given, else 90 % of the GPU."""
+    if memory_budget_gb is not None:
+        return memory_budget_gb
     if torch.cuda.is_available():
         return 0.9 * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 1e9
     raise OptionError(
         'netG.checkpoint is "auto" without netG.memory_budget_gb', "netG.memory_budget_gb",
-        "gigabytes; only a GPU can say itself what it has", "set it",
+        "a number of gigabytes; it has a default on a GPU only", "set netG.memory_budget_gb",
     )  # fmt: skip

@@ -30,7 +30,7 @@ PARTS = (
 )  # fmt: skip
 MARK = "part: "
 # Known by their events: branches that one autograd function computes whole, and the optimiser.
-EVENTS = {"FeedBranch": "MLP", "Optimizer.": "optimiser"}
+EVENTS = {"MlpBranch": "MLP", "Optimizer.": "optimiser"}
 # The engine runs each node of the backward pass in an event of this name, which knows its forward operation.
 BACKWARD = "autograd::engine::evaluate_function"
 

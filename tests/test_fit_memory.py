@@ -9,7 +9,7 @@ import torch
 
 from models.network_vrt import VRT
 from models.vrt.cost import flops
-from models.vrt.fit_memory import MARGIN, count_step, fit_memory, kept_bytes
+from models.vrt.fit_memory import MARGIN, count_step, fit_memory, saved_bytes
 from models.vrt.window_attention import Block
 from tests.test_vrt_modules import SMALL
 from utils.errors import OptionError
@@ -40,7 +40,7 @@ def test_a_smaller_budget_recomputes_more_and_keeps_less():
     for budget in (0.001, least + 0.002, 10.0):
         fit_memory(net, lambda: net(x), budget)
         counts.append(recomputed(net))
-        kept.append(kept_bytes(net, lambda: net(x)))
+        kept.append(saved_bytes(net, lambda: net(x)))
     assert counts[0] == 2 * sum(isinstance(m, Block) for m in net.modules())
     assert counts[0] > counts[1] > counts[2] == 0
     assert kept[0] < kept[1] < kept[2]

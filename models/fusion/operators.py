@@ -1,4 +1,4 @@
-"""How the spike representation meets the RGB frames. One class per operator; add yours here."""
+"""Fusion operators: how the spike representation is combined with the RGB frames. One class per operator."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ FUSIONS = Registry("fusion operator")
 
 
 class Fusion(nn.Module):
-    """Base of all operators: an operator acts where it overrides a method; the others hand on what they are given.
+    """Base class of all operators. Each method returns its input unchanged unless an operator overrides it.
 
-    A constructor may ask for `spike_channels` (S of the data) and `feature_channels` (width of the first features, then
-    of stages 1 to 7), named in `register(..., given=...)`.
+    A constructor may take `spike_channels` (S of the data) and `feature_channels` (width of the first features, then
+    of stages 1 to 7); both are named in `register(..., given=...)`.
     """
 
     needs_spikes = True
 
     @classmethod
     def trunk_channels(cls, spike_channels: int) -> int:
-        """Channels per frame that `on_input` gives for 3 of RGB."""
+        """Channels per frame that `on_input` returns for 3 RGB channels."""
         return 3
 
     @classmethod
     def channels(cls, in_chans: int | None, spike_channels: int) -> tuple[int, int]:
-        """(image channels that go in, channels that `on_input` gives), per frame, for netG.in_chans (null: follow).
+        """(image channels, channels that `on_input` returns), both per frame; in_chans: netG.in_chans or None.
 
-        Raises OptionError where in_chans or the data's spike channels do not fit the operator.
+        Raises OptionError if in_chans or the data's spike channels do not fit the operator.
         """
         if spike_channels < 1:
             raise OptionError(
-                "the fusion operator needs spikes, the data has no spike channels", "netG.fusion",
+                "the fusion operator needs spikes, but the data has no spike channels", "netG.fusion",
                 'a dataset with spikes, or fusion "none"', "choose an RGB+spike dataset, or set netG.fusion to none",
             )  # fmt: skip
         trunk = cls.trunk_channels(spike_channels)
@@ -47,25 +47,25 @@ class Fusion(nn.Module):
         return 3, trunk
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
-        """image (B, T, C, H, W), spike (B, T, S, H, W) -> what the trunk sees, (B, T, K, H, W)."""
+        """image (B, T, C, H, W), spike (B, T, S, H, W) -> input of the trunk, (B, T, K, H, W)."""
         return image
 
     def on_features(self, features: Tensor, spike: Tensor | None) -> Tensor:
-        """First features (B, T, H, W, E), after conv_first -> the same shape."""
+        """Features after conv_first, (B, T, H, W, E) -> the same shape."""
         return features
 
     def on_stage(self, stage: int, features: Tensor, spike: Tensor | None) -> Tensor:
-        """What stage 1 to 7 gives, (B, T, h, w, E) at the stage's scale -> the same shape."""
+        """Output of stage 1 to 7, (B, T, h, w, E) at the stage's scale -> the same shape."""
         return features
 
     def on_base(self, rgb: Tensor, fused: Tensor, spike: Tensor | None) -> Tensor:
-        """The frames (B, T, 3, H, W) that the network's output is added to. fused: what `on_input` gave."""
+        """The frames (B, T, 3, H, W) to which the network adds its output. fused: the result of `on_input`."""
         return rgb
 
 
 @FUSIONS.register("none")
 class NoFusion(Fusion):
-    """The network sees the RGB frames alone; spikes are ignored."""
+    """The network uses the RGB frames only and ignores the spikes."""
 
     needs_spikes = False
 
@@ -76,7 +76,7 @@ class NoFusion(Fusion):
 
 @FUSIONS.register("concat", given=("spike_channels",))
 class ConcatFusion(Fusion):
-    """The trunk sees RGB and spike channels side by side: in_chans = 3 + S."""
+    """Concatenates RGB and spike channels: in_chans = 3 + S."""
 
     def __init__(self, spike_channels: int = 0) -> None:
         super().__init__()
@@ -92,11 +92,11 @@ class ConcatFusion(Fusion):
 
 @FUSIONS.register("gated", given=("spike_channels",))
 class GatedFusion(Fusion):
-    """Adds to each RGB frame what a small conv net makes of RGB and spikes, through a gate in (0, 1).
+    """Adds to each RGB frame the output of a small conv net on RGB and spikes, times a learned gate in (0, 1).
 
-    features: width of the conv net; layers: its residual convolutions, each frame on its own.
-    gate_bias: -4 leaves the gate almost closed, so that training begins from a published RGB network; from
-    scratch 0 is better: the spikes count from the first step.
+    features: width of the conv net; layers: number of its residual convolutions, applied per frame.
+    gate_bias: -4 starts with an almost closed gate, for training from published RGB weights; for training from
+    scratch 0 is better: the spikes then contribute from the first step.
     """
 
     def __init__(self, features: int = 32, layers: int = 4, gate_bias: float = -4.0, spike_channels: int = 0) -> None:
@@ -121,7 +121,7 @@ class GatedFusion(Fusion):
 
 
 def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
-    """`spike`, once it is there and fits `rgb`; DataError otherwise."""
+    """`spike` if its shape is (B, T, channels, H, W) of `rgb`; raises DataError otherwise."""
     b, t, _, h, w = rgb.shape
     expected = (b, t, channels, h, w)
     if spike is None or tuple(spike.shape) != expected:
@@ -129,7 +129,7 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
         raise DataError(
             f"the network was given {got}", "forward(lq, spike)",
             f"shape (B, T, S, H, W) = {expected}, as the network was built for S = {channels}",
-            "give the batch's spike to the network, with the representation it was trained with",
+            "pass batch['spike'] to the network, in the representation of its training",
         )  # fmt: skip
     return spike
 

@@ -1,4 +1,4 @@
-"""softmax(q k^T + bias + mask) v inside windows: the one place where attention itself is computed."""
+"""softmax(scale q k^T + bias + mask) v inside windows, for torch's autograd and for the CPU without it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LOG2_E = math.log2(math.e)
 def window_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, spans: tuple[Span, ...]
 ) -> Tensor:
-    """Attention among the tokens of each window, in the form that autograd and torch.compile understand.
+    """Attention among the tokens of each window, for autograd and torch.compile.
 
-    q, k, v: (B, windows, T, heads, hd), any strides; bias: (heads, T, T) or None; spans: cover the windows.
+    q, k, v: (B, windows, T, heads, hd), any strides; bias: (heads, T, T) or None; spans: of all windows.
     Returns (B, windows, T, heads, hd).
     """
     parts = []
@@ -30,14 +30,14 @@ def window_attention(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None) -> Tensor:
-    """(n, T, heads, hd) x 3 -> (n, T, heads, hd); one (T, T) mask for all windows, or None."""
+    """q, k, v: (n, T, heads, hd) -> (n, T, heads, hd); bias (heads, T, T) and mask (T, T) for all n, or None."""
     added = logit_offset(bias, mask, q.dtype)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale).transpose(1, 2)
 
 
 def logit_offset(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the logits of every window: (1, heads, T, T), (1, 1, T, T) or None."""
+    """Sum of bias and mask, which is added to the logits: (1, heads, T, T), (1, 1, T, T) or None."""
     if mask is not None:
         bias = mask[None] if bias is None else bias + mask
     return None if bias is None else bias[None].to(dtype)
@@ -46,7 +46,7 @@ def logit_offset(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -
 def attend_saving(
     q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """`attend` on a CPU without autograd; also log(sum(exp(logits))), (n, T, heads), for `attend_backward`."""
+    """`attend` on a CPU without autograd, and its log-sum-exp, (n, T, heads), for `attend_backward`."""
     added = logit_offset(bias, mask, q.dtype)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out, sums = fused_attention(q, k, v, added, scale)
@@ -56,31 +56,31 @@ def attend_saving(
 def attend_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None, sums: Tensor, out: list[Tensor]
 ) -> Tensor | None:
-    """Gradients of `attend`: of q, k, v into the views `out`, that of the logits' offset as the result.
+    """Gradients of `attend` on a CPU: writes those of q, k, v to the views `out`, returns that of `added`.
 
-    The logits are computed anew, few windows at a time, so that they never leave the cache: nothing of size
-    T x T per window is kept from the forward pass. added: (1, heads or 1, T, T) or None; sums: (n, T, heads),
-    of `attend_saving`. CPU, no autograd.
+    The logits are recomputed for a few windows at a time, so that they stay in the cache and the forward pass saves
+    no T x T matrices. added: (1, heads or 1, T, T) or None; sums: log-sum-exp of `attend_saving`, (n, T, heads).
+    The result is (heads, T, T) or None.
     """
     n, t, heads, d = q.shape
     step = min(n, max(1, BLOCK_BYTES // (heads * t * t * q.element_size())))
     grad_added = None if added is None else q.new_zeros(heads, t, t)
     weights, grads = q.new_empty(2, step * heads, t, t)
-    # Powers of two are twice as fast as those of e; the sums join the product as one more channel.
+    # exp2 is twice as fast as exp. The log-sum-exp is subtracted by the matrix product, as one more channel.
     tiled = None if added is None else (added * LOG2_E).expand(step, heads, t, t).reshape(-1, t, t)
     q, k, v, grad, sums = (x.transpose(1, 2) for x in (q, k, v, grad, sums))
-    rooted = torch.cat((q * (scale * LOG2_E), (sums * -LOG2_E).unsqueeze(3)), dim=3)
-    keyed = torch.cat((k, q.new_ones(()).expand(n, heads, t, 1)), dim=3)
+    q_sums = torch.cat((q * (scale * LOG2_E), (sums * -LOG2_E).unsqueeze(3)), dim=3)
+    k_ones = torch.cat((k, q.new_ones(()).expand(n, heads, t, 1)), dim=3)
     for first in range(0, n, step):
         now = slice(first, min(first + step, n))
-        qb, kb, vb, gb = (x[now].reshape(-1, t, x.shape[3]) for x in (rooted, keyed, v, grad))
+        qb, kb, vb, gb = (x[now].reshape(-1, t, x.shape[3]) for x in (q_sums, k_ones, v, grad))
         p, x = weights[: len(qb)], grads[: len(qb)]
         if tiled is None:
             torch.bmm(qb, kb.transpose(1, 2), out=p)
         else:
             torch.baddbmm(tiled[: len(qb)], qb, kb.transpose(1, 2), out=p)
         p.exp2_()
-        # A thin matrix transposed costs less than a T x T one.
+        # Transposing a thin matrix costs less than transposing a T x T matrix.
         grad_v = torch.bmm(gb.transpose(1, 2).contiguous(), p)
         torch.bmm(gb, vb.transpose(1, 2), out=x)
         softmax_backward(x, p)

@@ -1,4 +1,4 @@
-"""Arithmetic of a VRT, counted from its shapes: what achieved FLOP/s are measured against."""
+"""FLOPs of a VRT, counted from its shapes; benchmarks divide them by the measured time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from models.vrt.window_attention import Block
 
 
 def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
-    """Multiply-adds times two of one forward pass on (batch, frames, height, width), per part.
+    """FLOPs (two per multiply-add) of one forward pass on (batch, frames, height, width), per part of the network.
 
-    "mutual attention": of the blocks that have it, their self attention included.
+    "mutual attention": all attention in the blocks that have mutual attention.
     """
     batch, frames, height, width = size
     pixels, pairs = batch * frames * height * width, 2 * batch * (frames - 1) * height * width
@@ -26,7 +26,7 @@ def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
     for name, part in net.named_children():
         area = scales.get(name, 1) ** 2
         if isinstance(part, SpyNet):
-            work["flow"] += pairs * sum(2 * _kernel(part.basic_module[i]) / 4 ** (5 - i) for i in range(6))
+            work["flow"] += pairs * sum(2 * _weight_count(part.basic_module[i]) / 4 ** (5 - i) for i in range(6))
         elif isinstance(part, Stage) or name == "stage8":
             for block in (m for m in part.modules() if isinstance(m, Block)):
                 scale = scales.get(name, 1)
@@ -38,8 +38,8 @@ def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
             work["linears"] += pixels / area * 2 * sum(m.weight.numel() for m in linears if isinstance(m, nn.Linear))
             if isinstance(part, Stage) and part.aligns:
                 align: DeformAlign = part.pa_deform
-                work["alignment"] += pairs / area * 2 * (_kernel(align.conv_offset) + align.weight.numel())
-                work["MLP"] += pixels / area * 2 * _kernel(part.pa_fuse)
+                work["alignment"] += pairs / area * 2 * (_weight_count(align.conv_offset) + align.weight.numel())
+                work["MLP"] += pixels / area * 2 * _weight_count(part.pa_fuse)
         elif name in ("norm", "conv_after_body"):
             work["linears"] += pixels * 2 * sum(p.numel() for p in part.parameters() if p.dim() > 1)
         else:
@@ -48,17 +48,17 @@ def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
     return work
 
 
-def _kernel(module: nn.Module) -> int:
+def _weight_count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.dim() > 1)
 
 
 def block_flops(block: Block, size: tuple[int, int, int, int]) -> tuple[float, float]:
-    """Of the attention and of the MLP of a block, on tokens (batch, frames, height, width)."""
+    """FLOPs of the attention and of the MLP of a block, on tokens (batch, frames, height, width)."""
     batch, *volume = size
     window = [min(s, w) for s, w in zip(volume, block.window, strict=True)]
     padded = batch * math.prod(-(-s // w) * w for s, w in zip(volume, window, strict=True))
     length, channels = math.prod(window), block.attn.proj.out_features
     linears = sum(m.weight.numel() for m in block.attn.children())
-    # Mutual attention looks at half a window, in addition.
+    # Mutual attention adds the products within half a window.
     pairs = (3 if block.attn.mutual else 2) * length * channels
-    return padded * 2.0 * (linears + pairs), batch * math.prod(volume) * 2.0 * _kernel(block.mlp)
+    return padded * 2.0 * (linears + pairs), batch * math.prod(volume) * 2.0 * _weight_count(block.mlp)

@@ -1,4 +1,4 @@
-"""Modulated deformable convolution (3x3, stride 1, padding 1), in the form that is fastest where it runs."""
+"""Modulated deformable convolution (DCNv2, Zhu et al., CVPR 2019), 3x3, stride 1, padding 1."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ TAPS = 9
 
 
 def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor, kernels: str = "auto") -> Tensor:
-    """Nine samples per output pixel and offset group, each at its own displacement and with its own factor.
+    """3x3 convolution whose nine samples per output pixel and offset group have their own offset and factor.
 
     x: (n, c, h, w); offset: (n, 18 g, h, w), channel 2 * (group * 9 + tap) = dy, the next dx, in pixels;
     mask: (n, 9 g, h, w); weight: (c', c / k, 3, 3), k weight groups; bias: (c',). Zeros outside the image.
-    Returns (n, c', h, w), under autocast in its dtype. Differentiable in everything.
+    Returns (n, c', h, w), under autocast in the autocast dtype. Differentiable in all tensors.
     """
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     if use_triton(kernels, x):
-        from models.vrt.triton_deform import TritonDeformConv  # Triton is not everywhere
+        from models.vrt.triton_deform import TritonDeformConv  # Triton is optional
 
         return TritonDeformConv.apply(x.to(dtype), offset, mask, weight.to(dtype), bias.to(dtype))
     if kind == "cpu":
         return sampled_conv(x, offset, mask.to(x.dtype), weight, bias)
-    from torchvision.ops import deform_conv2d  # with it come seconds of torch's compiler, which a CPU need not wait for
+    from torchvision.ops import deform_conv2d  # takes seconds to import, so only when it is needed
 
     return deform_conv2d(x, offset.to(x.dtype), weight, bias, padding=1, mask=mask.to(x.dtype)).to(dtype)
 
 
 def sampled_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """deform_conv as one grid_sample and one matrix product: on a CPU 3 times (7 with gradients) faster than the
-    scalar loops of torchvision."""
+    """deform_conv as one grid_sample and one matrix product.
+
+    On a CPU 3 times faster than torchvision's scalar loops, 7 times with gradients.
+    """
     n, c, h, w = x.shape
     groups = mask.shape[1] // TAPS
     dy, dx = offset.view(n * groups, TAPS, 2, h, w).unbind(2)
@@ -46,9 +48,9 @@ def sampled_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: 
         x.reshape(n * groups, c // groups, h, w), grid.view(n * groups, TAPS * h, w, 2), align_corners=True
     )
     columns = samples.view(n, groups, c // groups, TAPS, h * w) * mask.view(n, groups, 1, TAPS, h * w)
-    kernels = c // weight.shape[1]
-    columns = columns.view(n, kernels, -1, h * w)
-    out = weight.view(kernels, len(weight) // kernels, -1) @ columns
+    weight_groups = c // weight.shape[1]
+    columns = columns.view(n, weight_groups, -1, h * w)
+    out = weight.view(weight_groups, len(weight) // weight_groups, -1) @ columns
     return out.view(n, -1, h, w) + bias.view(-1, 1, 1)
 
 

@@ -1,4 +1,4 @@
-"""The flows of a clip: both directions, four scales, neighbours up to three frames away."""
+"""The optical flows of a clip: both directions, four scales, neighbours up to three frames away."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from models.vrt.warp import flow_warp, nearest4
 
 @dataclass(frozen=True)
 class Flows:
-    """backward[d][level][:, i] brings frame i + d + 1 onto i; forward[d][level][:, i] brings i onto i + d + 1.
+    """backward[d][level][:, i] warps frame i + d + 1 to frame i; forward[d][level][:, i] warps i to i + d + 1.
 
     Each tensor: (B, N - 1 - d, 2, H / 2^level, W / 2^level), in pixels of its level.
     """
@@ -22,14 +22,14 @@ class Flows:
     forward: list[list[Tensor]]
 
     def at(self, level: int) -> tuple[list[Tensor], list[Tensor]]:
-        """(backward, forward) flows of one level, nearest neighbour first."""
+        """(backward, forward) flows at one level, nearest neighbour first."""
         return [d[level] for d in self.backward], [d[level] for d in self.forward]
 
 
 def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     """Flows of a clip (B, N, 1 or 3, H, W) in [0, 1], for neighbours up to `distance` frames away.
 
-    Both directions of all pairs go through SpyNet as one batch; each frame's pyramid is built once.
+    SpyNet runs once on a batch of all pairs in both directions; the pyramid of each frame is built once.
     """
     b, n, _, height, width = frames.shape
     levels = [p.view(b, n, *p.shape[1:]) for p in spynet.pyramid(frames.flatten(0, 1))]
@@ -40,7 +40,7 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
 
 
 def compose_flows(backward: list[Tensor], forward: list[Tensor], distance: int) -> Flows:
-    """Flows to neighbours 2 .. distance frames away, composed from those of distance 1 (one list entry per level)."""
+    """Flows to neighbours 2 .. distance frames away, composed from those of distance 1 (lists over levels)."""
     all_backward, all_forward = [backward], [forward]
     for reach in range(1, distance):
         near_b, near_f = all_backward[-1], all_forward[-1]
@@ -59,13 +59,13 @@ def warp_clip(x: Tensor, flow: Tensor) -> Tensor:
 
 
 def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
-    """Each frame followed by its two neighbours, each moved onto it as four corners: (B, N, 9C, H, W).
+    """Each frame, then its two neighbours warped to it by nearest4: (B, N, 9C, H, W).
 
-    frames: (B, N, C, H, W); backward, forward: (B, N - 1, 2, H, W). Zeros where there is no neighbour.
+    frames: (B, N, C, H, W); backward, forward: (B, N - 1, 2, H, W). A missing neighbour is zero.
     """
     b, n, c, height, width = frames.shape
     source = torch.stack((frames[:, 1:], frames[:, :-1])).flatten(0, 2)
-    moved = nearest4(source, torch.stack((backward, forward)).flatten(0, 2))
-    moved = moved.view(2, b, n - 1, 4 * c, height, width)
-    none = moved.new_zeros(b, 1, 4 * c, height, width)
-    return torch.cat((frames, torch.cat((moved[0], none), 1), torch.cat((none, moved[1]), 1)), dim=2)
+    warped = nearest4(source, torch.stack((backward, forward)).flatten(0, 2))
+    warped = warped.view(2, b, n - 1, 4 * c, height, width)
+    missing = warped.new_zeros(b, 1, 4 * c, height, width)
+    return torch.cat((frames, torch.cat((warped[0], missing), 1), torch.cat((missing, warped[1]), 1)), dim=2)

@@ -1,4 +1,4 @@
-"""Convolutions applied to each frame on its own, and the super-resolution tail."""
+"""Convolutions applied per frame, and the upsampling for super-resolution."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class FrameConv(nn.Conv3d):
-    """3x3 convolution of single frames (n, C, H, W); its weight has the checkpoints' shape (C', C, 1, 3, 3)."""
+    """3x3 convolution of frames (n, C, H, W); its weight has the shape of the checkpoints, (C', C, 1, 3, 3)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, (1, 3, 3), padding=(0, 1, 1))
@@ -19,16 +19,15 @@ class FrameConv(nn.Conv3d):
 class Upsample(nn.Module):
     """Upscaling of frames (n, channels, H, W) by 2^k or 3 with pixel shuffles, then a convolution.
 
-    Children are named 0, 5, 10, ..: each step takes five slots in the released checkpoints.
+    Children are named 0, 5, 10, ... as in the released checkpoints.
     """
 
     def __init__(self, scale: int, channels: int) -> None:
         super().__init__()
-        factors = [3] if scale == 3 else [2] * (scale.bit_length() - 1)
-        self.factors = factors
-        for step, factor in enumerate(factors):
+        self.factors = [3] if scale == 3 else [2] * (scale.bit_length() - 1)
+        for step, factor in enumerate(self.factors):
             self.add_module(str(5 * step), FrameConv(channels, factor * factor * channels))
-        self.add_module(str(5 * len(factors)), FrameConv(channels, channels))
+        self.add_module(str(5 * len(self.factors)), FrameConv(channels, channels))
 
     def forward(self, x: Tensor) -> Tensor:
         convs = list(self.children())

@@ -1,4 +1,4 @@
-"""Which form of the costly operations runs: the plain one, the one for caches, or the Triton kernels."""
+"""Which implementation of attention, MLP and deformable convolution runs: plain, cache-blocked (CPU) or Triton."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Kernels = Literal["auto", "plain", "triton"]
 
 
 def use_triton(kernels: str, x: Tensor) -> bool:
-    """Whether Triton kernels run for x: on a GPU, where they are asked for.
+    """Whether the Triton kernels run for x: on a GPU, with kernels "triton".
 
-    "auto" does not choose them: they are checked in Triton's interpreter (TRITON_INTERPRET=1, on a CPU), compiled for
-    GPUs, and were never run or timed on one. torch.compile traces the plain form.
+    "auto" does not select them: they are tested in Triton's interpreter (TRITON_INTERPRET=1, on a CPU) and compiled
+    for GPUs, but were never run or timed on one. torch.compile traces the plain implementation.
     """
     if kernels != "triton" or torch.compiler.is_compiling():
         return False
@@ -23,7 +23,7 @@ def use_triton(kernels: str, x: Tensor) -> bool:
 
 
 def use_cache_blocks(kernels: str, x: Tensor) -> bool:
-    """Whether the forms of cpu_block.py run for x: a CPU, full precision, no tracing."""
+    """Whether cpu_block.py runs for x: on a CPU, without autocast, not traced by torch.compile."""
     return (
         kernels == "auto"
         and x.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""What a VRT can be built from and fed with, refused early and in the user's words."""
+"""Checks of a VRT's options and input clips, with errors that name the option key."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from torch import Tensor
 from utils.contract import InputSpec
 from utils.errors import DataError, OptionError
 
-# The U-net folds 2x2 patches three times.
+# The U-net halves height and width three times.
 UNET_MULTIPLE = 8
 
 
 def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) -> InputSpec:
-    """What a VRT with the arguments `o` needs of its input. At 1/8 scale, mutual attention takes a whole window."""
+    """Requirements on the input of a VRT with arguments `o`. Mutual attention needs a whole window at 1/8 scale."""
     window, mutual = o["window_size"], int(o["depths"][3] * o["mul_attn_ratio"]) > 0
     least = (UNET_MULTIPLE * window[1], UNET_MULTIPLE * window[2]) if mutual else (UNET_MULTIPLE, UNET_MULTIPLE)
-    between = o["pa_frames"] == 0
-    frames = o["img_size"][0] if between else max(2 if mutual else 1, o["pa_frames"] // 2 + 1)
+    interpolates = o["pa_frames"] == 0
+    frames = o["img_size"][0] if interpolates else max(2 if mutual else 1, o["pa_frames"] // 2 + 1)
     return InputSpec(
         UNET_MULTIPLE, tuple(window), least, frames, o["upscale"], image_channels, o["nonblind_denoising"],
-        spike_channels, between,
+        spike_channels, interpolates,
     )  # fmt: skip
 
 
 def check_options(o: dict[str, Any], image: int) -> None:
-    """OptionError, naming the key under netG, where the arguments of VRT do not fit together.
+    """Raise OptionError, naming the key of netG, if the arguments `o` of VRT do not fit together.
 
     image: image channels per frame.
     """
@@ -39,27 +39,19 @@ def check_options(o: dict[str, Any], image: int) -> None:
     for key in ("window_size", "img_size"):
         _need(len(o[key]) == 3 and min(o[key]) >= 1, key, f"{o[key]}", "[frames, height, width]")
     for key in ("indep_reconsts", "no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"):
-        _need(
-            all(0 <= i < len(depths) for i in o[key]), key, f"{o[key]}", f"indices into depths, 0 to {len(depths) - 1}"
-        )
-    _need(
-        all(i >= 7 for i in o["indep_reconsts"]),
-        "indep_reconsts",
-        f"{o['indep_reconsts']}",
-        "7 or more: layers of stage 8",
-    )
+        first = 7 if key == "indep_reconsts" else 0  # its indices are layers of stage 8
+        is_inside = all(first <= i < len(depths) for i in o[key])
+        _need(is_inside, key, f"{o[key]}", f"indices into depths, {first} to {len(depths) - 1}")
     for i, (dim, head) in enumerate(zip(dims, heads, strict=True)):
         _need(dim % head == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of num_heads[{i}] = {head}")
         mutual = i < 7 and int(depths[i] * o["mul_attn_ratio"]) > 0
-        # Mutual attention adds sines and cosines of rows and columns: two even halves.
+        # The positions of mutual attention are sine/cosine pairs, half the channels for rows, half for columns.
         _need(not mutual or dim % 4 == 0, f"embed_dims[{i}]", f"{dim}", "a multiple of 4, for mutual attention")
     for i in (3, 4, 5):
         _need(dims[i] % 4 == 0, f"embed_dims[{i}]", f"{dims[i]}", "a multiple of 4: the next stage unfolds 2x2 patches")
     for late, early in ((4, 2), (5, 1), (6, 0)):
-        same = dims[late] == dims[early]
-        _need(
-            same, f"embed_dims[{late}]", f"{dims[late]}", f"{dims[early]} = embed_dims[{early}], which is added to it"
-        )
+        expected = f"{dims[early]} = embed_dims[{early}], because of the skip connection"
+        _need(dims[late] == dims[early], f"embed_dims[{late}]", f"{dims[late]}", expected)
     _need(len(set(dims[7:])) == 1, "embed_dims", f"{dims[7:]} in stage 8", "one width for all layers of stage 8")
     upscale = o["upscale"]
     power = upscale > 0 and upscale & (upscale - 1) == 0
@@ -68,26 +60,24 @@ def check_options(o: dict[str, Any], image: int) -> None:
     if o["pa_frames"]:
         _check_alignment(o, image)
     else:
-        _need(o["out_chans"] % 3 == 0, "out_chans", f"{o['out_chans']}", "a multiple of 3 where pa_frames is 0")
+        _need(o["out_chans"] % 3 == 0, "out_chans", f"{o['out_chans']}", "a multiple of 3 if pa_frames is 0")
         _need(not o["nonblind_denoising"], "nonblind_denoising", "true with pa_frames 0", "false, or pa_frames > 0")
 
 
 def _check_alignment(o: dict[str, Any], image: int) -> None:
-    reach, groups = o["pa_frames"] // 2, o["deformable_groups"]
+    distance, groups = o["pa_frames"] // 2, o["deformable_groups"]  # distance: of the farthest aligned neighbour
     _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
     for i, dim in enumerate(o["embed_dims"][:7]):
-        _need(dim % reach == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of {reach} = pa_frames / 2")
-        _need(
-            reach * dim % groups == 0, "deformable_groups", f"{groups}",
-            f"a divisor of {reach * dim} = pa_frames / 2 * embed_dims[{i}]",
-        )  # fmt: skip
-    _need(18 * groups % (2 * reach) == 0, "deformable_groups", f"{groups}", f"a multiple of {reach} = pa_frames / 2")
-    _need(image in (1, 3) or image > 3, "in_chans", f"{image}", "1 (gray) or at least 3 (RGB first)")
-    residual = min(image, 3)
-    _need(
-        residual in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}",
-        f"{residual}: the restored clip is the input's first {residual} channels plus a correction",
-    )  # fmt: skip
+        _need(dim % distance == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of {distance} = pa_frames / 2")
+        total = distance * dim
+        expected = f"a divisor of {total} = pa_frames / 2 * embed_dims[{i}]"
+        _need(total % groups == 0, "deformable_groups", f"{groups}", expected)
+    expected = f"a multiple of {distance} = pa_frames / 2"
+    _need(18 * groups % (2 * distance) == 0, "deformable_groups", f"{groups}", expected)
+    _need(image == 1 or image >= 3, "in_chans", f"{image}", "1 (gray) or at least 3 (RGB first)")
+    base = min(image, 3)
+    expected = f"{base}: the output is added to the first {base} input channels"
+    _need(base in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}", expected)
 
 
 def _need(holds: bool, key: str, got: str, expected: str) -> None:
@@ -96,7 +86,7 @@ def _need(holds: bool, key: str, got: str, expected: str) -> None:
 
 
 def check_input(x: Tensor, spec: InputSpec) -> None:
-    """DataError where a clip (B, N, C, H, W) cannot go through a network with this spec."""
+    """Raise DataError if a network with this spec cannot take the clip x (B, N, C, H, W)."""
     shape, channels = f"a clip of shape {tuple(x.shape)}", spec.image_channels + int(spec.noise_map)
     if x.dim() != 5 or x.shape[2] != channels:
         raise DataError(shape, "forward(lq, spike)", f"(B, N, {channels}, H, W)", "check in_chans, fusion and the data")
@@ -104,7 +94,7 @@ def check_input(x: Tensor, spec: InputSpec) -> None:
     if frames < spec.least_frames:
         raise DataError(
             shape, "forward(lq, spike)", f"at least {spec.least_frames} frames",
-            "give a longer clip, or mirror it in time",
+            "use a longer clip, or extend it by mirrored frames",
         )  # fmt: skip
     if height % spec.stride or width % spec.stride:
         raise DataError(

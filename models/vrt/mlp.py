@@ -1,4 +1,4 @@
-"""Token-wise parts of a block: the gated MLP and stochastic depth."""
+"""Token-wise parts of a block: the gated MLP and stochastic depth (DropPath)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class _GatedOutput(torch.autograd.Function):
-    """fc2(gelu(a) * b), keeping a and b alone: autograd would keep gelu(a) and the product beside them.
+    """fc2(gelu(a) * b), saving only a and b for backward; autograd would also save gelu(a) and the product.
 
     a, b: (.., hidden); weight: (outputs, hidden); bias: (outputs,).
     """
@@ -26,7 +26,7 @@ class _GatedOutput(torch.autograd.Function):
         a, b, weight = ctx.saved_tensors
         gelu, flat = F.gelu(a), grad.flatten(0, -2)
         grad_weight = flat.t() @ (gelu * b).flatten(0, -2)
-        # Under autocast the weight is float32, the rest is not.
+        # Under autocast only the weight is float32.
         grad_product = grad @ weight.to(grad.dtype)
         grad_a = torch.ops.aten.gelu_backward(grad_product * b, a)
         return grad_a, grad_product * gelu, grad_weight.to(weight.dtype), flat.sum(0).to(weight.dtype)
@@ -35,7 +35,7 @@ class _GatedOutput(torch.autograd.Function):
 class GatedMlp(nn.Module):
     """fc2(gelu(fc11(x)) * fc12(x)) over the last axis (GEGLU, Shazeer 2020), with the exact erf GELU.
 
-    checkpoint: keep the input alone for the backward pass, and compute the rest anew there.
+    checkpoint: save only the input for backward, and recompute the rest there.
     """
 
     FLAGS = ("checkpoint",)
@@ -61,17 +61,22 @@ class GatedMlp(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Drops a residual branch for whole samples (first axis) with probability `drop_prob` while training."""
+    """Stochastic depth: in training, drops a residual branch per sample (first axis) with probability `drop_prob`.
+
+    The draws come from torch's default generator, not from an explicit one: torch.utils.checkpoint restores only the
+    default generator before it recomputes a branch, and torch's own layers, such as nn.Dropout in an added network,
+    take no other. ModelVRT seeds it from (manual_seed, step, rank) before each step, so that runs are reproducible.
+    """
 
     def __init__(self, drop_prob: float) -> None:
         super().__init__()
         self.drop_prob = drop_prob
 
     def factors(self, x: Tensor) -> Tensor:
-        """What each sample's branch is multiplied by: (B, 1, ..), 0 or 1 / (1 - drop_prob); 1 in evaluation."""
+        """The factor of each sample's branch, (B, 1, ..): 0 or 1 / (1 - drop_prob) in training, else 1."""
         keep = 1.0 - self.drop_prob
         factors = x.new_ones((len(x),) + (1,) * (x.dim() - 1))
-        return factors.bernoulli_(keep) / keep if self.training and self.drop_prob > 0.0 else factors
+        return factors.bernoulli_(keep) / keep if self.training else factors
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.factors(x) if self.training and self.drop_prob > 0.0 else x
+        return x * self.factors(x) if self.training else x

@@ -15,7 +15,7 @@ LEVELS = 6
 
 
 class FlowModule(nn.Module):
-    """One pyramid level: (n, 8, h, w) = reference, warped neighbour, flow so far -> flow correction (n, 2, h, w)."""
+    """One pyramid level: (n, 8, h, w) = reference, warped neighbour, upsampled flow -> flow residual (n, 2, h, w)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,8 +32,8 @@ class FlowModule(nn.Module):
 class SpyNet(nn.Module):
     """Optical flow between frames in [0, 1] at several scales.
 
-    return_levels: pyramid levels to return, 5 = full resolution, 2 = 1/8; results come finest first,
-    each in pixels of its own level.
+    return_levels: pyramid levels to return, 5 = full resolution, 2 = 1/8. Results are finest first, each in pixels of
+    its own level.
     """
 
     def __init__(self, return_levels: Sequence[int] = (5,)) -> None:
@@ -44,7 +44,7 @@ class SpyNet(nn.Module):
         self.basic_module = nn.ModuleList(FlowModule() for _ in range(LEVELS))
 
     def start_at_zero(self) -> None:
-        """Make every flow zero: a random flow would make the alignment harmful in training from scratch."""
+        """Make every flow zero: in training from scratch, a random flow would misalign the features."""
         for module in self.basic_module:
             nn.init.zeros_(module.basic_module[-1].weight)
             nn.init.zeros_(module.basic_module[-1].bias)
@@ -60,11 +60,11 @@ class SpyNet(nn.Module):
         return levels[::-1]
 
     def estimate(self, ref: list[Tensor], supp: list[Tensor], size: tuple[int, int]) -> list[Tensor]:
-        """Flows that bring `supp` onto `ref`, from their pyramids; size: (h, w) of the original frames.
+        """Flows that warp `supp` to `ref`, from their pyramids; size: (h, w) of the original frames.
 
         Returns one (n, 2, h / s, w / s) per return level, finest first.
         """
-        # The coarsest level starts from zero flow of its own size, so that a 1-pixel level is as good as any.
+        # The flow at the coarsest level starts at zero. It has the size of that level, which may be one pixel.
         up = flow = torch.zeros_like(ref[0][:, :2])
         flows = []
         for level, module in enumerate(self.basic_module):

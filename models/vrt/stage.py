@@ -1,4 +1,4 @@
-"""The stages of VRT on tokens (B, N, H, W, C): scale change, attention, alignment of neighbours."""
+"""The stages of VRT on tokens (B, N, H, W, C): resampling, attention, alignment of neighbouring frames."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.vrt.cpu_block import feed_in_cache
+from models.vrt.cpu_block import mlp_in_cache
 from models.vrt.deform_align import DeformAlign, align_clip
 from models.vrt.kernels import use_cache_blocks
 from models.vrt.mlp import GatedMlp
@@ -15,7 +15,7 @@ from models.vrt.window_attention import BlockGroup
 
 
 class FoldPatches(nn.Module):
-    """2x2 patches into channels, (B, N, H, W, C) -> (B, N, H/2, W/2, 4C); column offset slowest, then row, then C."""
+    """2x2 patches to channels, (B, N, H, W, C) -> (B, N, H/2, W/2, 4C); channel order: column (slowest), row, C."""
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, h, w, c = x.shape
@@ -40,10 +40,10 @@ def reshape_layer(kind: str, inputs: int, dim: int) -> nn.Sequential:
 
 
 class Stage(nn.Module):
-    """Stages 1 to 7: mutual+self attention, self attention, then fusion with aligned neighbours.
+    """Stages 1 to 7: blocks with mutual attention, blocks with self attention, then fusion with aligned neighbours.
 
-    pa_frames: 0 = no alignment, else 2, 4, 6 neighbours; scale: 1, 2, 4, 8, how much smaller than the input.
-    kernels and further options are those of Block.
+    kind, inputs: see reshape_layer. mutual_depth: number of blocks with mutual attention. pa_frames: 0 = no alignment,
+    else 2, 4 or 6 neighbours. scale: size of the network's input over that of this stage. kernels, block: see Block.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Stage(nn.Module):
             self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim, block.get("checkpoint_ffn", False))
 
     def forward(self, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> Tensor:
-        """x: (B, N, H, W, C) at the scale before this stage; flows at this stage's scale, nearest first."""
+        """x: (B, N, H, W, C) at the previous scale; backward, forward: flows at this stage's scale, nearest first."""
         x = self.reshape(x)
         x = x + self.linear1(self.residual_group1(x))
         x = x + self.linear2(self.residual_group2(x))
@@ -85,20 +85,14 @@ class Stage(nn.Module):
             return x
         later, earlier = align_clip(self.pa_deform, x.permute(0, 1, 4, 2, 3), backward, forward)
         x = torch.cat((x, later.permute(0, 1, 3, 4, 2), earlier.permute(0, 1, 3, 4, 2)), dim=-1)
-        return feed_in_cache(self.pa_fuse, x) if use_cache_blocks(self.kernels, x) else self.pa_fuse(x)
+        return mlp_in_cache(self.pa_fuse, x) if use_cache_blocks(self.kernels, x) else self.pa_fuse(x)
 
 
 class RefineLayer(nn.Module):
-    """One layer of stage 8: self attention at full scale, residual around its linear."""
+    """One layer of stage 8: self attention at full resolution, then a linear layer, with a residual connection."""
 
     def __init__(
-        self,
-        dim: int,
-        depth: int,
-        heads: int,
-        window: tuple[int, int, int],
-        drop_path: list[float],
-        **block: Any,
+        self, dim: int, depth: int, heads: int, window: tuple[int, int, int], drop_path: list[float], **block: Any
     ) -> None:
         super().__init__()
         self.residual_group = BlockGroup(dim, depth, heads, window, False, drop_path, **block)

@@ -1,6 +1,6 @@
-"""The private functions of torch that the CPU path uses: each is tried once at import, with a public form in its place.
+"""Private functions of torch for the CPU: each is tested once at import, and replaced by a public one if it fails.
 
-`fused_attention` and `softmax_backward` are what the rest calls.
+Other modules call `fused_attention` and `softmax_backward`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Bytes of T x T matrices at once: a few of them stay in the last cache of a CPU.
+# Bytes of the T x T matrices that are computed at once: they should fit the last-level cache of a CPU.
 BLOCK_BYTES = 4_000_000
 
 logger = logging.getLogger(__name__)
 
 
 def public_attention(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """softmax(scale q k^T + added) v and, of each row, log(sum(exp(logits))).
+    """softmax(scale q k^T + added) v, and the log-sum-exp of each row of logits.
 
     q, k, v: (n, heads, T, hd); added: (1, heads or 1, T, T) or None -> (n, heads, T, hd), (n, heads, T). No autograd.
     """
@@ -36,13 +36,13 @@ def public_attention(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, scal
 
 
 def public_softmax_backward(grad: Tensor, weights: Tensor) -> None:
-    """The gradient of the logits in the place of that of `weights`, their softmax over the last dimension."""
+    """In place: from the gradient of `weights`, a softmax over the last dimension, to that of its logits."""
     grad.mul_(weights)
     grad.addcmul_(weights, grad.sum(-1, keepdim=True), value=-1)
 
 
 def _private_attention(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    # What scaled_dot_product_attention runs on a CPU; called by name, for only here it tells the sums.
+    # The function behind scaled_dot_product_attention on a CPU. Only this private form returns the log-sum-exp.
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return fused(q, k, v, 0.0, False, attn_mask=added, scale=scale)
 
@@ -51,25 +51,25 @@ def _private_softmax_backward(grad: Tensor, weights: Tensor) -> None:
     torch.ops.aten._softmax_backward_data.out(grad, weights, -1, grad.dtype, grad_input=grad)
 
 
-def _attention_on_trial(attention: Callable[..., Any]) -> Tensor:
+def _try_attention(attention: Callable[..., Any]) -> Tensor:
     q, k, v = torch.linspace(-1, 1, 3 * 2 * 3 * 4, device="cpu").view(3, 1, 2, 3, 4)
     out, sums = attention(q, k, v, q.new_ones(1, 2, 3, 3).tril(), 0.5)
     return torch.cat((out, sums.unsqueeze(3)), dim=3)
 
 
-def _softmax_backward_on_trial(backward: Callable[..., Any]) -> Tensor:
+def _try_softmax_backward(backward: Callable[..., Any]) -> Tensor:
     grad, weights = torch.linspace(-1, 1, 12, device="cpu").view(3, 4), torch.full((3, 4), 0.25, device="cpu")
     backward(grad, weights)
     return grad
 
 
 def choose(private: Callable[..., Any], public: Callable[..., Any], trial: Callable[..., Tensor]) -> Callable[..., Any]:
-    """`private` where `trial` succeeds with it and gives the numbers of `public`, which it is replaced by elsewhere."""
+    """`private` if `trial` succeeds with it and gives the numbers of `public`; else `public`, with a warning."""
     try:
         found, expected = trial(private), trial(public)
         if found.shape == expected.shape and torch.allclose(found, expected, atol=1e-5):
             return private
-        reason = "gives other numbers"
+        reason = "its numbers differ"
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as e:
         reason = str(e).splitlines()[0] if str(e) else type(e).__name__
     logger.warning(
@@ -78,5 +78,5 @@ def choose(private: Callable[..., Any], public: Callable[..., Any], trial: Calla
     return public
 
 
-fused_attention = choose(_private_attention, public_attention, _attention_on_trial)
-softmax_backward = choose(_private_softmax_backward, public_softmax_backward, _softmax_backward_on_trial)
+fused_attention = choose(_private_attention, public_attention, _try_attention)
+softmax_backward = choose(_private_softmax_backward, public_softmax_backward, _try_softmax_backward)

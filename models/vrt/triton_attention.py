@@ -1,8 +1,8 @@
-"""Window attention for GPUs as one Triton kernel per direction: bias and mask inside, no T x T tensor in memory.
+"""Window attention for GPUs in Triton: the kernels add bias and mask, and no T x T tensor is written to memory.
 
-Forward keeps the output and the log-sum-exp of each row; backward computes the logits anew. The gradient of the bias
-is summed over windows in registers (an expanded bias would cost torch's kernels a gradient per window).
-Unmeasured on a GPU so far: tests compare it with the plain form in Triton's interpreter, and compile it for GPUs.
+The forward pass saves the output and the log-sum-exp of each row; the backward pass recomputes the logits. The
+gradient of the bias is summed over windows in registers (torch's kernels would write one gradient per window).
+Not yet run on a GPU: tests compare it with the plain form in Triton's interpreter, and compile it for GPUs.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows and columns of a tile: the largest whose tiles stay in registers, 16 bits a value or 32.
+# Bytes per value -> rows and columns of a tile: the largest that fit in registers.
 BLOCK = {2: 64, 4: 32}
 LAUNCH = {"num_warps": 8, "num_stages": 2}
-# Windows whose bias gradient one program sums before it is added to memory.
+# Windows over which one program sums the gradient of the bias before it adds the sum to memory.
 CHUNK = 32
 
 
 @triton.jit
 def _place(T, BM: tl.constexpr):
-    """Tokens of this program, and window * heads + head. One axis of programs: the others end at 65535."""
+    """Tokens of this program, and window * heads + head. One grid axis: the others are limited to 65535."""
     tiles = tl.cdiv(T, BM)
     return (tl.program_id(0) % tiles) * BM + tl.arange(0, BM), tl.program_id(0) // tiles
 
@@ -34,23 +34,20 @@ def _tile(base, rows, columns, stride, row_limit, column_limit):
 
 
 @triton.jit
-def _offsets(
+def _bias_mask(
     bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED: tl.constexpr, MASKED: tl.constexpr
 ):
-    """What is added to a tile of logits: the bias of the head, the mask of the window's pattern, -inf beyond T."""
+    """Added to a tile of logits: the bias of the head, the mask of the window's pattern, -inf beyond T.
+
+    PER: frames of a window; with PER = 2 (mutual attention) the mask within a frame is the corner of the window's.
+    """
     added = tl.zeros((rows.shape[0], columns.shape[0]), dtype=tl.float32)
     if BIASED:
         added += _tile(bias + head * T * T, rows, columns, T, T, T).to(tl.float32)
     if MASKED:
         number = tl.load(pattern + (window // PER) % COUNT)
-        added += _tile(masks + number * MASK_STRIDE(T, PER), rows, columns, T * PER, T, T).to(tl.float32)
+        added += _tile(masks + number * (T * PER) * (T * PER), rows, columns, T * PER, T, T).to(tl.float32)
     return tl.where((columns < T)[None, :], added, float("-inf"))
-
-
-@triton.jit
-def MASK_STRIDE(T, PER):
-    # Inside one frame of a two-frame window (PER = 2) the mask is the corner of the window's own.
-    return (T * PER) * (T * PER)
 
 
 @triton.jit
@@ -60,55 +57,55 @@ def _forward(
     BM: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     rows, at = _place(T, BM)
-    wide = tl.arange(0, BD)
+    dims = tl.arange(0, BD)
     window, head = at // HEADS, at % HEADS
     # Mutual attention: the queries are those of the other frame.
-    asking = window if PER == 1 else window ^ 1
-    q = _tile(qkv + asking.to(tl.int64) * window_stride + head * D, rows, wide, token_stride, T, D)
+    query_window = window if PER == 1 else window ^ 1
+    q = _tile(qkv + query_window.to(tl.int64) * window_stride + head * D, rows, dims, token_stride, T, D)
     source = qkv + window.to(tl.int64) * window_stride + head * D
-    top = tl.full((BM,), float("-inf"), dtype=tl.float32)
+    row_max = tl.full((BM,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BM,), dtype=tl.float32)
     result = tl.zeros((BM, BD), dtype=tl.float32)
     for start in range(0, T, BM):
         columns = start + tl.arange(0, BM)
-        k = _tile(source + part_stride, columns, wide, token_stride, T, D)
-        v = _tile(source + 2 * part_stride, columns, wide, token_stride, T, D)
+        k = _tile(source + part_stride, columns, dims, token_stride, T, D)
+        v = _tile(source + 2 * part_stride, columns, dims, token_stride, T, D)
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        logits += _offsets(bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED, MASKED)
-        higher = tl.maximum(top, tl.max(logits, 1))
-        weights = tl.exp(logits - higher[:, None])
-        shrink = tl.exp(top - higher)
-        total = total * shrink + tl.sum(weights, 1)
-        result = result * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        top = higher
+        logits += _bias_mask(bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED, MASKED)
+        new_max = tl.maximum(row_max, tl.max(logits, 1))
+        weights = tl.exp(logits - new_max[:, None])
+        rescale = tl.exp(row_max - new_max)
+        total = total * rescale + tl.sum(weights, 1)
+        result = result * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        row_max = new_max
     result = result / total[:, None]
-    inside = (rows[:, None] < T) & (wide[None, :] < D)
-    place = out + (window.to(tl.int64) * T + rows[:, None]) * (HEADS * D) + head * D + wide[None, :]
+    inside = (rows[:, None] < T) & (dims[None, :] < D)
+    place = out + (window.to(tl.int64) * T + rows[:, None]) * (HEADS * D) + head * D + dims[None, :]
     tl.store(place, result.to(out.dtype.element_ty), mask=inside)
-    tl.store(lse + at * T + rows, top + tl.log(total), mask=rows < T)
+    tl.store(lse + at * T + rows, row_max + tl.log(total), mask=rows < T)
 
 
 @triton.jit
 def _softmax_gradient(a, b, c, d, lse, delta, scale, added, PRECISION: tl.constexpr):
-    """Weights of a tile of logits, and the gradient of the logits.
+    """Softmax weights of a tile of logits, and the gradient of the logits.
 
-    a, b, c, d: queries, keys, gradients, values; or keys, queries, values, gradients, and the tile is transposed.
-    lse, delta: of the rows of attention, to be broadcast over the tile.
+    a, b, c, d: queries, keys, gradients, values; or keys, queries, values, gradients for a transposed tile.
+    lse, delta: of the queries, broadcast over the tile.
     """
     weights = tl.exp(tl.dot(a, tl.trans(b), input_precision=PRECISION) * scale + added - lse)
     return weights, weights * (tl.dot(c, tl.trans(d), input_precision=PRECISION) - delta)
 
 
 @triton.jit
-def _asking(
-    qkv, grad, lse, delta, at, rows, wide, T, D, window_stride, token_stride, HEADS: tl.constexpr, PER: tl.constexpr
+def _load_queries(
+    qkv, grad, lse, delta, at, rows, dims, T, D, window_stride, token_stride, HEADS: tl.constexpr, PER: tl.constexpr
 ):
-    """Of a block of rows: queries, gradients of what they received, and, as a column, log-sum-exp and delta."""
+    """For a block of rows: queries, gradients of the output, and, as columns, log-sum-exp and delta."""
     window, head = at // HEADS, at % HEADS
     # Mutual attention: the queries are those of the other frame.
-    source = window if PER == 1 else window ^ 1
-    q = _tile(qkv + tl.cast(source, tl.int64) * window_stride + head * D, rows, wide, token_stride, T, D)
-    g = _tile(grad + tl.cast(window, tl.int64) * T * HEADS * D + head * D, rows, wide, HEADS * D, T, D)
+    query_window = window if PER == 1 else window ^ 1
+    q = _tile(qkv + tl.cast(query_window, tl.int64) * window_stride + head * D, rows, dims, token_stride, T, D)
+    g = _tile(grad + tl.cast(window, tl.int64) * T * HEADS * D + head * D, rows, dims, HEADS * D, T, D)
     row_lse = tl.load(lse + at * T + rows, mask=rows < T, other=float("inf"))
     row_delta = tl.load(delta + at * T + rows, mask=rows < T, other=0.0)
     return q, g, row_lse[:, None], row_delta[:, None]
@@ -122,23 +119,24 @@ def _backward_queries(
 ):  # fmt: skip
     """Gradients of q for one block of rows."""
     rows, at = _place(T, BM)
-    wide = tl.arange(0, BD)
+    dims = tl.arange(0, BD)
     window, head = at // HEADS, at % HEADS
     source = qkv + window.to(tl.int64) * window_stride + head * D
-    q, g, row_lse, row_delta = _asking(
-        qkv, grad, lse, delta, at, rows, wide, T, D, window_stride, token_stride, HEADS, PER
+    q, g, row_lse, row_delta = _load_queries(
+        qkv, grad, lse, delta, at, rows, dims, T, D, window_stride, token_stride, HEADS, PER
     )
     result = tl.zeros((BM, BD), dtype=tl.float32)
     for start in range(0, T, BM):
         columns = start + tl.arange(0, BM)
-        k = _tile(source + part_stride, columns, wide, token_stride, T, D)
-        v = _tile(source + 2 * part_stride, columns, wide, token_stride, T, D)
-        added = _offsets(bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED, MASKED)
-        _, slope = _softmax_gradient(q, k, g, v, row_lse, row_delta, scale, added, PRECISION)
-        result += tl.dot(slope.to(k.dtype), k, input_precision=PRECISION)
-    inside = (rows[:, None] < T) & (wide[None, :] < D)
-    asking = window if PER == 1 else window ^ 1
-    place = grad_qkv + asking.to(tl.int64) * window_stride + head * D + rows[:, None] * token_stride + wide[None, :]
+        k = _tile(source + part_stride, columns, dims, token_stride, T, D)
+        v = _tile(source + 2 * part_stride, columns, dims, token_stride, T, D)
+        added = _bias_mask(bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED, MASKED)
+        _, grad_logits = _softmax_gradient(q, k, g, v, row_lse, row_delta, scale, added, PRECISION)
+        result += tl.dot(grad_logits.to(k.dtype), k, input_precision=PRECISION)
+    inside = (rows[:, None] < T) & (dims[None, :] < D)
+    query_window = window if PER == 1 else window ^ 1
+    base = grad_qkv + query_window.to(tl.int64) * window_stride + head * D
+    place = base + rows[:, None] * token_stride + dims[None, :]
     tl.store(place, (result * scale).to(grad_qkv.dtype.element_ty), mask=inside)
 
 
@@ -150,24 +148,26 @@ def _backward_keys(
 ):  # fmt: skip
     """Gradients of k and v for one block of columns."""
     columns, at = _place(T, BM)
-    wide = tl.arange(0, BD)
+    dims = tl.arange(0, BD)
     window, head = at // HEADS, at % HEADS
     keys = window.to(tl.int64) * window_stride + part_stride + head * D
-    k = _tile(qkv + keys, columns, wide, token_stride, T, D)
-    v = _tile(qkv + keys + part_stride, columns, wide, token_stride, T, D)
+    k = _tile(qkv + keys, columns, dims, token_stride, T, D)
+    v = _tile(qkv + keys + part_stride, columns, dims, token_stride, T, D)
     grad_k = tl.zeros((BM, BD), dtype=tl.float32)
     grad_v = tl.zeros((BM, BD), dtype=tl.float32)
     for start in range(0, T, BM):
         rows = start + tl.arange(0, BM)
-        q, g, row_lse, row_delta = _asking(
-            qkv, grad, lse, delta, at, rows, wide, T, D, window_stride, token_stride, HEADS, PER
+        q, g, row_lse, row_delta = _load_queries(
+            qkv, grad, lse, delta, at, rows, dims, T, D, window_stride, token_stride, HEADS, PER
         )
-        added = tl.trans(_offsets(bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED, MASKED))
-        weights, slope = _softmax_gradient(k, q, v, g, tl.trans(row_lse), tl.trans(row_delta), scale, added, PRECISION)
+        added = tl.trans(_bias_mask(bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED, MASKED))
+        weights, grad_logits = _softmax_gradient(
+            k, q, v, g, tl.trans(row_lse), tl.trans(row_delta), scale, added, PRECISION
+        )
         grad_v += tl.dot(weights.to(g.dtype), g, input_precision=PRECISION)
-        grad_k += tl.dot(slope.to(q.dtype), q, input_precision=PRECISION)
-    inside = (columns[:, None] < T) & (wide[None, :] < D)
-    place = grad_qkv + keys + columns[:, None] * token_stride + wide[None, :]
+        grad_k += tl.dot(grad_logits.to(q.dtype), q, input_precision=PRECISION)
+    inside = (columns[:, None] < T) & (dims[None, :] < D)
+    place = grad_qkv + keys + columns[:, None] * token_stride + dims[None, :]
     kind = grad_qkv.dtype.element_ty
     tl.store(place, (grad_k * scale).to(kind), mask=inside)
     tl.store(place + part_stride, grad_v.to(kind), mask=inside)
@@ -183,20 +183,20 @@ def _bias_backward(
     tiles = tl.cdiv(T, BM)
     rows = (tl.program_id(0) // tiles) * BM + tl.arange(0, BM)
     columns = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
-    head, wide = tl.program_id(1), tl.arange(0, BD)
+    head, dims = tl.program_id(1), tl.arange(0, BD)
     result = tl.zeros((BM, BM), dtype=tl.float32)
-    added = _offsets(bias, masks, pattern, 0, head, rows, columns, T, COUNT, 1, True, False)
+    added = _bias_mask(bias, masks, pattern, 0, head, rows, columns, T, COUNT, 1, True, False)
     first = tl.program_id(2) * CHUNK
     for window in range(first, tl.minimum(first + CHUNK, WINDOWS)):
         source = qkv + tl.cast(window, tl.int64) * window_stride + head * D
-        q, g, row_lse, row_delta = _asking(
-            qkv, grad, lse, delta, window * HEADS + head, rows, wide, T, D, window_stride, token_stride, HEADS, 1
+        q, g, row_lse, row_delta = _load_queries(
+            qkv, grad, lse, delta, window * HEADS + head, rows, dims, T, D, window_stride, token_stride, HEADS, 1
         )
-        k = _tile(source + part_stride, columns, wide, token_stride, T, D)
-        v = _tile(source + 2 * part_stride, columns, wide, token_stride, T, D)
-        mask = _offsets(bias, masks, pattern, window, head, rows, columns, T, COUNT, 1, False, MASKED)
-        _, slope = _softmax_gradient(q, k, g, v, row_lse, row_delta, scale, added + mask, PRECISION)
-        result += slope
+        k = _tile(source + part_stride, columns, dims, token_stride, T, D)
+        v = _tile(source + 2 * part_stride, columns, dims, token_stride, T, D)
+        mask = _bias_mask(bias, masks, pattern, window, head, rows, columns, T, COUNT, 1, False, MASKED)
+        _, grad_logits = _softmax_gradient(q, k, g, v, row_lse, row_delta, scale, added + mask, PRECISION)
+        result += grad_logits
     inside = (rows[:, None] < T) & (columns[None, :] < T)
     tl.atomic_add(grad_bias + head * T * T + rows[:, None] * T + columns[None, :], result, mask=inside)
 
@@ -204,9 +204,9 @@ def _bias_backward(
 class TritonAttention(torch.autograd.Function):
     """softmax(q k^T scale + bias + mask) v in every window.
 
-    qkv: (windows, T, 3, heads, hd), contiguous; bias: (heads, T, T) or None; masks: (patterns, M, M); pattern:
-    (count,) int32, the mask of each window of a sample, or None for no mask. mutual: windows are pairs of frames;
-    queries come from the other frame, and the mask is the corner of that of the pair. Returns (windows, T, heads, hd).
+    qkv: (windows, T, 3, heads, hd); bias: (heads, T, T) or None; all contiguous. masks: (patterns, M, M) and pattern:
+    (count,) int32, the mask of each window of a sample, or both None. mutual: two windows are the two frames of a
+    pair; queries come from the other frame, and M = 2 T. Returns (windows, T, heads, hd).
     """
 
     @staticmethod
@@ -217,10 +217,9 @@ class TritonAttention(torch.autograd.Function):
         out = qkv.new_empty(n, t, heads, d)
         lse = torch.empty(n, heads, t, dtype=torch.float32, device=qkv.device)
         ctx.scale, ctx.mutual = scale, mutual
-        bias = None if bias is None else bias.contiguous()
         constants = _constants(ctx, qkv, bias, pattern)
         _forward[(triton.cdiv(t, constants["BM"]) * n * heads,)](
-            qkv, *_or(qkv, bias, masks, pattern), out, lse, scale, t, d, _count(pattern), *_strides(qkv),
+            qkv, *_without_none(qkv, bias, masks, pattern), out, lse, scale, *_sizes(qkv, pattern),
             HEADS=heads, **constants, **LAUNCH,
         )  # fmt: skip
         ctx.save_for_backward(qkv, bias, masks, pattern, out, lse)
@@ -229,37 +228,33 @@ class TritonAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         qkv, bias, masks, pattern, out, lse = ctx.saved_tensors
-        n, t, _, heads, d = qkv.shape
+        n, t, _, heads, _ = qkv.shape
         grad = grad.contiguous()
         delta = (grad.float() * out.float()).sum(-1).transpose(1, 2).contiguous()
         grad_qkv = torch.empty_like(qkv)
-        tensors = (qkv, *_or(qkv, bias, masks, pattern), grad, lse, delta)
+        tensors = (qkv, *_without_none(qkv, bias, masks, pattern), grad, lse, delta)
         constants = _constants(ctx, qkv, bias, pattern)
-        blocks, rest = triton.cdiv(t, constants["BM"]), (t, d, _count(pattern), *_strides(qkv))
+        blocks, sizes = triton.cdiv(t, constants["BM"]), _sizes(qkv, pattern)
         for kernel in (_backward_queries, _backward_keys):
-            kernel[(blocks * n * heads,)](*tensors, grad_qkv, ctx.scale, *rest, HEADS=heads, **constants, **LAUNCH)
+            kernel[(blocks * n * heads,)](*tensors, grad_qkv, ctx.scale, *sizes, HEADS=heads, **constants, **LAUNCH)
         if bias is None:
             return grad_qkv, None, None, None, None, None
         grad_bias = torch.zeros(heads, t, t, dtype=torch.float32, device=qkv.device)
         del constants["PER"], constants["BIASED"]
         _bias_backward[blocks * blocks, heads, triton.cdiv(n, CHUNK)](
-            *tensors, grad_bias, ctx.scale, n, *rest, CHUNK=CHUNK, HEADS=heads, **constants, **LAUNCH
+            *tensors, grad_bias, ctx.scale, n, *sizes, CHUNK=CHUNK, HEADS=heads, **constants, **LAUNCH
         )
         return grad_qkv, grad_bias.to(bias.dtype), None, None, None, None
 
 
-def _or(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
-    """A kernel argument may not be None: any tensor stands in where it will not be read."""
-    return [stand_in if t is None else t for t in tensors]
+def _without_none(unused: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """`tensors` with `unused` instead of None, which a kernel does not take; the kernel does not read it."""
+    return [unused if t is None else t for t in tensors]
 
 
-def _count(pattern: Tensor | None) -> int:
-    return 1 if pattern is None else len(pattern)
-
-
-def _strides(qkv: Tensor) -> tuple[int, int, int]:
-    """Of a window, a token, and from q to k to v."""
-    return qkv.stride(0), qkv.stride(1), qkv.stride(2)
+def _sizes(qkv: Tensor, pattern: Tensor | None) -> tuple[int, ...]:
+    """T, D, COUNT, and the strides of a window, of a token, and from q to k to v."""
+    return qkv.shape[1], qkv.shape[4], 1 if pattern is None else len(pattern), *qkv.stride()[:3]
 
 
 def _constants(ctx, qkv: Tensor, bias: Tensor | None, pattern: Tensor | None) -> dict[str, object]:

@@ -1,8 +1,8 @@
-"""Modulated deformable convolution for GPUs: Triton takes the samples, the matrix product is the library's.
+"""Modulated deformable convolution for GPUs: sampling in Triton, matrix product by torch.
 
-Samples stay in the dtype of x (torchvision's operator falls back to float32 under autocast); coordinates and sums of
-gradients are float32. Nothing nine times the input is kept for the backward pass: the samples are taken again.
-Unmeasured on a GPU so far: tests compare it with the plain form in Triton's interpreter.
+Samples have the dtype of x (torchvision's operator uses float32 under autocast); coordinates and sums of gradients are
+float32. The samples, nine times the input, are not saved but taken again in the backward pass.
+Not yet run on a GPU: tests compare it with the plain form in Triton's interpreter, and compile it for GPUs.
 """
 
 from __future__ import annotations
@@ -18,34 +18,38 @@ BLOCK = 128
 
 @triton.jit
 def _locate(offset, mask, at, tap, pixel, pixels, H, W):
-    """Sampling position of one tap at a block of pixels: its upper left corner, fractions and factor; float32."""
+    """Sampling positions of one tap at a block of pixels, as floats.
+
+    Returns index and validity of the four corners (upper left, upper right, lower left, lower right), the fractions
+    in y and x, and the factor.
+    """
     inside = pixel < pixels
     base = offset + ((at * 9 + tap) * 2).to(tl.int64) * pixels
     y = tl.load(base + pixel, mask=inside, other=0.0).to(tl.float32) + (pixel // W + tap // 3 - 1).to(tl.float32)
     x = tl.load(base + pixels + pixel, mask=inside, other=0.0).to(tl.float32) + (pixel % W + tap % 3 - 1).to(tl.float32)
     factor = tl.load(mask + (at * 9 + tap).to(tl.int64) * pixels + pixel, mask=inside, other=0.0).to(tl.float32)
     top, left = tl.floor(y), tl.floor(x)
-    return top, left, y - top, x - left, factor
+    i00, v00 = _corner(top, left, inside, H, W)
+    i01, v01 = _corner(top, left + 1, inside, H, W)
+    i10, v10 = _corner(top + 1, left, inside, H, W)
+    i11, v11 = _corner(top + 1, left + 1, inside, H, W)
+    return i00, v00, i01, v01, i10, v10, i11, v11, y - top, x - left, factor
 
 
 @triton.jit
 def _corner(y, x, inside, H, W):
-    """Index of a corner and whether it is in the image; compared as floats, for a NaN is nowhere."""
+    """Index of a corner and whether it is in the image. Compared as floats, so that NaN is outside."""
     valid = inside & (y >= 0) & (y <= H - 1) & (x >= 0) & (x <= W - 1)
     return tl.where(valid, y * 1.0, 0.0).to(tl.int32) * W + tl.where(valid, x * 1.0, 0.0).to(tl.int32), valid
 
 
 @triton.jit
 def _sample(x, offset, mask, columns, H, W, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """columns[n, channel, tap, pixel]; program: block of pixels, tap, sample * groups + group."""
+    """Write columns[n, channel, tap, pixel]; grid: block of pixels, tap, sample * groups + group."""
     pixels = H * W
     pixel, tap, at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.program_id(2)
     inside = pixel < pixels
-    top, left, fy, fx, factor = _locate(offset, mask, at, tap, pixel, pixels, H, W)
-    i00, v00 = _corner(top, left, inside, H, W)
-    i01, v01 = _corner(top, left + 1, inside, H, W)
-    i10, v10 = _corner(top + 1, left, inside, H, W)
-    i11, v11 = _corner(top + 1, left + 1, inside, H, W)
+    i00, v00, i01, v01, i10, v10, i11, v11, fy, fx, factor = _locate(offset, mask, at, tap, pixel, pixels, H, W)
     for c in range(WIDTH):
         channel = (at * WIDTH + c).to(tl.int64)
         image = x + channel * pixels
@@ -61,15 +65,11 @@ def _sample(x, offset, mask, columns, H, W, WIDTH: tl.constexpr, BLOCK: tl.const
 def _sample_backward(
     x, offset, mask, grad_columns, grad_x, grad_offset, grad_mask, H, W, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """As _sample; grad_x (float32) is added to, the others are written."""
+    """Gradients of _sample: adds to grad_x (float32), writes grad_offset and grad_mask."""
     pixels = H * W
     pixel, tap, at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.program_id(2)
     inside = pixel < pixels
-    top, left, fy, fx, factor = _locate(offset, mask, at, tap, pixel, pixels, H, W)
-    i00, v00 = _corner(top, left, inside, H, W)
-    i01, v01 = _corner(top, left + 1, inside, H, W)
-    i10, v10 = _corner(top + 1, left, inside, H, W)
-    i11, v11 = _corner(top + 1, left + 1, inside, H, W)
+    i00, v00, i01, v01, i10, v10, i11, v11, fy, fx, factor = _locate(offset, mask, at, tap, pixel, pixels, H, W)
     slope_y = tl.zeros((BLOCK,), dtype=tl.float32)
     slope_x = tl.zeros((BLOCK,), dtype=tl.float32)
     slope_m = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -98,26 +98,26 @@ def _sample_backward(
 
 
 class TritonDeformConv(torch.autograd.Function):
-    """deform_conv of models/vrt/deform_conv.py, same arguments; x and weight of one dtype."""
+    """deform_conv of models/vrt/deform_conv.py with the same arguments; x and weight have one dtype."""
 
     @staticmethod
     def forward(ctx, x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         x, offset, mask = x.contiguous(), offset.contiguous(), mask.contiguous()
         ctx.save_for_backward(x, offset, mask, weight)
-        kernels = x.shape[1] // weight.shape[1]
-        columns = _columns(x, offset, mask, kernels)
-        out = weight.reshape(kernels, len(weight) // kernels, -1) @ columns
+        weight_groups = x.shape[1] // weight.shape[1]
+        columns = _columns(x, offset, mask, weight_groups)
+        out = weight.reshape(weight_groups, len(weight) // weight_groups, -1) @ columns
         return out.view(len(x), -1, *x.shape[2:]) + bias.view(-1, 1, 1)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         x, offset, mask, weight = ctx.saved_tensors
         n, _, h, w = x.shape
-        kernels = x.shape[1] // weight.shape[1]
-        grad = grad.to(x.dtype).reshape(n, kernels, len(weight) // kernels, h * w)
-        columns = _columns(x, offset, mask, kernels)
+        weight_groups = x.shape[1] // weight.shape[1]
+        grad = grad.to(x.dtype).reshape(n, weight_groups, len(weight) // weight_groups, h * w)
+        columns = _columns(x, offset, mask, weight_groups)
         grad_weight = (grad @ columns.transpose(2, 3)).sum(0).view(weight.shape)
-        flat = weight.reshape(kernels, len(weight) // kernels, -1)
+        flat = weight.reshape(weight_groups, len(weight) // weight_groups, -1)
         grad_columns = torch.matmul(flat.transpose(1, 2), grad, out=columns)
         grad_x = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         grad_offset, grad_mask = torch.empty_like(offset), torch.empty_like(mask)
@@ -128,10 +128,10 @@ class TritonDeformConv(torch.autograd.Function):
         return grad_x.to(x.dtype), grad_offset, grad_mask, grad_weight, grad.float().sum((0, 3)).flatten().to(x.dtype)
 
 
-def _columns(x: Tensor, offset: Tensor, mask: Tensor, kernels: int) -> Tensor:
-    """The samples times their factors: (n, kernels, c / kernels * 9, h * w), dtype of x."""
+def _columns(x: Tensor, offset: Tensor, mask: Tensor, weight_groups: int) -> Tensor:
+    """The samples times their factors: (n, weight_groups, c / weight_groups * 9, h * w), in the dtype of x."""
     n, c, h, w = x.shape
-    columns = x.new_empty(n, kernels, c // kernels * TAPS, h * w)
+    columns = x.new_empty(n, weight_groups, c // weight_groups * TAPS, h * w)
     _sample[_grid(x, mask)](x, offset, mask, columns, h, w, WIDTH=_width(x, mask), BLOCK=BLOCK)
     return columns
 

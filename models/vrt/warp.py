@@ -1,4 +1,4 @@
-"""Backward warping by optical flow: bilinear for features, four raw corners for the aligned input."""
+"""Backward warping by optical flow: bilinear for features, the four nearest pixels for the aligned input."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device
 
 
 def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
-    """x seen at each pixel displaced by `flow`; differentiable in both (no flow gradient for "nearest").
+    """x sampled at each pixel plus `flow`; differentiable in both (no flow gradient for "nearest").
 
     x: (n, c, h, w); flow: (n, 2, h, w) in pixels, channel 0 horizontal, 1 vertical.
-    Coordinates are never rounded below float32: bfloat16 cannot even count the pixels of a row.
+    Coordinates are float32 or float64: bfloat16 cannot represent the pixel numbers of a row.
     """
     height, width = x.shape[-2:]
     flow = flow if flow.dtype == torch.float64 else flow.float()
@@ -42,7 +42,7 @@ def nearest4(x: Tensor, flow: Tensor) -> Tensor:
     flow = flow.detach()
     flow = flow if flow.dtype == torch.float64 else flow.float()
     position = pixel_grid(height, width, flow.dtype, flow.device) + flow
-    # One pixel beyond the border is as far outside as any other; bounded so that the integers cannot overflow.
+    # Clamped so that the integers cannot overflow; one pixel beyond the border already counts as outside.
     px = position[:, 0].clamp(-1, width)
     py = position[:, 1].clamp(-1, height)
     flat = x.flatten(2)

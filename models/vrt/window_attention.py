@@ -1,4 +1,4 @@
-"""Attention inside windows: self attention with relative bias, and mutual attention between two frames."""
+"""Window attention: self attention with relative position bias, and mutual attention between two frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from models.vrt.attention_core import window_attention
-from models.vrt.cpu_block import AttentionBranch, AttentionShape, FeedBranch
+from models.vrt.cpu_block import AttentionBranch, AttentionConfig, MlpBranch
 from models.vrt.kernels import use_cache_blocks, use_triton
 from models.vrt.mlp import DropPath, GatedMlp
 from models.vrt.windows import WindowPlan, relative_position_index, sine_positions, window_plan
@@ -18,7 +18,7 @@ from models.vrt.windows import WindowPlan, relative_position_index, sine_positio
 class WindowAttention(nn.Module):
     """Attention among the T tokens of each window, (windows, T, C) -> (windows, T, C).
 
-    mutual: the window holds two frames; besides self attention, each frame is rebuilt from the other one.
+    mutual: the window holds two frames; in addition to self attention, the frames attend to each other.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class WindowAttention(nn.Module):
             self.qkv_mut = nn.Linear(dim, 3 * dim, bias=qkv_bias)
 
     def bias(self, tokens: int) -> Tensor:
-        """(heads, tokens, tokens). A clipped window takes the corner of the full index, as the published one does."""
+        """(heads, tokens, tokens). A clipped window uses the corner of the full index, as in the published network."""
         index = self.relative_position_index[:tokens, :tokens]
         rows = self.relative_position_bias_table.index_select(0, index.reshape(-1))
-        # In memory order: the fused kernels refuse a bias whose last axis is strided.
+        # Contiguous: the fused kernels reject a bias whose last axis is strided.
         return rows.view(tokens, tokens, -1).permute(2, 0, 1).contiguous()
 
     def forward(self, u: Tensor, plan: WindowPlan) -> Tensor:
@@ -58,17 +58,17 @@ class WindowAttention(nn.Module):
         qkv = self.qkv_self(u).view(n, t, 3, self.heads, c // self.heads)
         out = self._attend(qkv, self.bias(t), plan).reshape(n, t, c)
         if self.mutual:
-            # Frame 1 positions receive frame 2's queries on frame 1's keys and values, and the reverse.
-            placed = u.view(2 * n, t // 2, c) + self.position_bias.to(u.dtype)
-            qkv = self.qkv_mut(placed).view(2 * n, t // 2, 3, self.heads, c // self.heads)
+            # The output at frame 1 comes from frame 2's queries and frame 1's keys and values, and vice versa.
+            positioned = u.view(2 * n, t // 2, c) + self.position_bias.to(u.dtype)
+            qkv = self.qkv_mut(positioned).view(2 * n, t // 2, 3, self.heads, c // self.heads)
             out = torch.cat((self._attend(qkv, None, plan).reshape(n, t, c), out), dim=2)
         return self.proj(out)
 
     def _attend(self, qkv: Tensor, bias: Tensor | None, plan: WindowPlan) -> Tensor:
-        """qkv: (B * windows, T, 3, heads, hd); without a bias each frame of a window is a window of its own here."""
+        """qkv: (B * windows, T, 3, heads, hd). bias None: mutual attention, where qkv has one window per frame."""
         mutual = bias is None
         if use_triton(self.kernels, qkv):
-            from models.vrt.triton_attention import TritonAttention  # Triton is not everywhere
+            from models.vrt.triton_attention import TritonAttention  # Triton is optional
 
             return TritonAttention.apply(qkv, bias, *plan.patterns, self.scale, mutual)
         if not mutual:
@@ -82,8 +82,8 @@ class WindowAttention(nn.Module):
 class Block(nn.Module):
     """Transformer block on tokens (B, D, H, W, C): window attention and gated MLP, both residual.
 
-    checkpoint_attn, checkpoint_ffn: compute this branch anew in the backward pass; with both, the block keeps its
-    input alone.
+    checkpoint_attn, checkpoint_ffn: recompute this branch in the backward pass; with both, the block saves only its
+    input.
     """
 
     FLAGS = ("checkpoint_attn", "checkpoint_ffn")
@@ -117,35 +117,38 @@ class Block(nn.Module):
         return self._forward_in_cache(x, plan) if use_cache_blocks(self.kernels, x) else self._forward_plain(x, plan)
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """torch.compile of the plain form, in place. The plan stays outside: it is Python, and done once per size."""
+        """torch.compile of the plain form, in place. The window plan is not compiled: it is made once per size."""
         self._forward_plain = torch.compile(self._forward_plain, *args, **options)
 
     def _forward_plain(self, x: Tensor, plan: WindowPlan) -> Tensor:
         attn, ffn = (flag and torch.is_grad_enabled() for flag in (self.checkpoint_attn, self.checkpoint_ffn))
         if attn and ffn:
-            return checkpoint(lambda x: self._feed(self._attend(x, plan)), x, use_reentrant=False)
-        x = checkpoint(self._attend, x, plan, use_reentrant=False) if attn else self._attend(x, plan)
-        return checkpoint(self._feed, x, use_reentrant=False) if ffn else self._feed(x)
+            return checkpoint(lambda x: self._mlp_branch(self._attention_branch(x, plan)), x, use_reentrant=False)
+        if attn:
+            x = checkpoint(self._attention_branch, x, plan, use_reentrant=False)
+        else:
+            x = self._attention_branch(x, plan)
+        return checkpoint(self._mlp_branch, x, use_reentrant=False) if ffn else self._mlp_branch(x)
 
-    def _attend(self, x: Tensor, plan: WindowPlan) -> Tensor:
+    def _attention_branch(self, x: Tensor, plan: WindowPlan) -> Tensor:
         return x + self.drop_path(plan.merge(self.attn(plan.partition(self.norm1(x)), plan), x.shape))
 
-    def _feed(self, x: Tensor) -> Tensor:
+    def _mlp_branch(self, x: Tensor) -> Tensor:
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
     def _forward_in_cache(self, x: Tensor, plan: WindowPlan) -> Tensor:
         a, m = self.attn, self.mlp
-        shape = AttentionShape(a.heads, a.scale, a.mutual, self.norm1.eps, keep_output=not self.checkpoint_attn)
+        config = AttentionConfig(a.heads, a.scale, a.mutual, self.norm1.eps, save_output=not self.checkpoint_attn)
         weights = [self.norm1.weight, self.norm1.bias, a.bias(plan.tokens), a.qkv_self.weight, a.qkv_self.bias]
         weights += [a.proj.weight, a.proj.bias]
         if a.mutual:
             weights += [a.qkv_mut.weight, a.qkv_mut.bias, a.position_bias]
-        y = AttentionBranch.apply(x.flatten(1, 3), self._kept(x), plan, shape, *weights)
-        norm = (self._kept(x), self.norm2.eps, self.norm2.weight, self.norm2.bias)
-        return FeedBranch.apply(y, *norm, *m.weights()).view(x.shape)
+        y = AttentionBranch.apply(x.flatten(1, 3), self._drop_factors(x), plan, config, *weights)
+        norm = (self._drop_factors(x), self.norm2.eps, self.norm2.weight, self.norm2.bias)
+        return MlpBranch.apply(y, *norm, *m.weights()).view(x.shape)
 
-    def _kept(self, x: Tensor) -> list[float]:
-        """Per sample: the factor of a residual branch, 0.0 where stochastic depth drops it."""
+    def _drop_factors(self, x: Tensor) -> list[float]:
+        """The factor of a residual branch for each sample; 0.0 if stochastic depth drops it."""
         if isinstance(self.drop_path, nn.Identity):
             return [1.0] * len(x)
         return self.drop_path.factors(x).flatten().tolist()
@@ -155,15 +158,9 @@ class BlockGroup(nn.Module):
     """`depth` blocks on tokens (B, D, H, W, C); every second one is shifted by half a window."""
 
     def __init__(
-        self,
-        dim: int,
-        depth: int,
-        heads: int,
-        window: tuple[int, int, int],
-        mutual: bool,
-        drop_path: list[float],
+        self, dim: int, depth: int, heads: int, window: tuple[int, int, int], mutual: bool, drop_path: list[float],
         **block: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         half = tuple(w // 2 for w in window)
         self.blocks = nn.ModuleList(

@@ -1,4 +1,4 @@
-"""How a token volume is cut into (shifted) windows: computed once per size, shared by all blocks."""
+"""Partition of a token volume into (shifted) windows; computed once per size and shared by all blocks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import product
 import torch
 from torch import Tensor
 
-# Added to the logits of pairs that must not attend. Not -inf: a checkpoint was trained with this leak.
+# Added to the logits of pairs that must not attend. Not -inf: the published weights were trained with this value.
 MASKED = -100.0
 
 
 @dataclass(frozen=True)
 class Span:
-    """Windows start .. stop - 1 share one mask: (T, T) to add to the logits, or None."""
+    """The windows start .. stop - 1, which share one mask: (T, T), added to the logits, or None."""
 
     start: int
     stop: int
@@ -24,12 +24,12 @@ class Span:
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """Padding, shift and partition of the tokens of one sample, (D, H, W, C), as a list of rows.
+    """Padding, shift and partition of the tokens of one sample, (D, H, W, C), as token indices.
 
-    window: its sizes where they fit the clip; tokens: T of a window. rows: the token at each place of each
-    window, (windows * T,) int64; real: which of them are no padding, or None where all are; places: where
-    each token went. Windows are ordered by mask pattern (at most 8: last or not along each axis), so that
-    each pattern covers one span. Their order means nothing elsewhere, for `merge` undoes it.
+    window: its size, clipped to the clip. tokens: T of a window. rows: index of the token at each position of each
+    window, (windows * T,) int64. real: False at padding, (windows * T,), or None if there is none. places: position of
+    each token in `rows`, (D * H * W,). Windows are sorted by mask pattern (at most 8: last or not along each axis), so
+    that each pattern is one span; `merge` restores the order of the tokens.
     """
 
     window: tuple[int, int, int]
@@ -41,12 +41,12 @@ class WindowPlan:
 
     @property
     def count(self) -> int:
-        """Windows of one sample."""
+        """Number of windows of one sample."""
         return self.spans[-1].stop
 
     @property
     def frame_spans(self) -> tuple[Span, ...]:
-        """The spans where each frame of a two-frame window is a window of its own: the mask inside a frame."""
+        """The spans if each frame of a two-frame window counts as a window: masks within one frame."""
         half = self.tokens // 2
         return tuple(
             Span(2 * s.start, 2 * s.stop, None if s.mask is None else s.mask[:half, :half]) for s in self.spans
@@ -54,7 +54,7 @@ class WindowPlan:
 
     @cached_property
     def patterns(self) -> tuple[Tensor | None, Tensor | None]:
-        """The masks of all spans, (spans, T, T), and the span of each window, int32; None where nothing is masked."""
+        """The masks of all spans, (spans, T, T), and the span of each window, int32; (None, None) without masks."""
         if all(span.mask is None for span in self.spans):
             return None, None
         blank = self.rows.new_zeros((self.tokens, self.tokens), dtype=torch.float32)
@@ -64,26 +64,26 @@ class WindowPlan:
         return masks, pattern.to(self.rows.device)
 
     def partition(self, x: Tensor) -> Tensor:
-        """(B, D, H, W, C) -> (B * windows, T, C). Padding is zeros, which take part in attention."""
+        """(B, D, H, W, C) -> (B * windows, T, C). Padding is zero and takes part in attention."""
         return _Partition.apply(x.flatten(1, 3), self).view(-1, self.tokens, x.shape[-1])
 
     def merge(self, windows: Tensor, size: torch.Size) -> Tensor:
-        """(B * windows, T, C) -> (B, D, H, W, C); size: that of the clip."""
+        """(B * windows, T, C) -> (B, D, H, W, C); size: of the clip."""
         return _Merge.apply(windows.reshape(size[0], -1, windows.shape[-1]), self).view(*size[:4], -1)
 
-    def pick(self, x: Tensor) -> Tensor:
+    def gather(self, x: Tensor) -> Tensor:
         """Tokens (B, D * H * W, C) in window order, (B, windows * T, C)."""
-        picked = x.index_select(1, self.rows)
-        return picked if self.real is None else picked.masked_fill_(~self.real[:, None], 0.0)
+        gathered = x.index_select(1, self.rows)
+        return gathered if self.real is None else gathered.masked_fill_(~self.real[:, None], 0.0)
 
 
 class _Partition(torch.autograd.Function):
-    """WindowPlan.pick; the gradient is a gather as well, for an index_add is many times slower."""
+    """WindowPlan.gather, with a gather as its gradient: autograd's index_add is many times slower."""
 
     @staticmethod
     def forward(ctx, x: Tensor, plan: WindowPlan) -> Tensor:
         ctx.plan = plan
-        return plan.pick(x)
+        return plan.gather(x)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -91,7 +91,7 @@ class _Partition(torch.autograd.Function):
 
 
 class _Merge(torch.autograd.Function):
-    """Tokens in window order back to their places; padding is dropped."""
+    """The tokens from window order back in their own order, without padding."""
 
     @staticmethod
     def forward(ctx, x: Tensor, plan: WindowPlan) -> Tensor:
@@ -107,7 +107,7 @@ class _Merge(torch.autograd.Function):
 def window_plan(
     size: tuple[int, int, int], window: tuple[int, int, int], shift: tuple[int, int, int], device: torch.device
 ) -> WindowPlan:
-    """The plan for clips of size (D, H, W). An axis not longer than its window is not shifted."""
+    """The plan for clips of size (D, H, W). An axis that is not longer than the window is not shifted."""
     fits = [s <= w for s, w in zip(size, window, strict=True)]
     window = tuple(s if f else w for s, w, f in zip(size, window, fits, strict=True))
     shift = tuple(0 if f else s for s, f in zip(shift, fits, strict=True))
@@ -121,7 +121,7 @@ def window_plan(
     (nd, nh, nw), (wd, wh, ww) = counts, window
     cells = places.view(nd, wd, nh, wh, nw, ww).permute(0, 2, 4, 1, 3, 5).reshape(nd, nh, nw, tokens)
 
-    # Along each shifted axis the windows but the last share one pattern (no mask), the last has another.
+    # Along each shifted axis only the last window needs a mask.
     cuts = [[(0, n)] if s == 0 else [(0, n - 1), (n - 1, n)] for n, s in zip(counts, shift, strict=True)]
     parts, spans, start = [], [], 0
     for cut in product(*cuts):
@@ -134,15 +134,15 @@ def window_plan(
         start += len(part)
         parts.append(part.flatten())
     rows = torch.cat(parts)
-    real = None if padded == size else (rows >= 0)
+    real = rows >= 0
     inverse = torch.empty(size[0] * size[1] * size[2], dtype=torch.long)
-    inverse[rows[rows >= 0]] = (rows >= 0).nonzero().flatten()
-    real = None if real is None else real.to(device)
+    inverse[rows[real]] = real.nonzero().flatten()
+    real = None if padded == size else real.to(device)
     return WindowPlan(window, tokens, rows.clamp(min=0).to(device), real, inverse.to(device), tuple(spans))
 
 
 def _mask(window: tuple[int, int, int], shift: tuple[int, int, int]) -> Tensor | None:
-    """(T, T) mask of the window whose last `shift` tokens along each axis came from the other end."""
+    """(T, T) mask of a window whose last `shift` tokens along each axis were shifted in from the other end."""
     if not any(shift):
         return None
     region = torch.zeros(window, dtype=torch.long)
@@ -156,8 +156,8 @@ def _mask(window: tuple[int, int, int], shift: tuple[int, int, int]) -> Tensor |
 
 @lru_cache(maxsize=16)
 def relative_position_index(window: tuple[int, int, int]) -> Tensor:
-    """(T, T) row of the bias table for each pair of tokens of a window; int64. Shared: do not write to it."""
-    # On the CPU whatever the default device: a network built on "meta" must not put a meta tensor into the cache.
+    """(T, T) row of the bias table for each pair of tokens of a window, int64. Cached: do not modify it."""
+    # Always on the CPU: with the default device "meta", a meta tensor would be cached.
     axes = [torch.arange(s, device="cpu") for s in window]
     points = torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)
     offset = points[:, :, None] - points[:, None, :] + torch.tensor(window, device="cpu").view(3, 1, 1) - 1
