@@ -44,8 +44,6 @@ class ModelVRT(ModelBase):
         self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
         self.is_described = False  # whether the first batch has been printed (debug.every)
 
-    # ---- before the first step -------------------------------------------------------------------------------------
-
     def init_train(self, state: dict[str, Any] | None = None) -> None:
         """Load the weights, then create netE, the loss, the optimizer and the gradient scaler. Collective.
 
@@ -99,8 +97,6 @@ class ModelVRT(ModelBase):
             "nonfinite_in_a_row": self.nonfinite.in_a_row,
             "network": self.portable,
         }
-
-    # ---- one step --------------------------------------------------------------------------------------------------
 
     def is_frozen_at(self, step: int) -> bool:
         """Whether the parameters of `fix_keys` are frozen in this step."""
@@ -226,8 +222,6 @@ class ModelVRT(ModelBase):
             self.nonfinite.skipped(step, float(self.step_loss), keys, float(norm), lr, scale)
         if self.scaler.is_enabled():
             self.scaler.update()
-
-    # ---- log ---------------------------------------------------------------------------------------------------------
 
     def current_log(self) -> dict[str, float]:
         """Mean loss over all ranks since the last call, and the learning rate. Collective."""

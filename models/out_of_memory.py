@@ -31,7 +31,7 @@ GENERAL_ADVICE = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for the errors that torch raises where a GPU or the host has no memory left."""
+    """True for the errors that torch raises if a GPU or the host has no memory left."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     )

@@ -47,7 +47,7 @@ def seconds_per_part(net: nn.Module, job: Callable[[], Any], device: torch.devic
     owners: dict[tuple[int, int], str] = {}  # (thread, sequence number) of a forward operation -> its part
     roots = [e for e in profiled.events() if e.cpu_parent is None and e.device_type == DeviceType.CPU]
     stack = [(event, OTHER) for event in sorted(roots, key=_start, reverse=True)]
-    while stack:  # in the order of time, for what is computed anew in backward has a backward of its own
+    while stack:  # in the order of time: what is recomputed in backward has a backward of its own
         event, part = stack.pop()
         part = _part(event, owners) or part
         if event.sequence_nr >= 0 and not event.fwd_thread:
