@@ -43,8 +43,8 @@ def test_a_notebook_gives_a_mapping_in_the_form_of_kair_and_trains():
     batch = {"lq": torch.rand(1, 2, 3, 32, 32), "spike": torch.rand(1, 2, 2, 32, 32), "key": ["a/0"]}
     model.optimize_parameters(1, [{**batch, "gt": 1 - batch["lq"]}])
     assert model.current_log()["loss"] > 0
-    with pytest.raises(OptionError, match="G_lossfn_tpye"):
-        define_Model({**values, "train": {"G_lossfn_tpye": "l1"}})
+    with pytest.raises(OptionError, match="E_deacy"):
+        define_Model({**values, "train": {"G_lossfn_type": "l1", "E_deacy": 0}})
 
 
 def test_checking_options_builds_nothing_and_accepts_what_fits():
