@@ -81,9 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("GOPRO_Large_spike_seq", *(() if command.spikes_for else ("GOPRO_Large",))):
         refuse_overlap(command.out / name, inputs, "--out")
     recipe = Recipe(**{key: getattr(command, key) for key in Recipe.__dataclass_fields__})
-    jobs = [job for job in find_jobs(command) if job.name not in command.leave_out]
-    if not jobs:
-        raise OptionError("no clip is left to make", "--leave-out", "at least one clip", "leave out fewer clips")
+    jobs = find_jobs(command)
     check_recipe(command.out, recipe)
     plans = plan_all(jobs, recipe, command.workers)
     todo = [job for job in jobs if not plans[job].is_made]
@@ -126,27 +124,53 @@ def check_numbers(command: argparse.Namespace) -> None:
 def find_jobs(command: argparse.Namespace) -> list[Job]:
     """Every clip to make, with its split. Raises DataError where --source lacks clips of --spikes-for."""
     raw = find_raw_clips(command.source) if command.source else []
-    offsets = read_offsets(command.offset)
     if not command.spikes_for:
         splits = choose_splits(raw, command.test_share, command.out)
-        return [Job(clip.name, splits[clip.name], clip, None, command.out) for clip in raw]
-    jobs, by_name = [], {clip.name: clip for clip in raw}
+        jobs = [Job(clip.name, splits[clip.name], clip, None, command.out) for clip in raw]
+    else:
+        jobs = find_existing(command, {clip.name: clip for clip in raw})
+    refuse_unknown(command, jobs)
+    jobs = [job for job in jobs if job.name not in command.leave_out]
+    missing = [job.name for job in jobs if raw and job.raw is None]
+    if missing:
+        raise DataError(
+            f"the raw video of {len(missing)} clips is missing: {', '.join(missing[:5])}", str(command.source),
+            "a raw clip for each clip of --spikes-for", "add them, or leave these clips out (--leave-out)",
+        )  # fmt: skip
+    if not jobs:
+        raise OptionError("no clip is left to make", "--leave-out", "at least one clip", "leave out fewer clips")
+    return jobs
+
+
+def refuse_unknown(command: argparse.Namespace, jobs: list[Job]) -> None:
+    """Raise OptionError where --leave-out or --offset names no clip, or --offset has nothing to be applied to."""
+    names = {job.name for job in jobs}
+    unknown = [f"--leave-out {name}" for name in command.leave_out if name not in names]
+    unknown += [
+        f"--offset {name}={n}" for name, n in read_offsets(command.offset).items() if name and name not in names
+    ]
+    if unknown:
+        raise OptionError(f"no such clip: {', '.join(unknown)}", "the command line", "names of clips", "correct them")
+    if command.offset and not (command.source and command.spikes_for):
+        raise OptionError(
+            "--offset has no effect", "--offset", "--source and --spikes-for, whose frames it aligns", "drop --offset"
+        )
+
+
+def find_existing(command: argparse.Namespace, raw: dict[str, RawClip]) -> list[Job]:
+    """The clips of --spikes-for, with their raw clips by name. Raises DataError where there are none, or twins."""
+    jobs, offsets = [], read_offsets(command.offset)
     for split in SPLITS:
         folders = [(path.parent.name, path) for path in command.spikes_for.glob(f"{split}/*/sharp")]
         folders += [(path.name, path) for path in command.spikes_for.glob(f"{split}_GT/*") if path.is_dir()]
         for name, sharp in sorted(folders, key=lambda folder: natural_key(folder[0])):
             offset = offsets.get(name, offsets.get(""))
-            jobs.append(Job(name, split, by_name.get(name), sharp, command.out, offset))
-    missing = [job.name for job in jobs if raw and job.raw is None]
+            jobs.append(Job(name, split, raw.get(name), sharp, command.out, offset))
     twice = [name for name, count in Counter(job.name for job in jobs).items() if count > 1]
-    if missing or twice or not jobs:
-        what = (
-            f"the raw video of {len(missing)} clips is missing: {', '.join(missing[:5])}" if missing
-            else f"two clips of the same name: {', '.join(twice[:5])}" if twice else "no clip found"
-        )  # fmt: skip
-        where = str(command.source if missing else command.spikes_for)
+    if twice or not jobs:
+        what = f"two clips of the same name: {', '.join(twice[:5])}" if twice else "no clip found"
         raise DataError(
-            what, where, "<split>/<clip>/sharp or <split>_GT/<clip>, each with its raw clip", "correct the folders"
+            what, str(command.spikes_for), "<split>/<clip>/sharp or <split>_GT/<clip>", "correct the folders"
         )
     return jobs
 

@@ -6,7 +6,7 @@
 #   TESTS="tests" scripts/try_versions.sh 2.8.0                  other tests than the fast ones; "tests": all
 #
 # VERSION: of torch; "newest": what requirements.txt installs today. The environments stay in .venvs/. Exit code 1 where
-# a test failed, with the failures of all versions printed first.
+# a test failed; the last line names the versions.
 set -euo pipefail
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit; fi
@@ -26,10 +26,10 @@ failed=()
 for version in "$@"; do
     name=python$("$python" -c 'import sys; print("{}.{}".format(*sys.version_info))')-torch$version
     home=$PWD/.venvs/$name
-    if [[ ! -e $home/.installed ]]; then
+    if [[ ! -e $home/.installed || $version == newest ]]; then
         "$python" -m venv "$home"
         pin=torch; [[ $version == newest ]] || pin="torch==$version"
-        "$home/bin/python" -m pip install --quiet "$pin" -r requirements-test.txt
+        "$home/bin/python" -m pip install --quiet --upgrade "$pin" -r requirements-test.txt
         touch "$home/.installed"
     fi
     echo "== $name"

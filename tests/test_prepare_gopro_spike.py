@@ -211,6 +211,10 @@ def test_an_offset_that_changes_within_a_clip_is_named_with_its_frames(raw, tmp_
     assert for_existing(raw, tmp_path) == 3
     assert "000000-000001 at offset +0; 000002-000003 at offset -1" in capsys.readouterr().err
     assert for_existing(raw, tmp_path, "--leave-out", "GOPR0001_03_00") == 0
+    (raw / "train/GOPR0001_03_00").rename(tmp_path / "elsewhere")
+    assert for_existing(raw, tmp_path, out="without") == 3
+    assert "the raw video of 1 clips is missing: GOPR0001_03_00" in capsys.readouterr().err
+    assert for_existing(raw, tmp_path, "--leave-out", "GOPR0001_03_00", out="without") == 0
     made = tmp_path / "more/GOPRO_Large_spike_seq"
     assert sorted(p.parent.name for p in made.glob("*/*/spike")) == ["GOPR0002_05_00", "GOPR0003_03_00"]
 
@@ -352,6 +356,8 @@ def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys):
         (["--source", raw, "--interpolate", "0"], "--interpolate is 0", 2),
         (["--source", raw, "--test-share", "1"], "--test-share is 1.0", 2),
         (["--source", raw, "--offset", "x"], "--offset is 'x'", 2),
+        (["--source", raw, "--offset", "1"], "--offset has no effect", 2),
+        (["--source", raw, "--leave-out", "GOPR0001"], "no such clip: --leave-out GOPR0001", 2),
         (["--source", raw, "--spikes-for", tmp_path / "empty"], "no clip found", 3),
     ):
         assert prepare(*arguments, "--out", tmp_path / "out") == code
