@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -64,10 +65,16 @@ class ModelBase:
         """Write <step>_G.pth and <step>_E.pth: {"params", "options" (see models/portable.py), "iter"}."""
         for letter, net in (("G", self.netG), ("E", self.netE)):
             if net is not None:
-                content = {"params": cpu_state(net), "options": self.portable, "iter": step}
+                content = {"params": to_cpu(unwrap_ddp(net).state_dict()), "options": self.portable, "iter": step}
                 checkpoint.save_bare(content, folder / f"{step}_{letter}.pth")
 
 
-def cpu_state(net: nn.Module) -> dict[str, torch.Tensor]:
-    """State dict of the network without DDP, as tensors on the CPU."""
-    return {key: value.detach().cpu().contiguous() for key, value in unwrap_ddp(net).state_dict().items()}
+def to_cpu(value: Any) -> Any:
+    """`value` with all tensors in its dicts, lists and tuples on the CPU, detached and contiguous."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().contiguous()
+    if isinstance(value, dict):
+        return {key: to_cpu(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_cpu(item) for item in value)
+    return value

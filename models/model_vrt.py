@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from models.amp import AMP_DTYPES, amp_dtype
 from models.ddp import unwrap_ddp, wrap_ddp
 from models.losses import LOSSES
-from models.model_base import ModelBase, cpu_state
+from models.model_base import ModelBase, to_cpu
 from models.nonfinite import NonFiniteSteps
 from models.optim import build_optimizer, is_fix_key, load_moments, set_lr
 from models.out_of_memory import is_out_of_memory, out_of_memory_error
@@ -90,10 +90,10 @@ class ModelVRT(ModelBase):
     def training_state(self) -> dict[str, Any]:
         """The state of the model that a resume needs, as plain types and CPU tensors."""
         return {
-            "model_state_dict": cpu_state(self.netG),
-            "ema_state_dict": cpu_state(self.netE) if self.netE is not None else None,
-            "optimizer": _to_cpu(self.optimizer.state_dict()),
-            "scaler": _to_cpu(self.scaler.state_dict()),
+            "model_state_dict": to_cpu(unwrap_ddp(self.netG).state_dict()),
+            "ema_state_dict": to_cpu(self.netE.state_dict()) if self.netE is not None else None,
+            "optimizer": to_cpu(self.optimizer.state_dict()),
+            "scaler": to_cpu(self.scaler.state_dict()),
             "nonfinite_in_a_row": self.nonfinite.in_a_row,
             "network": self.portable,
         }
@@ -234,13 +234,3 @@ def mix_seed(*parts: int) -> int:
     """A 63-bit seed from a few integers, the same on every machine (Python's hash() is salted per process)."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-def _to_cpu(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {key: _to_cpu(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_to_cpu(item) for item in value)
-    return value

@@ -18,6 +18,7 @@ from models.weights import load_weights, read_weights
 from utils.contract import InputSpec, input_spec
 from utils.errors import CheckpointError
 from utils.options.models import Options
+from utils.run.checkpoint import sha256_of
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,7 @@ class SavedNetwork:
 
     def sha256(self) -> str:
         """SHA-256 of the file, to distinguish the results of different weights."""
-        digest = hashlib.sha256()
-        with open(self.path, "rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
-        return digest.hexdigest()
+        return sha256_of(self.path)
 
     def options_digest(self) -> str:
         """12 hex digits of the options of the network and of the spike representation."""

@@ -24,24 +24,24 @@ def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
     work = dict.fromkeys(parts, 0.0)
     scales = dict(zip((f"stage{i}" for i in range(1, 8)), (1, 2, 4, 8, 4, 2, 1), strict=True))
     for name, part in net.named_children():
-        area = scales.get(name, 1) ** 2
+        scale = scales.get(name, 1)
+        area = scale**2
         if isinstance(part, SpyNet):
             work["flow"] += pairs * sum(2 * _weight_count(part.basic_module[i]) / 4 ** (5 - i) for i in range(6))
         elif isinstance(part, Stage) or name == "stage8":
             for block in (m for m in part.modules() if isinstance(m, Block)):
-                scale = scales.get(name, 1)
                 attention, mlp = block_flops(block, (batch, frames, height // scale, width // scale))
                 work["mutual attention" if block.attn.mutual else "self attention"] += attention
                 work["MLP"] += mlp
-            owners = part.modules()
-            linears = [m for o in owners if isinstance(o, Stage | RefineLayer | nn.Sequential) for m in o.children()]
+            owners = (m for m in part.modules() if isinstance(m, Stage | RefineLayer | nn.Sequential))
+            linears = [m for owner in owners for m in owner.children()]
             work["linears"] += pixels / area * 2 * sum(m.weight.numel() for m in linears if isinstance(m, nn.Linear))
             if isinstance(part, Stage) and part.aligns:
                 align: DeformAlign = part.pa_deform
                 work["alignment"] += pairs / area * 2 * (_weight_count(align.conv_offset) + align.weight.numel())
                 work["MLP"] += pixels / area * 2 * _weight_count(part.pa_fuse)
         elif name in ("norm", "conv_after_body"):
-            work["linears"] += pixels * 2 * sum(p.numel() for p in part.parameters() if p.dim() > 1)
+            work["linears"] += pixels * 2 * _weight_count(part)
         else:
             kernels = sum(m.weight.numel() for m in part.modules() if isinstance(m, FrameConv | nn.Linear | nn.Conv2d))
             work["convolutions"] += pixels * 2 * kernels
@@ -49,6 +49,7 @@ def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
 
 
 def _weight_count(module: nn.Module) -> int:
+    """Parameters without the biases."""
     return sum(p.numel() for p in module.parameters() if p.dim() > 1)
 
 

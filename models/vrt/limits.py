@@ -90,20 +90,15 @@ def check_input(x: Tensor, spec: InputSpec) -> None:
     shape, channels = f"a clip of shape {tuple(x.shape)}", spec.image_channels + int(spec.noise_map)
     if x.dim() != 5 or x.shape[2] != channels:
         raise DataError(shape, "forward(lq, spike)", f"(B, N, {channels}, H, W)", "check in_chans, fusion and the data")
-    frames, (height, width) = x.shape[1], x.shape[3:]
+    frames, (height, width), (least_height, least_width) = x.shape[1], x.shape[3:], spec.least_size
     if frames < spec.least_frames:
-        raise DataError(
-            shape, "forward(lq, spike)", f"at least {spec.least_frames} frames",
-            "use a longer clip, or extend it by mirrored frames",
-        )  # fmt: skip
-    if height % spec.stride or width % spec.stride:
-        raise DataError(
-            shape, "forward(lq, spike)", f"height and width that are multiples of {spec.stride}",
-            "crop the clip, or pad it by reflection and crop the result",
-        )  # fmt: skip
-    low = spec.least_size
-    if height < low[0] or width < low[1]:
-        raise DataError(
-            shape, "forward(lq, spike)", f"at least {low[0]} x {low[1]} pixels: 8 times the window of the attention",
-            "use larger crops or tiles, or a smaller netG.window_size",
-        )  # fmt: skip
+        expected, do = f"at least {spec.least_frames} frames", "use a longer clip, or extend it by mirrored frames"
+    elif height % spec.stride or width % spec.stride:
+        expected = f"height and width that are multiples of {spec.stride}"
+        do = "crop the clip, or pad it by reflection and crop the result"
+    elif height < least_height or width < least_width:
+        expected = f"at least {least_height} x {least_width} pixels: 8 times the attention window"
+        do = "use larger crops or tiles, or a smaller netG.window_size"
+    else:
+        return
+    raise DataError(shape, "forward(lq, spike)", expected, do)

@@ -148,12 +148,12 @@ def _fault(path: Path) -> str | None:
     sidecar = _sidecar(path)
     if not sidecar.exists():
         return None  # weights from elsewhere have no sidecar
-    found = _digest(path)
+    found = sha256_of(path)
     expected = sidecar.read_text().strip()
     return None if found == expected else f"sha256 {found[:12]}, expected {expected[:12]}"
 
 
-def _digest(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     sha256 = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(2**20):
