@@ -135,7 +135,7 @@ def test_planes_or_a_crop_outside_of_the_file_are_refused(tmp_path):
 
     with pytest.raises(SpikeFileError, match="planes 4 to 5"):
         read_dat(tmp_path / "a.dat", SMALL, first=4, count=2)
-    with pytest.raises(SpikeFileError, match="outside the picture"):
+    with pytest.raises(SpikeFileError, match="outside the plane"):
         read_dat(tmp_path / "a.dat", SMALL, crop=Crop(1, 0, 2, 8))
 
 

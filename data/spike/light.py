@@ -1,4 +1,4 @@
-"""What the sensor of a recording integrated: linear light, or the display values of pictures."""
+"""Estimate what the sensor of a recording integrated: linear light or display values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from data.spike.simulate import DISPLAY_GAMMA
 
-# The better of both errors must be this much smaller than the other; noise and motion decide below.
+# Largest ratio of the two errors that counts as clear; above it, noise and motion may decide.
 CLEAR = 0.8
 
 
@@ -16,7 +16,7 @@ CLEAR = 0.8
 class LightFit:
     """light: "linear" or "display", whichever fits better. rate: spikes per plane at full light, from that fit.
 
-    errors: of both fits, relative to the rates (0: exact). is_clear: whether one is clearly better.
+    errors: of both fits, relative to the rates (0: exact). is_clear: whether one fit is clearly better.
     """
 
     light: str
@@ -30,10 +30,10 @@ class LightFit:
 
 
 def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
-    """Fit rates = k values (display) and rates = k values ** 2.2 (linear light), each with the k of least squares.
+    """Fit rates = k values (display) and rates = k values ** 2.2 (linear light) by least squares.
 
-    rates (h, w): spikes per plane and pixel around the moment of the picture; values (h, w): its grey display values
-    in [0, 1], brought to the pixels of the spike camera.
+    rates (h, w): spikes per plane around the time of a frame; values (h, w): the grey display values of that frame in
+    [0, 1], resized to the spike camera.
     """
     rates, values = rates.astype(np.float64), values.astype(np.float64)
     fits = {}

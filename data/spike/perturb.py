@@ -1,4 +1,4 @@
-"""What a stream would look like from another camera: another threshold, lost planes, pixels that stick."""
+"""Simulate another camera: change a stream to another threshold, with lost planes or stuck pixels."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 
 
 def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator) -> np.ndarray:
-    """Stream (T, h, w) as a sensor with `factor` times the threshold would have fired: rate / factor spikes per tick.
+    """Stream (T, h, w) of a sensor with `factor` times the threshold: rate / factor spikes per tick.
 
-    Light L is taken as even between two spikes, one threshold per interval, and integrated again with a new random
+    Light L is assumed constant between two spikes, one threshold per interval, and integrated again with a new random
     first charge: A <- A + L / factor; s = A >= 1; A <- A - s. So a higher threshold keeps every factor-th spike, and a
-    lower one puts spikes between the old ones. As in the sensor (see simulate.IntegrateAndFire) there is at most one
-    spike per plane, and charge beyond it is lost: A <- 1 + A mod 1 where A >= 2 remains. One spike stays due because
-    the read-out rounds the recorded times to planes: under even light of 0.9 spikes per plane the intervals are 1 and
-    2 planes, and only together are they right. Where an interval is longer than its predecessor by more than this
-    rounding, the light has faded and nothing is due: A <- A mod 1.
+    lower one adds spikes between them. As in the sensor (see simulate.IntegrateAndFire) there is at most one spike per
+    plane, and charge beyond it is lost: A <- 1 + A mod 1 where A >= 2 remains. The charge of one spike is kept because
+    the read-out rounds spike times to planes: constant light of 0.9 spikes per plane gives intervals of 1 and 2 planes,
+    of which only the mean is right. Where an interval is longer than its predecessor by more than this rounding, the
+    light has decreased and this charge is dropped: A <- A mod 1.
     """
     if factor == 1.0:
         return stream
@@ -25,7 +25,7 @@ def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator
     for plane, now in enumerate(light):
         if plane:
             before = light[plane - 1]
-            # 1 / now > 1 / before + 1, but for rounding.
+            # 1 / now > 1 / before + 1, with a margin for rounding errors.
             np.fmod(charge, one, out=charge, where=now * (one + before) < np.float32(0.999) * before)
         charge += now / np.float32(factor)
         fired = charge >= one
@@ -39,9 +39,8 @@ def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator
 def interval_light(stream: np.ndarray) -> np.ndarray:
     """(T, h, w) float32 light in thresholds per tick: 1 / (tn - tp) in planes tp + 1 ... tn of each interval.
 
-    Before the first and after the last spike the light of the nearest interval goes on, but no brighter than a
-    spike just outside of the file would allow; a pixel with one spike or none has the light of one spike per T planes,
-    or none.
+    Before the first and after the last spike, the light of the nearest interval is used, limited to what a spike just
+    outside of the file would allow. A pixel with a single spike has the light 1 / T, one without spikes has none.
     """
     planes = len(stream)
     steps = np.arange(planes, dtype=np.int16)[:, None, None]
@@ -71,12 +70,12 @@ def _extend(light: np.ndarray, inside: np.ndarray, fired: np.ndarray) -> np.ndar
 
 
 def drop_planes(stream: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Stream whose planes are lost with probability `fraction`: they stay in place, without spikes."""
+    """Stream with planes lost with probability `fraction`: they are kept, without spikes."""
     kept = rng.random(len(stream)) >= fraction
     return stream * kept[:, None, None].astype(np.uint8)
 
 
 def stick_pixels(stream: np.ndarray, hot: float, dead: float, rng: np.random.Generator) -> np.ndarray:
-    """Stream in which a fraction `hot` of the pixels always fires and a fraction `dead` never does."""
+    """Stream in which a fraction `hot` of the pixels always fires and a fraction `dead` never fires."""
     draw = rng.random(stream.shape[1:])
     return np.where(draw < hot, np.uint8(1), np.where(draw >= 1.0 - dead, np.uint8(0), stream))

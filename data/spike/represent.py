@@ -1,12 +1,12 @@
 """Turn a spike stream into the channels a network reads.
 
 A representation is a function ``(stream, center, **options) -> (S, h, w) float32`` with stream (T, h, w) uint8 in
-{0, 1} and `center` the plane of the sharp picture; S depends on the options only, never on T. Every formula works
-per pixel, so that cutting out a rectangle, flipping or rotating commutes with it. To add one, write the function
-under ``@representation``; its keyword parameters become option keys.
+{0, 1} and `center` the plane of the sharp frame; S depends on the options only, never on T. Every formula works
+per pixel, so it commutes with cropping, flipping and rotating. To add one, write the function under
+``@representation``; its keyword parameters become option keys.
 
 Time reversal is exact: the channels of a clip played backwards are those of the reversed stream around the same
-instant. An instant t of a stream of T planes is T - 1 - t of the reversed one.
+time. Time t of a stream of T planes is T - 1 - t in the reversed one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Function = Callable[..., np.ndarray]
 
 @dataclass(frozen=True)
 class Representation:
-    """A registered function and what it does with the keys of the `spike` section.
+    """A registered function and its use of the keys of the `spike` section.
 
-    proportional: its values are firing rates, spikes per tick: `rate`, `light` and `gamma` apply to them.
-    between: it takes a center between two planes, such as 27.5; the others get the plane after it.
-    lag: how much later than `center` its instant lies, in half planes, as a function of its options.
-    is_centered: whether `center` matters, as a function of its options.
+    proportional: its values are firing rates, spikes per tick, to which `rate`, `light` and `gamma` apply.
+    between: it accepts a center between two planes, such as 27.5; other functions get the plane after it.
+    lag: its time minus `center`, in half planes, as a function of its options.
+    is_centered: whether it uses `center`, as a function of its options.
     """
 
     function: Function
@@ -81,11 +81,11 @@ def represent(
 ) -> np.ndarray:
     """Representation `name` of stream (T, h, w) as (S, h, w) float32.
 
-    center: the instant of the sharp picture in planes of `stream`, a multiple of 0.5.
-    reverse: the channels of reversed time, that is of the reversed stream around the same instant.
-    rate: spikes per tick at full light; values of a proportional representation are divided by it, which gives
-    what the sensor integrated, 1 at full scale. light: that is linear light, or display values of gamma 2.2.
-    gamma: the channels are linear light raised to 1 / gamma, to look like display values.
+    center: the time of the sharp frame in planes of `stream`, a multiple of 0.5.
+    reverse: the channels of the reversed stream around the same time.
+    rate: spikes per tick at full light; a proportional representation is divided by it, so that full light gives 1.
+    light: what the sensor integrated, linear light or display values of gamma 2.2.
+    gamma: the channels are linear light raised to 1 / gamma, as in display values.
     Raises ValueError where the stream is too short for the representation.
     """
     known = REPRESENTATIONS[name]
@@ -102,8 +102,8 @@ def represent(
 
 
 def channel_count(name: str, **options: Any) -> int:
-    """S: how many channels representation `name` gives with these options."""
-    length = 8192  # longer than any window that a file of a few hundred planes could serve
+    """S: the number of channels of representation `name` with these options."""
+    length = 8192  # longer than any window on files of a few hundred planes
     return REPRESENTATIONS[name].function(np.zeros((length, 1, 1), np.uint8), length // 2, **options).shape[0]
 
 
@@ -121,31 +121,31 @@ def tfp(
 
 @representation("voxel", proportional=True, between=True)
 def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
-    """Disjoint bins of equal length, as many before the centre c as after it.
+    """Disjoint bins of equal length, symmetric about the centre c.
 
-    They share the n = 2 min(c, T - 1 - c) + 1 planes evenly around c, of which p is the first:
-    channel b = mean of s over [p + b n / B, p + (b + 1) n / B), B = num_bins. A plane that two bins share counts
-    in both, by its part. Range [0, 1]. With c = (T - 1) / 2, the middle of the stream, every plane counts once.
+    They divide the n = 2 min(c, T - 1 - c) + 1 planes around c, of which p is the first:
+    channel b = mean of s over [p + b n / B, p + (b + 1) n / B), B = num_bins. A plane in two bins counts
+    in both in proportion. Range [0, 1]. With c = (T - 1) / 2, the middle of the stream, every plane counts once.
     """
     count = int(2 * min(center, len(stream) - 1 - center)) + 1
     if count < num_bins:
         raise ValueError(f"{count} planes evenly around {center:g} cannot fill {num_bins} bins")
     first = int(center - (count - 1) / 2)
-    # Counted in 1 / B of a plane, so that all sums are integers and the same in both directions of time.
+    # In units of 1 / B plane, so that all sums are integers and equal in both directions of time.
     edges = [first * num_bins + b * count for b in range(num_bins + 1)]
     return np.stack([_part_mean(stream, lo, hi, num_bins) for lo, hi in itertools.pairwise(edges)])
 
 
-# The instant of TFI lies half a plane after its centre plane.
+# The time of TFI is half a plane after its centre plane.
 @representation("tfi", proportional=True, lag=lambda **_: 1)
 def tfi(
     stream: np.ndarray, center: int, half_window: int = 20, offsets: tuple[int, ...] | list[int] = (0,)
 ) -> np.ndarray:
-    """Texture from intervals: channel i = 1 / (tn - tp) around the instant after plane m = center + offsets[i].
+    """Texture from intervals: channel i = 1 / (tn - tp) around the time after plane m = center + offsets[i].
 
     tp = last spike in [m - half_window + 1, m], tn = first spike in [m + 1, m + half_window]; where one of them is
-    missing the value is 1 / (2 half_window). Range (0, 1]. Planes outside of the stream hold no spike.
-    Source: SpikeCV, TFI (there as uint8, ignoring a spike in plane 0 and failing at the last planes).
+    missing the value is 1 / (2 half_window). Range (0, 1]. Planes outside of the stream count as empty.
+    Source: SpikeCV, TFI (which gives uint8, ignores a spike in plane 0 and fails at the last planes).
     """
     return np.stack([_interval_rate(stream, center + offset, half_window) for offset in offsets])
 
@@ -162,7 +162,7 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
 
 
 def _encoding_lag(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
-    """-1 where the windows' common middle lies between two planes, and all of them are rounded down."""
+    """-1 where the common middle of the windows lies between two planes, as their centres are rounded down."""
     return -1 if spacing and spacing % 2 and num_windows % 2 == 0 else 0
 
 
@@ -181,9 +181,9 @@ def encoding25(
     """Windows of 25 planes for spike optical flow (SCFlow): channels 25 i ... 25 i + 24 = s[m - 12 : m + 13], {0, 1}.
 
     With `spacing` the centres are m = center + (i - (num_windows - 1) / 2) spacing, rounded down: the same interval in
-    every clip, which is what the flow's weights are trained for. Without, m = round(linspace(12, T - 13, num_windows)),
-    as S-VRT spreads them over a file, rounded evenly about the file's middle; or `center` for a single window.
-    pad: what planes outside of the stream hold: "strict" raises ValueError, "edge" repeats the outermost plane.
+    every clip, as the flow weights were trained with. Without, m = round(linspace(12, T - 13, num_windows)), as in
+    S-VRT, rounded symmetrically about the middle of the file; or `center` for a single window.
+    pad: planes outside of the stream: "strict" raises ValueError, "edge" repeats the outermost plane.
     """
     if num_windows < 1 or (spacing is not None and spacing < 1):
         raise ValueError(f"num_windows {num_windows} and spacing {spacing} are at least 1")
@@ -203,9 +203,9 @@ def encoding25(
 
 
 def _spread(planes: int, count: int, center: int) -> list[int]:
-    """`count` planes spread evenly over 12 ... planes - 13: what is m from the start is T - 1 - m from the end.
+    """`count` planes spread evenly over 12 ... planes - 13, symmetrically: with m also planes - 1 - m.
 
-    A middle one that would lie between two planes is the plane on the side of `center`.
+    If the middle one lies between two planes, the plane on the side of `center` is used.
     """
     before = np.round(np.linspace(12, planes - 13, count)[: count // 2]).astype(int).tolist()
     middle = (planes - 1 + (planes % 2 == 0 and 2 * center >= planes)) // 2
@@ -213,17 +213,17 @@ def _spread(planes: int, count: int, center: int) -> list[int]:
 
 
 def _mean(stream: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Mean (h, w) float32 of planes start ... stop - 1, as far as they exist."""
+    """Mean (h, w) float32 of the existing planes among start ... stop - 1."""
     window = stream[max(start, 0) : max(stop, 0)]
     if not len(window):
         raise ValueError(f"planes {start} to {stop - 1} all lie outside 0 to {len(stream) - 1}")
-    # Counts up to 255 fit a byte, which numpy adds far faster than wider integers.
+    # Counts up to 255 fit into a byte; numpy sums bytes much faster than wider integers.
     counts = window.sum(axis=0, dtype=np.uint8 if len(window) < 256 else np.uint32)
     return counts.astype(np.float32) / np.float32(len(window))
 
 
 def _part_mean(stream: np.ndarray, start: int, stop: int, parts: int) -> np.ndarray:
-    """Mean (h, w) float32 over [start, stop), counted in 1 / parts of a plane; at least one plane long."""
+    """Mean (h, w) float32 over [start, stop), in units of 1 / parts plane; at least one plane long."""
     lo, hi = -(-start // parts), stop // parts
     whole = stream[lo:hi]
     counts = whole.sum(axis=0, dtype=np.uint8 if len(whole) < 256 else np.uint32).astype(np.uint32) * np.uint32(parts)
@@ -240,6 +240,6 @@ def _interval_rate(stream: np.ndarray, center: int, half_window: int) -> np.ndar
     if not len(before) or not len(after):
         raise ValueError(f"plane {center} has no planes on both sides within 0 to {len(stream) - 1}")
     seen = before.any(axis=0) & after.any(axis=0)
-    # Steps back from the centre to the last spike, and on from it to the next.
+    # Planes from the last spike to the centre, and from there to the next spike.
     interval = before[::-1].argmax(axis=0) + after.argmax(axis=0) + 1
     return np.where(seen, 1.0 / interval, 1.0 / (2 * half_window)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Simulate a spike camera from a fast sequence of sharp pictures."""
+"""Simulate a spike camera from a high-frame-rate sequence of sharp frames."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-# Of the display values that pictures hold: light = value ** 2.2.
+# Display values of images: light = value ** 2.2.
 DISPLAY_GAMMA = 2.2
 
-# Rec. 601 weights: the grey that the simulators of this field integrate.
+# Rec. 601 weights, as in the published spike simulators.
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 
 class IntegrateAndFire:
-    """A spike sensor that is fed one plane of light at a time.
+    """A spike sensor that takes one plane of light at a time.
 
     Per pixel and read-out tick, with I >= 0, 1 at full light:
         A <- A + rate * threshold * I + noise;   s = A >= threshold;   A <- A mod threshold where s
     so `rate` is the firing rate at I = 1 in spikes per tick (gain / threshold; 0.5 for the threshold 2 and gain 1
     of SpkDeblurNet's v2s, 0.9925 for S-SDM).
 
-    A pixel resets each time its charge reaches the threshold, at any moment, and its read-out holds one bit a tick:
-    light of more than one threshold per tick resets it several times and gives one spike, and only the charge since
-    the last reset remains. Hence the modulo, as in S-SDM's simulator (SimulationSimple_Video); below one threshold
+    A pixel resets whenever its charge reaches the threshold, and its read-out has one bit per tick: light of more than
+    one threshold per tick resets it several times and gives one spike, and only the charge since the last reset
+    remains. Hence the modulo, as in S-SDM's simulator (SimulationSimple_Video); below one threshold
     per tick it equals the subtraction of SpkDeblurNet's v2s. Source of the pixel: Huang et al., "1000x Faster Camera
     and Machine Vision with Ordinary Devices", Engineering 25, 2023.
 
-    initial_charge: upper end of the uniform first charge, in thresholds (0: all pixels start empty, in phase).
+    initial_charge: upper end of the uniform first charge, in thresholds (0: all pixels start empty).
     shot_noise: standard deviation of the charge of one tick at I = 1, in thresholds; grows with sqrt(I).
     dark_rate: spikes per tick without light. threshold_mismatch: relative standard deviation of the threshold
-    over the pixels, fixed in time (fixed-pattern noise). All draws come from `rng`.
+    over the pixels, fixed in time (fixed-pattern noise). `rng` draws all random numbers.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class IntegrateAndFire:
         return fired.astype(np.uint8)
 
     def run(self, lights: Iterable[np.ndarray]) -> np.ndarray:
-        """Light planes (H, W) one after another -> spikes (T, H, W) uint8; the charge goes on from the last call."""
+        """T light planes (H, W) -> spikes (T, H, W) uint8; the charge continues from the last call."""
         return np.stack([self.step(light) for light in lights])
 
     def run_parts(self, lights: Iterable[np.ndarray], planes: int = 64) -> Iterator[np.ndarray]:
-        """`run` in parts of at most `planes` planes, for streams that need not fit into memory."""
+        """`run` in parts of at most `planes` planes, for streams that do not fit into memory."""
         lights = iter(lights)
         while part := list(itertools.islice(lights, planes)):
             yield self.run(part)
@@ -99,7 +99,7 @@ def to_uint8(picture: np.ndarray) -> np.ndarray:
 
 
 def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:
-    """Light (H, W) -> (H / factor, W / factor): the mean of each factor x factor block, as a larger pixel sees it."""
+    """Light (H, W) -> (H / factor, W / factor): the mean of each factor x factor block, as for a larger pixel."""
     height, width = light.shape
     if height % factor or width % factor:
         raise ValueError(f"{height} x {width} is not divisible by {factor}")

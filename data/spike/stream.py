@@ -1,8 +1,8 @@
 """Read and write the bit-packed `.dat` files of spike cameras.
 
-The format, as the public readers of SpikeCV, S-SDM and Spike-Zoo agree on it: no header; planes follow one
-another in time; within a plane pixel p (raster order, rows running on without padding) is bit p % 8, least
-significant first, of byte p // 8; rows are stored bottom first. Geometry is not in the file: `SpikeGeometry`.
+The format, common to the public readers of SpikeCV, S-SDM and Spike-Zoo: no header; planes in order of time; within
+a plane, pixel p (in raster order, rows without padding) is bit p % 8, least significant first, of byte p // 8; rows
+are stored bottom first. The geometry is not in the file, see `SpikeGeometry`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-# Geometries met in the field, most common first (height, width, head columns).
+# Geometries of published data, most common first (height, width, head columns).
 KNOWN_GEOMETRIES = (
     (250, 400, 0),
     (360, 640, 0),
@@ -29,7 +29,7 @@ KNOWN_GEOMETRIES = (
 
 
 class SpikeFileError(ValueError):
-    """A spike file cannot be what it is said to be: what is wrong, where, what was expected, what to do."""
+    """A spike file does not have the expected form: what is wrong, where, what was expected, what to do."""
 
     def __init__(self, what: str, where: str = "", expected: str = "", do: str = "") -> None:
         self.what, self.where, self.expected, self.do = what, where, expected, do
@@ -42,10 +42,10 @@ class SpikeFileError(ValueError):
 
 @dataclass(frozen=True)
 class SpikeGeometry:
-    """What a `.dat` does not say of itself.
+    """The size and row order of a `.dat`, which the file does not contain.
 
-    head_columns: columns at the end of each sensor line that carry no picture (16 on 416-wide lines); dropped
-    when reading, written as zeros. flipud: rows are stored bottom first, as all known files are.
+    head_columns: columns without image at the end of each sensor line (16 on 416-wide lines); dropped when reading,
+    written as zeros. flipud: rows are stored bottom first, as in all known files.
     """
 
     height: int
@@ -72,7 +72,7 @@ class SpikeGeometry:
 
 @dataclass(frozen=True)
 class Crop:
-    """A rectangle in spike pixels, as seen in the upright picture (row 0 at the top)."""
+    """A rectangle in spike pixels of the upright image (row 0 at the top)."""
 
     top: int
     left: int
@@ -82,19 +82,15 @@ class Crop:
 
 def candidate_geometries(size: int) -> list[tuple[int, int, int, int]]:
     """(height, width, head columns, planes) of the known geometries whose planes fill `size` bytes exactly."""
-    found = []
-    for height, width, head in KNOWN_GEOMETRIES:
-        plane = height * (width + head) // 8
-        if size and size % plane == 0:
-            found.append((height, width, head, size // plane))
-    return found
+    sizes = {known: known[0] * (known[1] + known[2]) // 8 for known in KNOWN_GEOMETRIES}
+    return [(*known, size // plane_bytes) for known, plane_bytes in sizes.items() if size and size % plane_bytes == 0]
 
 
 def count_planes(path: str | os.PathLike[str], geometry: SpikeGeometry, remainder: str = "error") -> int:
     """The number of planes in the file, from its size alone.
 
-    remainder: "error" refuses bytes left over after the last whole plane, "truncate" leaves them unread.
-    Raises SpikeFileError with the bytes found and needed, and the geometries that would fit.
+    remainder: "error" refuses bytes after the last whole plane, "truncate" ignores them.
+    Raises SpikeFileError with the bytes found and needed, and the known geometries that fit.
     """
     try:
         size = os.stat(path).st_size
@@ -104,7 +100,7 @@ def count_planes(path: str | os.PathLike[str], geometry: SpikeGeometry, remainde
 
 
 def planes_in(size: int, path: str | os.PathLike[str], geometry: SpikeGeometry, remainder: str = "error") -> int:
-    """`count_planes` for a file whose size in bytes is known already."""
+    """`count_planes` for a file of known size in bytes."""
     if remainder not in ("error", "truncate"):
         raise ValueError(f'remainder is "error" or "truncate", not {remainder!r}')
     planes, left = divmod(size, geometry.plane_bytes)
@@ -129,7 +125,7 @@ def planes_in(size: int, path: str | os.PathLike[str], geometry: SpikeGeometry, 
 
 
 def unreadable(path: str | os.PathLike[str], error: OSError) -> SpikeFileError:
-    """The SpikeFileError for a file that the system will not open."""
+    """The SpikeFileError for a file that cannot be opened."""
     return SpikeFileError(
         f"cannot read spike file: {error.strerror or error}",
         str(path),
@@ -148,8 +144,8 @@ def read_dat(
 ) -> np.ndarray:
     """Spikes (T, h, w) uint8 in {0, 1} of planes first ... first + count - 1 (default: to the end), upright.
 
-    The file is mapped, and only the bytes of the wanted planes and of the crop are touched.
-    Raises SpikeFileError for a missing or badly sized file and for planes or a crop outside of it.
+    The file is mapped, and only the bytes of these planes and of the crop are read.
+    Raises SpikeFileError for a missing file, a wrong size, and planes or a crop outside of the file.
     """
     total = count_planes(path, geometry, remainder)
     count = total - first if count is None else count
@@ -168,7 +164,7 @@ def unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop | None = None
     """Packed planes (T, plane_bytes) uint8 -> spikes (T, h, w) uint8 of the crop (default: the whole plane)."""
     crop = crop or Crop(0, 0, geometry.height, geometry.width)
     planes, line = packed.shape[0], geometry.line_width
-    # Stored rows start at the bottom of the picture.
+    # Stored rows start at the bottom of the image.
     row = geometry.height - crop.top - crop.height if geometry.flipud else crop.top
     if line % 8 == 0:
         lo, hi = crop.left // 8, -(-(crop.left + crop.width) // 8)
@@ -178,7 +174,7 @@ def unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop | None = None
         bits = np.unpackbits(np.ascontiguousarray(window), axis=-1, bitorder="little")
         skip = crop.left - 8 * lo
         return bits[:, :, skip : skip + crop.width]
-    # Rows that do not end on a byte: unpack whole rows, then cut.
+    # Rows that do not end on a byte: unpack whole rows, then crop.
     start, stop = row * line, (row + crop.height) * line
     lo, hi = start // 8, -(-stop // 8)
     bits = np.unpackbits(np.ascontiguousarray(packed[:, lo:hi]), axis=-1, bitorder="little")
@@ -201,12 +197,12 @@ def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
 
 
 def write_dat(path: str | os.PathLike[str], spikes: np.ndarray, geometry: SpikeGeometry) -> None:
-    """Write spikes (T, H, W) in {0, 1}; the file appears whole or not at all."""
+    """Write spikes (T, H, W) in {0, 1}; the file appears complete or not at all."""
     write_parts(path, [spikes], geometry)
 
 
 def write_parts(path: str | os.PathLike[str], parts: Iterable[np.ndarray], geometry: SpikeGeometry) -> None:
-    """`write_dat` for a stream that comes in parts (t, H, W), of which one at a time is in memory."""
+    """`write_dat` for a stream in parts (t, H, W), of which one at a time is in memory."""
     path = Path(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -225,11 +221,11 @@ def _check_range(
 ) -> None:
     if first < 0 or count < 1 or first + count > total:
         raise SpikeFileError(
-            f"planes {first} to {first + count - 1} were asked for", str(path), f"planes within 0 to {total - 1}",
-            "ask for fewer planes, or make the file again",
+            f"planes {first} to {first + count - 1} were requested", str(path), f"planes within 0 to {total - 1}",
+            "request fewer planes, or make the file again",
         )  # fmt: skip
     inside = crop.top >= 0 and crop.left >= 0 and crop.height >= 1 and crop.width >= 1
     if not inside or crop.top + crop.height > geometry.height or crop.left + crop.width > geometry.width:
         raise SpikeFileError(
-            f"{crop} reaches outside the picture", str(path), f"a rectangle within {geometry.height} x {geometry.width}"
+            f"{crop} reaches outside the plane", str(path), f"a rectangle within {geometry.height} x {geometry.width}"
         )
