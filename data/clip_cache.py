@@ -107,7 +107,7 @@ class CacheReader:
         )  # fmt: skip
 
 
-def build_cache(source: Source, path: str, progress: Callable[[Clip], None] = lambda clip: None) -> list[Clip]:
+def build_cache(source: Source, path: str, progress: Callable[[], object] = lambda: None) -> list[Clip]:
     """Write the clips of `source` to the folder `path`, which appears complete or not at all.
 
     After an interruption, a second call writes only the missing clips. progress: called after each clip.
@@ -133,7 +133,7 @@ def build_cache(source: Source, path: str, progress: Callable[[Clip], None] = la
     for clip in clips:
         if not (partial / clip.name).exists():
             _write_clip(clip, source, partial)
-        progress(clip)
+        progress()
     os.replace(stamp, partial / INDEX)
     if target.exists():
         _refuse_foreign_files(target)

@@ -94,7 +94,7 @@ def check_source(
     split: str,
     stored: Path | None = None,
     decode: bool = False,
-    progress: Callable[[], None] = lambda: None,
+    progress: Callable[[], object] = lambda: None,
 ) -> Report:
     """Check clips in folders or LMDBs.
 

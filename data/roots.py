@@ -60,7 +60,7 @@ def list_root(root: str, folder: str, ext: str) -> Listing:
 
     Raises DataError for a root that cannot be read or holds no clip, and for names unfit for output files.
     """
-    listing = _list_lmdb(root, ext) if is_lmdb(root) else _list_folder(root, folder, ext)
+    listing = _list_lmdb(root) if is_lmdb(root) else _list_folder(root, folder, ext)
     if not listing:
         raise DataError("the data folder holds no clip", root, "one folder per clip", "correct the dataroot")
     for clip, files in listing.items():
@@ -122,7 +122,7 @@ def _entry(entry: os.DirEntry[str]) -> FileEntry:
     return FileEntry(entry.path, about.st_size, about.st_mtime_ns)
 
 
-def _list_lmdb(root: str, ext: str) -> Listing:
+def _list_lmdb(root: str) -> Listing:
     meta = Path(root) / "meta_info.txt"
     try:
         lines = meta.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""benchmark.py data: how fast samples of GoPro's size are read, from files and from the clip cache."""
+"""benchmark.py data: how fast samples of GoPro size are read from files and from the clip cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from data.select_dataset import DATASETS, build_dataset
 from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
 from data.spike.stream import Crop, SpikeGeometry, read_dat, write_dat
-from scripts.benchmark_tools import interleaved, table
+from scripts.benchmark_tools import in_turn, seconds, table
 from scripts.make_sample_data import texture
 
 HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88
@@ -36,14 +36,14 @@ REPRESENTATIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, default=6, help="frames of a sample")
-    parser.add_argument("--crop", type=int, default=192, help="side of its crop, in RGB pixels")
-    parser.add_argument("--repeats", type=int, default=10, help="samples timed, of each kind")
-    parser.add_argument("--samples", type=int, default=10000, help="cached samples read while memory is watched")
+    parser.add_argument("--crop", type=int, default=192, help="side of the crop, in RGB pixels")
+    parser.add_argument("--repeats", type=int, default=10, help="timed samples of each kind")
+    parser.add_argument("--samples", type=int, default=10000, help="cached samples read to measure memory growth")
     parser.add_argument("--clips", type=int, default=2)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    # A loader worker has one thread; so has everything here.
+    # One thread, as in a loader worker.
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -53,17 +53,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         cache = str(root / "cache")
         options = DATASETS.resolve(section(root, args), "datasets.train")
         build_cache(options.constructor.source(options), cache)
-        result = {
+        return {
             "samples": time_samples(root, cache, args),
             "dat": time_dat(root, args),
             "memory": watch_memory(root, cache, args),
-            "epoch": time_epoch_turn(root, cache, args),
+            "epoch": time_epoch_start(root, cache, args),
         }
-    return result
 
 
 def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
-    """A clip of GoPro's sizes and layout; PNGs compress about as badly as GoPro's."""
+    """A clip of GoPro size and layout, whose PNGs compress about as much as those of GoPro."""
     rng = np.random.default_rng(seed)
     picture = (255 * texture(rng, WIDTH)[:HEIGHT]).astype(np.uint8)
     light = cv2.resize(to_grey(to_linear(picture / np.float32(255))), (WIDTH // RATIO, HEIGHT // RATIO))
@@ -92,7 +91,7 @@ def section(root: Path, args: argparse.Namespace, **changes: Any) -> dict[str, A
 
 
 def time_samples(root: Path, cache: str, args: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds per sample: decoding its PNGs alone, RGB, RGB + spikes, and both from the cache."""
+    """Milliseconds per sample: decoding its PNGs only, RGB, RGB + spikes, and both from the cache."""
     rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
     cached = {"io_backend": {"type": "cache", "path": cache}}
     datasets = {
@@ -107,8 +106,7 @@ def time_samples(root: Path, cache: str, args: argparse.Namespace) -> dict[str, 
     runs: dict[str, Callable[[], Any]] = {"OpenCV decodes the PNGs": lambda: [cv2.imread(p) for p in paths]}
     for name, dataset in datasets.items():
         runs[name] = lambda d=dataset: d[(0, next(turn) % len(d))]
-    times = interleaved(runs, torch.device("cpu"), args.repeats, 2)
-    best = {name: 1e3 * float(np.median(values)) for name, values in times.items()}
+    best = median_ms(runs, args.repeats, 2)
     decode = best["OpenCV decodes the PNGs"]
     print(
         f"\nOne sample: {args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, {PLANES} planes of 640 x 360 each"
@@ -120,8 +118,13 @@ def time_samples(root: Path, cache: str, args: argparse.Namespace) -> dict[str, 
     return best
 
 
+def median_ms(runs: dict[str, Callable[[], Any]], repeats: int, warmup: int) -> dict[str, float]:
+    times = in_turn(runs, lambda run: seconds(run, torch.device("cpu")), repeats, warmup)
+    return {name: 1e3 * float(np.median(values)) for name, values in times.items()}
+
+
 def time_dat(root: Path, args: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds to unpack one file whole and in a crop, and to represent the crop in each way."""
+    """Milliseconds to unpack one whole file and a crop, and for each representation of the crop."""
     path = next(root.glob("GOPRO_Large_spike_seq/train/*/spike/000000.dat"))
     geometry, crop = SpikeGeometry(HEIGHT // RATIO, WIDTH // RATIO), Crop(100, 203, 96, 96)
     stream = read_dat(path, geometry, crop=crop)
@@ -131,8 +134,7 @@ def time_dat(root: Path, args: argparse.Namespace) -> dict[str, float]:
     }
     for name, options in REPRESENTATIONS.items():
         runs[name] = lambda n=name, o=options: represent(n, stream, PLANES // 2, rate=0.5, **o)
-    times = interleaved(runs, torch.device("cpu"), 5 * args.repeats, 5)
-    best = {name: 1e3 * float(np.median(values)) for name, values in times.items()}
+    best = median_ms(runs, 5 * args.repeats, 5)
     print(f"\nOne .dat of {PLANES} planes; representations of the crop")
     print(table([[name, f"{ms:.2f}"] for name, ms in best.items()], ["", "ms"]))
     print(f"the crop takes 1 / {best['whole file'] / best['96 x 96 crop']:.1f} of the whole file")
@@ -140,7 +142,7 @@ def time_dat(root: Path, args: argparse.Namespace) -> dict[str, float]:
 
 
 def watch_memory(root: Path, cache: str, args: argparse.Namespace) -> dict[str, float]:
-    """Resident MB of a loader worker while it reads cached samples: after the first 100 and at the end."""
+    """Resident MB of a loader worker that reads cached samples: after the first 100 and at the end."""
     dataset = build_dataset(section(root, args, io_backend={"type": "cache", "path": cache}), "train", 0)
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
@@ -162,14 +164,14 @@ def watch_memory(root: Path, cache: str, args: argparse.Namespace) -> dict[str, 
 
 
 def resident_mb() -> float:
-    """Resident memory of this process, without what it shares with its parent through the fork (torch's libraries)."""
+    """Resident memory of this process without what it shares with its parent since the fork (torch's libraries)."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     private = int(fields["Private_Dirty"].split()[0]) + int(fields["Private_Clean"].split()[0])
     return private / 1024
 
 
-def time_epoch_turn(root: Path, cache: str, args: argparse.Namespace) -> dict[str, float]:
-    """Seconds from the end of an epoch to the first batch of the next one, with two workers that start anew."""
+def time_epoch_start(root: Path, cache: str, args: argparse.Namespace) -> dict[str, float]:
+    """Seconds from the end of an epoch to the first batch of the next one, with two newly started workers."""
     dataset = build_dataset(section(root, args, io_backend={"type": "cache", "path": cache}), "train", 0)
     sampler = ResumableDistributedSampler(len(dataset), world_size=1, rank=0, batch_size=1, seed=0)
     loader = DataLoader(dataset, batch_size=1, sampler=sampler, num_workers=2)

@@ -1,4 +1,4 @@
-"""benchmark.py net (one restored clip) and train (one training step): time, memory, shares, and against the oracle."""
+"""benchmark.py net (restoring one clip) and train (one training step): time, memory, parts, comparison with naive."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from scripts.benchmark_parts import seconds_per_part
 from scripts.benchmark_tools import compared, matmul_rate, table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# The deblurring network of the GoPro recipe, the same with half its blocks (the oracle's training step takes 16 GB at
-# 6x64x64, this one half of it), and one like that of the sample run.
+# 006: the deblurring network of the GoPro options; 006-half: with half the blocks, as a training step of the naive VRT
+# takes 16 GB at 6x64x64; small: similar to the sample run.
 NAMED: dict[str, dict[str, Any]] = {
     "006": {
         "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4,
@@ -37,7 +37,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
     """Network, device, clip and repeats, for every benchmark that runs a network."""
     parser.add_argument("--config", default="006", help=f"{', '.join(NAMED)}, or an option file (default 006)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of autocast; float32: none")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of autocast; float32: no autocast")
     parser.add_argument("--frames", type=int, default=6)
     parser.add_argument("--crop", type=int, nargs="+", default=[64], help="side, or height and width")
     parser.add_argument("--batch", type=int, default=1)
@@ -50,10 +50,12 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shape_arguments(parser)
-    parser.add_argument("--sizes", type=sizes, help="growth table: FRAMESxSIDE,.. or FRAMESxHEIGHTxWIDTH,..")
-    parser.add_argument("--against", choices=["naive"], help="also run the plain transcription in tests/naive_vrt.py")
+    parser.add_argument("--sizes", type=sizes, help="several sizes: FRAMESxSIDE,.. or FRAMESxHEIGHTxWIDTH,..")
+    parser.add_argument("--against", choices=["naive"], help="also run the unoptimised tests/naive_vrt.py")
     parser.add_argument(
-        "--warm", action="store_true", help="keep freed memory from run to run, as a training does; peaks tell nothing"
+        "--warm",
+        action="store_true",
+        help="keep freed memory between runs, as training does; memory peaks then have no meaning",
     )
     parser.add_argument("--no-shares", action="store_true", help="skip the profile of one run")
 
@@ -67,10 +69,10 @@ def sizes(text: str) -> list[tuple[int, int, int]]:
 
 
 def net_options(config: str) -> dict[str, Any]:
-    """netG's options without net_type; spike_channels is among them."""
+    """The options of netG without net_type, with spike_channels."""
     if config in NAMED:
         return dict(NAMED[config])
-    from main_train_vrt import read_options  # needs the data side, which named configs do not
+    from main_train_vrt import read_options  # imports the datasets, which named configs do not need
 
     opt = read_options(["--opt", config])
     netG = {key: value for key, value in opt.netG.plain().items() if key != "net_type"}
@@ -78,7 +80,7 @@ def net_options(config: str) -> dict[str, Any]:
 
 
 class Clip:
-    """A random clip and what a network does with it."""
+    """A random clip, and the runs of a network on it."""
 
     def __init__(self, args: argparse.Namespace, options: dict[str, Any], size: tuple[int, int, int]) -> None:
         """size: frames, height, width."""
@@ -113,13 +115,13 @@ class Clip:
 
 
 def networks(args: argparse.Namespace, options: dict[str, Any], against: str | None = None) -> dict[str, nn.Module]:
-    """The network, and beside it the oracle with the same weights, if asked for."""
+    """The network ("ours") and, if against is "naive", the naive VRT with the same weights."""
     device = torch.device(args.device)
     saving = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True} if args.checkpoint else {}
     torch.manual_seed(0)
-    # Stochastic depth would skip work; all of it is to be measured.
+    # Stochastic depth would skip blocks; all of them are to be measured.
     net = VRT(**{**options, **saving, "drop_path_rate": 0.0}).to(device)
-    nn.init.normal_(net.conv_last.weight, std=0.01)  # zero would hide every difference
+    nn.init.normal_(net.conv_last.weight, std=0.01)  # zero weights would hide every difference
     if args.compile:
         net.compile()
     result = {"ours": net}
@@ -158,7 +160,7 @@ def run(args: argparse.Namespace, training: bool) -> dict[str, Any]:
 def measure(
     args: argparse.Namespace, clip: Clip, nets: dict[str, nn.Module], optimizers: dict[str, torch.optim.Optimizer]
 ) -> dict[str, Any]:
-    """Figures of one size: runs of each network, what they compute, and where ours spends its time."""
+    """Figures of one clip size: times and memory of each network, its FLOP, and the parts of ours."""
     jobs: dict[str, Callable[[], Any]] = {
         name: functools.partial(clip.train_step, net, optimizers[name])
         if optimizers
@@ -171,7 +173,7 @@ def measure(
         result["largest_difference"] = float((a - b).abs().max() / b.abs().max())
     result["runs"] = compared(jobs, clip.device, args.repeats, args.warmup, args.warm)
     rate = matmul_rate(clip.device, clip.amp)
-    passes = 3 if optimizers else 1  # a backward pass is two more products for each
+    passes = 3 if optimizers else 1  # a backward pass takes two more products for each
     work = {part: passes * count for part, count in flops(nets["ours"], clip.size).items()}
     total = sum(work.values())
     result["model_flops"], result["matmul_flops_per_s"] = total, rate
@@ -184,7 +186,7 @@ def measure(
             key: result["runs"]["ours"][key] / result["runs"]["naive"][key]
             for key in ("median_s", "min_s", "median_cpu_s", "process_mb")
         }
-    # The graphs of torch.compile know no parts.
+    # The graphs of torch.compile have no parts.
     if not args.no_shares and not args.compile:
         seconds = seconds_per_part(nets["ours"], jobs["ours"], clip.device)
         result["shares"] = {part: s / sum(seconds.values()) for part, s in seconds.items()}
@@ -195,9 +197,9 @@ def measure(
 def parts(
     result: dict[str, Any], work: dict[str, float], seconds: dict[str, float], device: torch.device
 ) -> dict[str, dict[str, float]]:
-    """Of each part that counts its arithmetic: FLOP, FLOP/s, and these over the matmul rate.
+    """For each part whose FLOP are known: FLOP, FLOP/s, and FLOP/s over the matmul rate.
 
-    On a CPU a part's seconds are its share of the median run, for profiling slows the small operations down; on a GPU
+    On a CPU the seconds of a part are its share of the median run, as profiling slows down small operations; on a GPU
     they are those of its kernels.
     """
     found = {}
@@ -228,30 +230,26 @@ def report(result: dict[str, Any]) -> None:
         ratio = result["ratio"]
         print(
             f"ours / naive: time {ratio['median_s']:.3f} (median), {ratio['min_s']:.3f} (min), "
-            f"{ratio['median_cpu_s']:.3f} (processor time), process peak {ratio['process_mb']:.3f}; "
+            f"{ratio['median_cpu_s']:.3f} (CPU time), process peak {ratio['process_mb']:.3f}; "
             f"largest difference {result['largest_difference']:.1e}"
         )
     if "shares" in result:
         print(
-            "\nParts of one profiled run of ours; the matmul rate is",
+            "\nParts in one profiled run of ours; the matmul rate is",
             f"{result['matmul_flops_per_s'] / 1e9:.3g} GFLOP/s",
         )
         rows = []
         for part, share in result["shares"].items():
-            figures = result["parts"].get(part)
             speeds = ["-"] * 3
-            if figures:
-                speeds = [
-                    figures["flops"] / 1e9,
-                    figures["flops_per_s"] / 1e9,
-                    f"{figures['share_of_matmul_rate']:.0%}",
-                ]
+            if figures := result["parts"].get(part):
+                of_matmul = f"{figures['share_of_matmul_rate']:.0%}"
+                speeds = [figures["flops"] / 1e9, figures["flops_per_s"] / 1e9, of_matmul]
             rows.append([part, f"{share:.1%}", *speeds])
         print(table(rows, ["part", "share", "GFLOP", "GFLOP/s", "of matmul rate"]))
 
 
 def growth_table(found: list[dict[str, Any]]) -> str:
-    """How time, memory and arithmetic grow with the size of the clip; ns are of the median run and processor time."""
+    """Time, memory and FLOP by clip size; ns are of the median run and its CPU time."""
     rows = []
     for result in found:
         batch, frames, height, width = result["size"]

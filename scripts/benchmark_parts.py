@@ -1,4 +1,4 @@
-"""Where the time of one run of VRT goes: seconds per part, from ranges that stand only while one run is profiled."""
+"""Seconds per part of VRT in one run, from profiler ranges that exist only during that run."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from models.vrt.stage import RefineLayer, Stage
 from models.vrt.window_attention import Block
 
 OTHER = "other"
-# "mutual attention" is the attention branch of the blocks that have it, their self attention included; "warp" counts
-# neither as flow nor as alignment where they warp; "convolutions" are those at both ends and in the fusion of spikes;
-# "linears" stand between blocks and stages.
+# "mutual attention": the attention branch of blocks that have it, including their self attention; "warp": all warping,
+# which "flow" and "alignment" therefore exclude; "convolutions": at both ends and in the fusion of spikes; "linears":
+# between blocks and stages.
 PARTS = (
     "flow", "warp", "alignment", "mutual attention", "self attention", "MLP", "convolutions", "linears", "optimiser",
     OTHER,
 )  # fmt: skip
 MARK = "part: "
-# Known by their events: branches that one autograd function computes whole, and the optimiser.
+# Parts known by the names of their events: branches computed by one autograd function, and the optimiser.
 EVENTS = {"MlpBranch": "MLP", "Optimizer.": "optimiser"}
-# The engine runs each node of the backward pass in an event of this name, which knows its forward operation.
+# Autograd runs each node of the backward pass in an event of this name, which refers to its forward operation.
 BACKWARD = "autograd::engine::evaluate_function"
 
 
 def seconds_per_part(net: nn.Module, job: Callable[[], Any], device: torch.device) -> dict[str, float]:
     """Seconds that `job`, a run of net with or without backward, spends in each of PARTS; of kernels on a GPU.
 
-    The time of an operation belongs to the innermost range around it, that of its backward to the same part.
+    The time of an operation counts for the innermost range around it; its backward counts for the same part.
     """
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     with ranges(net), profile(activities=kinds) as profiled, record_function(MARK + OTHER):
@@ -47,11 +47,11 @@ def seconds_per_part(net: nn.Module, job: Callable[[], Any], device: torch.devic
     owners: dict[tuple[int, int], str] = {}  # (thread, sequence number) of a forward operation -> its part
     roots = [e for e in profiled.events() if e.cpu_parent is None and e.device_type == DeviceType.CPU]
     stack = [(event, OTHER) for event in sorted(roots, key=_start, reverse=True)]
-    while stack:  # in the order of time: what is recomputed in backward has a backward of its own
+    while stack:  # in order of time, as a recomputed operation (checkpointing) gets a new backward node
         event, part = stack.pop()
         part = _part(event, owners) or part
         if event.sequence_nr >= 0 and not event.fwd_thread:
-            # Several share a number; the last of them made the node of the graph.
+            # Several operations may share a number; the last of them created the graph node.
             owners[event.thread, event.sequence_nr] = part
         own_us = event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total
         found[part] += own_us / 1e6
@@ -74,7 +74,7 @@ def _part(event: FunctionEvent, owners: dict[tuple[int, int], str]) -> str | Non
 
 @contextmanager
 def ranges(net: nn.Module) -> Iterator[None]:
-    """While this lasts, every part of net runs inside a profiler range of its name."""
+    """Within this context, every part of net runs inside a profiler range of its name."""
     before = []
     try:
         for owner, name, part in _places(net):
@@ -84,7 +84,7 @@ def ranges(net: nn.Module) -> Iterator[None]:
     finally:
         for owner, name, original in reversed(before):
             if original is None:
-                delattr(owner, name)  # the method of the class is back
+                delattr(owner, name)  # restores the method of the class
             else:
                 setattr(owner, name, original)
 
@@ -99,7 +99,7 @@ def _ranged(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _places(net: nn.Module) -> Iterator[tuple[Any, str, str]]:
-    """(owner, name of its function, part)."""
+    """(owner, name of its function, part) of every function to wrap."""
     for module in (deform_align, spynet, flows):
         yield module, "flow_warp", "warp"
     yield network_vrt, "aligned_input", "warp"

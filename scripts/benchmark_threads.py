@@ -1,7 +1,7 @@
-"""benchmark.py threads: a training step under each waiting rule of OpenMP, alone and beside a process that computes.
+"""benchmark.py threads: a training step under each wait policy of OpenMP, alone and beside a busy process.
 
-The OpenMP of torch's wheels is GNU's: a thread that waits for the others spins for GOMP_SPINCOUNT turns, which
-OMP_WAIT_POLICY sets (active: 30 billion, passive: none, unset: 300,000), before it sleeps.
+The wheels of torch contain GNU OpenMP: before a waiting thread sleeps, it spins for GOMP_SPINCOUNT turns, which
+OMP_WAIT_POLICY sets (active: 30 billion, passive: none, unset: 300,000).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RULES: dict[str, dict[str, str]] = {
     "active": {"OMP_WAIT_POLICY": "active"},
     "spin 10000": {"GOMP_SPINCOUNT": "10000"},
 }
-# One step per line of standard input; the first one warms up.
+# One step per line of standard input; the first one is a warm-up.
 STEPS = """
 import sys, time, torch
 from models.network_vrt import VRT
@@ -45,23 +45,23 @@ for _ in sys.stdin:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="OpenMP threads (default: all cores)")
-    parser.add_argument("--neighbours", type=int, default=1, help="processes that compute meanwhile (default 1)")
+    parser.add_argument("--neighbours", type=int, default=1, help="busy processes beside it (default 1)")
     parser.add_argument("--frames", type=int, default=6)
     parser.add_argument("--crop", type=int, default=32)
     parser.add_argument("--rules", nargs="+", choices=list(RULES)[1:], default=list(RULES)[1:], metavar="RULE",
-                        help=f"against unset; of: {', '.join(list(RULES)[1:])} (default: all)")  # fmt: skip
-    parser.add_argument("--repeats", type=int, default=9, help="steps of each rule, taken in turn (default 9)")
+                        help=f"to compare with unset: {', '.join(list(RULES)[1:])} (default: all)")  # fmt: skip
+    parser.add_argument("--repeats", type=int, default=9, help="steps under each rule, taken in turn (default 9)")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a step by rule and company, and the median of its ratios to "unset" in the same turn."""
+    """Seconds of a step by rule and company (alone or busy), and their median ratio to "unset" in the same turn."""
     places = [(rule, company) for company in ("alone", "busy") for rule in ("unset", *args.rules)]
     seconds: dict[tuple[str, str], list[float]] = {place: [] for place in places}
     with ExitStack() as stack:
-        steps = {rule: stack.enter_context(stepping(args, RULES[rule])) for rule in ("unset", *args.rules)}
+        steps = {rule: stack.enter_context(step_process(args, RULES[rule])) for rule in ("unset", *args.rules)}
         for _ in range(args.repeats):
             for company in ("alone", "busy"):
-                with neighbours(args.neighbours if company == "busy" else 0):
+                with busy_processes(args.neighbours if company == "busy" else 0):
                     for rule, process in steps.items():
                         seconds[rule, company].append(one_step(process))
     found, rows = [], []
@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def stepping(args: argparse.Namespace, rule: dict[str, str]) -> Iterator[subprocess.Popen]:
-    """A process that steps on demand, warm; stopped between its steps, for its threads may spin while it waits."""
+def step_process(args: argparse.Namespace, rule: dict[str, str]) -> Iterator[subprocess.Popen]:
+    """A process that runs a step on demand, after a warm-up; stopped between steps, as waiting threads may spin."""
     env = {k: v for k, v in os.environ.items() if k not in VARIABLES} | rule
     env |= {"OMP_NUM_THREADS": str(args.threads), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", STEPS, str(args.frames), str(args.crop)]
@@ -100,8 +100,8 @@ def one_step(process: subprocess.Popen) -> float:
 
 
 @contextmanager
-def neighbours(count: int) -> Iterator[None]:
-    """So many processes that keep a core busy each."""
+def busy_processes(count: int) -> Iterator[None]:
+    """Run `count` processes that keep one core busy each."""
     program = "from utils.dist.process import die_with_parent; die_with_parent()\nwhile True: pass"
     processes = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) for _ in range(count)]
     try:
@@ -112,4 +112,4 @@ def neighbours(count: int) -> Iterator[None]:
             process.wait()
 
 
-SUBCOMMANDS = {"threads": ("a training step under each waiting rule of OpenMP", add_arguments, run)}
+SUBCOMMANDS = {"threads": ("a training step under each wait policy of OpenMP", add_arguments, run)}

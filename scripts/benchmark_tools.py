@@ -1,4 +1,4 @@
-"""What every benchmark needs: timing of interleaved runs, peak memory, the device's matmul rate, tables."""
+"""Shared by the benchmarks: timing of runs in turn, peak memory, the device's matmul rate, tables."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 MB = 2**20
+T = TypeVar("T")
 
 
 def environment() -> dict[str, Any]:
-    """Device, versions and commit that a number belongs to."""
+    """Device, versions and commit of a measurement."""
     here = Path(__file__).resolve().parent
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "commit": commit.stdout.strip() or None,
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -39,62 +39,59 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
+def seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one run."""
+    is_cuda = device.type == "cuda"
+    if is_cuda:
         torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    run()
+    if is_cuda:
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 def measured(run: Callable[[], Any], device: torch.device, warm: bool = False) -> dict[str, float]:
-    """One run: seconds, processor seconds of all threads and how many of these the kernel's, peak MB of the process,
-    its rise, and torch's on a GPU. warm: memory freed before stays with the process, and the peak tells nothing."""
+    """Of one run: seconds, CPU seconds of all threads and of the kernel, peak memory of the process in MB and its rise,
+    and peak memory on a GPU. warm: the process keeps memory that was freed before, so its peak has no meaning."""
     gc.collect()
     if not warm:
-        _give_back()
-    before = _status("VmRSS")
-    _reset_peak()
+        _trim_heap()
+    before = _status_mb("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    synchronize(device)
-    start, used, system = time.perf_counter(), time.process_time(), _system_s()
-    run()
-    synchronize(device)
-    wall, used, system = time.perf_counter() - start, time.process_time() - used, _system_s() - system
-    peak = _status("VmHWM")
+    used, system = time.process_time(), _system_s()
+    wall = seconds(run, device)
+    used, system = time.process_time() - used, _system_s() - system
+    peak = _status_mb("VmHWM")
     figures = {"s": wall, "cpu_s": used, "system_s": system, "process_mb": peak, "rise_mb": peak - before}
     if device.type == "cuda":
         figures["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
     return figures
 
 
-def interleaved(
-    runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
-) -> dict[str, list[float]]:
-    """Seconds of each run, `repeats` times in turn: on a shared machine all of them then run under the same load."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
+def in_turn(
+    runs: dict[str, Callable[[], Any]], measure: Callable[[Callable[[], Any]], T], repeats: int, warmup: int
+) -> dict[str, list[T]]:
+    """`measure` of each run, `repeats` times in turn, so that all runs have the same load on a shared machine."""
+    found: dict[str, list[T]] = {name: [] for name in runs}
     for turn in range(warmup + repeats):
         for name, run in runs.items():
-            synchronize(device)
-            start = time.perf_counter()
-            run()
-            synchronize(device)
+            result = measure(run)
             if turn >= warmup:
-                times[name].append(time.perf_counter() - start)
-    return times
+                found[name].append(result)
+    return found
 
 
 def compared(
     runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int, warm: bool = False
 ) -> dict[str, dict[str, float]]:
-    """As `interleaved`, for long runs: median and smallest seconds, median processor seconds, largest memory of each.
+    """Median and least seconds, median CPU seconds and largest memory of each run, measured in turn.
 
-    Processor seconds tell runs apart even where others keep the machine busy.
+    CPU seconds compare runs even on a busy machine.
     """
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
-    for turn in range(warmup + repeats):
-        for name, run in runs.items():
-            figures = measured(run, device, warm)
-            if turn >= warmup:
-                found[name].append(figures)
+    found = in_turn(runs, lambda run: measured(run, device, warm), repeats, warmup)
     return {name: _summary(figures) for name, figures in found.items()}
 
 
@@ -111,35 +108,32 @@ def _summary(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _system_s() -> float:
-    """Seconds the kernel worked for this process: on a CPU mostly to find memory for first writes."""
+    """Seconds that the kernel worked for this process; on a CPU mostly for page faults of new memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_stime
 
 
-def _status(key: str) -> float:
+def _status_mb(key: str) -> float:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key):
             return int(line.split()[1]) / 1024
     return float("nan")
 
 
-def _reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _give_back() -> None:
-    """Ask the C library to return freed memory, so that one run's leavings do not count for the next."""
+def _trim_heap() -> None:
+    """Ask the C library to return freed memory, so that the next run does not count it."""
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except OSError:  # another C library; the process figures are then upper bounds
+    except OSError:  # another C library; the memory of the process is then an upper bound
         return
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype, size: int | None = None) -> float:
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a large square matrix product on this device: best of several."""
-    size = size or (8192 if device.type == "cuda" else 1024)
+    size = 8192 if device.type == "cuda" else 1024
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)
-    return 2 * size**3 / min(interleaved({"": lambda: a @ b}, device, repeats=8, warmup=1)[""])
+    times = [seconds(lambda: a @ b, device) for _ in range(9)]
+    return 2 * size**3 / min(times[1:])
 
 
 def table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         what = f"datasets.{command.split} is empty"
         raise OptionError(what, command.opt, "a section to build a cache of", "choose another split")
     with tqdm(desc=f"cache {command.split}", unit=" clips") as bar:
-        clips = build_cache(section.constructor.source(section), command.out, lambda clip: bar.update())
+        clips = build_cache(section.constructor.source(section), command.out, bar.update)
     size = sum(file.stat().st_size for file in Path(command.out).rglob("*") if file.is_file())
     print(f"{len(clips)} clips, {size / 1e9:.2f} GB in {command.out}")
     print(f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": "{command.out}"}}')

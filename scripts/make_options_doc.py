@@ -32,16 +32,16 @@ HEAD = """# Options
 
 <!-- Written by scripts/make_options_doc.py; edit the models and docstrings instead. -->
 
-One JSON file says all of a run; `//` comments are allowed. Any key can be given on the command line as
-`section.key=value` (JSON, else a string); `"base": "other.json"` takes over everything that the file does not say.
-A part may be given by its name alone: `netG.fusion=none`. Choosing another part drops those keys of a base or file that
-it does not have. An unknown key, a wrong type or a value out of range stops the run before it starts.
+One JSON file describes a run; `//` comments are allowed. Any key can be given on the command line as
+`section.key=value` (JSON, else a string); `"base": "other.json"` inherits every key that the file does not set.
+A part can be given by its name alone: `netG.fusion=none`. Choosing another part drops inherited keys that it does not
+have. An unknown key, a wrong type or a value out of range stops the run before it starts.
 
 Short flags: `--use_amp`, `--batch_size`, `--num_workers`, `--epochs`, `--learning_rate`, `--resume auto|none|PATH`.
-`--epochs N` without `train.total_iter` on the command line trains N epochs, whatever `total_iter` the file holds.
+`--epochs N` without `train.total_iter` on the command line trains N epochs, whatever the file has as `total_iter`.
 
-The process group's time-out is `dist_timeout_s`, or the environment's NCCL_TIMEOUT in seconds; nothing else reads that
-variable.
+The process group's time-out is `dist_timeout_s`, or the environment variable NCCL_TIMEOUT in seconds, which
+nothing else reads.
 """
 PARTS = (
     ("netG", "network", NETWORKS),
@@ -60,26 +60,22 @@ def make_page() -> str:
     for name, field in Options.model_fields.items():
         if is_model(field.annotation) and name != "datasets":
             sections += [f"## {name}\n", table(field.annotation)]
-            sections += [
-                part
-                for inner, f in field.annotation.model_fields.items()
-                if is_model(f.annotation)
-                for part in (f"### {name}.{inner}\n", table(f.annotation))
-            ]
+            for inner, f in field.annotation.model_fields.items():
+                if is_model(f.annotation):
+                    sections += [f"### {name}.{inner}\n", table(f.annotation)]
         if name == "datasets":
             sections += [
                 "## datasets.train, datasets.test\n",
-                "Beside the keys of the dataset. Validation and testing read clip by clip, without a loader, so the "
-                "`dataloader_*` keys have no effect in `datasets.test`.\n",
+                "In addition to the keys of the dataset. Validation and testing read clip by clip, without a loader, "
+                "so the `dataloader_*` keys have no effect in `datasets.test`.\n",
                 table(LoaderOptions),
             ]
     sections.append("## Registered parts\n\nTheir keys are the parameters of a class or function, with its defaults.\n")
     for where, kind, registry in PARTS:
-        for name in registry.names():
-            sections.append(part_text(where, kind, name, registry))
+        sections += [part_text(where, kind, name, registry) for name in registry.names()]
         sections += shared_keys(kind, registry)
     ignored = ", ".join(f"`{where}.{key}`" for where, keys in KAIR_ONLY.items() for key in sorted(keys))
-    sections.append(f"## Keys of KAIR without a meaning here\n\nAccepted with one notice: {ignored}.\n")
+    sections.append(f"## Keys of KAIR without effect here\n\nAccepted with one notice: {ignored}.\n")
     return "\n".join(sections)
 
 
@@ -109,7 +105,7 @@ def shown(field: FieldInfo) -> str:
 
 
 def shared_keys(kind: str, registry: Registry) -> list[str]:
-    """The keys that several parts share, each said once: those that a section of their own describes."""
+    """The described keys of the parts of one kind, each listed once."""
     found = [
         f"- `{key}`: {field.description}"
         for name in registry.names()

@@ -3,10 +3,10 @@
 #
 #   scripts/try_versions.sh [VERSION ...]                        default: the oldest supported, 2.11.0 and the newest
 #   PYTHON=python3.10 scripts/try_versions.sh 2.8.0
-#   TESTS="tests" scripts/try_versions.sh 2.8.0                  other tests than the fast ones; "tests": all
+#   TESTS="tests" scripts/try_versions.sh 2.8.0                  all tests instead of the fast ones
 #
-# VERSION: of torch; "newest": what requirements.txt installs today. The environments stay in .venvs/. Exit code 1 where
-# a test failed; the last line names the versions.
+# VERSION: of torch; "newest": what requirements.txt installs today. The environments are kept in .venvs/. Exit code 1
+# if a test failed; the failed versions are printed at the end.
 set -euo pipefail
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit; fi
@@ -33,7 +33,7 @@ for version in "$@"; do
         touch "$home/.installed"
     fi
     echo "== $name"
-    # The launchers take the environment that is active.
+    # The launchers use the active environment.
     VIRTUAL_ENV=$home PATH=$home/bin:$PATH OMP_NUM_THREADS=1 "$home/bin/python" -m pytest -n 3 --dist loadscope "${tests[@]}" ||
         failed+=("$name")
 done
