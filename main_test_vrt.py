@@ -64,6 +64,11 @@ def dataset_job(args: TestArgs, opt: Options) -> Job:
     if section is None:
         raise OptionError("datasets.test is missing", args.opt, "the clips to test on", "add the section")
     saved = read_saved(find_weights(opt.path, opt.folder, args.weights), opt)
+    if saved.spec.interpolates:
+        raise OptionError(
+            "these weights interpolate new frames", str(saved.path), "frames or a video to interpolate",
+            "use --input FOLDER|VIDEO --output DIR instead of datasets.test",
+        )  # fmt: skip
     # Each frame is read once or twice: without a cache, memory does not grow with the length of a clip.
     section = section.model_copy(update={"cache_data": False}) if hasattr(section, "cache_data") else section
     seed = opt.train.manual_seed

@@ -42,6 +42,11 @@ def check_options(opt: Options) -> None:
     with torch.device("meta"):
         spec = input_spec(NETWORKS.build(opt.netG, "netG", spike_channels=opt.spike_channels))
     train, test = opt.datasets.train, opt.datasets.test
+    if spec.interpolates and train:
+        raise OptionError(
+            "netG.pa_frames is 0: the network makes new frames between those of a clip", "netG.pa_frames",
+            "2, 4 or 6, to train on clips with a sharp frame for each blurry one", "set it to one of these",
+        )  # fmt: skip
     if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
         raise OptionError(
             f"datasets.test gives {test.spike_channels} spike channels, datasets.train {train.spike_channels}",

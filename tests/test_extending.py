@@ -201,9 +201,9 @@ def used(tmp_path_factory):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     for number in range(2):
-        write_clip(folder, f"clip{number}", frames=2, h=16, w=16, seed=number)
-    write_clip(folder, "clip2", split="test", frames=2, h=16, w=16, seed=2)
-    write_info(folder, h=16, w=16)
+        write_clip(folder, f"clip{number}", frames=2, h=20, w=20, seed=number)
+    write_clip(folder, "clip2", split="test", frames=2, h=20, w=20, seed=2)
+    write_info(folder, h=20, w=20)  # frames of 40 x 40, no multiple of the stride of the new network
     spikes = {"spike": {"type": "dat", "representation": {"type": "count", "parts": 3}}}
     train, test = move_clips(folder, "train"), move_clips(folder, "test")
     options = {
@@ -235,7 +235,7 @@ MISSPELT = {
 
 def test_a_dataset_trains_is_checked_cached_validated_and_tested(used):
     runs, text = used
-    assert "data train: 2 clips, 4 frames of 32 x 32, spike files of 24 planes" in text
+    assert "data train: 2 clips, 4 frames of 40 x 40, spike files of 24 planes" in text
     assert "no problem found" in text and "data train: 2 cached clips" in text
     for task in ("tiny", "vrt"):
         history = json.loads((runs / task / "training_history.json").read_text())

@@ -24,13 +24,16 @@ logger = logging.getLogger(__name__)
 
 
 def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
-    """--weights; else the run's best, else its latest checkpoint, unless path.resume is null; else the pretrained."""
+    """--weights; else the file that path.resume names, else the run's best, its latest, and the pretrained weights.
+
+    With path.resume null the run's own checkpoints do not count. Raises CheckpointError where there is none.
+    """
     if weights:
         return weights
     own = [folder / "checkpoints" / f"checkpoint_{name}.pth" for name in ("best", "latest")]
-    if path.resume not in ("auto", None):
-        own = [Path(path.resume)]
     tried = [*(own if path.resume else []), *filter(None, (path.pretrained_netE, path.pretrained_netG))]
+    if path.resume not in ("auto", None):
+        tried = [path.resume]
     found = next((str(p) for p in tried if Path(p).is_file()), None)
     if found is None:
         raise CheckpointError(

@@ -28,9 +28,6 @@ Moment = tuple[int, bool]
 # Moments -> lq (B, n, C, H, W) and spike (B, n, S, H, W) or None, in this order.
 Reader = Callable[[Sequence[Moment]], tuple[Tensor, Tensor | None]]
 
-# Three stages halve the frame, and their 2x2 folds need even sizes: 2**3.
-NETWORK_STRIDE = 8
-
 
 @dataclass(frozen=True)
 class Tiling:
@@ -43,7 +40,7 @@ class Tiling:
     pad_seq: repeat the last frame before restoring; the result for the copy is dropped.
     center_frame_only: restore only frame n // 2 of n.
     batch_tiles: spatial tiles per pass of the network; faster on a GPU, uses more memory.
-    min_frames: fewest frames that the network takes (2 for pa_frames 2, 3 for 4, 4 for 6).
+    window_size, stride, least_size, min_frames: of the network, see InputSpec; tiles are padded accordingly.
     """
 
     num_frame_testing: int = 0
@@ -58,6 +55,8 @@ class Tiling:
     center_frame_only: bool = False
     batch_tiles: int = 1
     min_frames: int = 2
+    stride: int = 8
+    least_size: tuple[int, int] = (64, 64)
 
     def __post_init__(self) -> None:
         if self.blend not in ("kair", "smooth"):
@@ -86,7 +85,7 @@ class Tiling:
     def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> Tiling:
         """The tiles of the options `val` for a network with `spec`; changes: fields with other values."""
         fields = {key: value for key, value in val.plain().items() if key != "save_img"}
-        fields |= {"window_size": spec.window_size, "scale": spec.scale}
+        fields |= {key: getattr(spec, key) for key in ("window_size", "scale", "stride", "least_size")}
         fields["min_frames"] = 1 if spec.interpolates else spec.least_frames
         return cls(**{**fields, **changes})
 
@@ -221,25 +220,18 @@ def _run(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tiling) -> Te
     """One pass of the network over a tile, padded by reflection to a size that it takes; cropped, on the CPU."""
     frames, (height, width) = lq.shape[1], lq.shape[-2:]
     s = tiling.scale
-    wd, wh, ww = tiling.window_size
+    step_t, *steps = tiling.window_size
     whole_time = tiling.num_frame_testing == 0
     shorter = frames < tiling.num_frame_testing and tiling.blend == "smooth"
-    step_t = wd if whole_time or shorter else 1
-    target = (
-        max(_padded(frames, step_t), tiling.min_frames),
-        max(_padded(height, math.lcm(wh, NETWORK_STRIDE)), wh * NETWORK_STRIDE),
-        max(_padded(width, math.lcm(ww, NETWORK_STRIDE)), ww * NETWORK_STRIDE),
-    )
+    steps = (step_t if whole_time or shorter else 1, *(math.lcm(step, tiling.stride) for step in steps))
+    lengths, least = (frames, height, width), (tiling.min_frames, *tiling.least_size)
+    target = tuple(max(-(-length // step) * step, low) for length, step, low in zip(lengths, steps, least, strict=True))
     device = next((p.device for p in net.parameters()), lq.device)
     lq = _pad(lq, target).to(device, non_blocking=True)
     spike = None if spike is None else _pad(spike, target).to(device, non_blocking=True)
     out = net(lq) if spike is None else net(lq, spike)
     out = out[:, :frames, :, : height * s, : width * s].cpu()
     return out if out.dtype == torch.float64 else out.float()
-
-
-def _padded(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple
 
 
 def _pad(clip: Tensor, target: tuple[int, int, int]) -> Tensor:
@@ -273,8 +265,8 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
     """
     if tiling.batch_tiles > 1:
         return dataclasses.replace(tiling, batch_tiles=tiling.batch_tiles // 2)
-    step = math.lcm(NETWORK_STRIDE, *tiling.window_size[1:])
-    least = max(tiling.window_size[1:]) * NETWORK_STRIDE
+    step = math.lcm(tiling.stride, *tiling.window_size[1:])
+    least = -(-max(tiling.least_size) // step) * step
     side = tiling.size_patch_testing or max(height, width)
     half = max(least, side // 2 // step * step)
     if half < side and half > tiling.size_patch_overlapping:
