@@ -67,7 +67,7 @@ def read_options(argv: list[str]) -> Options:
 
 
 def train(opt: Options) -> int:
-    """Build, resume, then step until the planned end; log, save and validate on the way. Exit code. Collective."""
+    """Build, resume, then step until the planned end, with logs, saves and validations. Exit code. Collective."""
     with utils_dist.all_ranks_or_none():
         model, loader, clips, progress = build(opt)
     total_iter = planned_steps(opt.train, loader.steps_per_epoch, progress)
@@ -75,7 +75,7 @@ def train(opt: Options) -> int:
 
     is_new = progress.step < total_iter
     with closing(Experiment(opt, progress, loader.order())) as experiment, status.answering(opt.folder):
-        # A validation that was stopped, or killed, comes first; one that is complete is not repeated.
+        # First the validation of this step, if it was interrupted; a complete one is not repeated.
         is_test = progress.step % opt.train.checkpoint_test == 0 and is_new
         if is_test and not run_validation(model, clips, experiment, progress):
             return stop_early(model, experiment, progress)
@@ -105,7 +105,7 @@ def train(opt: Options) -> int:
 
 
 def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
-    """Model, training loader, test clips, and where the run stands; from its checkpoint, which is free on return."""
+    """Model, training loader, test clips and position of the run. The checkpoint is not kept in memory."""
     rank = utils_dist.get_rank()
     if rank == 0:
         setup_logging(rank, opt.folder / "log" / "train.log")
@@ -115,7 +115,7 @@ def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
     loader, clips = build_data(opt)
     progress = Progress()
     if resumed is not None:
-        progress = restore_progress(resumed, opt, loader.order(), loader.sampler.global_batch)
+        progress = restore_progress(resumed, opt, loader.order())
     model = define_Model(opt)
     model.init_train(resumed.state if resumed is not None else None)
     return model, loader, clips, progress
@@ -144,7 +144,7 @@ def build_data(opt: Options) -> tuple[TrainLoader, Any]:
 
 
 def announce(opt: Options, model: ModelVRT, loader: TrainLoader, progress: Progress, total_iter: int) -> None:
-    """What a person wants to see before a long run: network, true batch size, every rank, the start. Collective."""
+    """Log network, total batch size, the line of every rank, and where training starts. Collective."""
     section, world = opt.datasets.train, utils_dist.get_world_size()
     per_gpu, accumulated = section.dataloader_batch_size, opt.train.accumulation_steps
     logger.info(model.describe())
@@ -165,7 +165,7 @@ def announce(opt: Options, model: ModelVRT, loader: TrainLoader, progress: Progr
     logger.info("%s", "\n".join(utils_dist.gather_objects(status.own_line())))
     # A shared file system may show one host an older file than the others, or none.
     utils_dist.check_same_on_all_ranks(
-        "the checkpoints to go on from", [*place, weights if progress.step else ""],
+        "the checkpoints to resume from", [*place, weights if progress.step else ""],
         "start again once all hosts see the same file",
     )  # fmt: skip
     logger.info(
@@ -176,10 +176,10 @@ def announce(opt: Options, model: ModelVRT, loader: TrainLoader, progress: Progr
 def steps_of_epoch(
     opt: Options, loader: TrainLoader, progress: Progress, total_iter: int, timer: StepTimer, experiment: Experiment
 ) -> Iterator[list[dict[str, Any]]]:
-    """The steps of the running epoch from `progress.batch` on; then the epoch is turned. Collective.
+    """The steps of the current epoch from `progress.batch` on; then `progress` moves to the next epoch. Collective.
 
-    The order prevents the known deadlocks: all ranks have finished the last epoch, clean up, start their workers, and
-    only when all have done so does rank 0 open its progress bar. Nothing that can block one rank stands in between.
+    The order prevents the known deadlocks: all ranks finish the last epoch, clean up and start their workers; only then
+    does rank 0 open its progress bar. Nothing in between can block a single rank.
     """
     watchdog.phase("epoch turn", progress.step)
     utils_dist.barrier()
@@ -216,21 +216,21 @@ def measure_gpus() -> dict[str, float]:
 
 
 def compare_weights(model: ModelVRT, progress: Progress) -> None:
-    """Raises DistError where the ranks no longer hold the same weights: nothing else would ever show it. Collective."""
+    """Raises DistError where the weights of the ranks differ: nothing else detects that. Collective."""
     watchdog.phase("compare weights", progress.step)
     found = weights_hash(model.netG)
     status.tell(weights=found, weights_step=progress.step)
     utils_dist.check_same_on_all_ranks(
         f"the weights after iteration {progress.step}", found,
-        "go on from a checkpoint before this iteration; run scripts/doctor.py on these hosts: memory, GPU or network "
+        "resume from a checkpoint before this iteration; run scripts/doctor.py on these hosts: memory, GPU or network "
         "of the odd one may be faulty",
     )  # fmt: skip
 
 
 def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress) -> bool:
-    """Validate, and keep the checkpoint where it is the best so far. False: a signal ended it. Collective.
+    """Validate, and save checkpoint_best if it is the best so far. False: a signal ended it. Collective.
 
-    The steps so far are saved first, so that a run which is stopped or killed here loses none, and validates again.
+    The steps so far are saved first: a run that is stopped or killed here loses none, and validates again.
     """
     if clips is None or progress.validated == progress.step:
         return True
@@ -259,7 +259,7 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
 
 
 def save(model: ModelVRT, experiment: Experiment, progress: Progress, with_weights: bool = True) -> None:
-    """The checkpoint to resume from, and the bare weights. Collective: nobody runs ahead of a save."""
+    """Save the checkpoint to resume from, and the bare weights. Collective: all ranks wait for the save."""
     watchdog.phase("save", progress.step)
     experiment.save("latest", model.training_state, progress)
     if with_weights and utils_dist.is_main_process():
@@ -268,16 +268,16 @@ def save(model: ModelVRT, experiment: Experiment, progress: Progress, with_weigh
 
 
 def stop_early(model: ModelVRT, experiment: Experiment, progress: Progress) -> int:
-    """A signal asked for it: save what is needed to go on exactly, and give the exit code that says so. Collective."""
+    """After a signal: save what an exact resume needs. Gives the exit code for "start again". Collective."""
     if experiment.saved_step != progress.step:
         save(model, experiment, progress)
-    logger.info("stopped by a signal at iter %d; the same command goes on from here", progress.step)
+    logger.info("stopped by a signal at iter %d; the same command resumes here", progress.step)
     utils_dist.write_exit_file(preempt.PREEMPTED)
     return preempt.PREEMPTED
 
 
 def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress, is_new: bool) -> int:
-    """Last save and validation, and the table a run ends with. Exit code. Collective.
+    """The last save and validation, and the table of scores. Exit code. Collective.
 
     A run that was finished before is validated again; its checkpoints, curves and pictures stay as they are.
     """
@@ -291,7 +291,7 @@ def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progre
         logger.info("already finished at iter %d: nothing is trained", progress.step)
         experiment.saved_step = progress.step
         if clips is not None:
-            validation = validate(model, dataset_clips(clips), preempt.all_asked)
+            validation = validate(model, dataset_clips(clips), preempt.is_stop_requested)
             if validation is None:
                 return stop_early(model, experiment, progress)
             experiment.table = validation.table()

@@ -17,8 +17,8 @@ from models.select_network import NETWORKS
 from models.weights import load_weights, read_weights
 from utils.contract import InputSpec, input_spec
 from utils.errors import CheckpointError
+from utils.files import sha256_of
 from utils.options.models import Options
-from utils.run.checkpoint import sha256_of
 
 
 @dataclass(frozen=True)

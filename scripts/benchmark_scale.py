@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.device.startswith("cuda") and args.ranks > gpus:
         raise DistError(f"{args.ranks} ranks on {gpus} GPUs", "--ranks", "at most one rank per GPU", f"give {gpus}")
     counts = sorted({2**k for k in range(args.ranks.bit_length())} | {args.ranks})
-    # The same threads for each process, however many there are, so that only their number changes.
+    # The same threads for each process in all runs, so that only the number of processes changes.
     threads = args.threads or max(1, (os.cpu_count() or 1) // args.ranks)
     found = []
     for world in counts:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     print(f"{args.config}, training step, {shape}, {args.dtype}, {found[-1]['backend']}, {threads} threads a process")
     print(table(rows, ["processes", "step s", "steps/s", "samples/s", "efficiency", "time added by the reduction"]))
     if args.device == "cpu" and args.ranks * threads > (os.cpu_count() or 1):
-        print("the processes share the cores: the efficiency is that of the machine, not of the exchange")
+        print("the processes share the cores: the efficiency is that of the machine, not of the reduction")
     return {"config": args.config, "dtype": args.dtype, "batch": args.batch, "runs": found}
 
 
@@ -96,7 +96,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     together = seconds(True)
     apart = seconds(False) if utils_dist.get_world_size() > 1 else together
-    # What is hidden behind the backward pass costs nothing, and is not in this share.
+    # Reduction that overlaps with the backward pass is not part of this share.
     share = max(0.0, 1 - apart / together)
     backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else "one process"
     return {"step_s": together, "reduction_share": share, "backend": backend}

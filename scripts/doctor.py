@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Is everything right for a run, and if not, what is to be done? Exit code 0: nothing failed, 1: something did.
+"""Check this host, the options, the data, the network and the ranks. Exit code 0: nothing failed, 1: something did.
 
 python scripts/doctor.py                                     this host and its environment
 python scripts/doctor.py --opt FILE [section.key=value ...]  also the data, the network, one process
@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,7 @@ def from_all_ranks(findings: list[Finding]) -> list[Finding]:
     for finding in {f: None for other in gathered[1:] for f in other if f.status != OK}:
         if finding not in merged:
             ranks = [str(rank) for rank, other in enumerate(gathered) if finding in other]
-            merged.append(
-                Finding(
-                    finding.status, finding.check, f"rank {', '.join(ranks)}: {finding.what}", finding.why, finding.cure
-                )
-            )
+            merged.append(replace(finding, what=f"rank {', '.join(ranks)}: {finding.what}"))
     return merged
 
 
@@ -93,31 +90,32 @@ def check_training(argv: list[str]) -> list[Finding]:
     found: list[Finding] = []
     state: dict[str, Any] = {}
 
-    def step(name: str, check: Callable[[], Iterator[Finding]]) -> bool:
-        """Run one check on all ranks; an error of ours is a finding, and ends the list."""
+    def step(check: Callable[[], str]) -> bool:
+        """Run one check on all ranks. False where it failed on any of them."""
         try:
-            mine, failed = list(check()), ""
+            mine = Finding(OK, check.__name__, check())
         except SpikeVRTError as e:
-            mine, failed = [Finding(FAIL, name, f"{e.what} (in {e.where})", e.expected, e.do)], name
-        found.extend(from_all_ranks(mine))
-        return not any(utils_dist.gather_objects(failed))
+            mine = Finding(FAIL, check.__name__, f"{e.what} (in {e.where})", e.expected, e.do)
+        merged = from_all_ranks([mine])
+        found.extend(merged)
+        return not any(finding.status == FAIL for finding in merged)
 
-    def options() -> Iterator[Finding]:
+    def options() -> str:
         state["opt"] = main_train_vrt.read_options(argv)
-        yield Finding(OK, "options", f"{state['opt'].opt_path} is valid")
+        return f"{state['opt'].opt_path} is valid"
 
-    def data() -> Iterator[Finding]:
+    def data() -> str:
         state["loader"], clips = main_train_vrt.build_data(state["opt"])
         sampler = state["loader"].sampler
         count = len(clips) if clips is not None else 0
-        yield Finding(OK, "data", f"{sampler.dataset_len} training samples, {count} test clips")
+        return f"{sampler.dataset_len} training samples, {count} test clips"
 
-    def network() -> Iterator[Finding]:
+    def network() -> str:
         state["model"] = define_Model(state["opt"])
         state["model"].init_train(None)
-        yield Finding(OK, "network", state["model"].describe())
+        return state["model"].describe()
 
-    if step("options", options) and step("data", data) and step("network", network):
+    if step(options) and step(data) and step(network):
         found += check_shards(state["loader"])
         found += check_parameters(state["model"])
         batches = state["loader"].start(0, 0)
@@ -144,7 +142,7 @@ def check_parameters(model: ModelVRT) -> list[Finding]:
     digests = utils_dist.gather_objects(weights_hash(model.netG))
     if len(set(digests)) == 1:
         return [Finding(OK, "parameters", f"hash {digests[0]} on all ranks")]
-    # Fresh weights may differ: DDP hands out rank 0's when it wraps.
+    # Fresh weights may differ: DDP broadcasts those of rank 0 when it wraps the network.
     return [Finding(WARN, "parameters", f"hashes {digests}", "fresh weights differ until DDP wraps them")]
 
 
@@ -209,7 +207,7 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> list[Finding]:
         return flat
 
     model.netG = net
-    for parameter in net.parameters():  # DDP hands out rank 0's weights; the reference needs them as well
+    for parameter in net.parameters():  # DDP broadcasts rank 0's weights; the reference needs them as well
         torch.distributed.broadcast(parameter.data, 0)
     expected = gradients(batches)
     model.netG = model.wrap(net)

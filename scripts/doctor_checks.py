@@ -1,4 +1,4 @@
-"""What the doctor knows of itself: findings, checks of host, environment and ranks, and how to read a log."""
+"""The checks of doctor.py that need no option file: host, environment, ranks, and known failures in a log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Finding:
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """The findings as text, the worst last, where the eye rests."""
+    """The findings as text, the worst last."""
     lines = []
     for f in sorted(findings, key=lambda f: (OK, WARN, FAIL).index(f.status)):
         lines.append(f"{f.status:<5} {f.check:<14} {f.what}")
@@ -46,7 +46,7 @@ def table(findings: Sequence[Finding]) -> str:
 
 
 def check_environment(env: Mapping[str, str], cores: int) -> Iterator[Finding]:
-    """Variables that are known to help or harm."""
+    """The launch, and environment variables that are known to cause failures or slow runs."""
     launch = utils_dist.get_launch()
     yield Finding(
         OK, "launch", f"{launch.mode}, rank {launch.rank} of {launch.world_size}, local rank {launch.local_rank}"

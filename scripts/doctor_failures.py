@@ -1,4 +1,4 @@
-"""The known last words of a run, as they stand in logs, and what they mean. docs/troubleshooting.md shows the same table."""
+"""Known failures as they appear in logs, and what they mean. docs/troubleshooting.md shows the same table."""
 
 # ruff: noqa: E501 - one failure, one entry
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""torchrun with the run's own exit code, and without a traceback of torchrun's after the run's message.
+"""torchrun with the run's own exit code, and without torchrun's traceback after the run's message.
 
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=2 main_train_vrt.py --opt FILE
 
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.errors import DistError
 
-# Without SIGUSR1 here that signal would kill the launcher, and the ranks would never hear of it.
+# Without SIGUSR1 here that signal would kill the launcher without reaching the ranks.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 # After a signal the ranks finish their step and save; torchrun's 30 s would cut a large checkpoint short.
 GRACE_S = 180
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
         print(DistError(what, "this machine", "at most one rank per GPU", f"start {gpus}"), file=sys.stderr)
         return DistError.exit_code
     with tempfile.NamedTemporaryFile("w+", encoding="ascii") as exit_file:
-        # The first bytes take a block of the disk, so that a rank can say its code even when the disk is full by then.
+        # A first byte reserves a block of the disk, so that a rank can write its code even on a full disk.
         exit_file.write("\n")
         exit_file.flush()
         os.environ["SPIKEVRT_EXIT_FILE"] = exit_file.name
@@ -68,16 +68,16 @@ def main(argv: list[str]) -> int:
             run.run(args)
             return 0
         except ChildFailedError as e:
-            said = first_code(exit_file.name)
-            if not said:  # a rank was killed before it could say anything
+            code = first_code(exit_file.name)
+            if not code:  # a rank was killed before it could write one
                 print(e, file=sys.stderr)
-            return int(said or 1)
+            return int(code or 1)
         except SignalException as e:
             return int(first_code(exit_file.name) or 128 + e.sigval)
 
 
 def first_code(path: str) -> str:
-    """What the first rank that left wrote, "" where none did."""
+    """The exit code that the first rank to end wrote, "" if none did."""
     return "".join(Path(path).read_text(encoding="ascii").split()[:1])
 
 

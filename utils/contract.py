@@ -1,4 +1,4 @@
-"""What data, networks and the programs agree on."""
+"""The interfaces between data, networks and programs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class InputSpec:
 
 
 def input_spec(net: Any) -> InputSpec:
-    """The spec of a network (not wrapped); one that says nothing takes clips of any size."""
+    """The spec of a network (not wrapped); without one, clips of any size fit."""
     return getattr(net, "input_spec", InputSpec())
 
 

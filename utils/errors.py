@@ -1,10 +1,10 @@
-"""The errors a user sees: four parts (what, where, expected, do), said once, each with the run's exit code."""
+"""The errors that a user sees: four parts (what, where, expected, do), and the exit code of the run."""
 
 from __future__ import annotations
 
 
 class SpikeVRTError(Exception):
-    """An error with an answer: what is wrong, where, what was expected, what to do.
+    """An error in four parts: what is wrong, where, what was expected, what to do.
 
     A single string is accepted as well: multiprocessing rebuilds an exception that comes out
     of a DataLoader worker from its message alone.

@@ -1,8 +1,8 @@
-"""Files: their order by name, writing them whole, and telling our own files from everybody else's.
+"""Files: order by name, atomic writing, and telling the project's own files from others.
 
-No program of the project changes or removes a file that it did not make. Three forms of one rule:
-`Made` lists every file that goes into a results folder, and replaces or removes listed, unchanged files only.
-`scratch_folder` makes a temporary folder with a mark, and clears a marked one only.
+No program of the project changes or removes a file that it did not make:
+`Made` lists every file that goes into a results folder, and replaces or removes only listed, unchanged files.
+`scratch_folder` makes a temporary folder with a mark, and clears only a marked one.
 `refuse_existing`, `refuse_overlap` and `refuse_foreign` refuse outputs before any work is done.
 """
 
@@ -15,12 +15,14 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 
 from utils.errors import DataError, OptionError
 
 MARK = ".spikevrt"
 SHOWN = 5
+OTHER_ROOT = "free some space, or set path.root to another disk"
 _NUMBER = re.compile(r"(\d+)")
 _LISTED = re.compile(r'([0-9a-f]{64}) ("(?:[^"\\]|\\.)*")')  # a line of a list: SHA-256 and name as JSON
 
@@ -38,21 +40,40 @@ def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
 def write_whole(path: str | Path, content: bytes) -> None:
     """Write a file that is whole or absent, also on a full disk or after a kill. Makes the folder."""
     path = Path(path)
-    temporary = None
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as e:
-        if temporary is not None:
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except OSError:
             Path(temporary).unlink(missing_ok=True)
-        raise DataError(
-            f"cannot write: {e.strerror}", str(path), f"room for {len(content)} bytes and permission to write",
-            "free some space or choose another folder, then start the same command again",
-        ) from e  # fmt: skip
+            raise
+
+
+@contextmanager
+def writing(
+    path: Path, do: str = "free some space or choose another folder, then start the same command again"
+) -> Iterator[None]:
+    """An OSError in the block becomes a DataError about the file or folder `path`. do: the advice of that error."""
+    try:
+        yield
+    except OSError as e:
+        needed = "room on the disk, and permission to write"
+        raise DataError(f"cannot write: {e.strerror or e}", str(path), needed, do) from e
+
+
+def sha256_of(path: Path, on_read: Callable[[], object] = lambda: None) -> str:
+    """SHA-256 of a file in hex. on_read: called after each MiB and at the end."""
+    digest = hashlib.sha256()  # hashlib.file_digest came with Python 3.11
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+            on_read()
+    on_read()
+    return digest.hexdigest()
 
 
 class Made:
@@ -61,7 +82,7 @@ class Made:
     The SHA-256 and the name of a file are listed in <folder>/.spikevrt/<writer>.txt before the file appears. So every
     file of ours is listed whenever a process dies, and a file that somebody changed is no longer ours.
     writer: names the process; several may write into one folder at the same time, each with its own list.
-    on_read: called after every file and every MiB that is read to tell whose it is: a large folder takes long.
+    on_read: called after every file and every MiB that is read to check a digest: a large folder takes long.
     """
 
     def __init__(self, folder: str | Path, writer: str = "0", on_read: Callable[[], object] = lambda: None) -> None:
@@ -79,7 +100,7 @@ class Made:
     def publish(self, temporary: Path, path: Path) -> None:
         """Give the finished file `temporary` its name. Raises DataError as `write` does."""
         self.check([path])
-        self._note(path, self._digest(temporary))
+        self._note(path, sha256_of(temporary, self._on_read))
         os.replace(temporary, path)
 
     def is_ours(self, path: Path) -> bool:
@@ -87,7 +108,7 @@ class Made:
         if not self._is_inside(path) or path.is_symlink() or not path.is_file():
             return False
         known = self._lists().get(self._name(path))
-        return known is not None and self._digest(path) in known
+        return known is not None and sha256_of(path, self._on_read) in known
 
     def check(self, paths: Iterable[Path]) -> None:
         """Raises DataError where one of our files would take the place of another's, or lie outside of the folder."""
@@ -143,16 +164,11 @@ class Made:
     def _note(self, path: Path, digest: str) -> None:
         name = self._name(path)
         self._lists().setdefault(name, set()).add(digest)
-        try:
+        with writing(self.list_file):
             if not self._is_open:
                 self._open_list()
             with open(self.list_file, "a", encoding="utf-8") as file:
                 file.write(f"{digest} {json.dumps(name)}\n")
-        except OSError as e:
-            raise DataError(
-                f"cannot write: {e.strerror}", str(self.list_file), "a folder with room and permission to write",
-                "free some space or choose another folder, then start the same command again",
-            ) from e  # fmt: skip
 
     def _open_list(self) -> None:
         """Make sure that the list is ours, and remove a last line that a kill or a full disk cut off."""
@@ -166,16 +182,6 @@ class Made:
         if is_there:
             os.truncate(self.list_file, self.list_file.read_bytes().rfind(b"\n") + 1)
         self._is_open = True
-
-    def _digest(self, path: Path) -> str:
-        # hashlib.file_digest came with Python 3.11.
-        digest = hashlib.sha256()
-        with open(path, "rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
-                self._on_read()
-        self._on_read()
-        return digest.hexdigest()
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
@@ -201,7 +207,7 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
     """Mark the folder of a run as ours, by a file; a results folder (`Made`) has a folder of that name.
 
     names: patterns of what a run writes there. Raises OptionError for a results folder, and where one of these names is
-    taken, and neither the mark nor `is_ours` says that it was by us.
+    taken, and neither the mark nor `is_ours` says that it is ours.
     """
     if not is_ours and (folder / MARK).is_dir():
         raise OptionError(
@@ -214,14 +220,9 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
             f"the folder of the run holds files that no run of this program made: {', '.join(taken)}", str(folder),
             "an empty folder, or one of an earlier run", "choose another task name, or move these files away",
         )  # fmt: skip
-    try:
+    with writing(folder, OTHER_ROOT):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARK).touch()
-    except OSError as e:
-        raise DataError(
-            f"cannot write: {e.strerror}", str(folder), "a folder with permission to write",
-            "set path.root to another folder",
-        ) from e  # fmt: skip
 
 
 def refuse_run_folder(folder: Path) -> None:
@@ -234,7 +235,7 @@ def refuse_run_folder(folder: Path) -> None:
 
 
 def scratch_folder(path: Path) -> Path:
-    """A new empty folder at `path`, marked as ours; what an earlier run left there goes.
+    """A new empty folder at `path`, marked as ours; what an earlier run left there is removed.
 
     Raises DataError where something without the mark has that name.
     """

@@ -64,11 +64,6 @@ def is_main_process() -> bool:
     return RUN.launch.rank == 0
 
 
-def get_store() -> Store | None:
-    """The key-value store of all ranks; None in a single process. Each other thread needs a clone() of it."""
-    return RUN.store
-
-
 def get_device() -> torch.device:
     """The GPU of the local rank, or the CPU where there is none."""
     return torch.device("cuda", RUN.launch.local_rank) if torch.cuda.is_available() else torch.device("cpu")

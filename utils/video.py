@@ -11,6 +11,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
 from pathlib import Path
 
@@ -109,10 +110,10 @@ class VideoReader:
                 turns = round(frame.rotation / 90) % 4
                 yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), turns))
 
-    def _errors(self, what: str) -> _FFmpegErrors:
+    def _errors(self, what: str) -> AbstractContextManager[None]:
         if not self.path.is_file():
             raise self._unreadable("no such file")
-        return _FFmpegErrors(lambda e: self._unreadable(f"{what} ({self.path.stat().st_size} bytes): {e.strerror}"))
+        return _ffmpeg_errors(lambda e: self._unreadable(f"{what} ({self.path.stat().st_size} bytes): {e.strerror}"))
 
     def _unreadable(self, what: str) -> DataError:
         return DataError(
@@ -157,7 +158,7 @@ class VideoWriter:
         self._count = 0
 
     def write(self, frame: np.ndarray) -> None:
-        with _FFmpegErrors(self._unwritable):
+        with _ffmpeg_errors(self._unwritable):
             if self._out is None:
                 self._open(*frame.shape[:2])
             begin, end = self._time(self._count), self._time(self._count + 1)
@@ -180,7 +181,7 @@ class VideoWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None and self._count:
-                with _FFmpegErrors(self._unwritable):
+                with _ffmpeg_errors(self._unwritable):
                     self._out.mux(self._stream.encode())
                     if self._sound:
                         self._sound.copy(None)
@@ -193,7 +194,7 @@ class VideoWriter:
                     os.replace(self._temporary, self.path)
         finally:
             try:
-                with _FFmpegErrors(self._unwritable):
+                with _ffmpeg_errors(self._unwritable):
                     self._close()
             finally:
                 self._temporary.unlink(missing_ok=True)
@@ -232,7 +233,7 @@ class VideoWriter:
 
     def _check_whole(self) -> None:
         # Not every error of a write is told when it happens: only reading back shows that all is there.
-        with _FFmpegErrors(self._unwritable), av.open(str(self._temporary)) as container:
+        with _ffmpeg_errors(self._unwritable), av.open(str(self._temporary)) as container:
             readable = sum(packet.size > 0 for packet in container.demux(container.streams.video[0]))
         if readable != self._count:
             raise self._unwritable(OSError(0, f"{readable} of {self._count} frames can be read back"))
@@ -292,14 +293,10 @@ class _Sound:
         self._in.close()
 
 
-class _FFmpegErrors:
-    """Within it, an error of FFmpeg or the system becomes the project's."""
-
-    def __init__(self, translate: Callable[[OSError], DataError]) -> None:
-        self._translate = translate
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        if isinstance(error, (OSError, av.error.FFmpegError)):
-            raise self._translate(error) from error
+@contextmanager
+def _ffmpeg_errors(translate: Callable[[OSError], DataError]) -> Iterator[None]:
+    """An error of FFmpeg or the system in the block becomes a DataError."""
+    try:
+        yield
+    except (OSError, av.error.FFmpegError) as e:
+        raise translate(e) from e

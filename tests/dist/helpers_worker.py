@@ -13,6 +13,7 @@ from torch.distributed import DistBackendError
 
 from utils import utils_dist
 from utils.dist import process
+from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.options.models import WatchdogOptions
 from utils.run import boot
@@ -32,7 +33,7 @@ def collectives() -> None:
     gathered = utils_dist.gather_objects({"rank": rank})
     with utils_dist.all_ranks_or_none():
         utils_dist.check_same_on_all_ranks("the seeds", 7)
-    store = utils_dist.get_store()
+    store = RUN.store
     print(json.dumps({
         "mean": mean.tolist(), "gathered": gathered, "loss": [loss.item(), of_loss.item(), of_loss.requires_grad],
         "store_s": store.timeout.total_seconds() if store else 60,

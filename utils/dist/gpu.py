@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -91,7 +92,9 @@ def require_usable_gpus(env: Mapping[str, str] = os.environ) -> None:
 
 def gpus_of_driver() -> tuple[int, str]:
     """(GPUs that nvidia-smi lists, or else device files that this user may open; the driver's version)."""
-    version = re.search(r"\s(\d+\.\d+[\d.]*)\s", _text(Path("/proc/driver/nvidia/version")))
+    version = None
+    with suppress(OSError):
+        version = re.search(r"\s(\d+\.\d+[\d.]*)\s", Path("/proc/driver/nvidia/version").read_text(errors="replace"))
     program = shutil.which("nvidia-smi")
     if program:
         command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -104,10 +107,3 @@ def gpus_of_driver() -> tuple[int, str]:
     # A container without GPUs still sees the host's /proc/driver/nvidia, but no device files.
     files = [path for path in Path("/dev").glob("nvidia[0-9]*") if os.access(path, os.R_OK | os.W_OK)]
     return len(files), version[1] if version else "unknown"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -12,7 +12,7 @@ from utils import utils_dist
 def usage(device: torch.device) -> dict[str, float] | None:
     """{"busy": 0..1 over the driver's last sample, "used_gb", "total_gb"} of the whole GPU, in 1e9 bytes.
 
-    None on the CPU, and where the driver does not tell (no nvidia-ml-py, a slice of a GPU).
+    None on the CPU, and where the driver does not report it (no nvidia-ml-py, a slice of a GPU).
     """
     if device.type != "cuda":
         return None
@@ -40,7 +40,7 @@ def describe(found: dict[str, float]) -> str:
 
 
 def log_values(found: list[dict[str, float] | None]) -> dict[str, Any]:
-    """For the log line and the curves: the least and the mean busy GPU, the fullest one; nothing where not all tell."""
+    """For the log line and the curves: the least and the mean busy GPU, the fullest one; nothing unless all ranks report."""
     known = [one for one in found if one]
     if not known or len(known) < len(found):
         return {}

@@ -43,7 +43,10 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0) -> LaunchInfo:
         addr, port = _slurm_master(env, faults)
     else:
         mode, rank, addr, port = "single", 0, "", 0
-    local_rank = _local_rank(env, gpu_count, faults) if mode != "single" else 0
+    local_rank = 0
+    if mode != "single":
+        name, high = "LOCAL_RANK" if env.get("LOCAL_RANK") else "SLURM_LOCALID", gpu_count - 1 if gpu_count > 0 else None
+        local_rank = _number(env, name, faults, default=0, low=0, high=high, bound="the number of GPUs on this host")
     if faults:
         raise DistError(
             f"the launch variables are wrong: {'; '.join(faults)}",
@@ -61,7 +64,7 @@ def first_host(nodelist: str) -> str:
 
 
 def _slurm_master(env: Mapping[str, str], faults: list[str]) -> tuple[str, int]:
-    """Address and port that every task of the step derives alike; the user's own MASTER_* win."""
+    """Address and port, the same in every task of the step; the user's own MASTER_* take precedence."""
     # The step's list: with `srun --nodelist` task 0 need not sit on the first host of the job.
     nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST") or ""
     addr = env.get("MASTER_ADDR", "").strip() or first_host(nodelist)
@@ -70,12 +73,6 @@ def _slurm_master(env: Mapping[str, str], faults: list[str]) -> tuple[str, int]:
     if env.get("MASTER_PORT"):
         return addr, _number(env, "MASTER_PORT", faults, low=1, high=65535)
     return addr, 15000 + _number(env, "SLURM_JOB_ID", faults, low=0) % 10000
-
-
-def _local_rank(env: Mapping[str, str], gpu_count: int, faults: list[str]) -> int:
-    name = "LOCAL_RANK" if env.get("LOCAL_RANK") else "SLURM_LOCALID"
-    high = gpu_count - 1 if gpu_count > 0 else None
-    return _number(env, name, faults, default=0, low=0, high=high, bound="the number of GPUs on this host")
 
 
 def _number(
@@ -88,7 +85,7 @@ def _number(
     high: int | None = None,
     bound: str = "",
 ) -> int:
-    """The variable as an integer within [low, high]; a fault is noted and `low` given in its place."""
+    """The variable as an integer within [low, high]; after a fault, which is added to `faults`, `low`."""
     text = env.get(name, "").strip()
     if not text:
         if default is None:

@@ -98,7 +98,7 @@ def first_to_claim(name: str, window_s: float) -> bool:
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
-    except OSError:  # nobody can claim anything here; said twice is better than not at all
+    except OSError:  # no process can claim a name here: reporting twice is better than not at all
         return True
     return True
 

@@ -67,9 +67,9 @@ def answering(folder: Path) -> Iterator[None]:
     if not utils_dist.is_main_process():
         yield
         return
-    store = utils_dist.get_store()
     over = threading.Event()
-    arguments = (folder / FILE, store.clone() if store else None, utils_dist.get_world_size(), over)
+    store = RUN.store.clone() if RUN.store else None  # each thread needs a connection of its own
+    arguments = (folder / FILE, store, utils_dist.get_world_size(), over)
     thread = threading.Thread(target=_answer, args=arguments, daemon=True, name="status")
     thread.start()
     try:

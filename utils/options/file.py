@@ -1,6 +1,6 @@
 """Where options come from: the command line, the file with // comments, its base, the overrides.
 
-Nothing is checked here but the form; every key's place is kept for the messages of utils.options.load.
+Only the form is checked here; the place of every key is kept for the messages of utils.options.load.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     """Read `--opt FILE [--resume auto|none|path] [short flags] [section.key=value ...]`; OptionError for the rest."""
     parser = _Parser(add_help=True, allow_abbrev=False)
     parser.add_argument("--opt", required=True, metavar="FILE", help="option file")
-    parser.add_argument("--resume", metavar="auto|none|PATH", help="checkpoint to go on from (path.resume)")
+    parser.add_argument("--resume", metavar="auto|none|PATH", help="checkpoint to resume from (path.resume)")
     parser.add_argument("--use_amp", action="store_true", help="train.amp.enable=true")
     for flag, key in SHORT_FLAGS.items():
         parser.add_argument(f"--{flag}", metavar="N", help=key)
@@ -53,12 +53,12 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     overrides = [*args.overrides, *overrides]
     given = dict(override.partition("=")[::2] for override in overrides)
     if given.get("train.epochs", "null") != "null" and "train.total_iter" not in given:
-        overrides.append("train.total_iter=null")  # what is asked for here must not be cut by the file
+        overrides.append("train.total_iter=null")  # the file must not end the run before these epochs
     return CommandLine(args.opt, overrides, args.resume)
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # argparse would print and leave from here, once on every rank
+    def error(self, message: str) -> None:  # argparse would print and exit, once on every rank
         raise OptionError(message, "the command line", "--opt FILE [section.key=value ...]", "see --help")
 
 

@@ -1,8 +1,8 @@
 """Options: one JSON file with // comments -> base -> command line -> a frozen, typed tree.
 
 A wrong key, type or value is an OptionError that names the file and line, the dotted key, what was expected and the
-nearest valid key. The table of keys is utils/options/models.py; parts such as networks and datasets are checked by the
-registries that the caller hands in, for this floor knows none of them.
+nearest valid key. The table of keys is utils/options/models.py; networks, datasets and losses are checked by the
+registries that the caller passes in, for utils/ may not import them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_options(
 ) -> Options:
     """The options of a mapping in the form of an option file, completed with every default.
 
-    soft: dotted keys that fall away where the part of their section does not have them. Raises OptionError.
+    soft: dotted keys that are dropped where the part of their section does not have them. Raises OptionError.
     """
     raw = copy.deepcopy(dict(values))
     _drop_kair_only(raw, parts)
@@ -112,7 +112,7 @@ def _drop_kair_only(raw: dict[str, Any], parts: Mapping[str, Registry]) -> None:
         for key in sorted((keys - known) & section.keys()):
             dropped.append(f"{where}.{key}")
             del section[key]
-    # Every rank reads the options, before any rank can talk to another: one of them speaks.
+    # Every rank reads the options; only rank 0 warns.
     if dropped and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         logger.warning("Options that have no effect here: %s", ", ".join(dropped))
 
@@ -153,7 +153,7 @@ def _without(section: dict[str, Any], where: str, registry: Registry, soft: Coll
 
 
 def _check_conflicts(opt: Options) -> None:
-    """Values that are right one by one and wrong together."""
+    """Raises OptionError for values that contradict one another."""
     train = opt.train
     if opt.use_static_graph and opt.find_unused_parameters:
         raise OptionError(

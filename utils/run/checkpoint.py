@@ -1,8 +1,7 @@
-"""Checkpoints that are whole or absent: one file, written beside and moved into place, verified when read.
+"""Atomic checkpoints: each file is written under a temporary name, then renamed, and verified when it is read.
 
-A file `X.pth` has a sidecar `X.pth.sha256`. Before a new file takes its name, the old pair is kept as `X_previous.pth`,
-that one as `X_previous2.pth` and so on;
-so whatever instant a process dies at, one verified pair stands.
+A file `X.pth` has a sidecar `X.pth.sha256`. Before a new file takes its name, the old pair is renamed to
+`X_previous.pth`, that one to `X_previous2.pth` and so on: one verified pair exists whenever the process dies.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from utils.errors import CheckpointError
+from utils.files import sha256_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def save_bare(state: dict[str, Any], path: Path) -> None:
 
 @contextmanager
 def _writing(path: Path, state: dict[str, Any]) -> Iterator[Path]:
-    """A temporary file beside `path` that is gone afterwards. Raises CheckpointError for whatever goes wrong."""
+    """A temporary file beside `path`, removed afterwards. Raises CheckpointError for every failure to write."""
     check_plain(state)
     need_mb = 1.2 * _bytes_of(state) / 2**20
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -71,15 +71,15 @@ def _writing(path: Path, state: dict[str, Any]) -> Iterator[Path]:
             "free some space or quota, or set path.root to another disk, then resume",
         ) from e  # fmt: skip
     finally:
-        with suppress(OSError):  # a folder that cannot be written is said already
+        with suppress(OSError):  # the error of the body names a folder that cannot be written
             _sweep(path)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The state in `path`, on the CPU. A damaged file gives way to the kept previous one, with a warning.
+    """The state in `path`, on the CPU. In place of a damaged file the previous one is read, with a warning.
 
-    A file is data only: whatever else it may hold is refused, and not run. Raises CheckpointError, with what is wrong
-    with each of them, where none can be read.
+    A file is data only: code in it is refused, not run. Raises CheckpointError, with the fault of each file, where none
+    can be read.
     """
     faults = []
     for candidate in (path, *_versions(path)):
@@ -153,22 +153,14 @@ def _fault(path: Path) -> str | None:
     return None if found == expected else f"sha256 {found[:12]}, expected {expected[:12]}"
 
 
-def sha256_of(path: Path) -> str:
-    sha256 = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            sha256.update(block)
-    return sha256.hexdigest()
-
-
 def _sweep(path: Path) -> None:
-    """Remove what a save that failed or was killed left behind: it would fill the disk, one file a kill."""
+    """Remove the temporary files of saves that failed or were killed, or they would fill the disk."""
     for left in path.parent.glob(f".{path.stem}*.tmp"):
         left.unlink(missing_ok=True)
 
 
 def _keep_previous(path: Path, keep: int) -> None:
-    """Each version becomes the one before; a damaged newest one is not worth keeping."""
+    """Each version becomes the one before; a damaged newest one is not kept."""
     if not path.exists() or _fault(path) is not None:
         return
     for number in range(keep, 1, -1):
@@ -181,7 +173,7 @@ def _keep_previous(path: Path, keep: int) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """`target` becomes another name of the file `source`, at once and whole."""
+    """`target` becomes another name of the file `source`, atomically."""
     if not source.exists():
         return
     link = target.with_name(f".{target.name}.{os.getpid()}.tmp")

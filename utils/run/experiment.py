@@ -1,4 +1,4 @@
-"""The folder of a run and what is written there: everything here happens on rank 0 only."""
+"""The folder of a run and the files that rank 0 writes there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ WRITTEN = (
 
 
 class Experiment:
-    """The log line, numbers, pictures and checkpoints of a run. On every rank but 0 its methods write nothing."""
+    """The log line, numbers, pictures and checkpoints of a run. Only rank 0 writes.
+
+    opt: all options, for each checkpoint holds them.
+    """
 
     def __init__(self, opt: Options, progress: Progress, order: DataOrder) -> None:
         self.folder, self.order = opt.folder, order
@@ -71,7 +74,7 @@ class Experiment:
     def save(self, name: str, state: Callable[[], dict[str, Any]], progress: Progress) -> None:
         """checkpoints/checkpoint_<name>.pth: the state of the model plus the position, the options and the versions.
 
-        state: called on rank 0 alone, for it copies all weights and moments to the CPU.
+        state: called on rank 0 only, for it copies all weights and moments to the CPU.
         """
         if name == "latest":
             self.saved_step = progress.step

@@ -1,4 +1,4 @@
-"""One run at a time in a folder: a second start would sweep the first one's temporary files and mix their logs."""
+"""One run at a time in a folder: a second one would delete the first one's temporary files and mix their logs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from utils import utils_dist
-from utils.errors import DataError, OptionError
+from utils.errors import OptionError
+from utils.files import OTHER_ROOT, writing
 from utils.run.experiment import claim
 
 logger = logging.getLogger(__name__)
 
-# A rank that was killed a moment ago may still be on its way out. The lock of a host that crashed lasts until the file
-# server gives it up: 90 s by default for NFS.
+# A rank that was killed a moment ago may still be ending. The lock of a host that crashed lasts until the file server
+# releases it: 90 s by default for NFS.
 PATIENCE_S, PATIENCE_WITH_HOSTS_S = 3.0, 180.0
 
 
@@ -28,9 +29,9 @@ PATIENCE_S, PATIENCE_WITH_HOSTS_S = 3.0, 180.0
 def only_run_in(folder: Path) -> Iterator[None]:
     """Rank 0 holds <folder>/.lock inside the block; the kernel releases it when rank 0 dies. Collective.
 
-    A record lock: loader processes, which are forked, do not inherit it, and NFS hands it to its server, so that it
-    holds between hosts as well, where the mount has locks (not with `nolock` or `local_lock`). A file system without
-    locks gives a warning. Raises OptionError where another process holds it, or files that no run made are in the way.
+    A record lock: forked loader processes do not inherit it, and NFS passes it to its server, so that it holds between
+    hosts as well, unless mounted with `nolock` or `local_lock`. A file system without locks gives a warning.
+    Raises OptionError where another process holds it, or where files that no run made are in the way.
     """
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
@@ -45,14 +46,9 @@ def only_run_in(folder: Path) -> Iterator[None]:
 
 def _take(folder: Path) -> BinaryIO:
     path = folder / ".lock"
-    try:
+    with writing(path, OTHER_ROOT):
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the run lives
-    except OSError as e:
-        raise DataError(
-            f"the folder of the run cannot be written: {e.strerror}", str(path), "a writable folder",
-            "correct its permissions, or set path.root to another disk",
-        ) from e  # fmt: skip
+        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open until the end of the run
     start, is_told = time.monotonic(), False
     while True:
         try:

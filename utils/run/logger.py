@@ -1,7 +1,7 @@
-"""What a run says and leaves: the text log, and the writers that take its numbers and pictures.
+"""The text log of a run, and the writers of its numbers and pictures.
 
-Rank 0 holds the real writers; every other rank holds none and speaks only in warnings. What cannot be written, on a
-full disk for example, is said once and does not end the run: only a checkpoint that cannot be saved does.
+Only rank 0 has writers; the other ranks log warnings only. What cannot be written, on a full disk for example, is
+reported once and does not end the run: only a checkpoint that cannot be saved does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from utils.errors import DataError
-from utils.files import write_whole
+from utils.files import OTHER_ROOT, write_whole, writing
 from utils.options.models import LoggingOptions, Options
 from utils.options.registry import Registry, import_parts
 from utils.run.curves import HISTORY_NAME, draw_curves, read_history
@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 WRITERS = Registry("log writer")  # of `logging.writers`; the others have keys of their own
 
-_unwritten: set[str] = set()  # what could not be written when it was last tried
+_unwritten: set[str] = set()  # what could not be written at the last attempt
 
 
 @contextmanager
 def best_effort(what: str) -> Iterator[None]:
-    """The body writes something that a run can do without: where the disk refuses, warn once and go on."""
+    """The body writes something that the run does not need: on an error warn once and go on."""
     try:
         yield
     except (OSError, DataError) as e:
@@ -49,7 +49,7 @@ def best_effort(what: str) -> Iterator[None]:
 
 
 class _SaysOnce(logging.Handler):
-    """A handler that says once, on stderr, that it cannot write; logging itself prints a stack for each line."""
+    """A handler that reports once, on stderr, that it cannot write; logging would print a traceback for each line."""
 
     has_failed = False
 
@@ -78,18 +78,6 @@ class _TqdmHandler(_SaysOnce):
             self.handleError(record)
 
 
-@contextmanager
-def writable(path: Path) -> Iterator[None]:
-    """The body opens a file for a run that begins: where the disk refuses, the run does not start (DataError)."""
-    try:
-        yield
-    except OSError as e:
-        raise DataError(
-            f"cannot write: {e.strerror or e}", str(path), "room on the disk, and permission to write",
-            "free some space, or set path.root to another disk",
-        ) from e  # fmt: skip
-
-
 def setup_logging(rank: int, log_file: Path | None = None) -> None:
     """Rank 0: INFO to stdout and, when given, to `log_file` (appended). Others: warnings to stderr as ``[rank 2]``."""
     root = logging.getLogger()
@@ -104,7 +92,7 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     handlers: list[logging.Handler] = [_TqdmHandler()]
     handlers[0].set_name("stdout")
     if log_file is not None:
-        with writable(log_file):
+        with writing(log_file, OTHER_ROOT):
             log_file.parent.mkdir(parents=True, exist_ok=True)
             handlers.append(_LogFile(log_file))
         handlers[-1].set_name(str(log_file))
@@ -125,9 +113,9 @@ class Writer(Protocol):
 
 
 class Writers:
-    """Hands everything to several writers. One that fails is left out from then on, with one warning.
+    """Passes everything on to several writers. One that fails is left out from then on, with one warning.
 
-    Whatever goes wrong in TensorBoard or W&B (a full disk, a lost connection), no curve is worth the end of a run.
+    No error in TensorBoard or W&B (a full disk, a lost connection) ends a run.
     """
 
     def __init__(self, writers: Sequence[Writer] = ()) -> None:
@@ -160,9 +148,9 @@ class TensorBoardWriter:
         from torch.utils.tensorboard import SummaryWriter
 
         before = set(threading.enumerate())
-        with writable(folder):
+        with writing(folder, OTHER_ROOT):
             self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
-        # Its thread hands an error on to the next call here, and then prints it as an uncaught one as well.
+        # Its thread raises an error in the next call here, and prints it as an uncaught one as well.
         threads, hook = set(threading.enumerate()) - before, threading.excepthook
         threading.excepthook = lambda args: None if args.thread in threads else hook(args)
 
@@ -178,7 +166,7 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Weights & Biases; goes on with the same run after a resume.
+    """Weights & Biases; continues the same W&B run after a resume.
 
     The key reaches wandb through the environment of this process only: its own login would write it to a file.
     """
@@ -188,7 +176,7 @@ class WandbWriter:
 
         if key := options.wandb_api_key:
             os.environ["WANDB_API_KEY"] = key
-            # wandb notes the command line in its files, and the key may stand there.
+            # wandb copies the command line into its files, and the key may be part of it.
             sys.argv = [argument.replace(key, "***") for argument in sys.argv]
         self.run = wandb.init(
             project=options.wandb_project, entity=options.wandb_entity, name=name, dir=str(folder),
@@ -222,11 +210,11 @@ class HistoryWriter:
             self.history[tag] = [*(entry for entry in self.history.get(tag, ()) if entry[0] < step), [step, value]]
         with best_effort(str(self.file)):
             write_whole(self.file, json.dumps(self.history).encode())
-        if any(tag.startswith("val/") for tag in values):  # rare enough to draw, and a killed run has its curves too
+        if any(tag.startswith("val/") for tag in values):  # rare enough; and a run that is killed later has its curves
             self._draw()
 
     def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        """Pictures are not history."""
+        """The history has no pictures."""
 
     def close(self) -> None:
         if self.history:

@@ -1,4 +1,4 @@
-"""How far an epoch or a test has come: a bar, a few plain lines, or nothing. Rank 0 alone shows it."""
+"""Progress of an epoch or a test: a bar, ten lines in the log, or nothing. On rank 0 only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Progress:
 
 
 class Bar(Progress):
-    """A bar of tqdm. A terminal that has gone does not end the run."""
+    """A bar of tqdm. A lost terminal does not end the run."""
 
     def __init__(self, total: int, name: str, unit: str) -> None:
         super().__init__(total, name, unit)

@@ -1,7 +1,7 @@
-"""Going on from a checkpoint: which file, whether it fits the options and the data, and where the run then stands.
+"""Resuming from a checkpoint: which file, whether it fits the options and the data, and the position of the run.
 
-What an option file says wins over what the checkpoint holds; the log lists every key that differs. Taken from the
-checkpoint are weights, averages, moments, the loss scale, the count of skipped steps and the position in the data.
+The option file takes precedence over the options in the checkpoint; the log lists every key that differs. From the
+checkpoint come weights, averages, moments, the loss scale, the count of skipped steps and the position in the data.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from utils.run import checkpoint
 
 logger = logging.getLogger(__name__)
 
-# They say where and how a run is started, not what is trained.
+# Where and how a run is started, not what is trained.
 NO_DIFFERENCE = ("opt_path", "task", "path")
-# They change no score of a validation.
+# Without effect on the scores of a validation.
 NO_SCORE = ("val.save_img", "val.batch_tiles", "datasets.test.dataloader_", "datasets.test.cache_data")
 
 
@@ -64,7 +64,7 @@ class DataOrder:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint that a run goes on from. is_named: the user named it (`--resume PATH`)."""
+    """A checkpoint that a run resumes from. is_named: the user named it (`--resume PATH`)."""
 
     path: Path
     state: dict[str, Any]
@@ -72,7 +72,7 @@ class Resumed:
 
 
 def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
-    """The full checkpoint that the run in `folder` goes on from, or None for a fresh start, as path.resume says.
+    """The full checkpoint that the run in `folder` resumes from, or None for a fresh start, as path.resume says.
 
     "auto": the run's own latest one, if there is any. null: none, refused where the folder already holds a run.
     A path: that file, or the run's own latest one where that is further, so that a command with a path can be repeated
@@ -85,25 +85,25 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
             raise OptionError(
                 "path.resume is null, yet the folder holds a run", str(latest),
                 "an empty folder for a run from zero",
-                "--resume auto goes on with it; for a new run set another task name or move the folder away",
+                "--resume auto resumes it; for a new run set another task name or move the folder away",
             )  # fmt: skip
         return None
     if resume == "auto":
         if not checkpoint.exists(latest):
             logger.info("fresh start: %s does not exist", latest)
             return None
-        return _said(Resumed(latest, _read_state(latest)))
+        return _logged(Resumed(latest, _read_state(latest)))
     if not Path(resume).exists():
         raise CheckpointError("no such checkpoint", str(resume), "an existing file", "correct --resume or use auto")
     named = Resumed(Path(resume), _read_state(Path(resume)), is_named=True)
     if own := _further(latest, named.state["step"]):
         if utils_dist.is_main_process():
             logger.warning(
-                "%s is at iter %d, this run itself at iter %d already, and goes on from there; "
+                "%s is at iter %d, this run itself at iter %d already, and resumes there; "
                 "to go back, choose another task name", named.path, named.state["step"], own["step"],
             )  # fmt: skip
-        return _said(Resumed(latest, own))
-    return _said(named)
+        return _logged(Resumed(latest, own))
+    return _logged(named)
 
 
 def own_checkpoint(folder: Path, name: str) -> Path:
@@ -111,7 +111,7 @@ def own_checkpoint(folder: Path, name: str) -> Path:
     return folder / "checkpoints" / f"checkpoint_{name}.pth"
 
 
-def _said(resumed: Resumed) -> Resumed:
+def _logged(resumed: Resumed) -> Resumed:
     logger.info("resumed from %s at iter %d", resumed.path, resumed.state["step"])
     return resumed
 
@@ -135,15 +135,15 @@ def _further(latest: Path, step: int) -> dict[str, Any] | None:
     return own if own and own["step"] > step else None
 
 
-def restore_progress(resumed: Resumed, opt: Options, order: DataOrder, total_batch: int) -> Progress:
-    """Where the run stands in `order`, this run's data. Raises OptionError or DataError where it cannot go on.
+def restore_progress(resumed: Resumed, opt: Options, order: DataOrder) -> Progress:
+    """The position of the run in `order`, this run's data. Raises OptionError or DataError where it cannot continue.
 
-    total_batch: samples of a step. A position that the data no longer have gives way to the start of the next epoch,
-    with a warning. The log lists what differs between the options and those of the checkpoint.
+    A position that no longer exists in the data becomes the start of the next epoch, with a warning.
+    opt: all options, for the log lists those that differ from the checkpoint's.
     """
     state = resumed.state
     progress = Progress(**{field.name: state.get(field.name, field.default) for field in fields(Progress)})
-    was = DataOrder(**state["order"]) if "order" in state else None  # former versions did not write it
+    was = DataOrder(**state["order"]) if "order" in state else None  # older versions did not write it
     if progress.batch == (was or order).steps:
         progress.next_epoch()
     changes = differences(state["options"], redact(opt.plain()))
@@ -152,7 +152,7 @@ def restore_progress(resumed: Resumed, opt: Options, order: DataOrder, total_bat
         logger.warning("options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines))
     _reset_foreign(progress, resumed, opt.folder, changes)
     if progress.step < planned_steps(opt.train, (was or order).steps, progress):
-        _check_total_batch(state, opt, total_batch)
+        _check_total_batch(state, opt.datasets.train.dataloader_batch_size, opt.train.accumulation_steps)
         _find_place(progress, was, order, resumed)
         if state["world_size"] != utils_dist.get_world_size() and utils_dist.is_main_process():
             logger.warning(
@@ -172,7 +172,7 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
 
 
 def plan_notes(train: TrainOptions, steps_per_epoch: int, progress: Progress, total_iter: int) -> list[str]:
-    """What a user may not expect of the planned end: limits that cut each other, a rate that has come to its end."""
+    """Notes on the planned end: total_iter ends the run before epochs, or the learning rate schedule ends before it."""
     notes = []
     without_limit = train.model_copy(update={"total_iter": None})
     if train.epochs is not None and total_iter < planned_steps(without_limit, steps_per_epoch, progress):
@@ -211,7 +211,7 @@ def _short(value: Any) -> str:
 
 
 def _reset_foreign(progress: Progress, resumed: Resumed, folder: Path, changes: dict[str, tuple[Any, Any]]) -> None:
-    """What belongs to another run, or to another test split, is not taken over."""
+    """Reset what belongs to another run or another test split."""
     if resumed.path.resolve().parent != own_checkpoint(folder, "latest").resolve().parent:
         progress.wandb_id, progress.validated = None, 0
     other_test = [key for key in changes if key.startswith(("datasets.test.", "val.")) and not key.startswith(NO_SCORE)]
@@ -221,17 +221,16 @@ def _reset_foreign(progress: Progress, resumed: Resumed, folder: Path, changes: 
         progress.best_psnr, progress.best_step = None, 0
 
 
-def _check_total_batch(state: dict[str, Any], opt: Options, total_batch: int) -> None:
+def _check_total_batch(state: dict[str, Any], per_gpu: int, accumulated: int) -> None:
     """Raises OptionError where a step takes more or fewer samples than before: the position in the data counts steps.
 
-    With the same total a run goes on with the very next sample, on any number of ranks.
+    With the same total a run continues with the next sample, on any number of ranks.
     """
     then, ranks = state["options"], utils_dist.get_world_size()
     was = state["world_size"] * then["datasets"]["train"]["dataloader_batch_size"] * then["train"]["accumulation_steps"]
-    if total_batch != was:
-        per_gpu, accumulated = opt.datasets.train.dataloader_batch_size, opt.train.accumulation_steps
+    if (now := per_gpu * ranks * accumulated) != was:
         raise OptionError(
-            f"a step takes {total_batch} samples now, and took {was} before the checkpoint",
+            f"a step takes {now} samples now, and took {was} before the checkpoint",
             f"batch {per_gpu} x {ranks} ranks x {accumulated} accumulated", f"a product of {was}, to resume",
             "set datasets.train.dataloader_batch_size and train.accumulation_steps to that, or start a new task from "
             "the weights (path.pretrained_netG)",
@@ -239,10 +238,10 @@ def _check_total_batch(state: dict[str, Any], opt: Options, total_batch: int) ->
 
 
 def _find_place(progress: Progress, was: DataOrder | None, order: DataOrder, resumed: Resumed) -> None:
-    """Turns the epoch where the samples come in another order than before, and says so.
+    """Start the next epoch, with a warning, where the samples come in another order than before.
 
-    Raises DataError where the samples themselves are others, unless the user named the checkpoint: a run that is
-    started again by a queue must not go on with half of its clips because a disk is missing.
+    Raises DataError where the samples themselves differ, unless the user named the checkpoint: a run that a queue
+    starts again must not continue with half of its clips because a disk is missing.
     """
     if was is None:
         changed = [f"position {progress.batch}, yet {order.steps} steps an epoch"] * (progress.batch > order.steps)
@@ -255,7 +254,7 @@ def _find_place(progress: Progress, was: DataOrder | None, order: DataOrder, res
                 raise DataError(
                     f"the training clips are not those of the checkpoint: {', '.join(changed)}", str(resumed.path),
                     "the same clips and frames, with the same sizes and dataset.json, as before",
-                    "bring the files back; or, to go on with the clips of today from a new epoch: "
+                    "bring the files back; or, to continue with the present clips from a new epoch: "
                     f"--resume {resumed.path}",
                 )  # fmt: skip
     if not changed:
