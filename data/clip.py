@@ -37,5 +37,5 @@ class Clip:
         return self.size if kind == "lq" else self.gt_size
 
     def scale_of(self, kind: str) -> int:
-        """Their size over that of the lq frames."""
+        """Size of the frames of one kind over that of the lq frames."""
         return 1 if kind == "lq" else self.scale

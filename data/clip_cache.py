@@ -1,7 +1,7 @@
 """A clip cache: every clip as raw arrays on disk, from which a sample reads only its frames and its crop.
 
 <path>/index.json       format, digest of the source files, spike geometry, and the `Clip` record of every clip
-<path>/<clip>/lq.u8     (frames, H, W, 3) uint8 in the order B, G, R; gt.u8 alike
+<path>/<clip>/lq.u8     (frames, H, W, 3) uint8 in the order B, G, R; gt.u8 likewise
 <path>/<clip>/spike.u8  the .dat files one after another: (all planes, plane_bytes) uint8
 """
 

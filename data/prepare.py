@@ -150,9 +150,9 @@ def _made_before(job: Job, record: dict[str, Any]) -> dict[str, Any] | None:
             differing = [f"there is no usable {RECORD}"]
         if differing:
             raise DataError(
-                f"clip {job.name} is there already, but differs from what would be made: {', '.join(differing)}",
+                f"clip {job.name} exists already, but differs from what would be made: {', '.join(differing)}",
                 str(folder), f"no such folder, or one made from these files with these settings ({RECORD})",
-                "choose another --out, or move the folder away: the clip is made again then",
+                "choose another --out, or move the folder away to make the clip again",
             )  # fmt: skip
     return made
 

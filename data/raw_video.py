@@ -20,7 +20,7 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class RawClip:
-    """A clip of raw video: a folder of images or a video file. split: "" where the folders do not tell."""
+    """A clip of raw video: a folder of images or a video file. split: "" without split folders."""
 
     name: str
     path: Path

@@ -31,7 +31,7 @@ for _name, _known in rp.REPRESENTATIONS.items():
     REPRESENTATIONS.register(_name, given=("stream", "center"))(_known.function)
 
 
-class SpikeFiles(Protocol):
+class StreamReader(Protocol):
     """The part of an io backend that reads spike streams."""
 
     def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
@@ -157,7 +157,7 @@ class DatSpikes:
 
     def read(
         self,
-        files: SpikeFiles,
+        files: StreamReader,
         clip: Clip,
         frame: int,
         aug: Augment,

@@ -103,7 +103,7 @@ def section(root: Path, split: str = "train", regrouped: bool = False, **changes
 
 
 def resolved(values: dict[str, object]) -> Any:
-    """The section as a program holds it."""
+    """The section with its defaults."""
     return DATASETS.resolve(values, "datasets.train")
 
 
@@ -112,5 +112,5 @@ def source_of(values: dict[str, object]) -> Source:
 
 
 def check(values: dict[str, object], **how: object) -> Report:
-    """What the section's dataset says of its data."""
+    """The data check of the section's dataset."""
     return resolved(values).constructor.check(resolved(values), "train", **how)

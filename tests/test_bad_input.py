@@ -1,4 +1,4 @@
-"""What is wrong is said once, in four parts, within seconds, on one rank and on two, and ends every rank."""
+"""Wrong input ends every rank, of one or two, within seconds, with one error of four parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/benchmark.py through its front door."""
+"""scripts/benchmark.py from its command line."""
 
 from __future__ import annotations
 

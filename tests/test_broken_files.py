@@ -1,4 +1,4 @@
-"""Files that are damaged, gone or closed to us after a run has started: an error that names the file, never zeros."""
+"""Files that are damaged, removed or unreadable after a run has started: an error that names the file, never zeros."""
 
 import cv2
 import numpy as np

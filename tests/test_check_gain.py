@@ -1,4 +1,4 @@
-"""scripts/check_gain.py through its front door."""
+"""scripts/check_gain.py from its command line."""
 
 from __future__ import annotations
 

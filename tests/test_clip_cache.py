@@ -134,7 +134,7 @@ def test_building_again_replaces_a_stale_cache(root):
 
 
 def foreign_files(root, name):
-    """A folder of somebody else's under the name of the cache, or something else in a cache of ours."""
+    """Another folder under the name of the cache, or a foreign file in a cache."""
     if name == "ours and more":
         make_cache(root)
         (root / "cache/clip0/notes.txt").write_text("mine")

@@ -1,4 +1,4 @@
-"""scripts/compare_runs.py through its front door."""
+"""scripts/compare_runs.py from its command line."""
 
 from __future__ import annotations
 

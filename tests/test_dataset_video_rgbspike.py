@@ -34,7 +34,7 @@ def build(root, split="train", seed=0, **changes):
 
 
 def levels_in(item):
-    """The spike pixels' level as each of the three streams shows it, on the lq grid."""
+    """The level of each spike pixel according to lq, gt and spikes, on the lq grid."""
     lq = item["lq"][:, 0] * 255 / 20
     scale = item["gt"].shape[-1] // item["lq"].shape[-1]
     gt = item["gt"][:, 0, ::scale, ::scale] * 255 / 10
@@ -94,7 +94,7 @@ def test_every_turn_occurs_and_none_that_is_not_allowed(clips):
 
 def test_a_sample_depends_on_seed_epoch_and_index_only(clips):
     first, second = (build(clips, **ALL_TURNS) for _ in range(2))
-    second[(7, 3)]  # what was read before has no influence
+    second[(7, 3)]  # samples read before have no influence
     for index in range(len(first)):
         a, b = first[(2, index)], second[(2, index)]
         assert a["key"] == b["key"] and all(torch.equal(a[k], b[k]) for k in ("lq", "gt", "spike"))
@@ -132,7 +132,7 @@ def test_a_clip_shorter_than_num_frame_is_played_back_and_forth_with_a_notice(cl
 
     assert "1 clips have fewer than 6 frames" in caplog.text and "clip1" in caplog.text
     assert (item["lq"][:, 1, 0, 0] * 255).round().int().tolist() == [47, 48, 49, 50, 49, 48]
-    # The way back plays every frame's planes backwards.
+    # On the way back, the planes of every frame are reversed.
     assert [bool(item["spike"][i, 0].max() > 0) for i in range(6)] == [True, True, True, True, False, False]
 
 
@@ -200,7 +200,7 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
 
     for (batch,), item in zip(loader.start(1, 0), expected, strict=True):
         assert torch.equal(batch["lq"][0], item["lq"]) and torch.equal(batch["gt"][0], item["gt"])
-    assert torch.equal(kept[(1, 0)]["lq"], expected[0]["lq"])  # and the process that started them sees them
+    assert torch.equal(kept[(1, 0)]["lq"], expected[0]["lq"])  # and the parent process sees them
 
 
 def test_a_resume_sees_other_planes_and_another_rate_of_the_same_frames(tmp_path):

@@ -109,7 +109,7 @@ def test_an_lmdb_without_clips_is_one_clip(tmp_path):
 
 
 def test_threads_that_begin_together_open_an_lmdb_once(root):
-    # Closed before each fork, it is opened anew by whoever reads first: the threads of the check of the data.
+    # It is closed before each fork and opened again by the first reader, here the threads of the data check.
     listing = list_root(str(root / "lq.lmdb"), "blur", "png")
     paths = [entry.path for frames in listing.values() for entry in frames.values()]
     for _ in range(20):

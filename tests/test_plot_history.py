@@ -1,4 +1,4 @@
-"""scripts/plot_history.py through its front door."""
+"""scripts/plot_history.py from its command line."""
 
 from __future__ import annotations
 

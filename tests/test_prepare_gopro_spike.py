@@ -258,7 +258,7 @@ def test_frames_of_another_size_within_a_clip_are_named(raw, tmp_path, capsys):
 def test_an_error_ends_the_other_processes_at_once():
     with pytest.raises(ValueError, match="non-negative"):
         list(run_all(time.sleep, [(-1,), (300,), (300,), (300,)], workers=2))
-    # The pool's own thread waits for its processes too: one asks whether they are left, not how they ended.
+    # The pool's own thread waits for its processes too, so the test only asks whether any are left.
     deadline = time.monotonic() + 60
     while multiprocessing.active_children() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -281,7 +281,7 @@ def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(ra
     before = files(tmp_path / "out")
     capsys.readouterr()
     assert prepare("--source", raw, "--out", tmp_path / "out") == 3
-    assert "clip GOPR0001_03_00 is there already, but differs" in capsys.readouterr().err
+    assert "clip GOPR0001_03_00 exists already, but differs" in capsys.readouterr().err
     assert files(tmp_path / "out") == before
 
 

@@ -54,7 +54,7 @@ def test_one_run_over_changing_numbers_of_ranks_sees_the_order_of_one_rank():
         ranks = [make(rank, world_size, 8 // world_size, 50) for rank in range(world_size)]
         for sampler in ranks:
             sampler.start_batch = batch
-        # Row by row over the ranks is the order of the global batch.
+        # The samples of all ranks, row by row, are the global batch in order.
         rows = zip(*(list(sampler)[: 8 // world_size] for sampler in ranks), strict=True)
         seen += [sample for row in rows for sample in row]
 

@@ -32,7 +32,7 @@ def test_saturated_pixels_fire_in_every_plane_and_the_others_as_often_as_they_sh
 
 
 def test_no_spikes_of_a_bright_past_come_in_the_dark():
-    # Between the last spike of the light and the next one lies one threshold of light: two of half a threshold.
+    # One threshold of light separates two spikes: with half the threshold, two spikes.
     bright, dark = np.ones((16, 16), np.float32), np.zeros((16, 16), np.float32)
     sensor = IntegrateAndFire(16, 16, rate=0.9, rng=np.random.default_rng(0))
     stream = sensor.run([bright] * 20 + [dark] * 19 + [bright] * 10)

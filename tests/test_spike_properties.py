@@ -96,10 +96,10 @@ def test_reversed_time_shows_the_same_instants_in_reverse_exactly(chosen, planes
         try:
             return represent(name, stream, center, rate=0.6, gamma=2.2, **{**options, **changed})
         except ValueError:
-            return None  # too few planes around this centre: so it must be in both directions
+            return None  # too few planes around this centre, in both directions
 
     reverse = channels(stream, center, reverse=True)
-    if "offsets" in options:  # what lies o planes later in reversed time lies o planes earlier
+    if "offsets" in options:  # an offset of o planes in reversed time is one of -o planes
         forward = channels(stream, center, offsets=[-o for o in options["offsets"]])
     else:
         forward = channels(stream, center)
@@ -116,7 +116,7 @@ def test_the_sharp_instant_lies_at_the_same_bin_in_both_directions(planes, place
     center = round(place * (planes - 1))
     if 2 * min(center, planes - 1 - center) + 1 < bins:
         return
-    # A light evenly about the instant falls evenly into both halves of the bins.
+    # Light that is symmetric about the centre gives symmetric bins.
     lamp = (abs(np.arange(planes) - center) <= 2).astype(np.uint8)[:, None, None]
     for reverse in (False, True):
         light = represent("voxel", lamp, center, num_bins=bins, reverse=reverse)

@@ -36,7 +36,7 @@ def test_frames_in_reversed_time_are_those_of_files_played_backwards(tmp_path, r
     geometry = SpikeGeometry(8, 12)
     for root in (tmp_path / "a", tmp_path / "b"):
         write_clip(root, "clip0", split="test", frames=3)
-    # One gap between planes earlier where the instant lies behind its plane, one later where it lies before.
+    # Where the time of a representation is not that of its plane, the reversed plane is the one before or after.
     shift = {"tfi": -1, "encoding25": 1}.get(representation["type"], 0)
     write_info(tmp_path / "a", gt_plane=9)
     write_info(tmp_path / "b", gt_plane=24 - 1 - 9 + shift)

@@ -163,5 +163,5 @@ def test_real_spikes_are_seen_to_integrate_display_values(tmp_path):
     fit = fit_light(rates, truth)
 
     assert fit.light == "display" and fit.is_clear and fit.rate == pytest.approx(0.59, abs=0.02)
-    as_light = fit_light(rates, truth ** (1 / 2.2))  # were the picture shown brighter, the spikes would be its light
+    as_light = fit_light(rates, truth ** (1 / 2.2))  # a brighter picture, of which the spikes are the linear light
     assert as_light.light == "linear" and as_light.rate == pytest.approx(fit.rate)

@@ -14,7 +14,7 @@ CLEAR = 0.8
 
 @dataclass(frozen=True)
 class LightFit:
-    """light: "linear" or "display", whichever fits better. rate: spikes per plane at full light, from that fit.
+    """The better fit. light: "linear" or "display"; rate: spikes per plane at full light.
 
     errors: of both fits, relative to the rates (0: exact). is_clear: whether one fit is clearly better.
     """

@@ -20,7 +20,7 @@ def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name(kind):
 
 
 def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_its_name(tmp_path):
-    # The last step of the first epoch has its batch and waits until the process stands still: it is missed at the turn.
+    # The last step of the first epoch waits until the worker hangs, so the hang is noticed between the epochs.
     options = write_options(tmp_path, netG={"net_type": "odd"})
     arguments = (
         "wait", "0", "2", "train", "--opt", str(options), "datasets.test={}", "train.total_iter=100000",
