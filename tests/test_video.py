@@ -1,6 +1,8 @@
+import gc
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import numpy as np
@@ -62,6 +64,19 @@ def test_a_video_keeps_its_frames_and_frame_rate(tmp_path):
     for index in (0, 1, 4, 2, 5, 5, 4, 3, 0):  # forwards, with a gap, and back
         assert np.abs(video.read(index).astype(int) - picture(seed=index)).mean() < 12
     assert [p.name for p in tmp_path.iterdir()] == ["v.mp4"]
+
+
+def test_a_dropped_reader_closes_its_file_without_the_garbage_collector(tmp_path):
+    # Otherwise a forked loader worker may collect it, and wait for decoder threads that it does not have.
+    write_video(tmp_path / "v.mp4")
+    gc.collect()
+    gc.disable()
+    try:
+        VideoReader(tmp_path / "v.mp4").read(0)
+        threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    finally:
+        gc.enable()
+    assert not [name for name in threads if name.startswith("av:")]
 
 
 def test_a_video_that_fails_half_way_does_not_appear(tmp_path):

@@ -86,7 +86,7 @@ class VideoReader:
             if self._kept:
                 one = next(iter(self._kept.values()))
                 first = index - max(1, KEPT_BYTES // one.nbytes)
-            self._frames, self._next = self._pictures(lambda number: number >= first), 0
+            self._frames, self._next = _pictures(self.path, lambda number: number >= first), 0
         self._kept = {}
         with self._errors(f"frame {self._next} of {self.num_frames} cannot be decoded"):
             while self._next <= index:
@@ -96,19 +96,6 @@ class VideoReader:
                 if picture.size and self._next >= first:
                     self._kept[self._next] = picture
                 self._next += 1
-
-    def _pictures(self, is_wanted: Callable[[int], bool]) -> Iterator[np.ndarray]:
-        """All frames in order; those that are not wanted as empty arrays, not converted."""
-        with av.open(str(self.path)) as container:
-            stream = container.streams.video[0]
-            stream.thread_type = "AUTO"
-            for number, frame in enumerate(container.decode(stream)):
-                if not is_wanted(number):
-                    yield np.empty(0, np.uint8)
-                    continue
-                # Of the display matrix: quarter turns, counter-clockwise, as phones write them.
-                turns = round(frame.rotation / 90) % 4
-                yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), turns))
 
     def _errors(self, what: str) -> AbstractContextManager[None]:
         if not self.path.is_file():
@@ -122,6 +109,22 @@ class VideoReader:
             "a video that FFmpeg can decode",
             "play it in a player, or give its frames as a folder",
         )
+
+
+def _pictures(path: Path, is_wanted: Callable[[int], bool]) -> Iterator[np.ndarray]:
+    """All frames in order; those that are not wanted as empty arrays, not converted."""
+    # Not a method: in a reference cycle with the reader, the file could stay open until a forked worker collects it,
+    # and that worker would wait for decoder threads that a fork does not copy.
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        stream.thread_type = "AUTO"
+        for number, frame in enumerate(container.decode(stream)):
+            if not is_wanted(number):
+                yield np.empty(0, np.uint8)
+                continue
+            # Of the display matrix: quarter turns, counter-clockwise, as phones write them.
+            turns = round(frame.rotation / 90) % 4
+            yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), turns))
 
 
 class VideoWriter:
