@@ -125,16 +125,15 @@ def build_cache(source: Source, path: str, progress: Callable[[], object] = lamb
         "spike": dataclasses.asdict(source.spikes.geometry) if source.spikes else None,
         "clips": [dataclasses.asdict(clip) for clip in clips],
     }
-    stamp, wanted = partial / "source", json.dumps(index)
-    if not (partial / MARK).is_file() or not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
+    begun, wanted = partial / INDEX, json.dumps(index)
+    if not (partial / MARK).is_file() or not begun.is_file() or begun.read_text(encoding="utf-8") != wanted:
         scratch_folder(partial)
-        write_whole(stamp, wanted.encode())
+        write_whole(begun, wanted.encode())
     _check_room(clips, source, partial)
     for clip in clips:
         if not (partial / clip.name).exists():
             _write_clip(clip, source, partial)
         progress()
-    os.replace(stamp, partial / INDEX)
     if target.exists():
         _refuse_foreign_files(target)
         shutil.rmtree(target)

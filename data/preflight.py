@@ -6,6 +6,7 @@ of its files, so that the next start of a run only lists the folders.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -104,9 +106,8 @@ def check_source(
     """
     places = {kind: (root, f"<clip>/[{folder}/]<frame>.{ext}") for kind, (root, folder, ext) in source.kinds().items()}
     file = stored / f"{_source_digest(source)}.json" if stored else None
-    counts = _stored_counts(file) if file else None
-    if counts:
-        return Report(split, places, [], note=f"{counts}, as checked before")
+    if file and (before := _read_stored(file)):
+        return Report(split, places, [], warnings=before["warnings"], note=f"{before['counts']}, as checked before")
     clips, problems = scan(source)
     report = Report(split, places, clips, problems)
     jobs = [(clip, kind, path) for clip in clips for kind in ("lq", "gt") for path in getattr(clip, kind)]
@@ -120,7 +121,8 @@ def check_source(
             report.warnings += _check_spikes(clip, source.spikes, is_first=clip is clips[0])
     if file and not report.problems:
         try:
-            write_whole(file, json.dumps({"counts": report.counts(), "split": report.split}).encode())
+            warnings = [dataclasses.astuple(warning) for warning in report.warnings]
+            write_whole(file, json.dumps({"counts": report.counts(), "warnings": warnings}).encode())
         except DataError as e:
             logger.info("the result of the data check cannot be stored: %s", e)
     return report
@@ -196,15 +198,16 @@ def _source_digest(source: Source) -> str:
     asked = [
         FORMAT, digest(list_source(source)), source.kinds(), source.filename_tmpl, sorted(source.left_out),
         read_meta(source.meta_info_file) if source.meta_info_file else None,
-        [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name, repr(spikes.options)]
-        if spikes else None,
+        [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name, repr(spikes.options),
+         spikes.rate, spikes.light] if spikes else None,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
-def _stored_counts(file: Path) -> str | None:
-    """What an earlier check of the same files and options counted; None where there is no readable result."""
+def _read_stored(file: Path) -> dict[str, Any] | None:
+    """Counts and warnings of an earlier check of the same files and options; None without a readable result."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))["counts"]
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {"counts": found["counts"], "warnings": [Problem(*warning) for warning in found["warnings"]]}
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -104,6 +104,12 @@ def test_spikes_that_look_upside_down_are_a_warning(root, caplog):
     write_info(root, flip=None)
     warnings = check(section(root, spike={"type": "dat", "flip": False})).warnings
     assert len(warnings) == 2 and "look upside down" in str(warnings[0])
+    caplog.set_level("INFO")
+    for _ in range(2):  # the second time from the stored result
+        caplog.clear()
+        preflight(*options(root, spike={"type": "dat", "flip": False}))
+        assert caplog.text.count("look upside down") == 2
+    assert "as checked before" in caplog.text
 
 
 def test_a_cache_is_checked_for_its_freshness(root, caplog):

@@ -333,5 +333,5 @@ def write_exit_file(code: int) -> None:
     path = os.environ.get("SPIKEVRT_EXIT_FILE")
     if path:
         # The first line counts: the rank that failed writes before those that end because of it.
-        with open(path, "a", encoding="ascii") as file:
+        with suppress(OSError), open(path, "a", encoding="ascii") as file:  # a full disk must not change the code
             file.write(f"{code}\n")
