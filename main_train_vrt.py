@@ -34,7 +34,8 @@ from utils import utils_dist
 from utils.dist import gpu_use, preempt, process, status, watchdog
 from utils.dist.gpu import choose_gpus
 from utils.errors import DataError
-from utils.options.load import load_options, parse_command_line, save_options
+from utils.options.file import parse_command_line
+from utils.options.load import load_options, save_options
 from utils.options.models import Options
 from utils.run import boot
 from utils.run.experiment import Experiment, is_better

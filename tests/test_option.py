@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import pytest
 
 from utils.errors import OptionError
-from utils.options.load import load_options, options_digest, parse_command_line, redact, save_options
+from utils.options.file import parse_command_line
+from utils.options.load import load_options, options_digest, redact, save_options
 from utils.options.models import LoaderOptions, Options, TrainOptions
 from utils.options.registry import Registry
 

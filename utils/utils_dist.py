@@ -52,10 +52,6 @@ def get_rank() -> int:
     return RUN.launch.rank
 
 
-def get_local_rank() -> int:
-    return RUN.launch.local_rank
-
-
 def get_world_size() -> int:
     return RUN.launch.world_size
 
@@ -173,7 +169,7 @@ def barrier() -> None:
     """Collective."""
     if dist.is_initialized():
         with watchdog.collective("barrier"):
-            dist.barrier(device_ids=[get_local_rank()] if get_device().type == "cuda" else None)
+            dist.barrier(device_ids=[RUN.launch.local_rank] if get_device().type == "cuda" else None)
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:

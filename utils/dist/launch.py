@@ -45,7 +45,8 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0) -> LaunchInfo:
         mode, rank, addr, port = "single", 0, "", 0
     local_rank = 0
     if mode != "single":
-        name, high = "LOCAL_RANK" if env.get("LOCAL_RANK") else "SLURM_LOCALID", gpu_count - 1 if gpu_count > 0 else None
+        name = "LOCAL_RANK" if env.get("LOCAL_RANK") else "SLURM_LOCALID"
+        high = gpu_count - 1 if gpu_count > 0 else None
         local_rank = _number(env, name, faults, default=0, low=0, high=high, bound="the number of GPUs on this host")
     if faults:
         raise DistError(

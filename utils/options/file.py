@@ -31,7 +31,6 @@ SHORT_FLAGS = {
 class CommandLine(NamedTuple):
     opt_path: str
     overrides: list[str]
-    resume: str | None
 
 
 def parse_command_line(argv: Sequence[str]) -> CommandLine:
@@ -54,7 +53,7 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     given = dict(override.partition("=")[::2] for override in overrides)
     if given.get("train.epochs", "null") != "null" and "train.total_iter" not in given:
         overrides.append("train.total_iter=null")  # the file must not end the run before these epochs
-    return CommandLine(args.opt, overrides, args.resume)
+    return CommandLine(args.opt, overrides)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -19,12 +19,10 @@ from typing import Any
 
 from utils.errors import OptionError
 from utils.files import write_whole
-from utils.options.file import Sources, apply_override, parse_command_line, read_with_base
+from utils.options.file import Sources, apply_override, read_with_base
 from utils.options.models import KAIR_ONLY, Options
 from utils.options.registry import Registry
 from utils.options.section import SECRET, joined, read_section
-
-__all__ = ["load_options", "options_digest", "parse_command_line", "read_options", "redact", "save_options"]
 
 logger = logging.getLogger(__name__)
 

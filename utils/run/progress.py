@@ -18,41 +18,26 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_progress(kind: str, total: int, name: str, unit: str = "it") -> Iterator[Progress]:
+def open_progress(kind: str, total: int, name: str, unit: str = "it") -> Iterator[Bar | Lines]:
     """kind: "bar" (where stderr is a terminal), "line" (ten lines in the log), "none". TQDM_DISABLE=1 means none."""
     if not utils_dist.is_main_process() or os.environ.get("TQDM_DISABLE", "0") not in ("", "0"):
         kind = "none"
-    progress = {"bar": Bar, "line": Lines, "none": Progress}[kind](total, name, unit)
+    progress = Lines(total, name, unit) if kind == "line" else Bar(total, name, unit, is_hidden=kind == "none")
     try:
         yield progress
     finally:
         progress.close()
 
 
-class Progress:
-    """Shows nothing."""
+class Bar:
+    """A bar of tqdm. A lost terminal does not end the run."""
 
-    def __init__(self, total: int, name: str, unit: str) -> None:
-        self.total, self.name, self.unit, self.done = total, name, unit, 0
+    def __init__(self, total: int, name: str, unit: str, is_hidden: bool) -> None:
+        # disable=None: hidden where stderr is no terminal.
+        self._bar: Any = tqdm(total=total, desc=name, unit=unit, disable=is_hidden or None, dynamic_ncols=True)
 
     def update(self, values: str = "") -> None:
         """One more is done. values: what to show beside it."""
-        self.done += 1
-
-    def close(self) -> None:
-        """The end, whatever is left."""
-
-
-class Bar(Progress):
-    """A bar of tqdm. A lost terminal does not end the run."""
-
-    def __init__(self, total: int, name: str, unit: str) -> None:
-        super().__init__(total, name, unit)
-        # disable=None: hidden where stderr is no terminal.
-        self._bar: Any = tqdm(total=total, desc=name, unit=unit, disable=None, dynamic_ncols=True)
-
-    def update(self, values: str = "") -> None:
-        super().update(values)
         with suppress(OSError):
             self._bar.set_postfix_str(values, refresh=False)
             self._bar.update()
@@ -62,12 +47,17 @@ class Bar(Progress):
             self._bar.close()
 
 
-class Lines(Progress):
+class Lines:
     """A line of the log at each tenth."""
 
+    def __init__(self, total: int, name: str, unit: str) -> None:
+        self.total, self.name, self.unit, self.done = total, name, unit, 0
+
     def update(self, values: str = "") -> None:
-        super().update(values)
+        self.done += 1
         if self.done * LINES // self.total > (self.done - 1) * LINES // self.total:
             share = 100 * self.done // self.total
             text = f", {values}" if values else ""
             logger.info("%s: %d %%, %d of %d %s%s", self.name, share, self.done, self.total, self.unit, text)
+
+    def close(self) -> None: ...
