@@ -143,7 +143,7 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
 
 
 def refuse_unknown(command: argparse.Namespace, jobs: list[Job]) -> None:
-    """Raise OptionError where --leave-out or --offset names no clip, or --offset has nothing to be applied to."""
+    """Raise OptionError where --leave-out or --offset names an unknown clip, or where --offset has no effect."""
     names = {job.name for job in jobs}
     unknown = [f"--leave-out {name}" for name in command.leave_out if name not in names]
     unknown += [
@@ -158,7 +158,7 @@ def refuse_unknown(command: argparse.Namespace, jobs: list[Job]) -> None:
 
 
 def find_existing(command: argparse.Namespace, raw: dict[str, RawClip]) -> list[Job]:
-    """The clips of --spikes-for, with their raw clips by name. Raises DataError where there are none, or twins."""
+    """The clips of --spikes-for, with their raw clips by name. Raises DataError for none, or for two of one name."""
     jobs, offsets = [], read_offsets(command.offset)
     for split in SPLITS:
         folders = [(path.parent.name, path) for path in command.spikes_for.glob(f"{split}/*/sharp")]
