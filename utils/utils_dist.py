@@ -52,6 +52,11 @@ def get_rank() -> int:
     return RUN.launch.rank
 
 
+def get_local_rank() -> int:
+    """The rank within this host: the index of the GPU."""
+    return RUN.launch.local_rank
+
+
 def get_world_size() -> int:
     return RUN.launch.world_size
 
@@ -62,7 +67,7 @@ def is_main_process() -> bool:
 
 def get_device() -> torch.device:
     """The GPU of the local rank, or the CPU where there is none."""
-    return torch.device("cuda", RUN.launch.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    return torch.device("cuda", get_local_rank()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 # ---- start and end --------------------------------------------------------------------------------------------------
@@ -169,7 +174,7 @@ def barrier() -> None:
     """Collective."""
     if dist.is_initialized():
         with watchdog.collective("barrier"):
-            dist.barrier(device_ids=[RUN.launch.local_rank] if get_device().type == "cuda" else None)
+            dist.barrier(device_ids=[get_local_rank()] if get_device().type == "cuda" else None)
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ CLOSED, FULL = "socketProgress: Connection closed by remote peer", "/dev/shm/ncc
 
 def collectives() -> None:
     rank = utils_dist.get_rank()
+    assert utils_dist.is_main_process() == (rank == 0) and rank < utils_dist.get_world_size()
+    assert utils_dist.get_local_rank() == int(os.environ.get("LOCAL_RANK", 0))
     utils_dist.barrier()
     mean = utils_dist.all_reduce_mean(torch.tensor([1.0, 10.0]) * (rank + 1))
     loss = torch.tensor(rank + 1.0, dtype=torch.float64, requires_grad=True) * 1
