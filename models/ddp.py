@@ -28,6 +28,7 @@ def wrap_ddp(net: nn.Module, find_unused_parameters: bool = False, use_static_gr
         return DistributedDataParallel(
             net,
             device_ids=[device.index] if device.type == "cuda" else None,
+            output_device=device.index if device.type == "cuda" else None,
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
             find_unused_parameters=find_unused_parameters,
