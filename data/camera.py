@@ -11,7 +11,7 @@ from pydantic import Field
 
 from data.spike import perturb
 from utils.errors import OptionError
-from utils.options.registry import Registry
+from utils.options.registry import Registry, import_parts
 
 CAMERAS = Registry("camera", "type")
 
@@ -90,3 +90,6 @@ class CameraPerturb:
         )
         factor = 1.0 / threshold if self.known_rate else 1.0
         return CameraDraw(tuple(seed), threshold, drop, hot, dead, factor)
+
+
+import_parts("data", "camera_*")

@@ -306,3 +306,6 @@ def _crop_with_border(aug: Augment, ratio: int, geometry: SpikeGeometry) -> tupl
         inner.append(slice((start - lo) * ratio, (start - lo + length) * ratio))
     (top, height), (left, width) = spans
     return Crop(top, left, height, width), (inner[0], inner[1])
+
+
+import_parts("data", "spike_source_*")

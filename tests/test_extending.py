@@ -119,6 +119,45 @@ def count(stream: np.ndarray, center: int, parts: int = 1) -> np.ndarray:
     return np.stack([part.sum(axis=0, dtype=np.float32) / 8 for part in np.array_split(stream, parts)])
 '''
 
+SOURCE = '''
+from data.spike_source import SPIKE_SOURCES, DatSpikes
+
+
+@SPIKE_SOURCES.register("inverted", given=("info",))
+class InvertedSpikes(DatSpikes):
+    """Files of a camera that stores 0 for a spike."""
+
+    def represent(self, stream, *args, **options):
+        return super().represent(1 - stream, *args, **options)
+'''
+
+CAMERA = '''
+from dataclasses import dataclass
+from data.camera import CAMERAS
+
+
+@dataclass(frozen=True)
+class SlowDraw:
+    every: int
+    known_rate_factor: float = 1.0
+
+    def apply(self, stream, frame):
+        return stream.repeat(self.every, axis=0)[: len(stream)]
+
+
+@CAMERAS.register("slow")
+class Slow:
+    """A camera that repeats each plane."""
+
+    known_rate = False
+
+    def __init__(self, every: int = 2) -> None:
+        self.every = every
+
+    def draw(self, seed):
+        return SlowDraw(self.every)
+'''
+
 WRITER = '''
 from pathlib import Path
 import numpy as np
@@ -148,6 +187,8 @@ FILES = {
     "models/fusion/fusion_add.py": FUSION,
     "models/loss_power.py": LOSS,
     "data/spike/represent_count.py": REPRESENTATION,
+    "data/spike_source_inverted.py": SOURCE,
+    "data/camera_slow.py": CAMERA,
     "utils/writer_table.py": WRITER,
 }
 
@@ -204,13 +245,13 @@ def used(tmp_path_factory):
         write_clip(folder, f"clip{number}", frames=2, h=20, w=20, seed=number)
     write_clip(folder, "clip2", split="test", frames=2, h=20, w=20, seed=2)
     write_info(folder, h=20, w=20)  # frames of 40 x 40, no multiple of the stride of the new network
-    spikes = {"spike": {"type": "dat", "representation": {"type": "count", "parts": 3}}}
+    spikes = {"spike": {"type": "inverted", "representation": {"type": "count", "parts": 3}}}
     train, test = move_clips(folder, "train"), move_clips(folder, "test")
     options = {
         "task": "tiny", "path": {"root": str(folder / "experiments")},
         "datasets": {
             "train": {"dataset_type": "LabTrain", **train, **spikes, "num_frame": 2, "gt_size": 32,
-                      "dataloader_num_workers": 0},
+                      "camera": {"type": "slow", "every": 3}, "dataloader_num_workers": 0},
             "test": {"dataset_type": "LabTest", **test, **spikes},
         },
         "netG": {"net_type": "tiny"},
@@ -226,7 +267,8 @@ def used(tmp_path_factory):
 
 
 MISSPELT = {
-    "datasets.train.recording=x": "recordings", "netG.widht=3": "width", "train.G_powr=1": "G_power",
+    "datasets.train.recording=x": "recordings", "datasets.train.camera.evry=2": "every",
+    "netG.widht=3": "width", "train.G_powr=1": "G_power",
     "datasets.train.spike.representation.part=2": "parts",
     'logging.writers=[{"type":"table","seperator":""}]': "separator",
     'netG={"net_type":"vrt","fusion":{"type":"add","gian":1}}': "gain",
@@ -251,7 +293,8 @@ def test_a_network_and_an_operator_are_built_with_the_channels_of_a_new_represen
     assert tiny["params"]["conv.weight"].shape == (3, 3 + 3, 3, 3)
     assert vrt["params"]["fusion.mix.weight"].shape == (8, 3)
     for weights in (tiny, vrt):
-        assert weights["options"]["spike"]["representation"] == {"type": "count", "parts": 3}
+        spike = weights["options"]["spike"]
+        assert (spike["type"], spike["representation"]) == ("inverted", {"type": "count", "parts": 3})
 
 
 def test_a_loss_and_a_writer_are_used(used):
