@@ -21,6 +21,7 @@ from data.io_backend import IO_BACKENDS
 from data.preflight import Report, check_source
 from data.select_dataset import DATASETS
 from data.spike_source import build_spikes, channels_of, describe_spikes
+from utils import utils_dist
 from utils.errors import DataError, OptionError
 
 logger = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class TrainClips(ClipDataset):
                     "lower datasets.train.gt_size",
                 )  # fmt: skip
         short = [clip.name for clip in self.clips if len(clip) < self.num_frame]
-        if short:
+        if short and utils_dist.is_main_process():
             names = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
             text = "%d clips have fewer than %d frames and are played back and forth: %s"
             logger.warning(text, len(short), self.num_frame, names)

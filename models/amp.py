@@ -36,7 +36,7 @@ def amp_dtype(amp: AmpOptions, device: torch.device) -> torch.dtype | None:
     native = utils_dist.gather_objects(has_native_bfloat16(device))
     name = choose_dtype(amp.dtype, native)
     logger.info("mixed precision in %s%s", name, ", with gradient scaling" if name == "float16" else "")
-    if name == "bfloat16" and not all(native):
+    if name == "bfloat16" and not all(native) and utils_dist.is_main_process():
         ranks = ", ".join(str(rank) for rank, found in enumerate(native) if not found)
         logger.warning('the GPU of rank %s emulates bfloat16, which is slow; set train.amp.dtype to "auto"', ranks)
     return AMP_DTYPES[name]

@@ -42,7 +42,7 @@ class ModelBase:
     def init_ema(self, decay: float) -> None:
         """Create netE as a copy of netG; decay 0: no netE."""
         if decay == 0:
-            if self.opt.path.pretrained_netE:
+            if self.opt.path.pretrained_netE and utils_dist.is_main_process():
                 logger.warning("path.pretrained_netE has no effect in training while train.E_decay is 0")
             return
         self.netE = copy.deepcopy(unwrap_ddp(self.netG)).eval().requires_grad_(False)

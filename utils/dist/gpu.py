@@ -31,7 +31,7 @@ def choose_gpus(launch: LaunchInfo, opt: Options) -> None:
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     note = note_on_gpu_ids(launch, opt.gpu_ids, opt.opt_path, visible, os.environ, torch.cuda.device_count())
-    if note:
+    if note and launch.rank == 0:
         logger.warning("%s", note)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from utils import utils_dist
 from utils.errors import CheckpointError
 from utils.files import sha256_of
 
@@ -92,7 +93,8 @@ def load(path: Path) -> dict[str, Any]:
                 return torch.load(candidate, map_location="cpu", weights_only=True)
             except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
                 fault = "not a file of plain types and tensors alone"
-        logger.warning("%s is damaged (%s)", candidate, fault)
+        if utils_dist.is_main_process():
+            logger.warning("%s is damaged (%s)", candidate, fault)
         faults.append(f"{candidate.name}: {fault}")
     raise CheckpointError(
         f"no readable checkpoint: {'; '.join(faults)}", str(path), "a file of this project, sha256 as its sidecar says",
