@@ -1,9 +1,6 @@
 import hashlib
 import os
-import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +8,7 @@ import pytest
 import torch
 
 from models.weights import read_weights
+from tests.dist.launching import Ranks
 from utils.errors import CheckpointError
 from utils.run import checkpoint
 
@@ -90,23 +88,23 @@ def test_only_plain_types_are_saved(tmp_path, value):
 
 def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
     # Killed at 8 different moments of a writer that saves without pause; the fault suite does it hundreds of times.
-    script = (
+    script = tmp_path / "writer.py"
+    script.write_text(
         "import sys, torch; from pathlib import Path; from utils.run import checkpoint\n"
         "for step in range(1, 10**6):\n"
         "    checkpoint.save({'step': step, 'w': torch.zeros(200000)}, Path(sys.argv[1]))\n"
-        "    print(step, flush=True)"
+        "    print('saved', step, flush=True)\n"
     )
     for trial in range(8):
-        folder = tmp_path / str(trial)
-        path = folder / "checkpoint_latest.pth"
-        process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
-        acknowledged = [int(process.stdout.readline()) for _ in range(1 + trial)][-1]
-        process.send_signal(signal.SIGKILL)
-        acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
-        process.wait()
+        path = tmp_path / str(trial) / "checkpoint_latest.pth"
+        with Ranks(1, script, str(path)) as writer:
+            writer.wait_for(f"saved {1 + trial}\n", 0, 60)
+            writer.processes[0].send_signal(signal.SIGKILL)
+            result = writer.wait(60)
+        acknowledged = [int(line.removeprefix("saved ")) for line in result.stdout[0].splitlines()]
 
-        assert checkpoint.load(path)["step"] >= acknowledged
-        shutil.rmtree(folder)
+        assert result.exit_codes == [-signal.SIGKILL]
+        assert checkpoint.load(path)["step"] >= acknowledged[-1] > trial
 
 
 def test_as_many_former_versions_as_asked_for_are_kept_and_used_in_turn(tmp_path):
