@@ -35,6 +35,8 @@ UNSET = (
     "SLURM_LOCALID",
     "SPIKEVRT_EXIT_FILE",
 )
+# As tests began: torch adds variables when it compiles, and with others than its own the server could start nothing.
+INHERITED = {key: value for key, value in os.environ.items() if key not in UNSET}
 LIBRARIES = (
     "torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint", "torch.utils.data",
     "numpy", "cv2", "json5", "lmdb", "pydantic", "tqdm", "matplotlib.figure", "matplotlib.backends.backend_agg",
@@ -124,9 +126,8 @@ def fork_server() -> ForkServer:
 
 
 def clean_env() -> dict[str, str]:
-    """This environment without launch variables; one thread per rank."""
-    inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
-    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    """The environment in which tests began, without launch variables; one thread per rank."""
+    return {**INHERITED, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 # ---- in the server ---------------------------------------------------------------------------------------------------

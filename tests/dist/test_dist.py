@@ -7,10 +7,17 @@ import re
 import pytest
 
 from tests.dist import netns
+from tests.dist.fork_server import clean_env, fork_server
 from tests.dist.launching import run_ranks
 from utils import utils_dist
 
 WORKER = "tests/dist/helpers_worker.py"
+
+
+def test_ranks_are_forked_whatever_a_library_adds_to_the_environment(monkeypatch):
+    server = fork_server()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/added/by/torch")
+    assert server.can_start(clean_env()) and not server.can_start({**clean_env(), "OMP_NUM_THREADS": "2"})
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
