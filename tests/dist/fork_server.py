@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -177,6 +178,7 @@ def main() -> types.CodeType | None:
         importlib.import_module(name)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         sys.exit(f"{threads} threads after the imports: a fork would lack all but one")
+    gc.freeze()  # or every child would search and copy all objects of the libraries, for a second and a half at its end
     signal.signal(signal.SIGINT, signal.default_int_handler)
     argv = serve(channel)
     channel.detach()
