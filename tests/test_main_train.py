@@ -67,7 +67,7 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     wandb = ("logging.use_wandb=true", f"logging.wandb_api_key={key}")
 
     first = train(options, "train.total_iter=1", *wandb, env={"WANDB_MODE": "offline"})
-    second = train(options, "train.total_iter=2", *wandb, env={"WANDB_MODE": "offline"})
+    second = train(options, "train.total_iter=2", *wandb, "datasets.test={}", env={"WANDB_MODE": "offline"})
 
     assert first.exit_codes == second.exit_codes == [0], first.text + second.text
     runs = {path.name.split("-")[-1] for path in experiment(options).glob("wandb/offline-run-*")}
@@ -81,9 +81,9 @@ def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
     # 8 samples an epoch: the stop at step 3 lies in the middle of the first one, the end in the second.
     options = write_options(tmp_path)
 
-    # Fresh processes, so that nothing may depend on what differs between them, such as hash() of a string.
-    train(options, "task=whole", "train.total_iter=10", is_fresh=True)
-    train(options, "task=parts", "train.total_iter=3", is_fresh=True)
+    # The last process is a fresh one, so that nothing may depend on what differs then, such as hash() of a string.
+    train(options, "task=whole", "train.total_iter=10")
+    train(options, "task=parts", "train.total_iter=3")
     second = train(options, "task=parts", "train.total_iter=10", is_fresh=True)
 
     assert "at iter 3" in second.text, second.text
@@ -149,7 +149,7 @@ def test_one_and_two_ranks_validate_alike(finished):
 def test_two_ranks_train_on_different_samples_and_only_rank_0_writes(tmp_path):
     options = write_options(tmp_path)
 
-    result = train(options, "train.total_iter=2", "debug.every=1", ranks=2)
+    result = train(options, "train.total_iter=2", "debug.every=1", "datasets.test={}", ranks=2)
 
     assert result.exit_codes == [0, 0], result.text
     line = r"\[Rank (\d)/2\] Step (\d), Batch size: 1, Loss: \d+\.\d+, Samples: (\S+)"
@@ -164,16 +164,17 @@ def test_two_ranks_train_on_different_samples_and_only_rank_0_writes(tmp_path):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("--use_amp",),
-        ("train.amp.enable=true", "train.amp.dtype=float16"),
-        ("train.G_optimizer_type=adamw", "train.G_optimizer_clipgrad=0.1", "train.accumulation_steps=2"),
-        ("train.G_scheduler_type=MultiStepLR", "train.G_scheduler_milestones=[2]", "netG.fusion=none"),
+        ("--use_amp", "train.G_scheduler_type=MultiStepLR", "train.G_scheduler_milestones=[2]", "netG.fusion=none"),
+        (
+            "train.amp.enable=true", "train.amp.dtype=float16", "train.G_optimizer_type=adamw",
+            "train.G_optimizer_clipgrad=0.1", "train.accumulation_steps=2",
+        ),
     ],
-)
+)  # fmt: skip
 def test_the_modes_of_a_step_train_and_resume(tmp_path, overrides):
     options = write_options(tmp_path)
 
-    first = train(options, "train.total_iter=1", *overrides)
+    first = train(options, "train.total_iter=1", *overrides, "datasets.test={}")
     second = train(options, "train.total_iter=2", *overrides)
 
     assert first.exit_codes == second.exit_codes == [0], first.text + second.text
@@ -194,7 +195,7 @@ def test_frozen_parts_are_released_on_all_ranks_without_a_restart(tmp_path, rank
     text["train"] |= {"fix_iter": 3, "fix_keys": ["spynet", "deform"], "fix_lr_mul": 0.5, "checkpoint_save": 1}
     options.write_text(json.dumps(text))
 
-    result = train(options, *overrides, ranks=ranks)
+    result = train(options, *overrides, "datasets.test={}", ranks=ranks)
 
     assert result.exit_codes == [0] * ranks, result.text
     weights = [
@@ -205,14 +206,12 @@ def test_frozen_parts_are_released_on_all_ranks_without_a_restart(tmp_path, rank
     assert any(not torch.equal(weights[1][key], weights[2][key]) for key in slow)
 
 
-def test_the_launcher_starts_two_ranks_and_hands_on_the_exit_code(tmp_path):
+def test_the_launcher_trains_on_two_ranks(tmp_path):  # tests/test_launch.py: it hands on the exit code
     from tests.dist.launching import run_command
 
     options = write_options(tmp_path)
 
     good = run_command(["./launch_train.sh", "2", str(options), "train.total_iter=2"], limit_s=120)
-    bad = run_command(["./launch_train.sh", "2", str(options), "train.total_itre=2"], limit_s=60)
 
     assert good.exit_codes == [0] and "Finished at iter 2" in good.text
-    assert bad.exit_codes == [2] and bad.text.count("unknown option train.total_itre") == 1
     assert MAIN not in good.stderr[0]
