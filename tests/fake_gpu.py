@@ -1,6 +1,8 @@
 """The network's forward pass on a GPU that is not there: torch's fake tensors know device, dtype and shape alone.
 
-    python -m tests.fake_gpu
+    python -m tests.fake_gpu [CASE ...]
+
+CASE: a name in CASES (default: all).
 
 Fails where a tensor of the wrong device or dtype meets another. Prints, as JSON, the GB that autograd keeps for the
 backward pass of one clip of 6 x 192 x 192 through the network of the GoPro recipe, weights left out. Kernels of Triton
@@ -123,4 +125,4 @@ if __name__ == "__main__":
     for name in ("_forward", "_backward_queries", "_backward_keys", "_bias_backward"):
         setattr(triton_attention, name, Unlaunched())
     triton_deform._sample = triton_deform._sample_backward = Unlaunched()
-    print(json.dumps({name: round(kept_gb(*case), 2) for name, case in CASES.items()}, indent=1))
+    print(json.dumps({name: round(kept_gb(*CASES[name]), 2) for name in sys.argv[1:] or CASES}, indent=1))

@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+CASES = (
+    "naive, float32", "plain, bfloat16", "plain, bfloat16, checkpointed",
+    "triton, bfloat16", "triton, bfloat16, checkpointed",
+)  # fmt: skip
+
 
 def test_the_form_for_gpus_mixes_no_devices_and_keeps_a_third_of_the_naive_one():
     # A process of its own: the stand-ins must not meet other tests.
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fake_gpu"], cwd=Path(__file__).parent.parent, capture_output=True, text=True,
-        timeout=300, check=False,
+        [sys.executable, "-m", "tests.fake_gpu", *CASES], cwd=Path(__file__).parent.parent, capture_output=True,
+        text=True, timeout=300, check=False,
     )  # fmt: skip
     if done.returncode == 77:
         pytest.skip(done.stderr.strip().splitlines()[-1])
