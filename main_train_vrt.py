@@ -27,10 +27,12 @@ from models.ddp import weights_hash
 from models.debug_lines import print_debug_lines
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
+from models.restore.tiling import Tiling
 from models.restore.validation import validate
 from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
+from utils.contract import input_spec
 from utils.dist import gpu_use, preempt, process, status, watchdog
 from utils.dist.gpu import choose_gpus
 from utils.errors import DataError
@@ -118,6 +120,8 @@ def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
     if resumed is not None:
         progress = restore_progress(resumed, opt, loader.order())
     model = define_Model(opt)
+    if clips is not None:
+        Tiling.of(opt.val, input_spec(model.netG))  # refuses impossible tiles before the first step
     model.init_train(resumed.state if resumed is not None else None)
     return model, loader, clips, progress
 

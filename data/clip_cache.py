@@ -117,6 +117,7 @@ def build_cache(source: Source, path: str, progress: Callable[[], object] = lamb
     refuse_overlap(target, {f"dataroot_{kind}": root for kind, (root, _, _) in source.kinds().items()}, "--out")
     _refuse_foreign_files(target)
     clips = find_clips(source)
+    _refuse_other_clips(target, clips)
     partial = target.with_name(f".{target.name}.partial")
     index = {
         "format": FORMAT,
@@ -151,6 +152,17 @@ def _refuse_foreign_files(target: Path) -> None:
         names |= {f"{clip['name']}/{kind}.u8" for clip in index["clips"] for kind in ("lq", "gt", "spike")}
     ours = {name: (target / name).stat().st_size for name in names if (target / name).is_file()}
     refuse_foreign(target, ours, "a clip cache")
+
+
+def _refuse_other_clips(target: Path, clips: list[Clip]) -> None:
+    """Raise DataError where `target` is the cache of other clips, such as those of the other split."""
+    if (target / INDEX).is_file():
+        cached = {clip["name"] for clip in _load_index(str(target), any_format=True)["clips"]}
+        if cached and not cached & {clip.name for clip in clips}:
+            raise DataError(
+                f"the folder holds the cache of other clips: {min(cached)} and {len(cached) - 1} more", str(target),
+                "a cache of the same clips, to be replaced", "choose another --out for each split",
+            )  # fmt: skip
 
 
 def _write_clip(clip: Clip, source: Source, folder: Path) -> None:

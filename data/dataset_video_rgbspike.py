@@ -153,11 +153,12 @@ class TrainClips(ClipDataset):
                     f"pictures of at least {self.gt_size} x {self.gt_size}, not {clip.gt_size[0]} x {clip.gt_size[1]}",
                     "lower datasets.train.gt_size",
                 )  # fmt: skip
-        short = [clip.name for clip in self.clips if len(clip) < self.num_frame]
+        frames = (self.num_frame - 1) * max(self.intervals) + 1
+        short = [clip.name for clip in self.clips if len(clip) < frames]
         if short and utils_dist.is_main_process():
             names = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
             text = "%d clips have fewer than %d frames and are played back and forth: %s"
-            logger.warning(text, len(short), self.num_frame, names)
+            logger.warning(text, len(short), frames, names)
 
     def sample_names(self) -> list[str]:
         """Properties of each clip and of the spikes, then clip/frame of every sample, in order.

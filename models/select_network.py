@@ -25,7 +25,7 @@ def define_G(opt: Options | Mapping[str, Any], spike_channels: int | None = None
     spike_channels: S of the batches; None: S of the options' datasets (0 for a mapping: its datasets are not read).
     Raises OptionError if the options do not fit together.
     """
-    section = opt.netG if isinstance(opt, Options) else opt["netG"]
+    section = opt.netG if isinstance(opt, Options) else opt.get("netG")
     if spike_channels is None:
         spike_channels = opt.spike_channels if isinstance(opt, Options) else 0
     net = NETWORKS.build(section, "netG", spike_channels=spike_channels)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import CheckpointError
+from utils.run import checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def read_weights(path: str | Path, prefer: str = "params") -> dict[str, Tensor]:
         raise CheckpointError("no such weights file", str(path), "an existing file", "correct the path, or use null")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as e:
+    except checkpoint.UNREADABLE as e:
         expected = "a file written by torch.save that holds tensors only"
         raise CheckpointError("not a weights file", str(path), expected, "download or export it again") from e
     for name in (prefer, *CONTAINERS):

@@ -56,7 +56,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     args = parser.parse_args(argv)
     if args.log:
-        findings = read_log(Path(args.log).read_text(errors="replace"))
+        try:
+            findings = read_log(Path(args.log).read_text(errors="replace"))
+        except OSError as e:
+            findings = [Finding(FAIL, "log", f"cannot read {args.log}: {e.strerror}", "", "correct --log")]
         print(table(findings))
         return int(any(f.status == FAIL for f in findings))
 

@@ -188,7 +188,11 @@ def read_log(text: str) -> list[Finding]:
                 what = f"line {number}: {line.strip()[:100]}"
                 findings.setdefault(name, Finding(FAIL, name, what, meaning.format(*groups), cure))
                 break
-    if "Finished at iter" in text and not findings:
+    # A log holds all starts of a run; the last one counts.
+    last_start = text[max(text.rfind("] rank 0 of "), 0) :]
+    if not findings and (error := re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", last_start, re.MULTILINE)):
+        return [Finding(FAIL, "log", error[0][:100], "the last start ended with this error", "read the lines below it")]
+    if re.search("Finished at iter|already finished", last_start) and not findings:
         return [Finding(OK, "log", "the run finished")]
     return list(findings.values()) or [
         Finding(WARN, "log", "no known failure in this log", "the run may have been killed from outside, or still runs",

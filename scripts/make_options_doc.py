@@ -34,8 +34,8 @@ HEAD = """# Options
 
 One JSON file describes a run; `//` comments are allowed. Any key can be given on the command line as
 `section.key=value` (JSON, else a string); `"base": "other.json"` inherits every key that the file does not set.
-A part can be given by its name alone: `netG.fusion=none`. Choosing another part drops inherited keys that it does not
-have. An unknown key, a wrong type or a value out of range stops the run before it starts.
+Within a section, a part can be given by its name alone: `netG.fusion=none`. Choosing another part drops inherited keys
+that it does not have. An unknown key, a wrong type or a value out of range stops the run before it starts.
 
 Short flags: `--use_amp`, `--batch_size`, `--num_workers`, `--epochs`, `--learning_rate`, `--resume auto|none|PATH`.
 `--epochs N` without `train.total_iter` on the command line trains N epochs, whatever the file has as `total_iter`.

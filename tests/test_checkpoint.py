@@ -27,7 +27,7 @@ def test_what_is_saved_is_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone"])
-def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path, damage):
+def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path, damage, caplog):
     path = tmp_path / "checkpoint_latest.pth"
     for step in (1, 2, 3):
         checkpoint.save(state(step), path)
@@ -40,6 +40,7 @@ def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path, damage):
         path.write_bytes({"flip": content, "cut": content[:-100], "empty": b""}[damage])
 
     assert checkpoint.load(path)["step"] == 2
+    assert "the former version is used instead" in caplog.text and "checkpoint_latest_previous.pth" in caplog.text
 
 
 def test_no_readable_file_is_an_error_that_names_it(tmp_path):
@@ -52,6 +53,16 @@ def test_no_readable_file_is_an_error_that_names_it(tmp_path):
     ) as e:
         checkpoint.load(path)
     assert str(path) in str(e.value)
+
+
+@pytest.mark.parametrize("content", [b"junk\n", b"hello world, this is no checkpoint", b"version https://git-lfs"])
+def test_a_file_of_something_else_is_no_checkpoint(tmp_path, content):
+    path = tmp_path / "weights.pth"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="not a file of plain types"):
+        checkpoint.load(path)
+    with pytest.raises(CheckpointError, match="not a weights file"):
+        read_weights(path)
 
 
 class Hostile:

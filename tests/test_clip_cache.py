@@ -133,6 +133,15 @@ def test_building_again_replaces_a_stale_cache(root):
     assert len(cached(root)) == 10
 
 
+def test_the_cache_of_one_split_does_not_replace_that_of_another(root):
+    make_cache(root)
+    for kind in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
+        for clip in sorted((root / kind / "train").iterdir()):
+            clip.rename(clip.with_name(f"other_{clip.name}"))
+    with pytest.raises(DataError, match="the cache of other clips: clip0"):
+        make_cache(root)
+
+
 def foreign_files(root, name):
     """Another folder under the name of the cache, or a foreign file in a cache."""
     if name == "ours and more":

@@ -44,7 +44,11 @@ def test_a_known_failure_is_explained(line, name):
 
 def test_a_log_without_a_known_failure_is_no_success_unless_it_says_so():
     assert read_log("step 1\n")[0].status == WARN
-    assert read_log("Finished at iter 5. Results are in x\n")[0].status == OK
+    start, end = "[2026-01-01 00:00:00] rank 0 of 1 on host\n", "Finished at iter 5. Results are in x\n"
+    assert read_log(start + end)[0].status == OK
+    crashed = read_log(start + end + start + "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n")
+    assert [finding.status for finding in crashed] == [FAIL] and "Traceback" in crashed[0].what
+    assert read_log(start + "KeyError: 'a'\n" + start + end)[0].status == OK
 
 
 def test_the_table_ends_with_what_failed_and_a_count():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,13 @@ def test_files_that_a_page_names_exist(page):
     missing = {name for name in PATH.findall(text) if not (ROOT / name).exists()}
     missing |= {link for link in LINK.findall(text) if ":" not in link and not (page.parent / link).exists()}
     assert not missing
+
+
+def test_the_code_in_the_page_on_extending_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    program = "\n".join(blocks) + "\nassert DATASETS.keys('LabTrain') and model.netG"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
 
 
 def test_both_readmes_have_the_same_sections_commands_links_and_figures():

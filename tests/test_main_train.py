@@ -113,6 +113,13 @@ def files_of_run(folder: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in paths if p.relative_to(folder).parts[0] not in ("log", "options")}
 
 
+def test_impossible_tiles_are_refused_before_the_first_step(tmp_path):
+    options = write_options(tmp_path)
+    result = train(options, "val.size_patch_testing=7")
+    assert result.exit_codes == [2] and "tiles of 7 that overlap by 20" in result.text, result.text
+    assert not (experiment(options) / "checkpoints").exists() and "starting at iter" not in result.text
+
+
 def test_validation_writes_the_middle_frames_where_asked(finished):
     options, _ = finished
 

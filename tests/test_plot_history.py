@@ -64,4 +64,5 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason(tmp_path, capsys, runs,
     assert main([*(str(tmp_path / run) for run in runs), *tags, "--out", str(tmp_path / "x.png")]) == 3
 
     assert message in capsys.readouterr().err and not (tmp_path / "x.png").exists()
+    assert main([str(tmp_path / "one"), "--out", str(tmp_path / "x.xyz")]) == 2 and not (tmp_path / "x.xyz").exists()
     assert json.loads((tmp_path / "one" / "training_history.json").read_text())

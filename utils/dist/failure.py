@@ -54,6 +54,8 @@ def text_of(error: BaseException, rank: int, world_size: int) -> str:
     """The four parts of an error of this project, else the whole traceback with the rank before each line."""
     if isinstance(error, SpikeVRTError):
         return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "Interrupted (Ctrl-C). The same command continues from what was saved last; SIGTERM saves before it ends."
     prefix = f"[rank {rank}] " if world_size > 1 else ""
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     return "\n".join(prefix + line for line in lines)

@@ -20,7 +20,9 @@ SECRET = re.compile(r"api_key|token|password|secret", re.IGNORECASE)
 class Section(BaseModel):
     """A group of options: no unknown key, no conversion between types, no change after reading."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
+    )
     constructor: ClassVar[Callable[..., Any] | None] = None  # of the registered part, where the section names one
 
     def plain(self) -> dict[str, Any]:
@@ -132,4 +134,5 @@ def _describe(annotation: Any, metadata: list[Any]) -> str:
     origin = get_origin(annotation) or annotation
     if isinstance(origin, type) and issubclass(origin, (BaseModel, dict)):
         return "object"
+    bounds += next((f"that matches {m.pattern}" for m in metadata if getattr(m, "pattern", None)), "")
     return f"{getattr(annotation, '__name__', str(annotation))} {bounds}".strip()

@@ -22,6 +22,9 @@ from utils import utils_dist
 from utils.errors import CheckpointError
 from utils.files import sha256_of
 
+# What torch.load raises for a file of something else.
+UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError)
+
 logger = logging.getLogger(__name__)
 
 _PLAIN = (str, int, float, bool, type(None), torch.Tensor)
@@ -90,15 +93,18 @@ def load(path: Path) -> dict[str, Any]:
         fault = _fault(candidate)
         if fault is None:
             try:
-                return torch.load(candidate, map_location="cpu", weights_only=True)
-            except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
+                state = torch.load(candidate, map_location="cpu", weights_only=True)
+                if candidate != path and utils_dist.is_main_process():
+                    logger.warning("the former version is used instead: %s", candidate)
+                return state
+            except UNREADABLE:
                 fault = "not a file of plain types and tensors alone"
         if utils_dist.is_main_process():
             logger.warning("%s is damaged (%s)", candidate, fault)
         faults.append(f"{candidate.name}: {fault}")
     raise CheckpointError(
         f"no readable checkpoint: {'; '.join(faults)}", str(path), "a file of this project, sha256 as its sidecar says",
-        "start from another checkpoint with --resume PATH, or from zero with --resume none",
+        "go on from another checkpoint with --resume PATH, or start anew with another task name",
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import io
 import json
 from pathlib import Path
 
-from utils.errors import DataError
+from utils.errors import DataError, OptionError
 from utils.files import write_whole
 
 HISTORY_NAME = "training_history.json"
@@ -51,5 +51,10 @@ def draw_curves(histories: dict[str, History], path: Path) -> None:
             axis.legend(fontsize="small")
     figure.tight_layout()
     picture = io.BytesIO()
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:] not in kinds:
+        raise OptionError(
+            f"no picture format {path.suffix!r}", str(path), ", ".join(sorted(kinds)), "use another suffix"
+        )
     figure.savefig(picture, dpi=100, format=path.suffix[1:])
     write_whole(path, picture.getvalue())

@@ -94,7 +94,9 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
             return None
         return _logged(Resumed(latest, _read_state(latest)))
     if not Path(resume).exists():
-        raise CheckpointError("no such checkpoint", str(resume), "an existing file", "correct --resume or use auto")
+        raise CheckpointError(
+            "no such checkpoint", str(resume), "an existing file, auto, or null for a fresh start", "correct it"
+        )
     named = Resumed(Path(resume), _read_state(Path(resume)), is_named=True)
     if own := _further(latest, named.state["step"]):
         if utils_dist.is_main_process():
