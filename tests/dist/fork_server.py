@@ -37,7 +37,8 @@ UNSET = (
     "SPIKEVRT_EXIT_FILE",
 )
 # As tests began: torch adds variables when it compiles, and with others than its own the server could start nothing.
-INHERITED = {key: value for key, value in os.environ.items() if key not in UNSET}
+# Without empty ones (make sets MAKEFLAGS so): to the ranks of a test an empty value means that the variable is removed.
+INHERITED = {key: value for key, value in os.environ.items() if key not in UNSET and value}
 LIBRARIES = (
     "torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint", "torch.utils.data",
     "numpy", "cv2", "json5", "lmdb", "pydantic", "tqdm", "matplotlib.figure", "matplotlib.backends.backend_agg",
