@@ -18,7 +18,7 @@ from pathlib import Path
 from data.clip_reader import dataset_clips, user_clips
 from data.select_dataset import DATASETS, build_dataset
 from models.losses import LOSSES
-from models.portable import read_saved
+from models.portable import portable_options, read_saved
 from models.restore.interpolate import InterpolatedClip
 from models.restore.job import Job, restore_clips
 from models.restore.outputs import Outputs
@@ -63,7 +63,7 @@ def dataset_job(args: TestArgs, opt: Options) -> Job:
     section = opt.datasets.test
     if section is None:
         raise OptionError("datasets.test is missing", args.opt, "the clips to test on", "add the section")
-    saved = read_saved(find_weights(opt.path, opt.folder, args.weights), opt)
+    saved = read_saved(find_weights(opt.path, opt.folder, args.weights), portable_options(opt))
     if saved.spec.interpolates:
         raise OptionError(
             "these weights interpolate new frames", str(saved.path), "frames or a video to interpolate",
@@ -95,7 +95,7 @@ def dataset_job(args: TestArgs, opt: Options) -> Job:
 
 def direct_job(args: TestArgs, opt: Options | None) -> Job:
     """A user's own clips. Without `opt`, the weights file says which network it belongs to."""
-    saved = read_saved(args.weights, opt)
+    saved = read_saved(args.weights, portable_options(opt) if opt else None)
     check_inputs(saved, args)
     spike = spike_options(saved, args) if args.spike and saved.spike is not None else None
     clips = user_clips(args.input, args.spike, args.gt, spike, saved.scale, saved.spike_data)

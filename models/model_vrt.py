@@ -18,7 +18,7 @@ from models.losses import LOSSES
 from models.model_base import ModelBase, to_cpu
 from models.nonfinite import NonFiniteSteps
 from models.optim import build_optimizer, is_fix_key, load_moments, set_lr
-from models.out_of_memory import is_out_of_memory, out_of_memory_error
+from models.out_of_memory import StepOptions, is_out_of_memory, out_of_memory_error
 from models.weights import load_pretrained, load_weights
 from utils import utils_dist
 from utils.dist import watchdog
@@ -166,9 +166,9 @@ class ModelVRT(ModelBase):
             except (RuntimeError, MemoryError) as e:
                 if not is_out_of_memory(e):
                     raise
-                clips = (micro_batches[0]["lq"], micro_batches[0].get("spike"))
-                net = unwrap_ddp(self.netG)
-                raise out_of_memory_error(e, f"iteration {step}", self.opt, net, clips, self.autocast) from e
+                options = StepOptions(self.train_opt, self.opt.datasets.train, self.opt.netG)
+                clips, net = (micro_batches[0]["lq"], micro_batches[0].get("spike")), unwrap_ddp(self.netG)
+                raise out_of_memory_error(e, f"iteration {step}", options, net, clips, self.autocast) from e
             watchdog.phase("optimizer")
             self._apply_gradients(step, micro_batches)
 

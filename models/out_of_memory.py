@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,8 @@ from models.vrt.fit_memory import GB, StepMemory, count_step
 from utils import utils_dist
 from utils.contract import InputSpec, input_spec
 from utils.errors import SpikeVRTError
-from utils.options.models import Options
+from utils.options.models import LoaderOptions, TrainOptions
+from utils.options.section import Section
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,14 @@ GENERAL_ADVICE = (
 )
 
 
+class StepOptions(NamedTuple):
+    """The sections that decide on the memory of a step. data: datasets.train."""
+
+    train: TrainOptions
+    data: LoaderOptions
+    netG: Section
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """True for the errors that torch raises if a GPU or the host has no memory left."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
@@ -40,7 +50,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory_error(
     error: BaseException,
     where: str,
-    opt: Options,
+    options: StepOptions,
     net: nn.Module,
     clips: tuple[Tensor, Tensor | None],
     autocast: Callable[[], AbstractContextManager],
@@ -61,11 +71,11 @@ def out_of_memory_error(
         torch.cuda.empty_cache()
     try:
         memory = estimate_step(net, *clips, autocast)
-        if opt.train.E_decay:  # netE is a fifth copy besides weights, gradients and two moments
+        if options.train.E_decay:  # netE is a fifth copy besides weights, gradients and two moments
             memory = replace(memory, fixed=memory.fixed * 5 // 4)
         # If the estimate fits, something else uses the memory, and the step must still become smaller.
         budget_gb = min(USABLE_SHARE * total, 0.8 * memory.gb())
-        changes = suggest_changes(memory, opt, budget_gb, input_spec(net))
+        changes = suggest_changes(memory, options, budget_gb, input_spec(net))
         expected += f"; this one needs about {memory.gb():.1f} GB"
         if memory.gb() < USABLE_SHARE * total:
             expected += ", which should fit: other processes use the rest, or the memory is fragmented"
@@ -115,12 +125,14 @@ def estimate_step(
     )
 
 
-def suggest_changes(memory: StepMemory, opt: Options, budget_gb: float, spec: InputSpec) -> Iterator[tuple[str, str]]:
+def suggest_changes(
+    memory: StepMemory, options: StepOptions, budget_gb: float, spec: InputSpec
+) -> Iterator[tuple[str, str]]:
     """Yield (options, memory of a step with them): for each kind of change the mildest that fits, else the strongest.
 
-    memory: of a step with `opt`.
+    memory: of a step with `options`.
     """
-    data, train, netG = opt.datasets.train, opt.train, opt.netG
+    train, data, netG = options
     batch, accumulated = data.dataloader_batch_size, train.accumulation_steps
 
     def mildest(candidates: list[tuple[str, float]]) -> Iterator[tuple[str, str]]:
@@ -149,7 +161,7 @@ def suggest_changes(memory: StepMemory, opt: Options, budget_gb: float, spec: In
         exceptions = [f"no_checkpoint_{part}_blocks" for part in ("attn", "ffn")]
         keys += [f"netG.{key}=[]" for key in exceptions if getattr(netG, key, [])]
         yield " ".join(keys), f"about {need:.1f} GB" + ("" if fits else ", still too much")
-    scale, side = opt.scale, data.gt_size // opt.scale
+    scale, side = spec.scale, data.gt_size // spec.scale
     sides = range((side - 1) // spec.multiple * spec.multiple, max(spec.least_size) - 1, -spec.multiple)
     yield from mildest([(f"datasets.train.gt_size={s * scale}", (s / side) ** 2) for s in sides])
     # One frame more than the network requires, so that attention between frames has several frames to use.

@@ -86,11 +86,11 @@ def _from_old_checkpoint(saved: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read_saved(path: str | Path, opt: Options | None = None) -> SavedNetwork:
+def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> SavedNetwork:
     """The weights in `path` (the averaged ones if there are any) and their network.
 
-    The network comes from `opt` if given, else from the options in the file, else it is the published one with
-    exactly these tensors. Raises CheckpointError if the file holds no weights or the network is unknown.
+    The network is `network` (portable_options of an option file) if given, else that of the options in the file, else
+    the published one with exactly these tensors. Raises CheckpointError if the file holds no weights or the network is unknown.
     """
     path = Path(path)
     weights = read_weights(path, prefer="ema_state_dict")
@@ -100,11 +100,10 @@ def read_saved(path: str | Path, opt: Options | None = None) -> SavedNetwork:
         options = None
     elif "datasets" in options:  # a full checkpoint
         options = content.get("network") or _from_old_checkpoint(options)
-    if opt is not None:
-        asked = portable_options(opt)
+    if network is not None:
         # The weights file describes its training data; the option file may name other data, or none on this machine.
-        asked["spike_data"] = (options or {}).get("spike_data") or asked["spike_data"]
-        return SavedNetwork(path, weights, **asked, known_from="the option file")
+        network = {**network, "spike_data": (options or {}).get("spike_data") or network["spike_data"]}
+        return SavedNetwork(path, weights, **network, known_from="the option file")
     if options is not None:
         return SavedNetwork(path, weights, **options, known_from="the weights file")
     name = identify(weights)

@@ -21,7 +21,7 @@ from data.camera import CAMERAS
 from data.clip_reader import dataset_clips
 from data.select_dataset import build_dataset
 from main_test_vrt import read_options
-from models.portable import read_saved
+from models.portable import portable_options, read_saved
 from models.restore.restorer import Restorer
 from models.restore.setup import find_weights
 from models.restore.tiling import Tiling
@@ -69,7 +69,7 @@ def table(command: argparse.Namespace) -> str:
     section = opt.datasets.test
     if section is None or not section.spike_channels:
         raise OptionError("datasets.test has no spikes", command.opt, "an RGB + spike test set", "choose another file")
-    saved = read_saved(find_weights(opt.path, opt.folder, command.weights), opt)
+    saved = read_saved(find_weights(opt.path, opt.folder, command.weights), portable_options(opt))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     restorer = Restorer(saved.build(), Tiling.of(opt.val, saved.spec), device)
     lines = ["| threshold | " + " | ".join(f"rate {rate}" for rate in command.rates) + " |"]

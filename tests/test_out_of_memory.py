@@ -10,7 +10,7 @@ import torch
 from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
 from models.network_vrt import VRT
-from models.out_of_memory import estimate_step, is_out_of_memory, suggest_changes
+from models.out_of_memory import StepOptions, estimate_step, is_out_of_memory, suggest_changes
 from models.select_network import NETWORKS
 from models.vrt.fit_memory import MARGIN, StepMemory, count_step
 from tests.train_files import network, write_options
@@ -43,15 +43,14 @@ class NoRoom(torch.nn.Module):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-def options(batch=4, accumulation=1, gt_size=192, frames=6, scale=1, amp=False, **netG):
+def options(batch=4, accumulation=1, gt_size=192, frames=6, amp=False, **netG):
     data = SimpleNamespace(dataloader_batch_size=batch, gt_size=gt_size, num_frame=frames)
     train = TrainOptions(accumulation_steps=accumulation, amp=AmpOptions(enable=amp))
-    datasets = SimpleNamespace(train=data)
-    return SimpleNamespace(datasets=datasets, train=train, netG=SimpleNamespace(**netG), scale=scale)
+    return StepOptions(train, data, SimpleNamespace(**netG))
 
 
-def needs(least_frames):
-    return InputSpec(stride=8, least_size=(64, 64), least_frames=least_frames)
+def needs(least_frames, scale=1):
+    return InputSpec(stride=8, least_size=(64, 64), least_frames=least_frames, scale=scale)
 
 
 def gigabytes(fixed, activations, checkpointed):
@@ -72,9 +71,9 @@ def test_each_way_out_is_the_mildest_that_fits():
 
 
 def test_what_does_not_suffice_is_said_and_what_is_in_use_is_not_offered():
-    opt = options(batch=1, scale=4, gt_size=256, frames=4, amp=True, no_checkpoint_attn_blocks=[9])
+    opt = options(batch=1, gt_size=256, frames=4, amp=True, no_checkpoint_attn_blocks=[9])
 
-    ways = dict(suggest_changes(gigabytes(1, 40, 30), opt, 4.0, needs(3)))
+    ways = dict(suggest_changes(gigabytes(1, 40, 30), opt, 4.0, needs(3, scale=4)))
 
     attn = "netG.use_checkpoint_attn=true netG.use_checkpoint_ffn=true netG.no_checkpoint_attn_blocks=[]"
     assert ways == {attn: "about 31.0 GB, still too much"}

@@ -41,7 +41,7 @@ def test_a_file_as_released_loads_strictly_and_gives_the_reference_output(name, 
     # The vectors leave the constant buffers out; released files hold them.
     whole = NETWORKS.build(netG, "netG").state_dict() | {k: v.float() for k, v in vector.weights.items()}
     torch.save({"params": whole}, tmp_path / "006_x.pth")
-    saved = read_saved(tmp_path / "006_x.pth", read_options({**VALUES, "netG": netG}, PARTS))
+    saved = read_saved(tmp_path / "006_x.pth", portable_options(read_options({**VALUES, "netG": netG}, PARTS)))
     with torch.no_grad():
         output = saved.build().double()(vector.input)
 
@@ -95,7 +95,7 @@ def test_the_weights_know_their_spikes_better_than_an_option_file_without_its_da
     opt = options(described)
     torch.save({"params": define_G(opt).state_dict(), "options": portable_options(opt)}, tmp_path / "a.pth")
     write_info(tmp_path, **KNOWN | {"rate": None})
-    assert read_saved(tmp_path / "a.pth", opt).spike_data == KNOWN
+    assert read_saved(tmp_path / "a.pth", portable_options(opt)).spike_data == KNOWN
     # Files of before have no such entry.
     old = {key: value for key, value in portable_options(opt).items() if key != "spike_data"}
     torch.save({"params": define_G(opt).state_dict(), "options": old}, tmp_path / "old.pth")
@@ -107,5 +107,5 @@ def test_weights_of_another_network_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="does not say what network"):
         read_saved(tmp_path / "bare.pth")
     with pytest.raises(CheckpointError, match="do not fit"):
-        read_saved(tmp_path / "bare.pth", options(embed_dims=[12] * 8)).build()
-    assert read_saved(tmp_path / "bare.pth", options()).build() is not None
+        read_saved(tmp_path / "bare.pth", portable_options(options(embed_dims=[12] * 8))).build()
+    assert read_saved(tmp_path / "bare.pth", portable_options(options())).build() is not None
