@@ -90,7 +90,8 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     """The weights in `path` (the averaged ones if there are any) and their network.
 
     The network is `network` (portable_options of an option file) if given, else that of the options in the file, else
-    the published one with exactly these tensors. Raises CheckpointError if the file holds no weights or the network is unknown.
+    the published one with exactly these tensors. Raises CheckpointError if the file holds no weights or the network is
+    unknown.
     """
     path = Path(path)
     weights = read_weights(path, prefer="ema_state_dict")

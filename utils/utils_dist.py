@@ -26,7 +26,7 @@ from utils.dist.launch import LaunchInfo
 from utils.dist.process import children_of, die_with_parent, ignore_ended_children, kill_loader_processes, kill_tree
 from utils.dist.rendezvous import JOINED, MET, Round
 from utils.dist.state import RUN
-from utils.dist.watchdog import Watchdog, say
+from utils.dist.watchdog import EXIT_S, Watchdog, say
 from utils.errors import DistError, StallError
 from utils.options.models import WatchdogOptions
 
@@ -300,6 +300,9 @@ def _report_first(error: BaseException, code: int) -> int | None:
 
 def _leave(code: int, store: Store | None) -> NoReturn:
     """End this rank at once; the host of the store first waits for the others, or they would report its loss."""
+    # The main thread and the watchdog may both come here; a rank that signs off twice lets the host leave too early.
+    if not RUN.leaving.acquire(timeout=EXIT_S):
+        os._exit(code)  # the other thread hangs
     with suppress(Exception):
         write_exit_file(code)
         if store is not None:

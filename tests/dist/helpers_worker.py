@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -94,6 +95,19 @@ def exception_while_others_compute() -> None:
     if utils_dist.get_rank() == 0:
         raise DataError("clip 8 is short", "8.dat", "100 bytes", "copy it again")
     time.sleep(600)
+
+
+def two_threads_leave() -> None:
+    """On rank 1. Rank 0 waits until its process is gone, and tells how often it signed off."""
+    pids = utils_dist.gather_objects(os.getpid())
+    if utils_dist.get_rank():
+        for _ in range(2):
+            threading.Thread(target=utils_dist._leave, args=(3, RUN.store)).start()
+        time.sleep(600)
+    while Path(f"/proc/{pids[1]}").exists():
+        time.sleep(0.01)
+    print(json.dumps({"signed off": RUN.store.add("left", 0)}), flush=True)
+    raise DataError("the end", "x", "y", "z")
 
 
 def barrier_without_the_last_rank() -> None:

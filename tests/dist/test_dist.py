@@ -62,6 +62,12 @@ def test_an_error_ends_all_ranks_with_one_message_and_one_code(case, code, messa
     assert "Traceback" not in result.text or result.text.count("Traceback") == 1 == code
 
 
+def test_a_rank_signs_off_once_though_two_of_its_threads_end_it():
+    result = run_ranks(2, WORKER, "two_threads_leave")
+
+    assert result.exit_codes == [3, 3] and result.json == {"signed off": 1}, result.text
+
+
 def test_nccl_timeout_is_the_time_of_a_collective():
     # The options say 60 s; the rank that never comes sleeps for 600.
     result = run_ranks(2, WORKER, "barrier_without_the_last_rank", limit_s=50, env={"NCCL_TIMEOUT": "2"})

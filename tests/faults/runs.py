@@ -79,7 +79,7 @@ def interrupt(options: Path, ranks: int, how: str, seed: int, expected: str) -> 
     command = ("--opt", str(options), f"task={task}", *EVERY)
     with Ranks(ranks, MAIN, *command) as running:
         step = rng.randint(0, STEPS - 3)  # so that a signal is heard before the end
-        running.wait_for(f"Iter: {step}," if step else "starting at iter 0,", 0, 300)
+        running.wait_for(f"Iter: {step}," if step else "starting at iter 0 of", 0, 300)
         time.sleep(rng.uniform(0, 0.3))
         targets = [rng.randrange(ranks)] if how == "kill" or rng.random() < 0.5 else list(range(ranks))
         number = signal.SIGKILL if how == "kill" else getattr(signal, how)

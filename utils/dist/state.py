@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,7 +26,8 @@ class Run:
     """Written by the main thread only; the threads of the watchdog and of the status file read it.
 
     rounds: calls of `all_ranks_or_none`, equal on all ranks. timeout_s: of the process group. stage: " in <name>" within
-    `watchdog.stage`. facts: what `status.tell` was given. stop_requested: by SIGTERM or SIGUSR1.
+    `watchdog.stage`. facts: what `status.tell` was given. stop_requested: by SIGTERM or SIGUSR1. leaving: held by the
+    thread that ends this process.
     """
 
     launch: LaunchInfo = field(default_factory=lambda: LaunchInfo("single"))
@@ -38,6 +40,7 @@ class Run:
     stage: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     stop_requested: bool = False
+    leaving: threading.Lock = field(default_factory=threading.Lock)
 
 
 RUN = Run()
