@@ -31,7 +31,8 @@ step='' is_time_up='' is_cancelled='' limit=0
 on_time_up() {
     is_time_up=1
     limit=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e) || limit=''
-    limit=$(date -d "${limit:-+100 seconds}" +%s) # where SLURM does not answer: some time after this signal
+    # Where SLURM does not answer, or with no time (a job without a limit): some time after this signal.
+    limit=$(date -d "${limit:-none}" +%s 2>/dev/null) || limit=$((EPOCHSECONDS + 100))
     [[ -z $step ]] || kill -s USR1 "$step" 2>/dev/null || true
 }
 # SLURM sends TERM to the ranks itself. Here it means scancel, or that the time limit itself has come.

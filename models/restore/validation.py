@@ -66,8 +66,9 @@ class Validation:
 def validate(
     model: ModelVRT, clips: Sequence[FrameReader], should_stop: Callable[[], bool] = lambda: False
 ) -> Validation | None:
-    """Restore and score every clip, one frame at a time: memory does not grow with the length of a clip. Collective.
+    """Restore and score every clip, one frame at a time. Collective.
 
+    Memory holds one tile in time: the whole clip with val.num_frame_testing 0.
     clips: of the test split, with sharp frames.
     should_stop: called by all ranks after each round of one clip per rank, except the last; must return the same on
     all ranks. True ends the validation without a result (None).

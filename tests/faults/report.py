@@ -16,8 +16,7 @@ HEAD = """# Reliability
 
 What happens when something goes wrong, and how often it was tried. Measured with gloo on CPU; nothing here was run with
 NCCL. Repeat it with `make faults` (an hour on two cores); a quick part of it runs in `make test`. `docs/benchmarks/faults.json`
-has each trial, and the load of the two cores before each kind. The rows of this table are from before the watchdog was
-rebuilt for thousands of ranks (second table); they are to be repeated.
+has each trial, and the load of the two cores before each kind.
 
 | fault | tried | result |
 |---|---|---|"""

@@ -203,6 +203,7 @@ class HistoryWriter:
         self.file, self.curves = folder / HISTORY_NAME, folder / "curves.png"
         old = read_history(self.file) if step and self.file.exists() else {}
         self.history = {tag: [entry for entry in entries if entry[0] <= step] for tag, entries in old.items()}
+        self.is_drawn = True
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items():
@@ -210,6 +211,7 @@ class HistoryWriter:
             self.history[tag] = [*(entry for entry in self.history.get(tag, ()) if entry[0] < step), [step, value]]
         with best_effort(str(self.file)):
             write_whole(self.file, json.dumps(self.history).encode())
+        self.is_drawn = False
         if any(tag.startswith("val/") for tag in values):  # rare enough; and a run that is killed later has its curves
             self._draw()
 
@@ -217,10 +219,11 @@ class HistoryWriter:
         """The history has no pictures."""
 
     def close(self) -> None:
-        if self.history:
+        if not self.is_drawn:
             self._draw()
 
     def _draw(self) -> None:
+        self.is_drawn = True
         with best_effort(str(self.curves)):
             draw_curves({"": self.history}, self.curves)
 
