@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from tests.dist.launching import ROOT, Ranks
 from tests.faults.agents import restart_of_one_agent
 from tests.faults.refusals import BROKEN, ENVIRONMENTS, break_file, seconds_until_explained
 from tests.faults.report import page
-from tests.faults.runs import STEPS, Interruption, interrupt, reference, signal_launcher
+from tests.faults.runs import STEPS, interrupt, reference, signal_launcher
 from tests.faults.saving import kill_while_saving
 from tests.faults.stalls import KINDS, Trial, run_stall
 from tests.train_files import write_options
@@ -109,14 +108,9 @@ def interruptions(how: str, share: float) -> dict[str, Any]:
         options = write_options(Path(folder))
         for ranks, count in {1: 18, 2: 20, 4: 12}.items():
             expected = reference(ranks)
-
-            def trial(seed: int, ranks: int = ranks, expected: str = expected) -> Interruption:
+            for seed in range(max(1, round(count * share))):
                 kind = how if how == "kill" else ("SIGTERM", "SIGUSR1")[seed % 2]
-                return interrupt(options, ranks, kind, seed, expected)
-
-            # Trials of one process each need one core only.
-            with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // ranks)) as pool:
-                found += pool.map(trial, range(max(1, round(count * share))))
+                found.append(interrupt(options, ranks, kind, seed, expected))
     codes_right = [t for t in found if how == "kill" or set(t.exit_codes) == {75}]
     return {
         "trials": len(found), "identical": sum(t.identical for t in found), "codes_right": len(codes_right),
