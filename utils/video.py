@@ -16,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import av.logging
 import cv2
 import numpy as np
 
@@ -23,6 +24,11 @@ from utils.errors import DataError
 from utils.files import Made
 
 logger = logging.getLogger(__name__)
+
+# PyAV's own log callback needs the GIL: a decoder thread that logs while close() waits for it, GIL in hand, never ends
+# (PyAV #751). FFmpeg's own callback needs none; its lines are silenced, errors come as exceptions.
+av.logging.restore_default_callback()
+av.logging.set_libav_level(av.logging.PANIC)
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
 # Of the frames before one that a video was wound back to.
