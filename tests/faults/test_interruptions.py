@@ -9,7 +9,7 @@ import pytest
 
 from tests.dist.launching import Ranks
 from tests.faults.runs import interrupt, reference
-from tests.train_files import write_options
+from tests.train_files import MAIN, write_options
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,19 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tm
         result = running.wait(10)
 
     assert result.exit_codes == [128 + signal.SIGTERM] and not result.timed_out
+
+
+def test_two_signals_a_moment_apart_are_one_request_and_the_run_saves(tmp_path):
+    # As scancel sends them.
+    options = write_options(tmp_path)
+    with Ranks(1, MAIN, "--opt", str(options), "train.total_iter=1000", "datasets.test={}") as running:
+        running.wait_for("Iter: 1,", 0, 120)
+        running.processes[0].send_signal(signal.SIGTERM)
+        time.sleep(0.02)  # apart, or the system makes one of them
+        running.processes[0].send_signal(signal.SIGTERM)
+        result = running.wait(60)
+
+    assert result.exit_codes == [75] and "stopped by a signal at iter" in result.text, result.text
 
 
 @pytest.mark.parametrize(("how", "seed", "struck"), [("SIGUSR1", 0, "rank 1"), ("SIGTERM", 4, "rank 0, 1")])

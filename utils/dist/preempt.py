@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from types import FrameType
 from typing import Any
 
@@ -16,13 +17,14 @@ from utils.dist.state import RUN
 
 PREEMPTED = 75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+REPEATED_S = 2.0  # scancel sends SIGTERM to the step and to the job, a moment apart: that is one request
 
 logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """From now on the first signal requests a stop; a second SIGTERM ends this rank at once."""
-    RUN.stop_requested = False
+    """From now on the first signal requests a stop; another SIGTERM, REPEATED_S later or more, ends this rank at once."""
+    RUN.stop_requested = 0.0
     is_torchrun = utils_dist.get_launch().mode == "torchrun"
     handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch 2.8 does not set it
     if is_torchrun and "SIGUSR1" not in handled and utils_dist.is_main_process():
@@ -35,9 +37,9 @@ def install() -> None:
 
 
 def _on_signal(number: int, _: FrameType | None) -> None:
-    if RUN.stop_requested and number == signal.SIGTERM:
+    if RUN.stop_requested and number == signal.SIGTERM and time.monotonic() - RUN.stop_requested > REPEATED_S:
         os._exit(128 + number)
-    RUN.stop_requested = True
+    RUN.stop_requested = RUN.stop_requested or time.monotonic()
 
 
 class StopVote:
@@ -47,7 +49,7 @@ class StopVote:
     """
 
     def __init__(self) -> None:
-        self.flag = torch.tensor(float(RUN.stop_requested), device=utils_dist.get_device())
+        self.flag = torch.tensor(float(RUN.stop_requested > 0), device=utils_dist.get_device())
         self.work: Any = None
         if dist.is_initialized():
             self.work = dist.all_reduce(self.flag, async_op=True)  # a sum: gloo's MAX loses NaN, and sums do as well

@@ -26,7 +26,7 @@ class Run:
     """Written by the main thread only; the threads of the watchdog and of the status file read it.
 
     rounds: calls of `all_ranks_or_none`, equal on all ranks. timeout_s: of the process group. stage: " in <name>" within
-    `watchdog.stage`. facts: what `status.tell` was given. stop_requested: by SIGTERM or SIGUSR1. leaving: held by the
+    `watchdog.stage`. facts: what `status.tell` was given. stop_requested: when, by SIGTERM or SIGUSR1; 0: not. leaving: held by the
     thread that ends this process.
     """
 
@@ -39,7 +39,7 @@ class Run:
     place: Place = field(default_factory=lambda: Place(since=time.monotonic()))
     stage: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
-    stop_requested: bool = False
+    stop_requested: float = 0.0
     leaving: threading.Lock = field(default_factory=threading.Lock)
 
 
