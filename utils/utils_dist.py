@@ -41,9 +41,6 @@ class _PeerFailed(BaseException):
         self.exit_code = exit_code
 
 
-# ---- identity -------------------------------------------------------------------------------------------------------
-
-
 def get_launch() -> LaunchInfo:
     return RUN.launch
 
@@ -68,9 +65,6 @@ def is_main_process() -> bool:
 def get_device() -> torch.device:
     """The GPU of the local rank, or the CPU where there is none."""
     return torch.device("cuda", get_local_rank()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-# ---- start and end --------------------------------------------------------------------------------------------------
 
 
 def join(launch: LaunchInfo) -> None:
@@ -167,9 +161,6 @@ def _print_setup(launch: LaunchInfo) -> None:
         os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
 
 
-# ---- collectives ----------------------------------------------------------------------------------------------------
-
-
 def barrier() -> None:
     """Collective."""
     if dist.is_initialized():
@@ -217,9 +208,6 @@ def check_same_on_all_ranks(name: str, value: Any, do: str = "start all ranks fr
         groups.setdefault(repr(other), []).append(rank)
     listed = "; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in groups.items())
     raise DistError(f"{name} differ between the ranks", listed, "the same on all ranks", do)
-
-
-# ---- failures and exit ----------------------------------------------------------------------------------------------
 
 
 @contextmanager
