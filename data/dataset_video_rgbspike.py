@@ -19,6 +19,7 @@ from data.clip_index import Problem, Source, held_out
 from data.clip_options import ClipFiles, Crops, FileReading, SharpFiles, SpikeFiles, WholeClips
 from data.io_backend import IO_BACKENDS
 from data.preflight import Report, check_source
+from data.roots import is_lmdb, list_root
 from data.select_dataset import DATASETS
 from data.spike_source import build_spikes, channels_of, describe_spikes
 from utils import utils_dist
@@ -53,6 +54,7 @@ class ClipDataset(Dataset):
             )  # fmt: skip
         self.files = IO_BACKENDS.build(section.io_backend, "io_backend", cache_data=section.cache_data)
         self.clips: list[Clip] = self.files.clips(source)
+        self.lq_place = source.kinds()["lq"]  # root, folder within a clip, file name extension
         self.roots = {f"dataroot_{kind}": root for kind, (root, _, _) in source.kinds().items()}  # never written to
 
     # The class methods are called before a dataset is built; `section` holds its resolved options.
@@ -211,8 +213,8 @@ class TestClips(ClipDataset):
 
     def count_folders(self) -> int:
         """Number of clips in the data folder, including those that the meta file does not list; 0 for an LMDB."""
-        root = Path(self.roots["dataroot_lq"])
-        return sum(f.is_dir() and not f.name.startswith(".") for f in root.iterdir()) if root.is_dir() else 0
+        root, folder, ext = self.lq_place
+        return 0 if is_lmdb(root) or not Path(root).is_dir() else len(list_root(root, folder, ext))
 
     def frame_count(self, index: int) -> int:
         """How many frames of clip `index` are read: all, or the first num_frame."""

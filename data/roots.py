@@ -18,6 +18,7 @@ from utils.errors import DataError, OptionError
 from utils.files import natural_key
 
 LMDB_MARK = ".lmdb::"
+PARTS = frozenset({"blur", "blur_gamma", "sharp", "spike"})  # folders within a clip, never clips of their own
 _LMDB_LINE = re.compile(r"(.+?)(?: \(.*\)(?: \d+)?)?$")  # "<key>.<ext> (<shape>) <compression>"; keys may hold blanks
 
 _environments: dict[str, Any] = {}  # LMDBs that this process has open
@@ -58,6 +59,7 @@ def is_lmdb(root: str) -> bool:
 def list_root(root: str, folder: str, ext: str) -> Listing:
     """The files of every clip: those in <root>/<clip>/<folder>, or in <root>/<clip> where there is no such folder.
 
+    A folder that holds folders and no files is no clip: the folders in it are the clips "<folder>/<clip>".
     Raises DataError for a root that cannot be read or holds no clip, and for names unfit for output files.
     """
     listing = _list_lmdb(root) if is_lmdb(root) else _list_folder(root, folder, ext)
@@ -97,21 +99,36 @@ def _list_folder(root: str, folder: str, ext: str) -> Listing:
             f"cannot list the data folder: {e.strerror or e}", root, "a folder with one folder per clip",
             "correct the dataroot in the options, or make or copy the data (docs/data_format.md)",
         ) from e  # fmt: skip
-    return {name: _list_frames(path, folder, ext) for name, path in sorted(found, key=lambda e: natural_key(e[0]))}
+    listing: Listing = {}
+    for name, path in sorted(found, key=lambda e: natural_key(e[0])):
+        files, folders = _list_clip(path, folder, ext)
+        if not folders:
+            listing[name] = files
+        for inner in sorted(folders, key=natural_key):
+            listing[f"{name}/{inner}"] = _list_clip(os.path.join(path, inner), folder, ext)[0]
+    return listing
 
 
-def _list_frames(clip: str, folder: str, ext: str) -> dict[str, FileEntry]:
+def _list_clip(clip: str, folder: str, ext: str) -> tuple[dict[str, FileEntry], list[str]]:
+    """The frames of the clip by stem; where it holds folders of clips and no files instead, the names of these."""
     inner = os.path.join(clip, folder)
+    has_inner = os.path.isdir(inner)
     suffix = f".{ext.lstrip('.')}".lower()
-    files = {}
+    files, folders, others = {}, [], has_inner
     try:
-        with os.scandir(inner if os.path.isdir(inner) else clip) as entries:
+        with os.scandir(inner if has_inner else clip) as entries:
             for entry in entries:
-                if entry.name.lower().endswith(suffix) and not entry.name.startswith("."):
+                if entry.name.startswith("."):
+                    continue
+                if entry.name.lower().endswith(suffix):
                     files[os.path.splitext(entry.name)[0]] = _entry(entry)
+                elif not has_inner and entry.is_dir():
+                    folders.append(entry.name)
+                else:
+                    others = True
     except OSError as e:
         raise DataError(f"cannot list the clip: {e.strerror or e}", inner, "a readable folder", "restore it") from e
-    return files
+    return files, [] if files or others or PARTS & set(folders) else folders
 
 
 def _entry(entry: os.DirEntry[str]) -> FileEntry:

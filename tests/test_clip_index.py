@@ -271,6 +271,39 @@ def test_hidden_files_and_other_types_are_left_alone(root):
     assert len(build(root).clips) == 2
 
 
+def nested_root(root, regrouped):
+    """Clips 00001/0001, 00001/0002 and 00002/0001, beside things that are no clips."""
+    for number, name in enumerate(("00001/0001", "00001/0002", "00002/0001")):
+        write_clip(root, name, seed=number, regrouped=regrouped)
+    write_info(root)
+    folder = root / "GOPRO_Large" / ("train_GT_blurred" if regrouped else "train")
+    (folder / "00001" / ".DS_Store").write_bytes(b"x")
+    (folder / "00002" / ".cache").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("regrouped", [False, True])
+def test_clips_in_nested_folders_have_both_names(tmp_path, regrouped):
+    nested_root(tmp_path, regrouped)
+    dataset = build(tmp_path, regrouped=regrouped)
+    assert [clip.name for clip in dataset.clips] == ["00001/0001", "00001/0002", "00002/0001"]
+    assert dataset[0, 13]["key"] == "00002/0001/000001"
+
+
+def test_a_nested_clip_without_spikes_is_named_and_a_folder_of_files_is_a_clip(tmp_path):
+    folder = nested_root(tmp_path, regrouped=True)
+    shutil.rmtree(tmp_path / "GOPRO_Large_spike_seq/train/00001/0002")
+    text = complaint(tmp_path, regrouped=True)
+    assert "1 problem " in text and "00001/0002 | spike has no folder" in text
+    (folder / "00002" / "notes.txt").write_bytes(b"x")
+    assert "00002      | lq holds no .png file" in complaint(tmp_path, regrouped=True)
+
+
+def test_a_clip_that_lacks_its_blurry_frames_is_no_folder_of_clips(root):
+    shutil.rmtree(blur(root))
+    assert "clip0 | lq holds no .png file" in complaint(root)
+
+
 def test_a_long_list_of_problems_is_cut(root):
     for number in range(40):
         (root / f"GOPRO_Large/train/empty{number:02d}").mkdir()
