@@ -44,6 +44,32 @@ def test_tfp_at_the_border_keeps_the_planes_that_exist():
         represent("tfp", s, 12, half_window=3, offsets=[20])
 
 
+@pytest.mark.parametrize("planes", [56, 88, 104, 49, 97, 40])
+def test_tfp_spread_over_the_file_is_the_formula_of_s_vrt_and_exact_in_reverse(planes):
+    s, half, bins = stream(planes=planes), 20, 4
+    edges = np.linspace(0, planes, bins + 1)
+    middles = np.clip((edges[:-1] + edges[1:]) / 2, half, planes - half).astype(int)
+    expected = np.stack([s[m - half : m + half + 1].mean(0) for m in middles])  # a slice ends with the file
+    options = {"half_window": half, "num_bins": bins}
+
+    found = represent("tfp", s, planes // 2, rate=0.5, **options)
+
+    assert np.allclose(found, 2 * expected, atol=1e-6)
+    assert np.array_equal(represent("tfp", s, planes // 2, rate=0.5, reverse=True, **options), found[::-1])
+    assert rp.REPRESENTATIONS["tfp"].ignored(**options) == {"center"}
+    if planes in (56, 88, 104):  # as published for the three lengths of Spk-GoPro's files
+        assert middles.tolist() == {56: [20, 21, 35, 36], 88: [20, 33, 55, 68], 104: [20, 39, 65, 84]}[planes]
+
+
+def test_tfp_spread_over_the_file_refuses_what_it_cannot_mean():
+    with pytest.raises(ValueError, match="39 planes cannot hold a window of 40"):
+        represent("tfp", stream(planes=39), 20, half_window=20, num_bins=4)
+    with pytest.raises(ValueError, match="have no effect with num_bins 4"):
+        represent("tfp", stream(), 12, half_window=2, num_bins=4, offsets=[0, 3])
+    with pytest.raises(ValueError, match="at least 1"):
+        represent("tfp", stream(), 12, half_window=2, num_bins=0)
+
+
 def test_voxel_bins_count_every_plane_once_also_where_they_do_not_divide():
     s = stream(planes=23)
     found = represent("voxel", s, 11, num_bins=4)

@@ -60,6 +60,7 @@ def test_voxel_bins_follow_the_centre_and_keys_without_effect_are_refused(clips)
     raw, spread = {"type": "raw", "window": 3}, {"type": "encoding25", "num_windows": 3, "pad": "edge"}
     for key, value, representation in (
         ("gamma", 2.2, raw), ("rate", "match", raw), ("light", "linear", raw), ("center", 5, spread),
+        ("center", 5, {"type": "tfp", "half_window": 2, "num_bins": 3}),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=rf"spike\.{key} has no effect"):
             build(clips, "test", spike={"type": "dat", key: value, "representation": representation})

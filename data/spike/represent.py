@@ -32,6 +32,8 @@ class Representation:
     between: it accepts a center between two planes, such as 27.5; other functions get the plane after it.
     lag: its time minus `center`, in half planes, as a function of its options.
     is_centered: whether it uses `center`, as a function of its options.
+    mirrors: whether the channels of the reversed stream are, by definition, its own in reverse order, as a function of
+    its options: for windows spread over the file, whose rounding prefers one direction of time.
     """
 
     function: Function
@@ -39,6 +41,7 @@ class Representation:
     between: bool
     lag: Callable[..., int]
     is_centered: Callable[..., bool]
+    mirrors: Callable[..., bool]
 
     def ignored(self, **options: Any) -> set[str]:
         """The keys of the `spike` section that have no effect on this representation with these options."""
@@ -56,13 +59,14 @@ def representation(
     between: bool = False,
     lag: Callable[..., int] = lambda **_: 0,
     is_centered: Callable[..., bool] = lambda **_: True,
+    mirrors: Callable[..., bool] = lambda **_: False,
 ) -> Callable[[Function], Function]:
     """Decorator: register a representation; see `Representation` for the parameters."""
 
     def add(function: Function) -> Function:
         if name in REPRESENTATIONS:
             raise ValueError(f"representation {name!r} is registered twice")
-        REPRESENTATIONS[name] = Representation(function, proportional, between, lag, is_centered)
+        REPRESENTATIONS[name] = Representation(function, proportional, between, lag, is_centered, mirrors)
         return function
 
     return add
@@ -90,9 +94,12 @@ def represent(
     """
     known = REPRESENTATIONS[name]
     center = center if known.between else math.ceil(center)
-    if reverse:
+    is_mirrored = reverse and known.mirrors(**options)
+    if reverse and not is_mirrored:
         stream, center = stream[::-1], len(stream) - 1 - center - known.lag(**options)
     channels = known.function(stream, center, **options)
+    if is_mirrored:
+        channels = np.ascontiguousarray(channels[::-1])
     if not known.proportional:
         return channels
     if rate != 1.0:
@@ -107,16 +114,44 @@ def channel_count(name: str, **options: Any) -> int:
     return REPRESENTATIONS[name].function(np.zeros((length, 1, 1), np.uint8), length // 2, **options).shape[0]
 
 
-@representation("tfp", proportional=True)
+def _tfp_is_spread(num_bins: int | None = None, **_: Any) -> bool:
+    return num_bins is not None
+
+
+@representation(
+    "tfp", proportional=True, is_centered=lambda **options: not _tfp_is_spread(**options), mirrors=_tfp_is_spread
+)
 def tfp(
-    stream: np.ndarray, center: int, half_window: int = 10, offsets: tuple[int, ...] | list[int] = (0,)
+    stream: np.ndarray,
+    center: int,
+    half_window: int = 10,
+    offsets: tuple[int, ...] | list[int] = (0,),
+    num_bins: int | None = None,
 ) -> np.ndarray:
     """Texture from playback: channel i = mean of s[m - half_window : m + half_window + 1], m = center + offsets[i].
 
     Range [0, 1]. At the ends of the stream the window keeps only the planes that exist.
+    num_bins B, instead of offsets: windows spread over the file, as in S-VRT; m is the middle of bin i of B equal bins
+    of T planes, (i + 1 / 2) T / B rounded down, moved into [half_window, T - half_window]. On short files the windows
+    overlap, or coincide; disjoint bins are "voxel". Played backwards, the file has the same windows in reverse order.
     Source: SpikeCV, TFP; without its rounding to 8 bits.
     """
-    return np.stack([_mean(stream, center + o - half_window, center + o + half_window + 1) for o in offsets])
+    if num_bins is None:
+        middles = [center + offset for offset in offsets]
+    else:
+        middles = _bin_middles(len(stream), num_bins, half_window)
+        if tuple(offsets) != (0,):
+            raise ValueError(f"offsets {list(offsets)} have no effect with num_bins {num_bins}")
+    return np.stack([_mean(stream, m - half_window, m + half_window + 1) for m in middles])
+
+
+def _bin_middles(planes: int, count: int, half_window: int) -> list[int]:
+    if count < 1:
+        raise ValueError(f"num_bins is at least 1, not {count}")
+    if planes < 2 * half_window:
+        raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")
+    middles = [(2 * i + 1) * planes // (2 * count) for i in range(count)]
+    return [min(max(m, half_window), planes - half_window) for m in middles]
 
 
 @representation("voxel", proportional=True, between=True)
@@ -170,7 +205,13 @@ def _encoding_is_centered(num_windows: int = 1, spacing: int | None = None, **_:
     return num_windows == 1 or spacing is not None
 
 
-@representation("encoding25", proportional=False, lag=_encoding_lag, is_centered=_encoding_is_centered)
+@representation(
+    "encoding25",
+    proportional=False,
+    lag=_encoding_lag,
+    is_centered=_encoding_is_centered,
+    mirrors=lambda **options: not _encoding_is_centered(**options),
+)
 def encoding25(
     stream: np.ndarray,
     center: int,
@@ -191,7 +232,7 @@ def encoding25(
     if spacing is not None or num_windows == 1:
         middles = [center + ((2 * i - num_windows + 1) * (spacing or 0)) // 2 for i in range(num_windows)]
     else:
-        middles = _spread(planes, num_windows, center)
+        middles = _spread(planes, num_windows)
     steps = np.concatenate([np.arange(m - 12, m + 13) for m in middles])
     outside = (steps < 0) | (steps >= planes)
     if pad == "strict" and outside.any():
@@ -202,14 +243,10 @@ def encoding25(
     return channels
 
 
-def _spread(planes: int, count: int, center: int) -> list[int]:
-    """`count` planes spread evenly over 12 ... planes - 13, symmetrically: with m also planes - 1 - m.
-
-    If the middle one lies between two planes, the plane on the side of `center` is used.
-    """
+def _spread(planes: int, count: int) -> list[int]:
+    """`count` planes spread evenly over 12 ... planes - 13: with m also planes - 1 - m; the middle is planes // 2."""
     before = np.round(np.linspace(12, planes - 13, count)[: count // 2]).astype(int).tolist()
-    middle = (planes - 1 + (planes % 2 == 0 and 2 * center >= planes)) // 2
-    return [*before, *([middle] if count % 2 else []), *(planes - 1 - m for m in reversed(before))]
+    return [*before, *([planes // 2] if count % 2 else []), *(planes - 1 - m for m in reversed(before))]
 
 
 def _mean(stream: np.ndarray, start: int, stop: int) -> np.ndarray:
