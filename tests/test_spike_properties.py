@@ -2,6 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import data.spike_source  # noqa: F401 (registers the representations of data/spike/represent_*.py)
 from data.augment import Augment
 from data.spike.represent import represent
 from data.spike.stream import Crop, SpikeGeometry, read_dat, write_dat
@@ -12,7 +13,8 @@ quick = settings(max_examples=60, deadline=None, database=None)
 @st.composite
 def representations(draw):
     """(name, options) of any registered representation, for files of 30 planes around plane 15."""
-    name = draw(st.sampled_from(["tfp", "tfp spread", "voxel", "tfi", "raw", "encoding25"]))
+    names = ["tfp", "tfp spread", "voxel", "tfi", "raw", "encoding25", "tfstp", "exposure"]
+    name = draw(st.sampled_from(names))
     offsets = draw(st.lists(st.integers(-5, 5), min_size=1, max_size=3))
     options = {
         "tfp": {"half_window": draw(st.integers(0, 20)), "offsets": offsets},
@@ -25,6 +27,8 @@ def representations(draw):
             "spacing": draw(st.sampled_from([None, 1, 2, 4])),
             "pad": draw(st.sampled_from(["edge", "zero"])),
         },
+        "tfstp": {"tau_d": draw(st.floats(0.5, 50)), "tau_f": draw(st.floats(0.5, 50)), "offsets": offsets},
+        "exposure": {"half_window": draw(st.integers(0, 5)), "half_exposure": draw(st.integers(6, 40))},
     }
     return name.partition(" ")[0], options[name]
 
@@ -100,13 +104,17 @@ def test_reversed_time_shows_the_same_instants_in_reverse_exactly(chosen, planes
             return None  # too few planes around this centre, in both directions
 
     reverse = channels(stream, center, reverse=True)
-    if "offsets" in options:  # an offset of o planes in reversed time is one of -o planes
+    if name == "tfstp":  # it knows the past only, in reversed time the future: see the last comparison
+        forward = reverse
+    elif name == "exposure":  # two windows around one instant
+        forward = channels(stream, center)
+    elif "offsets" in options:  # an offset of o planes in reversed time is one of -o planes
         forward = channels(stream, center, offsets=[-o for o in options["offsets"]])
     else:
         forward = channels(stream, center)
         forward = forward if forward is None else forward[::-1]
     assert np.array_equal(reverse, forward) if reverse is not None else forward is None
-    is_symmetric = name in ("voxel", "raw") or "offsets" in options
+    is_symmetric = name in ("voxel", "raw", "exposure") or "offsets" in options
     if is_symmetric and name != "tfi" and (name == "voxel" or center == int(center)):
         mirrored = channels(stream[::-1], planes - 1 - center)
         assert np.array_equal(reverse, mirrored) if reverse is not None else mirrored is None

@@ -1,8 +1,13 @@
+import math
+
 import numpy as np
 import pytest
 
+import data.spike_source  # noqa: F401 (registers the representations of data/spike/represent_*.py)
 from data.spike import represent as rp
+from data.spike.exposure import exposure_estimate, exposure_rates
 from data.spike.represent import channel_count, represent
+from data.spike.simulate import IntegrateAndFire, to_display
 
 OPTIONS = {
     "tfp": {"half_window": 3, "offsets": (-4, 0, 4)},
@@ -10,6 +15,8 @@ OPTIONS = {
     "tfi": {"half_window": 8, "offsets": (-2, 0, 2)},
     "raw": {"window": 7},
     "encoding25": {"num_windows": 3, "spacing": 2, "pad": "edge"},
+    "tfstp": {"tau_d": 3.0, "offsets": (-2, 0)},
+    "exposure": {"half_window": 2},
 }
 
 
@@ -101,6 +108,80 @@ def test_tfi_of_a_regular_train_is_its_rate():
     s = np.zeros((40, 1, 2), np.uint8)
     s[::4, 0, 0] = s[3::7, 0, 1] = 1
     assert represent("tfi", s, 18)[0, 0].tolist() == pytest.approx([1 / 4, 1 / 7])
+
+
+def tfstp_by_definition(spikes, tau_d, tau_f, step):
+    """The synapse of one pixel, spike by spike, in the equations' own variables u and R."""
+    times = np.flatnonzero(spikes)
+    gap = times[1] - times[0]
+    e_d, e_f = math.exp(-gap / tau_d), math.exp(-gap / tau_f)
+    u = (step * (1 - e_f) + step * e_f) / (1 - (1 - step) * e_f)
+    r = (1 - e_d) / (1 - (1 - u) * e_d)
+    for gap in np.diff(times[1:]):
+        r = 1 - (1 - r * (1 - u)) * math.exp(-gap / tau_d)
+        u = step + (u + step * (1 - u) - step) * math.exp(-gap / tau_f)
+    rate = -1 / (tau_d * math.log((1 - r) / (1 - r * (1 - u))))
+    return min(rate, 1 / max(len(spikes) - 1 - times[-1], 1))
+
+
+def test_tfstp_solves_the_equations_of_the_synapse():
+    s = stream(planes=60, density=0.25)
+    found = represent("tfstp", s, 49, tau_d=4.0, tau_f=15.0, utilisation=0.2)[0]
+
+    expected = [tfstp_by_definition(s[:50, y, x], 4.0, 15.0, 0.2) for y, x in np.ndindex(found.shape)]
+    assert found.ravel() == pytest.approx(expected, rel=1e-4)
+    later = s.copy()
+    later[50:] = 1 - later[50:]
+    assert np.array_equal(represent("tfstp", later, 49, tau_d=4.0, tau_f=15.0, utilisation=0.2)[0], found)  # causal
+
+
+def test_tfstp_of_a_regular_train_is_its_rate_and_of_a_dark_pixel_its_count():
+    s = np.zeros((100, 1, 4), np.uint8)
+    s[::4, 0, 0] = s[3::40, 0, 1] = s[50, 0, 2] = 1
+    assert represent("tfstp", s, 99)[0, 0].tolist() == pytest.approx([1 / 4, 1 / 40, 1 / 100, 0], rel=1e-5)
+    assert represent("tfstp", s, 0)[0, 0].tolist() == [1.0, 0, 0, 0]
+
+
+def test_tfstp_averages_the_jitter_of_a_sensor_that_tfi_keeps():
+    sensor = IntegrateAndFire(40, 40, rate=0.35, rng=np.random.default_rng(0), shot_noise=0.2)
+    s = sensor.run(np.ones((80, 40, 40), np.float32))
+    error = {name: float(np.std(represent(name, s, 40, rate=0.35))) for name in ("tfi", "tfstp")}
+    assert error["tfstp"] < 0.7 * error["tfi"]
+
+
+def test_exposure_rates_are_those_of_the_windows_and_come_with_their_spikes():
+    s = stream(planes=41, density=0.4)
+    rates, counts = exposure_rates(s, 20, half_window=4, half_exposure=15, prior=1e-6)
+    assert np.array_equal(counts, [s[16:25].sum(0), s[5:36].sum(0)])
+    assert np.allclose(rates, [s[16:25].mean(0), s[5:36].mean(0)], atol=1e-4)
+    assert np.array_equal(exposure_rates(s, 12, half_window=4)[1][1], s[:25].sum(0))  # as long as both sides allow
+
+    # A prior of many spikes gives the long rate; so does a pixel of few spikes, and 0 where there is none.
+    trusting = exposure_rates(s, 20, half_window=4, prior=1e6)[0]
+    assert np.allclose(trusting[0], trusting[1], rtol=1e-4)
+    s[:, 0] = 0
+    s[3, 0, 0] = 1
+    short, long = exposure_rates(s, 20, half_window=4, prior=1.0)[0]
+    assert 0.7 < short[0, 0] / long[0, 0] < 1 and short[0, 1] == long[0, 1] == 0
+    with pytest.raises(ValueError, match="half_window 20 < half_exposure 20"):
+        exposure_rates(s, 20, half_window=20)
+
+
+def test_the_exposure_estimate_undoes_the_blur_of_a_moving_edge_in_colour():
+    # An edge crosses 12 columns during 161 planes; the frame is the mean of its light, in three colours.
+    steps = np.arange(24)[None, :] < np.linspace(6, 18, 161)[:, None]
+    light = np.where(steps, 0.8, 0.1)[:, None].repeat(16, axis=1).astype(np.float32)
+    spikes = IntegrateAndFire(16, 24, rate=0.9, rng=np.random.default_rng(1)).run(light)
+    colour = np.array([1.0, 0.6, 0.3], np.float32)
+    blurry, sharp = (to_display(x[..., None] * colour) for x in (light.mean(axis=0), light[80]))
+
+    error = lambda picture: float(np.sqrt(np.mean((picture - sharp) ** 2)))  # noqa: E731
+    estimate = exposure_estimate(blurry, represent("exposure", spikes, 80, rate=0.9))
+    assert error(estimate) < 0.6 * error(blurry)
+    # The scale of the rates has no influence, and pixels without spikes keep the blurry frame.
+    assert np.allclose(estimate, exposure_estimate(blurry, represent("exposure", spikes, 80)), atol=1e-5)
+    dark = exposure_estimate(blurry, represent("exposure", 0 * spikes, 80))
+    assert np.allclose(dark, blurry, atol=1e-6)
 
 
 def test_the_raw_window_holds_the_planes_themselves_and_never_reaches_outside():
