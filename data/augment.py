@@ -32,17 +32,21 @@ class Augment:
         patch: int,
         step: int = 1,
         *,
+        origin: tuple[int, int] = (0, 0),
         hflip: bool = False,
         rot: bool = False,
         reverse: bool = False,
     ) -> Augment:
         """A random square of side `patch` within a frame of size (H, W), and random flips among the allowed ones.
 
+        origin: upper left pixel, where only a part of the frame, of that size, is allowed.
         step: RGB pixels per spike pixel; the crop starts at multiples of it, so that no sub-pixel shift arises.
         All random numbers are drawn in any case, so that switching one flip off does not change the others.
         """
-        height, width = size
-        top, left = (int(rng.integers(0, (side - patch) // step + 1)) * step for side in (height, width))
+        top, left = (
+            start + int(rng.integers(0, (side - patch) // step + 1)) * step
+            for start, side in zip(origin, size, strict=True)
+        )
         flips = rng.random(4) < 0.5
         return cls(
             top, left, patch, patch,

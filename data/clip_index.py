@@ -231,7 +231,7 @@ class _ClipCheck:
         return tuple(planes.values())
 
     def _check_sizes(self, paths: dict[str, tuple[str, ...]]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(lq size, gt size) of the first frame; gt must be a whole multiple of lq, and lq of the spikes."""
+        """(lq size, gt size) of the first frame; gt must be a whole multiple of lq, and lq must fit the spikes."""
         lq = gt = (0, 0)
         try:
             lq = gt = picture_size(paths["lq"][0])
@@ -243,10 +243,11 @@ class _ClipCheck:
         if gt[0] % lq[0] or gt[1] % lq[1] or gt[0] // lq[0] != gt[1] // lq[1]:
             what = f"gt is {gt[0]} x {gt[1]}, lq {lq[0]} x {lq[1]}: no whole multiple"
             self._report_file(what, paths["gt"][0])
-        if self.source.spikes and self.source.spikes.ratio(lq) is None:
-            h, w = self.source.spikes.geometry.height, self.source.spikes.geometry.width
-            what = f"lq is {lq[0]} x {lq[1]}, spikes {h} x {w}: no whole multiple (spike.h, spike.w)"
-            self._report_file(what, paths["lq"][0])
+        try:
+            if self.source.spikes:
+                self.source.spikes.grid(lq)
+        except DataError as e:
+            self._report_file(e.what, paths["lq"][0])
         return lq, gt
 
 

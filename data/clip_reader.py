@@ -11,16 +11,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
 
+from data.augment import Augment
 from data.clip_cache import INDEX as CACHE_INDEX
 from data.clip_cache import CacheReader
 from data.pictures import Pictures, check_same_view, clips_in, holds_images, subfolder
 from data.roots import LMDB_MARK
 from data.spike.stream import count_planes, read_dat
+from data.spike_grid import ScaledWindow, Window, warn_uncovered
 from data.spike_info import DatasetInfo, nearest_info
 from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors, user_spikes
 from utils.contract import ClipReader
@@ -72,8 +73,7 @@ class UserSpikes:
                 f"{self._planes} planes for {len(frames)} frames", str(path), "at least one plane per frame",
                 "give the spikes of this clip, and check --spike-size",
             )  # fmt: skip
-        plane = source.geometry
-        check_same_view(frames.size, (plane.height, plane.width), str(path))
+        self._window = self._whole_window()
         per_frame = self._planes if self._per_frame else self._span(0)[1]
         try:
             source.center_plane(clip, per_frame)
@@ -92,15 +92,22 @@ class UserSpikes:
         path = str(self._per_frame[index] if self._per_frame else self.path)
         first, count = (0, None) if self._per_frame else self._span(index)
         with spike_errors_as_data_errors():
-            stream = read_dat(path, self.source.geometry, first, count, remainder=self.source.remainder)
-        rate = self.source.rate_of(stream, np.ascontiguousarray(picture[..., ::-1]))
-        channels = self.source.represent(stream, self.clip, path, rate, reverse)
-        height, width = self._frames.size
-        if channels.shape[1:] != (height, width):
-            channels = np.stack(
-                [cv2.resize(c, (width, height), interpolation=self.source.interpolation) for c in channels]
+            stream = read_dat(
+                path, self.source.geometry, first, count, self._window.crop, remainder=self.source.remainder
             )
-        return torch.from_numpy(channels)
+        rate = self.source.rate_of(stream, np.ascontiguousarray(picture[..., ::-1]), self._window)
+        return torch.from_numpy(self._window.to_rgb(self.source.represent(stream, self.clip, path, rate, reverse)))
+
+    def _whole_window(self) -> Window:
+        """How whole planes lie on the frames: as in the calibration, else stretched to the frame."""
+        source, size = self.source, self._frames.size
+        if source.calibration is None:
+            plane = source.geometry
+            check_same_view(size, (plane.height, plane.width), str(self.path))
+            return ScaledWindow.whole(plane, size, source.interpolation)
+        grid = source.grid(size)
+        warn_uncovered(grid, self.clip, str(self._frames.path))
+        return grid.window(Augment.whole(size))
 
     def _span(self, index: int) -> tuple[int, int]:
         """First plane and number of planes of frame `index` in a stream of the whole clip."""
@@ -133,9 +140,11 @@ class UserClip:
 
 
 def _digest(files: Iterable[str | Path], spikes: DatSpikes | None, stems: Sequence[str]) -> str:
-    """Digest of the files' names, sizes and times of change, of the stems and of what dataset.json says."""
+    """Digest of the files' names, sizes and times of change, of the stems, and of dataset.json and the calibration."""
     about = dataclasses.replace(spikes.info, path="") if spikes else None
     table = hashlib.sha256(repr((about, list(stems))).encode())
+    if spikes and spikes.calibration:
+        table.update(spikes.calibration.digest().encode())
     for file in map(str, files):
         root, is_lmdb, _ = file.partition(LMDB_MARK)
         place = f"{root}.lmdb/data.mdb" if is_lmdb else file

@@ -21,6 +21,7 @@ from data.io_backend import IO_BACKENDS
 from data.preflight import Report, check_source
 from data.roots import is_lmdb, list_root
 from data.select_dataset import DATASETS
+from data.spike_grid import warn_uncovered
 from data.spike_source import build_spikes, channels_of, describe_spikes
 from utils import utils_dist
 from utils.errors import DataError, OptionError
@@ -142,17 +143,19 @@ class TrainClips(ClipDataset):
 
     def _check_fit(self) -> None:
         for clip in self.clips:
-            step = self.spikes.ratio(clip.size) if self.spikes else 1
+            _, (height, width), step = self._croppable(clip)
             if self.gt_size % (clip.scale * step):
                 raise OptionError(
                     f"datasets.train.gt_size is {self.gt_size}", "datasets.train.gt_size",
                     f"a multiple of {clip.scale * step}: gt pixels per lq pixel x lq pixels per spike pixel",
                     "correct gt_size",
                 )  # fmt: skip
-            if self.gt_size > min(clip.gt_size):
+            height, width = height * clip.scale, width * clip.scale
+            if self.gt_size > min(height, width):
+                seen = "" if (height, width) == clip.gt_size else ", which is what the spike camera sees of them"
                 raise DataError(
                     f"crops of {self.gt_size} do not fit into clip {clip.name}", clip.gt[0],
-                    f"pictures of at least {self.gt_size} x {self.gt_size}, not {clip.gt_size[0]} x {clip.gt_size[1]}",
+                    f"pictures of at least {self.gt_size} x {self.gt_size}, not {height} x {width}{seen}",
                     "lower datasets.train.gt_size",
                 )  # fmt: skip
         frames = (self.num_frame - 1) * max(self.intervals) + 1
@@ -162,6 +165,14 @@ class TrainClips(ClipDataset):
             text = "%d clips have fewer than %d frames and are played back and forth: %s"
             logger.warning(text, len(short), frames, names)
 
+    def _croppable(self, clip: Clip) -> tuple[tuple[int, int], tuple[int, int], int]:
+        """(top, left) and (height, width) of the part of the lq frames from which crops are drawn, and their step."""
+        if not self.spikes:
+            return (0, 0), clip.size, 1
+        grid = self.spikes.grid(clip.size)
+        top, left, height, width = grid.region
+        return (top, left), (height, width), grid.step
+
     def sample_names(self) -> list[str]:
         """Properties of each clip and of the spikes, then clip/frame of every sample, in order.
 
@@ -170,6 +181,7 @@ class TrainClips(ClipDataset):
         about = [f"{clip.name}: {clip.size} {clip.gt_size} {clip.planes}" for clip in self.clips]
         spikes = self.spikes
         about += [f"{spikes.geometry} {spikes.rate} {spikes.light} {spikes.info.gt_plane}"] if spikes else []
+        about += [f"calibration {spikes.calibration.digest()}"] if spikes and spikes.calibration else []
         return about + [f"{clip.name}/{stem}" for clip in self.clips for stem in clip.stems]
 
     def __len__(self) -> int:
@@ -190,8 +202,8 @@ class TrainClips(ClipDataset):
         last = len(clip) - 1 - (self.num_frame - 1) * interval
         redrawn = int(rng.integers(0, max(last, 0) + 1))
         first = first if first <= last else redrawn
-        step = self.spikes.ratio(clip.size) if self.spikes else 1
-        aug = Augment.draw(rng, clip.size, self.gt_size // clip.scale, step, **self.turns)
+        origin, size, step = self._croppable(clip)
+        aug = Augment.draw(rng, size, self.gt_size // clip.scale, step, origin=origin, **self.turns)
         positions = [first + i * interval for i in range(self.num_frame)]
         frames, backwards = zip(*(bounce(p, len(clip)) for p in positions), strict=True)
         camera = self.camera.draw([self.seed, epoch, index]) if self.camera else None
@@ -207,6 +219,8 @@ class TestClips(ClipDataset):
     def __init__(self, section: Any, seed: int) -> None:
         super().__init__(section, seed)
         self.num_frame = section.num_frame
+        for clip in self.clips if self.spikes else ():
+            warn_uncovered(self.spikes.grid(clip.size), clip.name, clip.lq[0])
 
     def __len__(self) -> int:
         return len(self.clips)

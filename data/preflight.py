@@ -21,6 +21,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from data.augment import Augment
 from data.clip import Clip
 from data.clip_index import Problem, Source, digest, list_source, problems_error, scan
 from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr
@@ -161,23 +162,32 @@ def _check_spikes(clip: Clip, spikes: DatSpikes, is_first: bool) -> list[Problem
     Rows may be stored in the other order than spike.flip says. In the first clip, where neither the options nor
     dataset.json give the light, the spikes may fit the other kind of light better.
     """
-    path = clip.spike[0]
+    path, grid = clip.spike[0], spikes.grid(clip.size)
     if LMDB_MARK in path:
         return []
     try:
         rates = read_dat(path, spikes.geometry, remainder=spikes.remainder).mean(axis=0, dtype=np.float32)
-        frame = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
+        grey = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
     except (SpikeFileError, DataError) as e:
         return [Problem(clip.name, f"not compared with its frame: {e.what}", path)]
-    grey = cv2.resize(frame, rates.shape[::-1], interpolation=cv2.INTER_AREA)
     if rates.std() == 0:
         return [Problem(clip.name, f"all pixels of the spike file have the same firing rate {rates.mean():.3f}", path)]
-    found = []
-    as_read, flipped = (_correlation(grey.astype(np.float32), picture) for picture in (rates, rates[::-1]))
+    found, both = [], (rates, rates[::-1])
+    if spikes.calibration:
+        window = grid.window(Augment.whole(clip.size))
+        top, left, height, width = grid.region
+        seen = (slice(top, top + height), slice(left, left + width))
+        grey, both = grey[seen], tuple(window.to_rgb(picture[None])[0][seen] for picture in both)
+        rates = both[0]
+    else:
+        grey = cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA)
+    as_read, flipped = (_correlation(grey.astype(np.float32), picture) for picture in both)
     if flipped > 0.5 and flipped > as_read + 0.3:
         found.append(
             f"spikes look upside down: correlation with the frame {as_read:.2f}, flipped {flipped:.2f} (spike.flip)"
         )
+    elif spikes.calibration and as_read < 0.5:
+        found.append(f"spikes do not resemble the frame: correlation {as_read:.2f} (spike.calibration)")
     fit = fit_light(rates, grey / 255.0)
     if is_first and not spikes.is_light_known and fit.is_clear and fit.light != spikes.light:
         found.append(
@@ -201,6 +211,7 @@ def _source_digest(source: Source) -> str:
         [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name, repr(spikes.options),
          spikes.rate, spikes.light] if spikes else None,
     ]  # fmt: skip
+    asked += [spikes.calibration.digest()] if spikes and spikes.calibration else []
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 

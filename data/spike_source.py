@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +13,18 @@ import cv2
 import numpy as np
 
 from data.augment import Augment
+from data.calibration import load_calibration
 from data.camera import CameraDraw
 from data.clip import Clip
 from data.spike import represent as rp
 from data.spike.simulate import LUMA, to_linear
 from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
+from data.spike_grid import CalibratedGrid, Grid, ScaledGrid, Window
 from data.spike_info import DatasetInfo, load_info
 from utils.errors import DataError, OptionError
 from utils.options.registry import Registry, import_parts
+
+logger = logging.getLogger(__name__)
 
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
 
@@ -62,6 +67,7 @@ class DatSpikes:
     each file; for all but voxel T // 2) or a number. remainder: what to do with bytes after the last whole plane.
     gamma: representations that are proportional to light give linear light raised to 1 / gamma (2.2: display values).
     resize: interpolation of the channels to the RGB grid; "nearest" keeps raw planes binary.
+    calibration: file of scripts/calibrate.py for a spike camera with another view than the RGB camera; null: the same.
     A key that has no effect on the chosen representation is an error.
     """
 
@@ -78,6 +84,7 @@ class DatSpikes:
         remainder: Literal["error", "truncate"] = "error",
         gamma: float = 1.0,
         resize: Literal["bilinear", "nearest"] = "bilinear",
+        calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
         height, width = _agreed("h", h, info, None), _agreed("w", w, info, None)
@@ -91,6 +98,10 @@ class DatSpikes:
             raise OptionError(f"spike.rate is {self.rate}, spike.gamma {gamma}", "spike", "numbers > 0", "correct them")
         self.info, self.center, self.remainder, self.gamma = info, center, remainder, gamma
         self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
+        self.calibration = load_calibration(calibration) if calibration else None
+        self._calibrated = (
+            CalibratedGrid(self.calibration, self.geometry, calibration, resize == "nearest") if calibration else None
+        )
         self.name, self.options = _name_and_options(representation)
         self.channels = channels_of(representation)
         self.ignored = rp.REPRESENTATIONS[self.name].ignored(**self.options)
@@ -99,10 +110,12 @@ class DatSpikes:
         self.is_light_known = "light" in self.ignored or (light or info.light) is not None
         self.is_rate_known = "rate" in self.ignored or (rate if rate is not None else info.rate) is not None
 
-    def ratio(self, size: tuple[int, int]) -> int | None:
-        """RGB pixels per spike pixel for lq frames of `size` (H, W); None where it is not a whole number."""
-        across, rest = divmod(size[1], self.geometry.width)
-        return across if across and not rest and size[0] == across * self.geometry.height else None
+    def grid(self, size: tuple[int, int]) -> Grid:
+        """How planes lie on lq frames of `size` (H, W). Raises DataError where the sizes do not fit."""
+        if self._calibrated is None:
+            return ScaledGrid(self.geometry, size, self.interpolation)
+        self._calibrated.check_size(size)
+        return self._calibrated
 
     def center_plane(self, clip: str, planes: int) -> float:
         """The time of the sharp frame in a file of `planes` planes, in planes; x.5 lies between two.
@@ -121,8 +134,8 @@ class DatSpikes:
             )  # fmt: skip
         return center
 
-    def rate_of(self, stream: np.ndarray, frame: np.ndarray) -> float:
-        """Spikes per plane at full light. stream (T, h, w); frame (H, W, 3) uint8, B, G, R: its blurry frame.
+    def rate_of(self, stream: np.ndarray, frame: np.ndarray, window: Window) -> float:
+        """Spikes per plane at full light. stream (T, h, w); frame (H, W, 3) uint8, B, G, R: its blurry frame there.
 
         With rate "match" it is measured: during the exposure both recorded the same light, the frame as display
         values of gamma 2.2, the spikes as given by `light`. So the threshold and the gain of the camera may be unknown.
@@ -130,8 +143,9 @@ class DatSpikes:
         if self.rate != "match":
             return self.rate
         values = frame if self.light == "display" else cv2.LUT(frame, DISPLAY_TO_LIGHT)
-        seen = float(values.mean(axis=(0, 1)) @ LUMA[::-1]) / (255.0 if self.light == "display" else 1.0)
-        return max(float(stream.mean()), 1e-4) / max(seen, 1e-3)
+        fired, colour = window.brightness(stream, values)
+        seen = float(colour @ LUMA[::-1]) / (255.0 if self.light == "display" else 1.0)
+        return max(fired, 1e-4) / max(seen, 1e-3)
 
     def represent(self, stream: np.ndarray, clip: str, path: str, rate: float, reverse: bool = False) -> np.ndarray:
         """Stream (T, h, w) of one file, as recorded -> (S, h, w) float32.
@@ -169,13 +183,11 @@ class DatSpikes:
 
         picture: the blurry frame there, (aug.height, aug.width, 3) uint8, B, G, R.
         reverse: time runs backwards within the frame. camera: a simulated camera, None for the recording one.
-        Only the crop is unpacked, with a border of one spike pixel, so that resizing gives exactly the pixels that it
-        gives on the whole plane.
+        Only the spike pixels that the crop needs are unpacked, so that it is exactly that crop of the whole frame.
         """
-        ratio = self.ratio(clip.size)
-        crop, inner = _crop_with_border(aug, ratio, self.geometry)
+        window = self.grid(clip.size).window(aug)
         with spike_errors_as_data_errors():
-            stream = files.stream(clip, frame, self, crop)
+            stream = files.stream(clip, frame, self, window.crop)
         if len(stream) != clip.planes[frame]:
             raise DataError(
                 f"spike file has {len(stream)} planes now", clip.spike[frame],
@@ -183,18 +195,10 @@ class DatSpikes:
             )  # fmt: skip
         if camera:
             stream = camera.apply(stream, frame)
-        rate = self.rate_of(stream, picture)
+        rate = self.rate_of(stream, picture, window)
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
-        channels = self.represent(stream, clip.name, clip.spike[frame], rate, reverse)
-        return self.to_rgb_grid(channels, ratio)[:, inner[0], inner[1]]
-
-    def to_rgb_grid(self, channels: np.ndarray, ratio: int) -> np.ndarray:
-        """(S, h, w) -> (S, ratio h, ratio w) float32."""
-        if ratio == 1:
-            return channels
-        size = (channels.shape[2] * ratio, channels.shape[1] * ratio)
-        return np.stack([cv2.resize(channel, size, interpolation=self.interpolation) for channel in channels])
+        return window.to_rgb(self.represent(stream, clip.name, clip.spike[frame], rate, reverse))
 
 
 def build_spikes(section: Any, dataroot_spike: str, where: str) -> DatSpikes:
@@ -216,12 +220,14 @@ def describe_spikes(section: Any, dataroot_spike: str) -> dict[str, Any]:
 
     rate: spikes per plane at full light, "match", or None where it is unknown and firing rates are not divided.
     light: "linear" or "display". center: of the section; planes, gt_plane: of most files, from dataset.json.
+    calibration: the contents of the calibration file, for spikes of a second camera only.
     """
     info = load_info(dataroot_spike)
+    calibrated = {"calibration": load_calibration(section.calibration).plain()} if section.calibration else {}
     return {
         "rate": info.rate if section.rate is None else section.rate,
         "light": section.light or info.light or "linear",
-        "center": section.center, "planes": info.planes, "gt_plane": info.gt_plane,
+        "center": section.center, "planes": info.planes, "gt_plane": info.gt_plane, **calibrated,
     }  # fmt: skip
 
 
@@ -233,6 +239,11 @@ def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo,
     ("match"), except for a network that learned from undivided firing rates, which needs none.
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
+    if trained and trained.get("calibration") and source.calibration is None:
+        logger.warning(
+            "spikes of %s: taken as aligned with the frames; the network was trained on those of a second camera: give "
+            "spike.calibration if these are, too", clip,
+        )  # fmt: skip
     if "rate" in source.ignored:
         return source, ""
     light = section.light or info.light or (trained or {}).get("light")
@@ -292,20 +303,6 @@ def _check_effect(name: str, options: dict[str, Any], keys: list[str]) -> None:
             f"{names} has no effect on spike.representation {chosen}", names, "keys that the representation uses",
             "remove it, or choose another representation",
         )  # fmt: skip
-
-
-def _crop_with_border(aug: Augment, ratio: int, geometry: SpikeGeometry) -> tuple[Crop, tuple[slice, slice]]:
-    """The crop of `aug` in spike pixels with a border of one pixel, and where `aug` lies in it on the RGB grid."""
-    spans, inner = [], []
-    for start, length, limit in (
-        (aug.top // ratio, aug.height // ratio, geometry.height),
-        (aug.left // ratio, aug.width // ratio, geometry.width),
-    ):
-        lo, hi = max(start - 1, 0), min(start + length + 1, limit)
-        spans.append((lo, hi - lo))
-        inner.append(slice((start - lo) * ratio, (start - lo + length) * ratio))
-    (top, height), (left, width) = spans
-    return Crop(top, left, height, width), (inner[0], inner[1])
 
 
 import_parts("data", "spike_source_*")

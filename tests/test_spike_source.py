@@ -6,6 +6,7 @@ from data.clip_reader import dataset_clips
 from data.preflight import preflight
 from data.select_dataset import build_dataset
 from data.spike.stream import SpikeGeometry, write_dat
+from data.spike_grid import ScaledWindow
 from tests.clip_files import resolved, section, write_clip, write_info
 from utils.errors import OptionError
 from utils.options.models import DatasetsOptions
@@ -76,7 +77,8 @@ def test_light_decides_what_match_and_gamma_do(tmp_path):
     for light, seen in (("linear", (128 / 255) ** 2.2), ("display", 128 / 255)):
         stream = np.zeros((1000, 2, 2), np.uint8)
         stream[: round(600 * seen)] = 1
-        rate = source[light].rate_of(stream, grey)
+        window = ScaledWindow.whole(SpikeGeometry(2, 4), (4, 4), 0)
+        rate = source[light].rate_of(stream, grey, window)
         assert rate == pytest.approx(0.6, abs=0.002)
         # gamma 1: linear light, whatever the sensor integrated; gamma 2.2: the picture's own values.
         for gamma, value in ((1.0, (128 / 255) ** 2.2), (2.2, 128 / 255)):

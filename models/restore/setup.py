@@ -66,8 +66,11 @@ def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
 def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
     """The spike section of the network's training, with the changes of the command line."""
     table = {"spike": {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)}
+    # What describes the training data is not true of the user's.
     if saved.spike_data is not None and table["spike"].get("rate") != "match":
-        table["spike"] |= {"rate": None, "light": None}  # these describe the training data, not the user's
+        table["spike"] |= {"rate": None, "light": None}
+    if table["spike"].get("calibration"):
+        table["spike"]["calibration"] = None
     if args.spike_size:
         table["spike"] |= dict(zip(("h", "w"), args.spike_size, strict=True))
     for override in args.overrides:

@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+
+from data.augment import Augment
+from data.calibration import Calibration
+from data.spike.stream import SpikeGeometry
+from data.spike_grid import CalibratedGrid, ScaledGrid, largest_rectangle
+from tests.two_cameras import similarity
+from utils.errors import DataError
+
+PLANE, FRAME = (24, 32), (36, 60)
+TURNED = similarity(3.0, 1.37, PLANE, FRAME, (4.3, -2.6))
+
+
+def grid(matrix=TURNED, plane=PLANE, frame=FRAME, nearest=False, **keys):
+    calibration = Calibration(matrix=matrix.tolist(), spike_size=list(plane), rgb_size=list(frame), **keys)
+    return CalibratedGrid(calibration, SpikeGeometry(*plane), "calibration.json", nearest)
+
+
+def channels(plane=PLANE, count=2):
+    return np.random.default_rng(0).random((count, *plane), np.float32)
+
+
+def on_frame(some_grid, values, aug=None):
+    """The channels on the crop, of the spike pixels that the crop reads."""
+    window = some_grid.window(aug or Augment.whole(FRAME))
+    crop = window.crop
+    return window.to_rgb(values[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width])
+
+
+PERSPECTIVE = np.array([[1, 0, 0], [0, 1, 0], [4e-4, -3e-4, 1]]) @ TURNED
+
+
+@pytest.mark.parametrize("matrix", [TURNED, PERSPECTIVE, TURNED @ np.diag([0.4, 0.4, 1.0])])
+@pytest.mark.parametrize("nearest", [False, True])
+def test_a_crop_is_bit_for_bit_the_crop_of_the_whole_and_reads_only_what_it_needs(matrix, nearest):
+    some_grid, values = grid(matrix, nearest=nearest), channels()
+    whole = on_frame(some_grid, values)
+    for top, left, height, width in ((0, 0, 7, 9), (13, 31, 16, 20), (35, 59, 1, 1), (20, 30, 8, 8)):
+        aug = Augment(top, left, height, width)
+        assert np.array_equal(on_frame(some_grid, values, aug), whole[:, top : top + height, left : left + width])
+    crop = some_grid.window(Augment(20, 36, 8, 8)).crop
+    scale = np.sqrt(np.linalg.det(matrix[:2, :2]))
+    assert max(crop.height, crop.width) <= 9 / scale + 4 < max(PLANE) or scale < 1
+
+
+def test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives():
+    size = (2 * PLANE[0], 2 * PLANE[1])
+    same = grid(similarity(0, 2, PLANE, size, (0, 0)), frame=size)
+    scaled = ScaledGrid(SpikeGeometry(*PLANE), size, 1)
+    assert same.coverage == 1.0 and same.region == scaled.region == (0, 0, *size)
+    aug = Augment(6, 10, 16, 24)
+    assert np.abs(on_frame(same, channels(), aug) - on_frame(scaled, channels(), aug)).max() < 1e-6
+
+
+def test_each_rgb_pixel_takes_the_light_at_its_own_place():
+    # A ramp is interpolated without error: its value tells the place.
+    y, x = np.mgrid[: PLANE[0], : PLANE[1]].astype(np.float32)
+    for mirror in ("none", "columns", "rows", "both"):
+        some_grid = grid(PERSPECTIVE, mirror=mirror)
+        top, left, height, width = some_grid.region
+        found = on_frame(some_grid, np.stack((x, y)))
+        for row, col in ((top + 2, left + 2), (top + height - 3, left + width // 2)):
+            u, v = found[:, row, col]
+            u = PLANE[1] - 1 - u if mirror in ("columns", "both") else u
+            v = PLANE[0] - 1 - v if mirror in ("rows", "both") else v
+            back = PERSPECTIVE @ [u, v, 1]
+            assert back[:2] / back[2] == pytest.approx([col, row], abs=1e-4)
+
+
+def test_spikes_finer_than_the_frame_are_averaged_over_its_pixels():
+    plane, frame = (60, 90), (20, 30)
+    some_grid, noise = grid(similarity(0, 1 / 3, plane, frame, (0, 0)), plane, frame), channels(plane, 1)
+    found = some_grid.window(Augment.whole(frame)).to_rgb(noise)[0]
+    assert found == pytest.approx(noise[0].reshape(20, 3, 30, 3).mean(axis=(1, 3)), abs=1e-6)
+
+
+def test_crops_are_drawn_where_the_spike_camera_sees_and_edges_are_repeated_elsewhere():
+    some_grid = grid()
+    top, left, height, width = some_grid.region
+    window = some_grid.window(Augment(top, left, height, width))
+    assert window.covered.all() and height * width > 0.75 * some_grid.coverage * FRAME[0] * FRAME[1]
+    whole = on_frame(some_grid, channels(count=1))[0]
+    uncovered = ~some_grid.window(Augment.whole(FRAME)).covered
+    assert 0.5 < some_grid.coverage < 0.9 and whole[uncovered].min() > 0
+    # Brightness is compared where both look: light beside the view of the spike camera does not count.
+    picture = np.where(uncovered, 255, 100).astype(np.uint8)[..., None].repeat(3, axis=2)
+    rate, colour = some_grid.window(Augment.whole(FRAME)).brightness(np.ones((2, *PLANE), np.uint8), picture)
+    assert colour.tolist() == [100, 100, 100] and rate == pytest.approx(1)
+
+
+def test_the_largest_rectangle_within_a_convex_area():
+    y, x = np.mgrid[:30, :40]
+    area = np.abs(x - 20) + 1.5 * np.abs(y - 14) <= 15
+    top, left, height, width = largest_rectangle(area)
+    best = max(
+        (b - t + 1) * (r - le + 1)
+        for t in range(30) for b in range(t, 30) for le in range(40) for r in range(le, 40)
+        if area[t, le] and area[t, r] and area[b, le] and area[b, r]
+    )  # fmt: skip
+    assert area[top : top + height, left : left + width].all() and height * width == best
+    assert largest_rectangle(np.zeros((3, 4), bool)) is None
+
+
+def test_a_calibration_for_other_cameras_is_refused():
+    with pytest.raises(DataError, match="24 x 32, these are 25 x 32"):
+        CalibratedGrid(
+            Calibration(matrix=TURNED.tolist(), spike_size=list(PLANE), rgb_size=list(FRAME)), SpikeGeometry(25, 32), ""
+        )
+    with pytest.raises(DataError, match=r"lq is 46 x 80, spike\.calibration was made for frames of 36 x 60"):
+        grid().check_size((46, 80))
+    with pytest.raises(DataError, match="outside of the frame"):
+        grid(similarity(0, 1, PLANE, FRAME, (500, 0)))
+    with pytest.raises(DataError, match="region"):
+        grid(region=[0, 0, 36, 60])
