@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import cv2
@@ -38,10 +39,19 @@ class Match:
         return cost <= REENCODED and cost <= least + (IDENTICAL if least <= IDENTICAL else TIE)
 
 
-def find_offset(raw: Frames, sharp: Pictures, average: int, clip: str, where: str, given: int | None = None) -> int:
+def find_offset(
+    raw: Frames,
+    sharp: Pictures,
+    average: int,
+    clip: str,
+    where: str,
+    given: int | None = None,
+    tick: Callable[[int], object] = lambda _: None,
+) -> int:
     """How many raw frames later than the middle of its exposure every sharp frame is; usually 0.
 
     Without an offset, sharp frame i is raw frame i * average + average // 2. given: the offset stated by the user.
+    tick: gets 1 after each sharp frame.
     Raises DataError with the offsets found where a sharp frame matches no raw frame near that one, where the offset
     changes within the clip, and where it is not the given one.
     """
@@ -50,6 +60,7 @@ def find_offset(raw: Frames, sharp: Pictures, average: int, clip: str, where: st
         raise _wrong(clip, where, f"raw frames of {raw.read(0).shape[:2]}, sharp frames of {sharp.read(0).shape[:2]}")
     for index, stem in enumerate(sharp.stems):
         match = Match(stem, index * average + average // 2, {})
+        raw_greys.forget(match.expected + start - average)
         grey = _grey(sharp.read(index))
         # An identical frame at the expected place, as in most clips, needs no search around it.
         for offset in sorted(range(start - average, start + average + 1), key=lambda o: abs(o - start)):
@@ -62,6 +73,7 @@ def find_offset(raw: Frames, sharp: Pictures, average: int, clip: str, where: st
             last = match.expected + start
             raise _wrong(clip, where, f"sharp frame {stem} would be raw frame {last} of only {len(raw)}")
         matches.append(match)
+        tick(1)
     candidates = [start, *(offset for offset, _ in Counter(match.best for match in matches).most_common())]
     offset = next((o for o in candidates if all(match.fits(o) for match in matches)), None)
     if offset is None or (given is not None and offset != given):
@@ -73,15 +85,21 @@ class _Greys:
     """Reduced grey frames of a clip, each decoded once; a video in order, as it cannot seek backwards cheaply."""
 
     def __init__(self, frames: Frames) -> None:
-        self._frames, self._greys = frames, {}
+        self._frames, self._greys, self._last = frames, {}, -1
 
     def at(self, index: int) -> np.ndarray:
         is_folder = isinstance(self._frames, Pictures) and not self._frames.is_video
-        first = index if is_folder else max(self._greys, default=-1) + 1
+        first = index if is_folder else self._last + 1
         for number in range(min(first, index), index + 1):
             if number not in self._greys:
                 self._greys[number] = _grey(self._frames.read(number))
+                self._last = max(self._last, number)
         return self._greys[index]
+
+    def forget(self, before: int) -> None:
+        """Free the frames before this one: no later sharp frame is compared with them."""
+        for number in [number for number in self._greys if number < before]:
+            del self._greys[number]
 
 
 def _grey(frame: np.ndarray) -> np.ndarray:
@@ -108,5 +126,5 @@ def _wrong(clip: str, where: str, what: str) -> DataError:
     return DataError(
         f"clip {clip}: its sharp frames are not the middle raw frames: {what}", where,
         "sharp frame i is raw frame i * average + average // 2 + offset, with one offset for the clip",
-        "correct --source or --average, give the offset (--offset CLIP=N), or leave the clip out (--leave-out CLIP)",
+        "correct --source or --average, or give the offset (--offset CLIP=N)",
     )  # fmt: skip

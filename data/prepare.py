@@ -14,10 +14,13 @@ import cv2
 import numpy as np
 
 from data.alignment import find_offset
+from data.frame_io import picture_size
 from data.pictures import Pictures
+from data.pool import Tick
 from data.raw_video import LightPath, RawClip, exposures
 from data.spike.simulate import IntegrateAndFire
-from data.spike.stream import SpikeGeometry, write_dat
+from data.spike.stream import SpikeGeometry, write_parts
+from utils.dist.process import peak_process_gb
 from utils.errors import DataError
 from utils.files import publish_folder, scratch_folder, write_whole
 from utils.image import imwrite_rgb, list_images
@@ -86,11 +89,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of checking a job. size: of its frames; bytes: to write; record: contents of made.json."""
+    """The result of checking a job. size: of its frames; bytes: of its files.
+
+    todo: the folders that are missing ("pictures", "spikes"); frames: how many `make_folder` counts for each.
+    record: contents of made.json.
+    """
 
     size: tuple[int, int]
     bytes: int
-    is_made: bool
+    todo: tuple[str, ...]
+    frames: int
     record: dict[str, Any]
 
     @property
@@ -98,29 +106,57 @@ class Plan:
         return self.record["offset"]
 
 
-def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
-    """Check a clip before it is made. An error is returned, so that the errors of all clips can be shown."""
+def plan_clip(job: Job, recipe: Recipe, tick: Tick) -> Plan | DataError:
+    """Check a clip before it is made. An error is returned, so that the errors of all clips can be shown.
+
+    tick: gets 1 after each sharp frame that was found among the raw ones.
+    """
     cv2.setNumThreads(1)
     try:
         # Exposures and spike files are counted by the sharp frames where they exist, else by the raw ones.
-        frames = Pictures(job.sharp or job.raw.path)
+        frames, average = Pictures(job.sharp or job.raw.path), recipe.average_of(job.name)
         height, width = spike_size(frames.size, recipe, job)
-        count = len(frames) if job.sharp else len(frames) // recipe.average_of(job.name)
+        count = len(frames) if job.sharp else len(frames) // average
         if count == 0:
             raise DataError(
                 f"clip {job.name} has {len(frames)} frames", job.where,
-                f"at least {recipe.average_of(job.name)}, which make one exposure",
-                "lower --average, or remove the clip",
+                f"at least {average}, which make one exposure", "lower --average, or remove the clip",
             )  # fmt: skip
         record = {"version": VERSION, "recipe": asdict(recipe), "source": source_digest(job)}
         made = _made_before(job, record)
-        record["offset"] = made["offset"] if made else _offset(job, recipe)
+        todo = missing_folders(job)
+        if todo:
+            check_frame_sizes(job)
+        record["offset"] = made["offset"] if made else _offset(job, recipe, tick)
     except DataError as e:
         return e
     pictures = 0 if job.sharp else len(KINDS) * len(cv2.imencode(".png", frames.read(0))[1])
     size = count * (pictures + recipe.planes_of(job.name) * height * width // 8)
-    is_made = job.spikes.is_dir() and (job.sharp is not None or job.rgb.is_dir())
-    return Plan(frames.size, size, is_made, record)
+    return Plan(frames.size, size, todo, count * average if job.raw else count, record)
+
+
+def missing_folders(job: Job) -> tuple[str, ...]:
+    """The folders of a clip that are still to be made: "pictures", "spikes"."""
+    pictures = () if job.sharp or job.rgb.is_dir() else ("pictures",)
+    return (*pictures, *(() if job.spikes.is_dir() else ("spikes",)))
+
+
+def check_frame_sizes(job: Job) -> None:
+    """Raise DataError where PNGs of a clip differ in size.
+
+    Only their headers are read. Frames of other formats are checked when they are decoded.
+    """
+    for files in (job.raw.files() if job.raw else [], list_images(job.sharp) if job.sharp else []):
+        sizes = {path: picture_size(str(path)) for path in files if path.suffix.lower() == ".png"}
+        first = next(iter(sizes.values()), None)
+        odd = [path for path, size in sizes.items() if size != first]
+        if odd:
+            height, width = sizes[odd[0]]
+            raise DataError(
+                f"clip {job.name}: {len(odd)} frames of another size, the first of them a frame of {height} x {width}",
+                str(odd[0]), f"{first[0]} x {first[1]}, as the first frame of the clip",
+                "remove the frames, or make them again",
+            )  # fmt: skip
 
 
 def source_digest(job: Job) -> str:
@@ -157,11 +193,11 @@ def _made_before(job: Job, record: dict[str, Any]) -> dict[str, Any] | None:
     return made
 
 
-def _offset(job: Job, recipe: Recipe) -> int:
+def _offset(job: Job, recipe: Recipe, tick: Tick) -> int:
     if not (job.raw and job.sharp):
         return 0
     raw, sharp, where = Pictures(job.raw.path), Pictures(job.sharp), f"{job.raw.path}, {job.sharp}"
-    return find_offset(raw, sharp, recipe.average_of(job.name), job.name, where, job.offset)
+    return find_offset(raw, sharp, recipe.average_of(job.name), job.name, where, job.offset, tick)
 
 
 def spike_size(frame: tuple[int, int], recipe: Recipe, job: Job) -> tuple[int, int]:
@@ -176,36 +212,43 @@ def spike_size(frame: tuple[int, int], recipe: Recipe, job: Job) -> tuple[int, i
     return height, width
 
 
-def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
-    """Write the missing folders of one clip; each appears when it is complete."""
+def make_folder(job: Job, recipe: Recipe, record: dict[str, Any], kind: str, tick: Tick) -> float:
+    """Make the "pictures" or the "spikes" of one clip; the folder appears when it is complete.
+
+    tick: gets n after n frames, `Plan.frames` in all. Returns the peak memory of the process, in GB.
+    """
     cv2.setNumThreads(1)
-    if job.sharp is None and not job.rgb.is_dir():
-        scratch = scratch_folder(job.rgb.with_name(f".{job.name}.tmp"))
-        for number, pictures in enumerate(exposures(Pictures(job.raw.path), recipe.average_of(job.name), recipe.gamma)):
-            for kind, picture in pictures.items():
-                imwrite_rgb(scratch / kind / f"{number:06d}.png", picture)
-        _publish(scratch, job.rgb, record)
-    if not job.spikes.is_dir():
-        scratch = scratch_folder(job.spikes.with_name(f".{job.name}.tmp"))
+    folder = job.rgb if kind == "pictures" else job.spikes
+    scratch = scratch_folder(folder.with_name(f".{job.name}.tmp"))
+    if kind == "pictures":
+        make_pictures(job, recipe, scratch, tick)
+    else:
         (scratch / "spike").mkdir()
-        make_spikes(job, recipe, record["offset"], scratch / "spike")
-        _publish(scratch, job.spikes, record)
-
-
-def _publish(scratch: Path, folder: Path, record: dict[str, Any]) -> None:
+        make_spikes(job, recipe, record["offset"], scratch / "spike", tick)
     write_whole(scratch / RECORD, (json.dumps(record, indent=2) + "\n").encode())
     publish_folder(scratch, folder)
+    return peak_process_gb()
 
 
-def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path) -> None:
+def make_pictures(job: Job, recipe: Recipe, folder: Path, tick: Tick) -> None:
+    """Write the blurry and sharp frames of all exposures below `folder`."""
+    average = recipe.average_of(job.name)
+    for number, pictures in enumerate(exposures(Pictures(job.raw.path), average, recipe.gamma)):
+        for kind, picture in pictures.items():
+            imwrite_rgb(folder / kind / f"{number:06d}.png", picture)
+        tick(average)
+
+
+def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path, tick: Tick) -> None:
     """Write one .dat per sharp frame, from raw frames where there are any, else interpolated between sharp frames.
 
     offset: raw frames between the middle of an exposure and its sharp frame. Before the first raw frame the light is
     assumed constant; after the last one it is unknown, so the last file may be short.
     """
     average, planes = recipe.average_of(job.name), recipe.planes_of(job.name)
-    sharp = Pictures(job.sharp or job.rgb / "sharp")
+    sharp = Pictures(job.sharp) if job.sharp else None
     frames = Pictures(job.raw.path) if job.raw else sharp
+    stems = sharp.stems if sharp else [f"{number:06d}" for number in range(len(frames) // average)]
     size = spike_size(frames.size, recipe, job)
     light = LightPath(frames, size, recipe.gamma if recipe.light == "linear" else 1.0, recipe.method)
     rng = np.random.default_rng([recipe.seed, *job.name.encode()])
@@ -213,10 +256,12 @@ def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path) -> None:
         *size, rate=recipe.rate, threshold=recipe.threshold, rng=rng, initial_charge=recipe.initial_charge,
         shot_noise=recipe.shot_noise, dark_rate=recipe.dark_rate, threshold_mismatch=recipe.threshold_mismatch,
     )  # fmt: skip
-    for number, stem in enumerate(sharp.stems):
+    for number, stem in enumerate(stems):
         if job.raw:
             times = [number * average + offset + p / recipe.interpolate for p in range(planes)]
             times = [time for time in times if time <= len(frames) - 1]
         else:
             times = [number + (p - recipe.gt_plane_of(job.name)) / planes for p in range(planes)]
-        write_dat(folder / f"{stem}.dat", sensor.run(light.at(time) for time in times), SpikeGeometry(*size))
+        lights = map(light.at, times)
+        write_parts(folder / f"{stem}.dat", sensor.run_parts(lights), SpikeGeometry(*size))
+        tick(average if job.raw else 1)

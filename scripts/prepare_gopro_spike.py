@@ -8,7 +8,7 @@
 
 The source is only read. All clips are checked before the first one is made. Existing clips are kept, so the same
 command continues an interrupted run; other settings and changed sources need another --out. The settings are recorded
-in dataset.json, and in made.json beside the frames of each clip.
+in dataset.json, and in made.json beside the frames of each clip. summary.html beside dataset.json shows each clip.
 """
 
 from __future__ import annotations
@@ -19,21 +19,28 @@ import os
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tqdm import tqdm
-
-from data.pool import run_all
-from data.prepare import Job, Plan, Recipe, make_clip, plan_clip
+from data.pool import Pool
+from data.prepare import Job, Plan, Recipe, make_folder, plan_clip
 from data.raw_video import SPLITS, RawClip, find_raw_clips
 from data.spike_info import FILE_NAME, FORMAT
+from scripts.count_display import CountDisplay
 from scripts.exit_codes import with_exit_code
+from scripts.prepare_summary import NAMES, summarise, write_summary
 from utils.errors import DataError, OptionError
-from utils.files import natural_key, refuse_overlap, write_whole
+from utils.files import Made, natural_key, refuse_overlap, write_whole
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -68,9 +75,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--threshold-mismatch", type=float, default=0.0, help="relative standard deviation between pixels"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--workers", type=int, default=cores(), help="processes; default: one for each core")
     parser.add_argument("--dry-run", action="store_true", help="print what would be made, and its size")
     return parser.parse_args(arguments)
+
+
+POSITIVE = ("gamma", "rate", "threshold")
+WORDS = ("what", "where", "expected", "do")  # the parts of an error
+NOISE = ("initial_charge", "shot_noise", "dark_rate", "threshold_mismatch")
 
 
 @with_exit_code
@@ -83,25 +95,63 @@ def main(arguments: list[str] | None = None) -> int:
     recipe = Recipe(**{key: getattr(command, key) for key in Recipe.__dataclass_fields__})
     jobs = find_jobs(command)
     check_recipe(command.out, recipe)
-    plans = plan_all(jobs, recipe, command.workers)
-    todo = [job for job in jobs if not plans[job].is_made]
-    total = sum(plans[job].bytes for job in todo)
-    print(f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about {total / 1e9:.2f} GB to write")
-    for job in todo:
-        print_offset(job, plans[job].offset, recipe)
-    if command.dry_run:
-        for job in jobs:
-            state = "     made" if plans[job].is_made else f"{plans[job].bytes / 1e6:9.1f} MB"
-            average, planes = recipe.average_of(job.name), recipe.planes_of(job.name)
-            print(f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file")
-        return 0
-    check_room(command.out, total)
-    write_info(command.out, recipe, plans)
-    calls = [(job, recipe, plans[job].record) for job in todo]
-    for _ in tqdm(run_all(make_clip, calls, command.workers), total=len(todo), unit=" clips", disable=None):
-        pass
-    print(f"made {command.out}; check it with scripts/check_data.py --opt FILE")
+    with Pool(command.workers) as pool:
+        plans = plan_all(jobs, recipe, pool)
+        todo = [job for job in jobs if plans[job].todo]
+        total = sum(plans[job].bytes for job in todo)
+        print(f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about {total / 1e9:.2f} GB to write")
+        for job in todo:
+            print_offset(job, plans[job].offset, recipe)
+        if command.dry_run:
+            print_plans(plans, recipe)
+            return 0
+        check_room(command.out, total)
+        made = Made(info_path(command.out).parent)
+        made.check(made.folder / name for name in NAMES)
+        write_info(command.out, recipe, plans)
+        make_all(plans, recipe, pool)
+        calls = [(job, recipe, plan.offset) for job, plan in plans.items()]
+        clips = run_counted(pool, summarise, calls, [1] * len(calls), "summary", "clips")
+    page = write_summary(made, recipe, clips)
+    print(f"made {command.out}: see {page}; check it with scripts/check_data.py --opt FILE")
     return 0
+
+
+def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
+    for job, plan in plans.items():
+        state = f"{plan.bytes / 1e6:9.1f} MB" if plan.todo else "     made"
+        average, planes = recipe.average_of(job.name), recipe.planes_of(job.name)
+        print(f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file")
+
+
+def make_all(plans: dict[Job, Plan], recipe: Recipe, pool: Pool) -> None:
+    """Make the missing folders. The longest come first, so that no process is left alone with one at the end."""
+    todo = [(job, plan, kind) for job, plan in plans.items() for kind in plan.todo]
+    todo.sort(key=lambda item: (-item[1].frames, item[2] != "spikes"))  # spikes take longer than pictures
+    calls = [(job, recipe, plan.record, kind) for job, plan, kind in todo]
+    peaks = run_counted(pool, make_folder, calls, [plan.frames for _, plan, _ in todo], "making", "frames")
+    if peaks:
+        print(f"peak memory of a process: {1000 * max(peaks):.0f} MB")
+
+
+def run_counted(
+    pool: Pool, function: Callable[..., Any], calls: list[tuple[Any, ...]], counts: list[int], name: str, unit: str
+) -> list[Any]:
+    """The results of function(*call, tick) in order, while the progress over all calls is shown.
+
+    counts: units of work of each call. What a call has not reported when it ends counts as done.
+    """
+    left, results = list(counts), [None] * len(calls)
+    with CountDisplay(sum(counts), name, unit) as display:
+
+        def add(number: int, count: int) -> None:
+            left[number] -= count
+            display.add(count)
+
+        for number, result in pool.run(function, calls, add):
+            results[number] = result
+            add(number, left[number])
+    return results
 
 
 def check_numbers(command: argparse.Namespace) -> None:
@@ -113,7 +163,8 @@ def check_numbers(command: argparse.Namespace) -> None:
         ("--average", average, average is not None and (average < 1 or average % 2 == 0), "an odd number >= 1"),
         ("--test-share", command.test_share, not 0 <= command.test_share < 1, "0 <= share < 1"),
         *((f"--{key}", getattr(command, key), getattr(command, key) < 1, ">= 1") for key in ("interpolate", "ratio")),
-        *((f"--{k}", getattr(command, k), not getattr(command, k) > 0, "> 0") for k in ("gamma", "rate", "threshold")),
+        *((f"--{k}", getattr(command, k), not 0 < getattr(command, k) < inf, "> 0") for k in POSITIVE),
+        *((f"--{k.replace('_', '-')}", getattr(command, k), not 0 <= getattr(command, k) < inf, ">= 0") for k in NOISE),
         ("--workers", command.workers, command.workers < 1, ">= 1"),
     ]
     for flag, value, is_wrong, expected in wrong:
@@ -203,33 +254,46 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
     return {c.name: c.split or here.get(c.name) or ("test" if c.name in test else "train") for c in raw}
 
 
-def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
+def plan_all(jobs: list[Job], recipe: Recipe, pool: Pool) -> dict[Job, Plan]:
     """Check every clip, before anything is written. Raises DataError with the problems of all clips."""
-    found: dict[int, Plan | DataError] = {}
-    calls = [(job, recipe) for job in jobs]
-    for number, result in tqdm(
-        run_all(plan_clip, calls, workers), total=len(jobs), unit=" clips checked", disable=None
-    ):
-        found[number] = result
-    errors = [found[i] for i in range(len(jobs)) if isinstance(found[i], DataError)]
-    if len(errors) == 1:
-        raise errors[0]
+    # Where sharp frames are searched among raw ones, each of them is counted.
+    counts = [len(os.listdir(job.sharp)) if job.raw and job.sharp else 1 for job in jobs]
+    unit = "frames" if sum(counts) > len(jobs) else "clips"
+    results = run_counted(pool, plan_clip, [(job, recipe) for job in jobs], counts, "checking", unit)
+    found: dict[Job, Plan | DataError] = dict(zip(jobs, results, strict=True))
+    errors = {job: error for job, error in found.items() if isinstance(error, DataError)}
+    plans = {job: plan for job, plan in found.items() if job not in errors}
+    errors |= other_sizes(plans)
     if errors:
-        what = "".join(f"\n    {error.what}  [{error.where}]" for error in errors)
-        raise DataError(
-            f"{len(errors)} clips cannot be made:{what}", "the clips named", errors[0].expected, errors[0].do
-        )
-    plans = {job: found[i] for i, job in enumerate(jobs)}
-    sizes = Counter(plan.size for plan in plans.values())
-    if len(sizes) > 1:
-        usual = sizes.most_common(1)[0][0]
-        odd = [f"{job.name} {plan.size[0]} x {plan.size[1]}" for job, plan in plans.items() if plan.size != usual]
-        raise DataError(
-            f"{len(odd)} clips have another size than the others: {', '.join(odd[:10])}", "the clips named",
-            f"frames of one size, as {usual[0]} x {usual[1]}: spikes of one data set have one size",
-            "make these clips in a run of their own, with another --out",
-        )  # fmt: skip
+        raise wrong_clips(errors, is_any_left=len(errors) < len(jobs))
     return plans
+
+
+def other_sizes(plans: dict[Job, Plan]) -> dict[Job, DataError]:
+    """The errors of clips of another size than most have."""
+    if not plans:
+        return {}
+    (height, width), _ = Counter(plan.size for plan in plans.values()).most_common(1)[0]
+    return {
+        job: DataError(
+            f"clip {job.name} has another size than the others: {plan.size[0]} x {plan.size[1]}", job.where,
+            f"frames of one size, as {height} x {width}: spikes of one data set have one size",
+            "make clips of another size in a run of their own, with another --out",
+        )
+        for job, plan in plans.items() if plan.size != (height, width)
+    }  # fmt: skip
+
+
+def wrong_clips(errors: dict[Job, DataError], is_any_left: bool) -> DataError:
+    """One error for all clips that cannot be made. is_any_left: whether others can be made."""
+    what, where, expected, do = ([getattr(e, part) for e in errors.values()] for part in WORDS)
+    if is_any_left:
+        do.append(f"make only the others: {' '.join(f'--leave-out {job.name}' for job in errors)}")
+    text = what[0]
+    if len(errors) > 1:
+        lines = "".join(f"\n    {problem}  [{place}]" for problem, place in zip(what, where, strict=True))
+        text, where = f"{len(errors)} clips cannot be made:{lines}", ["the clips named"]
+    return DataError(text, where[0], *("; ".join(dict.fromkeys(words)) for words in (expected, do)))
 
 
 def print_offset(job: Job, offset: int, recipe: Recipe) -> None:

@@ -1,8 +1,11 @@
+import base64
 import json
 import multiprocessing
 import os
+import re
 import shutil
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -11,15 +14,19 @@ import pytest
 
 from data.alignment import find_offset
 from data.pictures import Pictures
-from data.pool import run_all
+from data.pool import Pool
 from data.raw_video import LightPath, RawClip
 from data.select_dataset import build_dataset
 from data.spike.represent import represent
 from data.spike.stream import SpikeGeometry, read_dat
 from main_train_vrt import PARTS
 from scripts import prepare_gopro_spike
+from scripts.count_display import CountDisplay
 from scripts.prepare_gopro_spike import choose_splits
 from tests.clip_files import check
+from tests.dist.launching import ROOT
+from tests.pool_calls import sleep
+from tests.test_progress import Terminal
 from utils.errors import DataError
 from utils.files import MARK
 from utils.options.load import load_options
@@ -41,6 +48,15 @@ def write_folder(path, frames):
     path.mkdir(parents=True)
     for number, frame in enumerate(frames):
         cv2.imwrite(str(path / f"{number + 1:06d}.png"), frame[..., ::-1])
+
+
+def write_tree(root, clips=4, frames=60):
+    """Raw clips in the layout of GOPRO_Large_all, each longer than the one before; their number of frames."""
+    counts = [frames + 6 * number for number in range(clips)]
+    for number, count in enumerate(counts):
+        split = "test" if number == 1 else "train"
+        write_folder(root / split / f"GOPR{number:04d}_03_00", moving_frames(count, seed=number, step=0.25))
+    return sum(counts)
 
 
 @pytest.fixture
@@ -237,13 +253,118 @@ def test_the_true_raw_frame_is_found_among_frames_that_were_coded_again(raw, tmp
 def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsys):
     write_folder(raw / "train/GOPR0004_03_00", np.zeros((6, 2 * SIZE, SIZE, 3), np.uint8))
     assert prepare("--source", raw, "--out", tmp_path / "out") == 3
-    assert "1 clips have another size than the others: GOPR0004_03_00 64 x 32" in capsys.readouterr().err
+    assert "clip GOPR0004_03_00 has another size than the others: 64 x 32" in capsys.readouterr().err
     write_folder(raw / "train/GOPR0005_11_00", moving_frames(3))
     write_folder(raw / "train/GOPR0006_03_00", np.zeros((6, SIZE + 1, SIZE, 3), np.uint8))
     assert prepare("--source", raw, "--out", tmp_path / "out") == 3
     said = capsys.readouterr().err
-    assert "2 clips cannot be made" in said and "GOPR0005_11_00 has 3 frames" in said and "33 x 32" in said
+    assert "3 clips cannot be made" in said and "GOPR0005_11_00 has 3 frames" in said and "33 x 32" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_a_misaligned_clip_and_one_of_another_size_are_named_at_once_with_the_way_to_make_the_others(tmp_path, capsys):
+    raw, out = tmp_path / "GOPRO_Large_all", tmp_path / "out"
+    write_tree(raw, frames=24)
+    prepare("--source", raw, "--out", out)
+    narrow = tmp_path / "narrow/train/GOPR0008_03_00"
+    write_folder(narrow, moving_frames(9)[:, :, :16])
+    prepare("--source", tmp_path / "narrow", "--out", tmp_path / "apart")
+    shutil.move(narrow, raw / "train")
+    shutil.move(tmp_path / "apart/GOPRO_Large/train/GOPR0008_03_00", out / "GOPRO_Large/train")
+    sorted((raw / "train/GOPR0002_03_00").iterdir())[20].unlink()
+    capsys.readouterr()
+
+    assert for_existing(raw, tmp_path) == 3
+
+    said = capsys.readouterr().err
+    assert "2 clips cannot be made" in said and "at offset +0; 000007-000011 at offset -1" in said
+    assert "clip GOPR0008_03_00 has another size than the others: 32 x 16" in said
+    assert "make only the others: --leave-out GOPR0002_03_00 --leave-out GOPR0008_03_00" in said
+    assert not (tmp_path / "more").exists()
+    assert for_existing(raw, tmp_path, *said.split("others: ")[-1].split()) == 0
+    made = {path.parent.name for path in (tmp_path / "more/GOPRO_Large_spike_seq").glob("*/*/spike")}
+    assert made == {"GOPR0000_03_00", "GOPR0001_03_00", "GOPR0003_03_00"}
+
+
+def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path, capsys):
+    raw, out = tmp_path / "GOPRO_Large_all", tmp_path / "out"
+    total = write_tree(raw)
+    command = [sys.executable, "scripts/prepare_gopro_spike.py", "--source", str(raw), "--out", str(out)]
+    environment = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
+    run = subprocess.Popen(
+        [*command, "--workers", "2"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    line = next(line for line in run.stdout if re.match(r"making: [4-9]\d %", line))
+    run.kill()
+    rest = run.stdout.read()  # ends when the last process does
+    run.wait()
+
+    done, of = map(int, re.search(r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d left", line).groups())
+    assert of == 2 * total and 0.4 * of <= done < of and "summary" not in rest
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("*/*/*/made.json")}
+    assert finished and list(out.glob("*/*/.*.tmp"))
+
+    assert prepare("--source", raw, "--out", out) == 0
+    counted = [int(number) for number in re.findall(r"making: .* of (\d+) frames", capsys.readouterr().out)]
+    left = 2 * total - sum(len(list(path.parent.glob("s*/*"))) * 3 for path in finished)
+    assert counted and set(counted) == {left}
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    prepare("--source", raw, "--out", tmp_path / "whole")
+    assert files(out) == files(tmp_path / "whole")
+
+
+def test_the_summary_shows_every_clip_with_its_rates(raw, tmp_path, capsys):
+    noise = ["--rate", "0.8", "--dark-rate", "0.05", "--shot-noise", "0.1"]
+    prepare("--source", raw, "--out", tmp_path / "out", *noise)
+    folder = tmp_path / "out/GOPRO_Large_spike_seq"
+    numbers = json.loads((folder / "summary.json").read_text())
+
+    assert numbers["recipe"]["rate"] == 0.8 and numbers["recipe"]["shot_noise"] == 0.1
+    clips = {clip.pop("clip"): clip for clip in numbers["clips"]}
+    assert list(clips) == ["GOPR0001_03_00", "GOPR0002_05_00", "GOPR0003_03_00"]
+    clip = clips["GOPR0002_05_00"]
+    assert (clip["split"], clip["frames"], clip["planes"], clip["gt_plane"]) == ("train", 2, 40, 16)
+    assert (clip["size"], clip["spike_size"], clip["offset"], clip["shown"]) == ([32, 32], [16, 16], 0, "000001")
+    assert clip["firing_rate"] == pytest.approx(clip["light_rate"], rel=0.03) and clip["correlation"] > 0.8
+    stream = read_dat(folder / "train/GOPR0002_05_00/spike/000001.dat", SpikeGeometry(16, 16))
+    page = (folder / "summary.html").read_text()
+    pictures = re.findall(r'alt="(\w+), frame (\d+)" src="data:image/jpeg;base64,([^"]+)"', page)
+    assert [(name, frame) for name, frame, _ in pictures] == [(name, c["shown"]) for name, c in clips.items()]
+    strip = cv2.imdecode(np.frombuffer(base64.b64decode(pictures[1][2]), np.uint8), cv2.IMREAD_COLOR)[18:, :, ::-1]
+    sharp = cv2.imread(str(tmp_path / "out/GOPRO_Large/train/GOPR0002_05_00/sharp/000001.png"))[..., ::-1]
+    blurry, shown, spikes = (cv2.resize(strip[:, i * 162 :][:, :160], (SIZE, SIZE)).astype(float) for i in range(3))
+    assert np.abs(shown - sharp).mean() < 8 and 0 < np.abs(blurry - sharp).mean() < 30
+    seen = represent("tfp", stream, 16, half_window=10, rate=0.8, gamma=2.2)[0]
+    assert np.corrcoef(cv2.resize(spikes[..., 0], (16, 16)).ravel(), seen.ravel())[0, 1] > 0.95
+
+
+def test_a_summary_is_replaced_only_where_it_is_ours(raw, tmp_path, capsys):
+    prepare("--source", raw, "--out", tmp_path / "out", "--leave-out", "GOPR0003_03_00")
+    summary = tmp_path / "out/GOPRO_Large_spike_seq/summary.json"
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 0
+    assert "GOPR0003_03_00" in summary.read_text()
+    summary.write_text("mine")
+    shutil.rmtree(tmp_path / "out/GOPRO_Large_spike_seq/test/GOPR0003_03_00")
+    before = files(tmp_path / "out")
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert "summary.json" in capsys.readouterr().err and files(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(("disabled", "has_bar"), [("0", True), ("1", False)])
+def test_a_terminal_shows_a_bar_over_all_frames_with_the_time_left(monkeypatch, capsys, disabled, has_bar):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TQDM_DISABLE", disabled)
+    with CountDisplay(40, "making", "frames") as display:
+        for count in (5, 30, 5):
+            display.add(count)
+    assert bool(re.search(r"making: 100%.* 40/40 \[00:00<00:00, .* frames/s\]", terminal.getvalue())) == has_bar
+    assert capsys.readouterr().out == ""
 
 
 def test_frames_of_another_size_within_a_clip_are_named(raw, tmp_path, capsys):
@@ -256,12 +377,8 @@ def test_frames_of_another_size_within_a_clip_are_named(raw, tmp_path, capsys):
 
 
 def test_an_error_ends_the_other_processes_at_once():
-    with pytest.raises(ValueError, match="non-negative"):
-        list(run_all(time.sleep, [(-1,), (300,), (300,), (300,)], workers=2))
-    # The pool's own thread waits for its processes too, so the test only asks whether any are left.
-    deadline = time.monotonic() + 60
-    while multiprocessing.active_children() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    with pytest.raises(ValueError, match="non-negative"), Pool(2) as pool:
+        list(pool.run(sleep, [(300,), (-1,), (300,), (300,)], lambda *_: None))
     assert not multiprocessing.active_children()
 
 
@@ -353,6 +470,8 @@ def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys):
         (["--source", raw, "--average", "15"], "has 13 frames", 3),
         (["--source", raw, "--ratio", "3"], "do not divide by --ratio 3", 3),
         (["--source", raw, "--ratio", "0"], "--ratio is 0", 2),
+        (["--source", raw, "--shot-noise", "-1"], "--shot-noise is -1.0", 2),
+        (["--source", raw, "--rate", "inf"], "--rate is inf", 2),
         (["--source", raw, "--interpolate", "0"], "--interpolate is 0", 2),
         (["--source", raw, "--test-share", "1"], "--test-share is 1.0", 2),
         (["--source", raw, "--offset", "x"], "--offset is 'x'", 2),

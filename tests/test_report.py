@@ -4,7 +4,8 @@ import shutil
 import numpy as np
 import pytest
 
-from models.restore.report import MAX_WIDTH, build_report, data_uri, psnr_plot
+from models.restore.report import build_report, psnr_plot
+from utils.image import MAX_WIDTH, data_uri
 from utils.metrics import METRICS, ClipScores, averages
 
 

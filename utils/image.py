@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
-from torch import Tensor
 
 from utils.errors import DataError
 from utils.files import natural_key, write_whole
 from utils.metrics import tensor_to_uint8
 
+if TYPE_CHECKING:  # programs that only prepare data start without torch
+    from torch import Tensor
+
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 LABEL_HEIGHT = 18
+MAX_WIDTH = 1280  # of a picture in a page: a page of more than some tens of megabytes opens slowly
 
 
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
@@ -39,6 +44,15 @@ def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
         )
     _, encoded = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     return encoded.tobytes()
+
+
+def data_uri(image: np.ndarray) -> str:
+    """(H, W, 3) uint8 -> an inline JPEG for a page, at most MAX_WIDTH wide."""
+    if image.shape[1] > MAX_WIDTH:
+        height = round(image.shape[0] * MAX_WIDTH / image.shape[1])
+        image = cv2.resize(image, (MAX_WIDTH, height), interpolation=cv2.INTER_AREA)
+    _, encoded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 93])
+    return f"data:image/jpeg;base64,{base64.b64encode(encoded).decode('ascii')}"
 
 
 def list_images(folder: str | Path) -> list[Path]:

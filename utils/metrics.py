@@ -7,13 +7,15 @@ float64, no border crop; mean over the frames of a clip, then mean over clips. T
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
-from torch import Tensor
 
 from utils.errors import DataError
+
+if TYPE_CHECKING:  # programs that only prepare data start without torch
+    from torch import Tensor
 
 METRICS = ("psnr", "ssim", "psnr_y", "ssim_y")
 PROTOCOL = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import logging
 import math
@@ -10,19 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 
 from models.restore.job import Job, device_name
 from models.restore.results import COLUMNS, Row, collect, format_value, json_bytes, load_clip, table_rows, text_table
 from utils.dist import watchdog
-from utils.image import imread_rgb
+from utils.image import data_uri, imread_rgb
 from utils.metrics import PROTOCOL, tensor_to_uint8
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
-# Pages of more than some tens of megabytes open slowly: limits on the number of clips with pictures and their width.
+# Pages of more than some tens of megabytes open slowly.
 MAX_PICTURES = 24
-MAX_WIDTH = 1280
 # Smaller pictures are enlarged by repetition, by the largest whole factor within this width.
 LEAST_WIDTH = 640
 
@@ -202,15 +199,6 @@ def _clip_section(name: str, pictures: Mapping[str, np.ndarray]) -> str:
         f'<span class="bar"></span>'
         f'<input type="range" min="0" max="100" step="0.1" value="50" aria-label="{label}"></span>{stores}</section>'
     )
-
-
-def data_uri(image: np.ndarray) -> str:
-    """(H, W, 3) uint8 RGB -> an inline JPEG, at most MAX_WIDTH wide."""
-    if image.shape[1] > MAX_WIDTH:
-        height = round(image.shape[0] * MAX_WIDTH / image.shape[1])
-        image = cv2.resize(image, (MAX_WIDTH, height), interpolation=cv2.INTER_AREA)
-    _, encoded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 93])
-    return f"data:image/jpeg;base64,{base64.b64encode(encoded).decode('ascii')}"
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import sys
@@ -135,6 +136,14 @@ def end(code: int) -> NoReturn:
         with suppress(OSError):  # a full disk behind it must not change the exit code
             stream.flush()
     os._exit(code)
+
+
+def peak_process_gb() -> float:
+    """Most memory that this process had so far, in GB (1e9 bytes)."""
+    with suppress(OSError, StopIteration), open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 / 1e9 for line in status if line.startswith("VmHWM"))
+    # In bytes on a Mac. On Linux it would count the process that started this one as well.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
 
 
 def die_with_parent() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from utils.dist.process import peak_process_gb
 
 
 def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int = 3, warmup: int = 0) -> float:
@@ -29,10 +30,7 @@ def peak_memory_gb() -> float:
     """Most memory so far, in GB (1e9 bytes): of torch's tensors on this rank's GPU, of the process without one."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 1e9
-    with suppress(OSError, StopIteration), open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 / 1e9 for line in status if line.startswith("VmHWM"))
-    # In bytes on a Mac. On Linux it would count the process that started this one as well.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
+    return peak_process_gb()
 
 
 class StepTimer:

@@ -1,0 +1,151 @@
+"""The summary of prepared clips: summary.html, one page with a table and pictures, and summary.json, its numbers."""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from data.pictures import Pictures
+from data.pool import Tick
+from data.prepare import Job, Recipe
+from data.spike.represent import represent
+from data.spike.simulate import to_grey, to_uint8
+from data.spike.stream import SpikeGeometry, read_dat
+from utils.files import Made
+from utils.image import data_uri, side_by_side
+
+NAMES = ("summary.html", "summary.json")
+WIDTH, LEAST_WIDTH = 320, 160  # of one picture
+FILES = 8  # spike files of a clip that are read for its rates
+HALF_WINDOW = 10  # planes before and after the sharp one, as in the default of tfp
+COLUMNS = {
+    "split": "split", "frames": "frames", "planes": "planes a file", "gt_plane": "sharp plane", "offset": "offset",
+    "firing_rate": "spikes per plane", "light_rate": "from the light", "correlation": "correlation",
+}  # fmt: skip
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><link rel="icon" href="data:,"><style>
+:root {{ color-scheme: light dark }} body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem; }}
+table {{ border-collapse: collapse }}
+th, td {{ padding: .25rem .7rem; border-bottom: 1px solid #8884; text-align: right }}
+th:first-child, td:first-child {{ text-align: left }} img {{ display: block; max-width: 100% }}
+</style></head><body><h1>{title}</h1><p>{recipe}</p>
+<p>Spikes per plane: mean over the pixels of {files} files. From the light: what the sharp frames of these files let
+expect (rate x light + dark rate). Correlation: of the picture from the spikes with the sharp frame; about 1 where both
+show the same moment and view, less with noise. Offset: raw frames between the middle of an exposure and its sharp
+frame.</p>
+<table><tr><th>clip</th>{head}</tr>{rows}</table>{clips}</body></html>
+"""
+
+
+@dataclass(frozen=True)
+class ClipSummary:
+    """The numbers of one clip, see PAGE, and the frame that is shown: blurry, sharp, spikes (H, W, 3) uint8."""
+
+    numbers: dict[str, Any]
+    strip: np.ndarray
+
+
+def summarise(job: Job, recipe: Recipe, offset: int, tick: Tick) -> ClipSummary:
+    """Read back a part of the files of a clip. tick: gets 1 at the end."""
+    cv2.setNumThreads(1)
+    sharp = Pictures(job.sharp or job.rgb / "sharp")
+    files = [job.spikes / "spike" / f"{stem}.dat" for stem in sharp.stems]
+    geometry = SpikeGeometry(*(side // recipe.ratio for side in sharp.size))
+    # Evenly spaced, with the middle one, which is shown.
+    shown = len(files) // 2
+    chosen = {shown, *np.linspace(0, len(files) - 1, min(FILES, len(files)) - 1, dtype=int).tolist()}
+    rates, expected = [], []
+    for number in sorted(chosen):
+        stream, light = read_dat(files[number], geometry), sharp_light(sharp.read(number), geometry, recipe)
+        rates.append(float(stream.mean()))
+        expected.append(recipe.rate * float(light.mean()) + recipe.dark_rate)
+        if number == shown:
+            rate = {"rate": recipe.rate, "light": recipe.light}
+            center = min(recipe.gt_plane_of(job.name), len(stream) - 1)
+            seen = represent("tfp", stream, center, half_window=HALF_WINDOW, gamma=2.2, **rate)[0]
+            spikes = to_uint8(seen)[..., None].repeat(3, axis=2)
+            both = [np.power(light, 1 / 2.2 if recipe.light == "linear" else 1.0).ravel(), seen.ravel()]
+            correlation = float(np.corrcoef(both)[0, 1]) if min(map(np.std, both)) > 0 else None
+    numbers = {
+        "clip": job.name, "split": job.split, "frames": len(sharp), "size": list(sharp.size),
+        "spike_size": [geometry.height, geometry.width], "planes": recipe.planes_of(job.name),
+        "gt_plane": recipe.gt_plane_of(job.name), "offset": offset, "firing_rate": round(float(np.mean(rates)), 5),
+        "light_rate": round(float(np.mean(expected)), 5),
+        "correlation": correlation if correlation is None else round(correlation, 4), "shown": sharp.stems[shown],
+    }  # fmt: skip
+    blurry = blurry_frame(job, sharp.stems[shown])
+    panels = {**({} if blurry is None else {"blurry": blurry}), "sharp": sharp.read(shown), "spikes (tfp)": spikes}
+    tick(1)
+    return ClipSummary(numbers, strip_of(panels, sharp.size))
+
+
+def sharp_light(frame: np.ndarray, geometry: SpikeGeometry, recipe: Recipe) -> np.ndarray:
+    """Frame (H, W, 3) uint8 -> (h, w) float32: the light on the spike camera, 1 at full scale."""
+    values = frame.astype(np.float32) / 255
+    grey = to_grey(np.power(values, np.float32(recipe.gamma)) if recipe.light == "linear" else values)
+    return cv2.resize(grey, (geometry.width, geometry.height), interpolation=cv2.INTER_AREA)
+
+
+def blurry_frame(job: Job, stem: str) -> np.ndarray | None:
+    """The blurry frame that belongs to the sharp one: made here, or beside existing sharp frames; None without one."""
+    if job.sharp is None:
+        folder = job.rgb / "blur"
+    elif job.sharp.name == "sharp":
+        folder = job.sharp.parent / "blur"
+    else:
+        folder = job.sharp.parent.with_name(f"{job.sharp.parent.name}_blurred") / job.sharp.name
+    found = sorted(folder.glob(f"{stem}.*"))
+    return Pictures(found[0]).read(0) if found else None
+
+
+def strip_of(panels: dict[str, np.ndarray], size: tuple[int, int]) -> np.ndarray:
+    """The panels side by side, each between LEAST_WIDTH and WIDTH pixels wide, with the aspect of `size`."""
+    height, width = size
+    scale = WIDTH / width if width > WIDTH else max(1, LEAST_WIDTH // width)
+    size = (round(height * scale), round(width * scale))
+    small = [
+        cv2.resize(p, size[::-1], interpolation=cv2.INTER_AREA) if p.shape[1] > size[1] else p for p in panels.values()
+    ]
+    return side_by_side(small, list(panels), size)
+
+
+def write_summary(made: Made, recipe: Recipe, clips: list[ClipSummary]) -> Path:
+    """Write both files into the folder of `made`; its path of the page. An unchanged file is left as it is."""
+    numbers = [clip.numbers for clip in clips]
+    settings = asdict(recipe)
+    contents = (
+        build_page(settings, clips).encode(),
+        (json.dumps({"recipe": settings, "clips": numbers}, indent=2) + "\n").encode(),
+    )
+    for name, content in zip(NAMES, contents, strict=True):
+        path = made.folder / name
+        if not path.is_file() or path.read_bytes() != content:
+            made.write(path, content)
+    return made.folder / NAMES[0]
+
+
+def build_page(settings: dict[str, Any], clips: list[ClipSummary]) -> str:
+    rows, sections = [], []
+    for clip in clips:
+        name = html.escape(clip.numbers["clip"])
+        cells = "".join(f"<td>{_cell(clip.numbers[key])}</td>" for key in COLUMNS)
+        rows.append(f'<tr><td><a href="#{name}">{name}</a></td>{cells}</tr>')
+        label = f"{name}, frame {html.escape(clip.numbers['shown'])}"
+        sections.append(f'<h3 id="{name}">{label}</h3><img alt="{label}" src="{data_uri(clip.strip)}">')
+    recipe = ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None)
+    head = "".join(f"<th>{title}</th>" for title in COLUMNS.values())
+    return PAGE.format(
+        title=f"{len(clips)} prepared clips", recipe=html.escape(recipe), head=head, files=f"up to {FILES}",
+        rows="".join(rows), clips="".join(sections),
+    )  # fmt: skip
+
+
+def _cell(value: Any) -> str:
+    text = "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+    return html.escape(text)
