@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class Clip:
     """The files of one clip, frame by frame; gt and spike are empty where the data set has none.
 
+    One spike file may hold the planes of all frames; it is then listed for each of them.
     size, gt_size: (height, width) in pixels of the first frame. planes: spike planes per file.
     """
 
@@ -23,6 +24,11 @@ class Clip:
 
     def __len__(self) -> int:
         return len(self.stems)
+
+    @property
+    def spike_files(self) -> dict[str, int]:
+        """Spike file -> its planes, in the order of the frames."""
+        return dict(zip(self.spike, self.planes, strict=False))  # without spikes, a cached clip still has planes
 
     @property
     def scale(self) -> int:

@@ -2,18 +2,19 @@
 
 <path>/index.json       format, digest of the source files, spike geometry, and the `Clip` record of every clip
 <path>/<clip>/lq.u8     (frames, H, W, 3) uint8 in the order B, G, R; gt.u8 likewise
-<path>/<clip>/spike.u8  the .dat files one after another: (all planes, plane_bytes) uint8
+<path>/<clip>/spike.u8  the planes of all spike files, packed as in a .dat: (all planes, plane_bytes) uint8
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from data.clip_index import Source, digest, find_clips
 from data.frame_io import read_bgr
 from data.meta_file import read_meta
 from data.names import checked_name
-from data.roots import list_root, read_bytes
-from data.spike.stream import Crop, unpack
-from data.spike_source import DatSpikes
+from data.roots import open_spike_file
+from data.spike.formats import PackedPlanes
+from data.spike.stream import Crop, SpikeGeometry, pack
+from data.spike_source import DatSpikes, spike_errors_as_data_errors
 from utils.errors import DataError
 from utils.files import MARK, publish_folder, refuse_foreign, refuse_overlap, scratch_folder, write_whole
 
@@ -35,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 INDEX = "index.json"
+PART = 256  # planes that are in memory at once
 
 
 class CacheReader:
@@ -45,7 +48,7 @@ class CacheReader:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._first_plane: dict[str, np.ndarray] = {}
+        self._first_plane: dict[str, dict[str, int]] = {}  # clip -> spike file -> its first plane in spike.u8
 
     def clips(self, source: Source) -> list[Clip]:
         """The cached clips, after a check that the cache still matches the source.
@@ -56,7 +59,7 @@ class CacheReader:
         missing = sorted(kinds.keys() - index["source"].keys())
         if missing:
             raise self._stale(f"it holds no {', '.join(missing)}")
-        if source.spikes and index["spike"] != dataclasses.asdict(source.spikes.geometry):
+        if source.spikes and SpikeGeometry(**index["spike"]) != source.spikes.geometry.stored_as_raster:
             raise self._stale(f"its spikes are {index['spike']}")
         if index["selection"] != _selection(source):
             raise self._stale("it was built for another selection of clips (meta_info_file, val_partition)")
@@ -68,8 +71,11 @@ class CacheReader:
             logger.info("the source of cache %s is not on this machine: not checked for changes", self.path)
         clips = [_clip_from(record, kinds.keys()) for record in index["clips"]]
         for clip in clips:
-            self._first_plane[clip.name] = np.concatenate(([0], np.cumsum(clip.planes, dtype=np.int64)))
-            self._check_sizes(clip, source.spikes.geometry.plane_bytes if source.spikes else 0)
+            ends = itertools.accumulate(clip.spike_files.values(), initial=0)
+            self._first_plane[clip.name] = dict(zip(clip.spike_files, ends, strict=False))
+            self._check_sizes(clip, _plane_bytes(source))
+            if source.spikes:
+                self._check_planes(clip, source)
         return clips
 
     def pictures(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
@@ -78,10 +84,11 @@ class CacheReader:
         return np.stack([aug.crop(stored[i], clip.scale_of(kind)) for i in frames])
 
     def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
-        """All planes of one frame's file within the crop: (T, h, w) uint8 in {0, 1}."""
-        first = self._first_plane[clip.name]
-        stored = self._map(clip, "spike", (int(first[-1]), spikes.geometry.plane_bytes))
-        return unpack(stored[first[frame] : first[frame + 1]], spikes.geometry, crop)
+        """The planes of one frame (`spikes.span`) within the crop: (T, h, w) uint8 in {0, 1}."""
+        geometry, span = spikes.geometry.stored_as_raster, spikes.span(clip, frame)
+        stored = self._map(clip, "spike", (sum(clip.spike_files.values()), geometry.plane_bytes))
+        first = self._first_plane[clip.name][clip.spike[frame]] + span.first
+        return PackedPlanes(clip.spike[frame], geometry, stored).read(first, span.count, crop)
 
     def _map(self, clip: Clip, kind: str, shape: tuple[int, ...]) -> np.ndarray:
         path = Path(self.path, clip.name, f"{kind}.u8")
@@ -92,6 +99,14 @@ class CacheReader:
                 f"cannot map cached clip: {e}", str(path), f"{math.prod(shape)} bytes",
                 "build the cache again: scripts/build_clip_cache.py",
             ) from e  # fmt: skip
+
+    def _check_planes(self, clip: Clip, source: Source) -> None:
+        one_file = len(clip.spike_files) < len(clip)
+        if len(clip) > 1 and one_file != source.has_one_spike_file:
+            held = "one spike file" if one_file else "a spike file of each frame"
+            raise self._stale(f"it holds {held} of clip {clip.name} (spike.exposure)")
+        for frame in range(len(clip)):
+            source.spikes.span(clip, frame)
 
     def _check_sizes(self, clip: Clip, plane_bytes: int) -> None:
         for kind, need in _sizes(clip, plane_bytes).items():
@@ -123,7 +138,7 @@ def build_cache(source: Source, path: str, progress: Callable[[], object] = lamb
         "format": FORMAT,
         "source": _digests(source, source.kinds()),
         "selection": _selection(source),
-        "spike": dataclasses.asdict(source.spikes.geometry) if source.spikes else None,
+        "spike": dataclasses.asdict(source.spikes.geometry.stored_as_raster) if source.spikes else None,
         "clips": [dataclasses.asdict(clip) for clip in clips],
     }
     begun, wanted = partial / INDEX, json.dumps(index)
@@ -174,24 +189,40 @@ def _write_clip(clip: Clip, source: Source, folder: Path) -> None:
             for path in getattr(clip, kind):
                 file.write(read_bgr(path, clip.size_of(kind)).tobytes())
     if clip.spike:
-        with open(temporary / "spike.u8", "wb") as file:
-            for path, planes in zip(clip.spike, clip.planes, strict=True):
-                file.write(read_bytes(path)[: planes * source.spikes.geometry.plane_bytes])
+        with open(temporary / "spike.u8", "wb") as file, spike_errors_as_data_errors():
+            for path in clip.spike_files:
+                for part in _packed_parts(path, source.spikes):
+                    file.write(part)
     (folder / clip.name).parent.mkdir(parents=True, exist_ok=True)
     os.replace(temporary, folder / clip.name)
+
+
+def _packed_parts(path: str, spikes: DatSpikes) -> Iterator[np.ndarray]:
+    """The planes of a file as they are stored, in parts; unchanged where they are packed already."""
+    stored = spikes.geometry.stored_as_raster
+    file = open_spike_file(path, spikes.geometry, spikes.remainder)
+    for first in range(0, file.planes, PART):
+        count = min(PART, file.planes - first)
+        if isinstance(file, PackedPlanes) and spikes.geometry == stored:
+            yield file.packed[first : first + count]
+        else:
+            yield pack(file.read(first, count), stored)
+
+
+def _plane_bytes(source: Source) -> int:
+    return source.spikes.geometry.stored_as_raster.plane_bytes if source.spikes else 0
 
 
 def _sizes(clip: Clip, plane_bytes: int) -> dict[str, int]:
     """Kind of array -> its size in bytes."""
     sizes = {kind: len(clip) * math.prod(clip.size_of(kind)) * 3 for kind in clip.picture_kinds}
     if clip.spike:
-        sizes["spike"] = sum(clip.planes) * plane_bytes
+        sizes["spike"] = sum(clip.spike_files.values()) * plane_bytes
     return sizes
 
 
 def _check_room(clips: list[Clip], source: Source, folder: Path) -> None:
-    plane_bytes = source.spikes.geometry.plane_bytes if source.spikes else 0
-    need = sum(sum(_sizes(clip, plane_bytes).values()) for clip in clips if not (folder / clip.name).exists())
+    need = sum(sum(_sizes(clip, _plane_bytes(source)).values()) for clip in clips if not (folder / clip.name).exists())
     free = shutil.disk_usage(folder).free
     if need > 0.95 * free:
         raise DataError(
@@ -202,7 +233,7 @@ def _check_room(clips: list[Clip], source: Source, folder: Path) -> None:
 
 def _digests(source: Source, kinds: Collection[str]) -> dict[str, str]:
     """Kind of file -> digest of all its files, for these kinds."""
-    return {kind: digest({kind: list_root(*place)}) for kind, place in source.kinds().items() if kind in kinds}
+    return {kind: digest({kind: source.listing(kind)}) for kind in source.kinds() if kind in kinds}
 
 
 def _selection(source: Source) -> list[Any]:

@@ -18,7 +18,8 @@ from data.frame_io import picture_size
 from data.meta_file import read_meta
 from data.names import FrameKey, digits_of, frame_key, frame_name
 from data.roots import FileEntry, Listing, list_root
-from data.spike.stream import SpikeFileError, planes_in
+from data.spike.formats import FORMATS, count_planes
+from data.spike.stream import SpikeFileError
 from data.spike_source import DatSpikes
 from utils.errors import DataError, OptionError
 from utils.files import natural_key
@@ -52,14 +53,23 @@ class Source:
     spikes: DatSpikes | None = None
     left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
 
-    def kinds(self) -> dict[str, tuple[str, str, str]]:
-        """Kind of file -> (root, folder within a clip, file name extension)."""
-        kinds = {"lq": (self.dataroot_lq, self.lq_folder, self.filename_ext)}
+    def kinds(self) -> dict[str, tuple[str, str, tuple[str, ...]]]:
+        """Kind of file -> (root, folder within a clip, file name extensions in order of preference)."""
+        kinds = {"lq": (self.dataroot_lq, self.lq_folder, (self.filename_ext,))}
         if self.dataroot_gt:
-            kinds["gt"] = (self.dataroot_gt, "sharp", self.filename_ext)
+            kinds["gt"] = (self.dataroot_gt, "sharp", (self.filename_ext,))
         if self.dataroot_spike:
-            kinds["spike"] = (self.dataroot_spike, "spike", "dat")
+            kinds["spike"] = (self.dataroot_spike, "spike", tuple(suffix.lstrip(".") for suffix in FORMATS))
         return kinds
+
+    @property
+    def has_one_spike_file(self) -> bool:
+        """Whether the planes of all frames of a clip are in one file."""
+        return self.spikes is not None and self.spikes.timing.is_one_file
+
+    def listing(self, kind: str) -> Listing:
+        """The files of one kind."""
+        return list_root(*self.kinds()[kind], single_files=kind == "spike" and self.has_one_spike_file)
 
 
 def held_out(val_partition: str | None) -> frozenset[str]:
@@ -111,7 +121,7 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
 
 def list_source(source: Source) -> dict[str, Listing]:
     """Kind of file ("lq", "gt", "spike") -> the files below its root."""
-    return {kind: list_root(*place) for kind, place in source.kinds().items()}
+    return {kind: source.listing(kind) for kind in source.kinds()}
 
 
 def digest(listings: dict[str, Listing]) -> str:
@@ -134,20 +144,24 @@ class _ClipCheck:
 
     def run(self, listed: tuple[int, str] | None) -> Clip | None:
         """The clip, None where no frame is complete. listed: number of frames and first frame, of the meta file."""
-        for kind, (_, folder, ext) in self.kinds.items():
+        for kind, (_, folder, exts) in self.kinds.items():
             if not self.files[kind]:
-                what = "has no folder" if self.files[kind] is None else f"holds no .{ext} file"
-                self._report(kind, f"{kind} {what}", folder)
+                missing = f"holds no {' or '.join(f'.{ext}' for ext in exts)} file"
+                self._report(kind, f"{kind} {'has no folder' if self.files[kind] is None else missing}", folder)
         if self.problems:
             return None
-        self.stems = {kind: self._frame_stems(kind) for kind in self.kinds}
+        one_file = self.source.has_one_spike_file
+        self.stems = {kind: self._frame_stems(kind) for kind in self.kinds if not (kind == "spike" and one_file)}
         # The remaining frames of an incomplete clip are checked as well, so that one run shows all problems.
         keys = [key for key in self._frames(listed) if all(key in stems for stems in self.stems.values())]
         if not keys:
             return None
         entries = {kind: [self.files[kind][stems[key]] for key in keys] for kind, stems in self.stems.items()}
-        paths = {kind: tuple(entry.path for entry in entries[kind]) for kind in self.kinds}
-        planes = self._check_planes(entries["spike"]) if "spike" in self.kinds else ()
+        paths = {kind: tuple(entry.path for entry in entries[kind]) for kind in self.stems}
+        if one_file:
+            entries["spike"] = self._check_one_file(keys)
+            paths["spike"] = tuple(entry.path for entry in entries["spike"])
+        planes = self._check_planes(entries["spike"]) if entries.get("spike") else ()
         size, gt_size = self._check_sizes(paths)
         stems = tuple(self.stems["lq"][key] for key in keys)
         return Clip(self.name, stems, paths["lq"], paths.get("gt", ()), paths.get("spike", ()), planes, size, gt_size)
@@ -170,7 +184,7 @@ class _ClipCheck:
 
     def _frames(self, listed: tuple[int, str] | None) -> list[FrameKey]:
         """The frames of the clip in order. Reports missing files, gaps and wrong names."""
-        known = {key: stem for kind in reversed(self.kinds) for key, stem in self.stems[kind].items()}
+        known = {key: stem for kind in reversed(self.stems) for key, stem in self.stems[kind].items()}
         digits = max(digits_of(stem) for stem in known.values())
         every = set(known)
         if listed is not None:
@@ -179,10 +193,11 @@ class _ClipCheck:
             before, after = affixes.pop() if len(affixes) == 1 else ("", "")
             every = {(before, int(first) + i, after) for i in range(count)}
         names = {key: known.get(key) or frame_name(key, digits) for key in every}
-        for kind, (_, _, ext) in self.kinds.items():
-            missing = sorted((names[key] for key in every - self.stems[kind].keys()), key=natural_key)
+        for kind, stems in self.stems.items():
+            missing = sorted((names[key] for key in every - stems.keys()), key=natural_key)
             if missing:
-                files = _some(f"{stem}.{ext}" for stem in missing)
+                suffix = os.path.splitext(next(iter(self.files[kind].values())).path)[1] or f".{self.kinds[kind][2][0]}"
+                files = _some(f"{stem}{suffix}" for stem in missing)
                 self._report(kind, f"{kind} lacks {len(missing)} of {len(every)} frames: {files}")
         keys = sorted(every, key=lambda key: natural_key(names[key]))
         if len({(before, after) for before, _, after in keys}) == 1:
@@ -201,17 +216,32 @@ class _ClipCheck:
             if odd:
                 self._report(kind, f"{len(odd)} names of {kind} do not follow filename_tmpl {template!r}: {_some(odd)}")
 
+    def _check_one_file(self, keys: list[FrameKey]) -> list[FileEntry]:
+        """The spike file of the clip, once for every frame; [] where it is not clear which planes are whose."""
+        files = list(self.files["spike"].values())
+        first = min(self.stems["lq"], key=lambda key: natural_key(self.stems["lq"][key]))
+        if len(files) > 1:
+            what = f"{len(files)} spike files: {_some(self.files['spike'])}; with spike.exposure a clip has one"
+            self._report("spike", what)
+        elif keys[0] != first:
+            what = "the first listed frame is not the first of the folder, from which spike.exposure counts"
+            self._report("lq", what)
+        return [] if self.problems else files * len(keys)
+
     def _check_planes(self, files: list[FileEntry]) -> tuple[int, ...]:
         """Planes per file. All files must have as many, but the last one may lack the last interpolated planes."""
         spikes = self.source.spikes
         planes: dict[FileEntry, int] = {}
-        for file in files:
+        for file in dict.fromkeys(files):
             try:
-                planes[file] = planes_in(file.size, file.path, spikes.geometry, spikes.remainder)
+                planes[file] = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
             except SpikeFileError as e:
                 self._report_file(f"{e.what}; {e.expected}", file.path)
         if not planes:
             return ()
+        if self.source.has_one_spike_file:
+            self._check_represented(files, planes[files[0]])
+            return (planes[files[0]],) * len(files)
         expected = spikes.info.planes_of(self.name) or Counter(planes.values()).most_common(1)[0][0]
         fewest = spikes.info.fewest_planes(self.name, expected)
         examples: dict[int, FileEntry] = {}  # one file of each valid number of planes
@@ -224,11 +254,18 @@ class _ClipCheck:
             what = f"spike file has {count} planes ({file.size} bytes), expected {expected} ({need} bytes)"
             self._report_file(what, file.path)
         for count, file in examples.items():
-            try:
-                spikes.check_planes(self.name, count)
-            except (DataError, OptionError) as e:
-                self._report_file(f"{e.what}; expected {e.expected}", file.path)
+            self._check_represented([file], count)
         return tuple(planes.values())
+
+    def _check_represented(self, files: list[FileEntry], planes: int) -> None:
+        """Report where the planes of a frame lie outside of its file, or are too few for the representation.
+
+        files: of consecutive frames from the first one.
+        """
+        try:
+            self.source.spikes.check_planes(self.name, planes, len(files))
+        except (DataError, OptionError) as e:
+            self._report_file(f"{e.what}; expected {e.expected}", files[0].path)
 
     def _check_sizes(self, paths: dict[str, tuple[str, ...]]) -> tuple[tuple[int, int], tuple[int, int]]:
         """(lq size, gt size) of the first frame; gt must be a whole multiple of lq, and lq must fit the spikes."""

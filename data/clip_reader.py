@@ -20,10 +20,11 @@ from data.clip_cache import INDEX as CACHE_INDEX
 from data.clip_cache import CacheReader
 from data.pictures import Pictures, check_same_view, clips_in, holds_images, subfolder
 from data.roots import LMDB_MARK
-from data.spike.stream import count_planes, read_dat
+from data.spike.formats import FORMATS, count_planes, open_spikes
 from data.spike_grid import ScaledWindow, Window, warn_uncovered
 from data.spike_info import DatasetInfo, nearest_info
 from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors, user_spikes
+from data.spike_timing import Span, even_span
 from utils.contract import ClipReader
 from utils.errors import DataError, OptionError
 from utils.files import natural_key
@@ -57,46 +58,57 @@ class DatasetClip:
 
 
 class UserSpikes:
-    """Spikes of a user's clip: a folder with one .dat per frame, or one .dat whose planes the frames share evenly."""
+    """Spikes of a user's clip: a folder with one file per frame, or one file for the clip.
+
+    Of one file, a frame has the planes that `spike.exposure` says; without it, the frames share all planes evenly.
+    """
 
     def __init__(
         self, path: Path, frames: Pictures, clip: str, source: DatSpikes, trained: dict[str, Any] | None = None
     ) -> None:
         """trained: what is known of the spikes in training, see data.spike_source.describe_spikes."""
         self.path, self.clip, self.source, self._frames = path, clip, source, frames
-        self._per_frame = _dat_files(path, frames) if path.is_dir() else None
-        self.files = self._per_frame or [path]
+        self.files = _spike_files(path) if path.is_dir() else [path]
+        self._is_per_frame = path.is_dir() and not source.timing.is_one_file
+        if self._is_per_frame:
+            self.files = _paired(self.files, frames, path)
+        elif len(self.files) != 1:
+            raise DataError(
+                f"{len(self.files)} spike files", str(path), "one file for the clip, with spike.exposure",
+                "give the name of the file",
+            )  # fmt: skip
         with spike_errors_as_data_errors():
             self._planes = count_planes(self.files[0], source.geometry, source.remainder)
-        if self._per_frame is None and self._planes < len(frames):
+        if not path.is_dir() and not source.timing.is_one_file and self._planes < len(frames):
             raise DataError(
                 f"{self._planes} planes for {len(frames)} frames", str(path), "at least one plane per frame",
                 "give the spikes of this clip, and check --spike-size",
             )  # fmt: skip
         self._window = self._whole_window()
-        per_frame = self._planes if self._per_frame else self._span(0)[1]
+        span = self._span(0)
         try:
-            source.center_plane(clip, per_frame)
+            source.center_plane(clip, span.count, span)
         except OptionError:
-            is_alike = trained is not None and trained["planes"] == per_frame and trained["gt_plane"] is not None
+            is_alike = trained is not None and trained["planes"] == span.length and trained["gt_plane"] is not None
             source.center = trained["gt_plane"] if is_alike else "file"
             used = f"plane {source.center} is used, as in training" if is_alike else "the middle one is used"
             logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", clip, used)
-        source.check_planes(clip, per_frame)
+        for index in range(1 if self._is_per_frame else len(frames)):
+            source.check_span(clip, self._span(index))
 
     def frame(self, index: int, picture: np.ndarray, reverse: bool = False) -> Tensor:
         """The channels of frame `index` on the RGB grid, (S, H, W) float32. picture: the frame, (H, W, 3) uint8 RGB.
 
         reverse: those of the time-reversed stream.
         """
-        path = str(self._per_frame[index] if self._per_frame else self.path)
-        first, count = (0, None) if self._per_frame else self._span(index)
+        path = str(self.files[index if self._is_per_frame else 0])
         with spike_errors_as_data_errors():
-            stream = read_dat(
-                path, self.source.geometry, first, count, self._window.crop, remainder=self.source.remainder
-            )
+            file = open_spikes(path, self.source.geometry, self.source.remainder)
+            span = self._span(index, file.planes)
+            stream = file.read(span.first, span.count, self._window.crop)
         rate = self.source.rate_of(stream, np.ascontiguousarray(picture[..., ::-1]), self._window)
-        return torch.from_numpy(self._window.to_rgb(self.source.represent(stream, self.clip, path, rate, reverse)))
+        channels = self.source.represent(stream, self.clip, path, rate, reverse, span)
+        return torch.from_numpy(self._window.to_rgb(channels))
 
     def _whole_window(self) -> Window:
         """How whole planes lie on the frames: as in the calibration, else stretched to the frame."""
@@ -109,10 +121,12 @@ class UserSpikes:
         warn_uncovered(grid, self.clip, str(self._frames.path))
         return grid.window(Augment.whole(size))
 
-    def _span(self, index: int) -> tuple[int, int]:
-        """First plane and number of planes of frame `index` in a stream of the whole clip."""
-        first, after = (i * self._planes // len(self._frames) for i in (index, index + 1))
-        return first, after - first
+    def _span(self, index: int, planes: int | None = None) -> Span:
+        """The planes of frame `index`. planes: of its file."""
+        planes, timing = self._planes if planes is None else planes, self.source.timing
+        if self._is_per_frame or timing.is_one_file:
+            return timing.span(self.clip, index, planes)
+        return even_span(planes, len(self._frames), index, timing)
 
 
 class UserClip:
@@ -186,7 +200,7 @@ def user_clips(
         logger.info("%s has no known suffix of a video; trying to decode it", root)
     section = None if spike_options is None else SPIKE_SOURCES.resolve(spike_options, "spike")
     clips = [
-        (name, inner, _beside(spike, "spike", name, (".dat",)), _beside(gt, "sharp", name, VIDEO_SUFFIXES))
+        (name, inner, _beside(spike, "spike", name, tuple(FORMATS)), _beside(gt, "sharp", name, VIDEO_SUFFIXES))
         for name, inner in _inner_clips(root).items()
     ] or [(_clip_name(root), root, spike, gt)]
     return [_user_clip(*clip, section, scale, trained) for clip in clips]
@@ -244,17 +258,21 @@ def _check_reference(frames: Pictures, gt: Pictures, scale: int) -> None:
         )  # fmt: skip
 
 
-def _dat_files(folder: Path, frames: Pictures) -> list[Path]:
-    """The .dat of every frame, matched by name, or by order for a video. Raises DataError where one is unmatched."""
-    files = [p for p in folder.iterdir() if p.suffix.lower() == ".dat"]
-    files.sort(key=lambda path: natural_key(path.name))
+def _spike_files(folder: Path) -> list[Path]:
+    """The spike files of a folder in natural order; where it holds several formats, those of the first of `FORMATS`."""
+    found = [[p for p in folder.iterdir() if p.suffix.lower() == suffix] for suffix in FORMATS]
+    return sorted(next(filter(None, found), []), key=lambda path: natural_key(path.name))
+
+
+def _paired(files: list[Path], frames: Pictures, folder: Path) -> list[Path]:
+    """The spike file of every frame, matched by name, or by order for a video. Raises DataError for unmatched ones."""
     by_stem = {file.stem: file for file in files}
     pairs = files if frames.is_video else [by_stem[stem] for stem in frames.stems if stem in by_stem]
     if len(pairs) != len(frames) or len(files) != len(frames):
         odd = sorted(set(by_stem) ^ set(frames.stems))
         raise DataError(
             f"{len(frames)} frames, {len(files)} spike files" + (f"; unpaired: {', '.join(odd[:5])}" if odd else ""),
-            str(folder), "one .dat per frame, of the same name", "restore the files, or give one .dat for the clip",
+            str(folder), "one spike file per frame, of the same name", "restore the files, or give one for the clip",
         )  # fmt: skip
     return pairs
 

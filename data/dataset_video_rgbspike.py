@@ -180,7 +180,8 @@ class TrainClips(ClipDataset):
         """
         about = [f"{clip.name}: {clip.size} {clip.gt_size} {clip.planes}" for clip in self.clips]
         spikes = self.spikes
-        about += [f"{spikes.geometry} {spikes.rate} {spikes.light} {spikes.info.gt_plane}"] if spikes else []
+        timing = spikes.timing.describe() if spikes else ""
+        about += [f"{spikes.geometry} {spikes.rate} {spikes.light} {spikes.info.gt_plane}{timing}"] if spikes else []
         about += [f"calibration {spikes.calibration.digest()}"] if spikes and spikes.calibration else []
         return about + [f"{clip.name}/{stem}" for clip in self.clips for stem in clip.stems]
 

@@ -12,10 +12,10 @@ from data.clip_cache import CacheReader
 from data.clip_index import Source, find_clips
 from data.frame_io import read_bgr
 from data.picture_memory import PictureMemory
-from data.roots import LMDB_MARK, is_lmdb, read_bytes
-from data.spike.stream import Crop, planes_in, read_dat, unpack
+from data.roots import is_lmdb, open_spike_file
+from data.spike.stream import Crop
 from data.spike_source import DatSpikes
-from utils.errors import OptionError
+from utils.errors import DataError, OptionError
 from utils.options.registry import Registry
 
 IO_BACKENDS = Registry("io backend", "type")
@@ -23,7 +23,7 @@ IO_BACKENDS = Registry("io backend", "type")
 
 @IO_BACKENDS.register("disk", given=("cache_data",))
 class DiskFiles:
-    """PNG or JPEG and .dat files, each opened when it is read.
+    """PNG or JPEG and spike files, each opened when it is read.
 
     cache_data: decoded images stay in memory, shared by all loader workers of a rank.
     """
@@ -55,14 +55,16 @@ class DiskFiles:
         return np.stack([aug.crop(self._picture(paths[i], size), scale) for i in frames])
 
     def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
-        """All planes of one frame's file within the crop: (T, h, w) uint8 in {0, 1}."""
+        """The planes of one frame (`spikes.span`) within the crop: (T, h, w) uint8 in {0, 1}."""
         path = clip.spike[frame]
-        if LMDB_MARK not in path:
-            return read_dat(path, spikes.geometry, crop=crop, remainder=spikes.remainder)
-        content = read_bytes(path)
-        planes = planes_in(len(content), path, spikes.geometry, spikes.remainder)
-        size = spikes.geometry.plane_bytes
-        return unpack(np.frombuffer(content, np.uint8, planes * size).reshape(planes, size), spikes.geometry, crop)
+        file = open_spike_file(path, spikes.geometry, spikes.remainder)
+        if file.planes != clip.planes[frame]:
+            raise DataError(
+                f"spike file has {file.planes} planes now", path, f"{clip.planes[frame]}, as when the run started",
+                "restore the file",
+            )  # fmt: skip
+        span = spikes.span(clip, frame)
+        return file.read(span.first, span.count, crop)
 
     def _picture(self, path: str, size: tuple[int, int]) -> np.ndarray:
         picture = self._kept.get(path) if self._kept else None

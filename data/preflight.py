@@ -27,8 +27,9 @@ from data.clip_index import Problem, Source, digest, list_source, problems_error
 from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr
 from data.meta_file import read_meta
 from data.roots import LMDB_MARK
+from data.spike.formats import read_spikes
 from data.spike.light import fit_light
-from data.spike.stream import SpikeFileError, read_dat
+from data.spike.stream import SpikeFileError
 from data.spike_source import DatSpikes
 from utils.errors import DataError
 from utils.files import write_whole
@@ -36,7 +37,7 @@ from utils.options.models import DatasetsOptions
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2  # to be raised when the check finds more than before: stored results of older checks are then ignored
+FORMAT = 3  # to be raised when the check finds more than before: stored results of older checks are then ignored
 THREADS = 8
 PNG_END = b"IEND\xaeB`\x82"
 
@@ -105,7 +106,8 @@ def check_source(
     decode: decode every image, which also finds flipped bits; otherwise only its header and its end are read.
     progress: called after each image.
     """
-    places = {kind: (root, f"<clip>/[{folder}/]<frame>.{ext}") for kind, (root, folder, ext) in source.kinds().items()}
+    kinds = source.kinds().items()
+    places = {kind: (root, f"<clip>/[{folder}/]<frame>.{'|'.join(exts)}") for kind, (root, folder, exts) in kinds}
     file = stored / f"{_source_digest(source)}.json" if stored else None
     if file and (before := _read_stored(file)):
         return Report(split, places, [], warnings=before["warnings"], note=f"{before['counts']}, as checked before")
@@ -162,11 +164,12 @@ def _check_spikes(clip: Clip, spikes: DatSpikes, is_first: bool) -> list[Problem
     Rows may be stored in the other order than spike.flip says. In the first clip, where neither the options nor
     dataset.json give the light, the spikes may fit the other kind of light better.
     """
-    path, grid = clip.spike[0], spikes.grid(clip.size)
+    path, span, grid = clip.spike[0], spikes.span(clip, 0), spikes.grid(clip.size)
     if LMDB_MARK in path:
         return []
     try:
-        rates = read_dat(path, spikes.geometry, remainder=spikes.remainder).mean(axis=0, dtype=np.float32)
+        stream = read_spikes(path, spikes.geometry, span.first, span.count, remainder=spikes.remainder)
+        rates = stream.mean(axis=0, dtype=np.float32)
         grey = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
     except (SpikeFileError, DataError) as e:
         return [Problem(clip.name, f"not compared with its frame: {e.what}", path)]
@@ -209,7 +212,7 @@ def _source_digest(source: Source) -> str:
         FORMAT, digest(list_source(source)), source.kinds(), source.filename_tmpl, sorted(source.left_out),
         read_meta(source.meta_info_file) if source.meta_info_file else None,
         [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name, repr(spikes.options),
-         spikes.rate, spikes.light] if spikes else None,
+         spikes.rate, spikes.light, spikes.timing.describe()] if spikes else None,
     ]  # fmt: skip
     asked += [spikes.calibration.digest()] if spikes and spikes.calibration else []
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]

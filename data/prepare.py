@@ -18,8 +18,9 @@ from data.frame_io import picture_size
 from data.pictures import Pictures
 from data.pool import Tick
 from data.raw_video import LightPath, RawClip, exposures
+from data.spike.formats import write_spikes
 from data.spike.simulate import IntegrateAndFire
-from data.spike.stream import SpikeGeometry, write_parts
+from data.spike.stream import SpikeGeometry
 from utils.dist.process import peak_process_gb
 from utils.errors import DataError
 from utils.files import publish_folder, scratch_folder, write_whole
@@ -263,5 +264,5 @@ def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path, tick: Tick)
         else:
             times = [number + (p - recipe.gt_plane_of(job.name)) / planes for p in range(planes)]
         lights = map(light.at, times)
-        write_parts(folder / f"{stem}.dat", sensor.run_parts(lights), SpikeGeometry(*size))
+        write_spikes(folder / f"{stem}.dat", sensor.run_parts(lights), SpikeGeometry(*size))
         tick(average if job.raw else 1)

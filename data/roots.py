@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from data.names import checked_name
+from data.spike.formats import open_spikes, packed_planes
+from data.spike.stream import SpikeFile, SpikeGeometry
 from utils.errors import DataError, OptionError
 from utils.files import natural_key
 
@@ -56,13 +58,15 @@ def is_lmdb(root: str) -> bool:
     return root.rstrip("/").endswith(".lmdb")
 
 
-def list_root(root: str, folder: str, ext: str) -> Listing:
+def list_root(root: str, folder: str, ext: str | tuple[str, ...], single_files: bool = False) -> Listing:
     """The files of every clip: those in <root>/<clip>/<folder>, or in <root>/<clip> where there is no such folder.
 
+    ext: ending of the files' names; of several, the first that a folder has files of.
+    single_files: also <root>/<clip>.<ext>, for a clip without other files.
     A folder that holds folders and no files is no clip: the folders in it are the clips "<folder>/<clip>".
     Raises DataError for a root that cannot be read or holds no clip, and for names unfit for output files.
     """
-    listing = _list_lmdb(root) if is_lmdb(root) else _list_folder(root, folder, ext)
+    listing = _list_lmdb(root) if is_lmdb(root) else _list_folder(root, folder, _suffixes(ext), single_files)
     if not listing:
         raise DataError("the data folder holds no clip", root, "one folder per clip", "correct the dataroot")
     for clip, files in listing.items():
@@ -86,14 +90,26 @@ def read_bytes(path: str, count: int = -1) -> bytes:
         raise unreadable(path, e.strerror or str(e)) from e
 
 
+def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> SpikeFile:
+    """A spike file on disk, or the packed planes in an LMDB. Raises SpikeFileError, DataError."""
+    if LMDB_MARK in path:
+        return packed_planes(_read_lmdb(path), path, geometry, remainder)
+    return open_spikes(path, geometry, remainder)
+
+
 def unreadable(path: str, reason: str) -> DataError:
     return DataError(f"cannot read: {reason}", path, "a readable file", "restore the file, or remove its clip")
 
 
-def _list_folder(root: str, folder: str, ext: str) -> Listing:
+def _suffixes(ext: str | tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f".{e.lstrip('.')}".lower() for e in ((ext,) if isinstance(ext, str) else ext))
+
+
+def _list_folder(root: str, folder: str, suffixes: tuple[str, ...], single_files: bool) -> Listing:
     try:
         with os.scandir(root) as entries:
-            found = [(e.name, e.path) for e in entries if e.is_dir() and not e.name.startswith(".")]
+            visible = [e for e in entries if not e.name.startswith(".")]
+            found = [(e.name, e.path) for e in visible if e.is_dir()]
     except OSError as e:
         raise DataError(
             f"cannot list the data folder: {e.strerror or e}", root, "a folder with one folder per clip",
@@ -101,33 +117,41 @@ def _list_folder(root: str, folder: str, ext: str) -> Listing:
         ) from e  # fmt: skip
     listing: Listing = {}
     for name, path in sorted(found, key=lambda e: natural_key(e[0])):
-        files, folders = _list_clip(path, folder, ext)
+        files, folders = _list_clip(path, folder, suffixes)
         if not folders:
             listing[name] = files
         for inner in sorted(folders, key=natural_key):
-            listing[f"{name}/{inner}"] = _list_clip(os.path.join(path, inner), folder, ext)[0]
+            listing[f"{name}/{inner}"] = _list_clip(os.path.join(path, inner), folder, suffixes)[0]
+    for suffix in suffixes if single_files else ():
+        for entry in visible:
+            stem = entry.name[: -len(suffix)]
+            if entry.name.lower().endswith(suffix) and not listing.get(stem) and entry.is_file():
+                listing[stem] = {stem: _entry(entry)}
     return listing
 
 
-def _list_clip(clip: str, folder: str, ext: str) -> tuple[dict[str, FileEntry], list[str]]:
+def _list_clip(clip: str, folder: str, suffixes: tuple[str, ...]) -> tuple[dict[str, FileEntry], list[str]]:
     """The frames of the clip by stem; where it holds folders of clips and no files instead, the names of these."""
     inner = os.path.join(clip, folder)
     has_inner = os.path.isdir(inner)
-    suffix = f".{ext.lstrip('.')}".lower()
-    files, folders, others = {}, [], has_inner
+    found: dict[str, dict[str, FileEntry]] = {suffix: {} for suffix in suffixes}
+    folders, others = [], has_inner
     try:
         with os.scandir(inner if has_inner else clip) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                if entry.name.lower().endswith(suffix):
-                    files[os.path.splitext(entry.name)[0]] = _entry(entry)
+                name = entry.name.lower()
+                suffix = next((suffix for suffix in suffixes if name.endswith(suffix)), None)
+                if suffix is not None:
+                    found[suffix][os.path.splitext(entry.name)[0]] = _entry(entry)
                 elif not has_inner and entry.is_dir():
                     folders.append(entry.name)
                 else:
                     others = True
     except OSError as e:
         raise DataError(f"cannot list the clip: {e.strerror or e}", inner, "a readable folder", "restore it") from e
+    files = next((files for files in found.values() if files), {})
     return files, [] if files or others or PARTS & set(folders) else folders
 
 

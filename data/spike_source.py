@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import cv2
 import numpy as np
+from pydantic import Field
 
 from data.augment import Augment
 from data.calibration import load_calibration
@@ -21,6 +22,7 @@ from data.spike.simulate import LUMA, to_linear
 from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
 from data.spike_grid import CalibratedGrid, Grid, ScaledGrid, Window
 from data.spike_info import DatasetInfo, load_info
+from data.spike_timing import Exposures, Span, Timing, read_exposures
 from utils.errors import DataError, OptionError
 from utils.options.registry import Registry, import_parts
 
@@ -40,7 +42,7 @@ class StreamReader(Protocol):
     """The part of an io backend that reads spike streams."""
 
     def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
-        """All planes of one frame's file within the crop: (T, h, w) uint8 in {0, 1}."""
+        """The planes of one frame (`spikes.span`) within the crop: (T, h, w) uint8 in {0, 1}."""
         ...
 
 
@@ -55,16 +57,25 @@ def spike_errors_as_data_errors() -> Iterator[None]:
 
 @SPIKE_SOURCES.register("dat", given=("info",))
 class DatSpikes:
-    """Bit-packed .dat files, one per RGB frame.
+    """Spike files: packed planes (.dat, .bin) or arrays (.npy, .npz), one per RGB frame or one per clip.
 
     h, w, flip, rate, light: null takes them from dataset.json beside the spikes; a value that differs from it is an
     error. A rate that is given nowhere is 1: firing rates are then not divided.
-    head_columns: columns without image at the end of each line (16 for 416-wide files).
+    head_columns: columns without image at the end of each line (16 for 416-wide files). bit_order: the first pixel is
+    the least ("little") or most significant bit ("big") of a packed byte. layout: "sps100" for files of that sensor,
+    whose lines of 1024 bits hold 1000 pixels and two words. flip, bit_order, layout: of packed files; rows of arrays
+    begin at the top.
+    first, count: the planes that are read of each file, count null: to its end.
+    exposure: one file holds all frames of a clip, with time between the exposures: {"start", "length", "period"} in
+    planes, for instance {"start": 0, "length": 400, "period": 833.33}: frame i is exposed from plane
+    start + i period, rounded, for `length` planes; {"<clip>": ...} with such an object, or a list of
+    [start, length] per frame, for each clip; or the name of a JSON file with one of these.
     rate "match": measured in each sample from the brightness of the blurry frame; the camera may be unknown.
     light: what the sensor integrated, linear light (as cameras do; the default) or "display", display values of gamma
     2.2 (as the simulators of Spk-GoPro, S-SDM and Spike-Zoo do); "match" and gamma depend on it.
     center: the plane of the sharp frame: "gt" (dataset.json, or 4n - 4 for Spk-GoPro clips), "file" (the middle of
-    each file; for all but voxel T // 2) or a number. remainder: what to do with bytes after the last whole plane.
+    the planes that are read; for all but voxel T // 2) or a number; planes are counted in the file, or with `exposure`
+    in the exposure. remainder: what to do with bytes after the last whole plane.
     gamma: representations that are proportional to light give linear light raised to 1 / gamma (2.2: display values).
     resize: interpolation of the channels to the RGB grid; "nearest" keeps raw planes binary.
     calibration: file of scripts/calibrate.py for a spike camera with another view than the RGB camera; null: the same.
@@ -78,6 +89,11 @@ class DatSpikes:
         w: int | None = None,
         flip: bool | None = None,
         head_columns: int = 0,
+        bit_order: Literal["little", "big"] = "little",
+        layout: Literal["raster", "sps100"] = "raster",
+        first: Annotated[int, Field(ge=0)] = 0,
+        count: Annotated[int, Field(ge=1)] | None = None,
+        exposure: dict[str, Any] | str | None = None,
         rate: float | Literal["match"] | None = None,
         light: Literal["linear", "display"] | None = None,
         center: Literal["gt", "file"] | int = "gt",
@@ -89,7 +105,8 @@ class DatSpikes:
     ) -> None:
         height, width = _agreed("h", h, info, None), _agreed("w", w, info, None)
         try:
-            self.geometry = SpikeGeometry(height, width, _agreed("flip", flip, info, True), head_columns)
+            flipped = _agreed("flip", flip, info, layout == "raster")
+            self.geometry = SpikeGeometry(height, width, flipped, head_columns, bit_order, layout)
         except SpikeFileError as e:
             raise OptionError(e.what, "spike.h, spike.w, spike.head_columns", e.expected, "correct them") from e
         self.rate = "match" if rate == "match" else float(_agreed("rate", rate, info, 1.0))
@@ -102,6 +119,8 @@ class DatSpikes:
         self._calibrated = (
             CalibratedGrid(self.calibration, self.geometry, calibration, resize == "nearest") if calibration else None
         )
+        offset = self.calibration.time_offset_planes if self.calibration else 0.0
+        self.timing = Timing(first, count, _exposures(exposure, first, count), offset)
         self.name, self.options = _name_and_options(representation)
         self.channels = channels_of(representation)
         self.ignored = rp.REPRESENTATIONS[self.name].ignored(**self.options)
@@ -117,22 +136,28 @@ class DatSpikes:
         self._calibrated.check_size(size)
         return self._calibrated
 
-    def center_plane(self, clip: str, planes: int) -> float:
-        """The time of the sharp frame in a file of `planes` planes, in planes; x.5 lies between two.
+    def span(self, clip: Clip, frame: int) -> Span:
+        """The planes of frame `frame`. Raises DataError where they reach outside of the file."""
+        return self.timing.span(clip.name, frame, clip.planes[frame])
 
-        Raises OptionError where it is unknown.
+    def center_plane(self, clip: str, planes: int, span: Span | None = None) -> float:
+        """The time of the sharp frame in the `planes` planes of a frame, in planes; x.5 lies between two.
+
+        span: where they lie; None: they are a whole file. Raises OptionError where it is unknown.
         """
         if self.center == "file" or "center" in self.ignored:
             return (planes - 1) / 2
-        center = self.info.gt_plane_of(clip, planes) if self.center == "gt" else self.center
-        if center is None or not 0 <= center < planes:
-            what = "is not known" if center is None else f"{center} is outside of 0 to {planes - 1}"
+        span = span or Span.whole(planes)
+        center = self.info.gt_plane_of(clip, span.length) if self.center == "gt" else self.center
+        first, last = span.origin, span.origin + planes - 1
+        if center is None or not first <= center <= last:
+            what = "is not known" if center is None else f"{center} is outside of {first} to {last}"
             raise OptionError(
                 f"the plane of the sharp frame {what} for clip {clip}", "spike.center",
                 '"gt" with gt_plane in dataset.json or Spk-GoPro clip names; else "file" or a plane number',
                 'set spike.center to "file" or to the number',
             )  # fmt: skip
-        return center
+        return center - first
 
     def rate_of(self, stream: np.ndarray, frame: np.ndarray, window: Window) -> float:
         """Spikes per plane at full light. stream (T, h, w); frame (H, W, 3) uint8, B, G, R: its blurry frame there.
@@ -147,13 +172,16 @@ class DatSpikes:
         seen = float(colour @ LUMA[::-1]) / (255.0 if self.light == "display" else 1.0)
         return max(fired, 1e-4) / max(seen, 1e-3)
 
-    def represent(self, stream: np.ndarray, clip: str, path: str, rate: float, reverse: bool = False) -> np.ndarray:
-        """Stream (T, h, w) of one file, as recorded -> (S, h, w) float32.
+    def represent(
+        self, stream: np.ndarray, clip: str, path: str, rate: float, reverse: bool = False, span: Span | None = None
+    ) -> np.ndarray:
+        """Stream (T, h, w) of one frame, as recorded -> (S, h, w) float32.
 
         rate: spikes per plane at full light, from `rate_of`.
         reverse: the channels of the time-reversed stream, for a clip that is played backwards.
+        span: where the planes lie; None: they are a whole file.
         """
-        center = self.center_plane(clip, len(stream))
+        center = self.center_plane(clip, len(stream), span)
         try:
             return rp.represent(
                 self.name, stream, center, reverse=reverse, rate=rate, light=self.light, gamma=self.gamma,
@@ -165,9 +193,21 @@ class DatSpikes:
                 f"planes for {self.options} around plane {center:g}", "use smaller windows, or another spike.center",
             ) from e  # fmt: skip
 
-    def check_planes(self, clip: str, planes: int) -> None:
-        """Raise OptionError or DataError where files of `planes` planes cannot be represented."""
-        self.represent(np.zeros((planes, 1, 1), np.uint8), clip, f"a spike file of {clip}", rate=1.0)
+    def check_planes(self, clip: str, planes: int, frames: int = 1) -> None:
+        """Raise OptionError or DataError where the first `frames` frames of a clip cannot be represented.
+
+        planes: of their file, or of a file of each.
+        """
+        for span in {(s.count, s.origin, s.length): s for s in self._spans(clip, planes, frames)}.values():
+            self.check_span(clip, span)
+
+    def _spans(self, clip: str, planes: int, frames: int) -> list[Span]:
+        return [self.timing.span(clip, frame, planes) for frame in range(frames)]
+
+    def check_span(self, clip: str, span: Span) -> None:
+        """Raise OptionError or DataError where these planes cannot be represented."""
+        stream = np.zeros((span.count, 1, 1), np.uint8)
+        self.represent(stream, clip, f"a spike file of {clip}", rate=1.0, span=span)
 
     def read(
         self,
@@ -188,17 +228,13 @@ class DatSpikes:
         window = self.grid(clip.size).window(aug)
         with spike_errors_as_data_errors():
             stream = files.stream(clip, frame, self, window.crop)
-        if len(stream) != clip.planes[frame]:
-            raise DataError(
-                f"spike file has {len(stream)} planes now", clip.spike[frame],
-                f"{clip.planes[frame]}, as when the run started", "restore the file",
-            )  # fmt: skip
         if camera:
             stream = camera.apply(stream, frame)
         rate = self.rate_of(stream, picture, window)
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
-        return window.to_rgb(self.represent(stream, clip.name, clip.spike[frame], rate, reverse))
+        span = self.span(clip, frame)
+        return window.to_rgb(self.represent(stream, clip.name, clip.spike[frame], rate, reverse, span))
 
 
 def build_spikes(section: Any, dataroot_spike: str, where: str) -> DatSpikes:
@@ -292,6 +328,15 @@ def _agreed(key: str, option: Any, info: DatasetInfo, default: Any) -> Any:
             'add for instance "spike": {"type": "dat", "h": 360, "w": 640} (360 x 640 for Spk-GoPro)',
         )  # fmt: skip
     return value
+
+
+def _exposures(exposure: Any, first: int, count: int | None) -> dict[str, Exposures] | None:
+    if exposure is not None and (first or count is not None):
+        raise OptionError(
+            "spike.exposure and spike.first or spike.count exclude one another", "spike.exposure",
+            "the planes of each file, or the exposures in one file per clip", "remove one of them",
+        )  # fmt: skip
+    return read_exposures(exposure)
 
 
 def _check_effect(name: str, options: dict[str, Any], keys: list[str]) -> None:

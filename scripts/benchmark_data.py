@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader
 from data.clip_cache import build_cache
 from data.sampler import ResumableDistributedSampler
 from data.select_dataset import DATASETS, build_dataset
+from data.spike.formats import read_spikes, write_spikes
 from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
-from data.spike.stream import Crop, SpikeGeometry, read_dat, write_dat
+from data.spike.stream import Crop, SpikeGeometry
 from scripts.benchmark_tools import in_turn, seconds, table
 from scripts.make_sample_data import texture
 
@@ -76,7 +77,7 @@ def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
             cv2.imwrite(str(path), noisy)
         path = root / "GOPRO_Large_spike_seq/train" / name / "spike" / f"{frame:06d}.dat"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_dat(path, sensor.run([light] * PLANES), SpikeGeometry(*light.shape))
+        write_spikes(path, sensor.run([light] * PLANES), SpikeGeometry(*light.shape))
 
 
 def section(root: Path, args: argparse.Namespace, **changes: Any) -> dict[str, Any]:
@@ -127,10 +128,10 @@ def time_dat(root: Path, args: argparse.Namespace) -> dict[str, float]:
     """Milliseconds to unpack one whole file and a crop, and for each representation of the crop."""
     path = next(root.glob("GOPRO_Large_spike_seq/train/*/spike/000000.dat"))
     geometry, crop = SpikeGeometry(HEIGHT // RATIO, WIDTH // RATIO), Crop(100, 203, 96, 96)
-    stream = read_dat(path, geometry, crop=crop)
+    stream = read_spikes(path, geometry, crop=crop)
     runs: dict[str, Callable[[], Any]] = {
-        "whole file": lambda: read_dat(path, geometry),
-        "96 x 96 crop": lambda: read_dat(path, geometry, crop=crop),
+        "whole file": lambda: read_spikes(path, geometry),
+        "96 x 96 crop": lambda: read_spikes(path, geometry, crop=crop),
     }
     for name, options in REPRESENTATIONS.items():
         runs[name] = lambda n=name, o=options: represent(n, stream, PLANES // 2, rate=0.5, **o)

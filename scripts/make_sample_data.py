@@ -23,7 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.spike import simulate
-from data.spike.stream import SpikeGeometry, write_dat
+from data.spike.formats import write_spikes
+from data.spike.stream import SpikeGeometry
 from scripts.exit_codes import with_exit_code
 from utils.errors import DataError
 from utils.image import imwrite_rgb
@@ -164,7 +165,7 @@ def make_clip(root: Path, split: str, name: str, rng: np.random.Generator, frame
         for kind, light in (("sharp", planes[GT_PLANE]), ("blur", np.mean(planes, axis=0))):
             imwrite_rgb(clip / kind / f"{frame:06d}.png", simulate.to_uint8(simulate.to_display(light)))
         grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
-        write_dat(spikes / f"{frame:06d}.dat", sensor.run(grey), geometry)
+        write_spikes(spikes / f"{frame:06d}.dat", sensor.run(grey), geometry)
 
 
 def make_sample(root: Path, seed: int = 0, clips: dict[str, int] | None = None, frames: int | None = None) -> None:

@@ -14,9 +14,10 @@ import numpy as np
 from data.pictures import Pictures
 from data.pool import Tick
 from data.prepare import Job, Recipe
+from data.spike.formats import read_spikes
 from data.spike.represent import represent
 from data.spike.simulate import to_grey, to_uint8
-from data.spike.stream import SpikeGeometry, read_dat
+from data.spike.stream import SpikeGeometry
 from utils.files import Made
 from utils.image import data_uri, side_by_side
 
@@ -62,7 +63,7 @@ def summarise(job: Job, recipe: Recipe, offset: int, tick: Tick) -> ClipSummary:
     chosen = {shown, *np.linspace(0, len(files) - 1, min(FILES, len(files)) - 1, dtype=int).tolist()}
     rates, expected = [], []
     for number in sorted(chosen):
-        stream, light = read_dat(files[number], geometry), sharp_light(sharp.read(number), geometry, recipe)
+        stream, light = read_spikes(files[number], geometry), sharp_light(sharp.read(number), geometry, recipe)
         rates.append(float(stream.mean()))
         expected.append(recipe.rate * float(light.mean()) + recipe.dark_rate)
         if number == shown:

@@ -22,9 +22,10 @@ from tqdm import tqdm
 from data.frame_io import read_bgr
 from data.pictures import Pictures, check_same_view
 from data.raw_video import LightPath
+from data.spike.formats import candidate_geometries, count_planes, read_spikes, write_spikes
 from data.spike.light import fit_light
 from data.spike.simulate import IntegrateAndFire, to_display, to_grey
-from data.spike.stream import SpikeGeometry, candidate_geometries, count_planes, read_dat, write_parts
+from data.spike.stream import SpikeGeometry
 from data.spike_info import nearest_info
 from data.spike_source import spike_errors_as_data_errors
 from scripts.exit_codes import with_exit_code
@@ -110,7 +111,7 @@ def middle(path: Path, geometry: SpikeGeometry) -> np.ndarray:
     """The planes around the middle of the file: (at most SHOWN_PLANES, h, w)."""
     planes = count_planes(path, geometry)
     count = min(planes, SHOWN_PLANES)
-    return read_dat(path, geometry, (planes - count) // 2, count)
+    return read_spikes(path, geometry, (planes - count) // 2, count)
 
 
 def smoothness(picture: np.ndarray) -> float:
@@ -186,7 +187,7 @@ def preview(command: argparse.Namespace, geometry: SpikeGeometry, rate: float | 
     with VideoWriter(command.out, fps=25) as video:
         for center in range(half, max(planes - half, half + 1), max(half, 1)):
             first = max(center - half, 0)
-            spikes = read_dat(command.file, geometry, first, min(command.window, planes - first))
+            spikes = read_spikes(command.file, geometry, first, min(command.window, planes - first))
             video.write(grey_picture(as_shown(spikes.mean(axis=0, dtype=np.float32) / scale, light)))
 
 
@@ -215,7 +216,7 @@ def simulate(command: argparse.Namespace) -> None:
     )  # fmt: skip
     count = len(frames) * command.planes_per_frame
     times = (p / command.planes_per_frame for p in tqdm(range(count), unit=" planes", disable=None))
-    write_parts(command.out, sensor.run_parts(light.at(time) for time in times), SpikeGeometry(height, width))
+    write_spikes(command.out, sensor.run_parts(light.at(time) for time in times), SpikeGeometry(height, width))
     print(f"{command.out}: {count} planes of {height} x {width}, rate {command.rate}")
 
 

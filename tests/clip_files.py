@@ -17,7 +17,8 @@ import numpy as np
 from data.clip_index import Source
 from data.preflight import Report
 from data.select_dataset import DATASETS
-from data.spike.stream import SpikeGeometry, write_dat
+from data.spike.formats import write_spikes
+from data.spike.stream import SpikeGeometry
 
 PLANES = 24
 
@@ -62,7 +63,7 @@ def write_clip(
         stream = np.arange(planes)[:, None, None] < level
         path = spikes / split / name / "spike" / f"{stem}.dat"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_dat(path, stream.astype(np.uint8), SpikeGeometry(h, w))
+        write_spikes(path, stream.astype(np.uint8), SpikeGeometry(h, w))
 
 
 def write_info(root: Path, **values: object) -> None:

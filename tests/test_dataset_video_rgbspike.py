@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 from data.loader import TrainLoader
 from data.sampler import ResumableDistributedSampler
 from data.select_dataset import build_dataset
-from data.spike.stream import SpikeGeometry, read_dat
+from data.spike.formats import read_spikes
+from data.spike.stream import SpikeGeometry
 from scripts.make_sample_data import make_sample
 from tests.clip_files import PLANES, levels, resolved, section, write_clip, write_info
 from utils.errors import DataError, OptionError
@@ -295,7 +296,7 @@ def test_spike_options_are_checked_by_name(clips):
 
 def test_planes_on_disk_are_what_was_written(clips):
     path = clips / "GOPRO_Large_spike_seq/train/clip1/spike/000047.dat"
-    assert np.array_equal(read_dat(path, SpikeGeometry(8, 12)).sum(0), levels(1, 0, 8, 12))
+    assert np.array_equal(read_spikes(path, SpikeGeometry(8, 12)).sum(0), levels(1, 0, 8, 12))
 
 
 def test_another_camera_changes_the_spikes_and_nothing_else(clips):

@@ -9,7 +9,8 @@ import torch
 
 import main_test_vrt
 from data.clip_reader import user_clips
-from data.spike.stream import SpikeGeometry, read_dat, write_dat
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.stream import SpikeGeometry
 from models.portable import portable_options, read_saved
 from models.restore.setup import spike_options
 from models.restore.test_args import parse_test_args
@@ -246,9 +247,9 @@ def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, 
     saved = read_saved(home / "spike.pth")
     assert saved.spike_data == {"rate": 1.0, "light": "linear", "center": "file", "planes": 24, "gt_plane": 12}
     for path in folder.iterdir():
-        stream = read_dat(path, SpikeGeometry(16, 16))
+        stream = read_spikes(path, SpikeGeometry(16, 16))
         stream[1::2] = 0
-        write_dat(tmp_path / path.name, stream, SpikeGeometry(16, 16))
+        write_spikes(tmp_path / path.name, stream, SpikeGeometry(16, 16))
     section = spike_options(saved, parse_test_args(
         ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s", "--spike-size", "16", "16"], ""
     ))  # fmt: skip

@@ -17,8 +17,9 @@ from data.pictures import Pictures
 from data.pool import Pool
 from data.raw_video import LightPath, RawClip
 from data.select_dataset import build_dataset
+from data.spike.formats import read_spikes
 from data.spike.represent import represent
-from data.spike.stream import SpikeGeometry, read_dat
+from data.spike.stream import SpikeGeometry
 from main_train_vrt import PARTS
 from scripts import prepare_gopro_spike
 from scripts.count_display import CountDisplay
@@ -117,7 +118,7 @@ def test_blur_is_the_mean_sharp_the_middle_and_the_spikes_see_the_sharp_moment(r
     about = json.loads((tmp_path / "out/GOPRO_Large_spike_seq/dataset.json").read_text())
     assert about["clips"]["GOPR0002_05_00"] == {"planes": 40, "gt_plane": 16}  # 4 n - 4 with n = 5
     path = tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0002_05_00/spike/000001.dat"
-    spikes = read_dat(path, SpikeGeometry(16, 16))
+    spikes = read_spikes(path, SpikeGeometry(16, 16))
     seen = represent("tfp", spikes, 16, half_window=12, rate=0.9)[0]
     light = cv2.resize(
         ((picture["sharp"] / 255) ** 2.2) @ [0.299, 0.587, 0.114], (16, 16), interpolation=cv2.INTER_AREA
@@ -165,7 +166,7 @@ def test_without_raw_frames_the_light_between_sharp_frames_is_interpolated(raw, 
     prepare("--source", raw, "--out", tmp_path / "out", "--rate", "0.9")
     prepare("--spikes-for", tmp_path / "out/GOPRO_Large", "--out", tmp_path / "more", "--rate", "0.9")
     name = "GOPRO_Large_spike_seq/test/GOPR0003_03_00/spike/000001.dat"
-    true, made = (read_dat(tmp_path / folder / name, SpikeGeometry(16, 16)).mean(0) for folder in ("out", "more"))
+    true, made = (read_spikes(tmp_path / folder / name, SpikeGeometry(16, 16)).mean(0) for folder in ("out", "more"))
     assert made.shape == (16, 16) and np.corrcoef(true.ravel(), made.ravel())[0, 1] > 0.97
 
 
@@ -331,7 +332,7 @@ def test_the_summary_shows_every_clip_with_its_rates(raw, tmp_path, capsys):
     assert (clip["split"], clip["frames"], clip["planes"], clip["gt_plane"]) == ("train", 2, 40, 16)
     assert (clip["size"], clip["spike_size"], clip["offset"], clip["shown"]) == ([32, 32], [16, 16], 0, "000001")
     assert clip["firing_rate"] == pytest.approx(clip["light_rate"], rel=0.03) and clip["correlation"] > 0.8
-    stream = read_dat(folder / "train/GOPR0002_05_00/spike/000001.dat", SpikeGeometry(16, 16))
+    stream = read_spikes(folder / "train/GOPR0002_05_00/spike/000001.dat", SpikeGeometry(16, 16))
     page = (folder / "summary.html").read_text()
     pictures = re.findall(r'alt="(\w+), frame (\d+)" src="data:image/jpeg;base64,([^"]+)"', page)
     assert [(name, frame) for name, frame, _ in pictures] == [(name, c["shown"]) for name, c in clips.items()]

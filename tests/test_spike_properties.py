@@ -4,8 +4,9 @@ from hypothesis import strategies as st
 
 import data.spike_source  # noqa: F401 (registers the representations of data/spike/represent_*.py)
 from data.augment import Augment
+from data.spike.formats import read_spikes, write_spikes
 from data.spike.represent import represent
-from data.spike.stream import Crop, SpikeGeometry, read_dat, write_dat
+from data.spike.stream import Crop, SpikeGeometry
 
 quick = settings(max_examples=60, deadline=None, database=None)
 
@@ -56,12 +57,12 @@ def random_stream(seed, planes, height, width, density):
 def test_what_is_written_is_read_back_in_any_part(tmp_path_factory, data, geometry, planes, seed):
     path = tmp_path_factory.mktemp("dat") / "a.dat"
     stream = random_stream(seed, planes, geometry.height, geometry.width, 0.5)
-    write_dat(path, stream, geometry)
+    write_spikes(path, stream, geometry)
     first = data.draw(st.integers(0, planes - 1))
     count = data.draw(st.integers(1, planes - first))
     c = data.draw(rectangles(geometry.height, geometry.width))
 
-    part = read_dat(path, geometry, first, count, c)
+    part = read_spikes(path, geometry, first, count, c)
     assert path.stat().st_size == planes * geometry.plane_bytes
     assert np.array_equal(part, stream[first : first + count, c.top : c.top + c.height, c.left : c.left + c.width])
 

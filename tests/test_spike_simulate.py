@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from data.spike import simulate
+from data.spike.formats import read_spikes, write_spikes
 from data.spike.represent import represent
-from data.spike.stream import SpikeGeometry, read_dat, write_dat
+from data.spike.stream import SpikeGeometry
 
 
 def sensor(rate=0.5, seed=0, **options):
@@ -74,8 +75,8 @@ def test_simulated_spikes_survive_the_file_and_give_the_light_back(tmp_path):
     light = np.random.default_rng(0).uniform(0.1, 1.0, (8, 8)).astype(np.float32)
     spikes = simulate.IntegrateAndFire(8, 8, rate=0.8, rng=np.random.default_rng(0)).run([light] * 400)
     geometry = SpikeGeometry(8, 8)
-    write_dat(tmp_path / "a.dat", spikes, geometry)
-    read = read_dat(tmp_path / "a.dat", geometry)
+    write_spikes(tmp_path / "a.dat", spikes, geometry)
+    read = read_spikes(tmp_path / "a.dat", geometry)
 
     assert np.array_equal(read, spikes)
     assert np.abs(represent("tfp", read, 200, rate=0.8, half_window=199)[0] - light).max() < 0.005

@@ -5,7 +5,8 @@ import torch
 from data.clip_reader import dataset_clips
 from data.preflight import preflight
 from data.select_dataset import build_dataset
-from data.spike.stream import SpikeGeometry, write_dat
+from data.spike.formats import write_spikes
+from data.spike.stream import SpikeGeometry
 from data.spike_grid import ScaledWindow
 from tests.clip_files import resolved, section, write_clip, write_info
 from utils.errors import OptionError
@@ -44,8 +45,8 @@ def test_frames_in_reversed_time_are_those_of_files_played_backwards(tmp_path, r
     for number in range(3):
         path = f"GOPRO_Large_spike_seq/test/clip0/spike/{number:06d}.dat"
         stream = (np.random.default_rng(number).random((24, 8, 12)) < 0.3).astype(np.uint8)
-        write_dat(tmp_path / "a" / path, stream, geometry)
-        write_dat(tmp_path / "b" / path, stream[::-1], geometry)
+        write_spikes(tmp_path / "a" / path, stream, geometry)
+        write_spikes(tmp_path / "b" / path, stream[::-1], geometry)
     spike = {"type": "dat", "representation": representation}
     recorded, backwards = (build(tmp_path / name, "test", spike=spike) for name in ("a", "b"))
 

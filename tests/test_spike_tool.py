@@ -4,8 +4,9 @@ import cv2
 import numpy as np
 import pytest
 
+from data.spike.formats import read_spikes, write_spikes
 from data.spike.simulate import IntegrateAndFire
-from data.spike.stream import SpikeGeometry, read_dat, write_dat
+from data.spike.stream import SpikeGeometry
 from scripts import spike_tool
 from tests.clip_files import write_clip, write_info
 
@@ -20,7 +21,7 @@ def scene(h, w, seed=0):
 def write_scene(path, h, w, planes, geometry=None):
     light = scene(h, w)
     spikes = IntegrateAndFire(h, w, rate=0.5, rng=np.random.default_rng(0)).run([light] * planes)
-    write_dat(path, spikes, geometry or SpikeGeometry(h, w))
+    write_spikes(path, spikes, geometry or SpikeGeometry(h, w))
 
 
 def tool(*arguments):
@@ -104,7 +105,7 @@ def test_simulated_spikes_give_the_picture_back(tmp_path):
     cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_GRAY2BGR))
     options = ["--planes-per-frame", 200, "--ratio", 2, "--rate", 0.8]
     assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", *options) == 0
-    light = read_dat(tmp_path / "a.dat", SpikeGeometry(16, 24)).mean(axis=0) / 0.8
+    light = read_spikes(tmp_path / "a.dat", SpikeGeometry(16, 24)).mean(axis=0) / 0.8
     expected = cv2.resize(scene(32, 48), (24, 16), interpolation=cv2.INTER_AREA)
     assert np.abs(light - expected).max() < 0.02
 

@@ -1,19 +1,21 @@
-"""Read and write the bit-packed `.dat` files of spike cameras.
+"""Bit-packed spike planes: their geometry, and how they become arrays and back.
 
-The format, common to the public readers of SpikeCV, S-SDM and Spike-Zoo: no header; planes in order of time; within
-a plane, pixel p (in raster order, rows without padding) is bit p % 8, least significant first, of byte p // 8; rows
-are stored bottom first. The geometry is not in the file, see `SpikeGeometry`.
+The format, common to the public readers of SpikeCV, S-SDM and Spike-Zoo: planes in order of time; within a plane, pixel
+p (in raster order, rows without padding) is bit p % 8, least significant first, of byte p // 8; rows are stored bottom
+first. There is no header: the geometry is not in the files, see `SpikeGeometry`. data/spike/formats.py opens the files.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import tempfile
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
+
+PathLike = str | os.PathLike[str]
 
 # Geometries of published data, most common first (height, width, head columns).
 KNOWN_GEOMETRIES = (
@@ -23,9 +25,15 @@ KNOWN_GEOMETRIES = (
     (180, 320, 0),
     (384, 384, 0),
     (256, 256, 0),
+    (1000, 1000, 0),
     (1000, 1024, 0),
     (64, 64, 0),
 )
+
+# A line of the SPS100 sensor: two halves of 512 bits, 500 pixels and a 12-bit word each.
+SPS100_SIDE = 1000
+SPS100_HALF, SPS100_PIXELS = 512, 500
+SPS100_LINES = 500  # the words number the lines 1 ... 500, in four channels
 
 
 class SpikeFileError(ValueError):
@@ -40,34 +48,66 @@ class SpikeFileError(ValueError):
         return "\n".join([self.what, *(f"  {name:<9} {text}" for name, text in parts if text)])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SpikeGeometry:
-    """The size and row order of a `.dat`, which the file does not contain.
+    """The size and storage of packed planes, which the file does not contain.
 
     head_columns: columns without image at the end of each sensor line (16 on 416-wide lines); dropped when reading,
-    written as zeros. flipud: rows are stored bottom first, as in all known files.
+    written as zeros. flipud: rows are stored bottom first, as in all known files but those of the SPS100.
+    bit_order: the first pixel of a byte is its least ("little", as in all known files) or most significant bit ("big",
+    the default of numpy.packbits). layout: "raster", or "sps100" for 1000 x 1000 pixels in lines of 1024 bits, of which
+    each half ends with a 12-bit word (source: SpikeCV, load_dat.py and sps_parser.py).
     """
 
     height: int
     width: int
     flipud: bool = True
     head_columns: int = 0
+    bit_order: Literal["little", "big"] = "little"
+    layout: Literal["raster", "sps100"] = "raster"
 
     def __post_init__(self) -> None:
-        if self.height < 1 or self.width < 1 or self.head_columns < 0 or self.height * self.line_width % 8:
+        if self.height < 1 or self.width < 1 or self.head_columns < 0:
             raise SpikeFileError(
-                f"a spike plane of {self.height} x {self.line_width} pixels cannot be packed",
-                expected="positive sizes with height x line width divisible by 8",
+                f"a spike plane of {self.height} x {self.width} pixels with {self.head_columns} head columns",
+                expected="sizes of at least 1 and head columns of at least 0",
                 do="correct the height and width of the spike camera",
             )
+        asked = (self.height, self.width, self.head_columns, self.bit_order)
+        if self.layout == "sps100" and asked != (SPS100_SIDE, SPS100_SIDE, 0, "little"):
+            raise SpikeFileError(
+                f"an SPS100 plane of {self.height} x {self.width} pixels, {self.head_columns} head columns, "
+                f"bit order {self.bit_order}",
+                expected=f"{SPS100_SIDE} x {SPS100_SIDE}, no head columns, bit order little",
+                do='correct them, or use the layout "raster"',
+            )
+
+    def __repr__(self) -> str:
+        """The first four fields, and the others where they are not the default: digests of runs hold this text."""
+        fields = dataclasses.fields(self)
+        shown = [f for i, f in enumerate(fields) if i < 4 or getattr(self, f.name) != f.default]
+        return f"SpikeGeometry({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
     @property
     def line_width(self) -> int:
-        return self.width + self.head_columns
+        """Bits of a stored line."""
+        return 2 * SPS100_HALF if self.layout == "sps100" else self.width + self.head_columns
 
     @property
     def plane_bytes(self) -> int:
+        """Bytes of a packed plane. Raises SpikeFileError where its bits do not fill whole bytes."""
+        if self.height * self.line_width % 8:
+            raise SpikeFileError(
+                f"a spike plane of {self.height} x {self.line_width} pixels cannot be packed",
+                expected="height x line width divisible by 8; .npy and .npz hold planes of any size",
+                do="correct the height and width of the spike camera",
+            )
         return self.height * self.line_width // 8
+
+    @property
+    def stored_as_raster(self) -> SpikeGeometry:
+        """How a clip cache stores these planes."""
+        return dataclasses.replace(self, layout="raster")
 
 
 @dataclass(frozen=True)
@@ -80,90 +120,45 @@ class Crop:
     width: int
 
 
-def candidate_geometries(size: int) -> list[tuple[int, int, int, int]]:
-    """(height, width, head columns, planes) of the known geometries whose planes fill `size` bytes exactly."""
-    sizes = {known: known[0] * (known[1] + known[2]) // 8 for known in KNOWN_GEOMETRIES}
-    return [(*known, size // plane_bytes) for known, plane_bytes in sizes.items() if size and size % plane_bytes == 0]
+class SpikeFile(ABC):
+    """The planes of one file."""
 
+    def __init__(self, path: PathLike, size: tuple[int, int], planes: int) -> None:
+        self.path, self.size, self.planes = str(path), size, planes
 
-def count_planes(path: str | os.PathLike[str], geometry: SpikeGeometry, remainder: str = "error") -> int:
-    """The number of planes in the file, from its size alone.
+    def read(self, first: int = 0, count: int | None = None, crop: Crop | None = None) -> np.ndarray:
+        """Spikes (T, h, w) uint8 in {0, 1} of planes first ... first + count - 1 (default: to the end), upright.
 
-    remainder: "error" refuses bytes after the last whole plane, "truncate" ignores them.
-    Raises SpikeFileError with the bytes found and needed, and the known geometries that fit.
-    """
-    try:
-        size = os.stat(path).st_size
-    except OSError as e:
-        raise unreadable(path, e) from e
-    return planes_in(size, path, geometry, remainder)
+        Raises SpikeFileError for planes or a crop outside of the file, and for content that is no spike.
+        """
+        count = self.planes - first if count is None else count
+        crop = crop or Crop(0, 0, *self.size)
+        self._check_range(first, count, crop)
+        return self._planes(first, count, crop)
 
+    @abstractmethod
+    def _planes(self, first: int, count: int, crop: Crop) -> np.ndarray: ...
 
-def planes_in(size: int, path: str | os.PathLike[str], geometry: SpikeGeometry, remainder: str = "error") -> int:
-    """`count_planes` for a file of known size in bytes."""
-    if remainder not in ("error", "truncate"):
-        raise ValueError(f'remainder is "error" or "truncate", not {remainder!r}')
-    planes, left = divmod(size, geometry.plane_bytes)
-    if planes and (not left or remainder == "truncate"):
-        return planes
-    shape = f"{geometry.height} x {geometry.line_width}"
-    fits = ", ".join(
-        f"{h} x {w}{f' + {head} head columns' if head else ''} ({t} planes)"
-        for h, w, head, t in candidate_geometries(size)
-    )
-    what = (
-        f"spike file of {size} bytes holds {planes} planes of {shape} and {left} bytes more"
-        if planes
-        else f"spike file of {size} bytes holds no plane of {shape}"
-    )
-    raise SpikeFileError(
-        what,
-        str(path),
-        f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this size: {fits or 'none'}",
-        "copy or make the file again, or correct the spike height and width in the options",
-    )
-
-
-def unreadable(path: str | os.PathLike[str], error: OSError) -> SpikeFileError:
-    """The SpikeFileError for a file that cannot be opened."""
-    return SpikeFileError(
-        f"cannot read spike file: {error.strerror or error}",
-        str(path),
-        "a readable .dat file",
-        "restore the file or its permissions",
-    )
-
-
-def read_dat(
-    path: str | os.PathLike[str],
-    geometry: SpikeGeometry,
-    first: int = 0,
-    count: int | None = None,
-    crop: Crop | None = None,
-    remainder: str = "error",
-) -> np.ndarray:
-    """Spikes (T, h, w) uint8 in {0, 1} of planes first ... first + count - 1 (default: to the end), upright.
-
-    The file is mapped, and only the bytes of these planes and of the crop are read.
-    Raises SpikeFileError for a missing file, a wrong size, and planes or a crop outside of the file.
-    """
-    total = count_planes(path, geometry, remainder)
-    count = total - first if count is None else count
-    crop = crop or Crop(0, 0, geometry.height, geometry.width)
-    _check_range(path, geometry, total, first, count, crop)
-    try:
-        packed = np.memmap(path, dtype=np.uint8, mode="r", shape=(total, geometry.plane_bytes))
-    except OSError as e:
-        raise unreadable(path, e) from e
-    except ValueError as e:  # the file shrank since its size was read
-        raise SpikeFileError(f"cannot map spike file: {e}", str(path), "an unchanging file", "make it again") from e
-    return unpack(packed[first : first + count], geometry, crop)
+    def _check_range(self, first: int, count: int, crop: Crop) -> None:
+        if first < 0 or count < 1 or first + count > self.planes:
+            raise SpikeFileError(
+                f"planes {first} to {first + count - 1} were requested", self.path,
+                f"planes within 0 to {self.planes - 1}", "request fewer planes, or make the file again",
+            )  # fmt: skip
+        height, width = self.size
+        inside = crop.top >= 0 and crop.left >= 0 and crop.height >= 1 and crop.width >= 1
+        if not inside or crop.top + crop.height > height or crop.left + crop.width > width:
+            raise SpikeFileError(
+                f"{crop} reaches outside the plane", self.path, f"a rectangle within {height} x {width}"
+            )
 
 
 def unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop | None = None) -> np.ndarray:
     """Packed planes (T, plane_bytes) uint8 -> spikes (T, h, w) uint8 of the crop (default: the whole plane)."""
     crop = crop or Crop(0, 0, geometry.height, geometry.width)
-    planes, line = packed.shape[0], geometry.line_width
+    if geometry.layout == "sps100":
+        return _unpack_halves(packed, geometry, crop)
+    planes, line, order = packed.shape[0], geometry.line_width, geometry.bit_order
     # Stored rows start at the bottom of the image.
     row = geometry.height - crop.top - crop.height if geometry.flipud else crop.top
     if line % 8 == 0:
@@ -171,61 +166,64 @@ def unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop | None = None
         window = packed.reshape(planes, geometry.height, line // 8)[:, row : row + crop.height, lo:hi]
         if geometry.flipud:
             window = window[:, ::-1]
-        bits = np.unpackbits(np.ascontiguousarray(window), axis=-1, bitorder="little")
+        bits = np.unpackbits(np.ascontiguousarray(window), axis=-1, bitorder=order)
         skip = crop.left - 8 * lo
         return bits[:, :, skip : skip + crop.width]
     # Rows that do not end on a byte: unpack whole rows, then crop.
     start, stop = row * line, (row + crop.height) * line
     lo, hi = start // 8, -(-stop // 8)
-    bits = np.unpackbits(np.ascontiguousarray(packed[:, lo:hi]), axis=-1, bitorder="little")
+    bits = np.unpackbits(np.ascontiguousarray(packed[:, lo:hi]), axis=-1, bitorder=order)
     rows = bits[:, start - 8 * lo : stop - 8 * lo].reshape(planes, crop.height, line)
     if geometry.flipud:
         rows = rows[:, ::-1]
     return rows[:, :, crop.left : crop.left + crop.width]
 
 
+def _unpack_halves(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
+    lines = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud)
+    parts = []
+    for half in (0, 1):
+        lo = max(crop.left, half * SPS100_PIXELS)
+        hi = min(crop.left + crop.width, (half + 1) * SPS100_PIXELS)
+        if lo < hi:
+            stored = Crop(crop.top, lo + half * (SPS100_HALF - SPS100_PIXELS), crop.height, hi - lo)
+            parts.append(unpack(packed, lines, stored))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+
+
 def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
     """Spikes (T, H, W) in {0, 1} -> packed planes (T, plane_bytes) uint8, as stored in a `.dat`."""
+    check_spikes(spikes, geometry)
+    rows = spikes[:, ::-1] if geometry.flipud else spikes
+    if geometry.layout == "sps100":
+        rows = _with_words(rows)
+    elif geometry.head_columns:
+        rows = np.pad(rows, ((0, 0), (0, 0), (0, geometry.head_columns)))
+    bits = rows.reshape(len(rows), 8 * geometry.plane_bytes) != 0
+    return np.packbits(bits, axis=-1, bitorder=geometry.bit_order)
+
+
+def check_spikes(spikes: np.ndarray, geometry: SpikeGeometry) -> None:
+    """Raise SpikeFileError for an array that is not (T >= 1, H, W)."""
     if spikes.ndim != 3 or spikes.shape[1:] != (geometry.height, geometry.width) or spikes.shape[0] == 0:
         raise SpikeFileError(
             f"spikes of shape {spikes.shape}", expected=f"(planes >= 1, {geometry.height}, {geometry.width})"
         )
-    rows = spikes[:, ::-1] if geometry.flipud else spikes
-    if geometry.head_columns:
-        rows = np.pad(rows, ((0, 0), (0, 0), (0, geometry.head_columns)))
-    return np.packbits(rows.reshape(len(rows), -1) != 0, axis=-1, bitorder="little")
 
 
-def write_dat(path: str | os.PathLike[str], spikes: np.ndarray, geometry: SpikeGeometry) -> None:
-    """Write spikes (T, H, W) in {0, 1}; the file appears complete or not at all."""
-    write_parts(path, [spikes], geometry)
+def sps100_words() -> np.ndarray:
+    """(1000, 2) the words at the ends of the half-lines of an SPS100 plane: line << 4 | channel << 14, uint16.
+
+    Published readers require line 500, channel 0 for the first and line 500, channel 3 for the last half-line of a
+    plane; that the lines between count down to the middle and up again is an assumption, which no reader relies on.
+    """
+    line = np.concatenate((np.arange(SPS100_LINES, 0, -1), np.arange(1, SPS100_LINES + 1)))
+    channel = np.array([[0, 1]] * SPS100_LINES + [[2, 3]] * SPS100_LINES)
+    return (line[:, None] << 4 | channel << 14).astype("<u2")
 
 
-def write_parts(path: str | os.PathLike[str], parts: Iterable[np.ndarray], geometry: SpikeGeometry) -> None:
-    """`write_dat` for a stream in parts (t, H, W), of which one at a time is in memory."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for part in parts:
-                file.write(pack(part, geometry).tobytes())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _check_range(
-    path: str | os.PathLike[str], geometry: SpikeGeometry, total: int, first: int, count: int, crop: Crop
-) -> None:
-    if first < 0 or count < 1 or first + count > total:
-        raise SpikeFileError(
-            f"planes {first} to {first + count - 1} were requested", str(path), f"planes within 0 to {total - 1}",
-            "request fewer planes, or make the file again",
-        )  # fmt: skip
-    inside = crop.top >= 0 and crop.left >= 0 and crop.height >= 1 and crop.width >= 1
-    if not inside or crop.top + crop.height > geometry.height or crop.left + crop.width > geometry.width:
-        raise SpikeFileError(
-            f"{crop} reaches outside the plane", str(path), f"a rectangle within {geometry.height} x {geometry.width}"
-        )
+def _with_words(rows: np.ndarray) -> np.ndarray:
+    """(T, 1000, 1000) pixels -> (T, 1000, 1024) bits with the words of the SPS100."""
+    words = np.unpackbits(sps100_words()[..., None].view(np.uint8), axis=-1, bitorder="little")[..., 4:]
+    halves = rows.reshape(*rows.shape[:2], 2, SPS100_PIXELS)
+    return np.concatenate((halves, np.broadcast_to(words, (*halves.shape[:3], words.shape[-1]))), axis=3)
