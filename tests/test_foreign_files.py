@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 import main_test_vrt
-from scripts import benchmark, build_clip_cache, compare_runs, make_sample_data, plot_history, spike_tool
+from scripts import (
+    benchmark,
+    build_clip_cache,
+    compare_runs,
+    convert_options,
+    make_sample_data,
+    plot_history,
+    spike_tool,
+)
 from scripts import prepare_gopro_spike as prepare
 from tests.dist.launching import ROOT
 from tests.foreign import CONTENT, populate, snapshot, written
@@ -60,6 +68,10 @@ def programs(home):
             lambda out: compare_runs.main([*[str(history)] * 2, "--noise", str(history), "--out", str(out)]), "curves"
         ),
         "history": (lambda out: plot_history.main([str(history), "--out", str(out)]), "a.png"),
+        "convert": (
+            lambda out: convert_options.main([str(ROOT / "tests/data/options/svrt_006.json"), "--out", str(out)]),
+            "a.json",
+        ),
         "benchmark": (lambda out: benchmark.main(["net", "--json", str(out)]), "a.json"),
     }  # fmt: skip
 

@@ -24,9 +24,13 @@ class SpikeVRTError(Exception):
 
 
 class OptionError(SpikeVRTError):
-    """An option file or a command-line override is wrong."""
+    """An option file or a command-line override is wrong.
+
+    found: each of several errors that were found at once, whose first one gives the message; else empty.
+    """
 
     exit_code = 2
+    found: tuple[OptionError, ...] = ()
 
 
 class DistError(SpikeVRTError):

@@ -110,7 +110,7 @@ def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
             f"cannot read the option file: {e.strerror}", str(path), f"a JSON file{nearest(str(path), siblings)}",
             "give its path with --opt (a base is relative to the file that names it)",
         ) from e  # fmt: skip
-    for key, line in _key_lines(text):
+    for key, line in key_lines(text):
         if key in sources.places:
             first = sources.places[key].rpartition("line ")[2]
             raise OptionError(
@@ -139,7 +139,7 @@ _TOKEN = re.compile(
 )
 
 
-def _key_lines(text: str) -> list[tuple[str, int]]:
+def key_lines(text: str) -> list[tuple[str, int]]:
     """(dotted key, line) of every key of the file, for messages; json5 reports duplicate keys without their place."""
     found, stack, word, line, end = [], [""], "", 1, 0
     for token in _TOKEN.finditer(text):

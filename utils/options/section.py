@@ -54,11 +54,13 @@ def read_section(model: type[S], values: Mapping[str, Any], where: str, kind: st
 
 
 def joined(errors: Sequence[OptionError]) -> OptionError:
-    """The first error, with the keys of the others in what to do."""
+    """The first error, with the keys of the others in what to do; `found` has each of them."""
     first, *others = errors
     keys = dict.fromkeys(e.where for e in others if e.where != first.where)
     do = f"{first.do}; then also: {', '.join(keys)}" if keys else first.do
-    return OptionError(first.what, first.where, first.expected, do)
+    error = OptionError(first.what, first.where, first.expected, do)
+    error.found = tuple(single for e in errors for single in (e.found or (e,)))
+    return error
 
 
 def _error_of(

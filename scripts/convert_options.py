@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Write an option file of S-VRT or BasicSR (JSON or YAML) as one of this project.
+
+It prints what was translated, what was dropped because it has no effect here, and what our options cannot say, with the
+size of the effect. Keys without a counterpart stop it, all named at once; --drop names those that may be left out.
+Files of KAIR need no conversion. Secrets are never copied.
+
+    python scripts/convert_options.py theirs.json --out ours.json [section.key=value ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from main_train_vrt import PARTS
+from models.select_network import check_options
+from scripts import convert_basicsr, convert_svrt
+from scripts.convert_tools import (
+    MISSING,
+    Conversion,
+    drop_secrets,
+    is_yaml,
+    look_up,
+    ordered,
+    plain_values,
+    read_file,
+    remove,
+    render,
+)
+from scripts.exit_codes import with_exit_code
+from utils.errors import OptionError, SpikeVRTError
+from utils.files import refuse_existing, write_whole
+from utils.options.file import Sources, apply_override, read_with_base
+from utils.options.load import read_options
+
+PATHS = ("dataroot_lq", "dataroot_gt", "dataroot_spike", "meta_info_file")
+
+
+@with_exit_code
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", help="option file of S-VRT or BasicSR, JSON or YAML")
+    parser.add_argument("--out", required=True, help="the new option file; an existing file is never overwritten")
+    parser.add_argument("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
+    parser.add_argument("--drop", nargs="+", default=[], metavar="KEY", help="keys of FILE that may be left out")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="options of ours to set in the new file")
+    command = parser.parse_intermixed_args(arguments)
+    source, out = Path(command.file), Path(command.out)
+    refuse_existing(out, "--out")
+    overrides = [*command.overrides, *(text for text in command.drop if "=" in text)]  # --drop takes all that follows
+    c, manner, twice = read(source, [text for text in command.drop if "=" not in text])
+    if manner == "KAIR" and not is_yaml(source):
+        return keep(source)
+    if manner == "S-VRT":
+        convert_svrt.convert(c, tuple(command.spike_size) if command.spike_size else None)
+    elif manner == "BasicSR":
+        convert_basicsr.convert(c)
+    else:
+        c.keep_rest()
+    for key in twice:
+        c.dropped[f"{key}, the first of two"] = "the last one counts, as in the original program"
+    plain_values(c, PARTS)
+    for override in overrides:
+        apply_override(c.target, override, Sources(str(source)))
+    find_paths(c)
+    for key, (what, do) in remaining_problems(c.target).items():
+        is_unknown = what.startswith("unknown option")
+        answer = (
+            f"--drop {key}, if it may be left out" if is_unknown else f"give {key}=VALUE; docs/options.md has all keys"
+        )
+        c.problems.setdefault(key, (what, f"{do}, or {answer}" if do == "rename it" else answer))
+    print(report(c, source, manner))
+    if c.problems:
+        raise problems_error(c, source)
+    head = [f"Converted from {source.name}, in {manner}'s manner, by scripts/convert_options.py."]
+    head += [f"It cannot say: {key}: {why}." for key, why in c.unsaid.items()]
+    write_whole(out, render(ordered(c.target, PARTS), c.comments, head).encode())
+    gpus = len(c.target.get("gpu_ids") or [0]) if c.target.get("dist") else 1
+    print(f"written: {out}\ntrain with: ./launch_train.sh {gpus} {out}")
+    return 0
+
+
+def read(source: Path, drop: list[str]) -> tuple[Conversion, str, list[str]]:
+    """The conversion with its source, without secrets and what --drop names; the manner of the file; keys given twice.
+
+    Raises OptionError for a file that is not readable or of another program, and for a --drop that is not in it.
+    """
+    values, twice = read_file(source)
+    c = Conversion(copy.deepcopy(values))
+    drop_secrets(c)
+    absent = [key for key in drop if not c.has(key) and key not in c.dropped]
+    if absent:
+        raise OptionError(
+            f"--drop {' '.join(absent)}: no such key", str(source), "dotted keys of the file", "correct --drop"
+        )
+    for key in drop:
+        c.drop(key, "as asked with --drop")
+    if convert_basicsr.is_basicsr(values):
+        return c, "BasicSR", twice
+    if convert_svrt.is_svrt(values):
+        return c, "S-VRT", twice
+    if isinstance(values.get("netG"), dict) and isinstance(values.get("datasets"), dict):
+        return c, "KAIR", twice
+    raise OptionError(
+        "the file is of no program that this script knows", str(source),
+        "S-VRT: netG and datasets with spike_h, ...; BasicSR: network_g, ...", "write one after those in options/vrt",
+    )  # fmt: skip
+
+
+def keep(source: Path) -> int:
+    """Say that a file of KAIR, or of ours, can be used as it is. Raises OptionError with all problems if it cannot."""
+    c = Conversion({}, read_with_base(source, Sources(str(source))))
+    find_paths(c)
+    c.problems = remaining_problems(c.target)
+    if c.problems:
+        raise problems_error(c, source)
+    print(f"{source} is in KAIR's form and needs no conversion; nothing was written.")
+    print("dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of all GPUs in KAIR.")
+    print("\n".join([*_paths_text(c), f"train with: ./launch_train.sh N {source}"]))
+    return 0
+
+
+def find_paths(c: Conversion) -> None:
+    """Note the data and weights that are not on this machine."""
+    keys = [f"datasets.{split}.{key}" for split in ("train", "test") for key in PATHS]
+    for key in (*keys, "netG.spynet_path", "path.pretrained_netG", "path.pretrained_netE"):
+        path = look_up(c.target, key)
+        if isinstance(path, str) and path and not Path(path).exists():
+            c.missing[key] = path
+
+
+def remaining_problems(target: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Key -> (what, do) of everything that the option models and the network refuse."""
+    values, problems = copy.deepcopy(target), {}
+    path = look_up(values, "netG.spynet_path")
+    if isinstance(path, str) and not Path(path).is_file():
+        values["netG"]["spynet_path"] = None  # its absence is told with the other paths
+    while True:
+        try:
+            opt = read_options(values, PARTS)
+            check_options(opt)
+        except SpikeVRTError as e:
+            found = getattr(e, "found", ()) or (e,)
+            new = [single for single in found if single.where not in problems]
+            # A section counts as missing while something in it is wrong.
+            new = [s for s in new if not (s.what.endswith("is missing") and look_up(target, s.where) is not MISSING)]
+            problems |= {s.where: (f"{s.what}; expected {s.expected}", s.do) for s in new}
+            # Without the wrong values, what they hide is found as well.
+            for single in new:
+                remove(values, single.where)
+            if new and any(look_up(target, single.where) is not MISSING for single in new):
+                continue
+        return problems
+
+
+def problems_error(c: Conversion, source: Path) -> OptionError:
+    rows = "".join(f"\n    {key}: {what}\n      do: {do}" for key, (what, do) in c.problems.items())
+    count = len(c.problems)
+    return OptionError(
+        f"{count} problem{'s' if count > 1 else ''} in the option file, nothing was written:{rows}", str(source),
+        "keys and values that this program has, or that --drop leaves out", "answer all of them in one command",
+    )  # fmt: skip
+
+
+def report(c: Conversion, source: Path, manner: str) -> str:
+    """What became of each key."""
+    lines = [f"{source}: in {manner}'s manner; {c.kept} keys as they are"]
+    for title, table in (
+        ("translated", c.translated), ("dropped, without effect here", c.dropped), ("cannot be said", c.unsaid),
+    ):  # fmt: skip
+        if table:
+            lines += [f"{title} ({len(table)}):", *(f"  {key}: {text}" for key, text in table.items())]
+    return "\n".join([*lines, *_paths_text(c)])
+
+
+def _paths_text(c: Conversion) -> list[str]:
+    lines = [f"  {key}: {path}" for key, path in c.missing.items()]
+    return [f"not on this machine, to be put there or changed ({len(lines)}):", *lines] if lines else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""scripts/convert_options.py from its command line, on files in the forms of S-VRT, BasicSR and KAIR."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import cv2
+import json5
+import numpy as np
+import pytest
+
+from data.select_dataset import build_dataset
+from main_train_vrt import PARTS
+from scripts.convert_options import main
+from tests.clip_files import write_clip, write_info
+from tests.dist.launching import ROOT
+from tests.test_option_files import KAIR, SMALL
+from tests.train_files import history, train
+from utils.options.load import load_options
+
+FILES = ROOT / "tests/data/options"
+# Where the published file looks for its data, and the same folders below a root.
+PLACES = {
+    "trainsets/GoPro/": "GOPRO_Large/", "testsets/GoPro11/": "GOPRO_Large/", "trainsets/gopro_spike/": "",
+    "data/meta_info/": "", '"experiments"': '"experiments"',
+}  # fmt: skip
+
+
+def write_data(root: Path) -> None:
+    """Clips in S-VRT's layout: planes of 16 x 16, 56 or 88 of them a file, beside pictures of 32 x 32."""
+    for name, split, planes in (
+        ("GOPR0001_07_00", "train", 56), ("GOPR0002_11_00", "train", 88), ("GOPR0003_07_01", "test", 56),
+    ):  # fmt: skip
+        write_clip(root, name, split=split, frames=6, h=16, w=16, first=47, planes=planes, regrouped=True)
+    lines = "GOPR0001_07_00 6 0 47\nGOPR0002_11_00 6 0 47\n"
+    (root / "meta_info_GoPro_train_GT.txt").write_text(lines)
+
+
+def write_svrt(root: Path, **changes: object) -> Path:
+    """The published file with its data below `root`. changes: dotted keys with __ for the dots; None removes one."""
+    text = (FILES / "svrt_006.json").read_text()
+    for old, new in PLACES.items():
+        place = f"{root}/{new}" if not new.startswith('"') else f'"{root}/experiments"'
+        text = text.replace(f'"{old}', f'"{place}') if not old.startswith('"') else text.replace(old, place)
+    path = root / "theirs.json"
+    if changes:
+        values = json5.loads(text)
+        for key, value in changes.items():
+            *sections, last = key.split("__")
+            inner = values
+            for name in sections:
+                inner = inner.setdefault(name, {})
+            inner[last] = value
+        text = json.dumps(values)
+    path.write_text(text)
+    return path
+
+
+def convert(path: Path, *more: str) -> tuple[int, Path]:
+    out = path.parent / "ours.json"
+    return main([str(path), "--out", str(out), *more]), out
+
+
+def test_the_reference_file_of_s_vrt_is_converted_and_trains_on_data_of_its_layout(tmp_path, capsys):
+    write_data(tmp_path)
+    path = write_svrt(tmp_path)
+
+    code, out = convert(path)
+    said = capsys.readouterr()
+    assert code == 2 and not out.exists()
+    assert "250 x 400 contradicts the data" in said.err and "16 x 16 (56 planes)" in said.err
+
+    code, out = convert(path, "--spike-size", "16", "16")
+    said = capsys.readouterr().out
+    text = out.read_text()
+    assert code == 0 and "k3y" not in text + said and "t0ken" not in text + said
+    for key in (
+        "swanlab", "logfire", "logging.use_swanlab", "logging.wandb_api_key", "datasets.train.keep_legacy_l",
+        "datasets.train.spike_normalize", "datasets.train.middle_tfp_center", "netG.init_gain",
+    ):  # fmt: skip
+        assert f"\n  {key}: " in said.split("dropped")[1].split("cannot be said")[0], key
+    assert "'imagenet'" in said.split("cannot be said")[1] and "0.002 higher on average" in said
+    assert "// Per GPU; the original says 3 for 3 GPUs in all.\n" in text
+
+    small = {**SMALL, "netG.depths": [1] * 11, "netG.window_size": [2, 4, 4], "datasets.train.num_frame": 2}
+    result = train(out, *(f"{key}={json.dumps(value)}" for key, value in small.items()), limit_s=300)
+    assert result.exit_codes == [0], result.text
+    steps = history(out, "006_train_vrt_videodeblurring_gopro_rgbspike")
+    assert [step for step, _ in steps["train/loss"]] == [1, 2] and "val/psnr" in steps
+
+
+def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(tmp_path):
+    write_data(tmp_path)
+    code, out = convert(write_svrt(tmp_path), "--spike-size", "16", "16", "netG.spynet_path=null")
+    opt = load_options(out, [], parts=PARTS)
+    assert code == 0 and (opt.spike_channels, opt.netG.in_chans) == (4, 7)
+    section = opt.datasets.train.model_copy(update={"use_hflip": False, "use_rot": False, "gt_size": 32})
+    dataset = build_dataset(section, "train", seed=0)
+
+    for clip, middles in ((0, [20, 21, 35, 36]), (1, [20, 33, 55, 68])):
+        files = dataset.clips[clip]
+        stored = np.fromfile(files.spike[0], np.uint8)
+        stream = np.unpackbits(stored, bitorder="little").reshape(-1, 16, 16)[:, ::-1]
+        means = np.stack([stream[m - 20 : m + 21].mean(0, dtype=np.float32) for m in middles])
+        expected = np.stack([cv2.resize(mean, (32, 32), interpolation=cv2.INTER_LINEAR) for mean in means])
+        sample = dataset[0, 6 * clip]
+        assert np.allclose(sample["spike"][0].numpy(), expected, atol=1e-6)
+
+    rates = np.arange(42) / 41  # all values of a window of 41 planes
+    lost = rates - np.floor(255 * rates) / 255
+    assert lost.mean() == pytest.approx(0.002, abs=2e-4) and lost.max() < 0.004
+
+
+def test_the_size_of_a_plane_comes_from_dataset_json_and_firing_rates_stay(tmp_path, capsys):
+    write_data(tmp_path)
+    write_info(tmp_path, h=16, w=16, light="display", rate=0.5, planes=None, gt_plane=None)
+
+    code, out = convert(write_svrt(tmp_path))
+
+    said = capsys.readouterr().out
+    spike = load_options(out, ["netG.spynet_path=null"], parts=PARTS).datasets.train.spike
+    assert code == 0 and (spike.h, spike.w, spike.gamma) == (None, None, 2.2)
+    assert "16 x 16; the file says 250 x 400" in said and "2 times those of S-VRT" in said
+
+
+def test_every_problem_of_a_file_is_named_at_once_and_answered_in_one_command(tmp_path, capsys):
+    path = write_svrt(
+        tmp_path, train__lora_rank=8, train__total_iter="many", datasets__train__gt_size=[224, 192],
+        datasets__train__spike_reconstruction="spikecv_tfi", datasets__train__dataroot_spike="",
+        netG__input_mode="dual", netG__optical_flow__module="scflow", netG__depth=[8],
+        datasets__train__spike__cache="ram",
+        datasets__train__spike__reconstruction__theta=2, datasets__train__spike_channels=5, in_memory=True,
+    )  # fmt: skip
+
+    code, out = convert(path)
+
+    said = capsys.readouterr().err
+    wrong = [
+        "train.lora_rank", "train.total_iter", "datasets.train.gt_size", "datasets.train.spike_reconstruction",
+        "netG.input_mode", "netG.optical_flow.module", "netG.depth", "datasets.train.spike.cache",
+        "datasets.train.spike.reconstruction.theta", "datasets.train.spike_channels", "in_memory",
+        "datasets.test.dataroot_spike",
+    ]  # fmt: skip
+    assert code == 2 and not out.exists()
+    assert all(f"    {key}" in said for key in wrong), said
+    assert said.count("OptionError") == 1
+    assert "12 problems in the option file" in said
+
+    dropped = set(wrong) - {"train.total_iter", "datasets.train.gt_size", "datasets.test.dataroot_spike"}
+    answers = ["netG.fusion=concat", "train.total_iter=10", "datasets.train.gt_size=192", "--spike-size", "16", "16"]
+    test_root = f"datasets.test.dataroot_spike={tmp_path}/spikes"
+    code, out = convert(path, *answers, test_root, "--drop", *dropped)
+    assert code == 0, capsys.readouterr().err
+    opt = load_options(out, [], parts=PARTS)
+    assert (opt.train.total_iter, opt.datasets.train.gt_size, opt.netG.fusion.type) == (10, 192, "concat")
+
+
+@pytest.mark.parametrize(
+    ("kind", "channels", "expected"),
+    [
+        ("middle_tfp", 1, {"type": "tfp", "half_window": 20}),
+        ("spikecv_tfi", 1, {"type": "tfi", "half_window": 20}),
+        ("raw_window", 21, {"type": "raw", "window": 21}),
+        ("encoding25", 100, {"type": "encoding25", "num_windows": 4}),
+    ],
+)
+def test_the_other_representations_of_s_vrt_have_ours(tmp_path, kind, channels, expected):
+    where = "datasets__train__spike"
+    path = write_svrt(
+        tmp_path, netG__in_chans=None,
+        **{f"{where}_channels": channels, f"{where}_reconstruction": kind, f"{where}__reconstruction__type": kind},
+    )  # fmt: skip
+
+    code, out = convert(path)
+
+    spike = json5.loads(out.read_text())["datasets"]["train"]["spike"]
+    assert code == 0 and spike["representation"] == expected
+    assert spike.get("center") == (44 if kind == "middle_tfp" else None)
+
+
+def test_a_file_of_basicsr_becomes_ours_with_the_same_values(tmp_path, capsys):
+    path = tmp_path / "theirs.yml"
+    path.write_text((FILES / "basicsr.yml").read_text())
+
+    code, out = convert(path)
+
+    said = capsys.readouterr().out
+    opt = load_options(out, ["netG.spynet_path=null"], parts=PARTS)
+    train, loader = opt.train, opt.datasets.train
+    assert code == 0 and "datasets.val_2: " in said.split("cannot be said")[1]
+    assert (opt.task, opt.scale, opt.netG.upscale, len(opt.gpu_ids)) == ("201_VRT_REDS_x4", 4, 4, 8)
+    assert (train.G_optimizer_lr, train.G_scheduler_periods, train.G_scheduler_eta_min) == (4e-4, [300000], 1e-7)
+    assert (train.fix_iter, train.fix_keys, train.fix_lr_mul, train.E_decay) == (5000, ["spynet"], 0.125, 0.999)
+    assert (train.checkpoint_test, train.checkpoint_save, train.checkpoint_print) == (5000, 5000, 100)
+    assert (loader.dataset_type, loader.val_partition) == ("VideoRecurrentTrainDataset", "REDS4")
+    assert (loader.dataloader_batch_size, loader.dataloader_num_workers, loader.dataloader_epoch_repeat) == (1, 6, 200)
+    assert (opt.logging.use_wandb, opt.logging.wandb_project) == (True, "reds")
+
+
+def test_what_basicsr_has_and_we_do_not_is_named_at_once(tmp_path, capsys):
+    text = (FILES / "basicsr.yml").read_text()
+    text = text.replace("type: VRT", "type: BasicVSR\n  num_block: 30").replace("type: Adam", "type: Prodigy")
+    text = text.replace("type: REDSRecurrentDataset", "type: PairedImageDataset\n    color: y")
+    path = tmp_path / "theirs.yml"
+    path.write_text(f"{text}\nnetwork_d:\n  type: UNet\n")
+
+    code, out = convert(path)
+
+    said = capsys.readouterr().err
+    assert code == 2 and not out.exists()
+    wrong = ("network_g", "network_d", "train.optim_g.type", "datasets.train.type", "datasets.train.color")
+    assert all(f"    {key}: " in said for key in wrong), said
+
+    answer = ["--drop", "network_d", "network_g", "train.optim_g.type", "datasets.train.type", "datasets.train.color"]
+    code, out = convert(
+        path, *answer, "datasets.train.dataset_type=VideoRecurrentTrainDataset", "netG.deformable_groups=12"
+    )
+    assert code == 0, capsys.readouterr().err
+    assert load_options(out, [], parts=PARTS).netG.net_type == "vrt"
+
+
+def test_a_yaml_file_without_pyyaml_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    code, _ = convert(Path(FILES / "basicsr.yml"), "--out", str(tmp_path / "new.json"))
+    assert code == 2 and "pip install pyyaml" in capsys.readouterr().err
+
+
+def test_files_of_kair_need_no_conversion_and_no_file_is_overwritten(tmp_path, capsys):
+    path = tmp_path / "kair.json"
+    path.write_text(KAIR)
+    code, out = convert(path)
+    assert code == 0 and not out.exists() and "needs no conversion" in capsys.readouterr().out
+    path.write_text(KAIR.replace('"G_optimizer_lr"', '"G_optimiser_lr"').replace('"gt_size"', '"size_gt"'))
+    code, _ = convert(path)
+    said = capsys.readouterr().err
+    assert code == 2 and "train.G_optimiser_lr" in said and "datasets.train.size_gt" in said
+
+    out.write_text("mine")
+    code, _ = convert(write_svrt(tmp_path))
+    assert code == 2 and out.read_text() == "mine" and "no file is overwritten" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.json", "{,}"), ("a.yml", "a: [1"), ("a.json", "[1]"), ("a.json", "{}")])
+def test_what_is_no_option_file_is_refused(tmp_path, capsys, name, text):
+    (tmp_path / name).write_text(text)
+    code, out = convert(tmp_path / name)
+    assert code == 2 and not out.exists() and "OptionError" in capsys.readouterr().err
