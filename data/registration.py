@@ -1,0 +1,274 @@
+"""Find where the pixels of a spike camera lie in the frames of an RGB camera, from pictures of the same moments.
+
+Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring; maximising the correlation of the whole
+pictures (ECC: Evangelidis and Psarakis, "Parametric Image Alignment Using Enhanced Correlation Coefficient
+Maximization", TPAMI 30, 2008) makes it exact. Patches that are matched on their own, by phase correlation, measure what
+is left. All places are (x, y) with pixel centres at whole numbers, see data/calibration.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from data.spike.simulate import to_display
+from utils.errors import DataError
+
+MODELS = {"similarity": cv2.MOTION_AFFINE, "affine": cv2.MOTION_AFFINE, "homography": cv2.MOTION_HOMOGRAPHY}
+FEATURE_WIDTH = 1200  # wider frames are reduced to find features
+LEAST_INLIERS = 15
+LEAST_CORRELATION = 0.5
+LEAST_PATCHES = 6
+MOST_RESIDUAL = 1.0  # median over the patches, in the larger of the two cameras' pixels
+LEAST_RISE = 0.01  # of the correlation over the offsets searched
+PATCH = 48  # side of a patch in spike pixels
+BLURS = (3.0, 1.0)  # sigmas in spike pixels: far from the optimum first
+BORDER = 4  # spike pixels that blurring the edge of the plane has changed
+
+
+@dataclass(frozen=True)
+class View:
+    """One moment: display values in [0, 1] of the upright spike picture (h, w) and of the frame (H, W), float32."""
+
+    spikes: np.ndarray
+    frame: np.ndarray
+
+
+@dataclass(frozen=True)
+class Registration:
+    """matrix: (3, 3), mirrored spike pixel -> RGB pixel. mirror: "none" or "columns".
+
+    inliers, matches: of the features. correlation: of the two pictures, blurred by one spike pixel, without their slow
+    changes of brightness. residual_px, residual_p90_px: median and 90th percentile, over `patches` patches, of the
+    distance in RGB pixels between where a patch is and where the matrix maps it.
+    """
+
+    matrix: np.ndarray
+    mirror: str
+    inliers: int
+    matches: int
+    correlation: float
+    residual_px: float
+    residual_p90_px: float
+    patches: int
+
+    @property
+    def scale(self) -> float:
+        """RGB pixels per spike pixel."""
+        return scale_of(self.matrix)
+
+
+def scale_of(matrix: np.ndarray) -> float:
+    return float(np.sqrt(abs(np.linalg.det(matrix[:2, :2]))))
+
+
+def register(
+    views: Sequence[View], model: str, where: str, mirrors: Sequence[str] = ("none", "columns")
+) -> Registration:
+    """The matrix that fits all views, of `model` "similarity", "affine" or "homography".
+
+    mirrors: the mirrorings to try; rows are mirrored where columns are and the picture is turned by 180 degrees.
+    Raises DataError where the pictures do not show the same, or give too little to judge by.
+    """
+    starts = {mirror: _from_features([mirrored(view, mirror) for view in views]) for mirror in mirrors}
+    mirror = max(starts, key=lambda name: starts[name][1])
+    start, inliers, matches = starts[mirror]
+    if inliers < LEAST_INLIERS:
+        raise _wrong(f"only {inliers} of {matches} features match in one position", where)
+    upright = [mirrored(view, mirror) for view in views]
+    refined = [_refined(view, start, model, where) for view in upright]
+    matrix = joint([each[0] for each in refined], model, upright[0].spikes.shape)
+    correlation = float(np.mean([each[1] for each in refined]))
+    if correlation < LEAST_CORRELATION:
+        raise _wrong(f"the correlation of the aligned pictures is {correlation:.2f}", where)
+    distances = np.concatenate([patch_distances(view, matrix) for view in upright])
+    if len(distances) < LEAST_PATCHES:
+        raise _wrong(f"only {len(distances)} patches have enough texture to measure the residual", where)
+    residual, p90 = float(np.median(distances)), float(np.percentile(distances, 90))
+    if residual > MOST_RESIDUAL * max(1.0, scale_of(matrix)):
+        raise _wrong(f"single patches lie {residual:.2f} RGB pixels from where the {model} maps them", where)
+    return Registration(matrix, mirror, inliers, matches, correlation, residual, p90, len(distances))
+
+
+def mirrored(view: View, mirror: str) -> View:
+    """The view with a mirrored spike picture."""
+    axes = {"none": (), "columns": (1,), "rows": (0,), "both": (0, 1)}[mirror]
+    return View(np.ascontiguousarray(np.flip(view.spikes, axes)), view.frame)
+
+
+def _from_features(views: Sequence[View]) -> tuple[np.ndarray, int, int]:
+    """(affine matrix, inliers, matches) from the features of all views together."""
+    pairs = np.concatenate([_matches(view) for view in views])
+    if len(pairs) < 4:
+        return np.eye(3), 0, len(pairs)
+    tolerance = 0.008 * max(views[0].frame.shape)  # the perspective of a homography is no part of an affine matrix
+    cv2.setRNGSeed(0)
+    found, used = cv2.estimateAffine2D(
+        pairs[:, 0].copy(),
+        pairs[:, 1].copy(),
+        method=cv2.RANSAC,
+        ransacReprojThreshold=tolerance,
+        maxIters=20000,
+        confidence=0.9999,
+    )
+    # A mirrored picture is tried on its own; what collapses or mirrors is no view of the same scene.
+    if found is None or not 1e-3 < np.linalg.det(found[:, :2]) < 1e3:
+        return np.eye(3), 0, len(pairs)
+    return np.vstack((found, (0, 0, 1))), int(used.sum()), len(pairs)
+
+
+def _matches(view: View) -> np.ndarray:
+    """(n, 2, 2): places in the spike picture and in the frame of features that are each other's nearest."""
+    factor = max(1, round(view.frame.shape[1] / FEATURE_WIDTH))
+    small = cv2.resize(view.frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
+    sift = cv2.SIFT_create(nfeatures=5000, contrastThreshold=0.02)
+    pictures = cv2.GaussianBlur(view.spikes, (0, 0), 0.8), small
+    (ours, a), (theirs, b) = (sift.detectAndCompute(_to_bytes(picture), None) for picture in pictures)
+    if a is None or b is None or len(b) < 2:
+        return np.empty((0, 2, 2))
+    matcher = cv2.BFMatcher(cv2.NORM_L2)
+    back = {match.queryIdx: match.trainIdx for match in matcher.match(b, a)}
+    found = [
+        first
+        for first, second in matcher.knnMatch(a, b, k=2)
+        if first.distance < 0.85 * second.distance and back[first.trainIdx] == first.queryIdx
+    ]
+    places = [(ours[m.queryIdx].pt, (np.array(theirs[m.trainIdx].pt) + 0.5) * factor - 0.5) for m in found]
+    return np.array(places, np.float64).reshape(-1, 2, 2)
+
+
+def _to_bytes(picture: np.ndarray) -> np.ndarray:
+    low, high = np.percentile(picture, (0.5, 99.5))
+    return (255 * np.clip((picture - low) / max(high - low, 1e-6), 0, 1)).astype(np.uint8)
+
+
+def _band(picture: np.ndarray, fine: float, coarse: float) -> np.ndarray:
+    """Details between two sizes, in pixels: without noise, and without slow changes of the brightness."""
+    blurred = cv2.GaussianBlur(picture, (0, 0), fine)
+    return blurred - cv2.GaussianBlur(picture, (0, 0), coarse)
+
+
+def _bands(view: View, scale: float, blur: float) -> tuple[np.ndarray, np.ndarray]:
+    """The two pictures with the details that both can show. scale: RGB pixels per spike pixel."""
+    fine = max(blur, 0.7 / scale)  # in spike pixels; an RGB pixel larger than a spike pixel limits it
+    # A pixel is a mean over its area, of variance 1 / 12.
+    in_frame = np.sqrt(max((fine**2 + 1 / 12) * scale**2 - 1 / 12, 0.25))
+    return _band(view.spikes, fine, 8 * fine), _band(view.frame, in_frame, 8 * fine * scale)
+
+
+def _refined(view: View, start: np.ndarray, model: str, where: str) -> tuple[np.ndarray, float]:
+    """(matrix, correlation) where the pictures of one view correlate best, from `start`."""
+    matrix, correlation = start, 0.0
+    to_inner = np.array([[1, 0, BORDER], [0, 1, BORDER], [0, 0, 1.0]])
+    criteria = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 200, 1e-7)
+    seen = np.zeros(view.frame.shape, np.uint8)
+    edge = int(np.ceil(BORDER * scale_of(start)))
+    seen[edge:-edge, edge:-edge] = 255
+    for blur in BLURS:
+        spikes, frame = _bands(view, scale_of(matrix), blur)
+        template = np.ascontiguousarray(spikes[BORDER:-BORDER, BORDER:-BORDER])
+        warp = (matrix @ to_inner).astype(np.float32)
+        motion = MODELS[model]
+        rows = 3 if motion == cv2.MOTION_HOMOGRAPHY else 2
+        try:
+            correlation, warp = cv2.findTransformECC(
+                template, frame, np.ascontiguousarray(warp[:rows] / warp[2, 2]), motion, criteria, seen, 1
+            )
+        except cv2.error as e:
+            raise _wrong("the pictures cannot be aligned from their features (ECC does not converge)", where) from e
+        matrix = np.eye(3)
+        matrix[:rows] = warp
+        matrix = matrix @ np.linalg.inv(to_inner)
+    return matrix / matrix[2, 2], float(correlation)
+
+
+def joint(matrices: Sequence[np.ndarray], model: str, size: tuple[int, int]) -> np.ndarray:
+    """The matrix of `model` that is nearest to all matrices over a plane of `size` (h, w): the median of each place."""
+    y, x = np.meshgrid(np.linspace(0, size[0] - 1, 9), np.linspace(0, size[1] - 1, 9), indexing="ij")
+    places = np.stack((x.ravel(), y.ravel()), axis=1)
+    mapped = np.median([apply(matrix, places) for matrix in matrices], axis=0)
+    if model == "homography":
+        return cv2.findHomography(places, mapped, 0)[0]
+    ones, zeros = np.ones(len(places)), np.zeros(len(places))
+    if model == "similarity":  # x' = a x - b y + c, y' = b x + a y + d
+        table = np.concatenate(
+            (
+                np.stack((places[:, 0], -places[:, 1], ones, zeros), axis=1),
+                np.stack((places[:, 1], places[:, 0], zeros, ones), axis=1),
+            )
+        )
+        a, b, c, d = np.linalg.lstsq(table, mapped.T.ravel(), rcond=None)[0]
+        return np.array([[a, -b, c], [b, a, d], [0, 0, 1.0]])
+    rows = np.linalg.lstsq(np.column_stack((places, ones)), mapped, rcond=None)[0].T
+    return np.vstack((rows, (0, 0, 1.0)))
+
+
+def apply(matrix: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """(n, 2) places (x, y) mapped by a (3, 3) matrix."""
+    mapped = np.column_stack((places, np.ones(len(places)))) @ matrix.T
+    return mapped[:, :2] / mapped[:, 2:]
+
+
+def patch_distances(view: View, matrix: np.ndarray) -> np.ndarray:
+    """Distances in RGB pixels by which patches of a mirrored view lie beside the place that `matrix` maps them to."""
+    scale, (height, width) = scale_of(matrix), view.spikes.shape
+    spikes, frame = _bands(view, scale, BLURS[-1])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    seen = cv2.warpPerspective(np.ones_like(frame), matrix, (width, height), flags=flags)
+    frame = cv2.warpPerspective(frame, matrix, (width, height), flags=flags)
+    window, found = cv2.createHanningWindow((PATCH, PATCH), cv2.CV_32F), []
+    texture = 0.25 * float(spikes[seen > 0.99].std()) if (seen > 0.99).any() else 0.0
+    for top in range(0, height - PATCH + 1, PATCH // 2):
+        for left in range(0, width - PATCH + 1, PATCH // 2):
+            place = np.s_[top : top + PATCH, left : left + PATCH]
+            if seen[place].min() < 0.99 or spikes[place].std() < texture:
+                continue
+            shift, response = cv2.phaseCorrelate(spikes[place], frame[place], window)
+            if response > 0.1:
+                found.append(np.hypot(*shift) * scale)
+    return np.array(found)
+
+
+def find_offset(moments: Sequence[tuple[np.ndarray, View]], count: int, matrix: np.ndarray, where: str) -> float:
+    """By how many planes the exposures start later than the middle of the range that is searched, for a known matrix.
+
+    moments: for each frame a mirrored stream (T, h, w), whose first T - count + 1 planes are tried as the start of the
+    exposure of `count` planes, and its view. The offset with the highest correlation of all frames together is taken,
+    by a parabola through its neighbours.
+    Raises DataError where the scene moves too little to tell, and where the best offset is the last one tried.
+    """
+    scores = np.mean([_scores_over_time(stream, view, count, matrix) for stream, view in moments], axis=0)
+    best, middle = int(scores.argmax()), len(scores) // 2
+    if scores[best] - scores.min() < LEAST_RISE:
+        raise _wrong(f"the scene moves too little: all offsets correlate with {scores[best]:.3f}", where)
+    if not 0 < best < len(scores) - 1:
+        raise _wrong(f"the best offset, {best - middle} planes, is the last one searched", where)
+    before, top, after = scores[best - 1 : best + 2]
+    return best - middle + float((before - after) / (2 * (before - 2 * top + after)))
+
+
+def _scores_over_time(stream: np.ndarray, view: View, count: int, matrix: np.ndarray) -> np.ndarray:
+    """Correlation of the frame with the mean of planes o ... o + count - 1, for every o."""
+    flags, (height, width) = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, stream.shape[1:]
+    _, frame = _bands(view, scale_of(matrix), BLURS[-1])
+    seen = cv2.warpPerspective(np.ones_like(frame), matrix, (width, height), flags=flags) > 0.99
+    frame = cv2.warpPerspective(frame, matrix, (width, height), flags=flags)[seen]
+    total, scores = stream[:count].sum(axis=0, dtype=np.int32), []
+    for start in range(len(stream) - count + 1):
+        if start:
+            total += stream[start + count - 1].astype(np.int32) - stream[start - 1]
+        rates = to_display((total / count).astype(np.float32))
+        spikes, _ = _bands(View(rates, view.frame[:8, :8]), scale_of(matrix), BLURS[-1])
+        scores.append(float(np.corrcoef(spikes[seen], frame)[0, 1]))
+    return np.array(scores)
+
+
+def _wrong(what: str, where: str) -> DataError:
+    return DataError(
+        f"the two cameras cannot be calibrated with this pair: {what}", where,
+        "the same moment of one scene with much texture, sharp in both cameras, of which they see a good part together",
+        "use other pairs, check the spike size and flip (spike_tool.py view), or try --model similarity or affine",
+    )  # fmt: skip

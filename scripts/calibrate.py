@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Calibrate a spike camera and an RGB camera with different views, from captures of the same moments.
+
+    python scripts/calibrate.py --pair a.dat a.png --pair b.dat b.png --size 250 400 --out calibration.json
+    python scripts/calibrate.py --pair moving.dat moving.png --planes 100 40 --geometry calibration.json \\
+        --search-planes 30 --out synchronised.json
+
+The first form finds the geometry: capture flat or distant scenes with much texture, cameras and scene at rest, or
+planes of exactly the exposure of the frame. The second takes the geometry from a file and finds by how many planes the
+exposure starts later than --planes says; the scene has to move. Each writes the file for `spike.calibration`, and an
+overlay picture beside it to look at. Nothing is overwritten. docs/data_format.md, section "Two cameras".
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import cv2
+import numpy as np
+
+from data.augment import Augment
+from data.calibration import Calibration, load_calibration, save_calibration
+from data.pictures import Pictures
+from data.registration import MODELS, Registration, View, find_offset, mirrored, patch_distances, register
+from data.spike.simulate import to_display, to_grey
+from data.spike.stream import SpikeGeometry, count_planes, read_dat
+from data.spike_grid import CalibratedGrid
+from data.spike_info import nearest_info
+from data.spike_source import spike_errors_as_data_errors
+from scripts.exit_codes import with_exit_code
+from utils.errors import DataError, OptionError
+from utils.files import refuse_existing
+from utils.image import encode_rgb, imwrite_rgb
+
+TILE = 64  # RGB pixels of a square of the overlay
+
+
+@with_exit_code
+def main(arguments: list[str] | None = None) -> int:
+    command = parse(arguments)
+    for path, flag in ((command.out, "--out"), (command.overlay, "--overlay")):
+        refuse_existing(path, flag)
+    encode_rgb(command.overlay, np.zeros((1, 1, 3), np.uint8))  # refuses a suffix that is no picture's
+    with spike_errors_as_data_errors():
+        geometry = geometry_of(command)
+        views = [view_of(spikes, frame, geometry, command) for spikes, frame in command.pairs]
+        check_sizes(views, command.pairs)
+        if command.geometry:
+            calibration = with_offset(load_calibration(command.geometry), geometry, views, command)
+        else:
+            calibration = with_geometry(geometry, views, command)
+    grid = CalibratedGrid(calibration, geometry, str(command.out))
+    calibration = calibration.model_copy(update={"region": list(grid.region)})
+    save_calibration(command.out, calibration)
+    imwrite_rgb(command.overlay, overlay(views[0], grid, calibration))
+    top, left, height, width = grid.region
+    print(
+        f"{command.out}: the spikes cover {grid.coverage:.1%} of the frame; rows {top} to {top + height - 1}, columns "
+        f"{left} to {left + width - 1} are used for training. Look at {command.overlay}"
+    )
+    return 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add(
+        "--pair",
+        dest="pairs",
+        nargs=2,
+        type=Path,
+        action="append",
+        required=True,
+        metavar=("DAT", "FRAME"),
+        help="spikes, and a picture of that time (or a folder or video, of which the mean is taken); may be repeated",
+    )
+    add("--size", type=int, nargs=2, metavar=("H", "W"), help="of a spike plane; default: dataset.json")
+    add("--head-columns", type=int, default=0)
+    add("--no-flip", action="store_true", help="rows are stored top first (default: dataset.json, else bottom first)")
+    add("--planes", type=int, nargs=2, metavar=("FIRST", "COUNT"), help="planes of the exposure; default: all")
+    add("--light", choices=("linear", "display"), default="linear", help="what the spike camera integrates")
+    add("--model", choices=tuple(MODELS), default="homography", help="default %(default)s")
+    add("--mirror", choices=("auto", "none", "columns", "rows", "both"), default="auto", help="default: try both ways")
+    add("--geometry", type=Path, metavar="FILE", help="calibration to take matrix and mirror from")
+    add("--search-planes", type=int, metavar="N", help="with --geometry: offsets from -N to N planes")
+    add("--tick-hz", type=float, help="planes per second, for the file")
+    add("--out", type=Path, required=True, help="the calibration, JSON")
+    add("--overlay", type=Path, help="default: beside --out, .png")
+    command = parser.parse_args(arguments)  # fmt: skip
+    command.overlay = command.overlay or command.out.with_suffix(".png")
+    if bool(command.geometry) != bool(command.search_planes) or (command.geometry and not command.planes):
+        raise OptionError(
+            "--geometry, --search-planes and --planes belong together", "the command line",
+            "all three, to find the time offset", "add the missing ones, or drop --geometry and --search-planes",
+        )  # fmt: skip
+    return command
+
+
+def geometry_of(command: argparse.Namespace) -> SpikeGeometry:
+    about = nearest_info(command.pairs[0][0])
+    size = tuple(command.size or (about.h, about.w))
+    if None in size:
+        raise OptionError("--size is missing", "--size", "height and width of a spike plane", "add --size H W")
+    return SpikeGeometry(*size, not command.no_flip and about.flip is not False, command.head_columns)
+
+
+def planes_of(path: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> tuple[int, int]:
+    """First plane and number of planes of the exposure."""
+    return tuple(command.planes) if command.planes else (0, count_planes(path, geometry))
+
+
+def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> View:
+    stream = read_dat(path, geometry, *planes_of(path, geometry, command))
+    rates = stream.mean(axis=0, dtype=np.float32)
+    rates /= max(float(np.percentile(rates, 99.5)), 1e-6)
+    pictures = Pictures(frame)
+    grey = np.mean([to_grey(pictures.read(i)) for i in range(len(pictures))], axis=0, dtype=np.float32) / 255
+    return View(to_display(rates) if command.light == "linear" else np.clip(rates, 0, 1), grey)
+
+
+def check_sizes(views: list[View], pairs: list[tuple[Path, Path]]) -> None:
+    """Raise DataError where frames differ in size."""
+    sizes = {view.frame.shape: frame for view, (_, frame) in zip(views, pairs, strict=True)}
+    if len(sizes) > 1:
+        found = ", ".join(f"{path} has {height} x {width}" for (height, width), path in sizes.items())
+        raise DataError(f"the frames differ in size: {found}", "--pair", "frames of one camera", "leave out the others")
+
+
+def with_geometry(geometry: SpikeGeometry, views: list[View], command: argparse.Namespace) -> Calibration:
+    where = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs)
+    mirrors = ("none", "columns") if command.mirror == "auto" else (command.mirror,)
+    found = register(views, command.model, where, mirrors)
+    report(found)
+    rows = 3 if command.model == "homography" else 2
+    return Calibration(
+        matrix=found.matrix[:rows].tolist(),
+        spike_size=[geometry.height, geometry.width],
+        rgb_size=list(views[0].frame.shape),
+        mirror=found.mirror,
+        tick_hz=command.tick_hz,
+        made={
+            "by": "scripts/calibrate.py", "model": command.model, "pairs": len(views),
+            "frames": [frame.name for _, frame in command.pairs], "features": [found.inliers, found.matches],
+            "correlation": round(found.correlation, 4), "residual_px": round(found.residual_px, 3),
+            "residual_p90_px": round(found.residual_p90_px, 3), "patches": found.patches,
+        },
+    )  # fmt: skip
+
+
+def report(found: Registration) -> None:
+    angle = np.degrees(np.arctan2(found.matrix[1, 0], found.matrix[0, 0]))
+    print(
+        f"{found.inliers} of {found.matches} features agree; correlation {found.correlation:.3f}; mirrored: "
+        f"{found.mirror}; turned by {angle:.2f} degrees, {found.scale:.3f} RGB pixels per spike pixel\n"
+        f"residual of {found.patches} single patches: median {found.residual_px:.2f}, 90 % below "
+        f"{found.residual_p90_px:.2f} RGB pixels"
+    )
+
+
+def with_offset(
+    known: Calibration, geometry: SpikeGeometry, views: list[View], command: argparse.Namespace
+) -> Calibration:
+    """The known calibration with the time offset that fits these moments best."""
+    CalibratedGrid(known, geometry, str(command.geometry)).check_size(views[0].frame.shape)
+    first, count = command.planes
+    search, moments = command.search_planes, []
+    for (path, _), view in zip(command.pairs, views, strict=True):
+        stream = read_dat(path, geometry, first - search, count + 2 * search)
+        sides = mirrored(View(np.moveaxis(stream, 0, 2), view.frame), known.mirror)
+        moments.append((np.moveaxis(sides.spikes, 2, 0), view))
+    matrix = np.eye(3)
+    matrix[: len(known.matrix)] = known.matrix
+    offset = find_offset(moments, count, matrix, ", ".join(str(frame) for _, frame in command.pairs))
+    residual = np.concatenate([patch_distances(mirrored(view, known.mirror), matrix) for view in views])
+    text = f", residual there {np.median(residual):.2f} RGB pixels" if len(residual) else ""
+    print(f"the exposures start {offset:+.2f} planes later than plane {first}{text} before the correction")
+    changes = {"time_offset_planes": round(offset, 3), "tick_hz": command.tick_hz or known.tick_hz}
+    return known.model_copy(update=changes)
+
+
+def overlay(view: View, grid: CalibratedGrid, calibration: Calibration) -> np.ndarray:
+    """(2 H, W, 3) uint8: frame magenta and spikes green, grey where they agree; below, squares of one and the other."""
+    height, width = view.frame.shape
+    window = grid.window(Augment.whole((height, width)))
+    crop = window.crop
+    rows, cols = slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width)
+    spikes = window.to_rgb(view.spikes[None, rows, cols])[0]
+    seen, frame = window.covered, view.frame
+    # Same mean and contrast where both see.
+    spikes = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6) * frame[seen].std() + frame[seen].mean()
+    spikes = np.where(seen, np.clip(spikes, 0, 1), 0)
+    y, x = np.mgrid[:height, :width] // TILE
+    squares = np.where((x + y) % 2 == 0, frame, spikes)
+    picture = np.concatenate((np.stack((frame, spikes, frame), axis=2), np.repeat(squares[..., None], 3, axis=2)))
+    picture = np.ascontiguousarray((255 * picture + 0.5).astype(np.uint8))
+    top, left, rows, cols = grid.region
+    cv2.rectangle(picture, (left, top), (left + cols - 1, top + rows - 1), (255, 255, 0), 1)
+    made = calibration.made
+    if "residual_px" in made:
+        text = f"residual {made['residual_px']:.2f} px (90%: {made['residual_p90_px']:.2f}), {made['patches']} patches"
+        cv2.putText(picture, text, (8, 20), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (255, 255, 0), 1, cv2.LINE_AA)
+    return picture
+
+
+if __name__ == "__main__":
+    sys.exit(main())
