@@ -26,8 +26,9 @@ from data.augment import Augment
 from data.calibration import Calibration, load_calibration, save_calibration
 from data.pictures import Pictures
 from data.registration import MODELS, Registration, View, find_offset, mirrored, patch_distances, register
+from data.spike.formats import format_of, read_spikes
 from data.spike.simulate import to_display, to_grey
-from data.spike.stream import SpikeGeometry, count_planes, read_dat
+from data.spike.stream import SpikeGeometry
 from data.spike_grid import CalibratedGrid
 from data.spike_info import nearest_info
 from data.spike_source import spike_errors_as_data_errors
@@ -75,10 +76,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         type=Path,
         action="append",
         required=True,
-        metavar=("DAT", "FRAME"),
+        metavar=("SPIKES", "FRAME"),
         help="spikes, and a picture of that time (or a folder or video, of which the mean is taken); may be repeated",
     )
-    add("--size", type=int, nargs=2, metavar=("H", "W"), help="of a spike plane; default: dataset.json")
+    add(
+        "--size",
+        type=int,
+        nargs=2,
+        metavar=("H", "W"),
+        help="of a spike plane; default: that of an .npy or .npz, else dataset.json",
+    )
     add("--head-columns", type=int, default=0)
     add("--no-flip", action="store_true", help="rows are stored top first (default: dataset.json, else bottom first)")
     add("--planes", type=int, nargs=2, metavar=("FIRST", "COUNT"), help="planes of the exposure; default: all")
@@ -101,20 +108,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def geometry_of(command: argparse.Namespace) -> SpikeGeometry:
-    about = nearest_info(command.pairs[0][0])
-    size = tuple(command.size or (about.h, about.w))
+    path = command.pairs[0][0]
+    about, shape = nearest_info(path), format_of(path).shape
+    size = tuple(command.size or (shape(path)[1:] if shape else (about.h, about.w)))
     if None in size:
         raise OptionError("--size is missing", "--size", "height and width of a spike plane", "add --size H W")
     return SpikeGeometry(*size, not command.no_flip and about.flip is not False, command.head_columns)
 
 
-def planes_of(path: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> tuple[int, int]:
-    """First plane and number of planes of the exposure."""
-    return tuple(command.planes) if command.planes else (0, count_planes(path, geometry))
-
-
 def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> View:
-    stream = read_dat(path, geometry, *planes_of(path, geometry, command))
+    stream = read_spikes(path, geometry, *(command.planes or (0, None)))
     rates = stream.mean(axis=0, dtype=np.float32)
     rates /= max(float(np.percentile(rates, 99.5)), 1e-6)
     pictures = Pictures(frame)
@@ -169,7 +172,7 @@ def with_offset(
     first, count = command.planes
     search, moments = command.search_planes, []
     for (path, _), view in zip(command.pairs, views, strict=True):
-        stream = read_dat(path, geometry, first - search, count + 2 * search)
+        stream = read_spikes(path, geometry, first - search, count + 2 * search)
         sides = mirrored(View(np.moveaxis(stream, 0, 2), view.frame), known.mirror)
         moments.append((np.moveaxis(sides.spikes, 2, 0), view))
     matrix = np.eye(3)

@@ -23,7 +23,8 @@ import numpy as np
 
 from data.calibration import load_calibration, mirroring
 from data.registration import apply
-from data.spike.stream import SpikeGeometry, write_dat
+from data.spike.formats import write_spikes
+from data.spike.stream import SpikeGeometry
 from scripts import calibrate
 from tests.two_cameras import record, similarity
 
@@ -35,7 +36,7 @@ LIMIT_PX = 0.3
 def write_pair(folder: Path, name: str, truth: np.ndarray, mirror: str, rng: np.random.Generator, **made: Any) -> list:
     """The flags --pair DAT FRAME of a new pair. made: arguments of `record`."""
     frame, spikes = record(rng, truth @ mirroring(mirror, made["spike"]), **made)
-    write_dat(folder / f"{name}.dat", spikes, SpikeGeometry(*made["spike"]))
+    write_spikes(folder / f"{name}.dat", spikes, SpikeGeometry(*made["spike"]))
     assert cv2.imwrite(str(folder / f"{name}.png"), frame)
     return ["--pair", folder / f"{name}.dat", folder / f"{name}.png"]
 

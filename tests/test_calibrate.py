@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from data.calibration import load_calibration
-from data.spike.stream import SpikeGeometry, write_dat
+from data.spike.formats import write_spikes
+from data.spike.stream import SpikeGeometry
 from scripts.calibrate import main
 from tests.calibration_trials import LIMIT_PX, error_px, write_pair
 from tests.two_cameras import similarity, texture
@@ -51,7 +52,7 @@ def test_pictures_of_different_scenes_are_refused(tmp_path, capsys):
     other = np.repeat((255 * texture(rng, FRAME))[..., None], 3, axis=2).astype(np.uint8)
     imwrite_rgb(tmp_path / "other.png", other)
     flat = (rng.random((40, *PLANE)) < 0.3).astype(np.uint8)
-    write_dat(tmp_path / "flat.dat", flat, SpikeGeometry(*PLANE))
+    write_spikes(tmp_path / "flat.dat", flat, SpikeGeometry(*PLANE))
     for spikes, frame in ((pair[1], tmp_path / "other.png"), (tmp_path / "flat.dat", pair[2])):
         assert calibrate("--pair", spikes, frame, *SIZE, "--out", out) == 3
         error = capsys.readouterr().err
