@@ -19,7 +19,7 @@ from data.clip_reader import dataset_clips, user_clips
 from data.select_dataset import DATASETS, build_dataset
 from models.losses import LOSSES
 from models.portable import portable_options, read_saved
-from models.restore.interpolate import InterpolatedClip
+from models.restore.interpolate import InterpolatedClip, scored_clips
 from models.restore.job import Job, restore_clips
 from models.restore.outputs import Outputs
 from models.restore.report import write_report
@@ -27,6 +27,7 @@ from models.restore.setup import automatic_tiles, check_inputs, find_weights, sp
 from models.restore.test_args import TestArgs, parse_test_args
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
+from utils.contract import InputSpec
 from utils.dist import process
 from utils.dist.gpu import choose_gpus
 from utils.errors import OptionError
@@ -64,33 +65,36 @@ def dataset_job(args: TestArgs, opt: Options) -> Job:
     if section is None:
         raise OptionError("datasets.test is missing", args.opt, "the clips to test on", "add the section")
     saved = read_saved(find_weights(opt.path, opt.folder, args.weights), portable_options(opt))
-    if saved.spec.interpolates:
-        raise OptionError(
-            "these weights interpolate new frames", str(saved.path), "frames or a video to interpolate",
-            "use --input FOLDER|VIDEO --output DIR instead of datasets.test",
-        )  # fmt: skip
     # Each frame is read once or twice: without a cache, memory does not grow with the length of a clip.
     section = section.model_copy(update={"cache_data": False}) if hasattr(section, "cache_data") else section
     seed = opt.train.manual_seed
     dataset = build_dataset(section, "test", seed)
-    clips = dataset_clips(dataset)
+    clips = scored_clips(dataset_clips(dataset), saved.spec)
     folder = Path(args.output or opt.folder / "test")
     refuse_overlap(folder, dataset.roots)
     save = args.save or (("frames",) if opt.val.save_img else ())
     first = getattr(section, "num_frame", -1)
+    val = opt.val.model_copy(update={"pad_seq": True}) if getattr(section, "pad_sequence", False) else opt.val
     read = {key: value for key, value in section.plain().items() if not key.startswith(("dataloader_", "cache_data"))}
     return Job(
         saved=saved,
         clips=clips,
-        tiling=tiling_of(opt.val, saved.spec, args, blend="kair"),
+        tiling=tiling_of(val, saved.spec, args, blend="kair"),
         halve_tiles=args.tile == "auto",
         outputs=Outputs(folder, tuple(sorted(save)), args.fps),
         args=args,
         title=f"Test of {opt.task}",
         expected=max(len(clips), dataset.count_folders()),
         section={"datasets.test": read, "train.manual_seed": seed},
-        frames_note=f"the first {first} of each clip" if first > 0 else "all",
+        frames_note=_frames_note(saved.spec, first),
+        noise_sigma=getattr(section, "sigma", None) if saved.spec.noise_map else None,
     )
+
+
+def _frames_note(spec: InputSpec, first: int) -> str:
+    """Which frames of a clip are scored. first: how many of them are read; below 1: all."""
+    read = f"the first {first} of each clip" if first > 0 else "all"
+    return f"made between every second of {read}; input: mean of both neighbours" if spec.interpolates else read
 
 
 def direct_job(args: TestArgs, opt: Options | None) -> Job:
@@ -112,6 +116,7 @@ def direct_job(args: TestArgs, opt: Options | None) -> Job:
         title=clips[0].name if len(clips) == 1 else Path(args.input).name,
         expected=len(clips),
         section={"spike": spike},
+        noise_sigma=args.sigma,
     )
 
 

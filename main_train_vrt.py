@@ -38,7 +38,7 @@ from utils.dist.gpu import choose_gpus
 from utils.errors import DataError
 from utils.options.file import parse_command_line
 from utils.options.load import load_options, save_options
-from utils.options.models import Options
+from utils.options.models import Options, note_on_totals
 from utils.run import boot
 from utils.run.experiment import Experiment, is_better
 from utils.run.lock import only_run_in
@@ -158,6 +158,8 @@ def announce(opt: Options, model: ModelVRT, loader: TrainLoader, progress: Progr
         loader.sampler.dataset_len, loader.steps_per_epoch, per_gpu, world, accumulated,
         per_gpu * world * accumulated, section.dataloader_num_workers * world,
     )  # fmt: skip
+    if (warning := note_on_totals(opt, world)) and utils_dist.is_main_process():
+        logger.warning("%s", warning)
     for note in plan_notes(opt.train, loader.steps_per_epoch, progress, total_iter):
         logger.info("%s", note)
     loader.seek(progress.epoch, progress.batch)

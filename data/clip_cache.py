@@ -22,7 +22,7 @@ import numpy as np
 
 from data.augment import Augment
 from data.clip import Clip
-from data.clip_index import Source, digest, find_clips
+from data.clip_index import Source, digest, find_clips, list_source
 from data.frame_io import read_bgr
 from data.meta_file import read_meta
 from data.names import checked_name
@@ -233,7 +233,7 @@ def _check_room(clips: list[Clip], source: Source, folder: Path) -> None:
 
 def _digests(source: Source, kinds: Collection[str]) -> dict[str, str]:
     """Kind of file -> digest of all its files, for these kinds."""
-    return {kind: digest({kind: source.listing(kind)}) for kind in source.kinds() if kind in kinds}
+    return {kind: digest({kind: listing}) for kind, listing in list_source(source, kinds).items()}
 
 
 def _selection(source: Source) -> list[Any]:

@@ -10,14 +10,14 @@ import hashlib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from data.clip import Clip
 from data.frame_io import picture_size
 from data.meta_file import read_meta
 from data.names import FrameKey, digits_of, frame_key, frame_name
-from data.roots import FileEntry, Listing, list_root
+from data.roots import FileEntry, Listing, is_lmdb, list_root
 from data.spike.formats import FORMATS, count_planes
 from data.spike.stream import SpikeFileError
 from data.spike_source import DatSpikes
@@ -52,6 +52,7 @@ class Source:
     filename_ext: str = "png"
     spikes: DatSpikes | None = None
     left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
+    septuplets: bool = False  # Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size; only those listed are read
 
     def kinds(self) -> dict[str, tuple[str, str, tuple[str, ...]]]:
         """Kind of file -> (root, folder within a clip, file name extensions in order of preference)."""
@@ -67,9 +68,30 @@ class Source:
         """Whether the planes of all frames of a clip are in one file."""
         return self.spikes is not None and self.spikes.timing.is_one_file
 
-    def listing(self, kind: str) -> Listing:
-        """The files of one kind."""
-        return list_root(*self.kinds()[kind], single_files=kind == "spike" and self.has_one_spike_file)
+    def listing(self, kind: str, names: Collection[str] | None = None) -> Listing:
+        """The files of one kind; names: of these clips only."""
+        single_files = kind == "spike" and self.has_one_spike_file
+        return list_root(*self.kinds()[kind], single_files=single_files, names=names)
+
+    def listed(self) -> dict[str, tuple[int, str]] | None:
+        """Clip -> (number of frames, first frame) of the meta file; None without one. Raises DataError."""
+        return read_meta(self.meta_info_file, "1" if self.septuplets else "0") if self.meta_info_file else None
+
+    def layout(self) -> str:
+        """The files of this data set, one line for each kind of path, with an example of a name."""
+        number = format(0, self.filename_tmpl) if self.filename_tmpl else "<frame>"
+        clip, frame = ("00001/0001", "im1") if self.septuplets else ("<clip>", number)
+        lines = {}
+        for root, folder, (ext, *_) in self.kinds().values():
+            key, inner = f"{clip}/{frame}", f"{clip}/[{folder}/]{frame}"
+            if is_lmdb(root):
+                lines[f"{root}/data.mdb"] = f"a file under each key {key}"
+                lines[f"{root}/meta_info.txt"] = f"a line for each key: {key}.{ext} (<height>,<width>,3) 1"
+            else:
+                lines[f"{root}/{inner if self.dataroot_spike else key}.{ext}"] = ""
+        if self.meta_info_file:
+            lines[self.meta_info_file] = f"a line for each clip: {clip} <frames> (<height>,<width>,3)"
+        return "".join(f"\n    {path}  {what}".rstrip() for path, what in lines.items())
 
 
 def held_out(val_partition: str | None) -> frozenset[str]:
@@ -107,11 +129,13 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     Raises DataError where a whole root or the meta file is missing.
     """
     found = list_source(source)
-    listed = read_meta(source.meta_info_file) if source.meta_info_file else None
+    listed = source.listed()
     names = sorted(set(listed or set().union(*found.values())) - source.left_out, key=natural_key)
     clips, problems = [], []
     for name in names:
-        check = _ClipCheck(name, source, {kind: listing.get(name) for kind, listing in found.items()})
+        # With 64,612 clips, as in Vimeo-90K, reading a header of each at every start would take minutes.
+        sizes = (clips[0].size, clips[0].gt_size) if source.septuplets and clips else None
+        check = _ClipCheck(name, source, {kind: listing.get(name) for kind, listing in found.items()}, sizes)
         clip = check.run(listed[name] if listed is not None else None)
         problems += check.problems
         if clip and not check.problems:
@@ -119,9 +143,34 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     return clips, problems + _check_scales(clips)
 
 
-def list_source(source: Source) -> dict[str, Listing]:
-    """Kind of file ("lq", "gt", "spike") -> the files below its root."""
-    return {kind: source.listing(kind) for kind in source.kinds()}
+def list_source(source: Source, kinds: Collection[str] = ("lq", "gt", "spike")) -> dict[str, Listing]:
+    """Kind of file ("lq", "gt", "spike") -> the files below its root, of these kinds.
+
+    Raises one DataError for all roots, and the meta file, that cannot be read; it shows the layout of the data set.
+    """
+    found, names, errors = {}, None, []
+    try:
+        listed = source.listed()
+        names = listed if source.septuplets else None
+    except DataError as e:
+        errors.append(e)
+    for kind in source.kinds():
+        if kind in kinds:
+            try:
+                found[kind] = source.listing(kind, names)
+            except DataError as e:
+                errors.append(e)
+    if errors:
+        raise joined_errors(errors, source.layout()) from errors[0]
+    return found
+
+
+def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
+    """One error for several. layout: lines to add to what is expected."""
+    what, where, expected, do = (
+        "; ".join(dict.fromkeys(getattr(e, part) for e in errors)) for part in ("what", "where", "expected", "do")
+    )
+    return DataError(what, where, expected + layout, do)
 
 
 def digest(listings: dict[str, Listing]) -> str:
@@ -135,10 +184,19 @@ def digest(listings: dict[str, Listing]) -> str:
 
 
 class _ClipCheck:
-    """The check of one clip. files: kind -> stem -> file, None where the folder is missing. Fills `problems`."""
+    """The check of one clip. files: kind -> stem -> file, None where the folder is missing. Fills `problems`.
 
-    def __init__(self, name: str, source: Source, files: dict[str, dict[str, FileEntry] | None]) -> None:
-        self.name, self.source, self.files = name, source, files
+    sizes: of lq and gt, where they are known; None: those of the first frame are read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        files: dict[str, dict[str, FileEntry] | None],
+        sizes: tuple[tuple[int, int], tuple[int, int]] | None = None,
+    ) -> None:
+        self.name, self.source, self.files, self.sizes = name, source, files, sizes
         self.kinds, self.problems = source.kinds(), []
         self.stems: dict[str, dict[FrameKey, str]] = {}  # kind -> frame -> stem
 
@@ -162,7 +220,7 @@ class _ClipCheck:
             entries["spike"] = self._check_one_file(keys)
             paths["spike"] = tuple(entry.path for entry in entries["spike"])
         planes = self._check_planes(entries["spike"]) if entries.get("spike") else ()
-        size, gt_size = self._check_sizes(paths)
+        size, gt_size = self.sizes or self._check_sizes(paths)
         stems = tuple(self.stems["lq"][key] for key in keys)
         return Clip(self.name, stems, paths["lq"], paths.get("gt", ()), paths.get("spike", ()), planes, size, gt_size)
 

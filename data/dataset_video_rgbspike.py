@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -16,7 +15,7 @@ from data.augment import Augment
 from data.camera import CAMERAS, CameraDraw
 from data.clip import Clip
 from data.clip_index import Problem, Source, held_out
-from data.clip_options import ClipFiles, Crops, FileReading, SharpFiles, SpikeFiles, WholeClips
+from data.clip_options import Crops, FileReading, SharpFiles, SpikeFiles, WholeClips
 from data.io_backend import IO_BACKENDS
 from data.preflight import Report, check_source
 from data.roots import is_lmdb, list_root
@@ -111,7 +110,9 @@ class ClipDataset(Dataset):
         """
         if aug.reverse:
             frames, backwards = frames[::-1], [not b for b in backwards[::-1]]
-        pictures = {kind: self.files.pictures(clip, kind, frames, aug) for kind in ("lq", "gt") if getattr(clip, kind)}
+        pictures = {
+            kind: self.files.pictures(clip, kind, self.frames_of(kind, frames), aug) for kind in clip.picture_kinds
+        }
         item = {kind: _to_tensor(values, aug) for kind, values in pictures.items()}
         if self.spikes:
             channels = [
@@ -120,6 +121,10 @@ class ClipDataset(Dataset):
             ]
             item["spike"] = torch.from_numpy(aug.flip(np.stack(channels)))
         return item
+
+    def frames_of(self, kind: str, frames: list[int]) -> list[int]:
+        """Which of the frames of a sample, in the order of playing, are read of kind "lq" or "gt"."""
+        return frames
 
 
 def _to_tensor(pictures: np.ndarray, aug: Augment) -> Tensor:
@@ -138,7 +143,7 @@ class TrainClips(ClipDataset):
         self.num_frame, self.gt_size = section.num_frame, section.gt_size
         self.intervals = section.interval_list
         self.turns = {"hflip": section.use_hflip, "rot": section.use_rot, "reverse": section.random_reverse}
-        self.ends = np.cumsum([len(clip) for clip in self.clips])
+        self.ends = np.cumsum([self.samples_of(clip) for clip in self.clips])
         self._check_fit()
 
     def _check_fit(self) -> None:
@@ -185,8 +190,22 @@ class TrainClips(ClipDataset):
         about += [f"calibration {spikes.calibration.digest()}"] if spikes and spikes.calibration else []
         return about + [f"{clip.name}/{stem}" for clip in self.clips for stem in clip.stems]
 
+    # What datasets of another kind override: `frames_of` above, and these three.
+
+    def samples_of(self, clip: Clip) -> int:
+        """Number of samples of a clip: one for every frame, its first one."""
+        return len(clip)
+
+    def first_of(self, sample: int, last: int, rng: np.random.Generator) -> int:
+        """The first frame of this sample of a clip. last: the last one from which the sample fits (it may be < 0)."""
+        redrawn = int(rng.integers(0, max(last, 0) + 1))
+        return sample if sample <= last else redrawn
+
+    def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """The finished sample. rng: that of the sample, after the crop and the flips have been drawn."""
+        return item
+
     def __len__(self) -> int:
-        """One sample for every frame: its first one."""
         return int(self.ends[-1])
 
     def __getitem__(self, sample_id: tuple[int, int]) -> dict[str, Any]:
@@ -198,17 +217,16 @@ class TrainClips(ClipDataset):
         rng = np.random.default_rng([self.seed, epoch, index])
         number = int(np.searchsorted(self.ends, index % len(self), side="right"))
         clip = self.clips[number]
-        first = index % len(self) - int(self.ends[number] - len(clip))
+        sample = index % len(self) - int(self.ends[number] - self.samples_of(clip))
         interval = int(rng.choice(self.intervals))
         last = len(clip) - 1 - (self.num_frame - 1) * interval
-        redrawn = int(rng.integers(0, max(last, 0) + 1))
-        first = first if first <= last else redrawn
+        first = self.first_of(sample, last, rng)
         origin, size, step = self._croppable(clip)
         aug = Augment.draw(rng, size, self.gt_size // clip.scale, step, origin=origin, **self.turns)
         positions = [first + i * interval for i in range(self.num_frame)]
         frames, backwards = zip(*(bounce(p, len(clip)) for p in positions), strict=True)
         camera = self.camera.draw([self.seed, epoch, index]) if self.camera else None
-        item = self.read(clip, list(frames), aug, list(backwards), camera)
+        item = self.transform(self.read(clip, list(frames), aug, list(backwards), camera), rng)
         return {**item, "key": f"{clip.name}/{clip.stems[frames[0]]}"}
 
 
@@ -279,20 +297,6 @@ class TrainDatasetRGBSpike(TrainClips):
         super().__init__(section, seed)
 
 
-class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
-    val_partition: Literal["REDS4", "official"] | None = Field(
-        None, description="Leave out the REDS clips kept for validation."
-    )
-
-
-@DATASETS.register("VideoRecurrentTrainDataset", given=("seed",))
-class VideoRecurrentTrainDataset(TrainClips):
-    """As TrainDatasetRGBSpike, without spikes; KAIR's name and keys."""
-
-    def __init__(self, section: RecurrentTrainKeys, seed: int = 0) -> None:
-        super().__init__(section, seed)
-
-
 class TestKeys(WholeClips, SpikeFiles):
     __test__ = False
 
@@ -302,16 +306,4 @@ class TestDatasetRGBSpike(TestClips):
     """Whole clips with their spikes, as in training."""
 
     def __init__(self, section: TestKeys, seed: int = 0) -> None:
-        super().__init__(section, seed)
-
-
-class RecurrentTestKeys(WholeClips, ClipFiles):
-    pass
-
-
-@DATASETS.register("VideoRecurrentTestDataset", given=("seed",))
-class VideoRecurrentTestDataset(TestClips):
-    """As TestDatasetRGBSpike, without spikes; KAIR's name and keys."""
-
-    def __init__(self, section: RecurrentTestKeys, seed: int = 0) -> None:
         super().__init__(section, seed)

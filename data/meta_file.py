@@ -10,11 +10,14 @@ from utils.errors import DataError
 
 # The shape may contain blanks, "(720,1280,3)" or "(720, 1280, 3)"; S-VRT writes 0 instead.
 _LINE = re.compile(r"(\S+)\s+(\d+)\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d+))?", re.ASCII)
-_FORM = "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out: 0"
+_FORM = "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
 
 
-def read_meta(path: str) -> dict[str, tuple[int, str]]:
-    """Clip name -> (number of frames, number of the first one as written). Raises DataError, naming the line."""
+def read_meta(path: str, first: str = "0") -> dict[str, tuple[int, str]]:
+    """Clip name -> (number of frames, number of the first one as written). Raises DataError, naming the line.
+
+    first: the number of the first frame where a line gives none.
+    """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
@@ -34,7 +37,7 @@ def read_meta(path: str) -> dict[str, tuple[int, str]]:
             raise DataError(
                 f"line {number} lists clip {name} again", path, "one line per clip", "remove or join the lines"
             )
-        clips[name] = (int(found[2]), found[3] or "0")
+        clips[name] = (int(found[2]), found[3] or first)
     if not clips:
         raise DataError("the meta file lists no clip", path, "one line per clip", "correct meta_info_file")
     return clips

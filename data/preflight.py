@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ import numpy as np
 
 from data.augment import Augment
 from data.clip import Clip
-from data.clip_index import Problem, Source, digest, list_source, problems_error, scan
+from data.clip_index import Problem, Source, digest, joined_errors, list_source, problems_error, scan
 from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr
 from data.meta_file import read_meta
 from data.roots import LMDB_MARK
@@ -70,18 +71,24 @@ def preflight(datasets: DatasetsOptions, stored: Path) -> None:
 
     stored: folder of earlier results. Raises DataError (exit code 3) with every problem of every split.
     """
-    reports = []
+    reports, unreadable = [], []
     for split, section in datasets:
         if section is None:
             continue
         start = time.monotonic()
-        report = section.constructor.check(section, split, stored=stored)
+        try:
+            report = section.constructor.check(section, split, stored=stored)
+        except DataError as e:  # a whole root is missing; the other split may lack one too
+            unreadable.append(e)
+            continue
         reports.append(report)
         for warning in report.warnings:
             logger.warning("data %s: %s", split, warning)
         if not report.problems:
             note = report.note or f"{report.counts()}, checked in {time.monotonic() - start:.1f} s"
             logger.info("data %s: %s", split, note)
+    if unreadable:
+        raise joined_errors(unreadable)
     raise_problems(reports)
 
 
@@ -113,12 +120,13 @@ def check_source(
         return Report(split, places, [], warnings=before["warnings"], note=f"{before['counts']}, as checked before")
     clips, problems = scan(source)
     report = Report(split, places, clips, problems)
-    jobs = [(clip, kind, path) for clip in clips for kind in ("lq", "gt") for path in getattr(clip, kind)]
+    jobs = ((clip, kind, path) for clip in clips for kind in ("lq", "gt") for path in getattr(clip, kind))
     with ThreadPoolExecutor(THREADS) as pool:
-        for problem in pool.map(lambda job: _check_picture(*job, decode=decode), jobs):
-            progress()
-            if problem:
-                report.problems.append(problem)
+        while some := list(itertools.islice(jobs, 4096)):  # the pool's record of a million jobs would take gigabytes
+            for problem in pool.map(lambda job: _check_picture(*job, decode=decode), some):
+                progress()
+                if problem:
+                    report.problems.append(problem)
     if source.spikes:
         for clip in clips:
             report.warnings += _check_spikes(clip, source.spikes, is_first=clip is clips[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,15 +59,23 @@ def is_lmdb(root: str) -> bool:
     return root.rstrip("/").endswith(".lmdb")
 
 
-def list_root(root: str, folder: str, ext: str | tuple[str, ...], single_files: bool = False) -> Listing:
+def list_root(
+    root: str,
+    folder: str,
+    ext: str | tuple[str, ...],
+    single_files: bool = False,
+    names: Collection[str] | None = None,
+) -> Listing:
     """The files of every clip: those in <root>/<clip>/<folder>, or in <root>/<clip> where there is no such folder.
 
     ext: ending of the files' names; of several, the first that a folder has files of.
     single_files: also <root>/<clip>.<ext>, for a clip without other files.
     A folder that holds folders and no files is no clip: the folders in it are the clips "<folder>/<clip>".
+    names: list these clips only, wherever they are below the root; None: every clip.
     Raises DataError for a root that cannot be read or holds no clip, and for names unfit for output files.
     """
-    listing = _list_lmdb(root) if is_lmdb(root) else _list_folder(root, folder, _suffixes(ext), single_files)
+    suffixes = _suffixes(ext)
+    listing = _list_lmdb(root, names) if is_lmdb(root) else _list_folder(root, folder, suffixes, single_files, names)
     if not listing:
         raise DataError("the data folder holds no clip", root, "one folder per clip", "correct the dataroot")
     for clip, files in listing.items():
@@ -79,10 +88,10 @@ def list_root(root: str, folder: str, ext: str | tuple[str, ...], single_files: 
 def read_bytes(path: str, count: int = -1) -> bytes:
     """A file on disk or in an LMDB. Raises DataError with the system's reason.
 
-    count: how many bytes are needed, -1 for all; values of an LMDB come whole.
+    count: how many bytes are needed, -1 for all.
     """
     if LMDB_MARK in path:
-        return _read_lmdb(path)
+        return _read_lmdb(path, count)
     try:
         with open(path, "rb") as file:
             return file.read(count)
@@ -105,7 +114,9 @@ def _suffixes(ext: str | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f".{e.lstrip('.')}".lower() for e in ((ext,) if isinstance(ext, str) else ext))
 
 
-def _list_folder(root: str, folder: str, suffixes: tuple[str, ...], single_files: bool) -> Listing:
+def _list_folder(
+    root: str, folder: str, suffixes: tuple[str, ...], single_files: bool, names: Collection[str] | None
+) -> Listing:
     try:
         with os.scandir(root) as entries:
             visible = [e for e in entries if not e.name.startswith(".")]
@@ -115,6 +126,9 @@ def _list_folder(root: str, folder: str, suffixes: tuple[str, ...], single_files
             f"cannot list the data folder: {e.strerror or e}", root, "a folder with one folder per clip",
             "correct the dataroot in the options, or make or copy the data (docs/data_format.md)",
         ) from e  # fmt: skip
+    if names is not None:
+        paths = {name: os.path.join(root, name) for name in names}
+        return {name: _list_clip(path, folder, suffixes)[0] for name, path in paths.items() if os.path.isdir(path)}
     listing: Listing = {}
     for name, path in sorted(found, key=lambda e: natural_key(e[0])):
         files, folders = _list_clip(path, folder, suffixes)
@@ -163,7 +177,7 @@ def _entry(entry: os.DirEntry[str]) -> FileEntry:
     return FileEntry(entry.path, about.st_size, about.st_mtime_ns)
 
 
-def _list_lmdb(root: str) -> Listing:
+def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
     meta = Path(root) / "meta_info.txt"
     try:
         lines = meta.read_text(encoding="utf-8").splitlines()
@@ -181,6 +195,8 @@ def _list_lmdb(root: str) -> Listing:
         with environment.begin(buffers=True) as transaction:
             for key in keys:
                 clip, _, stem = key.rpartition("/")
+                if names is not None and clip not in names:
+                    continue
                 value = transaction.get(key.encode())
                 # A listed key without a value appears as an empty file, which every check refuses.
                 entry = FileEntry(f"{root}::{key}", 0 if value is None else len(value), changed_ns)
@@ -190,16 +206,16 @@ def _list_lmdb(root: str) -> Listing:
     return listing
 
 
-def _read_lmdb(path: str) -> bytes:
+def _read_lmdb(path: str, count: int = -1) -> bytes:
     root, key = path.split("::", 1)
     with _opening:
         if root not in _environments:
             _environments[root] = _open_lmdb(root)
-    with _environments[root].begin() as transaction:
+    with _environments[root].begin(buffers=True) as transaction:
         value = transaction.get(key.encode())
-    if value is None:
-        raise unreadable(path, "the LMDB has no such key")
-    return value
+        if value is None:
+            raise unreadable(path, "the LMDB has no such key")
+        return bytes(value if count < 0 else value[:count])
 
 
 def _open_lmdb(root: str) -> Any:

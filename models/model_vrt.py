@@ -17,7 +17,7 @@ from models.ddp import unwrap_ddp, wrap_ddp
 from models.losses import LOSSES
 from models.model_base import ModelBase, to_cpu
 from models.nonfinite import NonFiniteSteps
-from models.optim import build_optimizer, is_fix_key, load_moments, set_lr
+from models.optim import build_optimizer, fixed_keys, is_fix_key, load_moments, set_lr
 from models.out_of_memory import StepOptions, is_out_of_memory, out_of_memory_error
 from models.weights import load_pretrained, load_weights
 from utils import utils_dist
@@ -33,7 +33,8 @@ class ModelVRT(ModelBase):
     """Trains any network with netG(lq, spike) -> (B, T, 3, sH, sW).
 
     A batch holds lq (B, T, 3, H, W), gt (B, T, 3, sH, sW), both in [0, 1], spike (B, T, S, H, W) and key, a list of B
-    sample names.
+    sample names. For non-blind denoising lq has a fourth channel, the noise map; for frame interpolation gt holds the
+    new frames, (B, 1, 3, H, W).
     """
 
     def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
@@ -79,7 +80,9 @@ class ModelVRT(ModelBase):
             raise
 
     def _load_training_state(self, state: dict[str, Any]) -> None:
-        was, now = state["options"]["train"]["fix_keys"], self.train_opt.fix_keys
+        before = state["options"]["train"]
+        was = fixed_keys(before["fix_iter"], before["fix_keys"])
+        now = fixed_keys(self.train_opt.fix_iter, self.train_opt.fix_keys)
         load_moments(self.optimizer, state["optimizer"], unwrap_ddp(self.netG), was, now)
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
@@ -100,7 +103,7 @@ class ModelVRT(ModelBase):
 
     def is_frozen_at(self, step: int) -> bool:
         """Whether the parameters of `fix_keys` are frozen in this step."""
-        return step < self.train_opt.fix_iter
+        return step < (self.train_opt.fix_iter or 0)
 
     def set_phase(self, step: int, batch: dict[str, Any]) -> None:
         """Freeze or unfreeze the parameters of `fix_keys` and wrap netG in DDP again. Collective.

@@ -18,15 +18,21 @@ def is_fix_key(name: str, fix_keys: Sequence[str]) -> bool:
     return any(key in name for key in fix_keys)
 
 
+def fixed_keys(fix_iter: int | None, fix_keys: Sequence[str]) -> Sequence[str]:
+    """`train.fix_keys`, empty where `train.fix_iter` (null or -1) switches them off."""
+    return () if fix_iter in (None, -1) else fix_keys
+
+
 def build_optimizer(net: nn.Module, train: TrainOptions) -> torch.optim.Optimizer:
     """Adam or AdamW over two groups: the ordinary parameters, and those of `fix_keys` at lr * `fix_lr_mul`.
 
     Frozen parameters are included from the start: the optimizer skips parameters without a gradient.
     """
+    keys = fixed_keys(train.fix_iter, train.fix_keys)
     base, mul, named = train.G_optimizer_lr, train.fix_lr_mul, dict(net.named_parameters())
     groups = [
         {"params": [named[name] for name in names], "initial_lr": lr, "lr": lr}
-        for names, lr in zip(group_names(net, train.fix_keys), (base, base * mul), strict=True)
+        for names, lr in zip(group_names(net, keys), (base, base * mul), strict=True)
         if names
     ]
     cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.G_optimizer_type]
@@ -47,8 +53,8 @@ def load_moments(
 ) -> None:
     """Load Adam's moments from the state dict `saved` by parameter name; lr, betas and weight decay stay as they are.
 
-    was, now: `train.fix_keys` of `saved` and of `optimizer`. A state dict names parameters by their index in the
-    groups, which depends on `fix_keys`.
+    was, now: `fixed_keys` of `saved` and of `optimizer`. A state dict names parameters by their index in the
+    groups, which depends on them.
     """
     moments = dict(zip(chain(*group_names(net, was)), _numbers(saved), strict=True))
     own = optimizer.state_dict()

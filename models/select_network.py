@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.contract import input_spec
+from utils.contract import InputSpec, input_spec
 from utils.errors import OptionError
 from utils.options.models import Options
 from utils.options.registry import Registry, import_parts
@@ -42,11 +42,7 @@ def check_options(opt: Options) -> None:
     with torch.device("meta"):
         spec = input_spec(NETWORKS.build(opt.netG, "netG", spike_channels=opt.spike_channels))
     train, test = opt.datasets.train, opt.datasets.test
-    if spec.interpolates and train:
-        raise OptionError(
-            "netG.pa_frames is 0: the network makes new frames between those of a clip", "netG.pa_frames",
-            "2, 4 or 6, to train on clips with a sharp frame for each blurry one", "set it to one of these",
-        )  # fmt: skip
+    _check_task(opt, spec)
     if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
         raise OptionError(
             f"datasets.test gives {test.spike_channels} spike channels, datasets.train {train.spike_channels}",
@@ -63,6 +59,51 @@ def check_options(opt: Options) -> None:
             f"datasets.train.gt_size is {size}", "datasets.train.gt_size",
             f"input crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}, "
             "because of the network's strides and windows", f"set it to {near}",
+        )  # fmt: skip
+
+
+def _check_task(opt: Options, spec: InputSpec) -> None:
+    """Raise OptionError if the network interpolates or denoises, and the datasets are not made for that, or vice versa.
+
+    The keys of a dataset tell: temporal_scale 2 leaves every second frame out; sigma_max (training) and sigma (testing)
+    add noise.
+    """
+    train, test = opt.datasets.train, opt.datasets.test
+    for name, section in (("train", train), ("test", test)):
+        scale = getattr(section, "temporal_scale", None)
+        # In testing, every second frame of any clip can be left out.
+        fits = scale == 2 or (scale is None and name == "test") if spec.interpolates else scale in (None, 1)
+        if section is not None and not fits:
+            does = "makes new frames between those of a clip" if spec.interpolates else "restores every frame of a clip"
+            raise OptionError(
+                f"datasets.{name} is {section.dataset_type}, and the network {does}", f"datasets.{name}.dataset_type",
+                f"a dataset with{'' if spec.interpolates else 'out'} temporal_scale 2",
+                f"choose another dataset, or set netG.pa_frames to {'2, 4 or 6' if spec.interpolates else '0'}",
+            )  # fmt: skip
+    frames = 2 * spec.least_frames - 1
+    if spec.interpolates and train and getattr(train, "num_frame", frames) != frames:
+        raise OptionError(
+            f"datasets.train.num_frame is {train.num_frame}", "datasets.train.num_frame",
+            f"{frames}: every second one is given, and netG.img_size[0] is {spec.least_frames}", f"set it to {frames}",
+        )  # fmt: skip
+    if spec.interpolates and train and getattr(opt.netG, "out_chans", 3) != 3:
+        raise OptionError(
+            f"netG.out_chans is {opt.netG.out_chans}", "netG.out_chans", "3: one new frame is trained", "set it to 3"
+        )
+    if spec.interpolates and (opt.val.flip_seq or opt.val.pad_seq or getattr(test, "pad_sequence", False)):
+        raise OptionError(
+            "val.flip_seq, val.pad_seq or pad_sequence with a network that interpolates", "val",
+            "false: each new frame is made from its neighbours alone", "set them to false",
+        )  # fmt: skip
+    if hasattr(train, "sigma_max") and not spec.noise_map:
+        raise OptionError(
+            f"{train.dataset_type} gives a noise map, which the network does not take", "netG.nonblind_denoising",
+            "true", "set it to true, or choose another dataset",
+        )  # fmt: skip
+    if spec.noise_map and getattr(test, "sigma", 0) is None:
+        raise OptionError(
+            "netG.nonblind_denoising is true, and the test clips have no noise", "datasets.test.sigma", "0 to 255",
+            "set it, e.g. to 30",
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from models.portable import SavedNetwork
-from models.restore.interpolate import Interpolator
+from models.restore.interpolate import restorer_of
 from models.restore.lpips import Lpips
 from models.restore.outputs import Outputs, claim_folder, finish_clip
 from models.restore.restorer import Restorer
@@ -35,7 +35,8 @@ class Job:
 
     clips: in the order of their names. halve_tiles: on out of memory. expected: number of clips that there should be;
     averages over fewer are marked. section: resolved options that say what is read of the files and how.
-    frames_note: which frames of a clip are restored, for the protocol.
+    frames_note: which frames of a clip are restored, for the protocol. noise_sigma: the noise level that a non-blind
+    denoiser is told.
     """
 
     saved: SavedNetwork
@@ -48,6 +49,7 @@ class Job:
     expected: int
     section: dict[str, Any]
     frames_note: str = "all"
+    noise_sigma: float | None = None
 
     def frames_of(self, clip: ClipReader) -> range:
         return self.tiling.frames_of(len(clip.stems))
@@ -113,11 +115,8 @@ def prepare_folder(job: Job) -> None:
 
 def build_restorer(job: Job) -> Restorer:
     """The network with its tiles on this rank's device."""
-    options = {"dtype": job.args.dtype, "noise_sigma": job.args.sigma, "halve_tiles": job.halve_tiles}
-    net, device = job.saved.build(), utils_dist.get_device()
-    if job.saved.spec.interpolates:
-        return Interpolator(net, job.tiling, device, length=job.saved.spec.least_frames, **options)
-    return Restorer(net, job.tiling, device, **options)
+    options = {"dtype": job.args.dtype, "noise_sigma": job.noise_sigma, "halve_tiles": job.halve_tiles}
+    return restorer_of(job.saved.build(), job.saved.spec, job.tiling, utils_dist.get_device(), **options)
 
 
 def plan_work(job: Job) -> list[Work]:

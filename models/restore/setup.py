@@ -102,4 +102,9 @@ def tiling_of(val: ValOptions, spec: InputSpec, args: TestArgs, blend: str) -> T
     asked |= {key: True for key in ("flip_seq", "pad_seq", "center_frame_only") if getattr(args, key)}
     if args.batch_tiles is not None:
         asked["batch_tiles"] = args.batch_tiles
-    return Tiling.of(val, spec, blend=args.blend or blend, **asked)
+    tiling = Tiling.of(val, spec, blend=args.blend or blend, **asked)
+    if spec.interpolates and (tiling.flip_seq or tiling.pad_seq):
+        raise OptionError(
+            "these weights interpolate new frames", "--flip-seq, --pad-seq", "neither of them", "drop these flags"
+        )
+    return tiling

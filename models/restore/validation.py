@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from models.model_vrt import ModelVRT
+from models.restore.interpolate import restorer_of, scored_clips
 from models.restore.restorer import Restorer
 from models.restore.tiling import Tiling
 from utils import utils_dist
@@ -74,11 +75,12 @@ def validate(
     all ranks. True ends the validation without a result (None).
     """
     rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
+    clips = scored_clips(clips, input_spec(model.net_for_test))
     strips = clips_with_strips(len(clips))
     mine = Validation()
     # Only rank 0 writes into the folder of a run, and only frames of its own clips.
     out = model.opt.folder / "images" if model.opt.val.save_img and rank == 0 else None
-    with restorer_of(model) as restorer:
+    with evaluated(model) as restorer:
         for first in range(0, len(clips), world):
             if first:
                 # A collective to the watchdog: a rank that waits here for a slower one is not reported as stuck.
@@ -93,15 +95,20 @@ def validate(
 
 
 @contextmanager
-def restorer_of(model: ModelVRT) -> Iterator[Restorer]:
+def evaluated(model: ModelVRT) -> Iterator[Restorer]:
     """netE (or netG) with the tiles of `val`; the network is in eval mode inside the block."""
     net = model.net_for_test
-    training, tiling = net.training, Tiling.of(model.opt.val, input_spec(net))
+    training, spec, test = net.training, input_spec(net), model.opt.datasets.test
+    pad_seq = model.opt.val.pad_seq or getattr(test, "pad_sequence", False)
+    tiling = Tiling.of(model.opt.val, spec, pad_seq=pad_seq)
+    sigma = getattr(test, "sigma", None) if spec.noise_map else None
     dtype = str(model.amp_dtype or torch.float32).removeprefix("torch.")
     do = "lower val.size_patch_testing, val.num_frame_testing or val.batch_tiles (0: the whole clip at once)"
     try:
         # A frame with NaN must not end the training: its score is NaN, and never the best.
-        yield Restorer(net, tiling, model.device, dtype=dtype, finite_only=False, do=do)
+        yield restorer_of(
+            net, spec, tiling, model.device, dtype=dtype, noise_sigma=sigma, finite_only=False, do=do
+        )  # fmt: skip
     finally:
         net.train(training)
 

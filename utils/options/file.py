@@ -67,6 +67,7 @@ class Sources:
     def __init__(self, main_file: str) -> None:
         self.main_file = main_file
         self.places: dict[str, str] = {}
+        self.overridden: set[str] = set()  # dotted keys that the command line gives
         self.soft: set[str] = set()  # inherited keys of a replaced part: dropped unless the new part has them
 
     def place(self, where: str) -> str:
@@ -202,4 +203,5 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
         sources.soft |= {".".join([*sections, other]) for other in target}
     target[last] = value
     sources.soft.discard(key)
+    sources.overridden.add(key)
     sources.places[key] = f"the command line ({key}={'***' if SECRET.search(key) else text})"

@@ -20,7 +20,7 @@ from typing import Any
 from utils.errors import OptionError
 from utils.files import write_whole
 from utils.options.file import Sources, apply_override, read_with_base
-from utils.options.models import KAIR_ONLY, Options
+from utils.options.models import FORMERLY_OURS, KAIR_ONLY, Options
 from utils.options.registry import Registry
 from utils.options.section import SECRET, joined, read_section
 
@@ -48,7 +48,7 @@ def load_options(
     for override in overrides:
         apply_override(raw, override, sources)
     try:
-        opt = read_options(raw, parts, sources.soft, str(path))
+        opt = read_options(raw, parts, sources.soft, str(path), sources.overridden)
         for function in check:
             function(opt)
     except OptionError as e:
@@ -57,15 +57,26 @@ def load_options(
 
 
 def read_options(
-    values: Mapping[str, Any], parts: Mapping[str, Registry], soft: Collection[str] = (), opt_path: str = ""
+    values: Mapping[str, Any],
+    parts: Mapping[str, Registry],
+    soft: Collection[str] = (),
+    opt_path: str = "",
+    overridden: Collection[str] = (),
 ) -> Options:
     """The options of a mapping in the form of an option file, completed with every default.
 
-    soft: dotted keys that are dropped where the part of their section does not have them. Raises OptionError.
+    soft: dotted keys that are dropped where the part of their section does not have them. overridden: dotted keys that
+    the command line gives. Raises OptionError.
     """
     raw = copy.deepcopy(dict(values))
-    _drop_kair_only(raw, parts)
-    opt = _typed(raw, parts, soft, opt_path)
+    dropped = {key.rpartition(".")[2] for key in _drop_kair_only(raw, parts)}
+    loader = _section_of(raw, "datasets.train") or {}
+    totals = [
+        key
+        for key in ("dataloader_batch_size", "dataloader_num_workers")
+        if key in loader and f"datasets.train.{key}" not in overridden
+    ]
+    opt = _typed(raw, parts, soft, {"opt_path": opt_path, "kair_totals": totals if dropped - FORMERLY_OURS else []})
     _check_conflicts(opt)
     return opt
 
@@ -98,7 +109,8 @@ def _section_of(raw: dict[str, Any], where: str) -> dict[str, Any] | None:
     return section if isinstance(section, dict) else None
 
 
-def _drop_kair_only(raw: dict[str, Any], parts: Mapping[str, Registry]) -> None:
+def _drop_kair_only(raw: dict[str, Any], parts: Mapping[str, Registry]) -> list[str]:
+    """Remove the keys that say nothing here; their dotted names."""
     dropped = []
     for where, keys in KAIR_ONLY.items():
         section = _section_of(raw, where)
@@ -113,10 +125,13 @@ def _drop_kair_only(raw: dict[str, Any], parts: Mapping[str, Registry]) -> None:
     # Every rank reads the options; only rank 0 warns.
     if dropped and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         logger.warning("Options that have no effect here: %s", ", ".join(dropped))
+    return dropped
 
 
-def _typed(raw: dict[str, Any], parts: Mapping[str, Registry], soft: Collection[str], path: str) -> Options:
-    """Every section checked against the table and its registry, and completed."""
+def _typed(
+    raw: dict[str, Any], parts: Mapping[str, Registry], soft: Collection[str], about: Mapping[str, Any]
+) -> Options:
+    """Every section checked against the table and its registry, and completed. about: fields that are no options."""
     wrong: list[OptionError] = []
     for where, kind in PART_SECTIONS.items():
         *outer, name = where.split(".")
@@ -134,7 +149,7 @@ def _typed(raw: dict[str, Any], parts: Mapping[str, Registry], soft: Collection[
         except OptionError as e:
             wrong.append(e)
     try:
-        opt = read_section(Options, {**raw, "opt_path": path}, "")
+        opt = read_section(Options, {**raw, **about}, "")
     except OptionError as e:
         unknown = e.what.startswith("unknown")  # it may be the misspelt name of a section that was looked for above
         wrong = [e, *wrong] if unknown or not wrong else wrong

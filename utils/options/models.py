@@ -99,7 +99,11 @@ class TrainOptions(Section):
     G_warmup_iter: int = Field(0, ge=0, description="Steps of linear warm-up.")
 
     E_decay: float = Field(0.0, ge=0, lt=1, description="Decay of the averaged weights (EMA); 0: none.")
-    fix_iter: int = Field(0, ge=0, description="Steps during which the parameters of fix_keys are frozen.")
+    fix_iter: int | None = Field(
+        0,
+        ge=-1,
+        description="Steps during which the parameters of fix_keys are frozen; null or -1: fix_keys has no effect.",
+    )
     fix_lr_mul: float = Field(1.0, ge=0, description="Factor of their learning rate afterwards.")
     fix_keys: list[str] = Field([], description="Parts of parameter names.")
 
@@ -206,7 +210,8 @@ class DatasetsOptions(Section):
 class Options(Section):
     """The whole option file. `netG`, `datasets.*` and `train` hold the keys of the registered part they name as well.
 
-    opt_path: the file; no option.
+    opt_path: the file; kair_totals: keys of datasets.train whose values in KAIR's files are totals over all GPUs, where
+    the file is one of those and the command line does not change them. Both are no options.
     """
 
     task: str = Field(pattern=r"^\.*[\w\-][\w.\-]*$", description="Name of the run; its folder is <path.root>/<task>.")
@@ -231,6 +236,7 @@ class Options(Section):
     debug: DebugOptions = DebugOptions()
     watchdog: WatchdogOptions = WatchdogOptions()
     opt_path: str = Field("", exclude=True)
+    kair_totals: list[str] = Field([], exclude=True)
 
     @property
     def spike_channels(self) -> int:
@@ -242,6 +248,24 @@ class Options(Section):
     def folder(self) -> Path:
         """What the run leaves: <path.root>/<task>."""
         return Path(self.path.root) / self.task
+
+
+def note_on_totals(opt: Options, ranks: int) -> str:
+    """What to warn of where a file of KAIR is run on several ranks: its loader's numbers are totals, ours per GPU."""
+    if ranks == 1 or not opt.kair_totals:
+        return ""
+    totals, overrides, kept = [], [], []
+    for key in opt.kair_totals:
+        value = getattr(opt.datasets.train, key)
+        totals.append(f"{key} {value} x {ranks} ranks = {value * ranks} in all, in KAIR {value}")
+        if key == "dataloader_batch_size" and value % ranks:
+            kept.append(f"a batch of {value} cannot be divided evenly among {ranks} ranks")
+        else:
+            overrides.append(f"datasets.train.{key}={value // ranks}")
+    return (
+        "This option file has keys that only KAIR has. KAIR divides the loader's numbers among the GPUs; here they "
+        f"are per GPU: {'; '.join(totals)}. For the published totals: {' '.join([*overrides, *kept])}"
+    )
 
 
 # Keys of KAIR's option files, and of those that former versions saved, that say nothing here unless a registered part
@@ -256,3 +280,5 @@ KAIR_ONLY = {
     "datasets.test": {"val_partition", "test_mode", "phase", "spike_channels", "spike_data"},
     "netG": {"init_type", "init_bn_type", "init_gain", "recal_all_flows"},
 }  # fmt: skip
+# Of these, the ones that former versions saved, which say nothing about where a file comes from.
+FORMERLY_OURS = {"spike_channels", "spike_data"}

@@ -1,0 +1,180 @@
+"""KAIR's nine option files for training VRT: read as they are, then each kind trained, resumed and tested."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import pytest
+import torch
+
+import main_test_vrt
+import main_train_vrt
+from models.select_network import define_G
+from tests.dist.launching import RankResult
+from tests.kair_files import NAMES, in_folder, options_of, small, write_data, write_file
+from tests.train_files import history, train
+from utils.options.models import KAIR_ONLY, note_on_totals
+
+SPYNET = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
+
+
+def read(path: Path, *overrides: str) -> Any:
+    return main_train_vrt.read_options(["--opt", str(path), *overrides])
+
+
+def value_of(opt: Any, key: str) -> Any:
+    for name in key.split("."):
+        opt = opt[name]
+    return opt
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_of_kair_loads_unchanged(name, tmp_path, monkeypatch):
+    # A file of SpyNet's name stands in for its weights: reading options checks that it exists. Data are not read.
+    (tmp_path / SPYNET).parent.mkdir(parents=True)
+    (tmp_path / SPYNET).touch()
+    monkeypatch.chdir(tmp_path)
+    options = options_of(name)
+
+    opt = read(write_file(tmp_path / f"{name}.json", options))
+
+    no_effect = {f"{where}.{key}" for where, keys in KAIR_ONLY.items() for key in keys}
+    found = opt.plain()
+    for key, value in options.items():
+        if key == "datasets.train.val_partition" or key not in no_effect:
+            assert value_of(found, key) == value, key
+
+
+def prepare(folder: Path, number: str, **changes: Any) -> Path:
+    """The option file with this number, with small data and a small network; its task is "run"."""
+    options = small(options_of(number)) | {"task": "run", "path.pretrained_netG": None} | changes
+    write_data(folder, options)
+    return write_file(folder / "options.json", in_folder(folder, options))
+
+
+def results(folder: Path, options: Path) -> dict[str, Any]:
+    """metrics.json of main_test_vrt.py with the best checkpoint."""
+    arguments = ["--opt", str(options), "--output", str(folder / "tested"), "--save", "frames"]
+    assert main_test_vrt.main(arguments) == 0
+    return json.loads((folder / "tested/metrics.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("number", "frames", "ranks"),
+    [("001", 6, 1), ("006", 6, 2), ("008", 6, 1), ("009", 2, 1)],
+    ids=["REDS x4", "deblurring", "denoising", "interpolation"],
+)
+def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, ranks, tmp_path):
+    check_kind(prepare(tmp_path, number), frames, ranks)
+
+
+def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path):
+    # 003 starts from 002, whose network has other deformable groups; G_param_strict is false.
+    options = prepare(tmp_path, "003", **{"path.pretrained_netG": "002.pth"})
+    missing = train(options)
+    assert missing.exit_codes == [3] and missing.text.count("no such weights file") == 1, missing.text
+
+    net = define_G(read(options, "netG.deformable_groups=2"))
+    torch.save({"params": net.state_dict()}, tmp_path / "002.pth")
+    first = check_kind(options, 6)
+
+    assert "mismatched (14): stage" in first.text and "tensors matched" in first.text
+
+
+def check_kind(options: Path, frames: int, ranks: int = 1) -> RankResult:
+    """Two starts of one step each, each with a validation, then a test; gives the first start."""
+    first = train(options, "train.total_iter=1", ranks=ranks)
+    second = train(options, ranks=ranks)
+
+    assert first.exit_codes == second.exit_codes == [0] * ranks, first.text + second.text
+    assert "at iter 1" in second.text
+    told = "dataloader_batch_size 1 x 2 ranks = 2 in all, in KAIR 1"
+    assert first.text.count(told) == first.text.count("keys that only KAIR has") == ranks - 1
+    curves = history(options)
+    assert [step for step, _ in curves["train/loss"]] == [step for step, _ in curves["val/psnr"]] == [1, 2]
+    scores = results(options.parent, options)["averages"]["restored"]
+    assert scores["psnr"] == pytest.approx(max(psnr for _, psnr in curves["val/psnr"]), abs=1e-6)
+    assert (scores["clips_found"], scores["complete"], scores["frames"]) == (2, True, frames)
+    return first
+
+
+def test_the_interpolated_frame_is_the_fourth_of_seven_and_is_compared_with_it(tmp_path):
+    options = prepare(tmp_path, "009")
+    opt = read(options)
+    net = define_G(opt).eval()
+    torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
+    torch.save({"params": net.state_dict()}, tmp_path / "G.pth")
+    main_test_vrt.main(
+        ["--opt", str(options), "--weights", str(tmp_path / "G.pth"), "--output", str(tmp_path / "out"),
+         "--save", "frames"]
+    )  # fmt: skip
+
+    clip = Path(opt.datasets.test.dataroot_gt) / "00001/0266"
+    pictures = [torch.from_numpy(cv2.imread(str(clip / f"im{i}.png"))[..., ::-1].copy()) for i in range(1, 8)]
+    frames = torch.stack(pictures).permute(0, 3, 1, 2)[None] / 255
+    with torch.no_grad():
+        made = net(frames[:, ::2])[0, 0].clamp(0, 1)
+    written = cv2.imread(str(tmp_path / "out/00001/0266/im4.png"))[..., ::-1]
+    assert [path.name for path in (tmp_path / "out/00001/0266").iterdir()] == ["im4.png"]
+    assert abs(torch.from_numpy(written.copy()).permute(2, 0, 1) - 255 * made).max() <= 1
+    error = (made * 255).round() - frames[0, 3] * 255
+    by_hand = 20 * torch.log10(255 / (error.double() ** 2).mean().sqrt())
+    found = json.loads((tmp_path / "out/metrics.json").read_text())["clips"]["00001/0266"]
+    assert found["restored"]["psnr"] == pytest.approx(float(by_hand), abs=0.01)
+    # The input column has the simplest interpolation.
+    error = (255 * (frames[0, 2] + frames[0, 4]) / 2).round() - frames[0, 3] * 255
+    by_hand = 20 * torch.log10(255 / (error.double() ** 2).mean().sqrt())
+    assert found["input"]["psnr"] == pytest.approx(float(by_hand), abs=0.1)
+
+
+def test_what_is_said_of_totals_follows_the_file_and_the_command_line(tmp_path):
+    options = prepare(tmp_path, "006", **{"datasets.train.dataloader_batch_size": 8})
+    batch, workers = "datasets.train.dataloader_batch_size", "datasets.train.dataloader_num_workers"
+    assert note_on_totals(read(options), 1) == ""
+    assert f"{batch}=2 {workers}=0" in note_on_totals(read(options), 4)
+    assert "a batch of 8 cannot be divided evenly among 3 ranks" in note_on_totals(read(options), 3)
+    one = note_on_totals(read(options, f"{workers}=4"), 4)
+    assert f"{batch}=2" in one and workers not in one
+    assert note_on_totals(read(options, f"{workers}=4", f"{batch}=2"), 4) == ""
+    # Keys that older versions of this project saved are no sign of KAIR.
+    unknown = {f"{where}.{key}" for where, keys in KAIR_ONLY.items() for key in keys}
+    own = {key: value for key, value in small(options_of("006")).items() if key not in unknown}
+    assert note_on_totals(read(write_file(options, own | {"datasets.train.spike_channels": 0})), 4) == ""
+
+
+def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
+    options = small(options_of("009")) | {"task": "run"}
+
+    result = train(write_file(tmp_path / "options.json", in_folder(tmp_path, options)))
+
+    assert result.exit_codes == [3] and result.text.count("DataError") == 1, result.text
+    for line in (
+        "trainsets/vimeo90k/vimeo90k_train_GT_all.lmdb/data.mdb  a file under each key 00001/0001/im1",
+        "vimeo90k_train_GT_all.lmdb/meta_info.txt  a line for each key: 00001/0001/im1.png (<height>,<width>,3) 1",
+        "testsets/vimeo90k/vimeo_septuplet/sequences/00001/0001/im1.png",
+        "meta_info_Vimeo90K_train_GT.txt  a line for each clip: 00001/0001 <frames> (<height>,<width>,3)",
+        "meta_info_Vimeo90K_test_GT.txt  a line for each clip",
+    ):
+        assert line in result.text
+
+
+@pytest.mark.parametrize(
+    ("number", "overrides", "text"),
+    [
+        ("009", ["datasets.train.num_frame=5"], "datasets.train.num_frame is 5"),
+        ("009", ["datasets.test.temporal_scale=1"], "datasets.test is VideoTestVimeo90KDataset"),
+        ("009", ["val.flip_seq=true"], "val.flip_seq"),
+        ("009", ["netG.pa_frames=2", "netG.deformable_groups=2"], "the network restores every frame"),
+        ("009", ["netG.out_chans=6"], "netG.out_chans is 6"),
+        ("006", ["netG.pa_frames=0", "netG.spynet_path=null"], "the network makes new frames"),
+        ("008", ["netG.nonblind_denoising=false"], "gives a noise map"),
+        ("008", ["datasets.test.sigma=null"], "the test clips have no noise"),
+    ],
+)
+def test_a_network_and_datasets_for_different_tasks_are_refused(number, overrides, text, tmp_path):
+    path = write_file(tmp_path / "options.json", small(options_of(number)))
+    with pytest.raises(Exception, match=text):
+        read(path, *overrides)
