@@ -174,7 +174,7 @@ def _to_tensor(picture: np.ndarray) -> Tensor:
 
 
 def dataset_clips(dataset: Any) -> list[ClipReader]:
-    """The clips of a test dataset (see data.dataset_video_rgbspike)."""
+    """The clips of a test dataset (see data.clip_dataset)."""
     return [DatasetClip(dataset, index) for index in range(len(dataset))]
 
 

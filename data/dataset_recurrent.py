@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from data.clip_dataset import TestClips, TrainClips
 from data.clip_options import ClipFiles, Crops, SharpFiles, WholeClips
-from data.dataset_video_rgbspike import TestClips, TrainClips
 from data.noise import add_noise
 from data.select_dataset import DATASETS
 from utils.errors import OptionError

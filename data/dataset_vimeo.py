@@ -15,8 +15,8 @@ from torch import Tensor
 from torchvision.transforms import functional as F
 
 from data.clip import Clip
+from data.clip_dataset import ClipDataset, TestClips, TrainClips
 from data.clip_options import ClipFiles, Crops, SharpFiles, WholeClips
-from data.dataset_video_rgbspike import ClipDataset, TestClips, TrainClips
 from data.select_dataset import DATASETS
 
 JITTER = 0.05  # largest relative change of brightness, contrast and saturation; of the hue, in turns of the circle

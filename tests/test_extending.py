@@ -16,7 +16,7 @@ from tests.train_files import network
 DATASET = """
 from pydantic import Field
 from data.clip_options import Crops, FileReading, Spikes, WholeClips
-from data.dataset_video_rgbspike import TestClips, TrainClips
+from data.clip_dataset import TestClips, TrainClips
 from data.select_dataset import DATASETS
 
 

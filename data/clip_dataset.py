@@ -1,0 +1,280 @@
+"""What datasets of clips share: random crops for training, whole clips for testing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from data.augment import Augment
+from data.camera import CAMERAS, CameraDraw
+from data.clip import Clip
+from data.clip_index import Problem, Source, held_out
+from data.clip_options import FileReading
+from data.io_backend import IO_BACKENDS
+from data.preflight import Report, check_source
+from data.roots import is_lmdb, list_root
+from data.spike_grid import warn_uncovered
+from data.spike_source import build_spikes, channels_of, describe_spikes
+from utils import utils_dist
+from utils.errors import DataError, OptionError
+
+logger = logging.getLogger(__name__)
+
+PLACES = (
+    "dataroot_lq", "dataroot_gt", "dataroot_spike", "lq_folder", "meta_info_file", "filename_tmpl", "filename_ext",
+)  # fmt: skip
+
+
+class ClipDataset(Dataset):
+    """What the training and test datasets share: the clips, and reading consecutive frames of one clip.
+
+    A dataset with other folders or keys overrides `places`; one with other kinds of files also `source` and `check`.
+    Files are opened when a sample is read and closed at once, so that a fork inherits no open file.
+    """
+
+    is_training = False
+
+    def __init__(self, section: FileReading, seed: int) -> None:
+        source = self.source(section)
+        self.seed, self.spikes = seed, source.spikes
+        camera = getattr(section, "camera", None)
+        self.camera = CAMERAS.build(camera, "camera") if camera else None
+        is_undivided = source.spikes and (source.spikes.rate == "match" or "rate" in source.spikes.ignored)
+        if is_undivided and self.camera and self.camera.known_rate:
+            raise OptionError(
+                "camera.known_rate has no effect: the representation is not divided by a given rate",
+                "camera.known_rate", "a proportional representation, and spike.rate other than match", "remove it",
+            )  # fmt: skip
+        self.files = IO_BACKENDS.build(section.io_backend, "io_backend", cache_data=section.cache_data)
+        self.clips: list[Clip] = self.files.clips(source)
+        self.lq_place = source.kinds()["lq"]  # root, folder within a clip, file name extension
+        self.roots = {f"dataroot_{kind}": root for kind, (root, _, _) in source.kinds().items()}  # never written to
+
+    # The class methods are called before a dataset is built; `section` holds its resolved options.
+
+    @classmethod
+    def places(cls, section: Any) -> dict[str, Any]:
+        """Where the clips are, as fields of `Source`; to be overridden where the option keys have other names."""
+        return {key: getattr(section, key) for key in PLACES if hasattr(section, key)}
+
+    @classmethod
+    def source(cls, section: Any) -> Source:
+        """Where the clips are and what their spikes mean. Reads at most the dataset.json beside the spikes."""
+        places = cls.places(section)
+        spikes = build_spikes(section.spike, places["dataroot_spike"], "spike") if hasattr(section, "spike") else None
+        return Source(**places, spikes=spikes, left_out=held_out(getattr(section, "val_partition", None)))
+
+    @classmethod
+    def spike_channels(cls, section: Any) -> int:
+        """S of the samples; 0 for RGB. Reads no file."""
+        return channels_of(section.spike.representation) if hasattr(section, "spike") else 0
+
+    @classmethod
+    def spike_data(cls, section: Any) -> dict[str, Any] | None:
+        """Properties of the training spikes that are stored with the weights; see data.spike_source."""
+        if not hasattr(section, "spike"):
+            return None
+        return describe_spikes(section.spike, cls.places(section)["dataroot_spike"])
+
+    @classmethod
+    def check(cls, section: Any, split: str, **how: Any) -> Report:
+        """Check the data. how: see data.preflight.check_source."""
+        source = cls.source(section)
+        if section.io_backend.type == "cache":  # a cache is checked by the digest of its source files
+            clips = IO_BACKENDS.build(section.io_backend, "io_backend").clips(source)
+            report = Report(split, {}, clips, note=f"{len(clips)} cached clips")
+        else:
+            report = check_source(source, split, **how)
+        if source.spikes and not source.spikes.is_rate_known:
+            what = (
+                "neither dataset.json nor spike.rate gives the firing rate at full light; 1 is assumed, so that the "
+                "network learns from undivided firing rates of this camera"
+            )
+            report.warnings.append(Problem("spikes", what, source.dataroot_spike))
+        return report
+
+    def read(
+        self, clip: Clip, frames: list[int], aug: Augment, backwards: list[bool], camera: CameraDraw | None = None
+    ) -> dict[str, Tensor]:
+        """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of these frames, cropped and flipped.
+
+        backwards: whether time runs backwards within each frame, before `aug.reverse` reverses all of them.
+        camera: the simulated spike camera, None for the recording one.
+        """
+        if aug.reverse:
+            frames, backwards = frames[::-1], [not b for b in backwards[::-1]]
+        pictures = {
+            kind: self.files.pictures(clip, kind, self.frames_of(kind, frames), aug) for kind in clip.picture_kinds
+        }
+        item = {kind: _to_tensor(values, aug) for kind, values in pictures.items()}
+        if self.spikes:
+            channels = [
+                self.spikes.read(self.files, clip, i, aug, picture, back, camera)
+                for i, picture, back in zip(frames, pictures["lq"], backwards, strict=True)
+            ]
+            item["spike"] = torch.from_numpy(aug.flip(np.stack(channels)))
+        return item
+
+    def frames_of(self, kind: str, frames: list[int]) -> list[int]:
+        """Which of the frames of a sample, in the order of playing, are read of kind "lq" or "gt"."""
+        return frames
+
+
+def _to_tensor(pictures: np.ndarray, aug: Augment) -> Tensor:
+    """(T, h, w, 3) uint8 in the order B, G, R -> (T, 3, h, w) float32 in [0, 1] in the order R, G, B, flipped."""
+    frames = aug.flip(pictures[..., ::-1].transpose(0, 3, 1, 2))
+    return torch.from_numpy(frames).to(torch.float32).div_(255.0)
+
+
+class TrainClips(ClipDataset):
+    """Random crops of clips. Clips shorter than num_frame are played back and forth."""
+
+    is_training = True
+
+    def __init__(self, section: Any, seed: int) -> None:
+        super().__init__(section, seed)
+        self.num_frame, self.gt_size = section.num_frame, section.gt_size
+        self.intervals = section.interval_list
+        self.turns = {"hflip": section.use_hflip, "rot": section.use_rot, "reverse": section.random_reverse}
+        self.ends = np.cumsum([self.samples_of(clip) for clip in self.clips])
+        self._check_fit()
+
+    def _check_fit(self) -> None:
+        for clip in self.clips:
+            _, (height, width), step = self._croppable(clip)
+            if self.gt_size % (clip.scale * step):
+                raise OptionError(
+                    f"datasets.train.gt_size is {self.gt_size}", "datasets.train.gt_size",
+                    f"a multiple of {clip.scale * step}: gt pixels per lq pixel x lq pixels per spike pixel",
+                    "correct gt_size",
+                )  # fmt: skip
+            height, width = height * clip.scale, width * clip.scale
+            if self.gt_size > min(height, width):
+                seen = "" if (height, width) == clip.gt_size else ", which is what the spike camera sees of them"
+                raise DataError(
+                    f"crops of {self.gt_size} do not fit into clip {clip.name}", clip.gt[0],
+                    f"pictures of at least {self.gt_size} x {self.gt_size}, not {height} x {width}{seen}",
+                    "lower datasets.train.gt_size",
+                )  # fmt: skip
+        frames = (self.num_frame - 1) * max(self.intervals) + 1
+        short = [clip.name for clip in self.clips if len(clip) < frames]
+        if short and utils_dist.is_main_process():
+            names = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
+            text = "%d clips have fewer than %d frames and are played back and forth: %s"
+            logger.warning(text, len(short), frames, names)
+
+    def _croppable(self, clip: Clip) -> tuple[tuple[int, int], tuple[int, int], int]:
+        """(top, left) and (height, width) of the part of the lq frames from which crops are drawn, and their step."""
+        if not self.spikes:
+            return (0, 0), clip.size, 1
+        grid = self.spikes.grid(clip.size)
+        top, left, height, width = grid.region
+        return (top, left), (height, width), grid.step
+
+    def sample_names(self) -> list[str]:
+        """Properties of each clip and of the spikes, then clip/frame of every sample, in order.
+
+        A resumed run compares them with those of its checkpoint.
+        """
+        about = [f"{clip.name}: {clip.size} {clip.gt_size} {clip.planes}" for clip in self.clips]
+        spikes = self.spikes
+        timing = spikes.timing.describe() if spikes else ""
+        about += [f"{spikes.geometry} {spikes.rate} {spikes.light} {spikes.info.gt_plane}{timing}"] if spikes else []
+        about += [f"calibration {spikes.calibration.digest()}"] if spikes and spikes.calibration else []
+        return about + [f"{clip.name}/{stem}" for clip in self.clips for stem in clip.stems]
+
+    # What datasets of another kind override: `frames_of` above, and these three.
+
+    def samples_of(self, clip: Clip) -> int:
+        """Number of samples of a clip: one for every frame, its first one."""
+        return len(clip)
+
+    def first_of(self, sample: int, last: int, rng: np.random.Generator) -> int:
+        """The first frame of this sample of a clip. last: the last one from which the sample fits (it may be < 0)."""
+        redrawn = int(rng.integers(0, max(last, 0) + 1))
+        return sample if sample <= last else redrawn
+
+    def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """The finished sample. rng: that of the sample, after the crop and the flips have been drawn."""
+        return item
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, sample_id: tuple[int, int]) -> dict[str, Any]:
+        """Sample `index` in `epoch`, a function of (seed, epoch, index) only.
+
+        An index beyond the length of the dataset draws another sample from the same frame (dataloader_epoch_repeat).
+        """
+        epoch, index = sample_id
+        rng = np.random.default_rng([self.seed, epoch, index])
+        number = int(np.searchsorted(self.ends, index % len(self), side="right"))
+        clip = self.clips[number]
+        sample = index % len(self) - int(self.ends[number] - self.samples_of(clip))
+        interval = int(rng.choice(self.intervals))
+        last = len(clip) - 1 - (self.num_frame - 1) * interval
+        first = self.first_of(sample, last, rng)
+        origin, size, step = self._croppable(clip)
+        aug = Augment.draw(rng, size, self.gt_size // clip.scale, step, origin=origin, **self.turns)
+        positions = [first + i * interval for i in range(self.num_frame)]
+        frames, backwards = zip(*(bounce(p, len(clip)) for p in positions), strict=True)
+        camera = self.camera.draw([self.seed, epoch, index]) if self.camera else None
+        item = self.transform(self.read(clip, list(frames), aug, list(backwards), camera), rng)
+        return {**item, "key": f"{clip.name}/{clip.stems[frames[0]]}"}
+
+
+class TestClips(ClipDataset):
+    """Whole clips."""
+
+    __test__ = False  # not a test case for pytest
+
+    def __init__(self, section: Any, seed: int) -> None:
+        super().__init__(section, seed)
+        self.num_frame = section.num_frame
+        for clip in self.clips if self.spikes else ():
+            warn_uncovered(self.spikes.grid(clip.size), clip.name, clip.lq[0])
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def count_folders(self) -> int:
+        """Number of clips in the data folder, including those that the meta file does not list; 0 for an LMDB."""
+        root, folder, ext = self.lq_place
+        return 0 if is_lmdb(root) or not Path(root).is_dir() else len(list_root(root, folder, ext))
+
+    def frame_count(self, index: int) -> int:
+        """How many frames of clip `index` are read: all, or the first num_frame."""
+        count = len(self.clips[index])
+        return count if self.num_frame < 1 else min(count, self.num_frame)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """The whole clip: lq, spike, gt as in training, key: its name, frames: the stems of its frames."""
+        return self.read_frames(index, 0, self.frame_count(index))
+
+    def read_frames(self, index: int, first: int, count: int, reverse: bool = False) -> dict[str, Any]:
+        """Frames first ... first + count - 1 of clip `index`, as `__getitem__` returns them.
+
+        reverse: the frames stay in this order, but each has the spikes of reversed time.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        clip = self.clips[index]
+        frames = list(range(first, first + count))
+        camera = self.camera.draw([self.seed, index]) if self.camera else None
+        item = self.read(clip, frames, Augment.whole(clip.size), [reverse] * count, camera)
+        return {**item, "key": clip.name, "frames": [clip.stems[i] for i in frames]}
+
+
+def bounce(position: int, length: int) -> tuple[int, bool]:
+    """(frame number, whether time runs backwards) for a clip that is played back and forth: 0 1 2 1 0 1 ..."""
+    if position < length:
+        return position, False
+    period = max(2 * (length - 1), 1)
+    phase = position % period
+    return (phase, False) if phase < length else (period - phase, True)
