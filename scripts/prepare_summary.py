@@ -36,10 +36,10 @@ table {{ border-collapse: collapse }}
 th, td {{ padding: .25rem .7rem; border-bottom: 1px solid #8884; text-align: right }}
 th:first-child, td:first-child {{ text-align: left }} img {{ display: block; max-width: 100% }}
 </style></head><body><h1>{title}</h1><p>{recipe}</p>
-<p>Spikes per plane: mean over the pixels of {files} files. From the light: what the sharp frames of these files let
-expect (rate x light + dark rate). Correlation: of the picture from the spikes with the sharp frame; about 1 where both
-show the same moment and view, less with noise. Offset: raw frames between the middle of an exposure and its sharp
-frame.</p>
+<p>Spikes per plane: mean over all pixels and planes of {files} files. From the light: the same, predicted from the
+sharp frames of these files as rate x light + dark rate. Correlation: of the picture from the spikes with the sharp
+frame; near 1 if both show the same moment and view, lower with noise. Offset: raw frames between the middle of an
+exposure and its sharp frame.</p>
 <table><tr><th>clip</th>{head}</tr>{rows}</table>{clips}</body></html>
 """
 
