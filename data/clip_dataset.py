@@ -237,8 +237,9 @@ class TestClips(ClipDataset):
     def __init__(self, section: Any, seed: int) -> None:
         super().__init__(section, seed)
         self.num_frame = section.num_frame
-        for clip in self.clips if self.spikes else ():
-            warn_uncovered(self.spikes.grid(clip.size), clip.name, clip.lq[0])
+        first = {clip.size: clip for clip in reversed(self.clips)} if self.spikes else {}
+        for size, clip in first.items():
+            warn_uncovered(self.spikes.grid(size), f"clip {clip.name} and all others of its size", clip.lq[0])
 
     def __len__(self) -> int:
         return len(self.clips)

@@ -118,7 +118,7 @@ class UserSpikes:
             check_same_view(size, (plane.height, plane.width), str(self.path))
             return ScaledWindow.whole(plane, size, source.interpolation)
         grid = source.grid(size)
-        warn_uncovered(grid, self.clip, str(self._frames.path))
+        warn_uncovered(grid, f"clip {self.clip}", str(self._frames.path))
         return grid.window(Augment.whole(size))
 
     def _span(self, index: int, planes: int | None = None) -> Span:

@@ -88,5 +88,6 @@ def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str)
         raise DataError(
             f"spikes of {h} x {w} for frames of {height} x {width}", where,
             "the same field of view, that is the same ratio of height to width",
-            "correct the size of the spike planes, or crop the frames to what the spike camera sees",
+            "correct the size of the spike planes; for a camera with another view, scripts/calibrate.py and "
+            "spike.calibration",
         )  # fmt: skip

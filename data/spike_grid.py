@@ -18,6 +18,7 @@ import numpy as np
 from data.augment import Augment
 from data.calibration import Calibration
 from data.spike.stream import Crop, SpikeGeometry
+from utils import utils_dist
 from utils.errors import DataError
 
 LEAST_COVERAGE = 0.5
@@ -250,21 +251,26 @@ class CalibratedGrid:
         return top, left, height, width
 
 
-def warn_uncovered(grid: Grid, clip: str, where: str) -> None:
-    """Warn that a part of whole frames has no spikes. Raises DataError where it is more than half."""
+def warn_uncovered(grid: Grid, what: str, where: str) -> None:
+    """Warn that a part of whole frames has no spikes. Raises DataError where it is more than half.
+
+    what: whose frames, for the message.
+    """
     if grid.coverage == 1.0:
         return
     top, left, height, width = grid.region
     if grid.coverage < LEAST_COVERAGE:
         raise DataError(
-            f"the spike camera sees only {grid.coverage:.0%} of the frames of {clip}", where,
+            f"the spike camera sees only {grid.coverage:.0%} of the frames of {what}", where,
             f"at least {LEAST_COVERAGE:.0%}: elsewhere there is nothing but the edge of the spike plane, repeated",
             f"crop the frames to rows {top} to {top + height - 1}, columns {left} to {left + width - 1}, and calibrate "
             "with such frames",
         )  # fmt: skip
+    if not utils_dist.is_main_process():
+        return
     logger.warning(
         "%s: the spike camera sees %.1f %% of the frame; elsewhere the edge of the spike plane is repeated. Results "
-        "hold in rows %d to %d, columns %d to %d", clip, 100 * grid.coverage, top, top + height - 1, left,
+        "hold in rows %d to %d, columns %d to %d", what, 100 * grid.coverage, top, top + height - 1, left,
         left + width - 1,
     )  # fmt: skip
 
