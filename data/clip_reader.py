@@ -20,7 +20,7 @@ from data.clip_cache import INDEX as CACHE_INDEX
 from data.clip_cache import CacheReader
 from data.pictures import Pictures, check_same_view, clips_in, holds_images, subfolder
 from data.roots import LMDB_MARK
-from data.spike.formats import FORMATS, count_planes, open_spikes
+from data.spike.formats import FORMATS, array_shape, count_planes, open_spikes
 from data.spike_grid import ScaledWindow, Window, warn_uncovered
 from data.spike_info import DatasetInfo, nearest_info
 from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors, user_spikes
@@ -219,6 +219,7 @@ def _user_clip(
     spikes = None
     if section is not None and spike is not None:
         info = nearest_info(Path(spike))
+        section = _with_size(section, info, Path(spike))
         sizes = ((section.h, info.h), (section.w, info.w))
         if not all(None in pair or pair[0] == pair[1] for pair in sizes):
             info = DatasetInfo()  # a dataset.json of another spike size does not describe these files
@@ -230,6 +231,16 @@ def _user_clip(
     if reference is not None:
         _check_reference(frames, reference, scale)
     return UserClip(name, frames, spikes, reference)
+
+
+def _with_size(section: Section, info: DatasetInfo, spike: Path) -> Section:
+    """The spike section with the size of the arrays (.npy, .npz), where nobody gives the size of a plane."""
+    files = _spike_files(spike) if spike.is_dir() else [spike]
+    if not files or not {section.h, section.w, info.h, info.w} <= {None}:
+        return section
+    with spike_errors_as_data_errors():
+        shape = array_shape(files[0])
+    return section.model_copy(update={"h": shape[1], "w": shape[2]}) if shape and len(shape) == 3 else section
 
 
 def _user_pictures(path: Path) -> Pictures:

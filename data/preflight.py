@@ -28,7 +28,7 @@ from data.clip_index import Problem, Source, digest, joined_errors, list_source,
 from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr
 from data.meta_file import read_meta
 from data.roots import LMDB_MARK
-from data.spike.formats import read_spikes
+from data.spike.formats import open_spikes, read_spikes
 from data.spike.light import fit_light
 from data.spike.stream import SpikeFileError
 from data.spike_source import DatSpikes
@@ -127,6 +127,9 @@ def check_source(
                 progress()
                 if problem:
                     report.problems.append(problem)
+        files = ((clip, path) for clip in clips for path in clip.spike_files)
+        while some := list(itertools.islice(files, 4096)):
+            report.problems += filter(None, pool.map(lambda job: _check_spike_file(*job, source.spikes), some))
     if source.spikes:
         for clip in clips:
             report.warnings += _check_spikes(clip, source.spikes, is_first=clip is clips[0])
@@ -149,6 +152,17 @@ def _check_picture(clip: Clip, kind: str, path: str, decode: bool) -> Problem | 
         if not decode and LMDB_MARK not in path:
             _check_end(path)
     except DataError as e:
+        return Problem(clip.name, e.what, path)
+    return None
+
+
+def _check_spike_file(clip: Clip, path: str, spikes: DatSpikes) -> Problem | None:
+    """A file that begins with a header, or holds the lines of another sensor; values of an LMDB are not read."""
+    if LMDB_MARK in path:
+        return None
+    try:
+        open_spikes(path, spikes.geometry, spikes.remainder)
+    except SpikeFileError as e:
         return Problem(clip.name, e.what, path)
     return None
 

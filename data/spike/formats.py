@@ -80,6 +80,15 @@ def format_of(path: PathLike) -> Format:
     return FORMATS.get(Path(path).suffix.lower(), FORMATS[".dat"])
 
 
+def array_shape(path: PathLike) -> tuple[int, ...] | None:
+    """(T, h, w) of a file that holds an array; None for packed planes. Raises SpikeFileError as `open_spikes`."""
+    shape = format_of(path).shape
+    try:
+        return shape(path) if shape else None
+    except OSError as e:
+        raise unreadable(path, e) from e
+
+
 def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error") -> SpikeFile:
     """The planes of a file. Raises SpikeFileError for a missing file, a wrong size and content of another kind.
 
@@ -172,7 +181,7 @@ def candidate_geometries(size: int) -> list[tuple[int, int, int, int]]:
 def refuse_header(head: bytes, path: PathLike) -> None:
     """Raise SpikeFileError where a file begins (`head`, 64 bytes) as no packed planes do: with a header, or as text."""
     seen = next((what for mark, what in MARKS.items() if head.startswith(mark)), None)
-    if seen is None and len(set(head)) > 8 and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
+    if seen is None and len(set(head)) > 6 and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
         seen = "text"
     if seen:
         raise SpikeFileError(
