@@ -32,7 +32,8 @@ SAME = {
     "train.scheduler.periods": "train.G_scheduler_periods", "train.scheduler.T_max": "train.G_scheduler_periods",
     "train.scheduler.restart_weights": "train.G_scheduler_restart_weights",
     "train.scheduler.eta_min": "train.G_scheduler_eta_min", "train.flow_lr_mul": "train.fix_lr_mul",
-    "val.save_img": "val.save_img", "logger.print_freq": "train.checkpoint_print",
+    "val.save_img": "val.save_img", "val.val_freq": "train.checkpoint_test",
+    "logger.print_freq": "train.checkpoint_print",
     "logger.save_checkpoint_freq": "train.checkpoint_save", "logger.use_tb_logger": "logging.use_tensorboard",
 }  # fmt: skip
 SAME_DATASET = {
@@ -71,7 +72,8 @@ def convert(c: Conversion) -> None:
     _checkpoints(c)
     for split, ours in (("train", "train"), ("val", "test")):
         _dataset(c, split, f"datasets.{ours}")
-    for key in [k for k in c.get("datasets", {}) if str(k).startswith(("val", "test"))]:
+    sections = c.get("datasets")
+    for key in [k for k in (sections if isinstance(sections, dict) else {}) if str(k).startswith(("val", "test"))]:
         c.take(f"datasets.{key}")
         c.unsaid[f"datasets.{key}"] = "one data set is validated in training; test on others with main_test_vrt.py"
     _network(c)
@@ -101,7 +103,7 @@ def _choose(c: Conversion, old: str, new: str, known: dict[str, str]) -> str | N
     if not c.has(old):
         return None
     name = c.take(old)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         others = ", ".join(known)
         c.problems[old] = (f"{name!r} is not available here; {others} are", f"--drop {old}, and give {new}=...")
         return None
@@ -136,7 +138,6 @@ def _schedule(c: Conversion) -> None:
 
 
 def _checkpoints(c: Conversion) -> None:
-    c.move("val.val_freq", "train.checkpoint_test", int)
     project = c.take("logger.wandb.project")
     if project:
         c.put("logging.use_wandb", True)

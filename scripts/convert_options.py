@@ -53,6 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
     command = parser.parse_intermixed_args(arguments)
     source, out = Path(command.file), Path(command.out)
     refuse_existing(out, "--out")
+    if out.suffix not in (".json", ".json5"):
+        raise OptionError(
+            "the new file has another ending", f"--out {out}", ".json, as launch_train.sh expects", "add it"
+        )
     overrides = [*command.overrides, *(text for text in command.drop if "=" in text)]  # --drop takes all that follows
     c, manner, twice = read(source, [text for text in command.drop if "=" not in text])
     if manner == "KAIR" and not is_yaml(source):
@@ -120,7 +124,7 @@ def keep(source: Path) -> int:
     c.problems = remaining_problems(c.target)
     if c.problems:
         raise problems_error(c, source)
-    print(f"{source} is in KAIR's form and needs no conversion; nothing was written.")
+    print(f"{source} is in the form that this program reads, KAIR's, and needs no conversion; nothing was written.")
     print("dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of all GPUs in KAIR.")
     print("\n".join([*_paths_text(c), f"train with: ./launch_train.sh N {source}"]))
     return 0

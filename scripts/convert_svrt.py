@@ -25,6 +25,11 @@ NO_EFFECT = {
     "E_param_strict": "path.pretrained_netE is matched as G_param_strict says",
     "test_mode": "datasets.train is for training, datasets.test for testing",
     "phase": "datasets.train is for training, datasets.test for testing",
+    "pretrained_optimizerG": "states of other programs cannot be resumed", "task": "the folder is <path.root>/<task>",
+    "log": "the folder is <path.root>/<task>", "models": "the folder is <path.root>/<task>",
+    "images": "the folder is <path.root>/<task>", "options": "the folder is <path.root>/<task>",
+    "G_optimizer_momentum": "Adam has betas instead", "F_lossfn_type": "there is no feature loss",
+    "F_lossfn_weight": "there is no feature loss",
     "G_regularizer_orthstep": "there is no regularizer", "G_regularizer_clipstep": "there is no regularizer",
 }  # fmt: skip
 Values = dict[str, Any]
@@ -33,7 +38,8 @@ Values = dict[str, Any]
 def is_svrt(values: Values) -> bool:
     """Whether a file has keys that only S-VRT has."""
     sections = [look_up(values, f"datasets.{split}") for split in ("train", "test")]
-    found = any(isinstance(s, dict) and (set(MARKS) & s.keys() - {"dataroot_spike"}) for s in sections)
+    own = set(MARKS) - {"dataroot_spike", "spike_channels"}  # our files have these two as well
+    found = any(isinstance(s, dict) and own & s.keys() for s in sections)
     keys = ("netG.input_mode", "netG.optical_flow", "swanlab", "logfire", "datasets.train.spike.reconstruction")
     return found or any(isinstance(look_up(values, key), (dict, str)) for key in keys)
 
@@ -85,7 +91,7 @@ def _spike_section(c: Conversion, split: str, spike_size: tuple[int, int] | None
 def _plane_size(c: Conversion, where: str, given: tuple[int, int] | None, section: Values) -> None:
     h, w = c.take(f"{where}.spike_h"), c.take(f"{where}.spike_w")
     key, root = f"{where}.spike_h, spike_w", c.get(f"{where}.dataroot_spike")
-    said = f"{h} x {w}"
+    said = _size_text((h, w))
     if given is not None:
         section["h"], section["w"] = given
         c.translated[key] = f"{where}.spike.h, w = {given[0]}, {given[1]}, from --spike-size; the file says {said}"
@@ -122,12 +128,11 @@ def _size_from_files(c: Conversion, where: str, root: str, said: tuple[Any, Any]
     frame = _first_file(pictures, "blur", str(c.get(f"{where}.filename_ext", "png")))
     if spikes is None or frame is None:
         c.comments[f"{where}.spike"] = (
-            f"h and w: from dataset.json beside the spikes, or to be added here. The original says {said[0]} x "
-            f"{said[1]}, which was not compared with the data (S-VRT's published 250 x 400 contradicts its data, "
-            "360 x 640)."
+            f"h and w: from dataset.json beside the spikes, or to be added here. The original says {_size_text(said)}, "
+            "which was not compared with the data (S-VRT's published 250 x 400 contradicts its data, 360 x 640)."
         )
         c.unsaid[key] = (
-            f"{said[0]} x {said[1]} is not taken over, as the data are not here to compare; give --spike-size H W, or "
+            f"{_size_text(said)} is not taken over, as the data are not here to compare; give --spike-size H W, or "
             "make a dataset.json beside the spikes"
         )
         return
@@ -143,9 +148,13 @@ def _size_from_files(c: Conversion, where: str, root: str, said: tuple[Any, Any]
         return
     shown = " or ".join(f"{h} x {w} ({size * 8 // (h * w)} planes)" for h, w in fits[:4]) or "no size in whole pixels"
     c.problems[key] = (
-        f"{said[0]} x {said[1]} contradicts the data: {path} has {size} bytes beside pictures of {picture[0]} x "
+        f"{_size_text(said)} contradicts the data: {path} has {size} bytes beside pictures of {picture[0]} x "
         f"{picture[1]}; {shown} would fit", "give --spike-size H W (scripts/spike_tool.py info FILE --picture FRAME)",
     )  # fmt: skip
+
+
+def _size_text(size: tuple[Any, Any]) -> str:
+    return "nothing" if None in size else f"{size[0]} x {size[1]}"
 
 
 def _fits(size: int, picture: tuple[int, int], plane: tuple[float, float]) -> bool:
@@ -231,7 +240,8 @@ def _normalization(c: Conversion, where: str, section: Values) -> None:
     key = f"{where}.spike_normalize"
     if mean is None and std is None:
         return
-    if all(m == 0 for m in means) and all(s == stds[0] for s in stds):
+    is_scale = all(isinstance(s, (int, float)) and s == stds[0] for s in stds) and len(stds) > 0
+    if is_scale and all(m == 0 for m in means):
         if stds[0] == 1:
             c.dropped[key] = "mean 0 and std 1 change nothing"
         else:
@@ -276,6 +286,10 @@ def _pictures(c: Conversion, split: str) -> None:
 def _test_spikes(c: Conversion, spikes: dict[str, Values | None]) -> None:
     """S-VRT's test section may name no spikes; a network that reads them needs them there too."""
     section = c.get("datasets.test")
+    if not spikes["train"] and c.get("datasets.test.dataset_type") == "TestDataset":
+        c.take("datasets.test.dataset_type")
+        c.put("datasets.test.dataset_type", "VideoRecurrentTestDataset")
+        c.translated["datasets.test.dataset_type"] = "TestDataset -> VideoRecurrentTestDataset, without spikes"
     if not spikes["train"] or not isinstance(section, dict) or not section:
         return
     name = section.get("dataset_type")

@@ -117,9 +117,13 @@ def test_the_size_of_a_plane_comes_from_dataset_json_and_firing_rates_stay(tmp_p
     write_data(tmp_path)
     write_info(tmp_path, h=16, w=16, light="display", rate=0.5, planes=None, gt_plane=None)
 
-    code, out = convert(write_svrt(tmp_path))
+    path = write_svrt(tmp_path)
+    path.write_text(path.read_text().replace('"E_decay": 0', '"E_decay": 0.9\n    , "E_decay": 0'))
+
+    code, out = convert(path)
 
     said = capsys.readouterr().out
+    assert "train.E_decay, the first of two: the last one counts" in said
     spike = load_options(out, ["netG.spynet_path=null"], parts=PARTS).datasets.train.spike
     assert code == 0 and (spike.h, spike.w, spike.gamma) == (None, None, 2.2)
     assert "16 x 16; the file says 250 x 400" in said and "2 times those of S-VRT" in said
@@ -237,6 +241,7 @@ def test_files_of_kair_need_no_conversion_and_no_file_is_overwritten(tmp_path, c
     said = capsys.readouterr().err
     assert code == 2 and "train.G_optimiser_lr" in said and "datasets.train.size_gt" in said
 
+    assert main([str(path), "--out", str(tmp_path / "ours.txt")]) == 2 and "another ending" in capsys.readouterr().err
     out.write_text("mine")
     code, _ = convert(write_svrt(tmp_path))
     assert code == 2 and out.read_text() == "mine" and "no file is overwritten" in capsys.readouterr().err
