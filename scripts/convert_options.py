@@ -25,6 +25,7 @@ from scripts.convert_tools import (
     MISSING,
     Conversion,
     drop_secrets,
+    drop_unused,
     is_yaml,
     look_up,
     ordered,
@@ -61,15 +62,14 @@ def main(arguments: list[str] | None = None) -> int:
     c, manner, twice = read(source, [text for text in command.drop if "=" not in text])
     if manner == "KAIR" and not is_yaml(source):
         return keep(source)
-    if manner == "S-VRT":
-        convert_svrt.convert(c, tuple(command.spike_size) if command.spike_size else None)
-    elif manner == "BasicSR":
+    if manner == "BasicSR":
         convert_basicsr.convert(c)
-    else:
-        c.keep_rest()
+    else:  # S-VRT's keys are those of KAIR and some more
+        convert_svrt.convert(c, tuple(command.spike_size) if command.spike_size else None)
     for key in twice:
         c.dropped[f"{key}, the first of two"] = "the last one counts, as in the original program"
     plain_values(c, PARTS)
+    drop_unused(c, PARTS)
     for override in overrides:
         apply_override(c.target, override, Sources(str(source)))
     find_paths(c)

@@ -11,27 +11,12 @@ from data.spike_info import DatasetInfo, load_info
 from data.spike_source import channels_of
 from scripts.convert_tools import Conversion, look_up
 from utils.errors import SpikeVRTError
-from utils.options.models import KAIR_ONLY
 
 MARKS = (
     "spike_h", "spike_w", "spike_flipud", "spike_channels", "input_pack_mode", "keep_legacy_l", "spike_reconstruction",
     "middle_tfp_center", "rgb_normalize", "spike_normalize", "dataroot_spike",
 )  # fmt: skip
 HALF_WINDOW = 20  # of S-VRT's TFP where the file does not give one
-NO_EFFECT = {
-    "G_optimizer_reuse": "a resumed run always continues with its optimizer",
-    "init_type": "the network is initialized as VRT is", "init_bn_type": "the network is initialized as VRT is",
-    "init_gain": "the network is initialized as VRT is",
-    "E_param_strict": "path.pretrained_netE is matched as G_param_strict says",
-    "test_mode": "datasets.train is for training, datasets.test for testing",
-    "phase": "datasets.train is for training, datasets.test for testing",
-    "pretrained_optimizerG": "states of other programs cannot be resumed", "task": "the folder is <path.root>/<task>",
-    "log": "the folder is <path.root>/<task>", "models": "the folder is <path.root>/<task>",
-    "images": "the folder is <path.root>/<task>", "options": "the folder is <path.root>/<task>",
-    "G_optimizer_momentum": "Adam has betas instead", "F_lossfn_type": "there is no feature loss",
-    "F_lossfn_weight": "there is no feature loss",
-    "G_regularizer_orthstep": "there is no regularizer", "G_regularizer_clipstep": "there is no regularizer",
-}  # fmt: skip
 Values = dict[str, Any]
 
 
@@ -53,12 +38,9 @@ def convert(c: Conversion, spike_size: tuple[int, int] | None) -> None:
     _test_spikes(c, spikes)
     _network(c)
     _per_gpu(c)
-    for where, keys in KAIR_ONLY.items():
-        for key in sorted(keys - {"spike_channels", "val_partition"}):
-            value = c.get(f"{where}.{key}")
-            if key.startswith("G_regularizer") and value is not None:
-                c.unsaid[f"{where}.{key}"] = "there is no such regularizer; its effect has not been measured"
-            c.drop(f"{where}.{key}", NO_EFFECT.get(key, "it says nothing here"))
+    for key in ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep"):
+        if c.get(key) is not None:
+            c.unsaid[key] = "there is no such regularizer; its effect has not been measured"
     c.keep_rest()
     for split, section in spikes.items():
         if section:  # a key of the source that is left there is unknown, and will be named

@@ -16,12 +16,27 @@ import json5
 from utils.errors import OptionError
 from utils.options.file import key_lines
 from utils.options.load import PART_SECTIONS
-from utils.options.models import Options
+from utils.options.models import KAIR_ONLY, Options
 from utils.options.registry import Registry
 from utils.options.section import SECRET, Section, describe
 
 WIDTH = 120
 MISSING = object()
+NO_EFFECT = {
+    "G_optimizer_reuse": "a resumed run always continues with its optimizer",
+    "init_type": "the network is initialized as VRT is", "init_bn_type": "the network is initialized as VRT is",
+    "init_gain": "the network is initialized as VRT is",
+    "E_param_strict": "path.pretrained_netE is matched as G_param_strict says",
+    "val_partition": "only VideoRecurrentTrainDataset leaves clips out",
+    "test_mode": "datasets.train is for training, datasets.test for testing",
+    "phase": "datasets.train is for training, datasets.test for testing",
+    "pretrained_optimizerG": "states of other programs cannot be resumed", "task": "the folder is <path.root>/<task>",
+    "log": "the folder is <path.root>/<task>", "models": "the folder is <path.root>/<task>",
+    "images": "the folder is <path.root>/<task>", "options": "the folder is <path.root>/<task>",
+    "G_optimizer_momentum": "Adam has betas instead", "F_lossfn_type": "there is no feature loss",
+    "F_lossfn_weight": "there is no feature loss",
+    "G_regularizer_orthstep": "there is no regularizer", "G_regularizer_clipstep": "there is no regularizer",
+}  # fmt: skip
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # YAML 1.1 reads 4e-4, without a point, as text
 
 
@@ -233,6 +248,17 @@ def plain_values(c: Conversion, parts: Mapping[str, Registry]) -> None:
                 c.translated[f"{where}.{key}".strip(".")] = (
                     f"{json.dumps(value)} is one value here, {json.dumps(value[0])}"
                 )
+
+
+def drop_unused(c: Conversion, parts: Mapping[str, Registry]) -> None:
+    """Leave out the keys of KAIR that say nothing to the part of their section."""
+    models = section_models(c.target, parts)
+    for where, keys in KAIR_ONLY.items():
+        known = models[where].model_fields if where in models else {}
+        for key in sorted(keys - set(known)):
+            if look_up(c.target, f"{where}.{key}") is not MISSING:
+                remove(c.target, f"{where}.{key}")
+                c.dropped[f"{where}.{key}"] = NO_EFFECT.get(key, "it says nothing here")
 
 
 def ordered(target: Mapping[str, Any], parts: Mapping[str, Registry]) -> dict[str, Any]:

@@ -16,11 +16,18 @@ from main_train_vrt import PARTS
 from scripts.convert_options import main
 from tests.clip_files import write_clip, write_info
 from tests.dist.launching import ROOT
-from tests.test_option_files import KAIR, SMALL
+from tests.kair_files import options_of, write_file
 from tests.train_files import history, train
 from utils.options.load import load_options
 
 FILES = ROOT / "tests/data/options"
+# What a person changes for data and a network of a test's size; every other key stays as it is.
+SMALL = {
+    "netG.img_size": [2, 32, 32], "netG.window_size": [2, 4, 4], "netG.depths": [1] * 11, "netG.embed_dims": [8] * 11,
+    "netG.num_heads": [2] * 11, "netG.deformable_groups": 2, "netG.spynet_path": None, "train.total_iter": 2,
+    "train.checkpoint_print": 1, "datasets.train.num_frame": 2, "datasets.train.gt_size": 32,
+    "datasets.train.dataloader_num_workers": 1,
+}  # fmt: skip
 # Where the published file looks for its data, and the same folders below a root.
 PLACES = {
     "trainsets/GoPro/": "GOPRO_Large/", "testsets/GoPro11/": "GOPRO_Large/", "trainsets/gopro_spike/": "",
@@ -84,8 +91,7 @@ def test_the_reference_file_of_s_vrt_is_converted_and_trains_on_data_of_its_layo
     assert "'imagenet'" in said.split("cannot be said")[1] and "0.002 higher on average" in said
     assert "// Per GPU; the original says 3 for 3 GPUs in all.\n" in text
 
-    small = {**SMALL, "netG.depths": [1] * 11, "netG.window_size": [2, 4, 4], "datasets.train.num_frame": 2}
-    result = train(out, *(f"{key}={json.dumps(value)}" for key, value in small.items()), limit_s=300)
+    result = train(out, *(f"{key}={json.dumps(value)}" for key, value in SMALL.items()), limit_s=300)
     assert result.exit_codes == [0], result.text
     steps = history(out, "006_train_vrt_videodeblurring_gopro_rgbspike")
     assert [step for step, _ in steps["train/loss"]] == [1, 2] and "val/psnr" in steps
@@ -232,11 +238,11 @@ def test_a_yaml_file_without_pyyaml_says_what_to_install(tmp_path, capsys, monke
 
 
 def test_files_of_kair_need_no_conversion_and_no_file_is_overwritten(tmp_path, capsys):
-    path = tmp_path / "kair.json"
-    path.write_text(KAIR)
+    options = options_of("006")
+    path = write_file(tmp_path / "kair.json", options)
     code, out = convert(path)
     assert code == 0 and not out.exists() and "needs no conversion" in capsys.readouterr().out
-    path.write_text(KAIR.replace('"G_optimizer_lr"', '"G_optimiser_lr"').replace('"gt_size"', '"size_gt"'))
+    write_file(path, {**options, "train.G_optimiser_lr": 1e-4, "datasets.train.size_gt": 192})
     code, _ = convert(path)
     said = capsys.readouterr().err
     assert code == 2 and "train.G_optimiser_lr" in said and "datasets.train.size_gt" in said
