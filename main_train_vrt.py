@@ -27,6 +27,7 @@ from models.ddp import weights_hash
 from models.debug_lines import print_debug_lines
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
+from models.restore.interpolate import scored_clips
 from models.restore.tiling import Tiling
 from models.restore.validation import validate
 from models.select_model import define_Model
@@ -121,7 +122,9 @@ def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
         progress = restore_progress(resumed, opt, loader.order())
     model = define_Model(opt)
     if clips is not None:
-        Tiling.of(opt.val, input_spec(model.netG))  # refuses impossible tiles before the first step
+        # Refuse impossible tiles, and clips too short to score, before the first step.
+        Tiling.of(opt.val, input_spec(model.netG))
+        scored_clips(dataset_clips(clips), input_spec(model.netG))
     model.init_train(resumed.state if resumed is not None else None)
     return model, loader, clips, progress
 

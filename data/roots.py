@@ -43,7 +43,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_close_environments, after_in_child=_renew_lock)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # Vimeo-90K has 904,568 of them
 class FileEntry:
     """One file: its name for `read_bytes`, its size in bytes, and its time of change (of the whole LMDB if in one)."""
 

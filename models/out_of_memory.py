@@ -166,6 +166,7 @@ def suggest_changes(
     yield from mildest([(f"datasets.train.gt_size={s * scale}", (s / side) ** 2) for s in sides])
     # One frame more than the network requires, so that attention between frames has several frames to use.
     frames, fewest = data.num_frame, spec.least_frames + 1
-    yield from mildest([(f"datasets.train.num_frame={n}", n / frames) for n in range(frames - 1, fewest - 1, -1)])
+    if not spec.interpolates:  # an interpolating network takes a fixed number of frames
+        yield from mildest([(f"datasets.train.num_frame={n}", n / frames) for n in range(frames - 1, fewest - 1, -1)])
     if not train.amp.enable:
         yield "train.amp.enable=true", "halves the activations (not estimated here)"

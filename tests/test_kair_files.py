@@ -55,11 +55,10 @@ def prepare(folder: Path, number: str, **changes: Any) -> Path:
     return write_file(folder / "options.json", in_folder(folder, options))
 
 
-def results(folder: Path, options: Path) -> dict[str, Any]:
-    """metrics.json of main_test_vrt.py with the best checkpoint."""
-    arguments = ["--opt", str(options), "--output", str(folder / "tested"), "--save", "frames"]
-    assert main_test_vrt.main(arguments) == 0
-    return json.loads((folder / "tested/metrics.json").read_text())
+def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
+    """metrics.json of main_test_vrt.py, by default with the best checkpoint."""
+    assert main_test_vrt.main(["--opt", str(options), "--output", str(out), "--save", "frames", *arguments]) == 0
+    return json.loads((out / "metrics.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def check_kind(options: Path, frames: int, ranks: int = 1) -> RankResult:
     assert first.text.count(told) == first.text.count("keys that only KAIR has") == ranks - 1
     curves = history(options)
     assert [step for step, _ in curves["train/loss"]] == [step for step, _ in curves["val/psnr"]] == [1, 2]
-    scores = results(options.parent, options)["averages"]["restored"]
+    scores = results(options.parent / "tested", options)["averages"]["restored"]
     assert scores["psnr"] == pytest.approx(max(psnr for _, psnr in curves["val/psnr"]), abs=1e-6)
     assert (scores["clips_found"], scores["complete"], scores["frames"]) == (2, True, frames)
     return first
@@ -107,10 +106,7 @@ def test_the_interpolated_frame_is_the_fourth_of_seven_and_is_compared_with_it(t
     net = define_G(opt).eval()
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
     torch.save({"params": net.state_dict()}, tmp_path / "G.pth")
-    main_test_vrt.main(
-        ["--opt", str(options), "--weights", str(tmp_path / "G.pth"), "--output", str(tmp_path / "out"),
-         "--save", "frames"]
-    )  # fmt: skip
+    found = results(tmp_path / "out", options, "--weights", str(tmp_path / "G.pth"))["clips"]["00001/0266"]
 
     clip = Path(opt.datasets.test.dataroot_gt) / "00001/0266"
     pictures = [torch.from_numpy(cv2.imread(str(clip / f"im{i}.png"))[..., ::-1].copy()) for i in range(1, 8)]
@@ -122,12 +118,28 @@ def test_the_interpolated_frame_is_the_fourth_of_seven_and_is_compared_with_it(t
     assert abs(torch.from_numpy(written.copy()).permute(2, 0, 1) - 255 * made).max() <= 1
     error = (made * 255).round() - frames[0, 3] * 255
     by_hand = 20 * torch.log10(255 / (error.double() ** 2).mean().sqrt())
-    found = json.loads((tmp_path / "out/metrics.json").read_text())["clips"]["00001/0266"]
     assert found["restored"]["psnr"] == pytest.approx(float(by_hand), abs=0.01)
     # The input column has the simplest interpolation.
     error = (255 * (frames[0, 2] + frames[0, 4]) / 2).round() - frames[0, 3] * 255
     by_hand = 20 * torch.log10(255 / (error.double() ** 2).mean().sqrt())
     assert found["input"]["psnr"] == pytest.approx(float(by_hand), abs=0.1)
+
+
+def test_pad_sequence_of_a_test_clip_restores_with_an_eighth_frame_and_scores_seven(tmp_path):
+    vimeo = {key: value for key, value in options_of("009").items() if key.startswith("datasets.test.")}
+    roots = {f"datasets.test.dataroot_{kind}": f"testsets/vimeo90k/{kind}" for kind in ("gt", "lq")}
+    options = prepare(tmp_path, "003", **vimeo | roots | {"datasets.test.temporal_scale": 1})
+    net = define_G(read(options))
+    torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
+    torch.save({"params": net.state_dict()}, tmp_path / "G.pth")
+
+    def scores(name: str, *arguments: str) -> dict[str, Any]:
+        found = results(tmp_path / name, options, "--weights", str(tmp_path / "G.pth"), *arguments)
+        return found["clips"]["00002/0008"]["per_frame"]
+
+    padded = scores("a", "datasets.test.pad_sequence=true")
+    assert len(padded["restored"]["psnr"]) == 7
+    assert padded == scores("b", "val.pad_seq=true") != scores("c")
 
 
 def test_what_is_said_of_totals_follows_the_file_and_the_command_line(tmp_path):

@@ -48,6 +48,15 @@ def test_flow_and_alignment_form_the_slow_group():
     assert [(len(g["params"]), g["initial_lr"]) for g in groups] == [(2, 4e-4), (4, 5e-5)]
 
 
+@pytest.mark.parametrize("fix_iter", [-1, None])
+def test_fix_iter_minus_one_and_null_switch_the_slow_group_off(fix_iter):
+    net = nn.ModuleDict({"spynet": nn.Linear(2, 2), "mlp": nn.Linear(2, 2)})
+
+    groups = build_optimizer(net, TrainOptions(**OPTIONS | {"fix_iter": fix_iter})).param_groups
+
+    assert [(len(g["params"]), g["initial_lr"]) for g in groups] == [(4, 4e-4)]
+
+
 def test_the_charbonnier_loss_has_eps_inside_the_root():
     from models.losses import LOSSES
 

@@ -56,6 +56,7 @@ def protocol(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "crop": "none", "border": "nothing excluded",
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
         "dtype": job.args.dtype,
+        **({"noise level": f"{job.noise_sigma:g} of 255"} if job.noise_sigma is not None else {}),
         "metrics": PROTOCOL + ("; LPIPS: AlexNet, version 0.1" if job.args.lpips else ""),
         "device": device_name(),
         **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
