@@ -25,8 +25,8 @@ LEAST_PATCHES = 6
 MOST_RESIDUAL = 1.0  # median over the patches, in the larger of the two cameras' pixels
 LEAST_RISE = 0.01  # of the correlation over the offsets searched
 PATCH = 48  # side of a patch in spike pixels
-BLURS = (3.0, 1.0)  # sigmas in spike pixels: far from the optimum first
-BORDER = 4  # spike pixels that blurring the edge of the plane has changed
+BLURS = (3.0, 1.0, 1.0)  # sigmas in spike pixels: far from the optimum first; the common view is exact only at last
+BORDER = 2  # spike pixels at the edge of the plane that are not compared
 
 
 @dataclass(frozen=True)
@@ -145,18 +145,41 @@ def _to_bytes(picture: np.ndarray) -> np.ndarray:
     return (255 * np.clip((picture - low) / max(high - low, 1e-6), 0, 1)).astype(np.uint8)
 
 
-def _band(picture: np.ndarray, fine: float, coarse: float) -> np.ndarray:
-    """Details between two sizes, in pixels: without noise, and without slow changes of the brightness."""
-    blurred = cv2.GaussianBlur(picture, (0, 0), fine)
-    return blurred - cv2.GaussianBlur(picture, (0, 0), coarse)
+def _masks(view: View, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where spike pixels lie in the frame (h, w), and where RGB pixels lie in the plane (H, W): 1 or 0, float32."""
+    (h, w), (height, width) = view.spikes.shape, view.frame.shape
+    in_frame = cv2.warpPerspective(
+        np.ones((height, width), np.float32), matrix, (w, h), flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
+    )
+    in_plane = cv2.warpPerspective(np.ones((h, w), np.float32), matrix, (width, height), flags=cv2.INTER_NEAREST)
+    return in_frame, in_plane
 
 
-def _bands(view: View, scale: float, blur: float) -> tuple[np.ndarray, np.ndarray]:
-    """The two pictures with the details that both can show. scale: RGB pixels per spike pixel."""
+def _band(picture: np.ndarray, mask: np.ndarray, fine: float, coarse: float) -> np.ndarray:
+    """Details between two sizes, in pixels: without noise, and without slow changes of the brightness.
+
+    Only pixels of the mask count: what one camera sees beside the common view must not reach into it.
+    """
+    small, large = (
+        cv2.GaussianBlur(picture * mask, (0, 0), sigma, borderType=cv2.BORDER_CONSTANT)
+        / np.maximum(cv2.GaussianBlur(mask, (0, 0), sigma, borderType=cv2.BORDER_CONSTANT), 1e-3)
+        for sigma in (fine, coarse)
+    )
+    return (small - large) * mask
+
+
+def _spike_band(spikes: np.ndarray, mask: np.ndarray, scale: float, blur: float) -> np.ndarray:
+    """The details that both cameras can show, of the spike picture. scale: RGB pixels per spike pixel."""
     fine = max(blur, 0.7 / scale)  # in spike pixels; an RGB pixel larger than a spike pixel limits it
+    return _band(spikes, mask, fine, 8 * fine)
+
+
+def _frame_band(frame: np.ndarray, mask: np.ndarray, scale: float, blur: float) -> np.ndarray:
+    """The same details of the frame."""
+    fine = max(blur, 0.7 / scale)
     # A pixel is a mean over its area, of variance 1 / 12.
     in_frame = np.sqrt(max((fine**2 + 1 / 12) * scale**2 - 1 / 12, 0.25))
-    return _band(view.spikes, fine, 8 * fine), _band(view.frame, in_frame, 8 * fine * scale)
+    return _band(frame, mask, in_frame, 8 * fine * scale)
 
 
 def _refined(view: View, start: np.ndarray, model: str, where: str) -> tuple[np.ndarray, float]:
@@ -164,11 +187,11 @@ def _refined(view: View, start: np.ndarray, model: str, where: str) -> tuple[np.
     matrix, correlation = start, 0.0
     to_inner = np.array([[1, 0, BORDER], [0, 1, BORDER], [0, 0, 1.0]])
     criteria = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 200, 1e-7)
-    seen = np.zeros(view.frame.shape, np.uint8)
-    edge = int(np.ceil(BORDER * scale_of(start)))
-    seen[edge:-edge, edge:-edge] = 255
     for blur in BLURS:
-        spikes, frame = _bands(view, scale_of(matrix), blur)
+        scale, (in_frame, in_plane) = scale_of(matrix), _masks(view, matrix)
+        spikes = _spike_band(view.spikes, in_frame, scale, blur)
+        frame = _frame_band(view.frame, in_plane, scale, blur)
+        seen = cv2.erode(in_plane.astype(np.uint8), np.ones((3, 3)), iterations=max(1, round(scale)))
         template = np.ascontiguousarray(spikes[BORDER:-BORDER, BORDER:-BORDER])
         warp = (matrix @ to_inner).astype(np.float32)
         motion = MODELS[model]
@@ -215,21 +238,28 @@ def apply(matrix: np.ndarray, places: np.ndarray) -> np.ndarray:
 def patch_distances(view: View, matrix: np.ndarray) -> np.ndarray:
     """Distances in RGB pixels by which patches of a mirrored view lie beside the place that `matrix` maps them to."""
     scale, (height, width) = scale_of(matrix), view.spikes.shape
-    spikes, frame = _bands(view, scale, BLURS[-1])
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    seen = cv2.warpPerspective(np.ones_like(frame), matrix, (width, height), flags=flags)
-    frame = cv2.warpPerspective(frame, matrix, (width, height), flags=flags)
+    spikes, frame, seen = _side_by_side(view, matrix)
     window, found = cv2.createHanningWindow((PATCH, PATCH), cv2.CV_32F), []
-    texture = 0.25 * float(spikes[seen > 0.99].std()) if (seen > 0.99).any() else 0.0
+    texture = 0.25 * float(spikes[seen].std()) if seen.any() else 0.0
     for top in range(0, height - PATCH + 1, PATCH // 2):
         for left in range(0, width - PATCH + 1, PATCH // 2):
             place = np.s_[top : top + PATCH, left : left + PATCH]
-            if seen[place].min() < 0.99 or spikes[place].std() < texture:
+            if not seen[place].all() or spikes[place].std() < texture:
                 continue
             shift, response = cv2.phaseCorrelate(spikes[place], frame[place], window)
             if response > 0.1:
                 found.append(np.hypot(*shift) * scale)
     return np.array(found)
+
+
+def _side_by_side(view: View, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Details of the spike picture, those of the frame on the spike grid, and where both are seen, each (h, w)."""
+    scale, (in_frame, in_plane) = scale_of(matrix), _masks(view, matrix)
+    spikes = _spike_band(view.spikes, in_frame, scale, BLURS[-1])
+    frame = _frame_band(view.frame, in_plane, scale, BLURS[-1])
+    size = view.spikes.shape[::-1]
+    frame = cv2.warpPerspective(frame, matrix, size, flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
+    return spikes, frame, cv2.erode(in_frame, np.ones((3, 3))) > 0
 
 
 def find_offset(moments: Sequence[tuple[np.ndarray, View]], count: int, matrix: np.ndarray, where: str) -> float:
@@ -252,16 +282,14 @@ def find_offset(moments: Sequence[tuple[np.ndarray, View]], count: int, matrix: 
 
 def _scores_over_time(stream: np.ndarray, view: View, count: int, matrix: np.ndarray) -> np.ndarray:
     """Correlation of the frame with the mean of planes o ... o + count - 1, for every o."""
-    flags, (height, width) = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, stream.shape[1:]
-    _, frame = _bands(view, scale_of(matrix), BLURS[-1])
-    seen = cv2.warpPerspective(np.ones_like(frame), matrix, (width, height), flags=flags) > 0.99
-    frame = cv2.warpPerspective(frame, matrix, (width, height), flags=flags)[seen]
+    _, frame, seen = _side_by_side(view, matrix)
+    frame, mask = frame[seen], _masks(view, matrix)[0]
     total, scores = stream[:count].sum(axis=0, dtype=np.int32), []
     for start in range(len(stream) - count + 1):
         if start:
             total += stream[start + count - 1].astype(np.int32) - stream[start - 1]
         rates = to_display((total / count).astype(np.float32))
-        spikes, _ = _bands(View(rates, view.frame[:8, :8]), scale_of(matrix), BLURS[-1])
+        spikes = _spike_band(rates, mask, scale_of(matrix), BLURS[-1])
         scores.append(float(np.corrcoef(spikes[seen], frame)[0, 1]))
     return np.array(scores)
 

@@ -205,6 +205,7 @@ def overlay(view: View, grid: CalibratedGrid, calibration: Calibration) -> np.nd
     made = calibration.made
     if "residual_px" in made:
         text = f"residual {made['residual_px']:.2f} px (90%: {made['residual_p90_px']:.2f}), {made['patches']} patches"
+        cv2.rectangle(picture, (0, 0), (min(width, 9 * len(text)), 28), (0, 0, 0), -1)
         cv2.putText(picture, text, (8, 20), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (255, 255, 0), 1, cv2.LINE_AA)
     return picture
 

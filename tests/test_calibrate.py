@@ -1,11 +1,14 @@
+import cv2
 import numpy as np
 import pytest
 
 from data.calibration import load_calibration
-from data.spike.formats import write_spikes
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.simulate import to_display, to_uint8
 from data.spike.stream import SpikeGeometry
 from scripts.calibrate import main
 from tests.calibration_trials import LIMIT_PX, error_px, write_pair
+from tests.spike_files import restore_dat
 from tests.two_cameras import similarity, texture
 from utils.image import imread_rgb, imwrite_rgb
 
@@ -44,6 +47,18 @@ def test_several_pairs_of_a_mirrored_camera_with_perspective_are_one_calibration
     ]
     assert calibrate(*pairs, *SIZE, "--out", out) == 0
     assert error_px(out, truth, "columns")[1] <= LIMIT_PX and load_calibration(out).mirror == "columns"
+
+
+def test_a_real_capture_is_recovered_beside_a_made_second_camera(tmp_path):
+    # The frame is a longer exposure of a real stream, through another lens.
+    restore_dat("spikezoo_200_part3_all_planes", tmp_path / "real.dat")
+    rates = read_spikes(tmp_path / "real.dat", SpikeGeometry(250, 400), 130, 41).mean(axis=0)
+    truth = similarity(2.0, 1.37, (250, 400), (360, 640), (9, 6))
+    frame = cv2.warpPerspective(to_display(rates / 0.6), truth, (640, 360), flags=cv2.INTER_CUBIC)
+    cv2.imwrite(str(tmp_path / "frame.png"), to_uint8(frame))
+    flags = ["--pair", tmp_path / "real.dat", tmp_path / "frame.png", "--size", 250, 400, "--planes", 140, 21]
+    assert calibrate(*flags, "--out", tmp_path / "c.json") == 0
+    assert error_px(tmp_path / "c.json", truth, "none")[1] <= LIMIT_PX
 
 
 def test_pictures_of_different_scenes_are_refused(tmp_path, capsys):
