@@ -1,0 +1,254 @@
+"""Which planes a frame gets: spike.first, spike.count, spike.exposure, the time offset of a calibration."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from data.clip_cache import build_cache
+from data.clip_reader import user_clips
+from data.select_dataset import build_dataset
+from data.spike.formats import read_spikes, write_spikes
+from data.spike.stream import SpikeGeometry
+from data.spike_timing import Exposures
+from scripts import check_data
+from tests.clip_files import PLANES, section, source_of, write_clip, write_info
+from tests.train_files import network
+from utils.errors import DataError, OptionError
+
+PLANE = SpikeGeometry(8, 12)
+FRAMES = 4
+REPRESENTATIONS = ({"type": "voxel", "num_bins": 3}, {"type": "tfp", "half_window": 2}, {"type": "raw", "window": 5})
+
+
+def build(root, split="test", **spike):
+    values = {"type": "dat", "resize": "nearest", "center": "file", "representation": "voxel"} | spike
+    return build_dataset(section(root, split, spike=values), split, 0)
+
+
+def noise(number, planes=PLANES):
+    return (np.random.default_rng(number).random((planes, 8, 12)) < 0.3).astype(np.uint8)
+
+
+def spike_folder(root, clip):
+    return root / "GOPRO_Large_spike_seq" / "test" / clip / "spike"
+
+
+def write_noise(root, part=slice(None), **info):
+    """Two nested clips with random spikes, of which each file holds the planes `part`."""
+    for clip in ("a/0", "a/1"):
+        write_clip(root, clip, split="test", frames=FRAMES)
+        for frame in range(FRAMES):
+            write_spikes(spike_folder(root, clip) / f"{frame:06d}.dat", noise(frame)[part], PLANE)
+    write_info(root, **info)
+    return root
+
+
+def same(a, b, reverse=False):
+    return all(
+        torch.equal(*(d.read_frames(i, 0, FRAMES, reverse=reverse)["spike"] for d in (a, b)))
+        for i in range(len(a.clips))
+    )
+
+
+# ---- spike.first, spike.count ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("representation", REPRESENTATIONS, ids=lambda r: r["type"])
+@pytest.mark.parametrize("center", ["file", "gt", 12])
+def test_a_window_gives_what_files_of_these_planes_give_in_both_directions(tmp_path, representation, center):
+    whole = write_noise(tmp_path / "whole")  # gt_plane 12
+    cut = write_noise(tmp_path / "cut", slice(5, 20), planes=15, gt_plane=7)
+    window = build(whole, first=5, count=15, center=center, representation=representation)
+    expected = build(cut, center=7 if center == 12 else center, representation=representation)
+
+    assert same(window, expected) and same(window, expected, reverse=True)
+    if representation["type"] == "voxel" and center == "file":  # symmetric: the bins in the opposite order
+        forward, backward = (window.read_frames(0, 1, 1, reverse=r)["spike"][0] for r in (False, True))
+        assert torch.equal(backward, forward.flip(0))
+
+
+def test_a_window_reaches_to_the_last_plane_and_no_further(tmp_path):
+    root = write_noise(tmp_path)
+    for first, count in ((0, 24), (23, 1), (0, 1)):
+        built = build(root, first=first, count=count, representation={"type": "voxel", "num_bins": 1})
+        expected = noise(2)[first : first + count].mean(axis=0)
+        assert np.allclose(built.read_frames(0, 2, 1)["spike"][0, 0, ::2, ::2], expected)
+    assert build(root, first=20).spikes.span(build(root).clips[0], 0).count == 4  # to the end
+    for first, count, words in ((1, 24, "needs planes 1 to 24"), (24, None, "needs planes 24 to 23")):
+        with pytest.raises(DataError, match=f"frame 0 of clip a/0 {words}.*the file has 24 planes") as error:
+            build(root, first=first, count=count)
+        assert "a/1" in str(error.value) and "000000.dat" in str(error.value)
+    with pytest.raises(DataError, match="12 is outside of 13 to 22"):
+        build(root, first=13, count=10, center="gt")
+
+
+def test_a_window_that_the_shorter_last_file_lacks_is_found_before_a_run(tmp_path):
+    root = write_noise(tmp_path)
+    write_spikes(spike_folder(root, "a/1") / f"{FRAMES - 1:06d}.dat", noise(9)[:20], PLANE)
+    build(root, first=2, count=18)
+    with pytest.raises(DataError, match=r"needs planes 3 to 20.*has 20 planes"):
+        build(root, first=3, count=18)
+
+
+# ---- one file per clip -----------------------------------------------------------------------------------------------
+
+START, PERIOD = 7, 31.4
+FIRSTS = [7, 38, 70, 101]  # 7 + i 31.4, rounded
+EXPOSURE = {"start": START, "length": PLANES, "period": PERIOD}
+
+
+def join(root, place, planes=FIRSTS[-1] + PLANES, shift=0):
+    """One file per clip, with ones between the exposures."""
+    for clip in ("a/0", "a/1"):
+        files = sorted(spike_folder(root, clip).iterdir())
+        stream = np.ones((planes, 8, 12), np.uint8)
+        for first, path in zip(FIRSTS, files, strict=True):
+            stream[first + shift : first + shift + PLANES] = read_spikes(path, PLANE)
+            path.unlink()
+        write_spikes(root / "GOPRO_Large_spike_seq/test" / place.format(clip=clip), stream, PLANE)
+        if not list(spike_folder(root, clip).iterdir()):
+            spike_folder(root, clip).rmdir()
+
+
+@pytest.mark.parametrize("place", ["{clip}/spike/long.dat", "{clip}/capture.npz"])
+def test_one_file_of_a_clip_gives_what_a_file_per_frame_gives(tmp_path, place):
+    parts = write_noise(tmp_path / "parts")
+    joined = write_noise(tmp_path / "joined")
+    join(joined, place)
+    for center in ("gt", "file", 3):
+        expected, found = build(parts, center=center), build(joined, center=center, exposure=EXPOSURE)
+        assert same(expected, found) and same(expected, found, reverse=True)
+    rows = {"a/1": [[first, PLANES] for first in FIRSTS], "a/0": EXPOSURE}
+    (tmp_path / "table.json").write_text(json.dumps(rows))
+    assert same(expected, build(joined, center=3, exposure=str(tmp_path / "table.json")))
+    crops = [
+        build(root, "test", center=3, **e).read_frames(1, 1, 2)
+        for root, e in ((parts, {}), (joined, {"exposure": rows}))
+    ]
+    assert torch.equal(crops[0]["spike"], crops[1]["spike"])
+
+
+def test_a_cache_of_one_file_per_clip_gives_the_same_and_knows_its_kind(tmp_path):
+    root = write_noise(tmp_path)
+    expected = build(root, center=3)
+    expected = [expected.read_frames(i, 0, FRAMES)["spike"] for i in (0, 1)]
+    join(root, "{clip}/spike/long.npy")
+    spike = {"type": "dat", "resize": "nearest", "center": 3, "representation": "voxel"}
+    values = section(root, "test", spike=spike | {"exposure": EXPOSURE})
+    build_cache(source_of(values), str(tmp_path / "cache"))
+    cache = {"io_backend": {"type": "cache", "path": str(tmp_path / "cache")}}
+    built = build_dataset(values | cache, "test", 0)
+
+    assert (tmp_path / "cache/a/0/spike.u8").stat().st_size == (FIRSTS[-1] + PLANES) * 12
+    assert all(torch.equal(built.read_frames(i, 0, FRAMES)["spike"], expected[i]) for i in (0, 1))
+    with pytest.raises(DataError, match=r"one spike file of clip a/0 \(spike.exposure\)"):
+        build_dataset(section(root, "test", spike=spike) | cache, "test", 0)
+    late = EXPOSURE | {"start": START + 1}
+    with pytest.raises(DataError, match="frame 3 of clip a/0 needs planes 102 to 125"):
+        build_dataset(section(root, "test", spike=spike | {"exposure": late}) | cache, "test", 0)
+
+
+def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(tmp_path):
+    for clip in ("one", "two"):
+        write_clip(tmp_path, clip, split="test", frames=2)
+        shutil.rmtree(spike_folder(tmp_path, clip).parent)
+        path = tmp_path / "GOPRO_Large_spike_seq" / "test" / f"{clip}.dat"
+        write_spikes(path, np.concatenate((noise(1), noise(2))), PLANE)
+    write_info(tmp_path)
+    found = build(
+        tmp_path, exposure={"start": 0, "length": 24, "period": 24}, representation={"type": "raw", "window": 1}
+    )
+    values = found.read_frames(1, 1, 1)["spike"][0, 0, ::2, ::2]
+    assert np.array_equal(values, noise(2)[12])
+    options = {"task": "x", "netG": network(), "train": {"G_lossfn_type": "charbonnier"}, "datasets": {
+        "test": section(tmp_path, "test", spike={"type": "dat", "exposure": {"start": 0, "length": 24, "period": 24}}),
+    }}  # fmt: skip
+    (tmp_path / "opt.json").write_text(json.dumps(options))
+    assert check_data.main(["--opt", str(tmp_path / "opt.json")]) == 0
+
+
+def test_exposures_outside_of_the_file_and_missing_ones_name_clip_frame_and_planes(tmp_path):
+    root = write_noise(tmp_path)
+    join(root, "{clip}/spike/long.dat")
+    for exposure, words in (
+        (EXPOSURE | {"start": START + 1}, "frame 3 of clip a/1 needs planes 102 to 125 .*the file has 125 planes"),
+        (EXPOSURE | {"period": 31.6}, "frame 3 of clip a/0 needs planes 102 to 125"),
+        ({"a/0": EXPOSURE, "a/1": [[0, 24], [30, 24], [101, 24]]}, "lists 3 frames of clip a/1, which has a frame 3"),
+        ({"a/0": EXPOSURE}, "does not list clip a/1"),
+    ):
+        with pytest.raises(DataError, match=words):
+            build(root, exposure=exposure)
+    write_spikes(spike_folder(root, "a/0") / "second.dat", noise(0), PLANE)
+    with pytest.raises(DataError, match=r"2 spike files: .*with spike\.exposure a clip has one"):
+        build(root, exposure=EXPOSURE)
+
+
+@pytest.mark.parametrize("exposure", [{"start": 0, "length": 5}, {"start": -1, "length": 5, "period": 9}, [],
+                                      5.5, {"start": 0, "length": 0.4, "period": 9},
+                                      {"start": 0, "length": "5", "period": 9},
+                                      {"a/0": [[0, 5], [3]]}, {"a/0": []}])  # fmt: skip
+def test_an_exposure_of_a_wrong_form_is_refused(tmp_path, exposure):
+    with pytest.raises(OptionError, match=r"spike\.exposure is"):
+        build(write_noise(tmp_path), exposure=exposure)
+
+
+def test_an_exposure_excludes_a_window_and_needs_its_file(tmp_path):
+    root = write_noise(tmp_path)
+    with pytest.raises(OptionError, match="exclude one another"):
+        build(root, exposure=EXPOSURE, first=3)
+    with pytest.raises(DataError, match="cannot read the exposures: No such file"):
+        build(root, exposure=str(tmp_path / "none.json"))
+
+
+def test_rounding_to_planes_does_not_add_up():
+    exposures = Exposures(start=0.5, length=400.4, period=20000 / 24)
+    for frame in range(0, 20000, 7):
+        first, count = exposures.planes_of(frame)
+        assert count == 400 and abs(first - (0.5 + frame * 20000 / 24)) <= 0.5 + 1e-6
+    assert [exposures.planes_of(frame)[0] for frame in (0, 1, 2, 3)] == [1, 834, 1667, 2501]
+
+
+def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_path):
+    root = write_noise(tmp_path)
+    frames = root / "GOPRO_Large/test/a/0/blur"
+    known = {"type": "dat", "h": 8, "w": 12, "center": "file", "rate": 1.0, "representation": "voxel"}
+    files = user_clips(frames, spike_folder(root, "a/0"), spike_options=known)[0]
+    expected = [files.frame(i, r)["spike"] for i in range(FRAMES) for r in (False, True)]
+    together = np.concatenate([noise(9)[:5], *(noise(i) for i in range(FRAMES)), noise(9)[:3]])
+    write_spikes(tmp_path / "even.npy", together, PLANE)
+    join(root, "{clip}/spike/long.dat")
+    for path, more in (
+        (spike_folder(root, "a/0") / "long.dat", {"exposure": EXPOSURE}),
+        (spike_folder(root, "a/0"), {"exposure": EXPOSURE}),
+        (tmp_path / "even.npy", {"first": 5, "count": FRAMES * PLANES}),
+    ):
+        clip = user_clips(frames, path, spike_options=known | more)[0]
+        found = [clip.frame(i, r)["spike"] for i in range(FRAMES) for r in (False, True)]
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    late = known | {"exposure": EXPOSURE | {"start": START + 1}}
+    with pytest.raises(DataError, match="frame 3 of clip 0 needs planes 102 to 125 "):
+        user_clips(frames, spike_folder(root, "a/0"), spike_options=late)
+
+
+def test_a_window_holds_for_each_file_of_a_user(tmp_path):
+    root = write_noise(tmp_path)
+    known = {"type": "dat", "h": 8, "w": 12, "resize": "nearest", "first": 3, "count": 9, "center": 7}
+    known |= {"representation": {"type": "raw", "window": 3}}
+    clip = user_clips(root / "GOPRO_Large/test/a/0/blur", spike_folder(root, "a/0"), spike_options=known)[0]
+    assert np.array_equal(clip.frame(2)["spike"][:, ::2, ::2], noise(2)[6:9])
+
+
+def test_the_time_offset_of_a_calibration_moves_the_planes(tmp_path):
+    calibration = {"format": 1, "matrix": [[2, 0, 0.5], [0, 2, 0.5]], "spike_size": [8, 12], "rgb_size": [16, 24]}
+    found = []
+    for number, offset in enumerate((0.0, 2.6, -3.0)):
+        root = write_noise(tmp_path / str(number))
+        join(root, "{clip}/spike/long.dat", planes=160, shift=round(offset))
+        path = root / "calibration.json"
+        path.write_text(json.dumps(calibration | {"time_offset_planes": offset}))
+        built = build(root, exposure=EXPOSURE, calibration=str(path), resize="bilinear", center="gt")
+        found.append(built.read_frames(0, 0, FRAMES)["spike"])
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
