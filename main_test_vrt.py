@@ -2,7 +2,7 @@
 
     python main_test_vrt.py --opt FILE [--weights FILE] [section.key=value ...]
     python main_test_vrt.py --weights FILE --input FOLDER|VIDEO --output DIR \\
-        [--spike FOLDER|FILE.dat --spike-size H W] [--gt FOLDER|VIDEO] [spike.key=value ...]
+        [--spike FOLDER|FILE --spike-size H W] [--gt FOLDER|VIDEO] [spike.key=value ...]
 
 The first form tests on `datasets.test`; the second restores your own frames or video. Several processes:
 launch_test.sh. See docs/testing.md.

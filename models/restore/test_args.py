@@ -60,7 +60,7 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     add("--weights", metavar="FILE", help="weights or checkpoint (with --opt: default is the run's best checkpoint)")
     add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
     add("--output", metavar="DIR", help="where results go (with --opt: default experiments/<task>/test)")
-    add("--spike", metavar="PATH", help=".dat of the whole clip, or folder with one .dat per frame")
+    add("--spike", metavar="PATH", help="spike file of the whole clip, or folder with one per frame")
     add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
     add("--gt", metavar="PATH", help="sharp frames or video, to score against")
     add("--tile", metavar="auto|T,P", help="frames and side of a tile; 0 = the whole; auto: halves on out of memory")
