@@ -26,7 +26,7 @@ from scripts.count_display import CountDisplay
 from scripts.prepare_gopro_spike import choose_splits
 from tests.clip_files import check
 from tests.dist.launching import ROOT
-from tests.pool_calls import sleep
+from tests.pool_calls import leave, sleep
 from tests.test_progress import Terminal
 from utils.errors import DataError
 from utils.files import MARK
@@ -381,6 +381,11 @@ def test_an_error_ends_the_other_processes_at_once():
     with pytest.raises(ValueError, match="non-negative"), Pool(2) as pool:
         list(pool.run(sleep, [(300,), (-1,), (300,), (300,)], lambda *_: None))
     assert not multiprocessing.active_children()
+
+
+def test_a_process_that_dies_is_reported_with_its_exit_code():
+    with pytest.raises(DataError, match=r"died \(exit code 7\)"), Pool(2) as pool:
+        list(pool.run(leave, [(7,), (7,)], lambda *_: None))
 
 
 @pytest.mark.parametrize("change", ["source", "foreign", "version", "clip of two runs"])
