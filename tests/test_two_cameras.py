@@ -141,8 +141,18 @@ def test_a_resume_sees_another_calibration_under_the_same_name(home, tmp_path):
     assert build(home, "train", calibration=path).sample_names() != names
 
 
+def test_the_time_offset_moves_the_planes_that_are_read(home, tmp_path):
+    late = save(tmp_path / "late.json", TRUTH, time_offset_planes=2.8)
+    moved = build(home, "test", calibration=late, first=2, count=40)[0]["spike"]
+    assert torch.equal(moved, build(home, "test", first=5, count=40)[0]["spike"])
+    assert not torch.equal(moved, build(home, "test", first=2, count=40)[0]["spike"])
+    with pytest.raises(DataError, match=r"time offset 2\.8"):
+        build(home, "test", calibration=late, first=8, count=40)
+
+
 def test_a_network_trains_validates_and_restores_with_a_second_camera(home, tmp_path):
-    datasets = {"train": section(home, "train") | LOADER, "test": section(home, "test")}
+    camera = {"type": "perturb", "threshold_prob": 1.0, "drop_prob": 1.0}
+    datasets = {"train": section(home, "train") | LOADER | {"camera": camera}, "test": section(home, "test")}
     options = write_options(tmp_path, datasets=datasets)
     result = train(options, "train.total_iter=2", "train.checkpoint_test=2", "train.checkpoint_save=2")
     assert result.exit_codes == [0], result.text
