@@ -113,7 +113,7 @@ def small(options: dict[str, Any]) -> dict[str, Any]:
         "netG.depths": [2] + [1] * (layers - 1), "netG.embed_dims": [8] * layers, "netG.num_heads": [2] * layers,
         "datasets.train.gt_size": 16 * options["scale"], "datasets.train.dataloader_batch_size": 1,
         "datasets.train.dataloader_num_workers": 1, "train.total_iter": 2, "train.checkpoint_print": 1,
-        "val.size_patch_testing": 0, "val.size_patch_overlapping": 0,
+        "val.size_patch_testing": 0, "val.size_patch_overlapping": 0, "logging.use_tensorboard": False,
     }  # fmt: skip
     if pa_frames:
         changes |= {"netG.deformable_groups": pa_frames, "netG.spynet_path": None}
