@@ -3,31 +3,47 @@
     python main_test_vrt.py --opt FILE [--weights FILE] [section.key=value ...]
     python main_test_vrt.py --weights FILE --input FOLDER|VIDEO --output DIR \\
         [--spike FOLDER|FILE --spike-size H W] [--gt FOLDER|VIDEO] [spike.key=value ...]
+    python main_test_vrt.py --method tfp|tfi|tfstp|exposure --opt FILE [method.key=value ...]
+    python main_test_vrt.py --method NAME --spike PATH [--input PATH] --output DIR [--gt PATH] [method.key=value ...]
 
-The first form tests on `datasets.test`; the second restores your own frames or video. Several processes:
-launch_test.sh. See docs/testing.md.
+The first form tests on `datasets.test`; the second restores your own frames or video; with --method, a
+reconstruction from the spikes takes the place of the network. Several processes: launch_test.sh. See docs/testing.md.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from data.clip_reader import dataset_clips, user_clips
+from data.reconstruct import METHODS, Reconstruction, section_for, spike_clip, spike_section
 from data.select_dataset import DATASETS, build_dataset
+from data.spike_info import nearest_info
+from data.spike_source import channels_of
 from models.losses import LOSSES
 from models.portable import portable_options, read_saved
 from models.restore.interpolate import InterpolatedClip, scored_clips
 from models.restore.job import Job, restore_clips
+from models.restore.method import NetworkMethod
 from models.restore.outputs import Outputs
 from models.restore.report import write_report
-from models.restore.setup import automatic_tiles, check_inputs, find_weights, spike_options, tiling_of
+from models.restore.setup import (
+    automatic_tiles,
+    changed_spikes,
+    check_inputs,
+    saved_network,
+    spike_options,
+    split_method,
+    tiling_of,
+)
 from models.restore.test_args import TestArgs, parse_test_args
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
-from utils.contract import InputSpec
+from utils.contract import ClipReader, InputSpec, Method
 from utils.dist import process
 from utils.dist.gpu import choose_gpus
 from utils.errors import OptionError
@@ -35,6 +51,8 @@ from utils.files import refuse_overlap
 from utils.options.load import load_options
 from utils.options.models import Options
 from utils.run import boot
+
+logger = logging.getLogger(__name__)
 
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
@@ -44,9 +62,13 @@ def main(argv: list[str]) -> int:
     with boot.ranks():
         with utils_dist.all_ranks_or_none():
             args = parse_test_args(argv, __doc__)
+            formula, args = reconstruction(args) if args.method else (None, args)
             # With --input, the overrides are those of the spikes, see spike_options.
             opt = read_options(args.opt, () if args.is_direct else args.overrides) if args.opt else None
-            job = direct_job(args, opt) if args.is_direct else dataset_job(args, opt)
+            if not args.is_direct:
+                job = dataset_job(args, opt, formula)
+            else:
+                job = formula_job(args, formula) if formula else direct_job(args, opt)
         boot.begin(opt)
         restore_clips(job)
         if utils_dist.is_main_process():
@@ -59,35 +81,34 @@ def read_options(path: str, overrides: Sequence[str] = ()) -> Options:
     return load_options(path, overrides, parts=PARTS, check=checks)
 
 
-def dataset_job(args: TestArgs, opt: Options) -> Job:
-    """The clips of datasets.test with the tiles of `val`."""
+def dataset_job(args: TestArgs, opt: Options, formula: Reconstruction | None) -> Job:
+    """The clips of datasets.test with the tiles of `val`, or with a formula in the place of the network."""
     section = opt.datasets.test
     if section is None:
         raise OptionError("datasets.test is missing", args.opt, "the clips to test on", "add the section")
-    saved = read_saved(find_weights(opt.path, opt.folder, args.weights), portable_options(opt))
     # Each frame is read once or twice: without a cache, memory does not grow with the length of a clip.
     section = section.model_copy(update={"cache_data": False}) if hasattr(section, "cache_data") else section
+    method = formula or saved_network(args, opt, section)
+    if formula:
+        section = section_for(formula, section, args.opt, opt.scale)
     seed = opt.train.manual_seed
     dataset = build_dataset(section, "test", seed)
-    clips = scored_clips(dataset_clips(dataset), saved.spec)
-    folder = Path(args.output or opt.folder / "test")
+    spec = InputSpec() if formula else method.saved.spec
+    clips = scored_clips(dataset_clips(dataset), spec)
+    folder = Path(args.output or opt.folder / (f"test_{args.method}" if formula else "test"))
     refuse_overlap(folder, dataset.roots)
     save = args.save or (("frames",) if opt.val.save_img else ())
     first = getattr(section, "num_frame", -1)
-    val = opt.val.model_copy(update={"pad_seq": True}) if getattr(section, "pad_sequence", False) else opt.val
     read = {key: value for key, value in section.plain().items() if not key.startswith(("dataloader_", "cache_data"))}
     return Job(
-        saved=saved,
+        method=method,
         clips=clips,
-        tiling=tiling_of(val, saved.spec, args, blend="kair"),
-        halve_tiles=args.tile == "auto",
         outputs=Outputs(folder, tuple(sorted(save)), args.fps),
         args=args,
-        title=f"Test of {opt.task}",
+        title=f"Test of {args.method or opt.task}" + (f" on the test set of {opt.task}" if formula else ""),
         expected=max(len(clips), dataset.count_folders()),
         section={"datasets.test": read, "train.manual_seed": seed},
-        frames_note=_frames_note(saved.spec, first),
-        noise_sigma=getattr(section, "sigma", None) if saved.spec.noise_map else None,
+        frames_note=_frames_note(spec, first),
     )
 
 
@@ -105,19 +126,57 @@ def direct_job(args: TestArgs, opt: Options | None) -> Job:
     clips = user_clips(args.input, args.spike, args.gt, spike, saved.scale, saved.spike_data)
     if saved.spec.interpolates:
         clips = [InterpolatedClip(clip) for clip in clips]
+    tiling = tiling_of(automatic_tiles(saved, args), saved.spec, args, blend="smooth")
+    method = NetworkMethod(saved, tiling, args.tile in (None, "auto"), args.dtype, args.sigma)
+    return user_job(args, method, clips, {"spike": spike})
+
+
+def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
+    """A user's spikes, with the frames beside them where there are any."""
+    spike = spike_section(changed_spikes({"type": "dat"}, args), formula)
+    known = spike.rate if spike.rate is not None else nearest_info(Path(args.spike)).rate
+    if known is None:
+        logger.warning(
+            "the firing rate at full light is not known and measured from the brightness of the frames "
+            "(spike.rate=match); give spike.rate if you know it"
+        )
+        spike = spike.model_copy(update={"rate": "match"})
+    frames = "all"
+    if args.input:
+        clips = user_clips(args.input, args.spike, args.gt, spike.plain())
+    elif formula.is_grey:
+        clips = [spike_clip(args.spike, args.gt, spike)]
+        frames = "one for each spike file; the input beside it is the mean of all planes of the file"
+    else:
+        raise OptionError(
+            f"--method {args.method} needs the blurry frames", "--input", "the frames of the exposures",
+            "add --input PATH, or use another method",
+        )  # fmt: skip
+    return user_job(args, formula, clips, {"spike": spike.plain()}, frames)
+
+
+def user_job(
+    args: TestArgs, method: Method, clips: Sequence[ClipReader], section: dict[str, Any], frames_note: str = "all"
+) -> Job:
     save = args.save or ("video" if clips[0].fps is not None else "frames", "comparison")
     return Job(
-        saved=saved,
+        method=method,
         clips=clips,
-        tiling=tiling_of(automatic_tiles(saved, args), saved.spec, args, blend="smooth"),
-        halve_tiles=args.tile in (None, "auto"),
         outputs=Outputs(Path(args.output), tuple(sorted(save)), args.fps),
         args=args,
         title=clips[0].name if len(clips) == 1 else Path(args.input).name,
         expected=len(clips),
-        section={"spike": spike},
-        noise_sigma=args.sigma,
+        section=section,
+        frames_note=frames_note,
     )
+
+
+def reconstruction(args: TestArgs) -> tuple[Reconstruction, TestArgs]:
+    """The formula of --method, and the arguments without its options."""
+    section, args = split_method(args)
+    formula = METHODS.build(section, "method", center_frame_only=args.center_frame_only)
+    channels_of(formula.representation)  # raises OptionError for values that contradict one another
+    return formula, args
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class UserSpikes:
     ) -> None:
         """trained: what is known of the spikes in training, see data.spike_source.describe_spikes."""
         self.path, self.clip, self.source, self._frames = path, clip, source, frames
-        self.files = _spike_files(path) if path.is_dir() else [path]
+        self.files = spike_files(path) if path.is_dir() else [path]
         self._is_per_frame = path.is_dir() and not source.timing.is_one_file
         if self._is_per_frame:
             self.files = _paired(self.files, frames, path)
@@ -219,7 +219,7 @@ def _user_clip(
     spikes = None
     if section is not None and spike is not None:
         info = nearest_info(Path(spike))
-        section = _with_size(section, info, Path(spike))
+        section = with_size(section, info, Path(spike))
         sizes = ((section.h, info.h), (section.w, info.w))
         if not all(None in pair or pair[0] == pair[1] for pair in sizes):
             info = DatasetInfo()  # a dataset.json of another spike size does not describe these files
@@ -229,13 +229,13 @@ def _user_clip(
         spikes = UserSpikes(Path(spike), frames, name, source, trained)
     reference = _user_pictures(Path(gt)) if gt is not None else None
     if reference is not None:
-        _check_reference(frames, reference, scale)
+        check_reference(frames, reference, scale)
     return UserClip(name, frames, spikes, reference)
 
 
-def _with_size(section: Section, info: DatasetInfo, spike: Path) -> Section:
+def with_size(section: Section, info: DatasetInfo, spike: Path) -> Section:
     """The spike section with the size of the arrays (.npy, .npz), where nobody gives the size of a plane."""
-    files = _spike_files(spike) if spike.is_dir() else [spike]
+    files = spike_files(spike) if spike.is_dir() else [spike]
     if not files or not {section.h, section.w, info.h, info.w} <= {None}:
         return section
     with spike_errors_as_data_errors():
@@ -254,7 +254,8 @@ def _user_pictures(path: Path) -> Pictures:
     return pictures
 
 
-def _check_reference(frames: Pictures, gt: Pictures, scale: int) -> None:
+def check_reference(frames: Pictures, gt: Pictures, scale: int) -> None:
+    """Raise DataError where gt does not have one picture for every frame, `scale` times as large."""
     if len(gt) != len(frames) or (not gt.is_video and not frames.is_video and gt.stems != frames.stems):
         odd = sorted(set(gt.stems) ^ set(frames.stems))
         raise DataError(
@@ -269,7 +270,7 @@ def _check_reference(frames: Pictures, gt: Pictures, scale: int) -> None:
         )  # fmt: skip
 
 
-def _spike_files(folder: Path) -> list[Path]:
+def spike_files(folder: Path) -> list[Path]:
     """The spike files of a folder in natural order; where it holds several formats, those of the first of `FORMATS`."""
     found = [[p for p in folder.iterdir() if p.suffix.lower() == suffix] for suffix in FORMATS]
     return sorted(next(filter(None, found), []), key=lambda path: natural_key(path.name))

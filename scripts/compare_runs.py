@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Compare the smoothed loss curves of two runs, and their difference with that between seeds.
+"""Compare the scores of several tests, or the smoothed loss curves of two runs with the difference between seeds.
 
+    python scripts/compare_runs.py experiments/a/test experiments/a/test_tfp experiments/a/test_exposure
     python scripts/compare_runs.py experiments/fp32 experiments/bf16 --noise experiments/seed1 --out docs/benchmarks/amp
 
-A run is given by its folder or its training_history.json. --noise: one or more repetitions of the first run with
+Folders of tests (main_test_vrt.py): prints one table with a row for each; they must have scored the same frames.
+Runs: each is given by its folder or its training_history.json. --noise: one or more repetitions of the first run with
 another train.manual_seed. Writes OUT.png and OUT.json, prints a table. Exit code 1 where the difference is larger than
 that between seeds.
 """
@@ -24,27 +26,43 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from models.restore.results import compare as compare_tests
+from models.restore.results import read_json
 from scripts.benchmark_tools import table
 from scripts.exit_codes import with_exit_code
-from utils.errors import DataError
+from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
 from utils.run.curves import read_history, run_name
+
+METRICS = "metrics.json"
 
 
 @with_exit_code
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("reference", type=Path)
-    parser.add_argument("other", type=Path)
-    parser.add_argument("--noise", type=Path, nargs="+", required=True, metavar="RUN")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="FOLDER")
+    parser.add_argument("--noise", type=Path, nargs="+", metavar="RUN")
     parser.add_argument("--tag", default="train/loss", help="scalar of the history (default %(default)s)")
     parser.add_argument("--smooth", type=int, default=5, help="log entries in a running mean (default %(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
+    parser.add_argument("--out", type=Path, help="path without suffix")
     args = parser.parse_args(argv)
+    if any((folder / METRICS).is_file() for folder in args.runs):
+        header, rows = compare_tests({str(folder): read_json(folder / METRICS) for folder in args.runs})
+        print(table(rows, header))
+        return 0
+    if len(args.runs) != 2 or not args.noise or not args.out:
+        raise OptionError(
+            f"{len(args.runs)} runs", "the command line", "two runs, --noise and --out; or folders of tests",
+            "see --help",
+        )  # fmt: skip
+    return compare_losses(args)
+
+
+def compare_losses(args: argparse.Namespace) -> int:
     for suffix in (".json", ".png"):
         refuse_existing(args.out.with_suffix(suffix), "--out")
-    steps, curves = aligned([args.reference, args.other, *args.noise], args.tag, args.smooth)
-    names = [run_name(run) for run in (args.reference, args.other)]
+    steps, curves = aligned([*args.runs, *args.noise], args.tag, args.smooth)
+    names = [run_name(run) for run in args.runs]
     result = {"tag": args.tag, "runs": names, "smooth": args.smooth, **compare(curves)}
     write_whole(args.out.with_suffix(".json"), (json.dumps(result, indent=2) + "\n").encode())
     draw(steps, curves, names, args.tag, args.out.with_suffix(".png"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -77,3 +78,40 @@ class ClipReader(FrameReader, Protocol):
     def digest(self) -> str:
         """16 hex digits that change with the name, size or modification time of any file of the clip."""
         ...
+
+
+class FrameRestorer(Protocol):
+    """Restores frames on one device."""
+
+    def frames(self, reader: FrameReader, wanted: range) -> Iterator[Tensor]:
+        """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU."""
+        ...
+
+    def describe(self) -> str:
+        """How the frames are cut into tiles, for the protocol."""
+        ...
+
+
+class Method(Protocol):
+    """How a test restores its frames: a network, or a formula.
+
+    is_grey: its frames have no colour, so that only luma can be scored. can_cut: a frame does not depend on which other
+    frames of its clip are restored with it.
+    """
+
+    is_grey: bool
+    can_cut: bool
+
+    def frames_of(self, count: int) -> range:
+        """The frames to restore of a clip of `count` frames."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """Everything of the method that the frames depend on, as plain JSON."""
+        ...
+
+    def protocol(self) -> dict[str, str]:
+        """The method in words, for the report."""
+        ...
+
+    def restorer(self, device: torch.device) -> FrameRestorer: ...

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # programs that only prepare data start without torch
     from torch import Tensor
 
 METRICS = ("psnr", "ssim", "psnr_y", "ssim_y")
+LUMA_METRICS = ("psnr_y", "ssim_y")
 PROTOCOL = (
     "clamp 0..1, x255, round to uint8; MSE over RGB in float64; SSIM with an 11x11 Gaussian (sigma 1.5), valid region, "
     "mean over channels; Y: BT.601 luma 16..235, not rounded; no border crop; frame -> clip mean -> mean over clips"

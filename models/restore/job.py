@@ -12,16 +12,12 @@ from typing import Any
 
 import torch
 
-from models.portable import SavedNetwork
-from models.restore.interpolate import restorer_of
 from models.restore.lpips import Lpips
 from models.restore.outputs import Outputs, claim_folder, finish_clip
-from models.restore.restorer import Restorer
 from models.restore.results import clip_file
 from models.restore.test_args import TestArgs
-from models.restore.tiling import Tiling
 from utils import utils_dist
-from utils.contract import ClipReader
+from utils.contract import ClipReader, FrameRestorer, Method
 from utils.dist import watchdog
 from utils.metrics import tensor_to_uint8
 from utils.run.progress import open_progress
@@ -33,26 +29,22 @@ logger = logging.getLogger(__name__)
 class Job:
     """What is restored, how, and where the results go.
 
-    clips: in the order of their names. halve_tiles: on out of memory. expected: number of clips that there should be;
-    averages over fewer are marked. section: resolved options that say what is read of the files and how.
-    frames_note: which frames of a clip are restored, for the protocol. noise_sigma: the noise level that a non-blind
-    denoiser is told.
+    clips: in the order of their names. expected: number of clips that there should be; averages over fewer are marked.
+    section: resolved options that say what is read of the files and how.
+    frames_note: which frames of a clip are restored, for the protocol.
     """
 
-    saved: SavedNetwork
+    method: Method
     clips: Sequence[ClipReader]
-    tiling: Tiling
-    halve_tiles: bool
     outputs: Outputs
     args: TestArgs
     title: str
     expected: int
     section: dict[str, Any]
     frames_note: str = "all"
-    noise_sigma: float | None = None
 
     def frames_of(self, clip: ClipReader) -> range:
-        return self.tiling.frames_of(len(clip.stems))
+        return self.method.frames_of(len(clip.stems))
 
     def stems_of(self, clip: ClipReader) -> list[str]:
         return [clip.stems[k] for k in self.frames_of(clip)]
@@ -66,9 +58,7 @@ class Job:
         args = self.args
         lpips = [(name, os.stat(name)) for name in args.lpips if os.path.exists(name)]
         settings = {
-            "weights": self.saved.sha256(), "network": self.saved.options_digest(),
-            "tile": self.tiling.describe() + (", halved where memory is short" if self.halve_tiles else ""),
-            "dtype": args.dtype, "sigma": args.sigma,
+            **self.method.settings(),
             "lpips": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in lpips],
             "save": self.outputs.save, "fps": args.fps, **self.section,
         }  # fmt: skip
@@ -89,7 +79,7 @@ def restore_clips(job: Job) -> None:
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
             prepare_folder(job)
-        restorer = build_restorer(job)
+        restorer = job.method.restorer(utils_dist.get_device())
         lpips = Lpips.load(job.args.lpips).to(utils_dist.get_device()) if job.args.lpips else None
     plan = utils_dist.from_rank(0, plan_work(job) if utils_dist.is_main_process() else None)
     share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
@@ -113,12 +103,6 @@ def prepare_folder(job: Job) -> None:
     watchdog.phase("start")
 
 
-def build_restorer(job: Job) -> Restorer:
-    """The network with its tiles on this rank's device."""
-    options = {"dtype": job.args.dtype, "noise_sigma": job.noise_sigma, "halve_tiles": job.halve_tiles}
-    return restorer_of(job.saved.build(), job.saved.spec, job.tiling, utils_dist.get_device(), **options)
-
-
 def plan_work(job: Job) -> list[Work]:
     """The frames still to be restored, longest part first; rank r takes parts r, r + world size, ...
 
@@ -128,8 +112,7 @@ def plan_work(job: Job) -> list[Work]:
     done = len(job.clips) - len(todo)
     if done:
         logger.info("%d of %d clips are finished already", done, len(job.clips))
-    can_cut = job.tiling.num_frame_testing and not job.tiling.flip_seq and not job.tiling.center_frame_only
-    pieces = -(-utils_dist.get_world_size() // len(todo)) if todo and can_cut else 1
+    pieces = -(-utils_dist.get_world_size() // len(todo)) if todo and job.method.can_cut else 1
     plan = []
     for index in todo:
         clip = job.clips[index]
@@ -141,7 +124,7 @@ def plan_work(job: Job) -> list[Work]:
     return sorted(plan, key=lambda work: (-len(work.frames), work.clip, work.frames.start))
 
 
-def restore_share(job: Job, restorer: Restorer, mine: Sequence[Work], lpips: Lpips | None) -> None:
+def restore_share(job: Job, restorer: FrameRestorer, mine: Sequence[Work], lpips: Lpips | None) -> None:
     """Restore this rank's parts. Each frame is written as soon as it is restored; whole clips are finished."""
     total = sum(len(work.frames) for work in mine)
     seconds, count = 0.0, 0
@@ -164,13 +147,13 @@ def restore_share(job: Job, restorer: Restorer, mine: Sequence[Work], lpips: Lpi
             )  # fmt: skip
 
 
-def finish(job: Job, restorer: Restorer, index: int, lpips: Lpips | None, pace_s: float | None = None) -> None:
+def finish(job: Job, restorer: FrameRestorer, index: int, lpips: Lpips | None, pace_s: float | None = None) -> None:
     """See `finish_clip`. pace_s: seconds per frame; None where this rank has not restored the whole clip."""
     clip = job.clips[index]
     watchdog.phase(f"score: {clip.name}")
     more_scores = lpips.score if lpips else None
-    notes = {"s_per_frame": pace_s, "tile": restorer.tiling.describe()}
-    finish_clip(clip, job.frames_of(clip), job.outputs, more_scores, notes)
+    notes = {"s_per_frame": pace_s, "tile": restorer.describe()}
+    finish_clip(clip, job.frames_of(clip), job.outputs, more_scores, notes, job.method.is_grey)
 
 
 def device_name() -> str:

@@ -20,7 +20,7 @@ from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.files import Made, refuse_run_folder
 from utils.image import comparison_strip, encode_rgb, imread_rgb, side_by_side
-from utils.metrics import frame_scores, tensor_to_uint8
+from utils.metrics import LUMA_METRICS, frame_scores, tensor_to_uint8
 from utils.video import VideoWriter
 
 STRIPS_PER_CLIP = 3
@@ -151,10 +151,12 @@ def finish_clip(
     outputs: Outputs,
     more_scores: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None,
     notes: Mapping[str, Any],
+    is_grey: bool = False,
 ) -> None:
     """Score the restored frames `indices` of a clip, write strips and videos, then the JSON that marks it as finished.
 
     more_scores: further metrics of (restored, sharp), each (H, W, 3) uint8. notes: further entries of the JSON.
+    is_grey: the restored frames have no colour, so that only their luma is scored.
     The input is scored too where it has the size of the sharp frame. Each image, and the end of each video, counts as
     progress for the watchdog.
     """
@@ -171,6 +173,8 @@ def finish_clip(
                 for kind, image in images.items():
                     watchdog.go_on()
                     values = frame_scores(image, sharp) | (more_scores(image, sharp) if more_scores else {})
+                    if is_grey and kind == "restored":
+                        values = {name: values[name] for name in LUMA_METRICS}
                     for name, value in values.items():
                         per_frame.setdefault(kind, {}).setdefault(name, []).append(value)
             watchdog.go_on()

@@ -49,14 +49,13 @@ def protocol(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         kind: _first_of([clip.origin[kind] for clip in job.clips if kind in clip.origin])
         for kind in ("input", "gt", "spike")
     }
+    about = job.method.protocol()
     return {
-        "weights": f"{job.saved.path} (sha256 {job.saved.sha256()[:12]}), network from {job.saved.known_from}",
+        **about,
         **{kind: place for kind, place in roots.items() if place},
-        "frames": "the middle one" if job.tiling.center_frame_only else job.frames_note,
+        "frames": about.get("frames", job.frames_note),
         "crop": "none", "border": "nothing excluded",
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
-        "dtype": job.args.dtype,
-        **({"noise level": f"{job.noise_sigma:g} of 255"} if job.noise_sigma is not None else {}),
         "metrics": PROTOCOL + ("; LPIPS: AlexNet, version 0.1" if job.args.lpips else ""),
         "device": device_name(),
         **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
@@ -124,7 +123,7 @@ def _row(row: Row, metrics: Sequence[str]) -> str:
         f"<td>{format_value(m, restored.get(m))}</td><td>{format_value(m, given.get(m))}</td>" for m in metrics
     )
     if metrics:
-        both = restored.get("psnr"), given.get("psnr")
+        both = restored.get(metrics[0]), given.get(metrics[0])
         gain = "-" if None in both else f"{float(both[0]) - float(both[1]):+.2f}"
         cells += f"<td>{gain}</td>"
     kind = "mean" if name == "mean over clips" else ""
@@ -132,14 +131,12 @@ def _row(row: Row, metrics: Sequence[str]) -> str:
 
 
 def _plot_section(clips: Mapping[str, Any]) -> str:
-    """PSNR of every frame, one drawing per clip; restored and input."""
-    parts = []
+    """PSNR of every frame (PSNR-Y of grey frames), one drawing per clip; restored and input."""
+    parts, metric = [], "psnr"
     for name, clip in clips.items():
-        lines = {
-            kind: [float(v) for v in values["psnr"]]
-            for kind, values in clip.get("per_frame", {}).items()
-            if "psnr" in values
-        }
+        scores = clip.get("per_frame", {})
+        metric = next((m for m in ("psnr", "psnr_y") if m in scores.get("restored", {})), "psnr")
+        lines = {kind: [float(v) for v in values[metric]] for kind, values in scores.items() if metric in values}
         if lines:
             parts.append(f"<h3>{_text(name)}</h3>{psnr_plot(lines)}")
     if not parts:
@@ -148,7 +145,7 @@ def _plot_section(clips: Mapping[str, Any]) -> str:
         f'<span class="key" style="background:var(--{colour})"></span>{kind}'
         for kind, colour in (("restored", "restored"), ("input", "blurry"))
     )
-    return f"<h2>PSNR of each frame</h2><p>{keys}</p>{''.join(parts)}"
+    return f"<h2>{COLUMNS[metric].removesuffix(' dB')} of each frame</h2><p>{keys}</p>{''.join(parts)}"
 
 
 def psnr_plot(lines: Mapping[str, Sequence[float]], width: int = 760, height: int = 150) -> str:

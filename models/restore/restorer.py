@@ -55,6 +55,9 @@ class Restorer:
         self.tiling, self.device, self.dtype = tiling, device, dtype
         self.noise_sigma, self.halve_tiles, self.finite_only, self.do = noise_sigma, halve_tiles, finite_only, do
 
+    def describe(self) -> str:
+        return self.tiling.describe()
+
     def cached(self, reader: FrameReader) -> FrameCache:
         """The reader with a cache for the frames of one tile in time."""
         return FrameCache(reader, (self.tiling.num_frame_testing or len(reader.stems)) + 2)

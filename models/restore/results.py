@@ -65,6 +65,40 @@ def table_rows(results: Mapping[str, Any]) -> tuple[list[str], list[Row]]:
     return metrics, rows
 
 
+def compare(tests: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a table of several tests on the same frames: the input, then one row for each.
+
+    tests: name -> the content of its metrics.json. A metric that a test does not have, such as RGB PSNR of grey frames,
+    is a dash. Raises DataError for tests without scores and for tests of different frames.
+    """
+    (first, reference), *_ = tests.items()
+    for name, test in tests.items():
+        if not test["averages"].get("restored"):
+            raise DataError("a test without scores", name, "a test with sharp frames", "leave it out")
+        odd = [c for c in {**reference["clips"], **test["clips"]} if _scored(reference, c) != _scored(test, c)]
+        if odd:
+            raise DataError(
+                f"{first} and {name} were not scored on the same frames and input: {', '.join(odd[:5])}", name,
+                "tests of the same clips, frames and input", "repeat one of the tests",
+            )  # fmt: skip
+    rows = {"input": ("", reference["averages"].get("input", {}))}
+    for name, test in tests.items():
+        about = test["protocol"]
+        rows[name] = (about.get("method") or f"network, {about.get('weights', '')}", test["averages"]["restored"])
+    metrics = [m for m in COLUMNS if any(m in found for _, found in rows.values())]
+    cells = [
+        [name, method, *(format_value(m, found.get(m)) for m in metrics)] for name, (method, found) in rows.items()
+    ]
+    return ["test", "method", *(COLUMNS[m] for m in metrics)], cells
+
+
+def _scored(results: Mapping[str, Any], clip: str) -> tuple[Any, ...]:
+    """The frames of a clip and the scores of its input, to tell two test sets apart."""
+    about = results["clips"].get(clip, {})
+    given = {metric: round(value, 6) for metric, value in about.get("input", {}).items() if metric != "lpips"}
+    return about.get("stems"), given
+
+
 def format_value(metric: str, value: float | str | None) -> str:
     """A metric for a table: decibels with two decimals, the others with four; a dash where there is none."""
     if value is None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
 
-from models.portable import SavedNetwork
+from models.portable import SavedNetwork, portable_options, read_saved
 from models.released import RELEASED_TILES
+from models.restore.method import NetworkMethod
 from models.restore.test_args import TestArgs
 from models.restore.tiling import Tiling
 from utils import utils_dist
 from utils.contract import InputSpec
 from utils.errors import CheckpointError, OptionError
 from utils.options.file import Sources, apply_override
-from utils.options.models import PathOptions, ValOptions
+from utils.options.models import LoaderOptions, Options, PathOptions, ValOptions
 
 # Frames and side of a tile where neither the user nor the authors of the weights give them, see docs/testing.md.
 AUTO_FRAMES = 12
@@ -71,6 +73,12 @@ def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
         table["spike"] |= {"rate": None, "light": None}
     if table["spike"].get("calibration"):
         table["spike"]["calibration"] = None
+    return changed_spikes(table["spike"], args)
+
+
+def changed_spikes(spike: dict[str, Any], args: TestArgs) -> dict[str, Any]:
+    """A spike section with the changes of the command line in the form with --input."""
+    table = {"spike": dict(spike)}
     if args.spike_size:
         table["spike"] |= dict(zip(("h", "w"), args.spike_size, strict=True))
     for override in args.overrides:
@@ -81,6 +89,16 @@ def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
             )  # fmt: skip
         apply_override(table, override, Sources(args.weights))
     return table["spike"]
+
+
+def split_method(args: TestArgs) -> tuple[dict[str, Any], TestArgs]:
+    """The section of --method with the overrides method.key=value, and the arguments without these overrides."""
+    table: dict[str, Any] = {"method": {"type": args.method}}
+    mine = [override for override in args.overrides if override.startswith("method.")]
+    for override in mine:
+        apply_override(table, override, Sources(None))
+    others = tuple(override for override in args.overrides if override not in mine)
+    return table["method"], dataclasses.replace(args, overrides=others)
 
 
 def automatic_tiles(saved: SavedNetwork, args: TestArgs) -> ValOptions:
@@ -108,3 +126,12 @@ def tiling_of(val: ValOptions, spec: InputSpec, args: TestArgs, blend: str) -> T
             "these weights interpolate new frames", "--flip-seq, --pad-seq", "neither of them", "drop these flags"
         )
     return tiling
+
+
+def saved_network(args: TestArgs, opt: Options, section: LoaderOptions) -> NetworkMethod:
+    """The network of the run or of --weights, for the test section."""
+    saved = read_saved(find_weights(opt.path, opt.folder, args.weights), portable_options(opt))
+    val = opt.val.model_copy(update={"pad_seq": True}) if getattr(section, "pad_sequence", False) else opt.val
+    sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
+    tiling = tiling_of(val, saved.spec, args, blend="kair")
+    return NetworkMethod(saved, tiling, args.tile == "auto", args.dtype, sigma)

@@ -21,6 +21,7 @@ class TestArgs:
     __test__ = False  # pytest would collect a class of this name
 
     opt: str | None
+    method: str | None
     weights: str | None
     input: str | None
     output: str | None
@@ -44,7 +45,7 @@ class TestArgs:
 
     @property
     def is_direct(self) -> bool:
-        return self.input is not None
+        return self.input is not None or (self.method is not None and self.opt is None)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,6 +58,7 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
     add("--opt", metavar="FILE", help="option file: tests on datasets.test; with --input: names the network")
+    add("--method", metavar="NAME", help="a reconstruction without weights: tfp, tfi, tfstp or exposure")
     add("--weights", metavar="FILE", help="weights or checkpoint (with --opt: default is the run's best checkpoint)")
     add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
     add("--output", metavar="DIR", help="where results go (with --opt: default experiments/<task>/test)")
@@ -76,7 +78,12 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     add("--fps", type=float, default=25.0, help="frame rate of videos made from frames (default 25)")
     add("--lpips", nargs="+", metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
     add("--overwrite", action="store_true", help="remove the results that this program made in the output folder")
-    add("overrides", nargs="*", metavar="section.key=value", help="any option (with --input: spike.key=value)")
+    add(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="any option (with --input: spike.key=value); of a --method: method.key=value",
+    )
     values = vars(parser.parse_intermixed_args(list(argv)))
     for key in ("overrides", "lpips", "save", "spike_size"):
         values[key] = tuple(values[key] or ())
@@ -96,18 +103,21 @@ def _pair(text: str, flag: str) -> tuple[int, int]:
 
 
 def _check(args: TestArgs) -> None:
+    if args.method:
+        _check_method(args)
     if not args.is_direct and args.opt is None:
         raise OptionError(
             "nothing to restore", "the command line", "--opt FILE, or --weights FILE --input PATH --output DIR",
             "see --help",
         )  # fmt: skip
     if args.is_direct:
-        missing = [f"--{key}" for key in ("weights", "output") if getattr(args, key) is None]
+        needed = ("spike", "output") if args.method else ("weights", "output")
+        missing = [f"--{key}" for key in needed if getattr(args, key) is None]
         if missing:
+            together = "--spike and --output" if args.method else "--weights, --input and --output"
             raise OptionError(
-                f"{' and '.join(missing)} missing", "the command line", "--weights, --input and --output together",
-                "add them",
-            )  # fmt: skip
+                f"{' and '.join(missing)} missing", "the command line", f"{together} together", "add them"
+            )
         refuse_overlap(Path(args.output), {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")})
         if args.spike_size and not args.spike:
             raise OptionError("--spike-size without --spike", "--spike-size", "both", "add --spike, or drop it")
@@ -117,4 +127,21 @@ def _check(args: TestArgs) -> None:
         raise OptionError(
             f"{', '.join(alone)} without --input", "the command line", "the dataset section says where they are",
             "set datasets.test in the option file, or use the direct form with --input",
+        )  # fmt: skip
+
+
+def _check_method(args: TestArgs) -> None:
+    """Raises OptionError, naming all of them, for flags that only a network has."""
+    wrong = ("weights", "sigma", "tile", "overlap", "batch_tiles", "blend")
+    given = [key for key in wrong if getattr(args, key) is not None]
+    given += [key for key in ("flip_seq", "pad_seq") if getattr(args, key)]
+    given += ["dtype"] if args.dtype != "float32" else []
+    if args.opt and args.input:
+        given.append("opt")
+    if given:
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+        raise OptionError(
+            f"{flags} with --method {args.method}" + (" --input" if "opt" in given else ""), "the command line",
+            "--method NAME with --opt FILE, or with --spike PATH [--input PATH] --output DIR",
+            "a method has no network: remove these flags",
         )  # fmt: skip

@@ -1,0 +1,171 @@
+"""main_test_vrt.py --method: frames from spikes without weights, on made clips."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+
+import main_test_vrt
+from data.spike.exposure import exposure_estimate
+from data.spike.formats import read_spikes
+from data.spike.represent import represent
+from data.spike.stream import SpikeGeometry
+from scripts.compare_runs import main as compare_runs
+from tests.dist.launching import run_ranks
+from tests.train_files import write_options
+from utils.metrics import psnr, rgb_to_y, ssim
+
+MAIN = "main_test_vrt.py"
+GREY = ("tfp", "tfi", "tfstp")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Three test clips of 2, 3 and 4 frames of 32 x 32 and an option file; spikes of 24 planes, sharp at plane 12."""
+    folder = tmp_path_factory.mktemp("home")
+    write_options(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tested(home):
+    """method -> its output folder in the form with --opt."""
+    for method in (*GREY, "exposure"):
+        args = ["--method", method, "--opt", home / "options.json", "--output", home / f"test_{method}"]
+        args += [*(["method.half_window=5"] if method != "tfstp" else []), "--save", "frames"]
+        assert main_test_vrt.main([*map(str, args)]) == 0
+    return {method: home / f"test_{method}" for method in (*GREY, "exposure")}
+
+
+def metrics(folder):
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def frame(path):
+    return cv2.imread(str(path))[..., ::-1]
+
+
+def by_hand(home, method, index=2):
+    """Frame `index` of clip test2: (made, blurry, sharp), each (32, 32, 3) uint8."""
+    clip, stem = home / "GOPRO_Large/test/test2", f"{index:06d}"
+    blurry, sharp = (frame(clip / kind / f"{stem}.png") for kind in ("blur", "sharp"))
+    stream = read_spikes(home / f"GOPRO_Large_spike_seq/test/test2/spike/{stem}.dat", SpikeGeometry(16, 16))
+    options = {"center": 12, "gamma": 1.0 if method == "exposure" else 2.2}
+    options |= {} if method == "tfstp" else {"half_window": 5}
+    channels = [cv2.resize(c, (32, 32)) for c in represent(method, stream, **options)]
+    if method == "exposure":
+        made = exposure_estimate(blurry.astype(np.float32) / 255, np.stack(channels))
+    else:
+        made = np.repeat(np.clip(channels[0], 0, 1)[..., None], 3, axis=2)
+    return np.round(255 * made).astype(np.uint8), blurry, sharp
+
+
+@pytest.mark.parametrize("method", [*GREY, "exposure"])
+def test_frames_and_scores_are_those_made_by_hand(home, tested, method):
+    made, blurry, sharp = by_hand(home, method)
+    found = metrics(tested[method])
+    scores = found["clips"]["test2"]["per_frame"]
+
+    assert np.abs(frame(tested[method] / "test2/000002.png").astype(int) - made).max() <= 1
+    assert scores["restored"]["psnr_y"][2] == pytest.approx(psnr(rgb_to_y(made), rgb_to_y(sharp)), abs=0.05)
+    assert scores["restored"]["ssim_y"][2] == pytest.approx(ssim(rgb_to_y(made), rgb_to_y(sharp)), abs=2e-3)
+    assert scores["input"]["psnr"][2] == pytest.approx(psnr(blurry, sharp))
+    # A picture without colour is not compared with one that has some.
+    assert ("psnr" in scores["restored"]) == (method == "exposure") == ("colour" not in found["protocol"])
+    assert found["protocol"]["method"].startswith(method)
+    page = (tested[method] / "report.html").read_text()
+    assert ("PSNR-Y of each frame" in page) == (method in GREY) and page.count('type="range"') == 3
+
+
+def test_methods_stand_in_one_table_and_a_foreign_test_is_refused(home, tested, tmp_path, capfd):
+    folders = [str(folder) for folder in tested.values()]
+    assert compare_runs(folders) == 0
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in capfd.readouterr().out.splitlines()]
+    assert lines[0] == ["test", "method", "PSNR dB", "SSIM", "PSNR-Y dB", "SSIM-Y"]
+    rows = {row[0]: row for row in lines[2:]}
+    assert list(rows) == ["input", *folders]
+    assert rows[folders[0]][2:4] == ["-", "-"] and "-" not in rows["input"] + rows[folders[3]]
+    total = metrics(tested["exposure"])["averages"]
+    assert [rows[name][2] for name in ("input", folders[3])] == [
+        f"{total[k]['psnr']:.2f}" for k in ("input", "restored")
+    ]
+
+    shorter = ["--method", "tfp", "--opt", home / "options.json", "--output", tmp_path, "datasets.test.num_frame=2"]
+    assert main_test_vrt.main([*map(str, shorter)]) == 0
+    assert compare_runs([folders[0], str(tmp_path)]) == 3
+    assert "not scored on the same frames" in capfd.readouterr().err
+
+
+def test_a_method_goes_on_where_it_stopped_and_refuses_results_of_other_windows(home, tested, tmp_path, capfd):
+    folder = tmp_path / "again"
+    shutil.copytree(tested["tfp"], folder)
+    (folder / "clips/test1.json").unlink()
+    (folder / "test1/000001.png").unlink()
+    kept = {p: p.stat().st_mtime_ns for p in folder.glob("test[02]/*.png")}
+    args = ["--method", "tfp", "--opt", str(home / "options.json"), "--output", str(folder), "--save", "frames"]
+    assert main_test_vrt.main(["method.half_window=5", *args]) == 0
+    assert {p: p.stat().st_mtime_ns for p in kept} == kept
+    assert metrics(folder)["averages"] == metrics(tested["tfp"])["averages"]
+
+    with pytest.raises(SystemExit) as error:
+        main_test_vrt.main(["method.half_window=4", *args])
+    said = capfd.readouterr()
+    assert error.value.code == 2 and "method.half_window was 5, is 4" in said.out + said.err
+    assert main_test_vrt.main(["method.half_window=4", *args, "--overwrite"]) == 0
+    assert metrics(folder)["protocol"]["method"] == "tfp (half_window 4)"
+
+
+def test_the_direct_form_gives_what_the_dataset_gives_on_two_ranks(home, tested, tmp_path):
+    rgb, spikes = home / "GOPRO_Large/test", home / "GOPRO_Large_spike_seq/test"
+    args = ["--method", "exposure", "--input", rgb, "--spike", spikes, "--gt", rgb, "--output", tmp_path / "out"]
+    done = run_ranks(2, MAIN, *args, "method.half_window=5", limit_s=300)
+    assert done.exit_codes == [0, 0], done.text
+    assert metrics(tmp_path / "out")["averages"] == metrics(tested["exposure"])["averages"]
+
+
+def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
+    spikes = home / "GOPRO_Large_spike_seq/test/test2/spike"
+    shutil.copytree(spikes, tmp_path / "in")  # away from dataset.json: the rate is unknown
+    args = ["--method", "tfi", "--spike", tmp_path / "in", "--spike-size", "16", "16", "--output", tmp_path / "out"]
+    assert main_test_vrt.main([*map(str, args), "--save", "frames"]) == 0
+
+    said = capfd.readouterr()
+    assert "firing rate at full light is not known" in said.out + said.err
+    assert sorted(p.name for p in (tmp_path / "out/in").iterdir()) == [f"{i:06d}.png" for i in range(4)]
+    assert frame(tmp_path / "out/in/000002.png").shape == (16, 16, 3)
+    assert metrics(tmp_path / "out")["averages"] == {}
+    assert "the mean of all planes" in metrics(tmp_path / "out")["protocol"]["frames"]
+
+
+def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, capfd):
+    options, spikes = ["--opt", home / "options.json"], home / "GOPRO_Large_spike_seq/test/test2/spike"
+    network = ["--weights", "w.pth", "--tile", "2,2", "--flip-seq"]
+    colour = [
+        "netG.fusion=none",
+        *(f"datasets.{s.lower()}.dataset_type=VideoRecurrent{s}Dataset" for s in ("Train", "Test")),
+    ]
+    none = ["--spike", tmp_path / "none", "--spike-size", 16, 16, "--output", tmp_path / "o"]
+    cases = {
+        "--weights, --tile, --flip-seq with --method tfp": (2, ["tfp", *options, *network]),
+        "method.type is 'tfq'": (2, ["tfq", *options]),
+        "the nearest is half_window": (2, ["tfp", *options, "method.half_windw=3"]),
+        "tau_d 0.0 and tau_f 10.0 are positive": (2, ["tfstp", *options, "method.tau_d=0"]),
+        "0 <= half_window 12 < half_exposure 11": (3, ["exposure", *options, "method.half_window=12"]),
+        "datasets.test has no spikes": (2, ["tfp", *options, *colour]),
+        "scale is 2": (2, ["tfp", *options, "scale=2", "netG.upscale=2"]),
+        "--spike missing": (2, ["tfp", "--input", home / "GOPRO_Large/test/test2/blur", "--output", tmp_path / "o"]),
+        "needs the blurry frames": (2, ["exposure", "--spike", spikes, "--output", tmp_path / "o"]),
+        "no such file or folder": (3, ["tfp", *none]),
+        "cannot set val.pad_seq": (2, ["tfp", "--spike", spikes, "--output", tmp_path / "o", "val.pad_seq=true"]),
+    }  # fmt: skip
+    for expected, (code, args) in cases.items():
+        with pytest.raises(SystemExit) as error:
+            main_test_vrt.main(["--method", *map(str, args)])
+        said = capfd.readouterr()
+        text = said.out + said.err
+        assert expected in text and text.count("Error: ") == 1 and error.value.code == code, (expected, text)
+    assert not (tmp_path / "o").exists()
