@@ -206,9 +206,12 @@ class _ClipCheck:
             if not self.files[kind]:
                 missing = f"holds no {' or '.join(f'.{ext}' for ext in exts)} file"
                 self._report(kind, f"{kind} {'has no folder' if self.files[kind] is None else missing}", folder)
+        one_file = self.source.has_one_spike_file
+        if not self.problems and not one_file and len(self.files.get("spike", ())) == 1 < len(self.files["lq"]):
+            what = f"one spike file for {len(self.files['lq'])} frames: spike.exposure would say which planes are whose"
+            self._report("spike", what)
         if self.problems:
             return None
-        one_file = self.source.has_one_spike_file
         self.stems = {kind: self._frame_stems(kind) for kind in self.kinds if not (kind == "spike" and one_file)}
         # The remaining frames of an incomplete clip are checked as well, so that one run shows all problems.
         keys = [key for key in self._frames(listed) if all(key in stems for stems in self.stems.values())]

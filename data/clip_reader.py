@@ -154,9 +154,10 @@ class UserClip:
 
 
 def _digest(files: Iterable[str | Path], spikes: DatSpikes | None, stems: Sequence[str]) -> str:
-    """Digest of the files' names, sizes and times of change, of the stems, and of dataset.json and the calibration."""
+    """Digest of the names, sizes and times of change of the files, of the stems, and of what the spikes mean."""
     about = dataclasses.replace(spikes.info, path="") if spikes else None
     table = hashlib.sha256(repr((about, list(stems))).encode())
+    table.update(spikes.timing.describe().encode() if spikes else b"")
     if spikes and spikes.calibration:
         table.update(spikes.calibration.digest().encode())
     for file in map(str, files):

@@ -44,6 +44,15 @@ def test_samples_from_the_cache_are_those_from_the_files(root):
     assert all(same(files[(e, i)], cache[(e, i)]) for e in range(3) for i in range(len(files)))
 
 
+def test_a_cache_of_an_earlier_version_is_still_used(root):
+    make_cache(root)
+    index = json.loads((root / "cache/index.json").read_text())
+    for key in ("bit_order", "layout"):  # such caches lack them
+        del index["spike"][key]
+    (root / "cache/index.json").write_text(json.dumps(index))
+    assert same(cached(root)[(0, 3)], build(root)[(0, 3)])
+
+
 def test_one_cache_serves_rgb_only_runs_as_well(root):
     make_cache(root)
     item = cached(root, dataset_type="VideoRecurrentTrainDataset", dataroot_spike=None, spike=None)[(0, 0)]

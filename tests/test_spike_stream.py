@@ -118,6 +118,11 @@ def test_a_wrong_geometry_is_answered_with_those_that_fit(tmp_path):
     assert (250, 400, 16, 3) in candidate_geometries(39_000)
 
 
+def test_the_name_of_a_geometry_which_resumed_runs_compare_shows_only_what_is_unusual():
+    assert str(CAMERA) == "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)"
+    assert str(SpikeGeometry(8, 8, bit_order="big")).endswith("head_columns=0, bit_order='big')")
+
+
 def test_a_plane_that_does_not_fill_bytes_is_refused():
     with pytest.raises(SpikeFileError, match="3 x 5"):
         _ = SpikeGeometry(3, 5).plane_bytes

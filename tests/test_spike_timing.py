@@ -181,6 +181,8 @@ def test_exposures_outside_of_the_file_and_missing_ones_name_clip_frame_and_plan
     ):
         with pytest.raises(DataError, match=words):
             build(root, exposure=exposure)
+    with pytest.raises(DataError, match=r"one spike file for 4 frames: spike\.exposure would say"):
+        build(root)
     write_spikes(spike_folder(root, "a/0") / "second.dat", noise(0), PLANE)
     with pytest.raises(DataError, match=r"2 spike files: .*with spike\.exposure a clip has one"):
         build(root, exposure=EXPOSURE)
