@@ -46,7 +46,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--smooth", type=int, default=5, help="log entries in a running mean (default %(default)s)")
     parser.add_argument("--out", type=Path, help="path without suffix")
     args = parser.parse_args(argv)
-    if any((folder / METRICS).is_file() for folder in args.runs):
+    without = [str(folder) for folder in args.runs if not (folder / METRICS).is_file()]
+    if len(without) < len(args.runs):
+        if without:
+            do = "test there with main_test_vrt.py, or leave it out"
+            raise DataError(f"no {METRICS}", ", ".join(without), "folders of tests, as the others", do)
         header, rows = compare_tests({str(folder): read_json(folder / METRICS) for folder in args.runs})
         print(table(rows, header))
         return 0

@@ -98,6 +98,7 @@ def test_methods_stand_in_one_table_and_a_foreign_test_is_refused(home, tested, 
     assert main_test_vrt.main([*map(str, shorter)]) == 0
     assert compare_runs([folders[0], str(tmp_path)]) == 3
     assert "not scored on the same frames" in capfd.readouterr().err
+    assert compare_runs([folders[0], str(home)]) == 3 and f"in        {home}" in capfd.readouterr().err
 
 
 def test_a_method_goes_on_where_it_stopped_and_refuses_results_of_other_windows(home, tested, tmp_path, capfd):
