@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 INDEX = "index.json"
-PART = 256  # planes that are in memory at once
 
 
 class CacheReader:
@@ -201,12 +200,10 @@ def _packed_parts(path: str, spikes: DatSpikes) -> Iterator[np.ndarray]:
     """The planes of a file as they are stored, in parts; unchanged where they are packed already."""
     stored = spikes.geometry.stored_as_raster
     file = open_spike_file(path, spikes.geometry, spikes.remainder)
-    for first in range(0, file.planes, PART):
-        count = min(PART, file.planes - first)
-        if isinstance(file, PackedPlanes) and spikes.geometry == stored:
-            yield file.packed[first : first + count]
-        else:
-            yield pack(file.read(first, count), stored)
+    if isinstance(file, PackedPlanes) and spikes.geometry == stored:
+        yield file.packed
+    else:
+        yield from (pack(part, stored) for part in file.parts(0, file.planes))
 
 
 def _plane_bytes(source: Source) -> int:

@@ -48,7 +48,6 @@ from utils.video import VideoWriter
 SHOWN_PLANES = 64  # planes in the middle of the file that `info` and `view` average
 SMOOTHER = 0.05  # difference in smoothness that counts
 CLEAR_ORDER = 0.01  # the same for the bit order, which changes the rows alone
-PART = 64  # planes that `convert` holds in memory
 
 
 @with_exit_code
@@ -257,11 +256,7 @@ def convert(command: argparse.Namespace) -> None:
     file = open_spikes(command.file, found[0])
     count = file.planes - command.first if command.count is None else command.count
     made = SpikeGeometry(found[0].height, found[0].width, not command.out_no_flip, bit_order=command.out_bit_order)
-    firsts = range(command.first, command.first + max(count, 1), PART)  # no plane at all: the first read says so
-    parts = (
-        file.read(first, min(PART, command.first + count - first))
-        for first in tqdm(firsts, unit=f" x {PART} planes", disable=None)
-    )
+    parts = tqdm(file.parts(command.first, count), unit=" parts", disable=None)
     write_spikes(command.out, parts, made)
     form = repr(made) if format_of(command.out).is_packed else "an array of uint8, row 0 at the top"
     print(f"{command.out}: {count} planes of {made.height} x {made.width}; {form}")

@@ -13,10 +13,9 @@ from typing import IO
 
 import numpy as np
 
-from data.spike.stream import Crop, PathLike, SpikeFile, SpikeFileError, SpikeGeometry, check_spikes
+from data.spike.stream import PART, Crop, PathLike, SpikeFile, SpikeFileError, SpikeGeometry, check_spikes
 
 NPZ_KEY = "spk"
-PART = 64  # planes of a .npz that are decompressed at once
 
 
 class ArrayPlanes(SpikeFile):
@@ -38,10 +37,18 @@ class ZippedPlanes(SpikeFile):
         super().__init__(path, (geometry.height, geometry.width), member.shape[0])
         self.member = member
 
+    def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
+        whole = Crop(0, 0, *self.size)
+        self._check_range(first, count, whole)
+        return self._decompressed(first, count, whole)  # from the start once, not again for every part
+
     def _planes(self, first: int, count: int, crop: Crop) -> np.ndarray:
+        return np.concatenate(list(self._decompressed(first, count, crop)))
+
+    def _decompressed(self, first: int, count: int, crop: Crop) -> Iterator[np.ndarray]:
         rows, columns = slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width)
         _, height, width = self.member.shape
-        parts, left = [], count
+        left = count
         with _zip_errors(self.path), zipfile.ZipFile(self.path) as archive, archive.open(self.member.name) as file:
             file.seek(self.member.offset + first * height * width)
             while left:
@@ -50,9 +57,8 @@ class ZippedPlanes(SpikeFile):
                 if len(content) < size * height * width:
                     raise EOFError(f"array {self.member.name} ends early")
                 array = np.frombuffer(content, np.uint8).reshape(size, height, width)
-                parts.append(_checked_values(array[:, rows, columns].copy(), self.path))
+                yield _checked_values(array[:, rows, columns].copy(), self.path)
                 left -= size
-        return np.concatenate(parts)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
+PART = 64  # planes in memory at once, where a file is read in parts
 
 PathLike = str | os.PathLike[str]
 
@@ -135,6 +138,12 @@ class SpikeFile(ABC):
         crop = crop or Crop(0, 0, *self.size)
         self._check_range(first, count, crop)
         return self._planes(first, count, crop)
+
+    def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
+        """Whole planes first ... first + count - 1 in parts of at most PART planes; errors as in `read`."""
+        self._check_range(first, count, Crop(0, 0, *self.size))
+        for start in range(first, first + count, PART):
+            yield self.read(start, min(PART, first + count - start))
 
     @abstractmethod
     def _planes(self, first: int, count: int, crop: Crop) -> np.ndarray: ...
