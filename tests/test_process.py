@@ -1,4 +1,4 @@
-"""process.end: the end of a program whose threads are still inside torch."""
+"""The start and the end of a program: output that is no file, threads that are still inside torch."""
 
 import subprocess
 import sys
@@ -45,3 +45,15 @@ def test_other_systems_than_linux_are_refused_with_one_line():
 
     assert ended.returncode == 1
     assert ended.stderr.splitlines() == ["SpikeVRT runs on Linux (on Windows: in WSL), not on darwin"]
+
+
+def test_a_program_whose_error_output_is_no_file_is_watched():
+    # As in a notebook. The watchdog waited for its own first turn, which had failed, until the limit of the stall.
+    program = (
+        "import io, sys; sys.stderr = io.StringIO(); from utils import utils_dist; from utils.run import boot\n"
+        "from utils.options.models import WatchdogOptions\n"
+        "with boot.ranks():\n    boot.begin(None); utils_dist.watch(WatchdogOptions()); print('watched')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (ended.returncode, ended.stdout.split()[-1]) == (0, "watched"), ended.stderr

@@ -31,6 +31,7 @@ from utils.dist.stacks import dump_stacks
 from utils.dist.state import RUN, Place
 
 STALL_CODE = StallError.exit_code
+STDERR = 2  # the file descriptor
 EXIT_S = 8.0  # a rank that knows of a failure ends within this time
 
 
@@ -156,7 +157,8 @@ class Watchdog(threading.Thread):
         Path(self.stack_file.name).unlink(missing_ok=True)
 
     def _dump_file(self) -> Any:
-        return sys.stderr if self.store is None else self.stack_file
+        # Not sys.stderr: in a notebook it is no file.
+        return STDERR if self.store is None else self.stack_file
 
     def _turn(self) -> None:
         self.beats.publish(self._own_state())
