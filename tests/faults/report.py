@@ -16,8 +16,7 @@ HEAD = """# Reliability
 
 What happens when something goes wrong, and how often it was tried. Measured with gloo on CPU; nothing here was run with
 NCCL. Repeat it with `make faults` (an hour on two cores); a quick part of it runs in `make test`. `docs/benchmarks/faults.json`
-has each trial, and the load of the two cores before each kind. These rows are from before the watchdog was rebuilt and are to
-be repeated: healthy ranks, cost of the watchdog, kill while saving, SIGTERM or SIGUSR1 (both), environments, frames or spikes.
+has each trial, and the load of the two cores before each kind.
 
 | fault | tried | result |
 |---|---|---|"""
