@@ -10,6 +10,8 @@ KNOWN_FAILURES: tuple[tuple[str, str, str, str], ...] = (
      "read the stack below that line; the phase says where to look"),
     (r"Watchdog caught collective operation timeout.*?OpType=(\w+)", "NCCL timeout", "a rank did not enter {0} in time; "
      "the rank of this line waited for it", "find the rank whose log ends first or differs; run again with the watchdog on"),
+    (r"Timed out waiting \d+ms for (?:recv|send) operation", "gloo timeout", "a rank did not enter a collective in time; the rank of this line waited for it",
+     "find the rank whose log ends first or differs; run again with the watchdog on"),
     (r"heartbeat monitor timed out|HeartbeatMonitor", "NCCL heartbeat", "NCCL's monitor thread hung, often in a CUDA call",
      "look at dmesg for Xid errors, and at TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
     (r"/dev/shm.*No space left", "shared memory", "/dev/shm is too small for NCCL or for the loader processes",
@@ -40,6 +42,8 @@ KNOWN_FAILURES: tuple[tuple[str, str, str, str], ...] = (
      "check that rank 0 runs and that MASTER_ADDR names its host"),
     (r"(\d+)/(\d+) clients joined", "rendezvous", "only {0} of {1} ranks arrived", "look into the logs of the others"),
     (r"environment variable (\w+) expected", "launch", "{0} is missing", "start through launch_train.sh, torchrun, srun or the platform"),
+    (r"Default process group has not been initialized", "no process group", "a collective was called before init_dist, or by a single process",
+     "start through launch_train.sh or torchrun; call it after utils_dist.init_dist, through utils_dist"),
     (r"CUDA error: (?:device-side assert|an illegal memory access)", "CUDA error", "a kernel failed; the line shown is not the cause",
      "run once with CUDA_LAUNCH_BLOCKING=1"),
     (r"Xid.*?: (\d+)", "GPU fault", "the driver reports Xid {0}: hardware or driver", "exclude that node"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LINES = {
     "rank 3 is STUCK: 301.2 s in phase \"data\" at step 812": "watchdog",
     "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE)": "NCCL timeout",
+    "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete": "gloo timeout",
+    "ValueError: Default process group has not been initialized, please make sure to call": "no process group",
     "torch.distributed.DistBackendError: NCCL error in: x.cpp, unhandled system error": "NCCL error",
     "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5126": "lost peer",
     "RuntimeError: Expected to have finished reduction in the prior iteration": "unused parameters",
@@ -31,6 +34,9 @@ LINES = {
     "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598": "disk full",
     "slurmstepd: error: *** JOB 12 ON gpu1 CANCELLED DUE TO TIME LIMIT ***": "time limit",
     "DataError: spike file is short": "the run's own message",
+    "DistError: the weights after iteration 500 differ between the ranks": "the run's own message",
+    "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3b000": "shared GPU",
+    "NonFiniteError: 10 steps in a row were NaN or Inf": "numbers",
 }  # fmt: skip
 
 
@@ -74,6 +80,21 @@ def test_two_ranks_are_examined_together(tmp_path):
     assert result.exit_codes == [0, 0], result.text
     for check in ("all_reduce", "bandwidth", "shards", "parameters", "loader", "scaling", "gradients"):
         assert f"ok    {check}" in result.stdout[0]
+    # Every finding that the guide to distributed training quotes is one that the doctor prints.
+    in_logs = [
+        f"{finding.check} {text}"
+        for line in [*LINES, 'rank 1 is STUCK: 301.2 s in phase "data"', 'rank 0 is STUCK: 301.2 s in phase "data"']
+        for finding in read_log(line)
+        for text in (finding.what, finding.why)
+    ]
+    quoted = re.findall(r"\*\*([^*]+)\*\* `([^`]+)`", (ROOT / "docs/ddp.md").read_text(encoding="utf-8"))
+    assert len(quoted) > 12
+    for name, text in quoted:
+        own = [line for line in result.stdout[0].splitlines() if f" {name} " in line]
+        assert any(re.search(rf"\b{re.escape(name)} .*{re.escape(text)}", line) for line in [*own, *in_logs]), (
+            name,
+            text,
+        )
     assert "0 fail" in result.stdout[0] and "0 fail" not in result.stdout[1]
 
 
