@@ -62,7 +62,13 @@ def programs(home):
         "prepare": (lambda out: prepare.main([*map(str, raw), "--out", str(out)]), ""),
         "cache": (lambda out: build_clip_cache.main([*map(str, cache), str(out)]), ""),
         "view": (lambda out: spike_tool.main(["view", str(dat), "--size", "16", "16", "--out", str(out)]), "a.png"),
-        "preview": (lambda out: spike_tool.main(["view", str(dat), "--size", "16", "16", "--out", str(out)]), "a.mp4"),
+        "play": (lambda out: spike_tool.main(["play", str(dat), "--size", "16", "16", "--out", str(out)]), "a.mp4"),
+        "recon": (
+            lambda out: spike_tool.main(
+                ["recon", str(dat), "--size", "16", "16", "--planes", "1", "2", "9", "--out", str(out)]
+            ),
+            "",
+        ),
         "simulate": (lambda out: spike_tool.main(["simulate", str(home / "clips/clip..1"), str(out)]), "a.dat"),
         "compare": (
             lambda out: compare_runs.main([*[str(history)] * 2, "--noise", str(history), "--out", str(out)]), "curves"

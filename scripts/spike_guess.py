@@ -1,0 +1,185 @@
+"""spike_tool.py info: what a spike file most likely is, and the geometries that fit a file."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from data.frame_io import read_bgr
+from data.pictures import check_same_view
+from data.spike.formats import array_shape, candidate_geometries, open_spikes, refuse_header
+from data.spike.light import fit_light
+from data.spike.simulate import to_grey
+from data.spike.stream import SPS100_SIDE, SpikeFile, SpikeFileError, SpikeGeometry
+from data.spike_info import nearest_info
+from utils.errors import DataError
+
+SHOWN_PLANES = 64  # planes in the middle of the file that `info` averages
+SMOOTHER = 0.05  # difference in smoothness that counts
+CLEAR_ORDER = 0.01  # the same for the bit order, which changes the rows alone
+
+
+def geometries(command: argparse.Namespace) -> list[SpikeGeometry]:
+    """The geometry of the array, of the options or of dataset.json, else all known ones that fit. Raises DataError."""
+    path, about = command.file, nearest_info(command.file)
+    if shape := array_shape(path):
+        return [SpikeGeometry(*(command.size or shape[1:]))]
+    flip = not command.no_flip and about.flip is not False and command.layout == "raster"
+    storage = (flip, command.head_columns, command.bit_order, command.layout)
+    if command.layout == "sps100" and not command.size:
+        return [SpikeGeometry(SPS100_SIDE, SPS100_SIDE, *storage)]
+    if command.size:
+        return [SpikeGeometry(*command.size, *storage)]
+    if about.h and about.w:
+        return [SpikeGeometry(about.h, about.w, *storage)]
+    try:
+        size = path.stat().st_size
+    except OSError as e:
+        raise DataError(f"cannot read: {e.strerror}", str(path), "a spike file", "correct the path") from e
+    known = [SpikeGeometry(h, w, flip, head, command.bit_order) for h, w, head, _ in candidate_geometries(size)]
+    known.append(SpikeGeometry(SPS100_SIDE, SPS100_SIDE, flipud=False, layout="sps100"))
+    found = [geometry for geometry in known if opens(path, geometry)]
+    if not found:
+        refuse_header(path.read_bytes()[:64], path)
+        raise DataError(
+            f"no known geometry fits {size} bytes",
+            str(path),
+            "whole planes of h x w / 8 bytes",
+            "give --size H W",
+        )
+    return found
+
+
+def opens(path: Path, geometry: SpikeGeometry) -> bool:
+    try:
+        open_spikes(path, geometry)
+    except SpikeFileError:
+        return False
+    return True
+
+
+def middle(file: SpikeFile) -> np.ndarray:
+    """The planes around the middle of the file: (at most SHOWN_PLANES, h, w)."""
+    count = min(file.planes, SHOWN_PLANES)
+    return file.read((file.planes - count) // 2, count)
+
+
+def smoothness(picture: np.ndarray) -> dict[str, float]:
+    """Correlation of neighbouring columns and of neighbouring rows; it is lower for a wrong geometry."""
+    pairs = {"columns": (picture[:, 1:], picture[:, :-1]), "rows": (picture[1:], picture[:-1])}
+    return {name: correlation(a, b) for name, (a, b) in pairs.items()}
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Of two pictures; 0 where one of them is even, or has too few pixels to tell."""
+    is_even = min(a.shape) < 2 or a.std() == 0 or b.std() == 0
+    return 0.0 if is_even else float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to read a file: the planes in its middle, and the smoothness of their mean."""
+
+    geometry: SpikeGeometry
+    planes: int
+    spikes: np.ndarray
+    smooth: dict[str, float]
+
+    @property
+    def score(self) -> float:
+        return min(self.smooth.values())
+
+    @property
+    def name(self) -> str:
+        g = self.geometry
+        extra = f" + {g.head_columns}" if g.head_columns else " (SPS100)" if g.layout == "sps100" else ""
+        return f"{g.height} x {g.width}{extra}"
+
+    def doubts(self, best: Candidate) -> list[str]:
+        """What speaks against this candidate."""
+        name, least = min(self.smooth.items(), key=lambda item: item[1])
+        rate = self.spikes.mean()
+        found = {
+            f"neighbouring {name} resemble one another less ({least:.2f}, not {best.smooth[name]:.2f})": (
+                least < best.smooth[name] - SMOOTHER
+            ),
+            f"neighbouring {name} do not resemble one another": self.score < 0.3,
+            "a single plane": self.planes == 1,
+            f"{100 * rate:.0f} % of the pixels fire in each plane": not 0.001 < rate < 0.98,
+        }
+        return [text for text, is_so in found.items() if is_so]
+
+
+def candidate(path: Path, geometry: SpikeGeometry) -> Candidate:
+    file = open_spikes(path, geometry)
+    spikes = middle(file)
+    return Candidate(geometry, file.planes, spikes, smoothness(spikes.mean(axis=0)))
+
+
+def best_geometry(command: argparse.Namespace) -> SpikeGeometry:
+    """The one of `geometries` that gives the smoothest picture."""
+    return max(geometries(command), key=lambda geometry: candidate(command.file, geometry).score)
+
+
+def info(command: argparse.Namespace) -> None:
+    shape = array_shape(command.file)
+    found = sorted((candidate(command.file, g) for g in geometries(command)), key=lambda c: -c.score)
+    best = found[0]
+    print(
+        f"{command.file}: {command.file.stat().st_size} bytes" + (f", an array {shape}" if shape else ", packed planes")
+    )
+    print("  smoothness  height x width  planes  spikes per plane and pixel")
+    for one in found:
+        rates = one.spikes.mean(axis=0)
+        print(f"  {one.score:10.3f}  {one.name:>14}  {one.planes:6}  {rates.mean():.4f} (pixels {_range(rates)})")
+        for text in one.doubts(best):
+            print(f"  {'':10}  {'':>14}  {'':6}  against it: {text}")
+    if len(found) > 1 and best.score > found[1].score + SMOOTHER:
+        print(f"  most likely {best.name}: neighbouring pixels resemble one another")
+    if not shape and best.geometry.layout == "raster":
+        print(describe_bit_order(command.file, best))
+    pixels, times = np.nonzero(best.spikes.reshape(len(best.spikes), -1).T)
+    intervals = np.diff(times)[np.diff(pixels) == 0]
+    if intervals.size:
+        print(f"  planes between spikes: {_range(intervals, '.0f')}, median {np.median(intervals):.0f}")
+    if command.picture:
+        print(describe_light(best.spikes.mean(axis=0), command.picture))
+    else:
+        print("  only the image shows whether rows are flipped: spike_tool.py view, or --picture")
+
+
+def describe_bit_order(path: Path, best: Candidate) -> str:
+    """Which order of the bits gives the smoother rows; a wrong one mirrors each group of 8 pixels."""
+    other = "big" if best.geometry.bit_order == "little" else "little"
+    known = {best.geometry.bit_order: best, other: candidate(path, replace(best.geometry, bit_order=other))}
+    scores = {order: one.smooth["columns"] for order, one in known.items()}
+    likely = max(scores, key=lambda order: scores[order])
+    text = f"(smoothness along rows: little {scores['little']:.3f}, big {scores['big']:.3f})"
+    if abs(scores["little"] - scores["big"]) < CLEAR_ORDER:
+        return f"  the bit order cannot be judged {text}"
+    bit = "least" if likely == "little" else "most"
+    return f"  bit order {likely}: the {bit} significant bit is the first pixel {text}"
+
+
+def describe_light(rates: np.ndarray, picture: Path) -> str:
+    """One line on `light` and `rate` of the spikes, from their mean (h, w) and a frame of the same field of view."""
+    grey = to_grey(read_bgr(str(picture))[..., ::-1]) / 255.0
+    check_same_view(grey.shape, rates.shape, str(picture))
+    grey = cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA)
+    upright, flipped = (correlation(grey, picture) for picture in (rates, rates[::-1]))
+    if flipped > upright:
+        text = f"correlation with the picture {upright:.2f}, upside down {flipped:.2f}"
+        return f"  the rows seem to be stored in the other order: {text}"
+    fit = fit_light(rates, grey)
+    errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
+    if not fit.is_clear:
+        return f"  the picture does not show which light the spikes integrate (error of the fits: {errors})"
+    return f'  for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of the fits: {errors})'
+
+
+def _range(values: np.ndarray, form: str = ".3f") -> str:
+    return f"{values.min():{form}} to {values.max():{form}}"
