@@ -1,11 +1,6 @@
-import base64
 import json
-import multiprocessing
 import os
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -14,66 +9,24 @@ import pytest
 
 from data.alignment import find_offset
 from data.pictures import Pictures
-from data.pool import Pool
 from data.raw_video import LightPath, RawClip
 from data.select_dataset import build_dataset
 from data.spike.formats import read_spikes
 from data.spike.represent import represent
 from data.spike.stream import SpikeGeometry
 from main_train_vrt import PARTS
-from scripts import prepare_gopro_spike
-from scripts.count_display import CountDisplay
 from scripts.prepare_gopro_spike import choose_splits
 from tests.clip_files import check
-from tests.dist.launching import ROOT
-from tests.pool_calls import leave, sleep
-from tests.test_progress import Terminal
+from tests.gopro_files import SIZE, files, moving_frames, prepare, write_folder, write_raw, write_tree
 from utils.errors import DataError
 from utils.files import MARK
 from utils.options.load import load_options
 from utils.video import VideoWriter
 
-SIZE = 32
-
-
-def moving_frames(count, seed=0, step=0.5):
-    """(count, 32, 32, 3) uint8: smooth clouds that move `step` pixels to the right per frame."""
-    clouds = cv2.GaussianBlur(np.random.default_rng(seed).random((SIZE, 96, 3)).astype(np.float32), (0, 0), 3)
-    clouds = (clouds - clouds.min()) / np.ptp(clouds)
-    x, y = np.meshgrid(np.arange(SIZE, dtype=np.float32), np.arange(SIZE, dtype=np.float32))
-    frames = [cv2.remap(clouds, x + 40 - step * i, y, cv2.INTER_LINEAR) for i in range(count)]
-    return np.rint(255 * np.stack(frames)).astype(np.uint8)
-
-
-def write_folder(path, frames):
-    path.mkdir(parents=True)
-    for number, frame in enumerate(frames):
-        cv2.imwrite(str(path / f"{number + 1:06d}.png"), frame[..., ::-1])
-
-
-def write_tree(root, clips=4, frames=60):
-    """Raw clips in the layout of GOPRO_Large_all, each longer than the one before; their number of frames."""
-    counts = [frames + 6 * number for number in range(clips)]
-    for number, count in enumerate(counts):
-        split = "test" if number == 1 else "train"
-        write_folder(root / split / f"GOPR{number:04d}_03_00", moving_frames(count, seed=number, step=0.25))
-    return sum(counts)
-
 
 @pytest.fixture
 def raw(tmp_path):
-    write_folder(tmp_path / "raw/train/GOPR0001_03_00", moving_frames(13, seed=1))
-    write_folder(tmp_path / "raw/train/GOPR0002_05_00", moving_frames(10, seed=2))
-    write_folder(tmp_path / "raw/test/GOPR0003_03_00", moving_frames(9, seed=3))
-    return tmp_path / "raw"
-
-
-def prepare(*arguments):
-    return prepare_gopro_spike.main([*map(str, arguments), "--workers", "1"])
-
-
-def files(root):
-    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+    return write_raw(tmp_path / "raw")
 
 
 def spike_files(out):
@@ -287,87 +240,6 @@ def test_a_misaligned_clip_and_one_of_another_size_are_named_at_once_with_the_wa
     assert made == {"GOPR0000_03_00", "GOPR0001_03_00", "GOPR0003_03_00"}
 
 
-def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path, capsys):
-    raw, out = tmp_path / "GOPRO_Large_all", tmp_path / "out"
-    total = write_tree(raw)
-    command = [sys.executable, "scripts/prepare_gopro_spike.py", "--source", str(raw), "--out", str(out)]
-    environment = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
-    run = subprocess.Popen(
-        [*command, "--workers", "2"],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    line = next(line for line in run.stdout if re.match(r"making: [4-9]\d %", line))
-    run.kill()
-    rest = run.stdout.read()  # ends when the last process does
-    run.wait()
-
-    done, of = map(int, re.search(r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d left", line).groups())
-    assert of == 2 * total and 0.4 * of <= done < of and "summary" not in rest
-    finished = {path: path.stat().st_mtime_ns for path in out.glob("*/*/*/made.json")}
-    assert finished and list(out.glob("*/*/.*.tmp"))
-
-    assert prepare("--source", raw, "--out", out) == 0
-    counted = [int(number) for number in re.findall(r"making: .* of (\d+) frames", capsys.readouterr().out)]
-    left = 2 * total - sum(len(list(path.parent.glob("s*/*"))) * 3 for path in finished)
-    assert counted and set(counted) == {left}
-    assert {path: path.stat().st_mtime_ns for path in finished} == finished
-    prepare("--source", raw, "--out", tmp_path / "whole")
-    assert files(out) == files(tmp_path / "whole")
-
-
-def test_the_summary_shows_every_clip_with_its_rates(raw, tmp_path, capsys):
-    noise = ["--rate", "0.8", "--dark-rate", "0.05", "--shot-noise", "0.1"]
-    prepare("--source", raw, "--out", tmp_path / "out", *noise)
-    folder = tmp_path / "out/GOPRO_Large_spike_seq"
-    numbers = json.loads((folder / "summary.json").read_text())
-
-    assert numbers["recipe"]["rate"] == 0.8 and numbers["recipe"]["shot_noise"] == 0.1
-    clips = {clip.pop("clip"): clip for clip in numbers["clips"]}
-    assert list(clips) == ["GOPR0001_03_00", "GOPR0002_05_00", "GOPR0003_03_00"]
-    clip = clips["GOPR0002_05_00"]
-    assert (clip["split"], clip["frames"], clip["planes"], clip["gt_plane"]) == ("train", 2, 40, 16)
-    assert (clip["size"], clip["spike_size"], clip["offset"], clip["shown"]) == ([32, 32], [16, 16], 0, "000001")
-    assert clip["firing_rate"] == pytest.approx(clip["light_rate"], rel=0.03) and clip["correlation"] > 0.8
-    stream = read_spikes(folder / "train/GOPR0002_05_00/spike/000001.dat", SpikeGeometry(16, 16))
-    page = (folder / "summary.html").read_text()
-    pictures = re.findall(r'alt="(\w+), frame (\d+)" src="data:image/jpeg;base64,([^"]+)"', page)
-    assert [(name, frame) for name, frame, _ in pictures] == [(name, c["shown"]) for name, c in clips.items()]
-    strip = cv2.imdecode(np.frombuffer(base64.b64decode(pictures[1][2]), np.uint8), cv2.IMREAD_COLOR)[18:, :, ::-1]
-    sharp = cv2.imread(str(tmp_path / "out/GOPRO_Large/train/GOPR0002_05_00/sharp/000001.png"))[..., ::-1]
-    blurry, shown, spikes = (cv2.resize(strip[:, i * 162 :][:, :160], (SIZE, SIZE)).astype(float) for i in range(3))
-    assert np.abs(shown - sharp).mean() < 8 and 0 < np.abs(blurry - sharp).mean() < 30
-    seen = represent("tfp", stream, 16, half_window=10, rate=0.8, gamma=2.2)[0]
-    assert np.corrcoef(cv2.resize(spikes[..., 0], (16, 16)).ravel(), seen.ravel())[0, 1] > 0.95
-
-
-def test_a_summary_is_replaced_only_where_it_is_ours(raw, tmp_path, capsys):
-    prepare("--source", raw, "--out", tmp_path / "out", "--leave-out", "GOPR0003_03_00")
-    summary = tmp_path / "out/GOPRO_Large_spike_seq/summary.json"
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 0
-    assert "GOPR0003_03_00" in summary.read_text()
-    summary.write_text("mine")
-    shutil.rmtree(tmp_path / "out/GOPRO_Large_spike_seq/test/GOPR0003_03_00")
-    before = files(tmp_path / "out")
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
-    assert "summary.json" in capsys.readouterr().err and files(tmp_path / "out") == before
-
-
-@pytest.mark.parametrize(("disabled", "has_bar"), [("0", True), ("1", False)])
-def test_a_terminal_shows_a_bar_over_all_frames_with_the_time_left(monkeypatch, capsys, disabled, has_bar):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TQDM_DISABLE", disabled)
-    with CountDisplay(40, "making", "frames") as display:
-        for count in (5, 30, 5):
-            display.add(count)
-    assert bool(re.search(r"making: 100%.* 40/40 \[00:00<00:00, .* frames/s\]", terminal.getvalue())) == has_bar
-    assert capsys.readouterr().out == ""
-
-
 def test_frames_of_another_size_within_a_clip_are_named(raw, tmp_path, capsys):
     odd = raw / "train/GOPR0001_03_00/000005.png"
     cv2.imwrite(str(odd), np.zeros((SIZE, SIZE + 2, 3), np.uint8))
@@ -375,17 +247,6 @@ def test_frames_of_another_size_within_a_clip_are_named(raw, tmp_path, capsys):
     said = capsys.readouterr().err
     assert str(odd) in said and "frame of 32 x 34" in said
     assert not (tmp_path / "out/GOPRO_Large/train/GOPR0001_03_00").exists()
-
-
-def test_an_error_ends_the_other_processes_at_once():
-    with pytest.raises(ValueError, match="non-negative"), Pool(2) as pool:
-        list(pool.run(sleep, [(300,), (-1,), (300,), (300,)], lambda *_: None))
-    assert not multiprocessing.active_children()
-
-
-def test_a_process_that_dies_is_reported_with_its_exit_code():
-    with pytest.raises(DataError, match=r"died \(exit code 7\)"), Pool(2) as pool:
-        list(pool.run(leave, [(7,), (7,)], lambda *_: None))
 
 
 @pytest.mark.parametrize("change", ["source", "foreign", "version", "clip of two runs"])
