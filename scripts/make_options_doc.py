@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/options.md from the option models and the registered parts, and docs/zh/options.md with its translations.
+"""Write docs/options.md, docs/zh/options.md and options/schema.json from the option models and the registered parts.
 
 python scripts/make_options_doc.py
 
@@ -25,13 +25,14 @@ from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES
 from models.fusion.operators import FUSIONS
 from models.losses import LOSSES
 from models.select_network import NETWORKS
+from scripts.options_schema import schema_text
 from utils.files import write_whole
 from utils.options.models import KAIR_ONLY, LoaderOptions, Options
 from utils.options.registry import Registry
 from utils.options.section import Section, describe
 
 ROOT = Path(__file__).resolve().parent.parent
-MARK = "<!-- Written by scripts/make_options_doc.py; edit the models and docstrings instead. -->"
+MARK = "Written by scripts/make_options_doc.py; edit the models and docstrings instead."
 HEAD = """One JSON file describes a run; `//` comments are allowed. Any key can be given on the command line as
 `section.key=value` (JSON, else a string); `"base": "other.json"` inherits every key that the file does not set.
 Within a section, a part can be given by its name alone: `netG.fusion=none`. Choosing another part drops inherited keys
@@ -39,6 +40,9 @@ that it does not have. An unknown key, a wrong type or a value out of range stop
 
 Short flags: `--use_amp`, `--batch_size`, `--num_workers`, `--epochs`, `--learning_rate`, `--resume auto|none|PATH`.
 `--epochs N` without `train.total_iter` on the command line trains N epochs, whatever the file has as `total_iter`.
+
+The first line of an option file, `"$schema": "../schema.json"`, has no effect on a run: editors complete and check the
+keys with it. In VS Code set `"files.associations": {"**/options/**/*.json": "jsonc"}`, so that it accepts the comments.
 
 The process group's time-out is `dist_timeout_s`, or the environment variable NCCL_TIMEOUT in seconds, which
 nothing else reads.
@@ -72,7 +76,7 @@ class Translations:
 
 def make_page(say: Say = lambda text, where: text, other: str = "[简体中文](zh/options.md)") -> str:
     """other: the link to the page in the other language."""
-    sections = [f"# {say('Options', 'title')}\n", f"{other}\n", f"{MARK}\n", paragraphs(HEAD, "head", say)]
+    sections = [f"# {say('Options', 'title')}\n", f"{other}\n", f"<!-- {MARK} -->\n", paragraphs(HEAD, "head", say)]
     sections += [f"## {say('Top level', 'heading')}\n", table(Options, "", say)]
     for name, field in Options.model_fields.items():
         if is_model(field.annotation) and name != "datasets":
@@ -156,8 +160,13 @@ def shared_keys(kind: str, registry: Registry, say: Say) -> list[str]:
 
 
 if __name__ == "__main__":
-    for name, made in (("docs/options.md", make_page()), ("docs/zh/options.md", make_chinese_page())):
+    pages = {
+        "docs/options.md": make_page,
+        "docs/zh/options.md": make_chinese_page,
+        "options/schema.json": lambda: schema_text(MARK),
+    }
+    for name, make in pages.items():
         target = ROOT / name
         if target.exists() and MARK not in target.read_text(encoding="utf-8"):
             sys.exit(f"{target} was not written by this script: move it away")
-        write_whole(target, made.encode())
+        write_whole(target, make().encode())

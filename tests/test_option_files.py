@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
 
+import json5
 import pytest
 
 import main_train_vrt
 from scripts.make_options_doc import Translations, make_page
 from tests.dist.launching import run_command
+from tests.json_schema import faults
+from tests.kair_files import options_of, write_file
+from utils.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = sorted((ROOT / "options").rglob("*.json"))
+FILES = sorted((ROOT / "options/vrt").glob("*.json"))
+SAMPLE = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"
+SCHEMA = json.loads((ROOT / "options/schema.json").read_text(encoding="utf-8"))
 GOPRO = ROOT / "options/vrt/006_train_vrt_videodeblurring_gopro"
 
 
@@ -39,10 +46,11 @@ def in_own_process(program: str) -> list[str]:
     return json.loads(made.stdout[0])
 
 
-def test_the_pages_of_options_are_up_to_date_in_both_languages():
-    program = """import json; from scripts.make_options_doc import make_chinese_page, make_page
-print(json.dumps([make_page(), make_chinese_page()]))"""
-    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("docs/options.md", "docs/zh/options.md")]
+def test_the_pages_and_the_schema_of_options_are_up_to_date():
+    program = """import json; from scripts.make_options_doc import *
+print(json.dumps([make_page(), make_chinese_page(), schema_text(MARK)]))"""
+    names = ("docs/options.md", "docs/zh/options.md", "options/schema.json")
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in names]
     assert in_own_process(program) == pages, "run python scripts/make_options_doc.py"
 
 
@@ -51,3 +59,51 @@ def test_a_key_without_translation_and_an_outdated_translation_are_named():
     make_page(say)
     assert say.missing["train.G_optimizer_lr"] == "Full learning rate."
     assert "train.G_optimizer_type" not in say.missing and list(say.unused) == ["A sentence of the past."]
+
+
+def test_the_option_files_of_the_project_and_of_kair_follow_the_schema(tmp_path):
+    ours = {file: json5.loads(file.read_text(encoding="utf-8")) for file in FILES}
+    for file, values in ours.items():
+        assert (file.parent / values["$schema"]).resolve() == ROOT / "options/schema.json"
+    of_kair = {n: json5.loads(write_file(tmp_path / f"{n}.json", options_of(n)).read_text()) for n in ("001", "008")}
+    for name, values in {**ours, **of_kair}.items():
+        assert faults(values, SCHEMA, SCHEMA) == [], name
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "place"),
+    [
+        ("tsak", "a", "tsak"),
+        ("train.G_optimizer_lrr", 1e-4, "train.G_optimizer_lrr"),
+        ("train.G_optimizer_lr", "fast", "train.G_optimizer_lr"),
+        ("train.amp", {"enable": 1}, "train.amp.enable"),
+        ("train.G_lossfn_type", "l1", "train.G_charbonnier_eps"),
+        ("train.checkpoint_save", 0, "train.checkpoint_save"),
+        ("netG.depths", "8", "netG.depths"),
+        ("netG.fusion", {"type": "concat", "features": 32}, "netG.fusion.features"),
+        ("netG.fusion", "gate", "netG.fusion"),
+        ("datasets.train.dataset_type", "TrainDataset", "datasets.train.dataset_type"),
+        ("datasets.train.spike.representation.num_bin", 8, "datasets.train.spike.representation.num_bin"),
+        ("datasets.train.spike.representation.num_bins", 8.5, "datasets.train.spike.representation.num_bins"),
+        ("datasets.test.gt_size", 64, "datasets.test.gt_size"),
+    ],
+)  # fmt: skip
+def test_the_schema_and_the_programs_refuse_the_same_wrong_keys_and_types(tmp_path, key, value, place):
+    values = json5.loads(SAMPLE.read_text(encoding="utf-8"))
+    *sections, last = key.split(".")
+    section = functools.reduce(dict.__getitem__, sections, values)
+    section[last] = value
+    assert place in faults(values, SCHEMA, SCHEMA)
+    file = tmp_path / "wrong.json"
+    file.write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(OptionError):
+        main_train_vrt.read_options(["--opt", str(file)])
+
+
+def test_the_schema_that_a_file_names_changes_no_option(tmp_path):
+    with_schema = main_train_vrt.read_options(["--opt", str(SAMPLE)])
+    file = tmp_path / SAMPLE.name
+    file.write_text(SAMPLE.read_text(encoding="utf-8").replace('"$schema": "../schema.json",', ""), encoding="utf-8")
+    assert main_train_vrt.read_options(["--opt", str(file)]).plain() == with_schema.plain()
+    with pytest.raises(OptionError, match="schema"):
+        main_train_vrt.read_options(["--opt", str(SAMPLE), "$schema=../schema.json"])

@@ -20,6 +20,7 @@ from utils.options.section import SECRET, nearest
 
 # Keys that name a registered part, whose parameters stand beside them.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
+SCHEMA_KEY = "$schema"  # names the JSON Schema for editors; no option
 SHORT_FLAGS = {
     "batch_size": "datasets.train.dataloader_batch_size",
     "num_workers": "datasets.train.dataloader_num_workers",
@@ -130,6 +131,7 @@ def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
         ) from e
     if not isinstance(raw, dict):
         raise OptionError("the option file holds no object", str(path), '{ "task": ..., ... }', "correct the file")
+    raw.pop(SCHEMA_KEY, None)
     return raw
 
 
