@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,30 @@ logger = logging.getLogger(__name__)
 PLACES = (
     "dataroot_lq", "dataroot_gt", "dataroot_spike", "lq_folder", "meta_info_file", "filename_tmpl", "filename_ext",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a sample is made of.
+
+    frames: of the clip, before `aug.reverse` plays them backwards. backwards: whether time runs backwards within each
+    frame, before that. camera: the simulated spike camera, None for the recording one. rng: that of the sample, after
+    the crop and the flips have been drawn; None in testing.
+    """
+
+    clip: Clip
+    frames: list[int]
+    backwards: list[bool]
+    aug: Augment
+    camera: CameraDraw | None
+    rng: np.random.Generator | None = None
+
+    @property
+    def played(self) -> tuple[list[int], list[bool]]:
+        """frames and backwards in the order in which the network sees them."""
+        if self.aug.reverse:
+            return self.frames[::-1], [not back for back in self.backwards[::-1]]
+        return self.frames, self.backwards
 
 
 class ClipDataset(Dataset):
@@ -99,23 +124,16 @@ class ClipDataset(Dataset):
             report.warnings.append(Problem("spikes", what, source.dataroot_spike))
         return report
 
-    def read(
-        self, clip: Clip, frames: list[int], aug: Augment, backwards: list[bool], camera: CameraDraw | None = None
-    ) -> dict[str, Tensor]:
-        """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of these frames, cropped and flipped.
-
-        backwards: whether time runs backwards within each frame, before `aug.reverse` reverses all of them.
-        camera: the simulated spike camera, None for the recording one.
-        """
-        if aug.reverse:
-            frames, backwards = frames[::-1], [not b for b in backwards[::-1]]
+    def read(self, draw: Draw) -> dict[str, Tensor]:
+        """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of a draw, cropped and flipped."""
+        clip, aug, (frames, backwards) = draw.clip, draw.aug, draw.played
         pictures = {
             kind: self.files.pictures(clip, kind, self.frames_of(kind, frames), aug) for kind in clip.picture_kinds
         }
         item = {kind: _to_tensor(values, aug) for kind, values in pictures.items()}
         if self.spikes:
             channels = [
-                self.spikes.read(self.files, clip, i, aug, picture, back, camera)
+                self.spikes.read(self.files, clip, i, aug, picture, back, draw.camera)
                 for i, picture, back in zip(frames, pictures["lq"], backwards, strict=True)
             ]
             item["spike"] = torch.from_numpy(aug.flip(np.stack(channels)))
@@ -212,6 +230,12 @@ class TrainClips(ClipDataset):
 
         An index beyond the length of the dataset draws another sample from the same frame (dataloader_epoch_repeat).
         """
+        draw = self.draw(sample_id)
+        item = self.transform(self.read(draw), draw.rng)
+        return {**item, "key": f"{draw.clip.name}/{draw.clip.stems[draw.frames[0]]}"}
+
+    def draw(self, sample_id: tuple[int, int]) -> Draw:
+        """The clip, frames, crop, flips and camera of a sample."""
         epoch, index = sample_id
         rng = np.random.default_rng([self.seed, epoch, index])
         number = int(np.searchsorted(self.ends, index % len(self), side="right"))
@@ -225,8 +249,7 @@ class TrainClips(ClipDataset):
         positions = [first + i * interval for i in range(self.num_frame)]
         frames, backwards = zip(*(bounce(p, len(clip)) for p in positions), strict=True)
         camera = self.camera.draw([self.seed, epoch, index]) if self.camera else None
-        item = self.transform(self.read(clip, list(frames), aug, list(backwards), camera), rng)
-        return {**item, "key": f"{clip.name}/{clip.stems[frames[0]]}"}
+        return Draw(clip, list(frames), list(backwards), aug, camera, rng)
 
 
 class TestClips(ClipDataset):
@@ -263,13 +286,16 @@ class TestClips(ClipDataset):
 
         reverse: the frames stay in this order, but each has the spikes of reversed time.
         """
+        draw = self.draw(index, first, count, reverse)
+        return {**self.read(draw), "key": draw.clip.name, "frames": [draw.clip.stems[i] for i in draw.frames]}
+
+    def draw(self, index: int, first: int, count: int, reverse: bool = False) -> Draw:
+        """What `read_frames` reads."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        clip = self.clips[index]
-        frames = list(range(first, first + count))
+        clip, frames = self.clips[index], list(range(first, first + count))
         camera = self.camera.draw([self.seed, index]) if self.camera else None
-        item = self.read(clip, frames, Augment.whole(clip.size), [reverse] * count, camera)
-        return {**item, "key": clip.name, "frames": [clip.stems[i] for i in frames]}
+        return Draw(clip, frames, [reverse] * count, Augment.whole(clip.size), camera)
 
 
 def bounce(position: int, length: int) -> tuple[int, bool]:

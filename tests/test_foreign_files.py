@@ -16,6 +16,7 @@ from scripts import (
     convert_options,
     make_sample_data,
     plot_history,
+    show_sample,
     spike_tool,
 )
 from scripts import prepare_gopro_spike as prepare
@@ -69,6 +70,7 @@ def programs(home):
             ),
             "",
         ),
+        "page": (lambda out: show_sample.main([*map(str, cache[:2]), "--index", "0", "--out", str(out)]), "a.html"),
         "simulate": (lambda out: spike_tool.main(["simulate", str(home / "clips/clip..1"), str(out)]), "a.dat"),
         "compare": (
             lambda out: compare_runs.main([*[str(history)] * 2, "--noise", str(history), "--out", str(out)]), "curves"

@@ -1,0 +1,113 @@
+"""Do spikes and frames show the same picture at the same place? A wrong geometry shows here before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from data.clip import Clip
+from data.spike.represent import REPRESENTATIONS, represent
+from data.spike_source import DatSpikes
+
+# Measured on the sample set and the streams of tests/data/spike, whole frames and crops of 32 x 32: a right geometry
+# responds with 0.6 and more, a wrong one with 0.25 and less, whatever the shift.
+LEAST_RESPONSE = 0.4
+# Spike pixels. A frame that is blurred by motion lies up to a few pixels beside the sharp moment.
+SHARP_TOLERANCE, BLURRY_TOLERANCE = 0.5, 2.0
+NEAR = 10  # planes around the sharp frame; single planes are averaged over as many
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """correlation: of the gradients' magnitudes, mean over the pairs. shift: (right, down) in RGB pixels by which the
+    spikes lie beside the frame, median over the pairs. response: of the phase correlation, at most about 1.
+    """
+
+    correlation: float
+    shift: tuple[float, float]
+    response: float
+
+    @property
+    def distance(self) -> float:
+        return float(np.hypot(*self.shift))
+
+
+def measure(pairs: Sequence[Pair], pixel: int) -> Agreement:
+    """pairs: display values (H, W) float32 of spikes and of the frame. pixel: RGB pixels per spike pixel, each way."""
+    found = [_measure_one(_gradients(spikes, pixel), _gradients(frame, pixel)) for spikes, frame in pairs]
+    correlation, response = (float(np.mean([one[i] for one in found])) for i in (0, 3))
+    # phaseCorrelate gives where the frame lies relative to the spikes.
+    right, down = (-pixel * float(np.median([one[i] for one in found])) for i in (1, 2))
+    return Agreement(correlation, (right, down), response)
+
+
+def judge(pairs: Sequence[Pair], pixel: int, is_sharp: bool, is_calibrated: bool) -> tuple[Agreement, bool, str]:
+    """(numbers, whether the geometry looks right, one sentence). is_sharp: the frames are not blurred by motion."""
+    found = measure(pairs, pixel)
+    keys = "spike.calibration, spike.flip" if is_calibrated else "spike.flip, spike.h and spike.w, spike.calibration"
+    tolerance = pixel * (SHARP_TOLERANCE if is_sharp else BLURRY_TOLERANCE)
+    if found.response >= LEAST_RESPONSE and found.distance <= tolerance:
+        return found, True, f"Spikes and frame agree to {max(found.distance, 0.1):.1f} px."
+    if found.response >= LEAST_RESPONSE:
+        right, down = found.shift
+        sides = [
+            f"{abs(value):.1f} px {names[value < 0]}"
+            for value, names in ((right, ("to the right", "to the left")), (down, ("below", "above")))
+            if abs(value) >= 0.5
+        ]
+        return found, False, (
+            f"They do not agree: the spikes lie {' and '.join(sides)} of where the frame shows the same: check "
+            "spike.calibration (cameras with another view), spike.head_columns, spike.first and spike.exposure."
+        )  # fmt: skip
+    turned = {
+        "upside down (spike.flip)": np.s_[::-1],
+        "mirrored left to right (spike.calibration, key mirror)": np.s_[:, ::-1],
+        "turned by 180 degrees (spike.calibration, key mirror, and spike.flip)": np.s_[::-1, ::-1],
+    }
+    for name, order in turned.items():
+        other = measure([(spikes[order], frame) for spikes, frame in pairs], pixel)
+        if other.response >= LEAST_RESPONSE:
+            text = f"correlation {found.correlation:.2f}, turned {other.correlation:.2f}"
+            return found, False, f"They do not agree: the spikes are {name}; {text}."
+    return found, False, (
+        f"They do not agree: check {keys}, and that these are the spikes of this frame. Without texture, no geometry "
+        "can be judged: look at other samples."
+    )  # fmt: skip
+
+
+def sharp_channels(spikes: DatSpikes, clip: Clip, frame: int, reverse: bool) -> list[int]:
+    """The channels nearest to the instant of the sharp frame: the two middle ones of an even number of bins."""
+    offsets = spikes.options.get("offsets")
+    if offsets and spikes.options.get("num_bins") is None:
+        return [int(np.argmin(np.abs(offsets)))]
+    # How much each plane counts in each channel: plane t of pixel t alone fires.
+    span = spikes.span(clip, frame)
+    center = spikes.center_plane(clip.name, span.count, span)
+    impulses = np.eye(span.count, dtype=np.uint8)[:, None]
+    weights = represent(spikes.name, impulses, center, reverse=reverse, **spikes.options)[:, 0]
+    distances = np.abs(np.arange(span.count) - center)
+    mean = (weights @ distances) / np.maximum(weights.sum(axis=1), 1e-9)
+    near = 0.51 if REPRESENTATIONS[spikes.name].proportional else NEAR
+    return np.flatnonzero(mean <= mean.min() + near).tolist()
+
+
+def _gradients(picture: np.ndarray, pixel: int) -> np.ndarray:
+    """Magnitude of the gradient on the grid of the spikes, (H / pixel, W / pixel) float32."""
+    height, width = (max(1, side // pixel) for side in picture.shape)
+    small = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA) if pixel > 1 else picture
+    smooth = cv2.GaussianBlur(np.ascontiguousarray(small, np.float32), (0, 0), 1.0)
+    return cv2.magnitude(cv2.Sobel(smooth, cv2.CV_32F, 1, 0), cv2.Sobel(smooth, cv2.CV_32F, 0, 1))
+
+
+def _measure_one(spikes: np.ndarray, frame: np.ndarray) -> tuple[float, float, float, float]:
+    """(correlation, shift in columns and rows of the frame relative to the spikes, response)."""
+    if spikes.std() < 1e-6 or frame.std() < 1e-6:
+        return 0.0, 0.0, 0.0, 0.0
+    window = cv2.createHanningWindow(spikes.shape[::-1], cv2.CV_32F)
+    (right, down), response = cv2.phaseCorrelate(spikes, frame, window)
+    return float(np.corrcoef(spikes.ravel(), frame.ravel())[0, 1]), right, down, response

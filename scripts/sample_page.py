@@ -1,0 +1,176 @@
+"""The page of scripts/show_sample.py: one HTML file that holds its pictures."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+from torch import Tensor
+
+from data.clip_dataset import Draw
+from data.spike_grid import Grid
+from utils.image import data_uri
+from utils.metrics import tensor_to_uint8
+
+KINDS = ("lq", "gt")
+LEAST_WIDTH = 256  # smaller pictures are enlarged by repetition
+YELLOW, CYAN, GREEN = (255, 220, 0), (0, 220, 255), (0, 255, 60)
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><link rel="icon" href="data:,"><style>
+:root {{ color-scheme: light dark }} body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem }}
+h1 {{ font-size: 1.4rem }} h2 {{ font-size: 1.1rem; margin: 1.6rem 0 .3rem }}
+h3 {{ font-size: 1rem; margin: .6rem 0 0 }}
+dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; background: #8881; padding: .8rem }}
+dt {{ font-weight: 600 }} dd {{ margin: 0; overflow-wrap: anywhere }}
+.verdict {{ padding: .6rem 1rem; font-weight: 600; color: #fff }} .right {{ background: #1e7e34 }}
+.wrong {{ background: #c0392b }} .none {{ background: #666 }}
+.row {{ display: flex; flex-wrap: wrap; gap: .6rem }} figure {{ margin: 0 }} figcaption {{ font-size: .8rem }}
+img {{ display: block; max-width: 100%; image-rendering: pixelated }}
+</style></head><body><h1>{title}</h1><p class="verdict {kind}">{verdict}</p><p>{numbers}</p><dl>{facts}</dl>
+{sections}</body></html>
+"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample and how it was drawn.
+
+    item: of the dataset. whole: the first lq frame before the crop, (H, W, 3) uint8. stems: names of the frames of
+    "lq" and "gt". near: the channels nearest to the sharp instant. pixel: RGB pixels per spike pixel. aligned: name of
+    a frame, the frame before the crop (sH, sW, 3) uint8 (with a calibration: its region) and the spikes there (H, W).
+    """
+
+    title: str
+    item: dict[str, Any]
+    draw: Draw
+    whole: np.ndarray
+    stems: dict[str, list[str]]
+    grid: Grid | None
+    pixel: int
+    near: list[int]
+    facts: dict[str, str]
+    verdict: str = "This data set has no spikes."
+    is_right: bool | None = None
+    numbers: str = ""
+    aligned: tuple[str, np.ndarray, np.ndarray] | None = None
+
+
+def build_page(sample: Sample) -> str:
+    kind = {None: "none", True: "right", False: "wrong"}[sample.is_right]
+    sections = [_whole(sample), _overlays(sample)]
+    sections += [_frames(sample, kind) for kind in KINDS if kind in sample.item]
+    sections.append(_channels(sample))
+    facts = "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in sample.facts.items())
+    return PAGE.format(
+        title=_text(sample.title), kind=kind, verdict=_text(sample.verdict), numbers=_text(sample.numbers),
+        facts=facts, sections="".join(sections),
+    )  # fmt: skip
+
+
+def _whole(sample: Sample) -> str:
+    picture, aug = _enlarged(sample.whole), sample.draw.aug
+    factor = picture.shape[1] // sample.whole.shape[1]
+    line = max(1, round(picture.shape[1] / 500))
+    boxes = [((aug.top, aug.left, aug.height, aug.width), YELLOW)]
+    text = "yellow: the crop"
+    if sample.grid is not None and sample.grid.coverage < 1:
+        boxes.insert(0, (sample.grid.region, CYAN))
+        text += "; blue: the region that crops are drawn from"
+    for (top, left, height, width), colour in boxes:
+        start, stop = (factor * left, factor * top), (factor * (left + width) - 1, factor * (top + height) - 1)
+        cv2.rectangle(picture, start, stop, colour, line)
+    return f"<h2>Whole frame {_text(sample.stems['lq'][0])}</h2>{_row([(text, picture)])}"
+
+
+def _overlays(sample: Sample) -> str:
+    """Edges of the spikes nearest to the sharp instant over the frames in the middle of the sample."""
+    if "spike" not in sample.item:
+        return ""
+    spikes = sample.item["spike"]
+    middle = len(spikes) // 2
+    edges = spikes[middle, sample.near].mean(0).numpy()
+    shown = []
+    for kind in KINDS:
+        if kind in sample.item:
+            frames = sample.item[kind]
+            number = min(middle, len(frames) - 1)
+            name = f"{kind} {_name(sample.stems[kind], number)}"
+            shown.append((name, edges_over(tensor_to_uint8(frames[number][:3]), edges, sample.pixel)))
+    if sample.aligned:
+        name, frame, around = sample.aligned
+        shown.append((f"{name}, before the crop", edges_over(frame, around, sample.pixel)))
+    few = len(sample.near) <= 4
+    channels = " + ".join(map(str, sample.near)) if few else f"{sample.near[0]} to {sample.near[-1]}"
+    title = f"Alignment: edges of spike channel {channels} (nearest to the sharp instant) over the frame"
+    return f"<h2>{title}</h2>{_row(shown)}"
+
+
+def edges_over(picture: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
+    """Picture (sH, sW, 3) uint8 with the strongest edges of spikes (H, W) in green. pixel: see `Sample`."""
+    shown = _enlarged(picture)
+    height, width = shown.shape[:2]
+    large = cv2.resize(spikes.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
+    smooth = cv2.GaussianBlur(large, (0, 0), max(1.0, pixel * width / spikes.shape[1]))
+    x, y = cv2.Sobel(smooth, cv2.CV_32F, 1, 0), cv2.Sobel(smooth, cv2.CV_32F, 0, 1)
+    scale = 10000 / max(float(np.abs(x).max()), float(np.abs(y).max()), 1e-6)
+    high, low = (float(np.percentile(scale * (abs(x) + abs(y)), share)) for share in (92, 80))
+    lines = cv2.Canny((scale * x).astype(np.int16), (scale * y).astype(np.int16), low, high)
+    shown[lines > 0] = GREEN
+    return shown
+
+
+def _frames(sample: Sample, kind: str) -> str:
+    frames, stems = sample.item[kind], sample.stems[kind]
+    pictures = [(_name(stems, i), _enlarged(tensor_to_uint8(frame[:3]))) for i, frame in enumerate(frames)]
+    more = f"; channel 3, the noise level, is {float(frames[0, 3].mean()):.3f}" if frames.shape[1] > 3 else ""
+    return f"<h2>{kind}: {_shape(frames)}{more}</h2>{_row(pictures)}"
+
+
+def _channels(sample: Sample) -> str:
+    if "spike" not in sample.item:
+        return ""
+    spikes = sample.item["spike"]
+    white = max(float(np.percentile(spikes.numpy(), 99.5)), 1e-6)
+    parts = [f"<h2>spike: {_shape(spikes)}; white is {white:.3g}</h2>"]
+    for number, channels in enumerate(spikes):
+        pictures = [
+            (f"channel {i}: {c.min():.2f} to {c.max():.2f}, mean {c.mean():.3f}", _grey(c / white))
+            for i, c in enumerate(channels)
+        ]
+        parts.append(f"<h3>{_text(_name(sample.stems['lq'], number))}</h3>{_row(pictures)}")
+    return "".join(parts)
+
+
+def _shape(values: Tensor) -> str:
+    return f"{' x '.join(map(str, values.shape))}, {float(values.min()):.3g} to {float(values.max()):.3g}"
+
+
+def _name(stems: list[str], number: int) -> str:
+    """Of frame `number`; a padded sequence has more frames than names."""
+    return stems[number] if number < len(stems) else f"{stems[-1]}, repeated"
+
+
+def _grey(values: Tensor) -> np.ndarray:
+    return _enlarged(tensor_to_uint8(values.clamp(0, 1)[None].expand(3, -1, -1)))
+
+
+def _enlarged(picture: np.ndarray) -> np.ndarray:
+    """A copy, enlarged by repetition where it is small."""
+    factor = -(-LEAST_WIDTH // picture.shape[1])
+    return np.ascontiguousarray(picture.repeat(factor, axis=0).repeat(factor, axis=1))
+
+
+def _row(pictures: Iterable[tuple[str, np.ndarray]]) -> str:
+    figures = (
+        f'<figure><img alt="{_text(name)}" src="{data_uri(picture)}"><figcaption>{_text(name)}</figcaption></figure>'
+        for name, picture in pictures
+    )
+    return f'<div class="row">{"".join(figures)}</div>'
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))

@@ -1,0 +1,173 @@
+"""scripts/show_sample.py: the page shows the sample of training, and names a wrong geometry."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+
+import cv2
+import numpy as np
+import pytest
+
+from data.calibration import Calibration, save_calibration
+from data.select_dataset import build_dataset
+from data.spike.formats import write_spikes
+from data.spike.simulate import IntegrateAndFire, to_linear
+from data.spike.stream import SpikeGeometry
+from scripts import show_sample
+from tests.clip_files import section, write_info
+from tests.test_report import browser  # noqa: F401
+from tests.train_files import LOADER, network
+from tests.two_cameras import texture
+from utils.metrics import tensor_to_uint8
+
+SIDE, FRAMES, PLANES = 96, 4, 40
+SPIKES = {"type": "dat", "center": "file", "gamma": 2.2, "representation": {"type": "tfi", "offsets": [-6, 0, 6]}}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """One clip per split of 4 frames of 96 x 96, spikes of 48 x 48; the same spikes moved, and of another scene."""
+    folder = tmp_path_factory.mktemp("home")
+    for split in ("train", "test"):
+        write_textured_clip(folder, split, np.random.default_rng(0))
+    write_info(folder, h=48, w=48, planes=PLANES, gt_plane=20, rate=0.6, flip=None)
+    options = {
+        "task": "run",
+        "path": {"root": str(folder / "experiments")},
+        "datasets": {
+            "train": section(folder, num_frame=3, gt_size=48, use_hflip=True, use_rot=True, random_reverse=True)
+            | LOADER
+            | {"spike": SPIKES},
+            "test": section(folder, "test") | {"spike": SPIKES},
+        },
+        "netG": network(fusion={"type": "none"}),
+        "train": {"total_iter": 1, "manual_seed": 5, "G_lossfn_type": "charbonnier"},
+    }
+    (folder / "options.json").write_text(json.dumps(options))
+    return folder
+
+
+def write_textured_clip(folder, split, rng):
+    picture, other = (texture(rng, (SIDE + 40, SIDE + 40)) for _ in range(2))
+    for frame in range(FRAMES):
+        part = np.s_[5 * frame : 5 * frame + SIDE, 3 * frame : 3 * frame + SIDE]
+        for kind, shown in (("sharp", picture[part]), ("blur", cv2.blur(picture[part], (5, 1)))):
+            path = folder / "GOPRO_Large" / split / "clip0" / kind / f"{frame:06d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(path), np.round(255 * shown).astype(np.uint8)[..., None].repeat(3, axis=2))
+        for root, scene, roll in (("GOPRO_Large_spike_seq", picture, 0), ("moved", picture, 4), ("other", other, 0)):
+            light = cv2.resize(to_linear(scene[part]), (SIDE // 2, SIDE // 2), interpolation=cv2.INTER_AREA)
+            sensor = IntegrateAndFire(*light.shape, rate=0.6, rng=np.random.default_rng(frame))
+            path = folder / root / split / "clip0" / "spike" / f"{frame:06d}.dat"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_spikes(path, np.roll(sensor.run([light] * PLANES), roll, axis=2), SpikeGeometry(*light.shape))
+
+
+def page_of(home, out, *arguments):
+    args = ["--opt", home / "options.json", "--index", 2, "--out", out, *arguments]
+    assert show_sample.main([str(a) for a in args]) == 0
+    return out.read_text(encoding="utf-8")
+
+
+def verdict(page):
+    return re.search(r'class="verdict (\w+)">([^<]*)', page).groups()
+
+
+def picture(page, alt, number=0):
+    found = re.findall(rf'<img alt="{alt}" src="data:image/jpeg;base64,([^"]*)"', page)[number]
+    return cv2.imdecode(np.frombuffer(base64.b64decode(found), np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_the_page_shows_the_sample_of_training(home, tmp_path, epoch):
+    page = page_of(home, tmp_path / "a.html", "--epoch", epoch)
+    options = json.loads((home / "options.json").read_text())["datasets"]["train"]
+    dataset = build_dataset(options, "train", 5)
+    draw, item = dataset.draw((epoch, 2)), dataset[(epoch, 2)]
+
+    kind, sentence = verdict(page)
+    assert kind == "right" and re.fullmatch(r"Spikes and frame agree to 0\.[1-5] px\.", sentence), sentence
+    aug = draw.aug
+    assert f"rows {aug.top} to {aug.top + 47}, columns {aug.left} to {aug.left + 47} of 96 x 96" in page
+    assert ("played backwards" in page) == aug.reverse
+    words = {"mirrored left to right": aug.hflip, "mirrored top to bottom": aug.vflip, "axes swapped": aug.transpose}
+    assert all((word in page) == is_on for word, is_on in words.items())
+    # Enlarged 6 times; the first picture named so is the alignment, of the frame in the middle.
+    stem = draw.clip.stems[draw.played[0][0]]
+    for number, name in enumerate(("lq", "gt")):
+        shown, expected = picture(page, stem, number), tensor_to_uint8(item[name][0])
+        assert shown.shape == (288, 288, 3) and np.abs(shown[3::6, 3::6].astype(int) - expected).mean() < 3
+    assert len(re.findall(r"channel [012]: ", page)) == 2 * 3 * 3  # alt and caption of every channel of 3 frames
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page) and "http" not in page
+
+
+def test_a_wrong_geometry_is_named(home, tmp_path, capfd):
+    cases = {
+        "flip": ("datasets.train.spike.flip=false", r"They do not agree: the spikes are upside down \(spike\.flip\)"),
+        "moved": (f"datasets.train.dataroot_spike={home}/moved/train", r"the spikes lie [78]\.\d px to the right of"),
+        "other": (f"datasets.train.dataroot_spike={home}/other/train", r"check spike\.flip, spike\.h and spike\.w"),
+    }
+    size = ("datasets.train.spike.h=48", "datasets.train.spike.w=48")
+    for name, (override, sentence) in cases.items():
+        page = page_of(home, tmp_path / f"{name}.html", *size, override)
+        kind, said = verdict(page)
+        assert kind == "wrong" and re.search(sentence, said), (name, said)
+        assert said in capfd.readouterr().out.replace("'", "&#x27;")
+
+
+def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path):
+    for name, left in (("right", 20.5), ("wrong", 12.5)):
+        # A camera that sees the frame from column 20 on. Its first columns are those of the plane, mirrored by a roll.
+        folder = home / f"second {name}" / "train" / "clip0" / "spike"
+        folder.mkdir(parents=True)
+        for frame in range(FRAMES):
+            light = cv2.imread(str(home / f"GOPRO_Large/train/clip0/sharp/{frame:06d}.png"), 0)[:, 20:] / 255
+            light = cv2.resize(to_linear(light.astype(np.float32)), (38, 48), interpolation=cv2.INTER_AREA)
+            sensor = IntegrateAndFire(48, 38, rate=0.6, rng=np.random.default_rng(frame))
+            write_spikes(folder / f"{frame:06d}.dat", sensor.run([light] * PLANES), SpikeGeometry(48, 38))
+        rig = Calibration(matrix=[[2, 0, left], [0, 2, 0.5]], spike_size=[48, 38], rgb_size=[96, 96])
+        save_calibration(tmp_path / f"{name}.json", rig)
+        page = page_of(
+            home, tmp_path / f"{name}.html", f"datasets.train.dataroot_spike={folder.parents[1]}",
+            "datasets.train.spike.h=48", "datasets.train.spike.w=38",
+            f"datasets.train.spike.calibration={tmp_path / f'{name}.json'}",
+        )  # fmt: skip
+        kind, said = verdict(page)
+        assert kind == name and ("agree to" in said or "spike.calibration" in said), said
+        assert f"the spikes cover {76 / 96:.1%} of the frame" in page and "blue: the region" in page
+
+
+def test_a_test_clip_and_a_set_without_spikes(home, tmp_path):
+    test = ("--opt", home / "options.json", "--index", "0", "--split", "test", "--out", tmp_path / "test.html")
+    assert show_sample.main([str(a) for a in test]) == 0
+    page = (tmp_path / "test.html").read_text()
+    assert verdict(page)[0] == "right" and "rows 0 to 95, columns 0 to 95" in page and "lq: 4 x 3 x 96 x 96" in page
+    page = page_of(home, tmp_path / "rgb.html", "datasets.train.dataset_type=VideoRecurrentTrainDataset")
+    assert verdict(page) == ("none", "This data set has no spikes.") and "lq: 3 x 3 x 48 x 48" in page
+
+
+def test_nothing_is_overwritten_and_wrong_indices_are_named(home, tmp_path, capfd):
+    (tmp_path / "a.html").write_text("mine")
+    cases = {
+        "the file exists already": ("--index", 0, "--out", tmp_path / "a.html"),
+        "an index of 0 to 3": ("--index", 4, "--out", tmp_path / "b.html"),
+        "an epoch of at least 0": ("--index", 0, "--epoch", -1, "--out", tmp_path / "b.html"),
+    }
+    for words, arguments in cases.items():
+        assert show_sample.main(["--opt", str(home / "options.json"), *map(str, arguments)]) == 2
+        assert words in capfd.readouterr().err
+    assert (tmp_path / "a.html").read_text() == "mine" and not (tmp_path / "b.html").exists()
+
+
+def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):  # noqa: F811
+    page_of(home, tmp_path / "a.html")
+    browser.get(f"file://{tmp_path / 'a.html'}")
+    images = browser.find_elements("css selector", "img")
+    # The whole frame, 3 alignments, 3 frames of lq and gt, 3 channels of 3 frames.
+    assert len(images) == 1 + 3 + 6 + 9
+    assert all(browser.execute_script("return arguments[0].naturalWidth", image) > 0 for image in images)
+    colour = browser.find_element("css selector", ".verdict").value_of_css_property("background-color")
+    assert colour.startswith("rgba(30, 126, 52")
+    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
