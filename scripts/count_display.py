@@ -18,7 +18,7 @@ class CountDisplay:
     """
 
     def __init__(self, total: int, name: str, unit: str) -> None:
-        self.total, self.name, self.unit, self.done = total, name, unit, 0
+        self.total, self.name, self.unit, self.done = max(total, 1), name, unit, 0
         is_hidden = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
         self._bar = tqdm(total=total, desc=name, unit=f" {unit}", disable=is_hidden or None, dynamic_ncols=True)
         self._has_lines = self._bar.disable and not is_hidden
@@ -42,6 +42,6 @@ class CountDisplay:
 
     def _line(self, seconds: float) -> str:
         rate = self.done / max(seconds, 1e-6)
-        left = tqdm.format_interval((self.total - self.done) / rate)
+        left = tqdm.format_interval((self.total - self.done) / rate) if self.done else "?"
         share = 100 * self.done // self.total
         return f"{self.name}: {share} %, {self.done} of {self.total} {self.unit}, {rate:.1f} a second, {left} left"

@@ -257,7 +257,7 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
 def plan_all(jobs: list[Job], recipe: Recipe, pool: Pool) -> dict[Job, Plan]:
     """Check every clip, before anything is written. Raises DataError with the problems of all clips."""
     # Where sharp frames are searched among raw ones, each of them is counted.
-    counts = [len(os.listdir(job.sharp)) if job.raw and job.sharp else 1 for job in jobs]
+    counts = [max(1, len(os.listdir(job.sharp))) if job.raw and job.sharp else 1 for job in jobs]
     unit = "frames" if sum(counts) > len(jobs) else "clips"
     results = run_counted(pool, plan_clip, [(job, recipe) for job in jobs], counts, "checking", unit)
     found: dict[Job, Plan | DataError] = dict(zip(jobs, results, strict=True))

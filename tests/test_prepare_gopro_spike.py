@@ -330,6 +330,7 @@ def test_a_video_file_is_a_clip(tmp_path):
 
 def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "bare/train/GOPR0001_03_00/sharp").mkdir(parents=True)
     for arguments, words, code in (
         (["--source", tmp_path / "empty"], "no raw clip found", 3),
         ([], "nothing to read", 2),
@@ -345,6 +346,7 @@ def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys):
         (["--source", raw, "--offset", "1"], "--offset has no effect", 2),
         (["--source", raw, "--leave-out", "GOPR0001"], "no such clip: --leave-out GOPR0001", 2),
         (["--source", raw, "--spikes-for", tmp_path / "empty"], "no clip found", 3),
+        (["--source", raw, "--spikes-for", tmp_path / "bare"], "bare/train/GOPR0001_03_00/sharp", 3),
     ):
         assert prepare(*arguments, "--out", tmp_path / "out") == code
         assert words in capsys.readouterr().err

@@ -261,7 +261,8 @@ def note_on_totals(opt: Options, ranks: int) -> str:
         if key == "dataloader_batch_size" and value % ranks:
             kept.append(f"a batch of {value} cannot be divided evenly among {ranks} ranks")
         else:
-            overrides.append(f"datasets.train.{key}={value // ranks}")
+            # 0 workers would read the samples in the training process.
+            overrides.append(f"datasets.train.{key}={max(1, value // ranks) if value else 0}")
     return (
         "This option file has keys that only KAIR has. KAIR divides the loader's numbers among the GPUs; here they "
         f"are per GPU: {'; '.join(totals)}. For the published totals: {' '.join([*overrides, *kept])}"
