@@ -38,7 +38,7 @@ from utils.options.load import load_options
 from utils.options.models import Options
 
 SHOWN = 6  # frames of a test clip
-MEASURED = 5  # frames of which the alignment is measured
+MEASURED = 5  # frames of which the alignment is measured, and the middle one
 
 
 @with_exit_code
@@ -108,16 +108,17 @@ def compare(dataset: Any, draw: Draw) -> dict[str, Any]:
     """The alignment of whole frames (with a calibration: of its region), as fields of `Sample`; a crop shows less."""
     region = Augment(*dataset.spikes.grid(draw.clip.size).region)
     played = list(zip(*draw.played, strict=True))
-    chosen = sorted({round(i) for i in np.linspace(0, len(played) - 1, min(MEASURED, len(played)))})
+    middle = len(played) // 2
+    chosen = sorted({middle, *(round(i) for i in np.linspace(0, len(played) - 1, MEASURED))})
     kind = "gt" if draw.clip.gt else "lq"
-    pairs, shown = [], None
+    pairs = []
     for place in chosen:
         frame, back = played[place]
         item = dataset.read(dataclasses.replace(draw, frames=[frame], backwards=[back], aug=region))
         near = sharp_channels(dataset.spikes, draw.clip, frame, back)
         spikes = item["spike"][0, near].mean(0).numpy()
         pairs.append((spikes, grey_of(item[kind][0], region)))
-        if shown is None or place <= len(played) // 2:
+        if place == middle:
             shown = (f"{kind} {draw.clip.stems[frame]}", tensor_to_uint8(item[kind][0][:3]), spikes)
     calibrated = dataset.spikes.calibration is not None
     found, is_right, sentence = judge(pairs, pixel_of(dataset, draw), kind == "gt", calibrated)
