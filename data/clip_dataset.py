@@ -176,7 +176,7 @@ class TrainClips(ClipDataset):
             if self.gt_size > min(height, width):
                 seen = "" if (height, width) == clip.gt_size else ", which is what the spike camera sees of them"
                 raise DataError(
-                    f"crops of {self.gt_size} do not fit into clip {clip.name}", clip.gt[0],
+                    f"crops of {self.gt_size} do not fit into clip {clip.name}", (clip.gt or clip.lq)[0],
                     f"pictures of at least {self.gt_size} x {self.gt_size}, not {height} x {width}{seen}",
                     "lower datasets.train.gt_size",
                 )  # fmt: skip

@@ -162,6 +162,8 @@ def test_keys_of_denoising_that_contradict_one_another_are_refused(clean, tmp_pa
         denoising(clean, dataroot_lq=str(tmp_path))
     with pytest.raises(OptionError, match="sigma_min is 60, sigma_max 50"):
         denoising(clean, sigma_min=60)
+    with pytest.raises(DataError, match=r"crops of 64 do not fit into clip a\n.*00000\.jpg"):
+        denoising(clean, gt_size=64)
 
 
 def test_test_noise_depends_on_the_names_of_clip_and_frame_alone(clean):
