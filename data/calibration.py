@@ -59,8 +59,7 @@ class Calibration(Section):
 
     def digest(self) -> str:
         """16 hex digits that change with every value that has an effect."""
-        values = self.plain()
-        del values["made"]
+        values = {key: value for key, value in self.plain().items() if key not in ("made", "tick_hz")}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

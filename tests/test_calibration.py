@@ -13,6 +13,8 @@ def test_a_calibration_file_holds_what_was_saved_and_says_what_is_wrong(tmp_path
     saved = Calibration(**GOOD, mirror="columns", time_offset_planes=2.5, tick_hz=20000, made={"by": "hand"})
     save_calibration(path, saved)
     assert load_calibration(path) == saved and load_calibration(path).digest() == saved.digest()
+    unknown = saved.model_copy(update={"tick_hz": None, "made": {}})  # neither has an effect
+    assert unknown.digest() == saved.digest() != saved.model_copy(update={"mirror": "rows"}).digest()
     # Column 0 of the upright picture is column 11 of the mirrored one.
     assert (saved.to_rgb() @ [0, 0, 1]).tolist() == [1.5 * 11 + 3, -2, 1]
 
