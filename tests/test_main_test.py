@@ -242,17 +242,16 @@ def test_one_dat_of_the_whole_clip_is_shared_out_over_the_frames(home, tmp_path)
         assert torch.equal(one.frame(index)["spike"], many.frame(index)["spike"])
 
 
-def test_exposures_of_the_user_replace_those_and_the_window_of_the_training(home):
-    saved = read_saved(home / "spike.pth")
-    trained = {"windowed": {"first": 2, "count": 20}, "exposed": {"exposure": {"train0": [[0, 24]]}}}
-    asked = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"]
-    exposure = {"start": 2.0, "length": 20, "period": 33}
-    for spike in trained.values():
+def test_which_planes_the_training_read_is_not_asked_of_the_users_files(home):
+    saved, asked = read_saved(home / "spike.pth"), ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s"]
+    keys = {"first", "count", "exposure", "calibration"}
+    for spike in ({"first": 2, "count": 20}, {"exposure": {"train0": [[0, 24]]}, "calibration": "rig.json"}):
         table = dataclasses.replace(saved, spike=saved.spike | spike)
-        kept = spike_options(table, parse_test_args(asked, ""))
-        assert (kept["exposure"], kept["first"], kept["count"]) == (None, spike.get("first", 0), spike.get("count"))
-        given = spike_options(table, parse_test_args([*asked, f"spike.exposure={json.dumps(exposure)}"], ""))
-        assert given["exposure"] == exposure and not {"first", "count"} & given.keys()
+        assert not keys & spike_options(table, parse_test_args(asked, "")).keys()
+        for given in ({"exposure": {"start": 2.0, "length": 20, "period": 33}}, {"first": 3, "count": 9}):
+            overrides = [f"spike.{key}={json.dumps(value)}" for key, value in given.items()]
+            section = spike_options(table, parse_test_args([*asked, *overrides], ""))
+            assert {key: section[key] for key in keys & section.keys()} == given
 
 
 def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, tmp_path, caplog):

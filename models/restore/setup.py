@@ -71,10 +71,8 @@ def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
     # What describes the training data is not true of the user's.
     if saved.spike_data is not None and table["spike"].get("rate") != "match":
         table["spike"] |= {"rate": None, "light": None}
-    table["spike"] |= {key: None for key in ("calibration", "exposure") if table["spike"].get(key)}
-    if any(override.startswith("spike.exposure") for override in args.overrides):  # in place of a window of each file
-        for key in ("first", "count"):
-            table["spike"].pop(key, None)
+    for key in ("calibration", "exposure", "first", "count"):
+        table["spike"].pop(key, None)
     return changed_spikes(table["spike"], args)
 
 
