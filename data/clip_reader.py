@@ -24,7 +24,7 @@ from data.spike.formats import FORMATS, array_shape, count_planes, open_spikes
 from data.spike_grid import ScaledWindow, Window, warn_uncovered
 from data.spike_info import DatasetInfo, nearest_info
 from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors, user_spikes
-from data.spike_timing import Span, even_span
+from data.spike_timing import Span
 from utils.contract import ClipReader
 from utils.errors import DataError, OptionError
 from utils.files import natural_key
@@ -126,7 +126,7 @@ class UserSpikes:
         planes, timing = self._planes if planes is None else planes, self.source.timing
         if self._is_per_frame or timing.is_one_file:
             return timing.span(self.clip, index, planes)
-        return even_span(planes, len(self._frames), index, timing)
+        return timing.share(self.clip, index, len(self._frames), planes)
 
 
 class UserClip:

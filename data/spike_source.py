@@ -145,17 +145,18 @@ class DatSpikes:
 
         span: where they lie; None: they are a whole file. Raises OptionError where it is unknown.
         """
-        if self.center == "file" or "center" in self.ignored:
+        if "center" in self.ignored:
             return (planes - 1) / 2
         span = span or Span.whole(planes)
-        center = self.info.gt_plane_of(clip, span.length) if self.center == "gt" else self.center
+        named = {"gt": self.info.gt_plane_of(clip, span.length), "file": span.middle}
+        center = named.get(self.center, self.center)
         first, last = span.origin, span.origin + planes - 1
         if center is None or not first <= center <= last:
             what = "is not known" if center is None else f"{center} is outside of {first} to {last}"
             raise OptionError(
                 f"the plane of the sharp frame {what} for clip {clip}", "spike.center",
                 '"gt" with gt_plane in dataset.json or Spk-GoPro clip names; else "file" or a plane number',
-                'set spike.center to "file" or to the number',
+                'set spike.center to "file" or to the number; leave out a frame whose middle the file lacks',
             )  # fmt: skip
         return center - first
 
@@ -198,7 +199,7 @@ class DatSpikes:
 
         planes: of their file, or of a file of each.
         """
-        for span in {(s.count, s.origin, s.length): s for s in self._spans(clip, planes, frames)}.values():
+        for span in {(s.count, s.origin, s.length, s.middle): s for s in self._spans(clip, planes, frames)}.values():
             self.check_span(clip, span)
 
     def _spans(self, clip: str, planes: int, frames: int) -> list[Span]:

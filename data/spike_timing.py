@@ -23,17 +23,20 @@ class Span:
 
     origin, length: they are planes origin ... origin + count - 1 of the `length` planes that the plane of the sharp
     frame (`spike.center`, gt_plane) is counted in: those of the file, or with `spike.exposure` of the exposure.
+    middle: of the planes that belong to the frame, counted in the same way; x.5 lies between two. It is not the middle
+    of the planes that are read where the file lacks some.
     """
 
     first: int
     count: int
     origin: int
     length: int
+    middle: float
 
     @classmethod
     def whole(cls, planes: int) -> Span:
         """All planes of a file of one frame."""
-        return cls(0, planes, 0, planes)
+        return cls(0, planes, 0, planes, (planes - 1) / 2)
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,15 @@ class Exposures:
     period: float = 0.0
     rows: tuple[tuple[float, float], ...] = ()
 
-    def planes_of(self, frame: int) -> tuple[int, int] | None:
-        """(first plane, number of planes) of frame `frame`; None where the table has no such row."""
+    def planes_of(self, frame: int, offset: float = 0.0) -> tuple[int, int] | None:
+        """(first plane, number of planes) of frame `frame`; None where the table has no such row.
+
+        offset: planes by which the start moves.
+        """
         if self.rows and frame >= len(self.rows):
             return None
         start, length = self.rows[frame] if self.rows else (self.start + frame * self.period, self.length)
-        return nearest_plane(start), nearest_plane(length)
+        return nearest_plane(start + offset), nearest_plane(length)
 
 
 @dataclass(frozen=True)
@@ -82,24 +88,41 @@ class Timing:
         """
         if self.exposures is not None:
             return self._exposure(clip, int(frame), planes)
-        shift = nearest_plane(self.offset)
-        first = self.first + shift
-        if self.count is None:  # to the end: an offset leaves out the planes that the file lacks
-            first = min(max(first, 0), planes)
-            return Span(first, self._inside(clip, frame, planes, first, planes - first), first - shift, planes)
-        return Span(first, self._inside(clip, frame, planes, first, self.count), self.first, planes)
+        return self._moved(clip, frame, planes, self.first, self._count(planes), self.first, planes)
+
+    def share(self, clip: str, frame: int, frames: int, planes: int) -> Span:
+        """The planes of one of `frames` frames that share the planes of their one file evenly. Raises as `span`."""
+        first, after = (self.first + i * self._count(planes) // frames for i in (frame, frame + 1))
+        return self._moved(clip, frame, planes, first, after - first, 0, after - first)
+
+    def _count(self, planes: int) -> int:
+        return planes - self.first if self.count is None else self.count
+
+    def _moved(
+        self, clip: str, frame: int | str, planes: int, first: int, count: int, origin: int, length: int
+    ) -> Span:
+        """Planes first ... first + count - 1, moved by the offset. origin: the number of the first one in `length`.
+
+        To the end of the file (`count` None), those of them that the file lacks are left out.
+        """
+        start = moved = first + nearest_plane(self.offset)
+        stop = start + count
+        if self.count is None:
+            start, stop = min(max(start, 0), planes), min(stop, planes)
+        count_read = self._inside(clip, frame, planes, start, stop - start)
+        return Span(start, count_read, origin + start - moved, length, origin + (count - 1) / 2)
 
     def _exposure(self, clip: str, frame: int, planes: int) -> Span:
         table = self.exposures.get(clip, self.exposures.get(""))
-        found = table.planes_of(frame) if table else None
+        found = table.planes_of(frame, self.offset) if table else None
         if found is None:
             what = f"lists {len(table.rows)} frames of" if table else "does not list"
             raise DataError(
                 f"spike.exposure {what} clip {clip}, which has a frame {frame}", f"clip {clip}",
                 "an exposure for every frame of every clip", "complete spike.exposure",
             )  # fmt: skip
-        first, count = found[0] + nearest_plane(self.offset), found[1]
-        return Span(first, self._inside(clip, frame, planes, first, count), 0, count)
+        first, count = found
+        return Span(first, self._inside(clip, frame, planes, first, count), 0, count, (count - 1) / 2)
 
     def _inside(self, clip: str, frame: int | str, planes: int, first: int, count: int) -> int:
         """count. Raises DataError where the planes are not all in the file."""
@@ -121,13 +144,6 @@ class Timing:
 def nearest_plane(time: float) -> int:
     """The nearest whole number; half a plane is rounded up."""
     return math.floor(time + 0.5)
-
-
-def even_span(planes: int, frames: int, frame: int, timing: Timing) -> Span:
-    """The planes of one of `frames` frames that share the planes of `timing` evenly."""
-    whole = Timing(timing.first, timing.count, offset=timing.offset).span("", frame, planes)
-    first, after = (whole.first + i * whole.count // frames for i in (frame, frame + 1))
-    return Span(first, after - first, 0, after - first)
 
 
 def read_exposures(value: Any) -> dict[str, Exposures] | None:

@@ -243,14 +243,44 @@ def test_a_window_holds_for_each_file_of_a_user(tmp_path):
     assert np.array_equal(clip.frame(2)["spike"][:, ::2, ::2], noise(2)[6:9])
 
 
+def calibration(path, offset):
+    values = {"format": 1, "matrix": [[2, 0, 0.5], [0, 2, 0.5]], "spike_size": [8, 12], "rgb_size": [16, 24]}
+    path.write_text(json.dumps(values | {"time_offset_planes": offset}))
+    return str(path)
+
+
 def test_the_time_offset_of_a_calibration_moves_the_planes(tmp_path):
-    calibration = {"format": 1, "matrix": [[2, 0, 0.5], [0, 2, 0.5]], "spike_size": [8, 12], "rgb_size": [16, 24]}
     found = []
-    for number, offset in enumerate((0.0, 2.6, -3.0)):
+    for number, offset in enumerate((0.0, 2.8, -3.0)):
         root = write_noise(tmp_path / str(number))
         join(root, "{clip}/spike/long.dat", planes=160, shift=round(offset))
-        path = root / "calibration.json"
-        path.write_text(json.dumps(calibration | {"time_offset_planes": offset}))
-        built = build(root, exposure=EXPOSURE, calibration=str(path), resize="bilinear", center="gt")
+        path = calibration(root / "calibration.json", offset)
+        built = build(root, exposure=EXPOSURE, calibration=path, resize="bilinear", center="gt")
         found.append(built.read_frames(0, 0, FRAMES)["spike"])
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert Exposures(start=10.4, length=5, period=9).planes_of(0, 0.4)[0] == 11  # the sum is rounded
+
+
+def test_the_time_offset_moves_the_middle_of_whole_files_and_of_even_parts(tmp_path):
+    root, raw = write_noise(tmp_path), {"type": "raw", "window": 3}
+    paths = {offset: calibration(root / f"{offset}.json", offset) for offset in (0, 5, -5, 14)}
+    # Planes 1 to 23, of which plane 12 is the middle; the file lacks those after 23 and before 0.
+    for offset, center in ((0, 12), (5, 17), (-5, 7)):
+        expected = build(root, first=1, calibration=paths[0], center=center, representation=raw)
+        assert same(build(root, first=1, calibration=paths[offset], representation=raw), expected), offset
+    with pytest.raises(DataError, match=r"plane of the sharp frame 11\.5 is outside of 0 to 9"):
+        build(root, calibration=paths[14], representation=raw)
+
+    write_spikes(tmp_path / "even.npy", np.concatenate([noise(i) for i in range(FRAMES)]), PLANE)
+    known = {"type": "dat", "h": 8, "w": 12, "representation": raw}
+    for offset in (5, -5):
+        known_planes = ((offset, "file"), (0, 12 + offset))
+        moved, number = (
+            user_clips(
+                root / "GOPRO_Large/test/a/0/blur", tmp_path / "even.npy",
+                spike_options=known | {"calibration": paths[key], "center": center},
+            )[0]
+            for key, center in known_planes
+        )  # fmt: skip
+        for frame in range(FRAMES):
+            assert torch.equal(moved.frame(frame)["spike"], number.frame(frame)["spike"]), (offset, frame)
