@@ -106,7 +106,10 @@ def test_the_page_shows_the_sample_of_training(home, tmp_path, epoch):
 def test_a_wrong_geometry_is_named(home, tmp_path, capfd):
     cases = {
         "flip": ("datasets.train.spike.flip=false", r"They do not agree: the spikes are upside down \(spike\.flip\)"),
-        "moved": (f"datasets.train.dataroot_spike={home}/moved/train", r"the spikes lie [78]\.\d px to the right of"),
+        "moved": (
+            f"datasets.train.dataroot_spike={home}/moved/train",
+            r"the spikes are shifted by [78]\.\d px to the right: check spike\.calibration",
+        ),
         "other": (f"datasets.train.dataroot_spike={home}/other/train", r"check spike\.flip, spike\.h and spike\.w"),
     }
     size = ("datasets.train.spike.h=48", "datasets.train.spike.w=48")
