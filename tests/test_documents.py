@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import json5
 import pytest
+
+import main_train_vrt
+from tests.dist.launching import run_ranks
+from tests.gopro_files import moving_frames, write_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PATH = re.compile(r"(?<![\w/.])((?:scripts|tests|docs|models|data|utils|options)/[\w./-]+\.(?:py|md|sh|json|png))\b")
+WITH_PARTS = ("scripts/benchmark.py", "scripts/spike_tool.py")  # programs with subcommands
 FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
@@ -37,6 +46,69 @@ def test_the_code_in_the_page_on_extending_runs():
     assert len(blocks) == 2
     program = "\n".join(blocks) + "\nassert DATASETS.keys('LabTrain') and model.netG"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+
+
+def flags_in_pages() -> dict[str, set[str]]:
+    """Program, with its subcommand where it has one -> the flags that blocks and sentences of the pages give it."""
+    found: dict[str, set[str]] = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+        for line in [*lines, *re.findall(r"`((?:python|torchrun|\./launch)[^`\n]*)`", text)]:
+            call = re.search(
+                r"(scripts/\w+\.py|(?:main|\./launch)_(?:train|test)\w*\.\w+)(.*)", re.sub(r"\s+#.*", "", line)
+            )
+            flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", call[2])) if call else set()
+            if flags:
+                program = re.sub(r"\./launch_(\w+)\.sh", r"main_\1_vrt.py", call[1])
+                parts = call[2].split()[0].split("|") if program in WITH_PARTS else [""]
+                for part in parts:
+                    found.setdefault(f"{program} {part}".strip(), set()).update(flags)
+    return found
+
+
+def test_the_flags_in_the_pages_are_flags_of_the_programs():
+    found = flags_in_pages()
+    assert len(found) > 10 and sum(map(len, found.values())) > 30
+    shown = run_ranks(1, "tests/dist/help_worker.py", *found)
+    unknown = {
+        command: flags - set(re.findall(r"--[a-z][\w-]*", shown.json[command])) for command, flags in found.items()
+    }
+    assert not any(unknown.values()), unknown
+
+
+def test_the_commands_that_make_data_run_as_the_quick_start_gives_them(tmp_path):
+    for name in ("scripts", "data", "models", "utils", "main_train_vrt.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    write_folder(tmp_path / "GOPRO_Large_all/train/GOPR0001_03_00", moving_frames(7))
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    given = [line for line in commands(ROOT / "docs/quickstart.md") if "prepare_gopro_spike" in line]
+    assert len(given) == 2
+    for line in given:
+        subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, check=True, timeout=60, capture_output=True)
+        assert list(tmp_path.glob("trainsets/GOPRO_Large_spike_seq/*/GOPR0001_03_00/spike/*.dat"))
+        shutil.rmtree(tmp_path / "trainsets/GOPRO_Large_spike_seq")
+
+
+def test_the_options_in_the_pages_are_valid(tmp_path):
+    for file in (ROOT / "options/vrt").glob("*.json"):
+        shutil.copy(file, tmp_path)
+    own = tmp_path / "own.json"
+    own.write_text(re.search(r"```json\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(), re.DOTALL)[1])
+    assert main_train_vrt.read_options(["--opt", str(own)]).train.G_optimizer_lr == 1e-4
+    blocks = re.findall(r"```jsonc\n(.*?)```", (ROOT / "docs/data_format.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    camera, *exposures = [blocks[1], *re.split(r'^(?="exposure")', blocks[2], flags=re.MULTILINE)[1:]]
+    for exposure in exposures:
+        train = json5.loads(f"{{{blocks[0]}, {camera}}}")
+        values = train.pop("train") | train
+        values["spike"] |= json5.loads(f"{{{exposure}}}")
+        own.write_text(
+            json.dumps({"base": "000_train_vrt_sample_rgbspike.json", "datasets": {"train": values, "test": None}})
+        )
+        read = main_train_vrt.read_options(["--opt", str(own)]).datasets.train
+        assert (read.spike.representation.half_window, read.camera.drop_max) == (30, 0.1)
+    assert len(exposures) == 3
 
 
 def english(page: Path) -> Path:
