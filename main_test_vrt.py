@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data.clip_dataset import check_scale
 from data.clip_reader import dataset_clips, user_clips
 from data.reconstruct import METHODS, Reconstruction, section_for, spike_clip, spike_section
 from data.select_dataset import DATASETS, build_dataset
@@ -93,6 +94,7 @@ def dataset_job(args: TestArgs, opt: Options, formula: Reconstruction | None) ->
         section = section_for(formula, section, args.opt, opt.scale)
     seed = opt.train.manual_seed
     dataset = build_dataset(section, "test", seed)
+    check_scale(dataset, opt.scale, "test")
     spec = InputSpec() if formula else method.saved.spec
     clips = scored_clips(dataset_clips(dataset), spec)
     folder = Path(args.output or opt.folder / (f"test_{args.method}" if formula else "test"))

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from data.clip_dataset import check_scale
 from data.clip_reader import dataset_clips
 from data.loader import TrainLoader
 from data.preflight import preflight
@@ -132,8 +133,12 @@ def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
 def build_data(opt: Options) -> tuple[TrainLoader, Any]:
     """The training loader of this rank, and the test dataset (None where the options have no test split)."""
     seed, sections = opt.train.manual_seed, opt.datasets
+    dataset = build_dataset(sections.train, "train", seed)
+    clips = build_dataset(sections.test, "test", seed) if sections.test else None
+    check_scale(dataset, opt.scale, "train")
+    check_scale(clips, opt.scale, "test")
     loader = TrainLoader(
-        build_dataset(sections.train, "train", seed),
+        dataset,
         sections.train,
         accumulation_steps=opt.train.accumulation_steps,
         seed=seed,
@@ -141,7 +146,6 @@ def build_data(opt: Options) -> tuple[TrainLoader, Any]:
         world_size=utils_dist.get_world_size(),
         stall_s=opt.watchdog.stall_s,
     )
-    clips = build_dataset(sections.test, "test", seed) if sections.test else None
     if clips is not None and (without := [clip.name for clip in clips.clips if not clip.gt]):
         raise DataError(
             f"{len(without)} test clips have no sharp frames to validate against, {without[0]} among them",

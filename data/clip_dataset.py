@@ -178,7 +178,7 @@ class TrainClips(ClipDataset):
                 raise DataError(
                     f"crops of {self.gt_size} do not fit into clip {clip.name}", (clip.gt or clip.lq)[0],
                     f"pictures of at least {self.gt_size} x {self.gt_size}, not {height} x {width}{seen}",
-                    "lower datasets.train.gt_size",
+                    "lower datasets.train.gt_size, or correct dataroot_gt",
                 )  # fmt: skip
         frames = (self.num_frame - 1) * max(self.intervals) + 1
         short = [clip.name for clip in self.clips if len(clip) < frames]
@@ -296,6 +296,19 @@ class TestClips(ClipDataset):
         clip, frames = self.clips[index], list(range(first, first + count))
         camera = self.camera.draw([self.seed, index]) if self.camera else None
         return Draw(clip, frames, [reverse] * count, Augment.whole(clip.size), camera)
+
+
+def check_scale(dataset: Dataset, scale: int, split: str) -> None:
+    """Raise DataError where the sharp frames of clips are not `scale` times as large as the lq frames."""
+    wrong = [clip for clip in getattr(dataset, "clips", ()) if clip.gt and clip.scale != scale]
+    if wrong:
+        clip = wrong[0]
+        sizes = "gt of {} x {} for lq of {} x {}".format(*clip.gt_size, *clip.size)
+        raise DataError(
+            f"datasets.{split} has {sizes} in clip {clip.name}, but scale is {scale}", clip.gt[0],
+            f"sharp frames {scale} times as large as the lq frames",
+            f"correct datasets.{split}.dataroot_gt or dataroot_lq, or scale and netG.upscale",
+        )  # fmt: skip
 
 
 def bounce(position: int, length: int) -> tuple[int, bool]:

@@ -201,8 +201,8 @@ def _check_spikes(clip: Clip, spikes: DatSpikes, is_first: bool) -> list[Problem
     if spikes.calibration:
         window = grid.window(Augment.whole(clip.size))
         top, left, height, width = grid.region
-        seen = (slice(top, top + height), slice(left, left + width))
-        grey, both = grey[seen], tuple(window.to_rgb(picture[None])[0][seen] for picture in both)
+        seen, read = (slice(top, top + height), slice(left, left + width)), window.crop.slices
+        grey, both = grey[seen], tuple(window.to_rgb(picture[read][None])[0][seen] for picture in both)
         rates = both[0]
     else:
         grey = cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA)

@@ -123,7 +123,7 @@ class CalibratedWindow:
     covered: np.ndarray
 
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
-        planes = channels.reshape(len(channels), -1)
+        planes = channels.reshape(len(channels), self.crop.height * self.crop.width)
         out = np.zeros((len(channels), self.covered.size), np.float32)
         # Sums of single products in a fixed order, which a library's fused or blocked sum would not be.
         for places, weights in self.samples:

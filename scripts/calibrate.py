@@ -189,9 +189,7 @@ def overlay(view: View, grid: CalibratedGrid, calibration: Calibration) -> np.nd
     """(2 H, W, 3) uint8: frame magenta and spikes green, grey where they agree; below, squares of one and the other."""
     height, width = view.frame.shape
     window = grid.window(Augment.whole((height, width)))
-    crop = window.crop
-    rows, cols = slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width)
-    spikes = window.to_rgb(view.spikes[None, rows, cols])[0]
+    spikes = window.to_rgb(view.spikes[window.crop.slices][None])[0]
     seen, frame = window.covered, view.frame
     # Same mean and contrast where both see.
     spikes = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6) * frame[seen].std() + frame[seen].mean()

@@ -84,6 +84,18 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
     assert "mismatched (14): stage" in first.text and "tensors matched" in first.text
 
 
+def test_frames_of_another_scale_than_the_network_are_named_before_the_first_step(tmp_path):
+    options = prepare(
+        tmp_path, "001", **{"datasets.train.dataroot_lq": options_of("001")["datasets.train.dataroot_gt"]}
+    )
+
+    said = train(options)
+
+    assert (
+        said.exit_codes == [3] and said.text.count("gt of 64 x 80 for lq of 64 x 80 in clip 001, but scale is 4") == 1
+    )
+
+
 def check_kind(options: Path, frames: int, ranks: int = 1) -> RankResult:
     """Two starts of one step each, each with a validation, then a test; gives the first start."""
     first = train(options, "train.total_iter=1", ranks=ranks)

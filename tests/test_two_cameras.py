@@ -29,10 +29,10 @@ SECOND = {"h": 30, "w": 40}
 MEAN = {"representation": {"type": "voxel", "num_bins": 2}, "center": "file", "rate": 1.0, "light": "linear"}
 
 
-def write_frames(root, split, clip, frames, seed):
+def write_frames(root, split, clip, frames, seed, second=TRUTH):
     """The clip as RGB frames, with the spikes of the second camera, and of one that looks through the RGB lens."""
     for number in range(frames):
-        for kind, place, size in (("second", TRUTH, PLANE), ("same", np.eye(3), FRAME)):
+        for kind, place, size in (("second", second, PLANE), ("same", np.eye(3), FRAME)):
             rng = np.random.default_rng([seed, number])  # the scene is the first that is drawn
             frame, spikes = record(rng, place, FRAME, size, planes=PLANES)
             path = root / kind / split / clip / "spike" / f"{number:06d}.dat"
@@ -126,6 +126,14 @@ def test_the_check_of_the_data_compares_sizes_and_pictures(home, tmp_path, caplo
     turned = save(tmp_path / "turned.json", similarity(182, 1.37, PLANE, FRAME, (2.4, -1.3)))
     assert "do not resemble the frame" in check(calibration=turned)
     assert "upside down" in check(flip=False)
+    # A frame that shows a part of the planes only.
+    near = similarity(2.0, 2.4, PLANE, FRAME, (2.4, -1.3))
+    write_frames(tmp_path / "near", "test", "c", 1, 7, near)
+    true = save(tmp_path / "near.json", near)
+    datasets = DatasetsOptions(test=resolved(section(tmp_path / "near", "test", calibration=true)))
+    caplog.clear()
+    preflight(datasets, tmp_path / "runs")
+    assert "resemble" not in caplog.text and "upside" not in caplog.text and "1 clips, 1 frames" in caplog.text
     small = Calibration(matrix=TRUTH[:2].tolist(), spike_size=list(PLANE), rgb_size=[90, 160])
     save_calibration(tmp_path / "small.json", small)
     with pytest.raises(DataError, match=r"lq is 45 x 80, spike\.calibration was made for frames of 90 x 160"):

@@ -26,7 +26,7 @@ class ArrayPlanes(SpikeFile):
         self.array = array
 
     def _planes(self, first: int, count: int, crop: Crop) -> np.ndarray:
-        rows, columns = slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width)
+        rows, columns = crop.slices
         return _checked_values(np.array(self.array[first : first + count, rows, columns], order="C"), self.path)
 
 
@@ -46,7 +46,7 @@ class ZippedPlanes(SpikeFile):
         return np.concatenate(list(self._decompressed(first, count, crop)))
 
     def _decompressed(self, first: int, count: int, crop: Crop) -> Iterator[np.ndarray]:
-        rows, columns = slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width)
+        rows, columns = crop.slices
         _, height, width = self.member.shape
         left = count
         with _zip_errors(self.path), zipfile.ZipFile(self.path) as archive, archive.open(self.member.name) as file:

@@ -122,6 +122,11 @@ class Crop:
     height: int
     width: int
 
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """Its rows and columns in an array."""
+        return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
+
 
 class SpikeFile(ABC):
     """The planes of one file."""
