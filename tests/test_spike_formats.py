@@ -1,9 +1,11 @@
 """Spike files of every format: what is written is read back, and what is something else is refused with what it is."""
 
+import gzip
 import io
 import json
 import zipfile
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -103,6 +105,8 @@ REFUSED = {
     "array.dat": (array_file(FLAT), r"header of a NumPy array"),
     "zip.bin": (NPZ, r"header of a zip file"),
     "picture.dat": (b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG picture"),
+    "photo.dat": (cv2.imencode(".jpg", FLAT[0])[1].tobytes(), "a JPEG picture"),
+    "compressed.dat": (gzip.compress(bytes(100)), "compressed with gzip"),
     "text.dat": (b"frame 0: 12 spikes, frame 1: 17 spikes, frame 2: 9 spikes, frame 3\n" * 4, "begins with text"),
     "pointer.dat": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "pointer of Git LFS"),
     "short.npy": (array_file(FLAT)[:-5], "mmap length"),
@@ -126,6 +130,12 @@ def test_what_is_no_spike_file_is_refused_with_what_was_seen(tmp_path, name):
     with pytest.raises(SpikeFileError, match=words) as error:
         read_spikes(tmp_path / name, SpikeGeometry(8, 12))
     assert name in str(error.value) and error.value.expected and error.value.do
+
+
+@pytest.mark.parametrize("begin", [b"\xff\xd8\xff", b"\xff\xd8\xff\xdb\xff\xfe", b"\x1f\x8b\x08", b"\x1f\x8b\x08\xff"])
+def test_planes_of_a_bright_scene_may_begin_as_a_picture_does(tmp_path, begin):
+    (tmp_path / "a.dat").write_bytes(begin.ljust(24, b"\xf7"))
+    assert read_spikes(tmp_path / "a.dat", SpikeGeometry(8, 12)).shape == (2, 8, 12)
 
 
 def test_an_npz_is_known_by_its_key_or_its_only_array_of_three_axes(tmp_path):
