@@ -212,7 +212,7 @@ def joint(matrices: Sequence[np.ndarray], model: str, size: tuple[int, int]) -> 
     """The matrix of `model` that is nearest to all matrices over a plane of `size` (h, w): the median of each place."""
     y, x = np.meshgrid(np.linspace(0, size[0] - 1, 9), np.linspace(0, size[1] - 1, 9), indexing="ij")
     places = np.stack((x.ravel(), y.ravel()), axis=1)
-    mapped = np.median([apply(matrix, places) for matrix in matrices], axis=0)
+    mapped = np.median([cv2.perspectiveTransform(places[None], matrix)[0] for matrix in matrices], axis=0)
     if model == "homography":
         return cv2.findHomography(places, mapped, 0)[0]
     ones, zeros = np.ones(len(places)), np.zeros(len(places))
@@ -227,12 +227,6 @@ def joint(matrices: Sequence[np.ndarray], model: str, size: tuple[int, int]) -> 
         return np.array([[a, -b, c], [b, a, d], [0, 0, 1.0]])
     rows = np.linalg.lstsq(np.column_stack((places, ones)), mapped, rcond=None)[0].T
     return np.vstack((rows, (0, 0, 1.0)))
-
-
-def apply(matrix: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """(n, 2) places (x, y) mapped by a (3, 3) matrix."""
-    mapped = np.column_stack((places, np.ones(len(places)))) @ matrix.T
-    return mapped[:, :2] / mapped[:, 2:]
 
 
 def patch_distances(view: View, matrix: np.ndarray) -> np.ndarray:

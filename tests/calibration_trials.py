@@ -21,7 +21,6 @@ import cv2
 import numpy as np
 
 from data.calibration import load_calibration, mirroring
-from data.registration import apply
 from data.spike.formats import write_spikes
 from data.spike.stream import SpikeGeometry
 from scripts import calibrate
@@ -45,9 +44,9 @@ def error_px(path: Path, truth: np.ndarray, mirror: str) -> tuple[float, float]:
     found = load_calibration(path)
     y, x = np.mgrid[: found.spike_size[0] : 4, : found.spike_size[1] : 4]
     places = np.stack((x.ravel(), y.ravel()), axis=1).astype(np.float64)
-    true = apply(truth @ mirroring(mirror, tuple(found.spike_size)), places)
+    true = cv2.perspectiveTransform(places[None], truth @ mirroring(mirror, tuple(found.spike_size)))[0]
     inside = ((true >= 0) & (true <= np.array(found.rgb_size[::-1]) - 1)).all(axis=1)
-    distances = np.hypot(*(apply(found.to_rgb(), places) - true)[inside].T)
+    distances = np.hypot(*(cv2.perspectiveTransform(places[None], found.to_rgb())[0] - true)[inside].T)
     return float(distances.mean()), float(distances.max())
 
 
