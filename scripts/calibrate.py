@@ -26,13 +26,13 @@ from data.augment import Augment
 from data.calibration import Calibration, load_calibration, save_calibration
 from data.pictures import Pictures
 from data.registration import MODELS, Registration, View, find_offset, mirrored, patch_distances, register
-from data.spike.formats import format_of, read_spikes
+from data.spike.formats import read_spikes
 from data.spike.simulate import to_display, to_grey
 from data.spike.stream import SpikeGeometry
 from data.spike_grid import CalibratedGrid
-from data.spike_info import nearest_info
 from data.spike_source import spike_errors_as_data_errors
 from scripts.exit_codes import with_exit_code
+from scripts.spike_guess import add_geometry, the_geometry
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing
 from utils.image import encode_rgb, imwrite_rgb
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         refuse_existing(path, flag)
     encode_rgb(command.overlay, np.zeros((1, 1, 3), np.uint8))  # refuses a suffix that is no picture's
     with spike_errors_as_data_errors():
-        geometry = geometry_of(command)
+        geometry = the_geometry(command.pairs[0][0], command)
         views = [view_of(spikes, frame, geometry, command) for spikes, frame in command.pairs]
         check_sizes(views, command.pairs)
         if command.geometry:
@@ -79,15 +79,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar=("SPIKES", "FRAME"),
         help="spikes, and a picture of that time (or a folder or video, of which the mean is taken); may be repeated",
     )
-    add(
-        "--size",
-        type=int,
-        nargs=2,
-        metavar=("H", "W"),
-        help="of a spike plane; default: that of an .npy or .npz, else dataset.json",
-    )
-    add("--head-columns", type=int, default=0)
-    add("--no-flip", action="store_true", help="rows are stored top first (default: dataset.json, else bottom first)")
+    add_geometry(parser)
     add("--planes", type=int, nargs=2, metavar=("FIRST", "COUNT"), help="planes of the exposure; default: all")
     add("--light", choices=("linear", "display"), default="linear", help="what the spike camera integrates")
     add("--model", choices=tuple(MODELS), default="homography", help="default %(default)s")
@@ -105,15 +97,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             "all three, to find the time offset", "add the missing ones, or drop --geometry and --search-planes",
         )  # fmt: skip
     return command
-
-
-def geometry_of(command: argparse.Namespace) -> SpikeGeometry:
-    path = command.pairs[0][0]
-    about, shape = nearest_info(path), format_of(path).shape
-    size = tuple(command.size or (shape(path)[1:] if shape else (about.h, about.w)))
-    if None in size:
-        raise OptionError("--size is missing", "--size", "height and width of a spike plane", "add --size H W")
-    return SpikeGeometry(*size, not command.no_flip and about.flip is not False, command.head_columns)
 
 
 def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> View:

@@ -1,4 +1,4 @@
-"""spike_tool.py info: what a spike file most likely is, and the geometries that fit a file."""
+"""spike_tool.py info: what a spike file most likely is; and, for all scripts, the geometries that fit a file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,39 @@ SMOOTHER = 0.05  # difference in smoothness that counts
 CLEAR_ORDER = 0.01  # the same for the bit order, which changes the rows alone
 
 
-def geometries(command: argparse.Namespace) -> list[SpikeGeometry]:
-    """The geometry of the array, of the options or of dataset.json, else all known ones that fit. Raises DataError."""
-    path, about = command.file, nearest_info(command.file)
+def add_geometry(parser: argparse.ArgumentParser) -> None:
+    """The options of `geometries`."""
+    add = parser.add_argument
+    add(
+        "--size", type=int, nargs=2, metavar=("H", "W"),
+        help="of a spike plane; default: of an array its own, else dataset.json, else what fits the file size",
+    )  # fmt: skip
+    add("--head-columns", type=int, default=0)
+    add("--bit-order", choices=("little", "big"), default="little", help="first pixel of a byte")
+    add("--layout", choices=("raster", "sps100"), default="raster", help="of packed planes")
+    add("--no-flip", action="store_true", help="rows are stored top first (default: dataset.json, else bottom first)")
+
+
+def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
+    """The only one of `geometries`. Raises DataError where several fit."""
+    found = geometries(path, command)
+    if len(found) > 1:
+        raise DataError(
+            f"several geometries fit the file: {', '.join(f'{g.height} x {g.width} {g.layout}' for g in found)}",
+            str(path), "one geometry", "give --size H W; spike_tool.py info ranks them",
+        )  # fmt: skip
+    return found[0]
+
+
+def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
+    """The geometry of the array, of the options or of dataset.json, else all known ones that fit. Raises DataError.
+
+    command: with the options of `add_geometry`.
+    """
+    about = nearest_info(path)
     if shape := array_shape(path):
-        return [SpikeGeometry(*(command.size or shape[1:]))]
+        # Reading refuses an array that has not three axes.
+        return [SpikeGeometry(*(command.size or (*shape, 1, 1)[1:3]), head_columns=command.head_columns)]
     flip = not command.no_flip and about.flip is not False and command.layout == "raster"
     storage = (flip, command.head_columns, command.bit_order, command.layout)
     if command.layout == "sps100" and not command.size:
@@ -44,7 +72,8 @@ def geometries(command: argparse.Namespace) -> list[SpikeGeometry]:
     known.append(SpikeGeometry(SPS100_SIDE, SPS100_SIDE, flipud=False, layout="sps100"))
     found = [geometry for geometry in known if opens(path, geometry)]
     if not found:
-        refuse_header(path.read_bytes()[:64], path)
+        with open(path, "rb") as file:
+            refuse_header(file.read(64), path)
         raise DataError(
             f"no known geometry fits {size} bytes",
             str(path),
@@ -122,12 +151,12 @@ def candidate(path: Path, geometry: SpikeGeometry) -> Candidate:
 
 def best_geometry(command: argparse.Namespace) -> SpikeGeometry:
     """The one of `geometries` that gives the smoothest picture."""
-    return max(geometries(command), key=lambda geometry: candidate(command.file, geometry).score)
+    return max(geometries(command.file, command), key=lambda geometry: candidate(command.file, geometry).score)
 
 
 def info(command: argparse.Namespace) -> None:
     shape = array_shape(command.file)
-    found = sorted((candidate(command.file, g) for g in geometries(command)), key=lambda c: -c.score)
+    found = sorted((candidate(command.file, g) for g in geometries(command.file, command)), key=lambda c: -c.score)
     best = found[0]
     print(
         f"{command.file}: {command.file.stat().st_size} bytes" + (f", an array {shape}" if shape else ", packed planes")

@@ -34,7 +34,7 @@ from data.spike.stream import SpikeGeometry
 from data.spike_source import spike_errors_as_data_errors
 from scripts import spike_views
 from scripts.exit_codes import with_exit_code
-from scripts.spike_guess import geometries, info
+from scripts.spike_guess import add_geometry, info, the_geometry
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing
 
@@ -57,17 +57,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name in ("info", *VIEWS, "convert"):
         action = actions.add_parser(name)
         action.add_argument("file", type=Path)
-        action.add_argument(
-            "--size", type=int, nargs=2, metavar=("H", "W"), help="default: dataset.json, else what fits the file size"
-        )
-        action.add_argument("--head-columns", type=int, default=0)
-        action.add_argument("--bit-order", choices=("little", "big"), default="little", help="first pixel of a byte")
-        action.add_argument("--layout", choices=("raster", "sps100"), default="raster", help="of packed planes")
-        action.add_argument(
-            "--no-flip",
-            action="store_true",
-            help="rows are stored top first (default: dataset.json, else bottom first)",
-        )
+        add_geometry(action)
         if name == "info":
             action.add_argument("--picture", type=Path, help="the frame of the time in the middle of FILE")
         if name in VIEWS:
@@ -108,15 +98,10 @@ def convert(command: argparse.Namespace) -> None:
         raise OptionError(
             f"the suffix of the output is {command.out.suffix!r}", str(command.out), ", ".join(FORMATS), "choose one"
         )
-    found = geometries(command)
-    if len(found) > 1:
-        raise DataError(
-            f"several geometries fit the file: {', '.join(f'{g.height} x {g.width} {g.layout}' for g in found)}",
-            str(command.file), "one geometry", "give --size H W; spike_tool.py info ranks them",
-        )  # fmt: skip
-    file = open_spikes(command.file, found[0])
+    stored = the_geometry(command.file, command)
+    file = open_spikes(command.file, stored)
     count = file.planes - command.first if command.count is None else command.count
-    made = SpikeGeometry(found[0].height, found[0].width, not command.out_no_flip, bit_order=command.out_bit_order)
+    made = SpikeGeometry(stored.height, stored.width, not command.out_no_flip, bit_order=command.out_bit_order)
     parts = tqdm(file.parts(command.first, count), unit=" parts", disable=None)
     write_spikes(command.out, parts, made)
     form = repr(made) if format_of(command.out).is_packed else "an array of uint8, row 0 at the top"

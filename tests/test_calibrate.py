@@ -24,7 +24,10 @@ def calibrate(*args):
 def test_a_turned_enlarged_and_shifted_camera_is_recovered_with_noise_and_blur(tmp_path, capsys):
     rng, out = np.random.default_rng(1), tmp_path / "calibration.json"
     pair = write_pair(tmp_path, "a", TRUTH, "none", rng, rgb=FRAME, spike=PLANE, motion=(6, -4), noise=0.02)
-    assert calibrate(*pair, *SIZE, "--model", "similarity", "--tick-hz", 20000, "--out", out) == 0
+    stored = SpikeGeometry(*PLANE, bit_order="big")  # as numpy.packbits
+    write_spikes(pair[1], read_spikes(pair[1], SpikeGeometry(*PLANE)), stored)
+    flags = [*SIZE, "--bit-order", "big", "--model", "similarity", "--tick-hz", 20000]
+    assert calibrate(*pair, *flags, "--out", out) == 0
     assert error_px(out, TRUTH, "none")[1] <= LIMIT_PX
     found = load_calibration(out)
     assert (found.tick_hz, found.spike_size, found.rgb_size) == (20000, [128, 200], [180, 320])
@@ -72,6 +75,9 @@ def test_pictures_of_different_scenes_are_refused(tmp_path, capsys):
         assert calibrate("--pair", spikes, frame, *SIZE, "--out", out) == 3
         error = capsys.readouterr().err
         assert "cannot be calibrated" in error and "expected" in error and str(frame) in error
+    missing = tmp_path / "none.npy"
+    assert calibrate("--pair", missing, tmp_path / "other.png", "--out", out) == 3
+    assert str(missing) in capsys.readouterr().err
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".dat", ".dat", ".png", ".png"]
 
 
