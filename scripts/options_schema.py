@@ -108,7 +108,7 @@ def _notes(text: str, keys: set[str]) -> dict[str, str]:
     notes: dict[str, str] = {}
     for mark, end in zip(marks, ends, strict=True):
         for key in mark[1].split(", "):
-            notes[key] = f"{notes.get(key, '')} {text[mark.end() : end]}".strip()
+            notes[key] = f"{notes.get(key, '')} {text[mark.end() : end].strip(' ;')}".strip()
     return notes
 
 
@@ -132,5 +132,5 @@ def _object(properties: dict[str, Schema]) -> Schema:
 
 def _of_kair(where: str, known: dict[str, Schema]) -> dict[str, Schema]:
     """The keys of KAIR that are accepted in a section without effect."""
-    note = {"description": "A key of KAIR; no effect here.", "deprecated": True}
+    note = {"deprecationMessage": "A key of KAIR; no effect here.", "doNotSuggest": True}  # keywords of VS Code
     return {key: note for key in sorted(KAIR_ONLY.get(where, ())) if key not in known}

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None), "number": (int, float)}
-NOTES = {"description", "default", "deprecated", "enumDescriptions", "$schema", "$comment", "$defs"}
+NOTES = {
+    "description",
+    "default",
+    "deprecationMessage",
+    "doNotSuggest",
+    "enumDescriptions",
+    "$schema",
+    "$comment",
+    "$defs",
+}
 
 
 def faults(value: Any, schema: Any, root: dict[str, Any], where: str = "") -> list[str]:
