@@ -226,8 +226,18 @@ def _open_lmdb(root: str) -> Any:
             'io_backend.type "lmdb" needs the package lmdb', "io_backend.type", "an installed lmdb", "pip install lmdb"
         ) from e
     try:
-        return lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
+        environment = lmdb.open(root, readonly=True, lock=False, readahead=False, meminit=False)
     except lmdb.Error as e:
         raise DataError(
             f"cannot open the LMDB: {e}", root, "a folder with data.mdb", "make it again, or correct the dataroot"
         ) from e
+    # LMDB maps the file: reading a page after its end would kill the process (SIGBUS). Opening reads the first two.
+    size = os.path.getsize(os.path.join(root, "data.mdb"))
+    need = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if size < need:
+        environment.close()
+        raise DataError(
+            f"the LMDB is cut short: data.mdb has {size} bytes", root, f"{need} bytes, as its first pages say",
+            "copy it again (or, where keys were deleted from it, make a compact copy with mdb_copy -c)",
+        )  # fmt: skip
+    return environment

@@ -80,7 +80,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-POSITIVE = ("gamma", "rate", "threshold")
+POSITIVE = ("gamma", "threshold")
 WORDS = ("what", "where", "expected", "do")  # the parts of an error
 NOISE = ("initial_charge", "shot_noise", "dark_rate", "threshold_mismatch")
 
@@ -164,6 +164,7 @@ def check_numbers(command: argparse.Namespace) -> None:
         ("--test-share", command.test_share, not 0 <= command.test_share < 1, "0 <= share < 1"),
         *((f"--{key}", getattr(command, key), getattr(command, key) < 1, ">= 1") for key in ("interpolate", "ratio")),
         *((f"--{k}", getattr(command, k), not 0 < getattr(command, k) < inf, "> 0") for k in POSITIVE),
+        ("--rate", command.rate, not 0 < command.rate <= 1, "above 0, at most 1: a pixel fires once per plane at most"),
         *((f"--{k.replace('_', '-')}", getattr(command, k), not 0 <= getattr(command, k) < inf, ">= 0") for k in NOISE),
         ("--workers", command.workers, command.workers < 1, ">= 1"),
     ]

@@ -89,6 +89,19 @@ def test_names_of_an_lmdb_that_lead_out_of_the_results_are_refused(root, name):
         build(root, io_backend={"type": "lmdb"}, **roots(root, "lq", "gt"))
 
 
+@pytest.mark.parametrize("keep", [0.33, 0.999])
+def test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read(root, keep):
+    path = root / "lq.lmdb/data.mdb"
+    whole = path.stat().st_size
+    os.truncate(path, int(whole * keep))
+    # In another process, which dies of SIGBUS where a missing page is read.
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        listing = pool.submit(list_root, str(root / "lq.lmdb"), "blur", "png")
+        with pytest.raises(DataError, match=f"cut short: data.mdb has {int(whole * keep)} bytes") as error:
+            listing.result()
+    assert f"{whole} bytes" in str(error.value)
+
+
 def test_the_backend_and_the_roots_must_agree(root):
     with pytest.raises(OptionError, match="a dataroot is an LMDB"):
         build(root, **roots(root, "lq"))
