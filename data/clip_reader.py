@@ -19,7 +19,7 @@ from data.augment import Augment
 from data.clip_cache import INDEX as CACHE_INDEX
 from data.clip_cache import CacheReader
 from data.pictures import Pictures, check_same_view, clips_in, holds_images, subfolder
-from data.roots import LMDB_MARK
+from data.roots import FROM_START, LMDB_MARK, is_read_from_start
 from data.spike.formats import FORMATS, array_shape, count_planes, open_spikes
 from data.spike_grid import ScaledWindow, Window, warn_uncovered
 from data.spike_info import DatasetInfo, nearest_info
@@ -84,6 +84,8 @@ class UserSpikes:
                 f"{self._planes} planes for {len(frames)} frames", str(path), "at least one plane per frame",
                 "give the spikes of this clip, and check --spike-size",
             )  # fmt: skip
+        if not self._is_per_frame and len(frames) > 1 and is_read_from_start(str(self.files[0])):
+            logger.warning("spikes of %s: %s", clip, FROM_START)
         self._window = self._whole_window()
         span = self._span(0)
         try:

@@ -27,7 +27,7 @@ from data.clip import Clip
 from data.clip_index import Problem, Source, digest, joined_errors, list_source, problems_error, scan
 from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr
 from data.meta_file import read_meta
-from data.roots import LMDB_MARK
+from data.roots import FROM_START, LMDB_MARK, is_read_from_start
 from data.spike.formats import open_spikes, read_spikes
 from data.spike.light import fit_light
 from data.spike.stream import SpikeFileError
@@ -133,6 +133,8 @@ def check_source(
     if source.spikes:
         for clip in clips:
             report.warnings += _check_spikes(clip, source.spikes, is_first=clip is clips[0])
+        slow = [clip for clip in clips if source.has_one_spike_file and is_read_from_start(clip.spike[0])]
+        report.warnings += [Problem(clip.name, FROM_START, clip.spike[0]) for clip in slow[:1]]
     if file and not report.problems:
         try:
             warnings = [dataclasses.astuple(warning) for warning in report.warnings]

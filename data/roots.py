@@ -21,6 +21,10 @@ from utils.errors import DataError, OptionError
 from utils.files import natural_key
 
 LMDB_MARK = ".lmdb::"
+FROM_START = (
+    "every frame reads the file of its clip from the start, which is slow for long clips: convert it to .dat "
+    "(scripts/spike_tool.py convert), or build a clip cache (scripts/build_clip_cache.py)"
+)
 PARTS = frozenset({"blur", "blur_gamma", "sharp", "spike"})  # folders within a clip, never clips of their own
 _LMDB_LINE = re.compile(r"(.+?)(?: \(.*\)(?: \d+)?)?$")  # "<key>.<ext> (<shape>) <compression>"; keys may hold blanks
 
@@ -104,6 +108,11 @@ def open_spike_file(path: str, geometry: SpikeGeometry, remainder: str) -> Spike
     if LMDB_MARK in path:
         return packed_planes(_read_lmdb(path), path, geometry, remainder)
     return open_spikes(path, geometry, remainder)
+
+
+def is_read_from_start(path: str) -> bool:
+    """Whether planes within a spike file are reached only through all bytes before them: in an .npz or an LMDB."""
+    return LMDB_MARK in path or path.lower().endswith(".npz")
 
 
 def unreadable(path: str, reason: str) -> DataError:

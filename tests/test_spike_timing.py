@@ -14,7 +14,7 @@ from data.spike.formats import read_spikes, write_spikes
 from data.spike.stream import SpikeGeometry
 from data.spike_timing import Exposures
 from scripts import check_data
-from tests.clip_files import PLANES, section, source_of, write_clip, write_info
+from tests.clip_files import PLANES, check, section, source_of, write_clip, write_info
 from tests.train_files import network
 from utils.errors import DataError, OptionError
 
@@ -121,6 +121,8 @@ def test_one_file_of_a_clip_gives_what_a_file_per_frame_gives(tmp_path, place):
     for center in ("gt", "file", 3):
         expected, found = build(parts, center=center), build(joined, center=center, exposure=EXPOSURE)
         assert same(expected, found) and same(expected, found, reverse=True)
+    warned = check(section(joined, "test", spike={"type": "dat", "exposure": EXPOSURE})).warnings
+    assert sum("from the start" in warning.what for warning in warned) == place.endswith(".npz")
     rows = {"a/1": [[first, PLANES] for first in FIRSTS], "a/0": EXPOSURE}
     (tmp_path / "table.json").write_text(json.dumps(rows))
     assert same(expected, build(joined, center=3, exposure=str(tmp_path / "table.json")))
