@@ -90,7 +90,7 @@ def test_weights_are_no_checkpoint_to_resume_from(story):
 def test_other_clips_than_before_stop_a_run_unless_the_checkpoint_is_named(story):
     result, state = story["fewer"]
     assert result.exit_codes == [3] and state["step"] == 13, result.text
-    assert "samples an epoch 8 -> 4, other clips or frames" in result.text and "--resume" in result.text
+    assert "samples an epoch 8 -> 4, other clips, frames or spikes" in result.text and "--resume" in result.text
     result, state = story["named"]
     assert result.exit_codes == [0] and (state["step"], state["epoch"], state["batch"]) == (15, 2, 2), result.text
     assert result.text.count("epoch 3 begins with its first sample") == 1

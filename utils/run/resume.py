@@ -251,11 +251,11 @@ def _find_place(progress: Progress, was: DataOrder | None, order: DataOrder, res
         pairs = (("samples an epoch", was.samples, order.samples), ("seed of the order", was.seed, order.seed))
         changed = [f"{name} {then} -> {now}" for name, then, now in pairs if then != now]
         if was.sample_list != order.sample_list:
-            changed.append("other clips or frames")
+            changed.append("other clips, frames or spikes")
             if not resumed.is_named:
                 raise DataError(
-                    f"the training clips are not those of the checkpoint: {', '.join(changed)}", str(resumed.path),
-                    "the same clips and frames, with the same sizes and dataset.json, as before",
+                    f"the training data are not those of the checkpoint: {', '.join(changed)}", str(resumed.path),
+                    "the same clips, frames and sizes, with the same dataset.json and calibration, as before",
                     "bring the files back; or, to continue with the present clips from a new epoch: "
                     f"--resume {resumed.path}",
                 )  # fmt: skip
