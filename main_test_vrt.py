@@ -12,7 +12,6 @@ reconstruction from the spikes takes the place of the network. Several processes
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -21,10 +20,9 @@ from typing import Any
 
 from data.clip_dataset import check_scale
 from data.clip_reader import dataset_clips, user_clips
-from data.reconstruct import METHODS, Reconstruction, section_for, spike_clip, spike_section
+from data.reconstruct import Reconstruction, method_options, section_for, spike_clip, spike_section
 from data.select_dataset import DATASETS, build_dataset
 from data.spike_info import nearest_info
-from data.spike_source import channels_of
 from models.losses import LOSSES
 from models.portable import portable_options, read_saved
 from models.restore.interpolate import InterpolatedClip, scored_clips
@@ -52,8 +50,6 @@ from utils.files import refuse_overlap
 from utils.options.load import load_options
 from utils.options.models import Options
 from utils.run import boot
-
-logger = logging.getLogger(__name__)
 
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
@@ -135,20 +131,14 @@ def direct_job(args: TestArgs, opt: Options | None) -> Job:
 
 def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
     """A user's spikes, with the frames beside them where there are any."""
-    spike = spike_section(changed_spikes({"type": "dat"}, args), formula)
-    known = spike.rate if spike.rate is not None else nearest_info(Path(args.spike)).rate
-    if known is None:
-        logger.warning(
-            "the firing rate at full light is not known and measured from the brightness of the frames "
-            "(spike.rate=match); give spike.rate if you know it"
-        )
-        spike = spike.model_copy(update={"rate": "match"})
+    spike = spike_section(changed_spikes({"type": "dat"}, args), formula, nearest_info(Path(args.spike)).rate)
     frames = "all"
     if args.input:
         clips = user_clips(args.input, args.spike, args.gt, spike.plain())
     elif formula.is_grey:
         clips = [spike_clip(args.spike, args.gt, spike)]
-        frames = "one for each spike file; the input beside it is the mean of all planes of the file"
+        source = "exposure" if spike.exposure else "spike file"
+        frames = f"one for each {source}; the input beside it is the mean of all planes of the {source}"
     else:
         raise OptionError(
             f"--method {args.method} needs the blurry frames", "--input", "the frames of the exposures",
@@ -176,8 +166,12 @@ def user_job(
 def reconstruction(args: TestArgs) -> tuple[Reconstruction, TestArgs]:
     """The formula of --method, and the arguments without its options."""
     section, args = split_method(args)
-    formula = METHODS.build(section, "method", center_frame_only=args.center_frame_only)
-    channels_of(formula.representation)  # raises OptionError for values that contradict one another
+    formula = Reconstruction(method_options(section), args.center_frame_only)
+    if formula.is_grey and args.lpips:
+        raise OptionError(
+            f"--lpips with --method {args.method}, whose frames are grey", "--lpips",
+            "frames in colour: LPIPS has no luma form", "remove --lpips, or use --method exposure",
+        )  # fmt: skip
     return formula, args
 
 

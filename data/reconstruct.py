@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +14,89 @@ from torch import Tensor
 
 from data.clip_reader import UserClip, UserSpikes, check_reference, spike_files, with_size
 from data.pictures import Pictures
-from data.spike.exposure import exposure_estimate
 from data.spike.formats import FORMATS, open_spikes
+from data.spike.represent_exposure import exposure_estimate
 from data.spike.simulate import DISPLAY_GAMMA, to_display, to_uint8
+from data.spike.stream import SpikeFile
 from data.spike_info import nearest_info
-from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors
+from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of, spike_errors_as_data_errors
 from utils.contract import FrameReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.options.models import LoaderOptions
-from utils.options.registry import Registry
 from utils.options.section import Section
 
-METHODS = Registry("method", "type")
+SEVERAL = ("offsets", "num_bins")  # keys of a representation for several pictures; a method makes one
+
+logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Formula:
+    """How the channels of the representation of the same name become a frame.
+
+    picture: (blurry (H, W, 3) display values in [0, 1], channels (S, H, W)) -> (H, W, 3) float32 in [0, 1].
+    gamma: of the channels, see the spike section.
+    """
+
+    picture: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    is_grey: bool
+    gamma: float
+
+
+def grey_picture(blurry: np.ndarray, channels: np.ndarray) -> np.ndarray:
+    """The first channel, whatever the blurry frame is."""
+    return np.repeat(np.clip(channels[0], 0, 1)[..., None], 3, axis=2)
+
+
+GREY = Formula(grey_picture, is_grey=True, gamma=DISPLAY_GAMMA)
+METHODS = {
+    "tfp": GREY,
+    "tfi": GREY,
+    "tfstp": GREY,
+    "exposure": Formula(exposure_estimate, is_grey=False, gamma=1.0),  # a product of linear light
+}
+
+
+def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's section {"type": name, ...}, completed with the defaults of the representation of the same name.
+
+    Raises OptionError for an unknown name or key, and for values that contradict one another.
+    """
+    name = section["type"]
+    if name not in METHODS:
+        raise OptionError(
+            f"method.type is {name!r}", "method.type", f"one of {', '.join(METHODS)}", "choose one of these"
+        )
+    several = [f"method.{key}" for key in SEVERAL if key in section]
+    if several:
+        raise OptionError(
+            f"{', '.join(several)} would make several pictures of a frame", "method", "one picture", "remove it"
+        )
+    options = REPRESENTATIONS.resolve(section, "method").plain()
+    channels_of(options)
+    return {key: value for key, value in options.items() if key not in SEVERAL}
+
+
+@dataclass(frozen=True)
 class Reconstruction:
     """A method (see utils.contract.Method) whose frames follow from one frame of the input and its spikes alone.
 
-    representation, gamma: of the spike section that it reads, see `spike_section`.
+    representation: name and options, from `method_options`.
     """
 
-    is_grey, can_cut, gamma = True, True, DISPLAY_GAMMA
+    representation: dict[str, Any]
+    center_frame_only: bool
 
-    def __init__(self, center_frame_only: bool, representation: dict[str, Any]) -> None:
-        self.center_frame_only, self.representation = center_frame_only, representation
+    can_cut = True
 
-    def picture(self, item: dict[str, Tensor]) -> Tensor:
-        """The frame (3, H, W) in [0, 1] of an item of a FrameReader, here the first channel in grey."""
-        return item["spike"][:1].clamp(0, 1).expand(3, -1, -1)
+    @property
+    def formula(self) -> Formula:
+        return METHODS[self.representation["type"]]
+
+    @property
+    def is_grey(self) -> bool:
+        return self.formula.is_grey
 
     def frames_of(self, count: int) -> range:
         return range(count // 2, count // 2 + 1) if self.center_frame_only else range(count)
@@ -64,66 +120,30 @@ class Reconstruction:
     def frames(self, reader: FrameReader, wanted: range) -> Iterator[Tensor]:
         for index in wanted:
             watchdog.go_on()
-            yield self.picture(reader.frame(index))
+            item = reader.frame(index)
+            blurry = item["lq"][:3].permute(1, 2, 0).numpy()
+            yield torch.from_numpy(self.formula.picture(blurry, item["spike"].numpy())).permute(2, 0, 1)
 
 
-@METHODS.register("tfp", given=("center_frame_only",))
-class Tfp(Reconstruction):
-    """Grey: the mean of the planes around the sharp frame; see the representation tfp."""
+def spike_section(section: Section | dict[str, Any], method: Reconstruction, recorded: float | None) -> Section:
+    """A spike section that reads the same spikes for this method.
 
-    def __init__(self, half_window: int = 10, center_frame_only: bool = False) -> None:
-        super().__init__(center_frame_only, {"type": "tfp", "half_window": half_window})
-
-
-@METHODS.register("tfi", given=("center_frame_only",))
-class Tfi(Reconstruction):
-    """Grey: one over the interval between two spikes; see the representation tfi."""
-
-    def __init__(self, half_window: int = 20, center_frame_only: bool = False) -> None:
-        super().__init__(center_frame_only, {"type": "tfi", "half_window": half_window})
-
-
-@METHODS.register("tfstp", given=("center_frame_only",))
-class Tfstp(Reconstruction):
-    """Grey: the rate from a model of short-term plasticity; see the representation tfstp."""
-
-    def __init__(
-        self, tau_d: float = 5.0, tau_f: float = 10.0, utilisation: float = 0.05, center_frame_only: bool = False
-    ) -> None:
-        options = {"tau_d": tau_d, "tau_f": tau_f, "utilisation": utilisation}
-        super().__init__(center_frame_only, {"type": "tfstp", **options})
-
-
-@METHODS.register("exposure", given=("center_frame_only",))
-class Exposure(Reconstruction):
-    """RGB: the blurry frame x the rate around the sharp frame / the rate of the exposure; see data.spike.exposure."""
-
-    is_grey, gamma = False, 1.0  # the product is one of linear light
-
-    def __init__(
-        self,
-        half_window: int = 10,
-        half_exposure: int | None = None,
-        prior: float = 0.25,
-        center_frame_only: bool = False,
-    ) -> None:
-        options = {"half_window": half_window, "half_exposure": half_exposure, "prior": prior}
-        super().__init__(center_frame_only, {"type": "exposure", **options})
-
-    def picture(self, item: dict[str, Tensor]) -> Tensor:
-        blurry = item["lq"][:3].permute(1, 2, 0).numpy()
-        return torch.from_numpy(exposure_estimate(blurry, item["spike"].numpy())).permute(2, 0, 1)
-
-
-def spike_section(section: Section | dict[str, Any], method: Reconstruction) -> Section:
-    """A spike section that reads the same spikes for this method."""
+    recorded: the firing rate at full light in dataset.json. Where it is unknown in both, it is measured ("match").
+    """
     plain = section.plain() if isinstance(section, Section) else section
-    channels = {"representation": method.representation, "gamma": method.gamma, "resize": "bilinear"}
-    return SPIKE_SOURCES.resolve({**plain, **channels}, "spike")
+    channels = {"representation": method.representation, "gamma": method.formula.gamma, "resize": "bilinear"}
+    spike = SPIKE_SOURCES.resolve({**plain, **channels}, "spike")
+    if spike.rate is not None or recorded is not None:
+        return spike
+    logger.warning(
+        "the firing rate at full light is not known and measured from the brightness of the frames "
+        "(spike.rate=match); give spike.rate if you know it"
+    )
+    return spike.model_copy(update={"rate": "match"})
 
 
-def section_for(formula: Reconstruction, section: LoaderOptions, path: str, scale: int) -> LoaderOptions:
-    """datasets.test, read for a formula. Raises OptionError where the formula cannot be applied."""
+def section_for(method: Reconstruction, section: LoaderOptions, path: str, scale: int) -> LoaderOptions:
+    """datasets.test, read for a method. Raises OptionError where the method cannot be applied."""
     if not section.spike_channels:
         raise OptionError("datasets.test has no spikes", path, "an RGB + spike test set", "choose another option file")
     if scale != 1:
@@ -133,35 +153,43 @@ def section_for(formula: Reconstruction, section: LoaderOptions, path: str, scal
             "1: a formula gives frames of the size of the input",
             "choose another option file",
         )
-    return section.model_copy(update={"spike": spike_section(section.spike, formula)})
+    recorded = section.constructor.spike_data(section)["rate"]
+    return section.model_copy(update={"spike": spike_section(section.spike, method, recorded)})
 
 
 class LongExposures:
     """Stand-ins for the frames of a clip of which there are only spikes: the mean of the planes of each, in grey.
 
-    As data.pictures.Pictures. The brightness is that of the rate, or, where it is unknown, that of the brightest pixels
-    of the first file (99.5th percentile).
+    As data.pictures.Pictures: a frame for each file or, with spike.exposure, for each exposure in the one file. The
+    brightness is that of the rate, or, where it is unknown, that of the brightest pixels of the first frame (99.5th
+    percentile).
     """
 
     fps, times, is_video = None, None, False
 
-    def __init__(self, path: Path, source: DatSpikes) -> None:
-        self.path, self._source = path, source
+    def __init__(self, path: Path, clip: str, source: DatSpikes) -> None:
+        self.path, self._clip, self._source = path, clip, source
         self.files = spike_files(path) if path.is_dir() else [path]
         if not self.files:
             raise DataError("the folder holds no spikes", str(path), ", ".join(FORMATS), "correct --spike")
         self.stems = [file.stem for file in self.files]
+        if source.timing.is_one_file:
+            self.stems = [f"{i:06d}" for i in range(source.timing.frames(clip, self._open(0).planes))]
         self.size = (source.geometry.height, source.geometry.width)
         known = source.rate != "match"
         self._white = source.rate if known else max(float(np.percentile(self._rates(0), 99.5)), 1e-6)
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.stems)
+
+    def _open(self, index: int) -> SpikeFile:
+        with spike_errors_as_data_errors():
+            return open_spikes(self.files[index], self._source.geometry, self._source.remainder)
 
     def _rates(self, index: int) -> np.ndarray:
+        file = self._open(0 if self._source.timing.is_one_file else index)
+        span = self._source.timing.span(self._clip, index, file.planes)
         with spike_errors_as_data_errors():
-            file = open_spikes(self.files[index], self._source.geometry, self._source.remainder)
-            span = self._source.timing.span(self.path.name, index, file.planes)
             return file.read(span.first, span.count).mean(axis=0, dtype=np.float32)
 
     def read(self, index: int) -> np.ndarray:
@@ -172,7 +200,9 @@ class LongExposures:
 
 
 def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> UserClip:
-    """The clip of a folder with one spike file per frame, or of one file as a single frame; its input: LongExposures.
+    """The clip of a folder with one spike file per frame, or of one file; its input: LongExposures.
+
+    One file is a single frame or, with spike.exposure, holds as many as its table lists or its period fits in.
 
     gt: a sharp picture for each. Raises DataError where they do not belong together.
     """
@@ -183,8 +213,8 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> Use
         )
     info = nearest_info(path)
     source = SPIKE_SOURCES.build(with_size(section, info, path), "spike", info=info)
-    frames = LongExposures(path, source)
     name = path.resolve().parent.name if path.name == "spike" else path.stem
+    frames = LongExposures(path, name, source)
     reference = Pictures(Path(gt)) if gt is not None else None
     if reference is not None:
         check_reference(frames, reference, 1)

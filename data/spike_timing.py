@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -63,6 +64,10 @@ class Exposures:
         start, length = self.rows[frame] if self.rows else (self.start + frame * self.period, self.length)
         return nearest_plane(start + offset), nearest_plane(length)
 
+    def count(self, planes: int, offset: float = 0.0) -> int:
+        """How many exposures there are: the rows, or as many as end, moved by offset, within `planes` planes."""
+        return len(self.rows) or next(i for i in itertools.count() if sum(self.planes_of(i, offset)) > planes)
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -81,6 +86,11 @@ class Timing:
     def is_one_file(self) -> bool:
         """Whether the planes of all frames of a clip are in one file."""
         return self.exposures is not None
+
+    def frames(self, clip: str, planes: int) -> int:
+        """How many frames a file of `planes` planes is for; at least 1, of which `span` may say that it is outside."""
+        table = self._table(clip)
+        return max(table.count(planes, self.offset), 1) if table else 1
 
     def span(self, clip: str, frame: int | str, planes: int) -> Span:
         """The planes of frame number `frame` of a clip, in a file of `planes` planes; frame: a name, for messages only,
@@ -112,8 +122,11 @@ class Timing:
         count_read = self._inside(clip, frame, planes, start, stop - start)
         return Span(start, count_read, origin + start - moved, length, origin + (count - 1) / 2)
 
+    def _table(self, clip: str) -> Exposures | None:
+        return self.exposures.get(clip, self.exposures.get("")) if self.exposures else None
+
     def _exposure(self, clip: str, frame: int, planes: int) -> Span:
-        table = self.exposures.get(clip, self.exposures.get(""))
+        table = self._table(clip)
         found = table.planes_of(frame, self.offset) if table else None
         if found is None:
             what = f"lists {len(table.rows)} frames of" if table else "does not list"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from data.reconstruct import METHODS
+from data.reconstruct import METHODS, method_options
 from data.spike.formats import open_spikes
 from data.spike.represent import REPRESENTATIONS, represent
 from data.spike.simulate import DISPLAY_GAMMA, to_uint8
@@ -24,7 +24,7 @@ from utils.image import IMAGE_SUFFIXES, imwrite_rgb, side_by_side
 from utils.options.file import Sources, apply_override
 from utils.video import VIDEO_SUFFIXES, VideoWriter
 
-GREY_METHODS = [name for name in METHODS.names() if METHODS.constructor(name).is_grey]
+GREY_METHODS = [name for name, formula in METHODS.items() if formula.is_grey]
 LEAST_HEIGHT = 320  # smaller pictures are enlarged by repetition, to see single pixels
 HISTORY = 128  # planes on either side that a method without a window gets
 LONGEST = 500  # video frames of `play`, unless --step says otherwise
@@ -47,7 +47,7 @@ class Look:
         rate = command.rate or about.rate
         if rate is None:
             rate = max(float(np.percentile(middle(file).mean(axis=0, dtype=np.float32), 99.5)), 1e-6)
-        options = dict(METHODS.build(section, "method", center_frame_only=False).representation)
+        options = method_options(section)
         return cls(options.pop("type"), options, rate, command.light or about.light or "linear")
 
     @property

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import main_test_vrt
-from data.spike.exposure import exposure_estimate
-from data.spike.formats import read_spikes
+from data.spike.formats import read_spikes, write_spikes
 from data.spike.represent import represent
+from data.spike.represent_exposure import exposure_estimate
 from data.spike.stream import SpikeGeometry
 from scripts.compare_runs import main as compare_runs
+from tests.clip_files import write_info
 from tests.dist.launching import run_ranks
 from tests.train_files import write_options
 from utils.metrics import psnr, rgb_to_y, ssim
@@ -128,6 +129,20 @@ def test_the_direct_form_gives_what_the_dataset_gives_on_two_ranks(home, tested,
     assert metrics(tmp_path / "out")["averages"] == metrics(tested["exposure"])["averages"]
 
 
+def test_both_forms_measure_a_rate_that_nobody_gives(tmp_path, capfd):
+    options = write_options(tmp_path)
+    write_info(tmp_path, h=16, w=16, rate=None)
+    rgb, spikes = tmp_path / "GOPRO_Large/test", tmp_path / "GOPRO_Large_spike_seq/test"
+    forms = [["--opt", options], ["--input", rgb, "--spike", spikes, "--gt", rgb]]
+    for number, form in enumerate(forms):
+        args = ["--method", "tfp", *form, "--output", tmp_path / f"out{number}", "--save", "frames"]
+        assert main_test_vrt.main([*map(str, args)]) == 0
+        said = capfd.readouterr()
+        assert (said.out + said.err).count("firing rate at full light is not known") == 1
+    found = [metrics(tmp_path / f"out{number}")["averages"] for number in (0, 1)]
+    assert found[0] == found[1]
+
+
 def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
     spikes = home / "GOPRO_Large_spike_seq/test/test2/spike"
     shutil.copytree(spikes, tmp_path / "in")  # away from dataset.json: the rate is unknown
@@ -142,6 +157,31 @@ def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
     assert "the mean of all planes" in metrics(tmp_path / "out")["protocol"]["frames"]
 
 
+def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(home, tmp_path):
+    # The four files of a clip in one, with 8 dark planes between them: the frames are those of the four files.
+    files = sorted((home / "GOPRO_Large_spike_seq/test/test2/spike").iterdir())
+    geometry, dark = SpikeGeometry(16, 16), np.zeros((8, 16, 16), np.uint8)
+    parts = [part for file in files for part in (read_spikes(file, geometry), dark)]
+    (tmp_path / "clip").mkdir()
+    for file in files:
+        shutil.copy(file, tmp_path / "clip")
+    write_spikes(tmp_path / "clip.dat", np.concatenate(parts[:-1]), geometry)
+    forms = {
+        "clip": [],
+        "clip.dat": ['spike.exposure={"start": 0, "length": 24, "period": 32}'],
+        "./clip.dat": ['spike.exposure={"clip": [[0, 24], [32, 24], [64, 24], [96, 24]]}'],
+    }
+    found = []
+    for number, (path, exposure) in enumerate(forms.items()):
+        args = ["--method", "tfp", "--spike", f"{tmp_path}/{path}", "--spike-size", 16, 16, "--save", "frames"]
+        out = tmp_path / f"out{number}"
+        assert main_test_vrt.main([*map(str, args), "--output", str(out), *exposure]) == 0
+        found.append({path.relative_to(out): path.read_bytes() for path in out.rglob("*.png")})  # strips have the input
+        assert len(list((out / "clip").iterdir())) == 4
+        assert ("each exposure" in metrics(out)["protocol"]["frames"]) == bool(exposure)
+    assert found[0] == found[1] == found[2]
+
+
 def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, capfd):
     options, spikes = ["--opt", home / "options.json"], home / "GOPRO_Large_spike_seq/test/test2/spike"
     network = ["--weights", "w.pth", "--tile", "2,2", "--flip-seq"]
@@ -149,6 +189,8 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
         "netG.fusion=none",
         *(f"datasets.{s.lower()}.dataset_type=VideoRecurrent{s}Dataset" for s in ("Train", "Test")),
     ]
+    short = ["--spike", spikes / "000000.dat", "--output", tmp_path / "o"]
+    short += ['spike.exposure={"start": 0, "length": 50, "period": 100}']
     none = ["--spike", tmp_path / "none", "--spike-size", 16, 16, "--output", tmp_path / "o"]
     cases = {
         "--weights, --tile, --flip-seq with --method tfp": (2, ["tfp", *options, *network]),
@@ -159,6 +201,9 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
         "datasets.test has no spikes": (2, ["tfp", *options, *colour]),
         "scale is 2": (2, ["tfp", *options, "scale=2", "netG.upscale=2"]),
         "--spike missing": (2, ["tfp", "--input", home / "GOPRO_Large/test/test2/blur", "--output", tmp_path / "o"]),
+        "--lpips with --method tfi, whose frames are grey": (2, ["tfi", *options, "--lpips", "w.pth"]),
+        "method.offsets would make several pictures": (2, ["tfp", *options, "method.offsets=[0, 3]"]),
+        "needs planes 0 to 49 (spike.exposure), the file has 24 planes": (3, ["tfp", *short]),
         "needs the blurry frames": (2, ["exposure", "--spike", spikes, "--output", tmp_path / "o"]),
         "no such file or folder": (3, ["tfp", *none]),
         "cannot set val.pad_seq": (2, ["tfp", "--spike", spikes, "--output", tmp_path / "o", "val.pad_seq=true"]),

@@ -27,7 +27,6 @@ STATE = {
     "data.roots._opening": "the lock for it: a check reads in several threads",
     "data.camera.CAMERAS": _REGISTRY,
     "data.io_backend.IO_BACKENDS": _REGISTRY,
-    "data.reconstruct.METHODS": _REGISTRY,
     "data.select_dataset.DATASETS": _REGISTRY,
     "data.spike.represent.REPRESENTATIONS": _REGISTRY,
     "data.spike_source.REPRESENTATIONS": _REGISTRY,
