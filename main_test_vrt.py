@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from data.clip_dataset import check_scale
-from data.clip_reader import dataset_clips, user_clips
+from data.clip_reader import dataset_clips, described, user_clips
 from data.reconstruct import Reconstruction, method_options, section_for, spike_clip, spike_section
 from data.select_dataset import DATASETS, build_dataset
-from data.spike_info import nearest_info
+from data.spike_source import SPIKE_SOURCES
 from models.losses import LOSSES
 from models.portable import portable_options, read_saved
 from models.restore.interpolate import InterpolatedClip, scored_clips
@@ -131,7 +131,9 @@ def direct_job(args: TestArgs, opt: Options | None) -> Job:
 
 def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
     """A user's spikes, with the frames beside them where there are any."""
-    spike = spike_section(changed_spikes({"type": "dat"}, args), formula, nearest_info(Path(args.spike)).rate)
+    spike = SPIKE_SOURCES.resolve(changed_spikes({"type": "dat"}, args), "spike")
+    _, info = described(spike, Path(args.spike))
+    spike = spike_section(spike, formula, info.rate)
     frames = "all"
     if args.input:
         clips = user_clips(args.input, args.spike, args.gt, spike.plain())

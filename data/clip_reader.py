@@ -221,11 +221,7 @@ def _user_clip(
     frames = _user_pictures(path)
     spikes = None
     if section is not None and spike is not None:
-        info = nearest_info(Path(spike))
-        section = with_size(section, info, Path(spike))
-        sizes = ((section.h, info.h), (section.w, info.w))
-        if not all(None in pair or pair[0] == pair[1] for pair in sizes):
-            info = DatasetInfo()  # a dataset.json of another spike size does not describe these files
+        section, info = described(section, Path(spike))
         source, assumed = user_spikes(section, trained, info, name)
         if assumed:
             logger.warning(assumed)
@@ -236,7 +232,16 @@ def _user_clip(
     return UserClip(name, frames, spikes, reference)
 
 
-def with_size(section: Section, info: DatasetInfo, spike: Path) -> Section:
+def described(section: Section, spike: Path) -> tuple[Section, DatasetInfo]:
+    """The spike section, completed by `_with_size`, and the nearest dataset.json of the spikes of that size."""
+    info = nearest_info(spike)
+    section = _with_size(section, info, spike)
+    sizes = ((section.h, info.h), (section.w, info.w))
+    is_of_another_size = not all(None in pair or pair[0] == pair[1] for pair in sizes)
+    return section, DatasetInfo() if is_of_another_size else info
+
+
+def _with_size(section: Section, info: DatasetInfo, spike: Path) -> Section:
     """The spike section with the size of the arrays (.npy, .npz), where nobody gives the size of a plane."""
     files = spike_files(spike) if spike.is_dir() else [spike]
     if not files or not {section.h, section.w, info.h, info.w} <= {None}:

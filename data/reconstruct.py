@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.clip_reader import UserClip, UserSpikes, check_reference, spike_files, with_size
+from data.clip_reader import UserClip, UserSpikes, check_reference, described, spike_files
 from data.pictures import Pictures
 from data.spike.formats import FORMATS, open_spikes
 from data.spike.represent_exposure import exposure_estimate
 from data.spike.simulate import DISPLAY_GAMMA, to_display, to_uint8
 from data.spike.stream import SpikeFile
-from data.spike_info import nearest_info
 from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of, spike_errors_as_data_errors
 from utils.contract import FrameReader
 from utils.dist import watchdog
@@ -125,14 +124,13 @@ class Reconstruction:
             yield torch.from_numpy(self.formula.picture(blurry, item["spike"].numpy())).permute(2, 0, 1)
 
 
-def spike_section(section: Section | dict[str, Any], method: Reconstruction, recorded: float | None) -> Section:
+def spike_section(section: Section, method: Reconstruction, recorded: float | None) -> Section:
     """A spike section that reads the same spikes for this method.
 
     recorded: the firing rate at full light in dataset.json. Where it is unknown in both, it is measured ("match").
     """
-    plain = section.plain() if isinstance(section, Section) else section
     channels = {"representation": method.representation, "gamma": method.formula.gamma, "resize": "bilinear"}
-    spike = SPIKE_SOURCES.resolve({**plain, **channels}, "spike")
+    spike = SPIKE_SOURCES.resolve({**section.plain(), **channels}, "spike")
     if spike.rate is not None or recorded is not None:
         return spike
     logger.warning(
@@ -211,8 +209,8 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> Use
         raise DataError(
             "no such file or folder", str(path), "a spike file, or a folder of spike files", "check --spike"
         )
-    info = nearest_info(path)
-    source = SPIKE_SOURCES.build(with_size(section, info, path), "spike", info=info)
+    section, info = described(section, path)
+    source = SPIKE_SOURCES.build(section, "spike", info=info)
     name = path.resolve().parent.name if path.name == "spike" else path.stem
     frames = LongExposures(path, name, source)
     reference = Pictures(Path(gt)) if gt is not None else None

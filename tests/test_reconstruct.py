@@ -131,16 +131,19 @@ def test_the_direct_form_gives_what_the_dataset_gives_on_two_ranks(home, tested,
 
 def test_both_forms_measure_a_rate_that_nobody_gives(tmp_path, capfd):
     options = write_options(tmp_path)
-    write_info(tmp_path, h=16, w=16, rate=None)
     rgb, spikes = tmp_path / "GOPRO_Large/test", tmp_path / "GOPRO_Large_spike_seq/test"
-    forms = [["--opt", options], ["--input", rgb, "--spike", spikes, "--gt", rgb]]
-    for number, form in enumerate(forms):
+    direct = ["--input", rgb, "--spike", spikes, "--gt", rgb]
+    known = {"h": 16, "w": 16, "rate": None}
+    # A dataset.json of another size does not describe these files; nor does its rate.
+    forms = [(["--opt", options], known), (direct, known), ([*direct, "--spike-size", 16, 16], {"rate": 0.5})]
+    for number, (form, info) in enumerate(forms):
+        write_info(tmp_path, **info)
         args = ["--method", "tfp", *form, "--output", tmp_path / f"out{number}", "--save", "frames"]
         assert main_test_vrt.main([*map(str, args)]) == 0
         said = capfd.readouterr()
         assert (said.out + said.err).count("firing rate at full light is not known") == 1
-    found = [metrics(tmp_path / f"out{number}")["averages"] for number in (0, 1)]
-    assert found[0] == found[1]
+    found = [metrics(tmp_path / f"out{number}")["averages"] for number in (0, 1, 2)]
+    assert found[0] == found[1] == found[2]
 
 
 def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
