@@ -113,7 +113,7 @@ class ClipDataset(Dataset):
         source = cls.source(section)
         if section.io_backend.type == "cache":  # a cache is checked by the digest of its source files
             clips = IO_BACKENDS.build(section.io_backend, "io_backend").clips(source)
-            report = Report(split, {}, clips, note=f"{len(clips)} cached clips")
+            report = Report(split, source, {}, clips, note=f"{len(clips)} cached clips")
         else:
             report = check_source(source, split, **how)
         if source.spikes and not source.spikes.is_rate_known:

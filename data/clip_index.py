@@ -75,20 +75,35 @@ class Source:
 
     def listed(self) -> dict[str, tuple[int, str]] | None:
         """Clip -> (number of frames, first frame) of the meta file; None without one. Raises DataError."""
-        return read_meta(self.meta_info_file, "1" if self.septuplets else "0") if self.meta_info_file else None
+        if not self.meta_info_file:
+            return None
+        return read_meta(self.meta_info_file, "1" if self.septuplets else "0", is_required=self.septuplets)
+
+    def wanted(self) -> str:
+        """The files that every clip must have, in words."""
+        *others, last = self.kinds()
+        files = f"{', '.join(others)} and {last} file" if others else f"{last} file"
+        if self.septuplets:
+            return f"im1 ... im7 of every listed clip, each with its {files}:{self.layout()}"
+        return f"every frame with its {files}; docs/data_format.md shows the folders"
+
+    def removal(self) -> str:
+        """What to remove so that a clip is no longer part of the data set."""
+        meta = self.meta_info_file
+        return f"the lines of these clips from the meta list {meta}" if meta else "the clips from the folders"
 
     def layout(self) -> str:
         """The files of this data set, one line for each kind of path, with an example of a name."""
         number = format(0, self.filename_tmpl) if self.filename_tmpl else "<frame>"
-        clip, frame = ("00001/0001", "im1") if self.septuplets else ("<clip>", number)
+        clip, frame, more = ("00001/0001", "im1", "... im7") if self.septuplets else ("<clip>", number, "")
         lines = {}
         for root, folder, (ext, *_) in self.kinds().values():
             key, inner = f"{clip}/{frame}", f"{clip}/[{folder}/]{frame}"
             if is_lmdb(root):
-                lines[f"{root}/data.mdb"] = f"a file under each key {key}"
+                lines[f"{root}/data.mdb"] = f"a file under each key {key} {more}"
                 lines[f"{root}/meta_info.txt"] = f"a line for each key: {key}.{ext} (<height>,<width>,3) 1"
             else:
-                lines[f"{root}/{inner if self.dataroot_spike else key}.{ext}"] = ""
+                lines[f"{root}/{inner if self.dataroot_spike else key}.{ext}"] = more
         if self.meta_info_file:
             lines[self.meta_info_file] = f"a line for each clip: {clip} <frames> (<height>,<width>,3)"
         return "".join(f"\n    {path}  {what}".rstrip() for path, what in lines.items())
@@ -104,12 +119,12 @@ def find_clips(source: Source) -> list[Clip]:
     """All clips of the source, ordered by name. Raises one DataError with every problem."""
     clips, problems = scan(source)
     if problems:
-        raise problems_error(problems, [root for root, _, _ in source.kinds().values()])
+        raise problems_error(problems, [source])
     return clips
 
 
-def problems_error(problems: Sequence[Problem], roots: Sequence[str], shown: int | None = None) -> DataError:
-    """One DataError with a table of all problems, or of the first `shown`."""
+def problems_error(problems: Sequence[Problem], sources: Sequence[Source], shown: int | None = None) -> DataError:
+    """One DataError with a table of all problems of these sources, or of the first `shown`."""
     table = problems[: SHOWN_PROBLEMS if shown is None else shown]
     width = max(len(problem.clip) for problem in table)
     rows = [f"\n    {problem.clip:{width}} | {problem.what}\n    {'':{width}} |   {problem.where}" for problem in table]
@@ -117,9 +132,9 @@ def problems_error(problems: Sequence[Problem], roots: Sequence[str], shown: int
     return DataError(
         f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(rows)}"
         + (f"\n    ... and {more} more; scripts/check_data.py --opt FILE lists all" if more else ""),
-        ", ".join(dict.fromkeys(roots)),
-        "every frame with its lq, gt and spike file; docs/data_format.md shows the folders",
-        "restore these files, or remove the clips from the folders",
+        ", ".join(dict.fromkeys(root for source in sources for root, _, _ in source.kinds().values())),
+        "; ".join(dict.fromkeys(source.wanted() for source in sources)),
+        f"restore these files, or remove {' and '.join(dict.fromkeys(source.removal() for source in sources))}",
     )
 
 
@@ -166,11 +181,17 @@ def list_source(source: Source, kinds: Collection[str] = ("lq", "gt", "spike")) 
 
 
 def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
-    """One error for several. layout: lines to add to what is expected."""
+    """One error for several, which says nothing twice. layout: lines to add to what is expected."""
+    firsts = [e.expected.partition("\n") for e in errors]
+    layouts = dict.fromkeys(f"\n{lines}" for _, _, lines in firsts if lines)
     what, where, expected, do = (
-        "; ".join(dict.fromkeys(getattr(e, part) for e in errors)) for part in ("what", "where", "expected", "do")
-    )
-    return DataError(what, where, expected + layout, do)
+        "; ".join(dict.fromkeys(piece for text in texts for piece in text.split("; ")))
+        for texts in (
+            [e.what for e in errors], [e.where for e in errors], [first for first, _, _ in firsts],
+            [e.do for e in errors],
+        )
+    )  # fmt: skip
+    return DataError(what, where, "".join([expected, *layouts, layout]), do)
 
 
 def digest(listings: dict[str, Listing]) -> str:
@@ -202,10 +223,13 @@ class _ClipCheck:
 
     def run(self, listed: tuple[int, str] | None) -> Clip | None:
         """The clip, None where no frame is complete. listed: number of frames and first frame, of the meta file."""
-        for kind, (_, folder, exts) in self.kinds.items():
-            if not self.files[kind]:
-                missing = f"holds no {' or '.join(f'.{ext}' for ext in exts)} file"
-                self._report(kind, f"{kind} {'has no folder' if self.files[kind] is None else missing}", folder)
+        for kind, (root, folder, exts) in self.kinds.items():
+            if self.files[kind] is None:
+                missing = f"key {self.name}/<frame>" if is_lmdb(root) else f"folder {self.name}"
+                self._report(kind, f"{kind} has no {missing}")
+            elif not self.files[kind]:
+                what = f"{kind} holds no {' or '.join(f'.{ext}' for ext in exts)} file"
+                self._report(kind, what, "" if self.source.septuplets else folder)
         one_file = self.source.has_one_spike_file
         if not self.problems and not one_file and len(self.files.get("spike", ())) == 1 < len(self.files["lq"]):
             what = f"one spike file for {len(self.files['lq'])} frames: spike.exposure would say which planes are whose"
@@ -228,7 +252,8 @@ class _ClipCheck:
         return Clip(self.name, stems, paths["lq"], paths.get("gt", ()), paths.get("spike", ()), planes, size, gt_size)
 
     def _report(self, kind: str, what: str, folder: str = "") -> None:
-        where = os.path.join(self.kinds[kind][0], self.name, *([folder] if folder else []))
+        root, inner = self.kinds[kind][0].rstrip("/"), [folder] if folder else []
+        where = f"{root}::{self.name}" if is_lmdb(root) else os.path.join(root, self.name, *inner)
         self.problems.append(Problem(self.name, what, where))
 
     def _report_file(self, what: str, path: str) -> None:

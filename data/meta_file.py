@@ -13,17 +13,18 @@ _LINE = re.compile(r"(\S+)\s+(\d+)\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d+))?", re.ASCI
 _FORM = "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
 
 
-def read_meta(path: str, first: str = "0") -> dict[str, tuple[int, str]]:
+def read_meta(path: str, first: str = "0", is_required: bool = False) -> dict[str, tuple[int, str]]:
     """Clip name -> (number of frames, number of the first one as written). Raises DataError, naming the line.
 
-    first: the number of the first frame where a line gives none.
+    first: the number of the first frame where a line gives none. is_required: the folders cannot replace the list.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
         raise DataError(
             f"cannot read the meta file: {getattr(e, 'strerror', None) or e}", path,
-            "a text file with one line per clip", "correct meta_info_file, or set it to null to use all folders",
+            "a text file with one line per clip",
+            "correct meta_info_file" + ("" if is_required else ", or set it to null to use all folders"),
         ) from e  # fmt: skip
     clips: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(lines, 1):

@@ -52,6 +52,7 @@ class Report:
     """
 
     split: str
+    source: Source
     places: dict[str, tuple[str, str]]
     clips: list[Clip]
     problems: list[Problem] = field(default_factory=list)
@@ -96,8 +97,7 @@ def raise_problems(reports: list[Report], shown: int | None = None) -> None:
     """Raise a DataError with the problems of all reports, if any. shown: how many to list; None: the default."""
     problems = [problem for report in reports for problem in report.problems]
     if problems:
-        roots = dict.fromkeys(root for r in reports if r.problems for root, _ in r.places.values())
-        raise problems_error(problems, list(roots), shown)
+        raise problems_error(problems, [report.source for report in reports if report.problems], shown)
 
 
 def check_source(
@@ -117,9 +117,11 @@ def check_source(
     places = {kind: (root, f"<clip>/[{folder}/]<frame>.{'|'.join(exts)}") for kind, (root, folder, exts) in kinds}
     file = stored / f"{_source_digest(source)}.json" if stored else None
     if file and (before := _read_stored(file)):
-        return Report(split, places, [], warnings=before["warnings"], note=f"{before['counts']}, as checked before")
+        return Report(
+            split, source, places, [], warnings=before["warnings"], note=f"{before['counts']}, as checked before"
+        )
     clips, problems = scan(source)
-    report = Report(split, places, clips, problems)
+    report = Report(split, source, places, clips, problems)
     jobs = ((clip, kind, path) for clip in clips for kind in ("lq", "gt") for path in getattr(clip, kind))
     with ThreadPoolExecutor(THREADS) as pool:
         while some := list(itertools.islice(jobs, 4096)):  # the pool's record of a million jobs would take gigabytes

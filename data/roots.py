@@ -28,6 +28,8 @@ FROM_START = (
 PARTS = frozenset({"blur", "blur_gamma", "sharp", "spike"})  # folders within a clip, never clips of their own
 _LMDB_LINE = re.compile(r"(.+?)(?: \(.*\)(?: \d+)?)?$")  # "<key>.<ext> (<shape>) <compression>"; keys may hold blanks
 
+_FIND = "correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
+
 _environments: dict[str, Any] = {}  # LMDBs that this process has open
 _opening = threading.Lock()  # a process may open an LMDB only once, and the data check reads in several threads
 
@@ -81,7 +83,7 @@ def list_root(
     suffixes = _suffixes(ext)
     listing = _list_lmdb(root, names) if is_lmdb(root) else _list_folder(root, folder, suffixes, single_files, names)
     if not listing:
-        raise DataError("the data folder holds no clip", root, "one folder per clip", "correct the dataroot")
+        raise _no_clip(root, folder, suffixes)
     for clip, files in listing.items():
         checked_name(clip, root)
         for stem in files:
@@ -119,6 +121,19 @@ def unreadable(path: str, reason: str) -> DataError:
     return DataError(f"cannot read: {reason}", path, "a readable file", "restore the file, or remove its clip")
 
 
+def _no_clip(root: str, folder: str, suffixes: tuple[str, ...]) -> DataError:
+    """The error for a root without clips, which may hold files where folders are expected."""
+    with os.scandir(root) as entries:
+        files = sorted(e.name for e in entries if e.name.lower().endswith(suffixes) and e.is_file())
+    if is_lmdb(root) or not files:
+        return DataError("the data folder holds no clip", root, "one folder per clip", "correct the dataroot")
+    what = f"the data folder holds no clip, but {len(files)} files ({', '.join(files[:3])}{', ...' * (len(files) > 3)})"
+    do = "put the files of each clip into a folder of its own, or correct the dataroot"
+    if folder == "spike":
+        do = f"if each file holds all planes of a clip, give spike.exposure (docs/data_format.md); otherwise {do}"
+    return DataError(what, root, "one folder per clip", do)
+
+
 def _suffixes(ext: str | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f".{e.lstrip('.')}".lower() for e in ((ext,) if isinstance(ext, str) else ext))
 
@@ -132,8 +147,7 @@ def _list_folder(
             found = [(e.name, e.path) for e in visible if e.is_dir()]
     except OSError as e:
         raise DataError(
-            f"cannot list the data folder: {e.strerror or e}", root, "a folder with one folder per clip",
-            "correct the dataroot in the options, or make or copy the data (docs/data_format.md)",
+            f"cannot list the data folder: {e.strerror or e}", root, "a folder with one folder per clip", _FIND
         ) from e  # fmt: skip
     if names is not None:
         paths = {name: os.path.join(root, name) for name in names}
@@ -195,7 +209,7 @@ def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
         raise DataError(
             f"cannot read the list of an LMDB: {getattr(e, 'strerror', None) or e}", root,
             "meta_info.txt as UTF-8 text beside data.mdb",
-            "make the LMDB again, or correct the dataroot",
+            "make the LMDB again, or correct the dataroot" if os.path.isdir(root) else _FIND,
         ) from e  # fmt: skip
     keys = [os.path.splitext(_LMDB_LINE.match(line.strip())[1])[0] for line in lines if line.strip()]
     root, listing = root.rstrip("/"), {}

@@ -71,6 +71,7 @@ def test_a_meta_file_that_lists_what_is_not_there_is_an_error(root):
 
     assert "clip0 | lq lacks 3 of 9 frames: 000053.png, 000054.png, 000055.png" in text
     assert "clip5 | lq has no folder" in text
+    assert f"remove the lines of these clips from the meta list {root}/meta.txt" in text
     assert "cannot read the meta file" in complaint(root, meta_info_file=str(root / "none.txt"))
     (root / "meta.txt").write_text("clip0\n")
     assert "line 1 is 'clip0'" in complaint(root, meta_info_file=str(root / "meta.txt"))
@@ -162,6 +163,14 @@ def test_a_missing_or_empty_root_is_named(root):
     assert "GOPRO_Large/val" in complaint(root, dataroot_lq=str(root / "GOPRO_Large/val"))
     (root / "empty").mkdir()
     assert "holds no clip" in complaint(root, dataroot_gt=str(root / "empty"))
+
+
+def test_spike_files_without_folders_suggest_spike_exposure(root):
+    (root / "captures").mkdir()
+    for name in ("200.dat", "203.dat"):
+        (root / "captures" / name).write_bytes(bytes(PLANE_BYTES * PLANES))
+    text = complaint(root, dataroot_spike=str(root / "captures"), spike={"type": "dat", "h": 8, "w": 12, "center": 1})
+    assert "holds no clip, but 2 files (200.dat, 203.dat)" in text and "give spike.exposure" in text
 
 
 def test_all_problems_come_in_one_message(root):

@@ -92,6 +92,20 @@ def test_folders_that_the_meta_file_does_not_list_are_not_looked_at(root):
         build(root)
 
 
+@pytest.mark.parametrize(("end", "missing"), [("", "folder 00009/0009"), (".lmdb", "key 00009/0009/<frame>")])
+def test_a_listed_septuplet_without_data_is_named_with_its_frames_and_the_meta_list(root, end, missing):
+    with (root / "meta.txt").open("a") as file:
+        file.write("00009/0009 7 (96,128,3)\n")
+    with pytest.raises(DataError) as error:
+        build(root, end=end)
+    text = str(error.value)
+    assert f"lq has no {missing}" in text and f"gt has no {missing}" in text
+    assert "im1 ... im7 of every listed clip, each with its lq and gt file" in text
+    assert f"00001/0001/im1{'' if end else '.png'}" in text.partition("expected")[2]
+    assert f"restore these files, or remove the lines of these clips from the meta list {root}/meta.txt" in text
+    assert not any(word in text for word in ("blur", "sharp", "spike", "from the folders"))
+
+
 def test_a_picture_of_another_size_than_the_first_clip_is_refused_when_it_is_read(root):
     # Sizes are those of the first clip: the headers of 64,612 clips are read by the check before a run alone.
     (root / "lq" / CLIPS[2] / "im2.png").write_bytes(grey(1, (12, 16)))

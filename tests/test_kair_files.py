@@ -184,6 +184,11 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
         "meta_info_Vimeo90K_test_GT.txt  a line for each clip",
     ):
         assert line in result.text
+    do = result.text.partition("\n  do ")[2].splitlines()[0].strip()
+    assert (
+        do
+        == "correct meta_info_file; correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
+    )
 
 
 @pytest.mark.parametrize(
