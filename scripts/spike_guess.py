@@ -14,7 +14,7 @@ from data.pictures import check_same_view
 from data.spike.formats import array_shape, candidate_geometries, open_spikes, refuse_header
 from data.spike.light import fit_light
 from data.spike.simulate import to_grey
-from data.spike.stream import SPS100_SIDE, SpikeFile, SpikeFileError, SpikeGeometry
+from data.spike.stream import KNOWN_GEOMETRIES, SPS100_SIDE, SpikeFile, SpikeFileError, SpikeGeometry
 from data.spike_info import nearest_info
 from utils.errors import DataError
 
@@ -53,9 +53,10 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
     command: with the options of `add_geometry`.
     """
     about = nearest_info(path)
-    if shape := array_shape(path):
-        # Reading refuses an array that has not three axes.
-        return [SpikeGeometry(*(command.size or (*shape, 1, 1)[1:3]), head_columns=command.head_columns)]
+    if (shape := array_shape(path)) is not None:
+        if len(shape) != 3:
+            raise DataError(f"an array of shape {shape}", str(path), "(planes, h, w)", "save the array in this form")
+        return [SpikeGeometry(*(command.size or shape[1:]), head_columns=command.head_columns)]
     flip = not command.no_flip and about.flip is not False and command.layout == "raster"
     storage = (flip, command.head_columns, command.bit_order, command.layout)
     if command.layout == "sps100" and not command.size:
@@ -74,13 +75,33 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
     if not found:
         with open(path, "rb") as file:
             refuse_header(file.read(64), path)
-        raise DataError(
-            f"no known geometry fits {size} bytes",
-            str(path),
-            "whole planes of h x w / 8 bytes",
-            "give --size H W",
-        )
+        raise _none_fits(size, path)
     return found
+
+
+def _none_fits(size: int, path: Path) -> DataError:
+    """The error for packed planes that fill no known geometry: which would leave how many bytes over."""
+    if not size:
+        return DataError("the file is empty", str(path), "spike planes", "copy or make the file again")
+    near = [(h, w, head, *divmod(size, h * (w + head) // 8)) for h, w, head in KNOWN_GEOMETRIES]
+    texts = [
+        f"\n    {h} x {w}{f' + {head} head columns' if head else ''}: {planes} planes, {left} bytes left over"
+        for h, w, head, planes, left in near
+        if planes
+    ]
+    return DataError(
+        f"no known geometry fits {size} bytes", str(path), f"whole planes of h x w / 8 bytes{''.join(texts)}",
+        "copy the file again if it is cut short; give --size H W if the camera is another one",
+    )  # fmt: skip
+
+
+def in_words(geometry: SpikeGeometry) -> str:
+    """The size and storage of packed planes."""
+    head = f" + {geometry.head_columns} head columns" if geometry.head_columns else ""
+    rows, bit = "bottom" if geometry.flipud else "top", "least" if geometry.bit_order == "little" else "most"
+    layout = ", lines of an SPS100" if geometry.layout == "sps100" else ""
+    size = f"{geometry.height} x {geometry.width}{head}"
+    return f"{size}, {rows} row first, the {bit} significant bit is the first pixel{layout}"
 
 
 def opens(path: Path, geometry: SpikeGeometry) -> bool:
@@ -131,8 +152,11 @@ class Candidate:
     def doubts(self, best: Candidate) -> list[str]:
         """What speaks against this candidate."""
         name, least = min(self.smooth.items(), key=lambda item: item[1])
-        rate = self.spikes.mean()
+        rate, shape, known = self.spikes.mean(), self.geometry, {(h, w) for h, w, _ in KNOWN_GEOMETRIES}
+        is_turned = (self.planes, shape.height) in known and (shape.height, shape.width) not in known
+        camera = f"{self.planes} x {shape.height} is the size of a camera"
         found = {
+            f"{camera}: (h, w, planes), where (planes, h, w) is expected": is_turned,
             f"neighbouring {name} resemble one another less ({least:.2f}, not {best.smooth[name]:.2f})": (
                 least < best.smooth[name] - SMOOTHER
             ),
@@ -177,7 +201,7 @@ def info(command: argparse.Namespace) -> None:
         print(f"  planes between spikes: {_range(intervals, '.0f')}, median {np.median(intervals):.0f}")
     if command.picture:
         print(describe_light(best.spikes.mean(axis=0), command.picture))
-    else:
+    elif not shape:
         print("  only the image shows whether rows are flipped: spike_tool.py view, or --picture")
 
 

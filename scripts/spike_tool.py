@@ -34,7 +34,7 @@ from data.spike.stream import SpikeGeometry
 from data.spike_source import spike_errors_as_data_errors
 from scripts import spike_views
 from scripts.exit_codes import with_exit_code
-from scripts.spike_guess import add_geometry, info, the_geometry
+from scripts.spike_guess import add_geometry, candidate, in_words, info, the_geometry
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing
 
@@ -102,13 +102,25 @@ def convert(command: argparse.Namespace) -> None:
     file = open_spikes(command.file, stored)
     count = file.planes - command.first if command.count is None else command.count
     made = SpikeGeometry(stored.height, stored.width, not command.out_no_flip, bit_order=command.out_bit_order)
+    if not format_of(command.file).is_packed:
+        print(f"{command.file}: {file.planes} planes of {stored.height} x {stored.width}, an array")
+    else:
+        taken = "" if command.size else " (no --size: from dataset.json, or the only known size that fits)"
+        print(f"{command.file}: {file.planes} planes of {in_words(stored)}{taken}")
+    found = candidate(command.file, stored)
+    for text in found.doubts(found):
+        print(f"  warning: {text}")
     parts = tqdm(file.parts(command.first, count), unit=" parts", disable=None)
     write_spikes(command.out, parts, made)
-    form = repr(made) if format_of(command.out).is_packed else "an array of uint8, row 0 at the top"
-    print(f"{command.out}: {count} planes of {made.height} x {made.width}; {form}")
+    is_packed = format_of(command.out).is_packed
+    form = in_words(made) if is_packed else f"{made.height} x {made.width}, an array of uint8, row 0 at the top"
+    print(f"{command.out}: {count} planes of {form}")
 
 
 def simulate(command: argparse.Namespace) -> None:
+    if not 0 < command.rate <= 1:
+        what = "above 0, at most 1: a pixel fires once per plane at most"
+        raise OptionError(f"--rate is {command.rate}", "--rate", what, "correct it")
     if command.planes_per_frame < 1 or command.ratio < 1:
         raise OptionError("--planes-per-frame and --ratio", "command line", "at least 1", "correct them")
     frames = Pictures(command.input)

@@ -46,13 +46,40 @@ def test_info_takes_the_geometry_of_the_data_set(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"12345", "no known geometry fits 5 bytes"), (b"", "no known geometry"), (None, "cannot read")],
+    [
+        (b"12345", "no known geometry fits 5 bytes"),
+        (b"", "the file is empty"),
+        (b"\1" * (2 * 12500 + 7), "250 x 400: 2 planes, 7 bytes left over"),
+        (None, "cannot read"),
+    ],
 )
 def test_info_of_what_is_no_spike_file_is_an_error(tmp_path, capsys, content, words):
     if content is not None:
         (tmp_path / "a.dat").write_bytes(content)
     assert tool("info", tmp_path / "a.dat") == 3
     assert words in capsys.readouterr().err
+
+
+def test_arrays_of_another_order_or_number_of_axes_are_named(tmp_path, capsys):
+    np.save(tmp_path / "flat.npy", np.zeros(50, np.uint8))
+    assert tool("info", tmp_path / "flat.npy") == 3
+    error = capsys.readouterr().err
+    assert "an array of shape (50,)" in error and "(planes, h, w)" in error
+    np.save(tmp_path / "turned.npy", (np.random.default_rng(0).random((250, 400, 10)) < 0.3).astype(np.uint8))
+    for command in (("info",), ("convert", tmp_path / "a.dat")):
+        assert tool(command[0], tmp_path / "turned.npy", *command[1:]) == 0
+        said = capsys.readouterr().out
+        assert "(h, w, planes), where (planes, h, w) is expected" in said and "rows are flipped" not in said
+
+
+def test_convert_says_in_words_what_it_read_and_wrote(tmp_path, capsys):
+    write_scene(tmp_path / "a.dat", 64, 64, 10)
+    assert tool("convert", tmp_path / "a.dat", tmp_path / "b.bin", "--out-bit-order", "big") == 0
+    read, *warnings, written = capsys.readouterr().out.splitlines()
+    assert "10 planes of 64 x 64, bottom row first" in read and "no --size" in read and not warnings
+    assert "the most significant bit is the first pixel" in written
+    assert tool("convert", tmp_path / "a.dat", tmp_path / "c.dat", "--size", 64, 64) == 0
+    assert "no --size" not in capsys.readouterr().out
 
 
 def test_info_with_a_wrong_size_names_those_that_fit(tmp_path, capsys):
@@ -113,5 +140,7 @@ def test_simulate_holds_a_part_of_the_stream_at_a_time(tmp_path):
 
 def test_simulate_refuses_planes_that_do_not_fill_bytes(tmp_path, capsys):
     cv2.imwrite(str(tmp_path / "a.png"), np.zeros((10, 10, 3), np.uint8))
+    assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", "--rate", 1.5) == 2
+    assert "above 0, at most 1" in capsys.readouterr().err
     assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", "--ratio", 2) == 3
     assert "5 x 5 do not fill whole bytes" in capsys.readouterr().err
