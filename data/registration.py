@@ -240,7 +240,8 @@ def patch_distances(view: View, matrix: np.ndarray) -> np.ndarray:
             place = np.s_[top : top + PATCH, left : left + PATCH]
             if not seen[place].all() or spikes[place].std() < texture:
                 continue
-            shift, response = cv2.phaseCorrelate(spikes[place], frame[place], window)
+            # phaseCorrelate multiplies its arguments by the window in place, and patches overlap.
+            shift, response = cv2.phaseCorrelate(spikes[place].copy(), frame[place].copy(), window)
             if response > 0.1:
                 found.append(np.hypot(*shift) * scale)
     return np.array(found)

@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import pydantic
+
 from data.select_dataset import DATASETS
 from models.losses import LOSSES
 from models.select_network import NETWORKS
@@ -25,12 +27,17 @@ _KEYS_IN_TEXT = re.compile(r"(?:^|(?<=[.;)] ))(\w+(?:, \w+)*): ")
 
 
 def schema_text(comment: str) -> str:
-    """The schema as JSON, one line for each key and definition."""
+    """The schema as JSON, one line for each key and definition. Another pydantic may word it differently."""
+    comment = f"{comment} {made_with()}"
     entries = [
         f"{json.dumps(name)}: {_one_per_line(value) if isinstance(value, dict) else json.dumps(value)}"
         for name, value in make_schema(comment).items()
     ]
     return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def made_with() -> str:
+    return f"pydantic {pydantic.VERSION.rpartition('.')[0]}"
 
 
 def _one_per_line(values: Schema) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 import main_train_vrt
 from scripts.make_options_doc import Translations, make_page
+from scripts.options_schema import made_with
 from tests.dist.launching import run_command
 from tests.json_schema import faults
 from tests.kair_files import options_of, write_file
@@ -51,7 +52,10 @@ def test_the_pages_and_the_schema_of_options_are_up_to_date():
 print(json.dumps([make_page(), make_chinese_page(), schema_text(MARK)]))"""
     names = ("docs/options.md", "docs/zh/options.md", "options/schema.json")
     pages = [(ROOT / name).read_text(encoding="utf-8") for name in names]
-    assert in_own_process(program) == pages, "run python scripts/make_options_doc.py"
+    made = in_own_process(program)
+    assert made[:2] == pages[:2], "run python scripts/make_options_doc.py"
+    if SCHEMA["$comment"].endswith(made_with()):
+        assert made[2] == pages[2], "run python scripts/make_options_doc.py"
 
 
 def test_a_key_without_translation_and_an_outdated_translation_are_named():
