@@ -84,13 +84,12 @@ class Source:
         *others, last = self.kinds()
         files = f"{', '.join(others)} and {last} file" if others else f"{last} file"
         if self.septuplets:
-            return f"im1 ... im7 of every listed clip, each with its {files}:{self.layout()}"
+            return f"im1 ... im7 of every listed clip, each with its {files}{self.layout()}"
         return f"every frame with its {files}; docs/data_format.md shows the folders"
 
-    def removal(self) -> str:
-        """What to remove so that a clip is no longer part of the data set."""
-        meta = self.meta_info_file
-        return f"the lines of these clips from the meta list {meta}" if meta else "the clips from the folders"
+    def choice(self) -> str:
+        """What says which clips are part of the data set."""
+        return f"the meta list {self.meta_info_file}" if self.meta_info_file else "the folders"
 
     def layout(self) -> str:
         """The files of this data set, one line for each kind of path, with an example of a name."""
@@ -133,8 +132,8 @@ def problems_error(problems: Sequence[Problem], sources: Sequence[Source], shown
         f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(rows)}"
         + (f"\n    ... and {more} more; scripts/check_data.py --opt FILE lists all" if more else ""),
         ", ".join(dict.fromkeys(root for source in sources for root, _, _ in source.kinds().values())),
-        "; ".join(dict.fromkeys(source.wanted() for source in sources)),
-        f"restore these files, or remove {' and '.join(dict.fromkeys(source.removal() for source in sources))}",
+        _joined_expected([source.wanted() for source in sources]),
+        f"restore these files, or remove the clips from {' and '.join(dict.fromkeys(s.choice() for s in sources))}",
     )
 
 
@@ -182,16 +181,20 @@ def list_source(source: Source, kinds: Collection[str] = ("lq", "gt", "spike")) 
 
 def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
     """One error for several, which says nothing twice. layout: lines to add to what is expected."""
-    firsts = [e.expected.partition("\n") for e in errors]
-    layouts = dict.fromkeys(f"\n{lines}" for _, _, lines in firsts if lines)
-    what, where, expected, do = (
-        "; ".join(dict.fromkeys(piece for text in texts for piece in text.split("; ")))
-        for texts in (
-            [e.what for e in errors], [e.where for e in errors], [first for first, _, _ in firsts],
-            [e.do for e in errors],
-        )
-    )  # fmt: skip
-    return DataError(what, where, "".join([expected, *layouts, layout]), do)
+    what, where, do = (_joined([getattr(e, part) for e in errors]) for part in ("what", "where", "do"))
+    return DataError(what, where, _joined_expected([e.expected for e in errors]) + layout, do)
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return "; ".join(dict.fromkeys(piece for text in texts for piece in text.split("; ")))
+
+
+def _joined_expected(texts: Sequence[str]) -> str:
+    """The first lines as one, then the other lines: those of a layout."""
+    parts = [text.partition("\n") for text in texts]
+    return _joined([first for first, _, _ in parts]) + "".join(
+        dict.fromkeys(f"\n{rest}" for _, _, rest in parts if rest)
+    )
 
 
 def digest(listings: dict[str, Listing]) -> str:

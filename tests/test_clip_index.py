@@ -71,7 +71,7 @@ def test_a_meta_file_that_lists_what_is_not_there_is_an_error(root):
 
     assert "clip0 | lq lacks 3 of 9 frames: 000053.png, 000054.png, 000055.png" in text
     assert "clip5 | lq has no folder" in text
-    assert f"remove the lines of these clips from the meta list {root}/meta.txt" in text
+    assert f"remove the clips from the meta list {root}/meta.txt" in text
     assert "cannot read the meta file" in complaint(root, meta_info_file=str(root / "none.txt"))
     (root / "meta.txt").write_text("clip0\n")
     assert "line 1 is 'clip0'" in complaint(root, meta_info_file=str(root / "meta.txt"))

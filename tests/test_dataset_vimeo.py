@@ -102,7 +102,7 @@ def test_a_listed_septuplet_without_data_is_named_with_its_frames_and_the_meta_l
     assert f"lq has no {missing}" in text and f"gt has no {missing}" in text
     assert "im1 ... im7 of every listed clip, each with its lq and gt file" in text
     assert f"00001/0001/im1{'' if end else '.png'}" in text.partition("expected")[2]
-    assert f"restore these files, or remove the lines of these clips from the meta list {root}/meta.txt" in text
+    assert f"restore these files, or remove the clips from the meta list {root}/meta.txt" in text
     assert not any(word in text for word in ("blur", "sharp", "spike", "from the folders"))
 
 
