@@ -104,8 +104,10 @@ def _choose(c: Conversion, old: str, new: str, known: dict[str, str]) -> str | N
         return None
     name = c.take(old)
     if not isinstance(name, str) or name not in known:
-        others = ", ".join(known)
-        c.problems[old] = (f"{name!r} is not available here; {others} are", f"--drop {old}, and give {new}=...")
+        ours = list(dict.fromkeys(known.values()))
+        what = f"{name!r} is not available here; {', '.join(known)} are"
+        c.problems[old] = (what, f"--drop {old}, and give {new}={' or '.join(ours)}")
+        c.put(new, ours[0])  # it stands in, so that the other keys are checked
         return None
     c.put(new, known[name])
     c.translated[old] = f"{new} = {known[name]}"
@@ -162,7 +164,8 @@ def _dataset(c: Conversion, split: str, ours: str) -> None:
     if not isinstance(c.get(where), dict):
         return
     if c.has(f"{where}.type"):
-        _choose(c, f"{where}.type", f"{ours}.dataset_type", DATASET_TYPES)
+        known = {old: new for old, new in DATASET_TYPES.items() if ("Test" in new) == (split == "val")}
+        _choose(c, f"{where}.type", f"{ours}.dataset_type", known)
     template = c.take(f"{where}.filename_tmpl")
     if template == "{}":
         c.dropped[f"{where}.filename_tmpl"] = "'{}' is any name"
@@ -177,18 +180,19 @@ def _dataset(c: Conversion, split: str, ours: str) -> None:
 
 
 def _network(c: Conversion) -> None:
+    default = {"net_type": "vrt", "upscale": c.get("scale", 1)}
     if not c.has("network_g"):
-        c.put(
-            "netG", {"net_type": "vrt", "upscale": c.get("scale", 1)}, "The original names no network: VRT's defaults."
-        )
+        c.put("netG", default, "The original names no network: VRT's defaults.")
         return
     network = c.take("network_g")
     name = network.pop("type", None) if isinstance(network, dict) else network
     if str(name).lower() != "vrt":
         what = f"type {name!r} is not available here; VRT is"
         c.problems["network_g"] = (what, "--drop network_g, to train VRT with its default sizes instead")
+        c.put("netG", default)
         return
     c.put("netG", {"net_type": "vrt", **(network if isinstance(network, dict) else {})})
+    c.origins["netG"] = "network_g"
     c.translated["network_g"] = f"netG, net_type vrt, {len(c.target['netG']) - 1} keys as they are"
 
 

@@ -19,6 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from main_train_vrt import PARTS
+from models.released import RELEASED
 from models.select_network import check_options
 from scripts import convert_basicsr, convert_svrt
 from scripts.convert_tools import (
@@ -40,6 +41,9 @@ from utils.files import refuse_existing, write_whole
 from utils.options.file import Sources, apply_override, read_with_base
 from utils.options.load import read_options
 
+# The keys of netG that must fit together.
+SIZES = {"netG.depths", "netG.embed_dims", "netG.num_heads", "netG.indep_reconsts", "netG.deformable_groups"}
+VALID = {"num_frame": 6, "gt_size": 192}  # of required keys that have no default
 PATHS = ("dataroot_lq", "dataroot_gt", "dataroot_spike", "meta_info_file")
 
 
@@ -73,12 +77,12 @@ def main(arguments: list[str] | None = None) -> int:
     for override in overrides:
         apply_override(c.target, override, Sources(str(source)))
     find_paths(c)
+    choose_groups(c)
     for key, (what, do) in remaining_problems(c.target).items():
-        is_unknown = what.startswith("unknown option")
-        answer = (
-            f"--drop {key}, if it may be left out" if is_unknown else f"give {key}=VALUE; docs/options.md has all keys"
-        )
-        c.problems.setdefault(key, (what, f"{do}, or {answer}" if do == "rename it" else answer))
+        answer = f"give {key.partition('[')[0]}=VALUE, {what.partition('; expected ')[2]}"
+        if what.startswith("unknown option"):
+            answer = f"--drop {c.origin(key)}, if it may be left out"
+        c.problems.setdefault(c.origin(key), (what, f"{do}, or {answer}" if do == "rename it" else answer))
     print(report(c, source, manner))
     if c.problems:
         raise problems_error(c, source)
@@ -139,28 +143,72 @@ def find_paths(c: Conversion) -> None:
             c.missing[key] = path
 
 
+def choose_groups(c: Conversion) -> None:
+    """Add deformable_groups to a VRT that leaves them out where the default, 16, does not divide its channels."""
+    net = c.target.get("netG")
+    if not isinstance(net, dict) or "deformable_groups" in net:
+        return
+    same = [o for o in RELEASED.values() if o["pa_frames"] == net.get("pa_frames", 2)]
+    for groups in (16, *(o["deformable_groups"] for o in same if "deformable_groups" in o), 8, 4, 2, 1):
+        trial = {**c.target, "netG": {**net, "deformable_groups": groups}}
+        if "netG.deformable_groups" not in remaining_problems(trial):
+            break
+    if groups != 16:
+        c.put("netG.deformable_groups", groups, "Not in the original; VRT's default, 16, does not divide the channels.")
+        c.translated["netG.deformable_groups"] = f"{groups}: the default, 16, does not divide the channels"
+
+
 def remaining_problems(target: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Key -> (what, do) of everything that the option models and the network refuse."""
     values, problems = copy.deepcopy(target), {}
-    path = look_up(values, "netG.spynet_path")
+    path, tried, is_default = look_up(values, "netG.spynet_path"), set(), False
     if isinstance(path, str) and not Path(path).is_file():
         values["netG"]["spynet_path"] = None  # its absence is told with the other paths
     while True:
         try:
-            opt = read_options(values, PARTS)
-            check_options(opt)
+            check_options(read_options(values, PARTS))
+            return problems
         except SpikeVRTError as e:
             found = getattr(e, "found", ()) or (e,)
-            new = [single for single in found if single.where not in problems]
-            # A section counts as missing while something in it is wrong.
-            new = [s for s in new if not (s.what.endswith("is missing") and look_up(target, s.where) is not MISSING)]
-            problems |= {s.where: (f"{s.what}; expected {s.expected}", s.do) for s in new}
-            # Without the wrong values, what they hide is found as well.
-            for single in new:
-                remove(values, single.where)
-            if new and any(look_up(target, single.where) is not MISSING for single in new):
-                continue
-        return problems
+        new = [single for single in found if key_of(single) not in tried]
+        # A section counts as missing while something in it is wrong.
+        new = [s for s in new if not (s.what.endswith("is missing") and look_up(target, s.where) is not MISSING)]
+        problems |= {s.where: (f"{s.what}; expected {s.expected}", s.do) for s in new}
+        # Without the wrong values, what they hide is found as well.
+        keys = {key_of(single): single for single in new}
+        tried |= keys.keys()
+        for key, single in keys.items():
+            _repair(values, key, single.what.endswith("is missing"))
+        if not is_default and (keys.keys() & SIZES or (not keys and key_of(found[0]).startswith("netG"))):
+            # Sizes fit only together: the defaults stand in for all of them, with a valid deformable_groups.
+            net, is_default = values.get("netG"), True
+            kept = {k: v for k, v in net.items() if f"netG.{k}" not in SIZES} if isinstance(net, dict) else {}
+            values["netG"] = {"net_type": "vrt", "upscale": values.get("scale", 1)} | kept | {"deformable_groups": 12}
+        elif not keys:
+            return problems
+
+
+def key_of(error: SpikeVRTError) -> str:
+    """The dotted key that an error names, without an index."""
+    return error.where.partition("[")[0]
+
+
+def _repair(values: dict[str, Any], key: str, is_missing: bool) -> None:
+    """Take a wrong value out, or put a valid one in its place, so that what it hides is checked."""
+    remove(values, key)
+    outer, _, last = key.rpartition(".")
+    section = look_up(values, outer) if outer else values
+    if not isinstance(section, dict):
+        return
+    if key == "netG.upscale":
+        section[last] = values.get("scale", 1)
+    elif last == "dataset_type":
+        kind = "Test" if outer == "datasets.test" else "Train"
+        section[last] = f"{kind}DatasetRGBSpike" if "dataroot_spike" in section else f"VideoRecurrent{kind}Dataset"
+    elif last in VALID:
+        section[last] = VALID[last]
+    elif is_missing:
+        section[last] = "missing"
 
 
 def problems_error(c: Conversion, source: Path) -> OptionError:

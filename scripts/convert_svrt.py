@@ -36,7 +36,7 @@ def convert(c: Conversion, spike_size: tuple[int, int] | None) -> None:
         spikes[split] = _spike_section(c, split, spike_size)
         _pictures(c, split)
     _test_spikes(c, spikes)
-    _network(c)
+    _network(c, spikes["train"] is not None)
     _per_gpu(c)
     for key in ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep"):
         if c.get(key) is not None:
@@ -157,30 +157,30 @@ def _first_file(root: str, folder: str, ext: str) -> tuple[str, int] | None:
 
 def _representation(c: Conversion, where: str) -> Values:
     """`representation`, and `center` where it counts."""
-    nested = c.take(f"{where}.spike.reconstruction", {})
+    key, other = f"{where}.spike.reconstruction", f"{where}.spike_reconstruction"
+    given = [name for name in (key, other) if c.has(name)]
+    nested = c.take(key, {})
     nested = {"type": nested} if isinstance(nested, str) else dict(nested or {})
-    flat = {"type": c.take(f"{where}.spike_reconstruction"), "middle_tfp_center": c.take(f"{where}.middle_tfp_center")}
+    own = set(nested)
+    flat = {"type": c.take(other), "middle_tfp_center": c.take(f"{where}.middle_tfp_center")}
     if isinstance(flat["type"], dict):
         flat |= flat["type"]
-    key = f"{where}.spike.reconstruction"
     for name, value in flat.items():
         if value is not None and nested.setdefault(name, value) != value:
-            other = f"{where}.{'spike_reconstruction' if name == 'type' else name}"
-            c.problems[f"{other}, {key}.{name}"] = (f"{value!r} and {nested[name]!r} are given", f"--drop {other}")
+            second = f"{where}.{name}" if name == "middle_tfp_center" else other
+            c.problems[f"{second}, {key}.{name}"] = (f"{value!r} and {nested[name]!r} are given", f"--drop {second}")
     kind, bins = nested.pop("type", "spikecv_tfp"), nested.pop("num_bins", None)
     center, half = nested.pop("middle_tfp_center", None), nested.pop("half_win_length", nested.pop("half_window", None))
     window = nested.pop("window", None)
     for name in nested:
-        c.problems[f"{key}.{name}"] = ("unknown to this script", f"--drop {key}.{name}, if it may be left out")
+        place = f"{key if name in own else other}.{name}"
+        c.problems[place] = ("unknown to this script", f"--drop {place}, if it may be left out")
     bins = bins or c.get(f"{where}.spike_channels") or 4
     found = _known_representation(c, key, str(kind), bins, half, window)
     if not found:
         names = "spikecv_tfp, middle_tfp, spikecv_tfi, raw_window, encoding25"
         what = f"{kind!r} has no counterpart; those of {names} do"
-        c.problems[key] = (
-            what,
-            f"--drop {key} {where}.spike_reconstruction, and choose datasets.*.spike.representation",
-        )
+        c.problems[key] = (what, f"--drop {' '.join(given)}, to write tfp with {bins} bins instead")
         return {}
     c.translated[key] = f"{where}.spike.representation = {json.dumps(found)}"
     if center is not None and kind != "middle_tfp":
@@ -291,7 +291,9 @@ def _test_spikes(c: Conversion, spikes: dict[str, Values | None]) -> None:
         c.translated["datasets.test"] = f"dataroot_spike = {place}, {note}; its spike section is that of training"
 
 
-def _network(c: Conversion) -> None:
+def _network(c: Conversion, has_spikes: bool) -> None:
+    if has_spikes:
+        c.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
     modes = {
         key: c.take(key)
         for key in ("netG.input_mode", *(f"datasets.{s}.input_pack_mode" for s in ("train", "test")))
@@ -301,8 +303,9 @@ def _network(c: Conversion) -> None:
         if value != "concat":
             what = f"{value!r}: S-VRT's other ways to join RGB and spikes have no counterpart"
             c.problems[key] = (what, f"--drop {key}, and give netG.fusion=gated, none or concat")
-    if modes and all(value == "concat" for value in modes.values()):
+    if modes:
         c.put("netG.fusion", {"type": "concat"})
+    if modes and all(value == "concat" for value in modes.values()):
         c.translated[", ".join(modes)] = "netG.fusion = concat"
     module, checkpoint = c.take("netG.optical_flow.module"), c.take("netG.optical_flow.checkpoint")
     if module not in (None, "spynet"):
@@ -327,9 +330,10 @@ def _per_gpu(c: Conversion) -> None:
         each = max(total // gpus, min(total, 1))
         c.take(key)
         c.put(key, each, f"Per GPU; the original says {total} for {gpus} GPUs in all.")
-        c.translated[key] = f"{total} for {gpus} GPUs in all = {each} per GPU"
-        if name == "dataloader_batch_size" and each * gpus != total:
+        c.translated[key] = f"{total} for {gpus} GPUs in all -> {each} per GPU, {each * gpus} in all"
+        if each * gpus != total:
             near = next(n for n in range(gpus, 0, -1) if total % n == 0)
             c.unsaid[key] = (
-                f"{total} is no multiple of {gpus} GPUs: the total is {each * gpus}; {near} GPUs would divide it"
+                f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is {each * gpus} in all; "
+                f"{near} GPU{'s' if near > 1 else ''} would divide {total}"
             )

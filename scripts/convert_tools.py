@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import textwrap
@@ -22,21 +21,6 @@ from utils.options.section import SECRET, Section, describe
 
 WIDTH = 120
 MISSING = object()
-NO_EFFECT = {
-    "G_optimizer_reuse": "a resumed run always continues with its optimizer",
-    "init_type": "the network is initialized as VRT is", "init_bn_type": "the network is initialized as VRT is",
-    "init_gain": "the network is initialized as VRT is",
-    "E_param_strict": "path.pretrained_netE is matched as G_param_strict says",
-    "val_partition": "only VideoRecurrentTrainDataset leaves clips out",
-    "test_mode": "datasets.train is for training, datasets.test for testing",
-    "phase": "datasets.train is for training, datasets.test for testing",
-    "pretrained_optimizerG": "states of other programs cannot be resumed", "task": "the folder is <path.root>/<task>",
-    "log": "the folder is <path.root>/<task>", "models": "the folder is <path.root>/<task>",
-    "images": "the folder is <path.root>/<task>", "options": "the folder is <path.root>/<task>",
-    "G_optimizer_momentum": "Adam has betas instead", "F_lossfn_type": "there is no feature loss",
-    "F_lossfn_weight": "there is no feature loss",
-    "G_regularizer_orthstep": "there is no regularizer", "G_regularizer_clipstep": "there is no regularizer",
-}  # fmt: skip
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # YAML 1.1 reads 4e-4, without a point, as text
 
 
@@ -46,7 +30,8 @@ class Conversion:
 
     translated, dropped, unsaid: key of the source -> what became of it and why. unsaid: what our options cannot say,
     and how much it matters. problems: key -> (what is wrong, what to do); with any of them nothing is written.
-    comments: dotted key of ours -> a comment for the file. missing: paths that are not on this machine.
+    comments: dotted key of ours -> a comment for the file. missing: paths that are not on this machine. origins: dotted
+    key or section of ours -> that of the source, where the two differ.
     """
 
     source: dict[str, Any]
@@ -57,6 +42,7 @@ class Conversion:
     unsaid: dict[str, str] = field(default_factory=dict)
     problems: dict[str, tuple[str, str]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
     kept: int = 0  # keys that stay as they are
 
     def get(self, where: str, default: Any = None) -> Any:
@@ -88,10 +74,17 @@ class Conversion:
         if self.has(old):
             value = self.take(old)
             self.put(new, change(value), comment)
+            if old != new:
+                self.origins[new] = old
             if old != new or change(value) != value:
                 self.translated[old] = f"{new} = {json.dumps(change(value))}"
             else:
                 self.kept += 1
+
+    def origin(self, where: str) -> str:
+        """The dotted key of the source that `where`, a key of ours, comes from."""
+        outer, _, last = where.rpartition(".")
+        return self.origins.get(where) or (f"{self.origin(outer)}.{last}" if outer else where)
 
     def drop(self, where: str, why: str) -> None:
         """Leave out a key that has no effect here."""
@@ -255,64 +248,39 @@ def drop_unused(c: Conversion, parts: Mapping[str, Registry]) -> None:
     models = section_models(c.target, parts)
     for where, keys in KAIR_ONLY.items():
         known = models[where].model_fields if where in models else {}
-        for key in sorted(keys - set(known)):
+        for key in sorted(keys.keys() - known):
             if look_up(c.target, f"{where}.{key}") is not MISSING:
                 remove(c.target, f"{where}.{key}")
-                c.dropped[f"{where}.{key}"] = NO_EFFECT.get(key, "it says nothing here")
+                c.dropped[f"{where}.{key}"] = keys[key]
 
 
 def ordered(target: Mapping[str, Any], parts: Mapping[str, Registry]) -> dict[str, Any]:
-    """A copy in the order of the option models; in a section that names a part, its name and its type come first."""
+    """`target` in the order of the option models; in a section that names a part, its name and its type come first."""
     models = section_models(target, parts)
 
-    def sort(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-        model = models.get(where)
-        fields = list(model.model_fields) if model else []
+    def sort(values: Any, where: str) -> Any:
+        if not isinstance(values, Mapping):
+            return values
         types = [registry.type_key for registry in parts.values()]
-        first = ["name", *types] if where.startswith(("datasets", "netG")) else []
+        order = ["name", *types, *(models[where].model_fields if where in models else ())]
+        keys = sorted(values, key=lambda key: order.index(key) if key in order else len(order))
+        return {key: sort(values[key], f"{where}.{key}".strip(".")) for key in keys}
 
-        def place(key: str) -> tuple[int, int]:
-            if key in first:
-                return 0, first.index(key)
-            return (1, fields.index(key)) if key in fields else (2, 0)
-
-        return {
-            key: sort(values[key], f"{where}.{key}".strip(".")) if isinstance(values[key], Mapping) else values[key]
-            for key in sorted(values, key=place)
-        }
-
-    return sort(copy.deepcopy(dict(target)), "")
+    return sort(target, "")
 
 
 def render(values: Mapping[str, Any], comments: Mapping[str, str], head: Sequence[str]) -> str:
     """2-space JSON with // comments above the keys that have one. head: the comment at the top."""
-    lines = ["{", *(line for text in head for line in _comment(text, 1)), "", *_render(values, comments, "", 1), "}"]
+    text = json.dumps(values, indent=2, ensure_ascii=False)
+    # A list without inner lists or objects goes on one line. Strings in JSON have no line ends.
+    text = re.sub(r"\[\n[^\[\]{}]*\]", lambda found: re.sub(r"(?<=,)\n *", " ", found[0]).replace("\n", ""), text)
+    lines = text.splitlines()
+    for key, number in reversed(key_lines(text)):
+        line = lines[number - 1]
+        lines[number - 1 : number - 1] = _comment(comments.get(key, ""), len(line) - len(line.lstrip()))
+    lines[1:1] = [line for text in head for line in _comment(text, 2)]
     return "\n".join(lines) + "\n"
 
 
-def _render(values: Mapping[str, Any], comments: Mapping[str, str], where: str, depth: int) -> list[str]:
-    lines, indent = [], "  " * depth
-    for number, (key, value) in enumerate(values.items()):
-        dotted = f"{where}.{key}".strip(".")
-        comma = "," if number < len(values) - 1 else ""
-        if dotted in comments:
-            lines += _comment(comments[dotted], depth)
-        flat = f"{indent}{json.dumps(key)}: {_one_line(value)}{comma}"
-        has_inner = any(name.startswith(f"{dotted}.") for name in comments)
-        if isinstance(value, Mapping) and (depth == 1 or has_inner or len(flat) > WIDTH - 20 or len(value) > 4):
-            inner = _render(value, comments, dotted, depth + 1)
-            lines += [f"{indent}{json.dumps(key)}: {{", *inner, f"{indent}}}{comma}"]
-        else:
-            lines.append(flat)
-    return lines
-
-
-def _one_line(value: Any) -> str:
-    if isinstance(value, Mapping) and value:
-        return "{ " + ", ".join(f"{json.dumps(k)}: {_one_line(v)}" for k, v in value.items()) + " }"
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _comment(text: str, depth: int) -> list[str]:
-    indent = "  " * depth
-    return [f"{indent}// {line}" for line in textwrap.wrap(text, WIDTH - len(indent) - 3)]
+def _comment(text: str, indent: int) -> list[str]:
+    return [f"{' ' * indent}// {line}" for line in textwrap.wrap(text, WIDTH - indent - 3)]

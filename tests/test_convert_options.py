@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import cv2
 import json5
 import numpy as np
 import pytest
+import torch
 
 from data.select_dataset import build_dataset
 from main_train_vrt import PARTS
+from models.select_network import define_G
 from scripts.convert_options import main
 from tests.clip_files import write_clip, write_info
 from tests.dist.launching import ROOT
@@ -101,7 +104,8 @@ def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(tmp_path
     write_data(tmp_path)
     code, out = convert(write_svrt(tmp_path), "--spike-size", "16", "16", "netG.spynet_path=null")
     opt = load_options(out, [], parts=PARTS)
-    assert code == 0 and (opt.spike_channels, opt.netG.in_chans) == (4, 7)
+    with torch.device("meta"):
+        assert code == 0 and (opt.spike_channels, define_G(opt).in_chans) == (4, 7)
     section = opt.datasets.train.model_copy(update={"use_hflip": False, "use_rot": False, "gt_size": 32})
     dataset = build_dataset(section, "train", seed=0)
 
@@ -179,7 +183,7 @@ def test_every_problem_of_a_file_is_named_at_once_and_answered_in_one_command(tm
 def test_the_other_representations_of_s_vrt_have_ours(tmp_path, kind, channels, expected):
     where = "datasets__train__spike"
     path = write_svrt(
-        tmp_path, netG__in_chans=None,
+        tmp_path,
         **{f"{where}_channels": channels, f"{where}_reconstruction": kind, f"{where}__reconstruction__type": kind},
     )  # fmt: skip
 
@@ -223,12 +227,89 @@ def test_what_basicsr_has_and_we_do_not_is_named_at_once(tmp_path, capsys):
     wrong = ("network_g", "network_d", "train.optim_g.type", "datasets.train.type", "datasets.train.color")
     assert all(f"    {key}: " in said for key in wrong), said
 
-    answer = ["--drop", "network_d", "network_g", "train.optim_g.type", "datasets.train.type", "datasets.train.color"]
-    code, out = convert(
-        path, *answer, "datasets.train.dataset_type=VideoRecurrentTrainDataset", "netG.deformable_groups=12"
-    )
+    code, out = convert(path, *answers(said, {"train.G_optimizer_type": "adamw"}))
     assert code == 0, capsys.readouterr().err
-    assert load_options(out, [], parts=PARTS).netG.net_type == "vrt"
+    opt = load_options(out, [], parts=PARTS)
+    assert (opt.netG.net_type, opt.netG.deformable_groups, opt.train.G_optimizer_type) == ("vrt", 12, "adamw")
+
+
+def answers(said: str, values: dict[str, object]) -> list[str]:
+    """What a refusal advises: each "--drop KEYS", and each "give KEY=" with its value, else the first named."""
+    advice = "\n".join(line for line in said.splitlines() if line.startswith("      do: "))
+    given = {key: values.get(key, first) for key, first in re.findall(r"give ([\w.]+)=(\S+)", advice)}
+    drop = [key for keys in re.findall(r"--drop ([^,\n]+)", advice) for key in keys.split()]
+    texts = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given.items()]
+    return [*texts, *(["--drop", *drop] if drop else [])]
+
+
+@pytest.mark.parametrize(
+    ("changes", "values"),
+    [
+        (  # sizes of the network that do not fit together hide what is wrong with the crop
+            {"netG__num_heads": [6] * 10, "netG__upscale": 4, "datasets__train__gt_size": 100,
+             "datasets__train__dataroot_spike": ""},
+            {"netG.num_heads": [6] * 11, "netG.upscale": 1, "datasets.train.gt_size": 192},
+        ),
+        (  # an unknown data set hides the type of its keys; another fusion changes the channels
+            {"datasets__train__dataset_type": "Mine", "datasets__train__num_frame": "six", "netG__input_mode": "dual",
+             "netG__embed_dims": [96, 96, 96, 96, 96, 90] + [120] * 5, "datasets__train__gt_size": 100},
+            {"datasets.train.dataset_type": "TrainDatasetRGBSpike", "datasets.train.num_frame": 6,
+             "netG.fusion": "gated", "netG.embed_dims": [96] * 7 + [120] * 4, "datasets.train.gt_size": 192},
+        ),
+        (  # keys are dropped by the names that the original has
+            {"datasets__train__spike_reconstruction": {"type": "mine", "theta": 1},
+             "datasets__train__spike__reconstruction": None, "netG__input_mode": "dual"},
+            {"netG.fusion": "none"},
+        ),
+    ],
+)  # fmt: skip
+def test_one_round_of_what_a_refusal_advises_is_enough(tmp_path, capsys, changes, values):
+    path = write_svrt(tmp_path, **changes)
+    assert convert(path)[0] == 2
+    said = capsys.readouterr().err
+    assert all(f"give {key}=" in said for key in values), said
+
+    code, _ = convert(path, *answers(said, values))
+
+    assert code == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("network", "keys", "groups"),
+    [
+        ("upscale: 4\n  img_size: [6, 64, 64]", {}, 12),
+        ("upscale: 4\n  pa_frames: 6\n  num_block: 3", {}, 24),
+        ("upscale: 2\n  embed_dims: 5", {"netG.upscale": 4, "netG.embed_dims": [96] * 7 + [180] * 6}, 16),
+    ],
+)
+def test_a_network_of_basicsr_without_deformable_groups_is_valid(tmp_path, capsys, network, keys, groups):
+    text = (FILES / "basicsr.yml").read_text()
+    old = text[text.index("  upscale: 4") : text.index("  spynet_path")]
+    path = tmp_path / "theirs.yml"
+    path.write_text(text.replace(old, f"  {network}\n"))
+
+    code, out = convert(path)
+    if code:
+        code, out = convert(path, *answers(capsys.readouterr().err, keys))
+
+    assert code == 0, capsys.readouterr().err
+    assert load_options(out, ["netG.spynet_path=null"], parts=PARTS).netG.deformable_groups == groups
+
+
+@pytest.mark.parametrize(("batch", "workers", "each"), [(3, 64, (1, 12)), (10, 0, (2, 0))])
+def test_totals_that_cannot_be_divided_are_told(tmp_path, capsys, batch, workers, each):
+    where = "datasets__train__dataloader_"
+    path = write_svrt(
+        tmp_path, gpu_ids=[0, 1, 2, 3, 4], **{f"{where}batch_size": batch, f"{where}num_workers": workers}
+    )
+
+    code, out = convert(path)
+
+    unsaid = capsys.readouterr().out.split("cannot be said")[1]
+    train = json5.loads(out.read_text())["datasets"]["train"]
+    assert code == 0 and (train["dataloader_batch_size"], train["dataloader_num_workers"]) == each
+    assert ("3 in all is no multiple of 5 GPUs: 1 per GPU is 5 in all" in unsaid) == (batch == 3)
+    assert ("64 in all is no multiple of 5 GPUs: 12 per GPU is 60 in all" in unsaid) == (workers == 64)
 
 
 def test_a_yaml_file_without_pyyaml_says_what_to_install(tmp_path, capsys, monkeypatch):

@@ -119,7 +119,7 @@ def _drop_kair_only(raw: dict[str, Any], parts: Mapping[str, Registry]) -> list[
         registry = parts.get(PART_SECTIONS.get(where, ""))
         name = section.get(registry.type_key) if registry else None
         known = set(registry.keys(name)) if registry and name in registry.names() else set()
-        for key in sorted((keys - known) & section.keys()):
+        for key in sorted((keys.keys() - known) & section.keys()):
             dropped.append(f"{where}.{key}")
             del section[key]
     # Every rank reads the options; only rank 0 warns.

@@ -269,17 +269,32 @@ def note_on_totals(opt: Options, ranks: int) -> str:
     )
 
 
+_FOLDER, _SPLIT = "the folder is <path.root>/<task>", "datasets.train is for training, datasets.test for testing"
+_INIT, _REGULARIZER = "the network is initialized as VRT is", "there is no such regularizer"
+_DATASET = {
+    "val_partition": "only VideoRecurrentTrainDataset leaves clips out", "test_mode": _SPLIT, "phase": _SPLIT,
+    "spike_channels": "it follows from the representation", "spike_data": "it follows from the spikes",
+}  # fmt: skip
 # Keys of KAIR's option files, and of those that former versions saved, that say nothing here unless a registered part
-# knows them: accepted, with one notice.
+# knows them: accepted, with one notice. Section -> key -> the reason.
 KAIR_ONLY = {
-    "path": {"task", "pretrained_optimizerG", "log", "models", "images", "options"},
-    "train": {
-        "G_optimizer_reuse", "G_regularizer_orthstep", "G_regularizer_clipstep", "E_param_strict",
-        "G_optimizer_momentum", "F_lossfn_type", "F_lossfn_weight",
+    "path": {
+        "task": _FOLDER, "log": _FOLDER, "models": _FOLDER, "images": _FOLDER, "options": _FOLDER,
+        "pretrained_optimizerG": "states of other programs cannot be resumed",
     },
-    "datasets.train": {"val_partition", "test_mode", "phase", "spike_channels", "spike_data"},
-    "datasets.test": {"val_partition", "test_mode", "phase", "spike_channels", "spike_data"},
-    "netG": {"init_type", "init_bn_type", "init_gain", "recal_all_flows"},
+    "train": {
+        "G_optimizer_reuse": "a resumed run always continues with its optimizer",
+        "G_optimizer_momentum": "Adam has betas instead",
+        "G_regularizer_orthstep": _REGULARIZER, "G_regularizer_clipstep": _REGULARIZER,
+        "E_param_strict": "path.pretrained_netE is matched as G_param_strict says",
+        "F_lossfn_type": "there is no feature loss", "F_lossfn_weight": "there is no feature loss",
+    },
+    "datasets.train": _DATASET,
+    "datasets.test": _DATASET,
+    "netG": {
+        "init_type": _INIT, "init_bn_type": _INIT, "init_gain": _INIT,
+        "recal_all_flows": "it never had an effect",
+    },
 }  # fmt: skip
 # Of these, the ones that former versions saved, which say nothing about where a file comes from.
 FORMERLY_OURS = {"spike_channels", "spike_data"}
