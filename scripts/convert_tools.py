@@ -273,7 +273,7 @@ def render(values: Mapping[str, Any], comments: Mapping[str, str], head: Sequenc
     """2-space JSON with // comments above the keys that have one. head: the comment at the top."""
     text = json.dumps(values, indent=2, ensure_ascii=False)
     # A list without inner lists or objects goes on one line. Strings in JSON have no line ends.
-    text = re.sub(r"\[\n[^\[\]{}]*\]", lambda found: re.sub(r"(?<=,)\n *", " ", found[0]).replace("\n", ""), text)
+    text = re.sub(r"\[\n[^\[\]{}]*\]", lambda found: re.sub(r"\n *", "", re.sub(r",\n *", ", ", found[0])), text)
     lines = text.splitlines()
     for key, number in reversed(key_lines(text)):
         line = lines[number - 1]

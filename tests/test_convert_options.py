@@ -92,7 +92,8 @@ def test_the_reference_file_of_s_vrt_is_converted_and_trains_on_data_of_its_layo
     ):  # fmt: skip
         assert f"\n  {key}: " in said.split("dropped")[1].split("cannot be said")[0], key
     assert "'imagenet'" in said.split("cannot be said")[1] and "0.002 higher on average" in said
-    assert "// Per GPU; the original says 3 for 3 GPUs in all.\n" in text
+    assert '      // Per GPU; the original says 3 for 3 GPUs in all.\n      "dataloader_batch_size": 1' in text
+    assert '    "img_size": [6, 224, 224],\n' in text
 
     result = train(out, *(f"{key}={json.dumps(value)}" for key, value in SMALL.items()), limit_s=300)
     assert result.exit_codes == [0], result.text
