@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from scripts import spike_tool
+
 FOLDER = Path(__file__).parent / "data" / "spike"
 PLANE_BITS = 250 * 400
 
@@ -19,3 +21,8 @@ def restore_dat(name: str, path: Path) -> bytes:
     content = np.packbits(bits.T, axis=1).tobytes()
     path.write_bytes(content)
     return content
+
+
+def tool(*arguments: object) -> int:
+    """The exit code of scripts/spike_tool.py."""
+    return spike_tool.main([str(a) for a in arguments])

@@ -22,8 +22,8 @@ from scripts import (
 from scripts import prepare_gopro_spike as prepare
 from tests.dist.launching import ROOT
 from tests.foreign import CONTENT, populate, snapshot, written
-from tests.test_main_test import save_weights
 from tests.train_files import experiment, train, write_options
+from tests.weights_files import save_weights
 from utils.errors import SpikeVRTError
 
 

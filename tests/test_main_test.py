@@ -12,37 +12,20 @@ import main_test_vrt
 from data.clip_reader import user_clips
 from data.spike.formats import read_spikes, write_spikes
 from data.spike.stream import SpikeGeometry
-from models.portable import portable_options, read_saved
+from models.portable import read_saved
 from models.restore.setup import spike_options
 from models.restore.test_args import parse_test_args
-from models.select_network import NETWORKS, define_G
+from models.select_network import NETWORKS
 from tests.clip_files import write_clip
 from tests.dist.launching import ROOT, run_command, run_ranks
 from tests.tensor_clip import restore_clip
-from tests.train_files import network, write_options
+from tests.train_files import network
+from tests.weights_files import make_home, message
 from utils.metrics import psnr, tensor_to_uint8
 from utils.video import VideoReader, VideoWriter
 
 MAIN = "main_test_vrt.py"
 LIMIT_S = 300  # of processes that take seconds on a machine that does nothing else
-
-
-def save_weights(options, path, *overrides):
-    """Random weights of the option file's network, with a tail that changes the picture."""
-    opt = main_test_vrt.read_options(str(options), overrides)
-    torch.manual_seed(3)
-    net = define_G(opt)
-    torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
-    torch.save({"params": net.state_dict(), "options": portable_options(opt), "iter": 1}, path)
-    return str(path)
-
-
-def make_home(folder):
-    """Three test clips of 2, 3 and 4 frames of 32 x 32, an option file, weights with and without spikes."""
-    options = write_options(folder)
-    save_weights(options, folder / "spike.pth")
-    save_weights(options, folder / "rgb.pth", "netG.fusion=none")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +52,6 @@ def metrics(folder):
 
 def frame(path):
     return cv2.imread(str(path))[..., ::-1]
-
-
-def message(capfd, *args):
-    """The one message and the exit code of a failing run."""
-    with pytest.raises(SystemExit) as error:
-        main_test_vrt.main(list(map(str, args)))
-    said = capfd.readouterr()
-    text = said.out + said.err
-    assert text.count("Error: ") == 1 and "Traceback" not in text, text
-    return text, error.value.code
 
 
 # ---- the option-file form --------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import main_test_vrt
 from data.clip_reader import user_clips
 from models.restore.outputs import Outputs, claim_folder, finish_clip
 from tests.foreign import snapshot
-from tests.test_main_test import make_home, message
 from tests.test_video import write_sound
+from tests.weights_files import make_home, message
 from utils.dist import watchdog
 from utils.dist.state import RUN
 from utils.errors import DataError, OptionError

@@ -14,9 +14,9 @@ from data.spike.stream import Crop, SpikeGeometry
 from scripts import calibrate, spike_tool
 from tests.calibration_trials import error_px
 from tests.spike_files import FOLDER, restore_dat
-from tests.test_main_test import save_weights
 from tests.train_files import write_options
 from tests.two_cameras import similarity
+from tests.weights_files import save_weights
 from utils.image import imread_rgb, imwrite_rgb
 
 PLANE = (250, 400)

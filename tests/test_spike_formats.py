@@ -15,9 +15,9 @@ from data.clip_reader import user_clips
 from data.select_dataset import build_dataset
 from data.spike.formats import count_planes, open_spikes, read_spikes, write_spikes
 from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
-from scripts import check_data, spike_tool
+from scripts import check_data
 from tests.clip_files import section, source_of, write_clip, write_info
-from tests.spike_files import restore_dat
+from tests.spike_files import restore_dat, tool
 from tests.train_files import network
 from utils.errors import DataError
 
@@ -240,10 +240,6 @@ def test_a_users_arrays_need_no_size(clips):
 
 
 # ---- scripts/spike_tool.py -----------------------------------------------------------------------------------------
-
-
-def tool(*arguments):
-    return spike_tool.main([str(a) for a in arguments])
 
 
 @pytest.fixture(scope="module")

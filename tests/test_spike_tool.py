@@ -7,8 +7,8 @@ import pytest
 from data.spike.formats import read_spikes, write_spikes
 from data.spike.simulate import IntegrateAndFire
 from data.spike.stream import SpikeGeometry
-from scripts import spike_tool
 from tests.clip_files import write_clip, write_info
+from tests.spike_files import tool
 from utils.image import LABEL_HEIGHT
 
 
@@ -23,10 +23,6 @@ def write_scene(path, h, w, planes, geometry=None):
     light = scene(h, w)
     spikes = IntegrateAndFire(h, w, rate=0.5, rng=np.random.default_rng(0)).run([light] * planes)
     write_spikes(path, spikes, geometry or SpikeGeometry(h, w))
-
-
-def tool(*arguments):
-    return spike_tool.main([str(a) for a in arguments])
 
 
 def test_info_lists_what_fits_and_finds_the_picture_among_it(tmp_path, capsys):

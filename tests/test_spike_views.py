@@ -11,18 +11,13 @@ import pytest
 from data.spike.formats import read_spikes, write_spikes
 from data.spike.represent import represent
 from data.spike.stream import SpikeGeometry
-from scripts import spike_tool
-from tests.spike_files import restore_dat
+from tests.spike_files import restore_dat, tool
 from utils.image import LABEL_HEIGHT as LABEL
 from utils.image import imread_rgb
 from utils.video import VideoReader
 
 PLANE = SpikeGeometry(250, 400)
 CAMERA = ("--size", 250, 400, "--rate", 0.6, "--light", "display")  # see tests/test_spike_stream.py
-
-
-def tool(*arguments):
-    return spike_tool.main([str(a) for a in arguments])
 
 
 @pytest.fixture(scope="module")
