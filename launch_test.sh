@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Test on N processes of this machine; clips, and parts of long clips, are shared out, the numbers do not depend on N.
 #
-#   ./launch_test.sh N FILE [section.key=value ...] [--weights PATH ...]
-#   ./launch_test.sh N --weights PATH --input PATH --output DIR [...]
+# usage: ./launch_test.sh N FILE [section.key=value ...] [--weights PATH ...]
+#        ./launch_test.sh N --weights PATH --input PATH --output DIR [...]
+#
+#   ./launch_test.sh 2 options/vrt/000_train_vrt_sample_rgbspike.json --save comparison
+#   ./launch_test.sh 4 --weights models/500_G.pth --input blur/ --spike spikes/ --output restored
 #
 # FILE: an option file with datasets.test. More in docs/testing.md. The exit code is the run's own.
 set -euo pipefail

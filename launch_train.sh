@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Train on N processes of this machine.
 #
-#   ./launch_train.sh N [FILE] [section.key=value ...] [--resume auto|none|PATH] [--use_amp ...]
+# usage: ./launch_train.sh N [FILE] [section.key=value ...] [--resume auto|none|PATH] [--use_amp ...]
+#
+#   ./launch_train.sh 1 options/vrt/000_train_vrt_sample_rgbspike.json
+#   ./launch_train.sh 4 FILE --use_amp train.accumulation_steps=2
 #
 # N=1: plain python; N>1: torchrun. FILE defaults to the GoPro reference experiment. The exit code is the run's own.
 set -euo pipefail

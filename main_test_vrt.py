@@ -6,6 +6,10 @@
     python main_test_vrt.py --method tfp|tfi|tfstp|exposure --opt FILE [method.key=value ...]
     python main_test_vrt.py --method NAME --spike PATH [--input PATH] --output DIR [--gt PATH] [method.key=value ...]
 
+Examples:
+    python main_test_vrt.py --opt options/vrt/000_train_vrt_sample_rgbspike.json --save comparison
+    python main_test_vrt.py --weights models/500_G.pth --input blur.mp4 --spike clip.dat --output restored
+
 The first form tests on `datasets.test`; the second restores your own frames or video; with --method, a
 reconstruction from the spikes takes the place of the network. Several processes: launch_test.sh. See docs/testing.md.
 """

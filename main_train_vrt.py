@@ -11,9 +11,10 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import socket
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 
 from data.clip_dataset import check_scale
 from data.clip_reader import dataset_clips
+from data.first_look import warning_of
 from data.loader import TrainLoader
 from data.preflight import preflight
 from data.select_dataset import DATASETS, build_dataset
@@ -28,6 +30,7 @@ from models.ddp import weights_hash
 from models.debug_lines import print_debug_lines
 from models.losses import LOSSES
 from models.model_vrt import ModelVRT
+from models.optim import lr_floor
 from models.restore.interpolate import scored_clips
 from models.restore.tiling import Tiling
 from models.restore.validation import validate
@@ -35,19 +38,24 @@ from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.contract import input_spec
-from utils.dist import gpu_use, preempt, process, status, watchdog
-from utils.dist.gpu import choose_gpus
+from utils.dist import preempt, process, status, watchdog
+from utils.dist.gpu import choose_gpus, device_name
 from utils.errors import DataError
 from utils.options.file import parse_command_line
 from utils.options.load import load_options, save_options
 from utils.options.models import Options, note_on_totals
 from utils.run import boot
 from utils.run.experiment import Experiment, is_better
+from utils.run.health import Health
 from utils.run.lock import only_run_in
-from utils.run.logger import check_writers, setup_logging
+from utils.run.logger import setup_logging
+from utils.run.measure import measured
+from utils.run.overview import RunLength, overview
 from utils.run.progress import open_progress
 from utils.run.resume import Progress, find_checkpoint, plan_notes, planned_steps, restore_progress
+from utils.run.run_progress import RunProgress
 from utils.run.timer import StepTimer
+from utils.run.writers import check_writers
 
 logger = logging.getLogger(__name__)
 
@@ -74,50 +82,76 @@ def read_options(argv: list[str]) -> Options:
 def train(opt: Options) -> int:
     """Build, resume, then step until the planned end, with logs, saves and validations. Exit code. Collective."""
     with utils_dist.all_ranks_or_none():
-        model, loader, clips, progress = build(opt)
+        model, loader, clips, progress, origin = build(opt)
     total_iter = planned_steps(opt.train, loader.steps_per_epoch, progress)
-    announce(opt, model, loader, progress, total_iter)
+    announce(opt, model, loader, clips, progress, total_iter, origin)
 
     is_new = progress.step < total_iter
-    with closing(Experiment(opt, progress, loader.order())) as experiment, status.answering(opt.folder):
+    timer = StepTimer()
+    every = {"validation": opt.train.checkpoint_test if clips is not None else 0, "save": opt.train.checkpoint_save}
+    health = Health(opt, total_iter)
+    health.planned(lr_floor(opt.train, total_iter))
+    with closing(Experiment(opt, progress, loader.order(), health)) as experiment, status.answering(opt.folder):
         # First the validation of this step, if it was interrupted; a complete one is not repeated.
-        is_test = progress.step % opt.train.checkpoint_test == 0 and is_new
-        if is_test and not run_validation(model, clips, experiment, progress):
-            return stop_early(model, experiment, progress)
-        timer = StepTimer()
-        while progress.step < total_iter:
-            for micro_batches in steps_of_epoch(opt, loader, progress, total_iter, timer, experiment):
-                vote = preempt.StopVote()
-                with timer.part("compute"):
-                    model.optimize_parameters(progress.step + 1, micro_batches)
-                progress.advance()
-                timer.steps += 1
-                if opt.debug.every:
-                    print_debug_lines(model, progress.step, micro_batches, opt.debug.every)
-                if progress.step % opt.train.checkpoint_print == 0:
-                    experiment.log_training(progress, model.current_log() | timer.read() | measure_gpus())
-                if opt.debug.compare_every and progress.step % opt.debug.compare_every == 0:
-                    compare_weights(model, progress)
-                if vote.is_stop():
-                    return stop_early(model, experiment, progress)
-                with timer.paused():
-                    if progress.step % opt.train.checkpoint_save == 0 and progress.step < total_iter:
-                        save(model, experiment, progress)
-                    is_test = progress.step % opt.train.checkpoint_test == 0 and progress.step < total_iter
-                    if is_test and not run_validation(model, clips, experiment, progress):
+        is_due = progress.step % opt.train.checkpoint_test == 0 and progress.validated != progress.step
+        if is_due and is_new:
+            with timer.paused("validation"):
+                is_stopped = not run_validation(model, clips, experiment, progress)
+            if is_stopped:
+                return stop_early(model, experiment, progress)
+        with RunProgress(opt.logging.progress, total_iter, timer, every) as shown:
+            while progress.step < total_iter:
+                for micro_batches in steps_of_epoch(opt, loader, progress, shown):
+                    if not step(opt, model, clips, micro_batches, experiment, progress, shown):
                         return stop_early(model, experiment, progress)
+                if progress.batch == 0:
+                    experiment.log_epoch(progress.epoch, model.epoch_log(), timer)
         return finish(model, clips, experiment, progress, is_new)
 
 
-def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
-    """Model, training loader, test clips and position of the run. The checkpoint is not kept in memory."""
+def step(
+    opt: Options, model: ModelVRT, clips: Any, micro_batches: list[dict[str, Any]], experiment: Experiment,
+    progress: Progress, shown: RunProgress,
+) -> bool:  # fmt: skip
+    """One optimizer step, and the log line, save and validation due then. False: a signal ends the run. Collective."""
+    train, timer = opt.train, shown.timer
+    vote = preempt.StopVote()
+    with timer.part("compute"):
+        model.optimize_parameters(progress.step + 1, micro_batches)
+    progress.advance()
+    timer.step_done()
+    if opt.debug.every:
+        print_debug_lines(model, progress.step, micro_batches, opt.debug.every)
+    if progress.step % train.checkpoint_print == 0:
+        log_steps(model, experiment, progress, shown)
+    shown.update(progress.step, experiment.last_values)
+    if opt.debug.compare_every and progress.step % opt.debug.compare_every == 0:
+        compare_weights(model, progress)
+    if vote.is_stop():
+        return False
+    if progress.step == shown.total_iter:
+        return True  # `finish` saves and validates
+    if progress.step % train.checkpoint_save == 0:
+        with timer.paused("save"):
+            save(model, experiment, progress)
+            experiment.health.saved(progress.step)
+    if progress.step % train.checkpoint_test == 0:
+        with timer.paused("validation"):
+            return run_validation(model, clips, experiment, progress)
+    return True
+
+
+def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress, str]:
+    """Model, training loader, test clips, position of the run and its origin. The checkpoint is not kept in memory."""
     rank = utils_dist.get_rank()
     if rank == 0:
         setup_logging(rank, opt.folder / "log" / "train.log")
         save_options(opt, opt.folder / "options")
-        preflight(opt.datasets, opt.folder.parent / ".preflight")
+        preflight(opt.datasets, opt.folder.parent / ".preflight", partial(open_progress, opt.logging.progress))
     resumed = find_checkpoint(opt.path.resume, opt.folder)
     loader, clips = build_data(opt)
+    if rank == 0 and (warning := warning_of(loader.dataset, opt.opt_path)):
+        logger.warning("%s", warning)
     progress = Progress()
     if resumed is not None:
         progress = restore_progress(resumed, opt, loader.order())
@@ -127,7 +161,8 @@ def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress]:
         Tiling.of(opt.val, input_spec(model.netG))
         scored_clips(dataset_clips(clips), input_spec(model.netG))
     model.init_train(resumed.state if resumed is not None else None)
-    return model, loader, clips, progress
+    origin = f"resumed from {resumed.path} at iter {resumed.state['step']}" if resumed else "fresh start"
+    return model, loader, clips, progress, origin
 
 
 def build_data(opt: Options) -> tuple[TrainLoader, Any]:
@@ -155,16 +190,14 @@ def build_data(opt: Options) -> tuple[TrainLoader, Any]:
     return loader, clips
 
 
-def announce(opt: Options, model: ModelVRT, loader: TrainLoader, progress: Progress, total_iter: int) -> None:
-    """Log network, total batch size, the line of every rank, and where training starts. Collective."""
-    section, world = opt.datasets.train, utils_dist.get_world_size()
-    per_gpu, accumulated = section.dataloader_batch_size, opt.train.accumulation_steps
-    logger.info(model.describe())
-    logger.info(
-        "%d samples an epoch in %d steps; batch %d x %d ranks x %d accumulated = %d; %d loader workers in all",
-        loader.sampler.dataset_len, loader.steps_per_epoch, per_gpu, world, accumulated,
-        per_gpu * world * accumulated, section.dataloader_num_workers * world,
-    )  # fmt: skip
+def announce(
+    opt: Options, model: ModelVRT, loader: TrainLoader, clips: Any, progress: Progress, total_iter: int, origin: str
+) -> None:
+    """Log the line of every rank, what is trained on what, and where training starts. Collective.
+
+    origin: the checkpoint that the run resumes from, or that it is fresh.
+    """
+    world = utils_dist.get_world_size()
     if (warning := note_on_totals(opt, world)) and utils_dist.is_main_process():
         logger.warning("%s", warning)
     for note in plan_notes(opt.train, loader.steps_per_epoch, progress, total_iter):
@@ -182,18 +215,23 @@ def announce(opt: Options, model: ModelVRT, loader: TrainLoader, progress: Progr
         "the checkpoints to resume from", [*place, weights if progress.step else ""],
         "start again once all hosts see the same file",
     )  # fmt: skip
+    devices = utils_dist.gather_objects((socket.gethostname(), device_name(model.device)))
+    length = RunLength(total_iter, loader.steps_per_epoch, loader.sampler.dataset_len)
+    for line in overview(opt, devices, model.describe(), length, len(clips) if clips is not None else 0):
+        logger.info("%s", line)
     logger.info(
-        "starting at iter %d of %d, epoch %d, batch %d", progress.step, total_iter, progress.epoch + 1, progress.batch
-    )
+        "%s: starting at iter %d of %d, epoch %d, batch %d",
+        origin, progress.step, total_iter, progress.epoch + 1, progress.batch,
+    )  # fmt: skip
 
 
 def steps_of_epoch(
-    opt: Options, loader: TrainLoader, progress: Progress, total_iter: int, timer: StepTimer, experiment: Experiment
+    opt: Options, loader: TrainLoader, progress: Progress, shown: RunProgress
 ) -> Iterator[list[dict[str, Any]]]:
     """The steps of the current epoch from `progress.batch` on; then `progress` moves to the next epoch. Collective.
 
     The order prevents the known deadlocks: all ranks finish the last epoch, clean up and start their workers; only then
-    does rank 0 open its progress bar. Nothing in between can block a single rank.
+    does rank 0 show its progress bar. Nothing in between can block a single rank.
     """
     watchdog.phase("epoch turn", progress.step)
     utils_dist.barrier()
@@ -202,31 +240,34 @@ def steps_of_epoch(
         torch.cuda.empty_cache()
     iterator = loader.start(progress.epoch, progress.batch)
     utils_dist.barrier()
-    left = min(loader.steps_per_epoch - progress.batch, total_iter - progress.step)
+    left = min(loader.steps_per_epoch - progress.batch, shown.total_iter - progress.step)
     if left <= 0:
         raise RuntimeError(f"no step is left at {progress}, of {loader.steps_per_epoch} steps an epoch")
-    with open_progress(opt.logging.progress, left, f"epoch {progress.epoch + 1}") as bar:
-        for _ in range(left):
-            watchdog.phase("data", progress.step)
-            with timer.part("data"):
-                micro_batches = next(iterator, None)
-            if micro_batches is None:
-                raise DataError(
-                    f"no step {progress.batch + 1} in epoch {progress.epoch + 1}", "datasets.train",
-                    f"{loader.steps_per_epoch} steps an epoch", "the dataset must keep its length within a run",
-                )  # fmt: skip
-            yield micro_batches
-            bar.update(experiment.last_values)
+    shown.begin_epoch(progress.epoch, progress.step)
+    for number in range(left):
+        watchdog.phase("data", progress.step)
+        # The first batch waits for new workers, which is no sign that they are too few.
+        first = nullcontext() if number else shown.timer.part("epoch_start")
+        with shown.timer.part("data"), first:
+            micro_batches = next(iterator, None)
+        if micro_batches is None:
+            raise DataError(
+                f"no step {progress.batch + 1} in epoch {progress.epoch + 1}", "datasets.train",
+                f"{loader.steps_per_epoch} steps an epoch", "the dataset must keep its length within a run",
+            )  # fmt: skip
+        yield micro_batches
     if progress.batch == loader.steps_per_epoch:
         progress.next_epoch()
 
 
-def measure_gpus() -> dict[str, float]:
-    """How busy and full the GPUs of all ranks are, for the log; each rank's own for the status. Collective."""
-    found = gpu_use.usage_of_all_ranks()
-    if found:
-        status.tell(gpu=found[utils_dist.get_rank()])
-    return gpu_use.log_values(found)
+def log_steps(model: ModelVRT, experiment: Experiment, progress: Progress, shown: RunProgress) -> None:
+    """The log line of the steps since the last one, and warnings of what slows the run down. Collective."""
+    steps, model_log = shown.timer.line.steps, model.current_log()
+    own = measured(steps, model_log, shown.timer.read())
+    if own.gpu:
+        status.tell(gpu=own.gpu)
+    ranks = utils_dist.gather_objects(own)
+    experiment.log_training(progress, ranks, model_log["grad_norms"], shown.eta(progress.step))
 
 
 def compare_weights(model: ModelVRT, progress: Progress) -> None:
@@ -261,7 +302,7 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
         save(model, experiment, progress, with_weights=False)
         return False
     progress.validation_stops = 0
-    experiment.log_validation(progress, validation.scalars(), validation.pictures)
+    experiment.log_validation(progress, validation.scalars() | validation.clip_scalars(), validation.pictures)
     experiment.table, progress.validated = validation.table(), progress.step
     psnr = validation.scalars()["val/psnr"]
     watchdog.phase("save", progress.step)

@@ -1,6 +1,12 @@
 #!/usr/bin/env bash
-# Train under SLURM:   sbatch submit_job.sh [FILE] [section.key=value ...]
-# Adapt the lines below to the cluster, or override them: sbatch --nodes=2 --ntasks-per-node=4 submit_job.sh FILE
+# Train under SLURM.
+#
+# usage: sbatch [options of sbatch] submit_job.sh [FILE] [section.key=value ...]
+#
+#   sbatch submit_job.sh options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json train.amp.enable=true
+#   sbatch --nodes=2 --ntasks-per-node=4 submit_job.sh FILE
+#
+# Adapt the #SBATCH lines of this file to the cluster, or override them as in the second example.
 # At its time limit, or pre-empted, the job saves, is queued again and resumes; scancel ends it for good.
 #SBATCH --job-name=spikevrt
 #SBATCH --nodes=1
@@ -14,7 +20,7 @@
 #SBATCH --signal=B:USR1@180
 set -euo pipefail
 
-if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,4s/^# //p' "${BASH_SOURCE[0]}"; exit; fi
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^#SBATCH/{/^#SBATCH/d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit; fi
 if [[ -z ${SLURM_JOB_ID:-} ]]; then echo "no SLURM job: start it as  sbatch submit_job.sh $*" >&2; exit 2; fi
 
 file=options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json

@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +121,12 @@ class CacheReader:
         )  # fmt: skip
 
 
-def build_cache(source: Source, path: str, progress: Callable[[], object] = lambda: None) -> list[Clip]:
+def build_cache(
+    source: Source, path: str, track: Callable[[list[Clip]], Iterable[Clip]] = iter
+) -> list[Clip]:  # fmt: skip
     """Write the clips of `source` to the folder `path`, which appears complete or not at all.
 
-    After an interruption, a second call writes only the missing clips. progress: called after each clip.
+    After an interruption, a second call writes only the missing clips. track: shows the progress over the clips.
     Raises DataError for wrong data and, before anything is written, for a disk without enough room.
     """
     target = Path(os.path.abspath(path))
@@ -145,10 +147,9 @@ def build_cache(source: Source, path: str, progress: Callable[[], object] = lamb
         scratch_folder(partial)
         write_whole(begun, wanted.encode())
     _check_room(clips, source, partial)
-    for clip in clips:
+    for clip in track(clips):
         if not (partial / clip.name).exists():
             _write_clip(clip, source, partial)
-        progress()
     if target.exists():
         _refuse_foreign_files(target)
         shutil.rmtree(target)

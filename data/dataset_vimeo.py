@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torchvision.transforms import functional as F
 
 from data.clip import Clip
 from data.clip_dataset import ClipDataset, TestClips, TrainClips
@@ -94,6 +93,8 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainSeptuplets):
 
 def jitter_colors(frames: Tensor, rng: np.random.Generator) -> Tensor:
     """(T, 3, h, w) in [0, 1] -> the same with other brightness, contrast, saturation and hue, in random order."""
+    from torchvision.transforms import functional as F  # imports torch's compiler, which takes seconds
+
     brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, 3)
     changes = (
         (F.adjust_brightness, brightness), (F.adjust_contrast, contrast), (F.adjust_saturation, saturation),

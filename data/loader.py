@@ -39,7 +39,7 @@ class TrainLoader:
         stall_s: float = 300,
     ) -> None:
         """stall_s: time limit of the watchdog. The loader, which can name the samples, must raise its error earlier."""
-        self.accumulation_steps = accumulation_steps
+        self.dataset, self.accumulation_steps = dataset, accumulation_steps
         self.sampler = ResumableDistributedSampler(
             len(dataset) * section.dataloader_epoch_repeat,
             world_size=world_size,

@@ -13,9 +13,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,12 @@ from data.spike_source import DatSpikes
 from utils.errors import DataError
 from utils.files import write_whole
 from utils.options.models import DatasetsOptions
+from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)
+
+Show = Callable[[int, str, str], AbstractContextManager[Any]]  # (total, name, unit) -> a progress
+HIDDEN: Show = partial(open_progress, "none")
 
 FORMAT = 3  # to be raised when the check finds more than before: stored results of older checks are then ignored
 THREADS = 8
@@ -67,10 +73,11 @@ class Report:
         return text + (f", spike files of {', '.join(map(str, planes))} planes" if planes else "")
 
 
-def preflight(datasets: DatasetsOptions, stored: Path) -> None:
+def preflight(datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN) -> None:
     """Check the data of all splits, each by its dataset class. One process calls it while the others wait.
 
-    stored: folder of earlier results. Raises DataError (exit code 3) with every problem of every split.
+    stored: folder of earlier results. show: see `check_source`. Raises DataError (exit code 3) with every problem of
+    every split.
     """
     reports, unreadable = [], []
     for split, section in datasets:
@@ -78,7 +85,7 @@ def preflight(datasets: DatasetsOptions, stored: Path) -> None:
             continue
         start = time.monotonic()
         try:
-            report = section.constructor.check(section, split, stored=stored)
+            report = section.constructor.check(section, split, stored=stored, show=show)
         except DataError as e:  # a whole root is missing; the other split may lack one too
             unreadable.append(e)
             continue
@@ -105,13 +112,13 @@ def check_source(
     split: str,
     stored: Path | None = None,
     decode: bool = False,
-    progress: Callable[[], object] = lambda: None,
+    show: Show = HIDDEN,
 ) -> Report:
     """Check clips in folders or LMDBs.
 
     stored: folder of earlier results; a data set that has not changed since is not read again.
     decode: decode every image, which also finds flipped bits; otherwise only its header and its end are read.
-    progress: called after each image.
+    show: called with the number of files, opens their progress.
     """
     kinds = source.kinds().items()
     places = {kind: (root, f"<clip>/[{folder}/]<frame>.{'|'.join(exts)}") for kind, (root, folder, exts) in kinds}
@@ -123,15 +130,20 @@ def check_source(
     clips, problems = scan(source)
     report = Report(split, source, places, clips, problems)
     jobs = ((clip, kind, path) for clip in clips for kind in ("lq", "gt") for path in getattr(clip, kind))
-    with ThreadPoolExecutor(THREADS) as pool:
-        while some := list(itertools.islice(jobs, 4096)):  # the pool's record of a million jobs would take gigabytes
-            for problem in pool.map(lambda job: _check_picture(*job, decode=decode), some):
-                progress()
+    files = ((clip, path) for clip in clips for path in clip.spike_files)
+    total = sum(len(clip.lq) + len(clip.gt) + len(clip.spike_files) for clip in clips)
+    with ThreadPoolExecutor(THREADS) as pool, show(total, f"checking {split}", "files") as progress:
+
+        def add(found: Iterable[Problem | None]) -> None:
+            for problem in found:
+                progress.update()
                 if problem:
                     report.problems.append(problem)
-        files = ((clip, path) for clip in clips for path in clip.spike_files)
+
+        while some := list(itertools.islice(jobs, 4096)):  # the pool's record of a million jobs would take gigabytes
+            add(pool.map(lambda job: _check_picture(*job, decode=decode), some))
         while some := list(itertools.islice(files, 4096)):
-            report.problems += filter(None, pool.map(lambda job: _check_spike_file(*job, source.spikes), some))
+            add(pool.map(lambda job: _check_spike_file(*job, source.spikes), some))
     if source.spikes:
         for clip in clips:
             report.warnings += _check_spikes(clip, source.spikes, is_first=clip is clips[0])

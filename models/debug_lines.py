@@ -16,12 +16,12 @@ def print_debug_lines(model: ModelVRT, step: int, micro_batches: list[dict[str, 
     rank = f"[Rank {utils_dist.get_rank()}/{utils_dist.get_world_size()}]"
     if not model.is_described:
         model.is_described = True
-        tensors = {"lq": model.lq, "spike": model.spike, "gt": model.gt, "loss": model.step_loss}
+        tensors = {"lq": model.lq, "spike": model.spike, "gt": model.gt, "loss": model.step_losses["loss"]}
         found = "; ".join(f"{name} {_describe(value)}" for name, value in tensors.items() if value is not None)
         _print(f"{rank} First batch: {found}")
     if step % every == 0:
         keys = [key for batch in micro_batches for key in batch["key"]]
-        loss = float(model.step_loss)
+        loss = float(model.step_losses["loss"])
         _print(f"{rank} Step {step}, Batch size: {len(keys)}, Loss: {loss:.4f}, Samples: {', '.join(keys)}")
 
 

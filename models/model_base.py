@@ -56,10 +56,16 @@ class ModelBase:
             self.ema_update(averaged, current, None)
 
     def describe(self) -> str:
-        """Size of netG in one line, for the log."""
-        parameters = list(unwrap_ddp(self.netG).parameters())
-        total = sum(p.numel() for p in parameters)
-        return f"netG {self.opt.netG.net_type}: {total / 1e6:.2f} M parameters in {len(parameters)} tensors"
+        """Kind and size of netG in one line, for the log. Activations depend on the clips: the log gives the peak."""
+        count = sum(p.numel() for p in unwrap_ddp(self.netG).parameters())
+        options = self.opt.netG.plain()
+        fusion = options.get("fusion")
+        fusion = fusion.get("type") if isinstance(fusion, dict) else fusion
+        kind = f"{self.opt.netG.net_type}, fusion {fusion}" if fusion else self.opt.netG.net_type
+        # Weights, gradients and two moments of Adam; the averaged weights of netE.
+        size = count * 4 * (4 + (self.netE is not None)) / 1e9
+        fitted = "; checkpoint auto: fitted to the memory at the first step" if options.get("checkpoint") else ""
+        return f"{kind}, {count / 1e6:.2f} M parameters; {size:.2f} GB without activations{fitted}"
 
     def save_weights(self, folder: Path, step: int) -> None:
         """Write <step>_G.pth and <step>_E.pth: {"params", "options" (see models/portable.py), "iter"}."""

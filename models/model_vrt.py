@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -24,6 +25,7 @@ from utils import utils_dist
 from utils.dist import watchdog
 from utils.errors import CheckpointError
 from utils.options.models import Options
+from utils.run.device_clock import DeviceClock
 from utils.run.resume import differences
 
 logger = logging.getLogger(__name__)
@@ -42,7 +44,10 @@ class ModelVRT(ModelBase):
         self.train_opt = opt.train
         self.amp_dtype = amp_dtype(self.train_opt.amp, self.device)
         self.nonfinite = NonFiniteSteps(self.train_opt.max_nonfinite_steps, opt.folder)
-        self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
+        self.line_losses: dict[str, MeanLoss] = {}  # "loss" and, if the loss has several terms, each of them
+        self.epoch_loss = MeanLoss(self.device)
+        self.grad_norms: list[float] = []  # of the steps since the last log line, before clipping
+        self.forward_clock = DeviceClock(self.device)
         self.is_described = False  # whether the first batch has been printed (debug.every)
 
     def init_train(self, state: dict[str, Any] | None = None) -> None:
@@ -152,7 +157,7 @@ class ModelVRT(ModelBase):
         The gradient norm after the reduction is the same on all ranks. If it is NaN or Inf, all ranks skip the step
         without another collective. Raises NonFiniteError on all ranks after `max_nonfinite_steps` such steps in a row.
         """
-        is_first = self.is_frozen_at(step) != self.frozen
+        is_first, is_start = self.is_frozen_at(step) != self.frozen, self.frozen is None
         # The first step also builds DDP, compiles and tunes kernels, which may take minutes.
         with watchdog.stage("first step") if is_first else nullcontext():
             watchdog.phase("forward", step - 1)
@@ -164,7 +169,7 @@ class ModelVRT(ModelBase):
                 # DropPath says why they come from torch's default generator.
                 torch.manual_seed(mix_seed(self.train_opt.manual_seed, step, utils_dist.get_rank()))
                 self.optimizer.zero_grad(set_to_none=True)
-                self.step_loss = torch.zeros((), device=self.device)
+                self.step_losses: dict[str, Tensor] = {}
                 self._accumulate(step, micro_batches)
             except (RuntimeError, MemoryError) as e:
                 if not is_out_of_memory(e):
@@ -174,6 +179,8 @@ class ModelVRT(ModelBase):
                 raise out_of_memory_error(e, f"iteration {step}", options, net, clips, self.autocast) from e
             watchdog.phase("optimizer")
             self._apply_gradients(step, micro_batches)
+            if is_start:
+                self.forward_clock.read()  # leave this step out, as StepTimer does
 
     def _accumulate(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
         """Forward and backward of the micro-batches; the last backward pass reduces the gradients."""
@@ -184,11 +191,14 @@ class ModelVRT(ModelBase):
                 nullcontext() if is_last or not isinstance(self.netG, DistributedDataParallel) else self.netG.no_sync()
             ):
                 watchdog.phase("forward", step - 1)
-                loss = self.loss() / len(micro_batches)
+                with self.forward_clock.measured():
+                    loss = self.loss() / len(micro_batches)
                 # The last backward pass waits for the other ranks.
                 (watchdog.sync if is_last else watchdog.phase)("backward")
                 self.scaler.scale(loss).backward()
-            self.step_loss = self.step_loss + loss.detach()
+            for name, value in {"loss": loss.detach(), **self.loss_terms}.items():
+                share = value if name == "loss" else value / len(micro_batches)
+                self.step_losses[name] = self.step_losses.get(name, 0.0) + share
 
     def feed_data(self, batch: dict[str, Any]) -> None:
         self.lq = batch["lq"].to(self.device, non_blocking=True)
@@ -200,7 +210,12 @@ class ModelVRT(ModelBase):
         with self.autocast():
             restored = self.netG(self.lq, self.spike)
         restored = restored.float() if restored.dtype in AMP_DTYPES.values() else restored
-        return self.train_opt.G_lossfn_weight * self.lossfn(restored, self.gt)
+        found, weight = self.lossfn(restored, self.gt), self.train_opt.G_lossfn_weight
+        if isinstance(found, Tensor):
+            self.loss_terms: dict[str, Tensor] = {}
+            return weight * found
+        self.loss_terms = {f"loss_{name}": (weight * term).detach() for name, term in found.items()}
+        return weight * sum(found.values())
 
     def autocast(self) -> Any:
         return torch.autocast(self.device.type, self.amp_dtype) if self.amp_dtype else nullcontext()
@@ -211,26 +226,60 @@ class ModelVRT(ModelBase):
         gradients = [p.grad for p in unwrap_ddp(self.netG).parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         # The only synchronisation with the device: the weights must not change if the step is skipped.
-        if torch.isfinite(norm):
+        norm_value = float(norm)
+        if math.isfinite(norm_value):
             self.nonfinite.passed()
-            self.loss_sum, self.loss_count = self.loss_sum + self.step_loss, self.loss_count + 1
+            for name, loss in self.step_losses.items():
+                self.line_losses.setdefault(name, MeanLoss(self.device)).add(loss)
+            self.epoch_loss.add(self.step_losses["loss"])
+            self.grad_norms.append(norm_value)
             if clip:
                 nn.utils.clip_grads_with_norm_(unwrap_ddp(self.netG).parameters(), clip, norm)
             self.scaler.step(self.optimizer)
             self.update_ema()
         else:
             self.optimizer.zero_grad(set_to_none=True)
+            self.epoch_loss.skipped += 1
             keys = [key for batch in micro_batches for key in batch["key"]]
             lr, scale = self.optimizer.param_groups[0]["lr"], self.scaler.get_scale()
-            self.nonfinite.skipped(step, float(self.step_loss), keys, float(norm), lr, scale)
+            self.nonfinite.skipped(step, float(self.step_losses["loss"]), keys, norm_value, lr, scale)
         if self.scaler.is_enabled():
             self.scaler.update()
 
-    def current_log(self) -> dict[str, float]:
-        """Mean loss over all ranks since the last call, and the learning rate. Collective."""
-        mean = utils_dist.all_reduce_mean(self.loss_sum / max(1, self.loss_count))
-        self.loss_sum, self.loss_count = torch.zeros((), device=self.device), 0
-        return {"loss": float(mean), "lr": self.optimizer.param_groups[0]["lr"]}
+    def current_log(self) -> dict[str, Any]:
+        """Of this rank since the last call: mean `loss`, also of each of its terms, 0 if no step counted; `lr`;
+        `grad_norms` of the steps, before clipping; `forward_s`, seconds of all forward passes.
+        """
+        losses = {"loss": 0.0} | {name: loss.take_own() for name, loss in self.line_losses.items()}
+        norms, self.grad_norms = self.grad_norms, []
+        lr = self.optimizer.param_groups[0]["lr"]
+        return {**losses, "lr": lr, "grad_norms": norms, "forward_s": self.forward_clock.read()}
+
+    def epoch_log(self) -> dict[str, float]:
+        """`steps` of this process since the last call, those that were `skipped`, and the mean `loss`. Collective."""
+        steps, skipped = self.epoch_loss.count + self.epoch_loss.skipped, self.epoch_loss.skipped
+        loss = torch.tensor(self.epoch_loss.take_own(), dtype=torch.float64)
+        return {"steps": steps, "skipped": skipped, "loss": float(utils_dist.all_reduce_mean(loss))}
+
+
+class MeanLoss:
+    """The mean of a loss over the steps of this rank. No value leaves the device before `take_own`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._clear()
+
+    def _clear(self) -> None:
+        self.sum, self.count, self.skipped = torch.zeros((), device=self.device), 0, 0
+
+    def add(self, loss: Tensor) -> None:
+        self.sum, self.count = self.sum + loss, self.count + 1
+
+    def take_own(self) -> float:
+        """The mean since the last call."""
+        mean = float(self.sum) / max(1, self.count)
+        self._clear()
+        return mean
 
 
 def mix_seed(*parts: int) -> int:

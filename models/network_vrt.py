@@ -20,6 +20,7 @@ from models.vrt.flows import Flows, aligned_input, estimate_flows
 from models.vrt.frame_conv import FrameConv, Upsample
 from models.vrt.kernels import Kernels
 from models.vrt.limits import check_input, check_options, vrt_input_spec
+from models.vrt.precision import full_float32
 from models.vrt.spynet import SpyNet
 from models.vrt.stage import RefineLayer, Stage
 from models.vrt.window_attention import Block
@@ -30,6 +31,8 @@ from utils.errors import OptionError
 # How stages 1 to 7 change the resolution at their entry, and how much smaller than the input they then work.
 KINDS = ("none", "down", "down", "down", "up", "up", "up")
 STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
+# Share of a GPU's memory that a step may use with checkpoint "auto" and no budget.
+GPU_SHARE = 0.9
 
 
 @NETWORKS.register("vrt", given=("spike_channels",))
@@ -90,7 +93,7 @@ class VRT(nn.Module):
         fusion_options = FUSIONS.resolve(fusion, "netG.fusion")
         self.image_chans, in_chans = fusion_options.constructor.channels(in_chans, spike_channels)
         check_options(options, self.image_chans)
-        self.unfitted_budget_gb = _budget(memory_budget_gb) if checkpoint == "auto" else None
+        self.is_fitted, self.memory_budget_gb = checkpoint != "auto", memory_budget_gb
         self.notes: list[str] = []  # messages about this network for the training log
         self.upscale, self.in_chans, self.out_chans = upscale, in_chans, out_chans
         self.pa_frames, self.nonblind = pa_frames, nonblind_denoising
@@ -208,13 +211,18 @@ class VRT(nn.Module):
 
         ModelVRT calls this before the first step. It leaves no gradients.
         """
-        if self.unfitted_budget_gb is not None:
-            budget, self.unfitted_budget_gb = self.unfitted_budget_gb, None
-            fit_memory(self, lambda: self(lq, spike), budget)
+        if self.is_fitted:
+            return
+        self.is_fitted = True
+        # Asked only now: the constructor runs before the process has its GPU, and would open a context on GPU 0.
+        budget = self.memory_budget_gb
+        if budget is None:
+            budget = GPU_SHARE * torch.cuda.get_device_properties(lq.device).total_memory / 1e9
+        fit_memory(self, lambda: self(lq, spike), budget)
 
     def estimate_flows(self, rgb: Tensor) -> Flows:
         """All flows of rgb (B, N, 1 or 3, H, W), in float32 or float64: nearest sampling amplifies rounding errors."""
-        with torch.autocast(rgb.device.type, enabled=False):
+        with full_float32(rgb.device):
             rgb = rgb if rgb.dtype == torch.float64 else rgb.float()
             return estimate_flows(self.spynet, rgb, self.pa_frames // 2)
 
@@ -265,15 +273,3 @@ class VRT(nn.Module):
         y = F.leaky_relu(self.linear_fuse(features.flatten(1, 2)), 0.2)
         y = self.conv_last(F.pad(y, (3, 3, 3, 3), mode="reflect"))
         return y.view(b, -1, 3, h, w) + mean
-
-
-def _budget(memory_budget_gb: float | None) -> float:
-    """Gigabytes that a training step may use: as given, else 90 % of the GPU."""
-    if memory_budget_gb is not None:
-        return memory_budget_gb
-    if torch.cuda.is_available():
-        return 0.9 * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 1e9
-    raise OptionError(
-        'netG.checkpoint is "auto" without netG.memory_budget_gb', "netG.memory_budget_gb",
-        "a number of gigabytes; it has a default on a GPU only", "set netG.memory_budget_gb",
-    )  # fmt: skip

@@ -85,6 +85,23 @@ def lr_at(step: int, base: float, train: TrainOptions) -> float:
     return lr * min(1.0, step / train.G_warmup_iter) if train.G_warmup_iter else lr
 
 
+def lr_floor(train: TrainOptions, total_iter: int) -> int | None:
+    """The step, to a thousandth of the run, from which the learning rate stays at its floor; None: there is none.
+
+    The floor is G_scheduler_eta_min after the last period, and anything up to a thousandth of the full rate.
+    """
+    base, stride = train.G_optimizer_lr, max(1, total_iter // 1000)
+    floor = 0.001 * base
+    if train.G_scheduler_type == "CosineAnnealingWarmRestarts":
+        floor = max(floor, train.G_scheduler_eta_min)
+    found = None
+    for step in range(total_iter, train.G_warmup_iter or 0, -stride):
+        if lr_at(step, base, train) > floor:
+            break
+        found = step
+    return found
+
+
 def set_lr(optimizer: torch.optim.Optimizer, step: int, train: TrainOptions) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr_at(step, group["initial_lr"], train)

@@ -1,8 +1,13 @@
 #!/usr/bin/env python3
-"""Benchmarks: python scripts/benchmark.py net|train|data|threads|... [--help]. Prints tables; --json FILE writes JSON.
+"""Benchmarks, one subcommand each. Prints tables; --json FILE writes the numbers as JSON.
 
-A module scripts/benchmark_<name>.py adds subcommands in a dict SUBCOMMANDS: name -> (help, add_arguments(parser),
-run(args) -> dict). `run` prints its tables and returns the contents of the JSON file.
+    python scripts/benchmark.py data --crop 128 --repeats 20
+    python scripts/benchmark.py train --crop 64 --frames 6 --json train.json
+    python scripts/benchmark.py net --help
+
+Only the module of the subcommand is imported: a machine for measuring a GPU may lack what the others need. A module has
+a dict SUBCOMMANDS: name -> (add_arguments(parser), run(args) -> dict). `run` prints its tables and returns the contents
+of the JSON file.
 """
 
 from __future__ import annotations
@@ -19,15 +24,25 @@ from scripts.benchmark_tools import environment
 from scripts.exit_codes import with_exit_code
 from utils.files import refuse_existing, write_whole
 
+# Subcommand -> (module, help).
+MODULES = {
+    "net": ("benchmark_net", "time and memory of restoring one clip"),
+    "train": ("benchmark_net", "time and memory of one training step"),
+    "scale": ("benchmark_scale", "steps per second of 1, 2, .. processes, and their efficiency"),
+    "data": ("benchmark_data", "samples per second from files and from the clip cache"),
+    "prepare": ("benchmark_prepare", "prepare_gopro_spike.py: speed-up with processes, memory"),
+    "threads": ("benchmark_threads", "a training step under each wait policy of OpenMP"),
+}
+
 
 @with_exit_code
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for path in sorted(Path(__file__).parent.glob("benchmark_*.py")):
-        module = importlib.import_module(f"scripts.{path.stem}")
-        for name, (text, add_arguments, run) in getattr(module, "SUBCOMMANDS", {}).items():
-            sub = commands.add_parser(name, help=text, description=text)
+    for name, (module, text) in MODULES.items():
+        sub = commands.add_parser(name, help=text, description=text)
+        if name in argv[:1]:
+            add_arguments, run = importlib.import_module(f"scripts.{module}").SUBCOMMANDS[name]
             add_arguments(sub)
             sub.add_argument("--json", type=Path, help="write the numbers to this file")
             sub.set_defaults(run=run)

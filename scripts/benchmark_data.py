@@ -190,4 +190,4 @@ def time_epoch_start(root: Path, cache: str, args: argparse.Namespace) -> dict[s
     return {"turn_s": turn}
 
 
-SUBCOMMANDS = {"data": ("samples per second from files and from the clip cache", add_arguments, run)}
+SUBCOMMANDS = {"data": (add_arguments, run)}

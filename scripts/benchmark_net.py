@@ -6,13 +6,14 @@ import argparse
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from models.network_vrt import VRT
 from models.vrt.cost import flops
+from models.vrt.kernels import Kernels
 from scripts.benchmark_parts import seconds_per_part
 from scripts.benchmark_tools import compared, matmul_rate, table
 
@@ -31,6 +32,15 @@ NAMED: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 NAMED["006-half"] = {**NAMED["006"], "depths": [4] * 7 + [2] * 4}
+# What else the option files of these networks set for training.
+RECIPES: dict[str, dict[str, Any]] = {
+    "006": {
+        "use_checkpoint_attn": True, "use_checkpoint_ffn": True, "no_checkpoint_attn_blocks": [2, 3, 4],
+        "no_checkpoint_ffn_blocks": [1, 2, 3, 4, 5, 9], "drop_path_rate": 0.2,
+    },
+    "small": {"drop_path_rate": 0.0},
+}  # fmt: skip
+RECIPES["006-half"] = RECIPES["006"]
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +55,15 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--threads", type=int, help="CPU threads (default: all)")
     parser.add_argument("--compile", action="store_true", help="torch.compile the network")
-    parser.add_argument("--checkpoint", action="store_true", help="activation checkpointing of every block")
+    parser.add_argument("--kernels", choices=get_args(Kernels), help="netG.kernels")
+    flags = parser.add_mutually_exclusive_group()
+    flags.add_argument("--checkpoint", action="store_true", help="activation checkpointing of every block")
+    flags.add_argument(
+        "--recipe-flags",
+        action="store_true",
+        help="stochastic depth and, for a named network, checkpointing as in its option file; without this flag no "
+        "branch is dropped",
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,9 +136,11 @@ def networks(args: argparse.Namespace, options: dict[str, Any], against: str | N
     """The network ("ours") and, if against is "naive", the naive VRT with the same weights."""
     device = torch.device(args.device)
     saving = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True} if args.checkpoint else {}
+    # On a CPU stochastic depth skips branches, and all of them are to be measured.
+    training = RECIPES.get(args.config, {}) if args.recipe_flags else {"drop_path_rate": 0.0}
+    kernels = {"kernels": args.kernels} if args.kernels else {}
     torch.manual_seed(0)
-    # Stochastic depth would skip blocks; all of them are to be measured.
-    net = VRT(**{**options, **saving, "drop_path_rate": 0.0}).to(device)
+    net = VRT(**{**options, **saving, **training, **kernels}).to(device)
     nn.init.normal_(net.conv_last.weight, std=0.01)  # zero weights would hide every difference
     if args.compile:
         net.compile()
@@ -144,7 +164,10 @@ def run(args: argparse.Namespace, training: bool) -> dict[str, Any]:
         if training:
             fused = {"fused": True} if args.device.startswith("cuda") else {}
             optimizers[name] = torch.optim.Adam(net.parameters(), lr=1e-4, **fused)
-    shape = {"config": args.config, "dtype": args.dtype, "training": training}
+    shape = {
+        "config": args.config, "dtype": args.dtype, "training": training, "kernels": nets["ours"].stage1.kernels,
+        "recipe_flags": args.recipe_flags,
+    }  # fmt: skip
     if not args.sizes:
         clip = Clip(args, options, (args.frames, *(args.crop * 2)[:2]))
         result = {**shape, **measure(args, clip, nets, optimizers)}
@@ -267,6 +290,6 @@ def growth_table(found: list[dict[str, Any]]) -> str:
 
 
 SUBCOMMANDS = {
-    "net": ("time and memory of restoring one clip", add_arguments, lambda args: run(args, training=False)),
-    "train": ("time and memory of one training step", add_arguments, lambda args: run(args, training=True)),
+    "net": (add_arguments, lambda args: run(args, training=False)),
+    "train": (add_arguments, lambda args: run(args, training=True)),
 }

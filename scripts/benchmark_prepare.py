@@ -125,4 +125,4 @@ def used_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-SUBCOMMANDS = {"prepare": ("prepare_gopro_spike.py: speed-up with processes, memory", add_arguments, run)}
+SUBCOMMANDS = {"prepare": (add_arguments, run)}

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Restores a long video and measures time and memory: memory must depend on the tile, not on the length of the clip.
 
-    python scripts/benchmark_restore.py [--frames 300] [--size 720 1280] [--network conv|vrt|006] [--most-gb 3]
+    python scripts/benchmark_restore.py --frames 300 --size 720 1280 --most-gb 3
+    python scripts/benchmark_restore.py --network vrt --frames 20 --size 128 128
 
 The video and the weights are generated. conv: two convolutions, minutes on a CPU; vrt: a small VRT; 006: the network of
 the GoPro recipe, for a GPU (a CPU needs minutes per frame). Exit code 1 where the peak of the resident memory exceeds
@@ -40,7 +41,6 @@ NETWORK_OPTIONS = {
 }  # fmt: skip
 
 
-@NETWORKS.register("conv")
 class SmallConv(nn.Module):
     """A cheap network, to measure memory and time of everything else."""
 
@@ -63,6 +63,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--most-gb", type=float, default=3.0)
     args = parser.parse_args()
+    NETWORKS.register("conv")(SmallConv)  # not on import: scripts/benchmark.py imports this module too
     with tempfile.TemporaryDirectory() as folder:
         weights, video = Path(folder) / "weights.pth", Path(folder) / "clip.mp4"
         write_weights(weights, NETWORK_OPTIONS[args.network])

@@ -108,4 +108,4 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-SUBCOMMANDS = {"scale": ("steps per second of 1, 2, .. processes, and their efficiency", add_arguments, run)}
+SUBCOMMANDS = {"scale": (add_arguments, run)}

@@ -112,4 +112,4 @@ def busy_processes(count: int) -> Iterator[None]:
             process.wait()
 
 
-SUBCOMMANDS = {"threads": ("a training step under each wait policy of OpenMP", add_arguments, run)}
+SUBCOMMANDS = {"threads": (add_arguments, run)}

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Write the clips of an option file as raw arrays, from which training reads only the crops it needs.
 
+    python scripts/build_clip_cache.py --opt FILE --out /fast/disk/train
+    python scripts/build_clip_cache.py --opt FILE --split test --out /fast/disk/test
+
 Afterwards set  "io_backend": {"type": "cache", "path": DIR}  in that dataset section. A run refuses a cache whose
 source has changed since; build it again then. After an interruption, the same command continues.
 """
@@ -13,11 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tqdm import tqdm
-
 from data.clip_cache import build_cache
 from main_train_vrt import PARTS
 from scripts.exit_codes import with_exit_code
+from scripts.shown import tracked
 from utils.errors import OptionError
 from utils.options.load import load_options
 
@@ -35,8 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     if section is None:
         what = f"datasets.{command.split} is empty"
         raise OptionError(what, command.opt, "a section to build a cache of", "choose another split")
-    with tqdm(desc=f"cache {command.split}", unit=" clips") as bar:
-        clips = build_cache(section.constructor.source(section), command.out, bar.update)
+    clips = build_cache(
+        section.constructor.source(section), command.out,
+        lambda found: tracked(found, len(found), f"cache {command.split}", "clips"),
+    )  # fmt: skip
     size = sum(file.stat().st_size for file in Path(command.out).rglob("*") if file.is_file())
     print(f"{len(clips)} clips, {size / 1e9:.2f} GB in {command.out}")
     print(f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": "{command.out}"}}')

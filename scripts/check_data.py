@@ -1,5 +1,11 @@
 #!/usr/bin/env python3
-"""Check the data of an option file and list all problems in one table. Exit code 3 if there are any."""
+"""Check the data of an option file and list all problems in one table. Exit code 3 if there are any.
+
+    python scripts/check_data.py --opt options/vrt/000_train_vrt_sample_rgbspike.json
+    python scripts/check_data.py --opt FILE --decode datasets.test=null
+
+Without --decode only the header and the end of each image are read.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tqdm import tqdm
-
 from data.preflight import Report, raise_problems
 from main_train_vrt import PARTS
 from scripts.exit_codes import with_exit_code
+from scripts.shown import shown
 from utils.options.load import load_options
 
 
@@ -33,7 +38,7 @@ def describe(report: Report) -> str:
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--opt", required=True, help="option file")
     parser.add_argument("--decode", action="store_true", help="decode every image (finds flipped bits; slow)")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
@@ -42,8 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     reports = []
     for split, section in opt.datasets:
         if section is not None:
-            with tqdm(desc=f"check {split}", unit=" images", disable=None) as bar:
-                report = section.constructor.check(section, split, decode=command.decode, progress=bar.update)
+            report = section.constructor.check(section, split, decode=command.decode, show=shown)
             print(describe(report))
             reports.append(report)
     raise_problems(reports, shown=sys.maxsize)

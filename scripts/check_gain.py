@@ -2,8 +2,9 @@
 """Check that a run has learned: exit code 1 where its last validation gains less than --at-least dB over its input.
 
     python scripts/check_gain.py experiments/000_train_vrt_sample_rgbspike --at-least 3
+    python scripts/check_gain.py experiments/mine/training_history.json
 
-RUN is the folder of a run, or its training_history.json.
+RUN is the folder of a run, or its training_history.jsonl or .json.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.exit_codes import with_exit_code
 from utils.errors import DataError
-from utils.run.curves import read_history
+from utils.run.history import read_history
 
 TAGS = ("val/psnr", "val/psnr_input")
 

@@ -5,9 +5,9 @@
     python scripts/compare_runs.py experiments/fp32 experiments/bf16 --noise experiments/seed1 --out docs/benchmarks/amp
 
 Folders of tests (main_test_vrt.py): prints one table with a row for each; they must have scored the same frames.
-Runs: each is given by its folder or its training_history.json. --noise: one or more repetitions of the first run with
-another train.manual_seed. Writes OUT.png and OUT.json, prints a table. Exit code 1 where the difference is larger than
-that between seeds.
+Runs: each is given by its folder, its training_history.jsonl or .json. --noise: one or more repetitions of the first
+run with another train.manual_seed. Writes OUT.png and OUT.json, prints a table. Exit code 1 where the difference is
+larger than that between seeds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from scripts.benchmark_tools import table
 from scripts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
-from utils.run.curves import read_history, run_name
+from utils.run.history import read_history, run_names
 
 METRICS = "metrics.json"
 
@@ -66,7 +66,7 @@ def compare_losses(args: argparse.Namespace) -> int:
     for suffix in (".json", ".png"):
         refuse_existing(args.out.with_suffix(suffix), "--out")
     steps, curves = aligned([*args.runs, *args.noise], args.tag, args.smooth)
-    names = [run_name(run) for run in args.runs]
+    names = run_names(args.runs)
     result = {"tag": args.tag, "runs": names, "smooth": args.smooth, **compare(curves)}
     write_whole(args.out.with_suffix(".json"), (json.dumps(result, indent=2) + "\n").encode())
     draw(steps, curves, names, args.tag, args.out.with_suffix(".png"))

@@ -5,7 +5,8 @@ It prints what was translated, what was dropped because it has no effect here, a
 size of the effect. Keys without a counterpart stop it, all named at once; --drop names those that may be left out.
 Files of KAIR need no conversion. Secrets are never copied.
 
-    python scripts/convert_options.py theirs.json --out ours.json [section.key=value ...]
+    python scripts/convert_options.py theirs.json --out ours.json
+    python scripts/convert_options.py theirs.yml path.root=runs --out ours.json --drop val.metrics
 """
 
 from __future__ import annotations

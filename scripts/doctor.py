@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Check this host, the options, the data, the network and the ranks. Exit code 0: nothing failed, 1: something did.
 
-python scripts/doctor.py                                     this host and its environment
-python scripts/doctor.py --opt FILE [section.key=value ...]  also the data, the network, one process
-torchrun --nproc_per_node=N scripts/doctor.py --opt FILE     also the ranks together (or srun, or a platform launch)
-python scripts/doctor.py --log FILE                          what the failure in a log means
+    python scripts/doctor.py                                     this host and its environment
+    python scripts/doctor.py --opt FILE [section.key=value ...]  also the data, the network, one process
+    torchrun --nproc_per_node=N scripts/doctor.py --opt FILE     also the ranks together (or srun, or a platform launch)
+    python scripts/doctor.py --log FILE                          what the failure in a log means
+
+Each finding that is not ok says what to do. docs/troubleshooting.md lists the known failures.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # Start a main script on N processes of this machine; launch_train.sh and launch_test.sh end here.
 #
-#   scripts/launch.sh LAUNCHER MAIN N ARGUMENTS...
+# usage: scripts/launch.sh LAUNCHER MAIN N ARGUMENTS...
+#
+#   scripts/launch.sh launch_train.sh main_train_vrt.py 2 --opt FILE
+#   scripts/launch.sh launch_test.sh main_test_vrt.py 1 --opt FILE
 #
 # N=1: plain python; N>1: torchrun. LAUNCHER is the name to use in messages. The exit code is the run's own.
 set -euo pipefail
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit; fi
 launcher=$1 main=$2 count=$3; shift 3
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Write docs/options.md, docs/zh/options.md and options/schema.json from the option models and the registered parts.
 
-python scripts/make_options_doc.py
+    python scripts/make_options_doc.py
+    python scripts/make_options_doc.py && git status docs options
 
 docs/zh/options.json holds the translations, by English paragraph (of a docstring) or description of a key.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import sys
@@ -159,7 +161,10 @@ def shared_keys(kind: str, registry: Registry, say: Say) -> list[str]:
     return [f"### {title}\n", *dict.fromkeys(found), ""] if found else []
 
 
-if __name__ == "__main__":
+def main(arguments: list[str] | None = None) -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args(arguments)  # fmt: skip
     pages = {
         "docs/options.md": make_page,
         "docs/zh/options.md": make_chinese_page,
@@ -170,3 +175,7 @@ if __name__ == "__main__":
         if target.exists() and MARK not in target.read_text(encoding="utf-8"):
             sys.exit(f"{target} was not written by this script: move it away")
         write_whole(target, make().encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Make a small RGB + spike data set in the GoPro layout, for trying the project without a download.
 
+    python scripts/make_sample_data.py
+    python scripts/make_sample_data.py --root trainsets/other --seed 1
+
 Each clip shows moving textured layers with occlusion under a shaking camera. The scene is rendered once per spike
 plane, in linear light: the mean over an exposure is the blurry frame, its middle plane the sharp one, and the grey
 image at half resolution is the input of an integrate-and-fire sensor. The result depends on the seed only.
@@ -26,6 +29,7 @@ from data.spike import simulate
 from data.spike.formats import write_spikes
 from data.spike.stream import SpikeGeometry
 from scripts.exit_codes import with_exit_code
+from scripts.shown import tracked
 from utils.errors import DataError
 from utils.image import imwrite_rgb
 
@@ -174,10 +178,10 @@ def make_sample(root: Path, seed: int = 0, clips: dict[str, int] | None = None, 
     root.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
     try:
-        for number, (split, count) in enumerate(clips.items()):
-            for index in range(count):
-                rng = np.random.default_rng([seed, number, index])
-                make_clip(temporary, split, f"SAMPLE{index:02d}_{split}", rng, frames)
+        jobs = [(number, split, index) for number, (split, count) in enumerate(clips.items()) for index in range(count)]
+        for number, split, index in tracked(jobs, len(jobs), "making", "clips"):
+            rng = np.random.default_rng([seed, number, index])
+            make_clip(temporary, split, f"SAMPLE{index:02d}_{split}", rng, frames)
         about = {
             "format": 1, "h": SIZE // 2, "w": SIZE // 2, "flip": True, "planes": PLANES, "rate": RATE,
             "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed, "version": VERSION,
@@ -231,7 +235,7 @@ def check_made(root: Path, seed: int) -> bool:
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path("trainsets/sample"), help="folder to make")
     parser.add_argument("--seed", type=int, default=0)
     command = parser.parse_args(arguments)

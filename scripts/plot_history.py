@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Plot the curves of one or more runs from their training_history.json.
+"""Plot the curves of one or more runs into one figure: loss, PSNR, learning rate, speed.
 
     python scripts/plot_history.py experiments/first experiments/second --out curves.png
+    python scripts/plot_history.py experiments/first experiments/second --tags val/ train/loss --out scalars.pdf
 
-A run is given by its folder or its training_history.json. One panel per scalar, with all runs in it. --tags selects
-the scalars by the beginning of their names, e.g. --tags val/ train/loss. The suffix of --out sets the file format.
+A run is given by its folder, its training_history.jsonl or its training_history.json. With --tags: one panel for each
+scalar whose name begins so. The suffix of --out sets the file format.
 """
 
 from __future__ import annotations
@@ -18,40 +19,43 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.exit_codes import with_exit_code
 from utils.errors import DataError
 from utils.files import refuse_existing
-from utils.run.curves import draw_curves, read_history, run_name
+from utils.run.curves import draw_panels, draw_scalars, write_figure
+from utils.run.history import History, read_history, run_names
 
 
 @with_exit_code
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    parser.add_argument("--tags", nargs="+", default=[""], metavar="PREFIX", help="which scalars (default: all)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--tags", nargs="+", metavar="PREFIX", help="these scalars, one panel each")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new file")
     args = parser.parse_args(argv)
     refuse_existing(args.out, "--out")
-    histories = chosen(args.runs, tuple(args.tags))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    draw_curves(histories, args.out)
-    count = len({tag for history in histories.values() for tag in history})
-    print(f"{args.out}: {count} scalars of {len(args.runs)} runs")
+    histories = read(args.runs)
+    figure = draw_scalars(chosen(histories, tuple(args.tags))) if args.tags else draw_panels(histories)
+    write_figure(figure, args.out)
+    print(f"{args.out}: {', '.join(histories)}")
     return 0
 
 
-def chosen(runs: list[Path], prefixes: tuple[str, ...]) -> dict[str, dict[str, list[list[float]]]]:
-    """{run: history} with the scalars of these prefixes. Raises DataError for none, or for two runs of one name."""
-    histories = {run_name(run): read_history(run) for run in runs}
-    if len(histories) < len(runs):
-        names = ", ".join(run_name(run) for run in runs)
-        raise DataError(f"runs of the same name: {names}", "the command line", "runs in folders of different names",
-                        "give each run once, or rename a folder")  # fmt: skip
-    found = sorted({tag for history in histories.values() for tag in history})
+def read(runs: list[Path]) -> dict[str, History]:
+    """{name of the run: history}. Raises DataError where one is missing, or given twice."""
+    names = run_names(runs)
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"a run is given twice: {twice[0]}", "the command line", "each run once", "leave one out")
+    return dict(zip(names, map(read_history, runs), strict=True))
+
+
+def chosen(histories: dict[str, History], prefixes: tuple[str, ...]) -> dict[str, History]:
+    """{run: history} with the scalars of these prefixes. Raises DataError where there is none."""
     kept = {
         name: {tag: entries for tag, entries in history.items() if tag.startswith(prefixes)}
         for name, history in histories.items()
     }
     if not any(kept.values()):
+        found = ", ".join(sorted({tag for history in histories.values() for tag in history}))
         what = f"no scalar begins with {' or '.join(prefixes)}"
-        raise DataError(what, "--tags", ", ".join(found) or "a history that is not empty", "choose among these")
+        raise DataError(what, "--tags", found or "a history that is not empty", "choose among these")
     return kept
 
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Make RGB + spike clips from high-frame-rate video, in the layout that training reads.
 
-    --source GOPRO_Large_all  --out trainsets/gopro        blur, blur_gamma, sharp and spikes from raw 240-fps clips
-    --source clip.mp4         --out trainsets/mine         the same from any video
-    --spikes-for GOPRO_Large  --out trainsets/gopro        spikes only, for existing frames; the light between two
-                                                           sharp frames is interpolated, or comes from --source
+    python scripts/prepare_gopro_spike.py --source GOPRO_Large_all --out trainsets/gopro
+    python scripts/prepare_gopro_spike.py --source clip.mp4 --out trainsets/mine
+    python scripts/prepare_gopro_spike.py --spikes-for GOPRO_Large --out trainsets/gopro
+
+The first makes blur, blur_gamma, sharp and spikes from raw 240-fps clips, the second the same from any video, the third
+spikes only, for existing frames: the light between two sharp frames is interpolated, or comes from --source.
 
 The source is only read. All clips are checked before the first one is made. Existing clips are kept, so the same
 command continues an interrupted run; other settings and changed sources need another --out. The settings are recorded
@@ -31,9 +33,9 @@ from data.pool import Pool
 from data.prepare import Job, Plan, Recipe, make_folder, plan_clip
 from data.raw_video import SPLITS, RawClip, find_raw_clips
 from data.spike_info import FILE_NAME, FORMAT
-from scripts.count_display import CountDisplay
 from scripts.exit_codes import with_exit_code
 from scripts.prepare_summary import NAMES, summarise, write_summary
+from scripts.shown import shown
 from utils.errors import DataError, OptionError
 from utils.files import Made, natural_key, refuse_overlap, write_whole
 
@@ -142,11 +144,11 @@ def run_counted(
     counts: units of work of each call. What a call has not reported when it ends counts as done.
     """
     left, results = list(counts), [None] * len(calls)
-    with CountDisplay(sum(counts), name, unit) as display:
+    with shown(sum(counts), name, unit, quiet_s=0) as progress:
 
         def add(number: int, count: int) -> None:
             left[number] -= count
-            display.add(count)
+            progress.update(count)
 
         for number, result in pool.run(function, calls, add):
             results[number] = result

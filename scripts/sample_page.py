@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,26 +11,12 @@ from torch import Tensor
 
 from data.clip_dataset import Draw
 from data.spike_grid import Grid
-from utils.image import data_uri
 from utils.metrics import tensor_to_uint8
+from utils.page import facts, page, row, text
 
 KINDS = ("lq", "gt")
 LEAST_WIDTH = 256  # smaller pictures are enlarged by repetition
 YELLOW, CYAN, GREEN = (255, 220, 0), (0, 220, 255), (0, 255, 60)
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><link rel="icon" href="data:,"><style>
-:root {{ color-scheme: light dark }} body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem }}
-h1 {{ font-size: 1.4rem }} h2 {{ font-size: 1.1rem; margin: 1.6rem 0 .3rem }}
-h3 {{ font-size: 1rem; margin: .6rem 0 0 }}
-dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; background: #8881; padding: .8rem }}
-dt {{ font-weight: 600 }} dd {{ margin: 0; overflow-wrap: anywhere }}
-.verdict {{ padding: .6rem 1rem; font-weight: 600; color: #fff }} .right {{ background: #1e7e34 }}
-.wrong {{ background: #c0392b }} .none {{ background: #666 }}
-.row {{ display: flex; flex-wrap: wrap; gap: .6rem }} figure {{ margin: 0 }} figcaption {{ font-size: .8rem }}
-img {{ display: block; max-width: 100%; image-rendering: pixelated }}
-</style></head><body><h1>{title}</h1><p class="verdict {kind}">{verdict}</p><p>{numbers}</p><dl>{facts}</dl>
-{sections}</body></html>
-"""
 
 
 @dataclass(frozen=True)
@@ -64,11 +48,8 @@ def build_page(sample: Sample) -> str:
     sections = [_whole(sample), _overlays(sample)]
     sections += [_frames(sample, kind) for kind in KINDS if kind in sample.item]
     sections.append(_channels(sample))
-    facts = "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in sample.facts.items())
-    return PAGE.format(
-        title=_text(sample.title), kind=kind, verdict=_text(sample.verdict), numbers=_text(sample.numbers),
-        facts=facts, sections="".join(sections),
-    )  # fmt: skip
+    verdict = f'<p class="verdict {kind}">{text(sample.verdict)}</p><p>{text(sample.numbers)}</p>'
+    return page(sample.title, "\n".join((verdict, facts(sample.facts), *sections)))
 
 
 def _whole(sample: Sample) -> str:
@@ -76,14 +57,14 @@ def _whole(sample: Sample) -> str:
     factor = picture.shape[1] // sample.whole.shape[1]
     line = max(1, round(picture.shape[1] / 500))
     boxes = [((aug.top, aug.left, aug.height, aug.width), YELLOW)]
-    text = "yellow: the crop"
+    note = "yellow: the crop"
     if sample.grid is not None and sample.grid.coverage < 1:
         boxes.insert(0, (sample.grid.region, CYAN))
-        text += "; blue: the region that crops are drawn from"
+        note += "; blue: the region that crops are drawn from"
     for (top, left, height, width), colour in boxes:
         start, stop = (factor * left, factor * top), (factor * (left + width) - 1, factor * (top + height) - 1)
         cv2.rectangle(picture, start, stop, colour, line)
-    return f"<h2>Whole frame {_text(sample.stems['lq'][0])}</h2>{_row([(text, picture)])}"
+    return f"<h2>Whole frame {text(sample.stems['lq'][0])}</h2>{row([(note, picture)])}"
 
 
 def _overlays(sample: Sample) -> str:
@@ -106,7 +87,7 @@ def _overlays(sample: Sample) -> str:
     few = len(sample.near) <= 4
     channels = " + ".join(map(str, sample.near)) if few else f"{sample.near[0]} to {sample.near[-1]}"
     title = f"Alignment: edges of spike channel {channels} (nearest to the sharp instant) over the frame"
-    return f"<h2>{title}</h2>{_row(shown)}"
+    return f"<h2>{title}</h2>{row(shown)}"
 
 
 def edges_over(picture: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
@@ -127,7 +108,7 @@ def _frames(sample: Sample, kind: str) -> str:
     frames, stems = sample.item[kind], sample.stems[kind]
     pictures = [(_name(stems, i), _enlarged(tensor_to_uint8(frame[:3]))) for i, frame in enumerate(frames)]
     more = f"; channel 3, the noise level, is {float(frames[0, 3].mean()):.3f}" if frames.shape[1] > 3 else ""
-    return f"<h2>{kind}: {_shape(frames)}{more}</h2>{_row(pictures)}"
+    return f"<h2>{kind}: {_shape(frames)}{more}</h2>{row(pictures)}"
 
 
 def _channels(sample: Sample) -> str:
@@ -141,7 +122,7 @@ def _channels(sample: Sample) -> str:
             (f"channel {i}: {c.min():.2f} to {c.max():.2f}, mean {c.mean():.3f}", _grey(c / white))
             for i, c in enumerate(channels)
         ]
-        parts.append(f"<h3>{_text(_name(sample.stems['lq'], number))}</h3>{_row(pictures)}")
+        parts.append(f"<h3>{text(_name(sample.stems['lq'], number))}</h3>{row(pictures)}")
     return "".join(parts)
 
 
@@ -162,15 +143,3 @@ def _enlarged(picture: np.ndarray) -> np.ndarray:
     """A copy, enlarged by repetition where it is small."""
     factor = -(-LEAST_WIDTH // picture.shape[1])
     return np.ascontiguousarray(picture.repeat(factor, axis=0).repeat(factor, axis=1))
-
-
-def _row(pictures: Iterable[tuple[str, np.ndarray]]) -> str:
-    figures = (
-        f'<figure><img alt="{_text(name)}" src="{data_uri(picture)}"><figcaption>{_text(name)}</figcaption></figure>'
-        for name, picture in pictures
-    )
-    return f'<div class="row">{"".join(figures)}</div>'
-
-
-def _text(value: Any) -> str:
-    return html.escape(str(value))

@@ -11,29 +11,24 @@ says whether the spikes lie where the frames show the same: look at it before a 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import cv2
 import numpy as np
-from torch import Tensor
 
-from data.agreement import judge, sharp_channels
+from data.agreement import sharp_channels
 from data.augment import Augment
 from data.clip_dataset import Draw
-from data.registration import scale_of
+from data.first_look import compare, pixel_of
 from data.select_dataset import build_dataset
-from data.spike.simulate import to_grey
 from main_train_vrt import PARTS
 from scripts.exit_codes import with_exit_code
 from scripts.sample_page import Sample, build_page
 from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
-from utils.metrics import tensor_to_uint8
 from utils.options.load import load_options
 from utils.options.models import Options
 
@@ -90,7 +85,7 @@ def read_sample(opt: Options, command: argparse.Namespace) -> Sample:
         pixel=pixel_of(dataset, draw) if spikes else 1,
         near=sharp_channels(spikes, draw.clip, draw.frames[0], is_backwards(draw)) if spikes else [],
         facts=facts(dataset, draw, command.opt),
-        **(compare(dataset, draw) if spikes else {}),
+        **(aligned(dataset, draw) if spikes else {}),
     )
 
 
@@ -98,41 +93,16 @@ def is_backwards(draw: Draw) -> bool:
     return draw.played[1][0]
 
 
-def pixel_of(dataset: Any, draw: Draw) -> int:
-    """RGB pixels per spike pixel, at least 1."""
-    calibration = dataset.spikes.calibration
-    return max(1, round(scale_of(calibration.to_rgb()))) if calibration else dataset.spikes.grid(draw.clip.size).step
-
-
-def compare(dataset: Any, draw: Draw) -> dict[str, Any]:
-    """The alignment of whole frames (with a calibration: of its region), as fields of `Sample`; a crop shows less."""
-    region = Augment(*dataset.spikes.grid(draw.clip.size).region)
-    played = list(zip(*draw.played, strict=True))
-    middle = len(played) // 2
-    chosen = sorted({middle, *(round(i) for i in np.linspace(0, len(played) - 1, MEASURED))})
-    kind = "gt" if draw.clip.gt else "lq"
-    pairs = []
-    for place in chosen:
-        frame, back = played[place]
-        item = dataset.read(dataclasses.replace(draw, frames=[frame], backwards=[back], aug=region))
-        near = sharp_channels(dataset.spikes, draw.clip, frame, back)
-        spikes = item["spike"][0, near].mean(0).numpy()
-        pairs.append((spikes, grey_of(item[kind][0], region)))
-        if place == middle:
-            shown = (f"{kind} {draw.clip.stems[frame]}", tensor_to_uint8(item[kind][0][:3]), spikes)
-    calibrated = dataset.spikes.calibration is not None
-    found, is_right, sentence = judge(pairs, pixel_of(dataset, draw), kind == "gt", calibrated)
+def aligned(dataset: Any, draw: Draw) -> dict[str, Any]:
+    """The alignment, as fields of `Sample`."""
+    look = compare(dataset, draw, MEASURED)
+    found = look.found
     numbers = (
         f"Gradients correlate with {found.correlation:.2f}; shift {found.shift[0]:+.2f} px in x, {found.shift[1]:+.2f} "
-        f"px in y (phase correlation, response {found.response:.2f}), over {len(pairs)} {kind} frames before the crop."
+        f"px in y (phase correlation, response {found.response:.2f}), over {look.measured} {look.kind} frames before "
+        "the crop."
     )
-    return {"verdict": sentence, "is_right": is_right, "numbers": numbers, "aligned": shown}
-
-
-def grey_of(frame: Tensor, size: Augment) -> np.ndarray:
-    """(3, sH, sW) -> (H, W) float32, of the size of the lq frame."""
-    grey = to_grey(frame[:3].permute(1, 2, 0).numpy())
-    return cv2.resize(grey, (size.width, size.height), interpolation=cv2.INTER_AREA)
+    return {"verdict": look.sentence, "is_right": look.is_right, "numbers": numbers, "aligned": look.shown}
 
 
 def facts(dataset: Any, draw: Draw, option_file: str) -> dict[str, str]:

@@ -24,7 +24,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from tqdm import tqdm
 
 from data.pictures import Pictures
 from data.raw_video import LightPath
@@ -34,6 +33,7 @@ from data.spike.stream import SpikeGeometry
 from data.spike_source import spike_errors_as_data_errors
 from scripts import spike_views
 from scripts.exit_codes import with_exit_code
+from scripts.shown import tracked
 from scripts.spike_guess import add_geometry, candidate, in_words, info, the_geometry
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing
@@ -110,7 +110,7 @@ def convert(command: argparse.Namespace) -> None:
     found = candidate(command.file, stored)
     for text in found.doubts(found):
         print(f"  warning: {text}")
-    parts = tqdm(file.parts(command.first, count), unit=" parts", disable=None)
+    parts = tracked(file.parts(command.first, count), count, "converting", "planes", len)
     write_spikes(command.out, parts, made)
     is_packed = format_of(command.out).is_packed
     form = in_words(made) if is_packed else f"{made.height} x {made.width}, an array of uint8, row 0 at the top"
@@ -136,7 +136,7 @@ def simulate(command: argparse.Namespace) -> None:
         dark_rate=command.dark_rate, threshold_mismatch=command.threshold_mismatch,
     )  # fmt: skip
     count = len(frames) * command.planes_per_frame
-    times = (p / command.planes_per_frame for p in tqdm(range(count), unit=" planes", disable=None))
+    times = (p / command.planes_per_frame for p in tracked(range(count), count, "simulating", "planes"))
     write_spikes(command.out, sensor.run_parts(light.at(time) for time in times), SpikeGeometry(height, width))
     print(f"{command.out}: {count} planes of {height} x {width}, rate {command.rate}")
 

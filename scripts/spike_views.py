@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from data.reconstruct import METHODS, method_options
 from data.spike.formats import open_spikes
@@ -17,6 +16,7 @@ from data.spike.represent import REPRESENTATIONS, represent
 from data.spike.simulate import DISPLAY_GAMMA, to_uint8
 from data.spike.stream import SpikeFile
 from data.spike_info import nearest_info
+from scripts.shown import tracked
 from scripts.spike_guess import best_geometry, middle
 from utils.errors import DataError, OptionError
 from utils.files import publish_folder, scratch_folder
@@ -119,9 +119,7 @@ def recon(command: argparse.Namespace) -> None:
         )
     pictures = (
         (center, look.picture(stream, center - first, str(command.file)))
-        for center, stream, first in tqdm(
-            windows(file, planes, look.half_window), total=len(planes), unit=" planes", disable=None
-        )
+        for center, stream, first in tracked(windows(file, planes, look.half_window), len(planes), look.name, "planes")
     )
     if not suffix:
         scratch = scratch_folder(command.out.with_name(f".{command.out.name}.partial"))
@@ -158,9 +156,7 @@ def play(command: argparse.Namespace) -> None:
     step = command.step or -(-(stop - command.first) // LONGEST)
     centers = range(command.first, stop, step)
     with VideoWriter(command.out, command.fps) as video:
-        for center, stream, first in tqdm(
-            windows(file, centers, look.half_window), total=len(centers), unit=" frames", disable=None
-        ):
+        for center, stream, first in tracked(windows(file, centers, look.half_window), len(centers), "video", "frames"):
             plane = 255 * stream[center - first]
             picture = look.picture(stream, center - first, str(command.file))
             video.write(panels({f"spikes  {moment(center, command.tick_hz)}": plane, look.label(): picture}))

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Robustness to another spike camera: PSNR on the test split for different firing thresholds.
 
+    python scripts/threshold_table.py --opt options/vrt/000_train_vrt_sample_rgbspike.json
+    python scripts/threshold_table.py --opt FILE --weights models/500_G.pth --factors 0.5,1,2
+
 The recorded streams are integrated again with each factor times the threshold (data/spike/perturb.py), which divides
 the firing rate by that factor. The representation divides by a rate; columns: the rate of the data ("unknown": the
 change is not corrected), the changed rate ("known"), the rate measured from the blurry frame ("match").

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """torchrun with the run's own exit code, and without torchrun's traceback after the run's message.
 
+usage:
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=2 main_train_vrt.py --opt FILE
+    python scripts/torchrun_quiet.py --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 \\
+        main_train_vrt.py --opt FILE
 
-Takes torchrun's arguments. torchrun itself turns every exit code of a worker into 1 and ends with its own traceback.
-SIGUSR1 reaches the ranks, and after a signal they have GRACE_S seconds, with every supported version of torchrun.
+Takes torchrun's arguments (`torchrun --help` lists them). torchrun itself turns every exit code of a worker into 1 and
+ends with its own traceback. SIGUSR1 reaches the ranks, and after a signal they have GRACE_S seconds, with every
+supported version of torchrun.
 """
 
 from __future__ import annotations
@@ -54,6 +58,9 @@ def _on_signal(number: int, _: FrameType | None) -> None:
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     args, gpus = parse_args(argv), torch.cuda.device_count()
     if args.nproc_per_node.isdigit() and 0 < gpus < int(args.nproc_per_node):
         what = f"{args.nproc_per_node} ranks on {gpus} GPUs"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Try other versions of torch, and of Python: a virtual environment for each (about 5 GB) and the fast tests in it.
 #
-#   scripts/try_versions.sh [VERSION ...]                        default: the oldest supported, 2.11.0 and the newest
+# usage: scripts/try_versions.sh [VERSION ...]                   default: the oldest supported, 2.11.0 and the newest
+#
 #   PYTHON=python3.10 scripts/try_versions.sh 2.8.0
 #   TESTS="tests" scripts/try_versions.sh 2.8.0                  all tests instead of the fast ones
 #

@@ -7,7 +7,9 @@ import json
 import pytest
 import torch
 
+from main_train_vrt import read_options
 from scripts.benchmark import main
+from scripts.benchmark_net import NAMED, RECIPES
 from scripts.benchmark_parts import PARTS
 
 QUICK = ("--config", "small", "--repeats", "1", "--warmup", "0", "--device", "cpu")
@@ -64,6 +66,12 @@ def test_two_processes_are_measured_against_one(benchmark):
     assert two["samples_per_s"] == pytest.approx(2 / two["step_s"])
     assert two["efficiency"] == pytest.approx(one["step_s"] / two["step_s"]) and 0 <= two["reduction_share"] < 1
     assert "gloo" in text and "efficiency" in text
+
+
+def test_the_named_recipe_is_that_of_the_option_file():
+    net = read_options(["--opt", "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"]).netG.plain()
+    named = NAMED["006"] | RECIPES["006"]
+    assert {key: net[key] for key in named} == named
 
 
 def test_a_wrong_option_file_is_refused_in_our_words(capsys):

@@ -121,7 +121,8 @@ def test_another_spike_geometry_is_refused(root):
 
 
 def test_an_interrupted_build_goes_on_where_it_stopped(root):
-    def interrupt():
+    def interrupt(clips):
+        yield clips[0]
         raise KeyboardInterrupt
 
     source = source_of(section(root))

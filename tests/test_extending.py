@@ -105,7 +105,8 @@ class PowerLoss(nn.Module):
         self.power = G_power
 
     def forward(self, restored, gt):
-        return (restored - gt).abs().pow(self.power).mean()
+        difference = restored - gt
+        return {"power": difference.abs().pow(self.power).mean(), "bias": difference.mean().square()}
 """
 
 REPRESENTATION = '''
@@ -161,7 +162,7 @@ class Slow:
 WRITER = '''
 from pathlib import Path
 import numpy as np
-from utils.run.logger import WRITERS
+from utils.run.writers import WRITERS
 
 
 @WRITERS.register("table", given=("folder", "step"))
@@ -303,6 +304,11 @@ def test_a_loss_and_a_writer_are_used(used):
         lines = (runs / task / "numbers.txt").read_text().splitlines()
         told = {tuple(line.split(" ")[:2]) for line in lines}
         assert {("1", "train/loss"), ("2", "val/psnr"), ("2", "val/clip2")} <= told
+        terms = [
+            float(line.split(" ")[2]) for line in lines for name in ("power", "bias") if f" train/loss_{name} " in line
+        ]
+        loss = [float(line.split(" ")[2]) for line in lines if " train/loss " in line]
+        assert len(terms) == 4 and sum(terms) == pytest.approx(sum(loss))
         (options,) = (runs / task / "options").iterdir()
         assert json.loads(options.read_text())["train"]["G_power"] == 1.5
 

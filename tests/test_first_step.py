@@ -14,11 +14,13 @@ from main_train_vrt import build_data, read_options
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
 from tests.train_files import network, write_options
+from utils.dist.launch import LaunchInfo
 from utils.dist.state import RUN
 from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import MARK
 from utils.options.models import TrainOptions, WatchdogOptions
 from utils.run.experiment import Experiment
+from utils.run.health import Health
 from utils.run.lock import only_run_in
 from utils.run.resume import DataOrder, Progress, planned_steps
 
@@ -59,6 +61,17 @@ def test_a_clip_may_be_called_what_it_likes():
     budgets = WatchdogOptions(stall_s=1, validate_s=50)
     assert budgets.of("restore: cat in hat") == budgets.of("barrier in validate: clip in save") == 50
     assert budgets.of("barrier in epoch turn") == 1
+
+
+def test_rank_0_alone_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):
+    made = model(tmp_path)
+    monkeypatch.setattr(RUN, "launch", LaunchInfo("torchrun", rank=1, local_rank=1, world_size=2))
+    experiment = Experiment(made.opt, Progress(), DataOrder(1, "", None, 1), Health(made.opt, 4))
+
+    experiment.save("latest", lambda: pytest.fail("rank 1 copies weights and moments"), Progress(step=3))
+
+    assert experiment.saved_step == 3
+    assert not list((tmp_path / "experiments").rglob("*.pth"))
 
 
 def test_the_lock_of_another_host_is_waited_for_longer(tmp_path):
@@ -118,13 +131,6 @@ def test_the_average_starts_from_its_own_weights(tmp_path):
 
     assert all(torch.equal(value, own[key]) for key, value in made.netE.state_dict().items())
     assert not torch.equal(made.netG.conv.weight, made.netE.conv.weight)
-
-
-def test_only_rank_0_asks_for_the_state(tmp_path):
-    experiment = Experiment(model(tmp_path).opt, Progress(), DataOrder(8, "", 0, 8))
-    experiment.is_main = False
-
-    experiment.save("latest", lambda: pytest.fail("copied for nothing"), Progress())
 
 
 @pytest.mark.parametrize(

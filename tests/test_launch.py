@@ -164,13 +164,6 @@ def test_the_launcher_sets_what_the_user_has_not_set(count, fake_python):
     assert f"arguments {started} main_train_vrt.py --opt {SAMPLE}" in lines
 
 
-@pytest.mark.parametrize("script", ["launch_train.sh", "launch_test.sh", "submit_job.sh"])
-def test_help_is_printed_and_is_no_error(script):
-    result = run_command([ROOT / script, "--help"], 10)
-
-    assert result.exit_codes == [0] and f"{script} " in result.text
-
-
 def test_the_launcher_runs_on_linux_only_and_says_so(tmp_path, fake_python):
     uname = tmp_path / "bin" / "uname"
     uname.write_text("#!/bin/sh\necho Darwin\n")

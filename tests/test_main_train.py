@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.terminal import in_terminal
 from tests.train_files import MAIN, experiment, history, latest, train, write_options
 
 
@@ -41,13 +42,42 @@ def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished):
     weights = {f"models/{step}_{letter}.pth" for step in (2, 4) for letter in "GE"}
     pictures = {f"images/test{clip}/{step}.png" for step in (2, 4) for clip in range(3)}
     checkpoints = {f"checkpoints/checkpoint_{name}.pth" for name in ("latest", "best")}
-    assert left >= weights | pictures | checkpoints | {"log/train.log", "training_history.json", "curves.png"}
+    overview = {"training_history.jsonl", "training_history.json", "curves.png", "report.html", "environment.json"}
+    assert left >= weights | pictures | checkpoints | overview | {"log/train.log"}
+    page = (folder / "report.html").read_text()
+    assert page.count('type="range"') == 3 and f"main_train_vrt.py --opt {options}" in page
     assert any(name.startswith("tb_logger/events") for name in left)
     assert any(name.startswith("options/") for name in left)
     log = (folder / "log" / "train.log").read_text()
     line = r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] Epoch: 1, Iter: 3, Loss: \d\.\d{4}, .*, memory_gb: \d\.\d"
     assert re.search(line, log, re.MULTILINE)
     assert "Finished at iter 4" in result.text and re.search(r"^mean  \|", result.text, re.MULTILINE)
+
+
+def test_event_files_hold_options_hyperparameters_strips_and_the_scores_of_each_clip(finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    options, _ = finished
+    events = EventAccumulator(str(experiment(options) / "tb_logger"))
+    events.Reload()
+
+    clips = {f"clips/{metric}/test{clip}" for metric in ("psnr", "ssim") for clip in range(3)}
+    tags = events.Tags()
+    assert set(tags["scalars"]) >= clips | {"train/loss", "train/lr", "train/it_per_s", "val/psnr", "val/ssim"}
+    means = [event.value for event in events.Scalars("val/psnr")]
+    of_clips = [[event.value for event in events.Scalars(f"clips/psnr/test{clip}")] for clip in range(3)]
+    assert means == pytest.approx([sum(values) / 3 for values in zip(*of_clips, strict=True)], abs=1e-4)
+    assert set(tags["images"]) == {f"val/test{clip}" for clip in range(3)}
+    (text,) = events.Tensors("options/text_summary")
+    assert b'"G_optimizer_lr": 0.001' in text.tensor_proto.string_val[0]
+    about = {
+        name: HParamsPluginData.FromString(content) for name, content in events.PluginTagToContent("hparams").items()
+    }
+    values = about["_hparams_/session_start_info"].session_start_info.hparams
+    assert values["train.G_optimizer_lr"].number_value == 1e-3 and values["netG.net_type"].string_value == "vrt"
+    metrics = {info.name.tag for info in about["_hparams_/experiment"].experiment.metric_infos}
+    assert metrics == {"val/psnr", "val/ssim", "train/loss"} <= set(tags["scalars"])
 
 
 def test_saved_weights_load_into_the_network_without_trust(finished):
@@ -64,17 +94,24 @@ def test_saved_weights_load_into_the_network_without_trust(finished):
 def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     options = write_options(tmp_path)
     key = "0123456789abcdef0123456789abcdef01canary"  # of the length that wandb asks for
-    wandb = ("logging.use_wandb=true", f"logging.wandb_api_key={key}")
+    wandb = ("logging.use_wandb=true", f"logging.wandb_api_key={key}", "logging.use_tensorboard=true")
 
-    first = train(options, "train.total_iter=1", *wandb, env={"WANDB_MODE": "offline"})
+    # Without a key, on a terminal, where wandb would ask for one: offline, whether asked for or not.
+    code, written = in_terminal(
+        MAIN, "--opt", str(options), "train.total_iter=1", wandb[0], env={"HOME": str(tmp_path), "WANDB_MODE": ""}
+    )
     second = train(options, "train.total_iter=2", *wandb, "datasets.test={}", env={"WANDB_MODE": "offline"})
 
-    assert first.exit_codes == second.exit_codes == [0], first.text + second.text
+    first = written.decode()
+    assert code == 0 and second.exit_codes == [0], first + second.text
+    assert "this run is recorded offline; upload it later with: wandb sync" in first
     runs = {path.name.split("-")[-1] for path in experiment(options).glob("wandb/offline-run-*")}
     assert runs == {latest(options)["wandb_id"]}
-    assert key not in first.text + second.text
+    assert key not in first + second.text
     found = [path for path in (tmp_path / "experiments").rglob("*") if path.is_file()]
     assert found and not [path for path in found if key.encode() in path.read_bytes()]
+    records = [path.read_bytes() for path in found if path.suffix == ".wandb"]
+    assert records and all(b"G_optimizer_lr" in content for content in records)  # the options, as W&B's config
 
 
 def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):

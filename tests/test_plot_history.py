@@ -1,27 +1,31 @@
-"""scripts/plot_history.py from its command line."""
+"""scripts/plot_history.py and scripts/run_report.py from their command lines, and the figures of a run."""
 
 from __future__ import annotations
 
 import json
 
 import cv2
+import numpy as np
 import pytest
 
 from scripts.plot_history import main
-from utils.run.logger import HistoryWriter
+from utils.run.curves import smoothed
+from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter
+from utils.run.report import ReportWriter
 
 
 def write_run(folder, scalars, factor=1.0):
-    folder.mkdir()
-    writer = HistoryWriter(folder, 0)
+    folder.mkdir(parents=True)
+    history, report = HistoryWriter(folder, 0), ReportWriter(folder)
     for step in (1, 2, 3):
-        writer.scalars(dict.fromkeys(scalars, factor * step), step)
-    writer.close()
+        history.scalars(dict.fromkeys(scalars, factor * step), step)
+    report.scalars({"train/loss": 0.0}, 3)  # without a validation: the files are written at the end
+    report.close()
     return folder
 
 
-def size(path):
-    return cv2.imread(str(path)).shape
+def picture(path):
+    return cv2.imread(str(path)).astype(int)
 
 
 def test_the_figure_of_one_run_is_the_one_that_the_run_itself_drew(tmp_path):
@@ -30,30 +34,40 @@ def test_the_figure_of_one_run_is_the_one_that_the_run_itself_drew(tmp_path):
     assert main([str(run), "--out", str(tmp_path / "new" / "again.png")]) == 0
 
     assert (tmp_path / "new" / "again.png").read_bytes() == (run / "curves.png").read_bytes()
+    assert json.loads((run / HISTORY_NAME).read_text())["val/psnr"] == [[1, 1.0], [2, 2.0], [3, 3.0]]
 
 
-def test_two_runs_share_their_panels(tmp_path, capsys):
-    one = write_run(tmp_path / "one", ["train/loss", "val/psnr"])
-    two = write_run(tmp_path / "two", ["train/loss", "val/ssim"], factor=2.0)
+def test_runs_of_one_folder_name_are_told_apart_and_drawn_in_the_same_panels(tmp_path, capsys):
+    tags = ["train/loss", "val/psnr", "val/psnr_input", "train/it_per_s", "train/data_share"]
+    one, two = write_run(tmp_path / "a" / "run", tags), write_run(tmp_path / "b" / "run", tags, factor=2.0)
+    (two / LINES_NAME).unlink()  # as an older version left it
     out = tmp_path / "both.png"
 
-    assert main([str(one), str(two / "training_history.json"), "--out", str(out)]) == 0
+    assert main([str(one / LINES_NAME), str(two), "--out", str(out)]) == 0
 
-    assert "3 scalars of 2 runs" in capsys.readouterr().out
-    assert size(out)[1] == 3 * 450 and size(one / "curves.png")[1] == 2 * 450
-    assert main([str(one), str(two), "--tags", "train/", "--out", str(out)]) == 2  # no file is overwritten
-    assert "exists already" in capsys.readouterr().err and size(out)[1] == 3 * 450
-    assert main([str(one), str(two), "--tags", "train/", "--out", str(tmp_path / "train.png")]) == 0
-    assert size(tmp_path / "train.png")[1] == 450
+    assert "a/run, b/run" in capsys.readouterr().out
+    both, single = picture(out), picture(one / "curves.png")
+    assert both.shape == single.shape and (both != single).any()
+    assert main([str(one), str(two), "--out", str(out)]) == 2  # no file is overwritten
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_scalars_that_are_named_get_a_panel_each(tmp_path):
+    run = write_run(tmp_path / "run", ["train/loss", "val/psnr", "val/ssim"])
+
+    assert main([str(run), "--tags", "val/", "--out", str(tmp_path / "val.png")]) == 0
+    assert main([str(run), "--tags", "val/ssim", "--out", str(tmp_path / "ssim.png")]) == 0
+
+    assert picture(tmp_path / "val.png").shape[1] == 2 * 450 and picture(tmp_path / "ssim.png").shape[1] == 450
 
 
 @pytest.mark.parametrize(
     ("runs", "tags", "message"),
     [
-        (["one", "none"], [], "none/training_history.json"),
-        (["one", "one"], [], "runs of the same name"),
+        (["one", "none"], [], "none/training_history.jsonl"),
+        (["one", "one"], [], "a run is given twice"),
         (["one"], ["--tags", "loss"], "train/loss"),
-        (["broken"], [], "no JSON"),
+        (["broken"], [], "no history"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_with_the_reason(tmp_path, capsys, runs, tags, message):
@@ -65,4 +79,14 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason(tmp_path, capsys, runs,
 
     assert message in capsys.readouterr().err and not (tmp_path / "x.png").exists()
     assert main([str(tmp_path / "one"), "--out", str(tmp_path / "x.xyz")]) == 2 and not (tmp_path / "x.xyz").exists()
-    assert json.loads((tmp_path / "one" / "training_history.json").read_text())
+
+
+def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():
+    values = np.arange(100.0)
+    values[50] = np.nan
+    mean, window = smoothed(values)
+
+    assert window == 5 and len(mean) == 100
+    assert mean[10] == 10 and mean[0] == 1 and mean[99] == 98  # shorter at the ends
+    assert mean[50] == 50 and mean[51] == pytest.approx((49 + 51 + 52 + 53) / 4)
+    assert np.isnan(smoothed([np.nan] * 8)[0]).all()

@@ -17,7 +17,7 @@ from data.pool import Pool
 from data.spike.formats import read_spikes
 from data.spike.represent import represent
 from data.spike.stream import SpikeGeometry
-from scripts.count_display import CountDisplay
+from scripts.shown import shown
 from tests.dist.launching import ROOT
 from tests.gopro_files import SIZE, files, prepare, write_raw, write_tree
 from tests.pool_calls import leave, sleep
@@ -48,7 +48,7 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
     rest = run.stdout.read()  # ends when the last process does
     run.wait()
 
-    done, of = map(int, re.search(r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d left", line).groups())
+    done, of = map(int, re.search(r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d:\d\d left", line).groups())
     assert of == 2 * total and 0.4 * of <= done < of and "summary" not in rest
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*/*/*/made.json")}
     assert finished and list(out.glob("*/*/.*.tmp"))
@@ -104,9 +104,9 @@ def test_a_terminal_shows_a_bar_over_all_frames_with_the_time_left(monkeypatch, 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TQDM_DISABLE", disabled)
-    with CountDisplay(40, "making", "frames") as display:
+    with shown(40, "making", "frames") as progress:
         for count in (5, 30, 5):
-            display.add(count)
+            progress.update(count)
     assert bool(re.search(r"making: 100%.* 40/40 \[00:00<00:00, .* frames/s\]", terminal.getvalue())) == has_bar
     assert capsys.readouterr().out == ""
 

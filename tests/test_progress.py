@@ -1,10 +1,12 @@
-"""Progress of an epoch: a bar on a terminal, ten lines, or nothing."""
+"""Progress of an action: a bar on a terminal, lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
+import time
 
 import pytest
 
@@ -16,13 +18,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(monkeypatch, kind):
-    """What an epoch of 30 steps writes to a terminal."""
-    terminal = Terminal()
+def shown(monkeypatch, kind, stream=Terminal):
+    """What an action of 30 steps writes to stderr."""
+    terminal = stream()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with open_progress(kind, 30, "epoch 1") as progress:
+    with open_progress(kind, 30, "checking", "files", quiet_s=0, is_kept=True) as progress:
         for _ in range(30):
-            progress.update("loss 0.1")
+            progress.update()
+    assert sys.stderr is terminal
     return terminal.getvalue()
 
 
@@ -30,7 +33,7 @@ def shown(monkeypatch, kind):
 def test_a_bar_is_drawn_on_a_terminal(monkeypatch, disabled):
     monkeypatch.setenv("TQDM_DISABLE", disabled)
     text = shown(monkeypatch, "bar")
-    assert "epoch 1" in text and "30/30" in text
+    assert "checking" in text and "30/30" in text
 
 
 @pytest.mark.parametrize("kind", ["bar", "line"])
@@ -44,9 +47,23 @@ def test_none_shows_nothing(monkeypatch):
     assert shown(monkeypatch, "none") == ""
 
 
-def test_lines_come_at_each_tenth(monkeypatch, caplog):
+@pytest.mark.parametrize(("kind", "stream"), [("line", Terminal), ("bar", io.StringIO)])
+def test_lines_come_at_each_tenth_also_where_there_is_no_terminal_for_a_bar(monkeypatch, caplog, kind, stream):
     caplog.set_level(logging.INFO)
-    assert shown(monkeypatch, "line") == ""
+    assert shown(monkeypatch, kind, stream) == ""
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 10
-    assert lines[0] == "epoch 1: 10 %, 3 of 30 it, loss 0.1" and lines[-1] == "epoch 1: 100 %, 30 of 30 it, loss 0.1"
+    line = r"checking: {} %, {} of 30 files, [\d.]+ a second, 00:00:00 left"
+    assert re.fullmatch(line.format(10, 3), lines[0]) and re.fullmatch(line.format(100, 30), lines[-1])
+
+
+def test_an_action_of_seconds_has_no_line(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with open_progress("line", 10, "checking", "files") as progress:
+        for _ in range(10):
+            now += 1.0
+            progress.update()
+    assert [line.split(",")[0] for line in caplog.messages] == [f"checking: {n} %" for n in (50, 60, 70, 80, 90, 100)]
+    assert caplog.messages[0].endswith("5 of 10 files, 1.0 a second, 00:00:05 left")

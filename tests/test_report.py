@@ -1,10 +1,10 @@
 import re
-import shutil
 
 import numpy as np
 import pytest
 
 from models.restore.report import build_report, psnr_plot
+from tests.headless import headless_browser
 from utils.image import MAX_WIDTH, data_uri
 from utils.metrics import METRICS, ClipScores, averages
 
@@ -63,17 +63,8 @@ def test_wide_pictures_are_reduced():
 
 @pytest.fixture(scope="module")
 def browser():
-    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    if not (shutil.which("chromium") and shutil.which("chromedriver")):
-        pytest.skip("no chromium with chromedriver on this machine")
-    options = selenium.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=900,900"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = selenium.Chrome(options=options, service=selenium.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
+    with headless_browser() as driver:
+        yield driver
 
 
 def pixel(browser, element, x, y):

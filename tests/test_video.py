@@ -44,7 +44,7 @@ except DataError as e:
 def test_a_full_disk_leaves_no_file_that_looks_finished(tmp_path, pytestconfig, video):
     path = tmp_path / ("out.mp4" if video else "out.bin")
     script = FULL_DISK.format(root=str(pytestconfig.rootpath), path=str(path), video=video)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
 
     assert done.returncode == 3, done.stderr
     assert "out." in done.stdout and "free some space" in done.stdout

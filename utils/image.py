@@ -46,11 +46,11 @@ def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
     return encoded.tobytes()
 
 
-def data_uri(image: np.ndarray) -> str:
-    """(H, W, 3) uint8 -> an inline JPEG for a page, at most MAX_WIDTH wide."""
-    if image.shape[1] > MAX_WIDTH:
-        height = round(image.shape[0] * MAX_WIDTH / image.shape[1])
-        image = cv2.resize(image, (MAX_WIDTH, height), interpolation=cv2.INTER_AREA)
+def data_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
+    """(H, W, 3) uint8 -> an inline JPEG for a page, at most max_width wide."""
+    if image.shape[1] > max_width:
+        height = max(1, round(image.shape[0] * max_width / image.shape[1]))
+        image = cv2.resize(image, (max_width, height), interpolation=cv2.INTER_AREA)
     _, encoded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 93])
     return f"data:image/jpeg;base64,{base64.b64encode(encoded).decode('ascii')}"
 
@@ -115,6 +115,19 @@ def side_by_side(images: Sequence[np.ndarray], labels: Sequence[str] | None, siz
         row = [np.concatenate((_label(text, width), image)) for text, image in zip(labels, row, strict=True)]
     gap = np.full((row[0].shape[0], 2, 3), 255, np.uint8)
     return np.concatenate([part for image in row for part in (image, gap)][:-1], axis=1)
+
+
+def split_strip(strip: np.ndarray) -> dict[str, np.ndarray]:
+    """Name -> (H, W, 3) uint8 of the panels of a labelled `comparison_strip` with gt; {} for any other picture."""
+    # No label fills a column of its band; a gap does.
+    is_gap = (strip[:LABEL_HEIGHT] == 255).all(axis=(0, 2))
+    edges = np.flatnonzero(np.diff(is_gap.astype(np.int8), prepend=1, append=1))
+    panels = [strip[LABEL_HEIGHT:, first:end] for first, end in edges.reshape(-1, 2)] if len(edges) % 2 == 0 else []
+    names = {4: ("blurry", "restored", "sharp", "error"), 5: ("blurry", "spikes", "restored", "sharp", "error")}
+    sizes = {panel.shape for panel in panels}
+    if len(panels) not in names or len(sizes) > 1 or not strip[LABEL_HEIGHT:].size:
+        return {}
+    return dict(zip(names[len(panels)], panels, strict=True))
 
 
 def _label(text: str, width: int) -> np.ndarray:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from models.restore.lpips import Lpips
 from models.restore.outputs import Outputs, claim_folder, finish_clip
 from models.restore.results import clip_file
@@ -19,6 +17,7 @@ from models.restore.test_args import TestArgs
 from utils import utils_dist
 from utils.contract import ClipReader, FrameRestorer, Method
 from utils.dist import watchdog
+from utils.dist.gpu import device_name
 from utils.metrics import tensor_to_uint8
 from utils.run.progress import open_progress
 
@@ -128,7 +127,7 @@ def restore_share(job: Job, restorer: FrameRestorer, mine: Sequence[Work], lpips
     """Restore this rank's parts. Each frame is written as soon as it is restored; whole clips are finished."""
     total = sum(len(work.frames) for work in mine)
     seconds, count = 0.0, 0
-    with open_progress("bar", total, "restoring", unit="frame") as bar:
+    with open_progress("bar", total, "restoring", "frames") as bar:
         for work in mine:
             clip, begin = job.clips[work.clip], time.perf_counter()
             watchdog.phase(f"restore: {clip.name}", count)
@@ -143,7 +142,7 @@ def restore_share(job: Job, restorer: FrameRestorer, mine: Sequence[Work], lpips
                 finish(job, restorer, work.clip, lpips, pace if work.frames else None)
             logger.info(
                 "%s: frames %d to %d restored; %.3f s/frame on %s, %.0f s left", clip.name, work.frames.start + 1,
-                work.frames.stop, pace, device_name(), pace * (total - count),
+                work.frames.stop, pace, device_name(utils_dist.get_device()), pace * (total - count),
             )  # fmt: skip
 
 
@@ -154,8 +153,3 @@ def finish(job: Job, restorer: FrameRestorer, index: int, lpips: Lpips | None, p
     more_scores = lpips.score if lpips else None
     notes = {"s_per_frame": pace_s, "tile": restorer.describe()}
     finish_clip(clip, job.frames_of(clip), job.outputs, more_scores, notes, job.method.is_grey)
-
-
-def device_name() -> str:
-    device = utils_dist.get_device()
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"

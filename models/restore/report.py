@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import html
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from models.restore.job import Job, device_name
+from models.restore.job import Job
 from models.restore.results import COLUMNS, Row, collect, format_value, json_bytes, load_clip, table_rows, text_table
+from utils import utils_dist
 from utils.dist import watchdog
-from utils.image import data_uri, imread_rgb
+from utils.dist.gpu import device_name
+from utils.image import imread_rgb
 from utils.metrics import PROTOCOL, tensor_to_uint8
+from utils.page import facts, page, slider, text
 
-TEMPLATE = Path(__file__).with_name("report_template.html")
 # Pages of more than some tens of megabytes open slowly.
 MAX_PICTURES = 24
-# Smaller pictures are enlarged by repetition, by the largest whole factor within this width.
-LEAST_WIDTH = 640
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ def protocol(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "crop": "none", "border": "nothing excluded",
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
         "metrics": PROTOCOL + ("; LPIPS: AlexNet, version 0.1" if job.args.lpips else ""),
-        "device": device_name(),
+        "device": device_name(utils_dist.get_device()),
         **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
     }  # fmt: skip
 
@@ -82,18 +80,16 @@ def build_report(title: str, results: Mapping[str, Any], pictures: Mapping[str, 
 
     results: the content of metrics.json, see `collect`. pictures: clip -> see `example_pictures`.
     """
-    fill = {
-        "title": html.escape(title),
-        "warning": _warning(results["averages"].get("restored")),
-        "table": _table(results),
-        "protocol": "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in results["protocol"].items()),
-        "plot": _plot_section(results["clips"]),
-        "clips": "".join(_clip_section(name, images) for name, images in pictures.items()),
-    }
-    page = TEMPLATE.read_text(encoding="utf-8")
-    for name, content in fill.items():
-        page = page.replace("{{" + name + "}}", content)
-    return page
+    parts = (
+        _warning(results["averages"].get("restored")),
+        _table(results),
+        "<h2>Look</h2>",
+        *(slider(name, images) for name, images in pictures.items()),
+        _plot_section(results["clips"]),
+        "<h2>Protocol</h2>",
+        facts(results["protocol"]),
+    )
+    return page(title, "\n".join(parts))
 
 
 def _warning(averages: Mapping[str, Any] | None) -> str:
@@ -127,7 +123,7 @@ def _row(row: Row, metrics: Sequence[str]) -> str:
         gain = "-" if None in both else f"{float(both[0]) - float(both[1]):+.2f}"
         cells += f"<td>{gain}</td>"
     kind = "mean" if name == "mean over clips" else ""
-    return f'<tr class="{kind}"><td>{_text(name)}</td><td>{frames}</td>{cells}</tr>'
+    return f'<tr class="{kind}"><td>{text(name)}</td><td>{frames}</td>{cells}</tr>'
 
 
 def _plot_section(clips: Mapping[str, Any]) -> str:
@@ -138,7 +134,7 @@ def _plot_section(clips: Mapping[str, Any]) -> str:
         metric = next((m for m in ("psnr", "psnr_y") if m in scores.get("restored", {})), "psnr")
         lines = {kind: [float(v) for v in values[metric]] for kind, values in scores.items() if metric in values}
         if lines:
-            parts.append(f"<h3>{_text(name)}</h3>{psnr_plot(lines)}")
+            parts.append(f"<h3>{text(name)}</h3>{psnr_plot(lines)}")
     if not parts:
         return ""
     keys = "".join(
@@ -173,31 +169,3 @@ def psnr_plot(lines: Mapping[str, Sequence[float]], width: int = 760, height: in
         f'<text x="44" y="{height - 6}">frame 1</text>'
         f'<text x="{width - 10}" y="{height - 6}" text-anchor="end">{count}</text>{curves}</svg>'
     )
-
-
-def _clip_section(name: str, pictures: Mapping[str, np.ndarray]) -> str:
-    """The slider: blurry on the left of the bar, restored (or sharp, by a button) on its right."""
-    stored = {key: data_uri(image) for key, image in pictures.items()}
-    shown = [key for key in ("restored", "sharp") if key in stored]
-    buttons = "".join(
-        f'<button type="button" data-show="{key}" aria-pressed="{str(key == "restored").lower()}">{key}</button> '
-        for key in shown
-    )
-    stores = "".join(f'<img hidden alt="" data-store="{key}" src="{stored[key]}">' for key in shown)
-    height, width = pictures["restored"].shape[:2]
-    enlarged = max(1, LEAST_WIDTH // width)
-    label = f"{_text(name)}: blurry left of the bar"
-    return (
-        f'<section id="clip-{_text(name)}"><h3>{_text(name)}</h3>'
-        f'<p class="choose">left: blurry, right: {buttons}</p>'
-        f'<span class="slider{" small" if enlarged > 1 else ""}"><img class="under" alt="restored" '
-        f'width="{enlarged * width}" height="{enlarged * height}" '
-        f'style="height:auto" src="{stored["restored"]}">'
-        f'<span class="over"><img alt="blurry" style="height:100%" src="{stored["blurry"]}"></span>'
-        f'<span class="bar"></span>'
-        f'<input type="range" min="0" max="100" step="0.1" value="50" aria-label="{label}"></span>{stores}</section>'
-    )
-
-
-def _text(value: Any) -> str:
-    return html.escape(str(value))

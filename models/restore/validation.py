@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from utils.dist import watchdog
 from utils.image import comparison_strip, imwrite_rgb
 from utils.metrics import ClipScores, averages, psnr, ssim, tensor_to_uint8
 from utils.run.logger import best_effort
+from utils.run.progress import open_progress
 
 METRICS = ("psnr", "ssim")
 MAX_STRIPS = 12  # per validation: they are sent to rank 0
@@ -47,6 +48,11 @@ class Validation:
         clips = len(self.restored.frames)
         out, into = (averages(scores.sums(METRICS), clips) for scores in (self.restored, self.blurry))
         return {f"val/{m}": out[m] for m in METRICS} | {f"val/{m}_input": into[m] for m in METRICS}
+
+    def clip_scalars(self) -> dict[str, float]:
+        """clips/psnr/<clip> and clips/ssim/<clip> of the clips that have a picture; on rank 0 only."""
+        means = self.restored.clip_means()
+        return {f"clips/{metric}/{clip}": means[clip][metric] for metric in METRICS for clip in self.pictures}
 
     def table(self) -> str:
         """The clips and their mean as an aligned text table."""
@@ -80,7 +86,11 @@ def validate(
     mine = Validation()
     # Only rank 0 writes into the folder of a run, and only frames of its own clips.
     out = model.opt.folder / "images" if model.opt.val.save_img and rank == 0 else None
-    with evaluated(model) as restorer:
+    kind = model.opt.logging.progress
+    with ExitStack() as stack, evaluated(model) as restorer:
+        own = [clips[index] for index in range(rank, len(clips), world)]
+        total = sum(len(restorer.tiling.frames_of(len(clip.stems))) for clip in own)
+        shown = stack.enter_context(open_progress(kind, total, "validation", "frames"))
         for first in range(0, len(clips), world):
             if first:
                 # A collective to the watchdog: a rank that waits here for a slower one is not reported as stuck.
@@ -90,7 +100,7 @@ def validate(
             if first + rank < len(clips):
                 index = first + rank
                 watchdog.phase(f"validate: clip {index}")
-                _validate_clip(mine, restorer, clips[index], index in strips, out)
+                _validate_clip(mine, restorer, clips[index], index in strips, out, shown.update)
     return _bring_together(mine, clips, strips)
 
 
@@ -119,9 +129,10 @@ def clips_with_strips(count: int) -> list[int]:
 
 
 def _validate_clip(
-    validation: Validation, restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None
-) -> None:
-    """Scores of all frames, the strip of the middle one; restored frames to out/<clip>/<stem>.png."""
+    validation: Validation, restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None,
+    tick: Callable[[], object],
+) -> None:  # fmt: skip
+    """Scores of all frames, the strip of the middle one; restored frames to out/<clip>/<stem>.png. tick: per frame."""
     cache, middle, nonfinite = restorer.cached(clip), len(clip.stems) // 2, 0
     wanted = restorer.tiling.frames_of(len(clip.stems))
     for index, frame in zip(wanted, restorer.frames(cache, wanted), strict=True):
@@ -141,6 +152,7 @@ def _validate_clip(
         if out is not None:
             with best_effort("restored frames"):
                 imwrite_rgb(out / clip.name / f"{clip.stems[index]}.png", restored)
+        tick()
     if nonfinite:
         logger.warning("validation: NaN or Inf in %d restored frames of clip %s", nonfinite, clip.name)
 

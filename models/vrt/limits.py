@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from utils.contract import InputSpec
@@ -53,6 +54,11 @@ def check_options(o: dict[str, Any], image: int) -> None:
         expected = f"{dims[early]} = embed_dims[{early}], because of the skip connection"
         _need(dims[late] == dims[early], f"embed_dims[{late}]", f"{dims[late]}", expected)
     _need(len(set(dims[7:])) == 1, "embed_dims", f"{dims[7:]} in stage 8", "one width for all layers of stage 8")
+    if o["checkpoint"] == "auto" and o["memory_budget_gb"] is None and not torch.cuda.device_count():
+        raise OptionError(
+            'netG.checkpoint is "auto" without netG.memory_budget_gb', "netG.memory_budget_gb",
+            "a number of gigabytes; it has a default on a GPU only", "set netG.memory_budget_gb",
+        )  # fmt: skip
     upscale = o["upscale"]
     power = upscale > 0 and upscale & (upscale - 1) == 0
     _need(upscale == 3 or power, "upscale", f"{upscale}", "1, 3 or a power of two")

@@ -83,7 +83,8 @@ class SpyNet(nn.Module):
         if (height, width) == (full_height, full_width):
             return flow
         flow = F.interpolate(flow, (height, width), mode="bilinear", align_corners=False)
-        return flow * flow.new_tensor((width / full_width, height / full_height)).view(1, 2, 1, 1)
+        # Python numbers go to the kernel as arguments; a tensor of them would be copied to the GPU.
+        return torch.stack((flow[:, 0] * (width / full_width), flow[:, 1] * (height / full_height)), dim=1)
 
     def forward(self, ref: Tensor, supp: Tensor) -> list[Tensor]:
         """ref, supp: (n, 3, h, w) in [0, 1] -> list of flows, finest first."""

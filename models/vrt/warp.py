@@ -9,13 +9,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+# Tensors made in inference_mode cannot be saved for backward, and a cache outlives the mode.
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)
 def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Pixel coordinates, (1, 2, height, width); channel 0 = x (column), 1 = y (row)."""
     y, x = torch.meshgrid(
         torch.arange(height, dtype=dtype, device=device), torch.arange(width, dtype=dtype, device=device), indexing="ij"
     )
     return torch.stack((x, y)).unsqueeze(0)
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def unit_scale(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Factors (x, y) from pixel coordinates to grid_sample's, 0 .. 2, as (2,).
+
+    Filled on the device: a tensor made from Python numbers is copied there, and the copy waits for the GPU.
+    """
+    sizes = (width, height)
+    return torch.cat([torch.full((1,), 2.0 / max(size - 1, 1), dtype=dtype, device=device) for size in sizes])
 
 
 def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
@@ -27,8 +40,7 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     height, width = x.shape[-2:]
     flow = flow if flow.dtype == torch.float64 else flow.float()
     grid = (pixel_grid(height, width, flow.dtype, flow.device) + flow).permute(0, 2, 3, 1)
-    scale = grid.new_tensor((2.0 / max(width - 1, 1), 2.0 / max(height - 1, 1)))
-    grid = grid * scale - 1.0
+    grid = grid * unit_scale(height, width, flow.dtype, flow.device) - 1.0
     return F.grid_sample(x.to(grid.dtype), grid, mode=mode, padding_mode=padding, align_corners=True).to(x.dtype)
 
 

@@ -53,6 +53,7 @@ class WindowPlan:
         )
 
     @cached_property
+    @torch.inference_mode(False)
     def patterns(self) -> tuple[Tensor | None, Tensor | None]:
         """The masks of all spans, (spans, T, T), and the span of each window, int32; (None, None) without masks."""
         if all(span.mask is None for span in self.spans):
@@ -104,6 +105,7 @@ class _Merge(torch.autograd.Function):
 
 
 @lru_cache(maxsize=128)
+@torch.inference_mode(False)  # a mask is saved for backward
 def window_plan(
     size: tuple[int, int, int], window: tuple[int, int, int], shift: tuple[int, int, int], device: torch.device
 ) -> WindowPlan:
@@ -155,6 +157,7 @@ def _mask(window: tuple[int, int, int], shift: tuple[int, int, int]) -> Tensor |
 
 
 @lru_cache(maxsize=16)
+@torch.inference_mode(False)
 def relative_position_index(window: tuple[int, int, int]) -> Tensor:
     """(T, T) row of the bias table for each pair of tokens of a window, int64. Cached: do not modify it."""
     # Always on the CPU: with the default device "meta", a meta tensor would be cached.

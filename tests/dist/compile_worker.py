@@ -38,7 +38,7 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
     losses = []
     for step, side in enumerate(SIDES, 1):
         model.optimize_parameters(step, [batch_of(step, side)])
-        losses.append(float(model.step_loss))
+        losses.append(float(model.step_losses["loss"]))
     return losses, torch.cat([p.grad.flatten() for p in unwrap_ddp(model.netG).parameters()])
 
 

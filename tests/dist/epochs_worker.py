@@ -2,7 +2,7 @@
 
     epochs_worker.py ARGUMENTS OF main_train_vrt.py
 
-Prints {"loader": [...], "progress": [...]}: when the loader of each epoch had started, and when its progress was opened,
+Prints {"loader": [...], "progress": [...]}: when the loader of each epoch had started, and when its progress was shown,
 in seconds of the host's one monotonic clock.
 """
 
@@ -20,11 +20,12 @@ from data.loader import TrainLoader
 from models.select_network import NETWORKS
 from utils import utils_dist
 from utils.dist import process
+from utils.run.run_progress import RunProgress
 
 SLOW_S = 0.3
 
 moments: dict[str, list[float]] = {"loader": [], "progress": []}
-start, open_progress = TrainLoader.start, main_train_vrt.open_progress
+start, begin_epoch = TrainLoader.start, RunProgress.begin_epoch
 
 
 def slow_start(self: TrainLoader, *position: int) -> Any:
@@ -34,9 +35,9 @@ def slow_start(self: TrainLoader, *position: int) -> Any:
     return iterator
 
 
-def noted_progress(*args: Any) -> Any:
+def noted_epoch(self: RunProgress, *position: int) -> None:
     moments["progress"].append(time.monotonic())
-    return open_progress(*args)
+    begin_epoch(self, *position)
 
 
 @NETWORKS.register("one_conv")
@@ -50,7 +51,7 @@ class OneConv(nn.Module):
 
 
 if __name__ == "__main__":
-    TrainLoader.start, main_train_vrt.open_progress = slow_start, noted_progress
+    TrainLoader.start, RunProgress.begin_epoch = slow_start, noted_epoch
     code = main_train_vrt.main(sys.argv[1:])
     print(json.dumps(moments), flush=True)
     process.end(code)

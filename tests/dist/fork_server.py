@@ -161,10 +161,12 @@ def serve(channel: socket.socket) -> list[str]:
 
 
 def become(request: dict[str, Any], streams: list[int]) -> list[str]:
-    """In the child: its own session, streams, environment and first argument."""
+    """In the child: its own session, streams, environment and first argument. A terminal is its input too."""
     os.setsid()
     for number, stream in zip((1, 2), streams, strict=True):
         os.dup2(stream, number)
+    if os.isatty(1):
+        os.dup2(1, 0)
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     os.environ.clear()
     os.environ.update(request["env"])

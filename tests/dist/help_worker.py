@@ -1,4 +1,4 @@
-"""Prints what each of the given programs shows for --help, as a JSON object: command line -> text."""
+"""Runs each of the given programs with --help. Prints a JSON object: command line -> [exit code, text]."""
 
 import contextlib
 import io
@@ -12,7 +12,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 shown = {}
 for command in sys.argv[1:]:
     sys.argv = [*command.split(), "--help"]
-    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    shown[command] = text.getvalue()
+    code = 0
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as e:
+            code = e.code or 0
+        except Exception as e:
+            code = repr(e)
+    shown[command] = [code, text.getvalue()]
 print(json.dumps(shown))

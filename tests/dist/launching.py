@@ -18,6 +18,9 @@ from typing import Any
 
 from tests.dist.fork_server import ROOT, ForkedProcess, clean_env, fork_server
 
+# The limits of tests end what hangs and measure nothing. They are those of an idle machine; a busy one takes longer.
+PATIENCE = 5
+
 
 @dataclass
 class RankResult:
@@ -93,7 +96,7 @@ class Ranks:
 
     def wait_for(self, text: str, rank: int, limit_s: float) -> None:
         """Until `rank` has written `text`."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + PATIENCE * limit_s
         while text not in self.output(rank):
             if time.monotonic() > deadline or self.processes[rank].poll() is not None:
                 raise AssertionError(f"rank {rank} never wrote {text!r}:\n{self.output(rank)}")
@@ -101,7 +104,7 @@ class Ranks:
 
     def wait(self, limit_s: float) -> RankResult:
         """The result, once all ranks are gone; those still there at the limit are killed."""
-        deadline, timed_out = time.monotonic() + limit_s, False
+        deadline, timed_out = time.monotonic() + PATIENCE * limit_s, False
         for process in self.processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -119,7 +122,7 @@ def run_ranks(n: int, script: str | Path, *args: str, limit_s: float = 60, **opt
     with Ranks(n, script, *args, **options) as ranks:
         result = ranks.wait(limit_s)
     if result.timed_out:
-        raise AssertionError(f"still running after {limit_s} s:\n{result.text}")
+        raise AssertionError(f"still running after {PATIENCE * limit_s} s:\n{result.text}")
     return result
 
 
@@ -132,11 +135,11 @@ def run_command(command: Sequence[str], limit_s: float = 60, env: Mapping[str, s
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        out, err = process.communicate(timeout=limit_s)
+        out, err = process.communicate(timeout=PATIENCE * limit_s)
     except subprocess.TimeoutExpired as e:
         kill_session(process)
         out, err = process.communicate()
-        raise AssertionError(f"{command} still running after {limit_s} s:\n{out}{err}") from e
+        raise AssertionError(f"{command} still running after {PATIENCE * limit_s} s:\n{out}{err}") from e
     return RankResult([process.returncode], [out], [err], time.monotonic() - start, False)
 
 

@@ -117,7 +117,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
             subprocess.Popen(command, env=self.env, stdout=log, stderr=log, start_new_session=True, **options)
         )
 
-    def wait(self, is_up, name: str, limit_s: float = 20) -> None:
+    def wait(self, is_up, name: str, limit_s: float = 100) -> None:
         deadline = time.monotonic() + limit_s
         while not is_up():
             if time.monotonic() > deadline:
@@ -127,7 +127,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
                 raise AssertionError(f"waited for {name} in vain\n{logs}")
             time.sleep(0.1)
 
-    def run(self, *command: str, check: bool = True, limit_s: float = 30) -> str:
+    def run(self, *command: str, check: bool = True, limit_s: float = 150) -> str:
         """Output of a SLURM command, called in the repository."""
         done = subprocess.run(command, env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
         assert not check or done.returncode == 0, done.stdout + done.stderr

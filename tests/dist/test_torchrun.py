@@ -28,7 +28,7 @@ def start(command: list[str], log: Path, **env: str) -> subprocess.Popen:
     )  # fmt: skip
 
 
-def wait_for(log: Path, pattern: str, limit_s: float = 120) -> str:
+def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
     deadline = time.monotonic() + limit_s
     while not re.search(pattern, text := log.read_text(errors="replace")):
         assert time.monotonic() < deadline, text

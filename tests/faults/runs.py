@@ -18,6 +18,7 @@ import torch
 
 from tests.dist.launching import ROOT, RankResult, Ranks, clean_env, kill_session
 from tests.train_files import MAIN, experiment, latest, train, write_options
+from utils.run.history import read_history
 
 STEPS = 6
 EVERY = ("train.checkpoint_save=1", f"train.total_iter={STEPS}", "datasets.test={}")
@@ -73,6 +74,7 @@ def interrupt(options: Path, ranks: int, how: str, seed: int, expected: str) -> 
     """Strike a fresh run once, at a random moment from its start on, and let the same command finish it.
 
     how: "kill" (SIGKILL to a random rank), "SIGTERM" or "SIGUSR1" (to a random rank, or to all).
+    `identical` also means that the history has each step once.
     at_iter of the result is 0 where the run was struck before its first checkpoint.
     """
     rng, task = random.Random(seed), f"{how}-{ranks}-{seed}"
@@ -93,6 +95,8 @@ def interrupt(options: Path, ranks: int, how: str, seed: int, expected: str) -> 
     again: RankResult = train(options, *command[2:], ranks=ranks, limit_s=300)
     found = re.findall(r"resumed from \S+ at iter (\d+)", again.text)
     identical = again.exit_codes == [0] * ranks and final_digest(options, task) == expected
+    steps = [step for step, _ in read_history(experiment(options, task))["train/loss"]]
+    identical &= steps == list(range(1, STEPS + 1))
     _forget(experiment(options, task))
     return Interruption(
         ranks, f"{how} to rank {', '.join(map(str, targets))}", int(found[0]) if found else 0, first.exit_codes, gone_s,

@@ -22,6 +22,7 @@ from utils.errors import CheckpointError
 from utils.files import MARK
 from utils.run import checkpoint
 from utils.run.experiment import Experiment
+from utils.run.health import Health
 from utils.run.resume import DataOrder, Progress
 
 NAME = "checkpoint_latest.pth"
@@ -97,7 +98,7 @@ def test_a_quota_that_ends_a_write_leaves_the_former_file(tmp_path):
         "checkpoint.save({'step': 2, 'weights': torch.zeros(10000)}, Path(sys.argv[1]))"
     )
 
-    result = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=300)
 
     assert "CheckpointError: cannot write the checkpoint" in result.stderr
     assert checkpoint.load(path)["step"] == 1
@@ -125,7 +126,7 @@ def fill(folder: Path) -> None:
 
 def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
     options = write_options(tmp_path)
-    overrides = ("train.total_iter=12", "datasets.test={}")
+    overrides = ("train.total_iter=40", "datasets.test={}")
     with disk(experiment(options).parent, "50m") as folder:
         with Ranks(1, MAIN, "--opt", str(options), *overrides) as running:
             running.wait_for("Iter: 2,", 0, 120)
@@ -133,13 +134,14 @@ def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
             result = running.wait(120)
 
         assert result.exit_codes == [3], result.text
-        assert "Iter: 12," in result.text and "Traceback" not in result.text
-        history = re.escape(str(experiment(options) / "training_history.json"))
+        assert "Iter: 40," in result.text and "Traceback" not in result.text
+        history = re.escape(str(experiment(options) / "training_history.jsonl"))
         for said in (rf"cannot write {history}", "CheckpointError: "):
             assert len(re.findall(said, result.text)) == 1, (said, result.text)
         assert re.search(r"too full for a checkpoint: \d+ MB free", result.text)
-        # No half file: the last history that fitted.
-        assert json.loads((experiment(options) / "training_history.json").read_text())["train/loss"]
+        # No half line: the entries that fitted.
+        lines = (experiment(options) / "training_history.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines][:2] == [1, 2]
 
 
 def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
@@ -158,8 +160,8 @@ def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
 
 def test_pictures_without_room_are_said_once_and_end_nothing(tmp_path, caplog):
     options = write_options(tmp_path)
-    run = Experiment(read_options(["--opt", str(options)]), Progress(), ORDER)
-    run.folder.mkdir(parents=True)
+    opt = read_options(["--opt", str(options)])
+    run = Experiment(opt, Progress(), ORDER, Health(opt, 4))
     (run.folder / "images").symlink_to("/dev/full")
     scalars = {f"val/{name}{into}": 1.0 for name in ("psnr", "ssim") for into in ("", "_input")}
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """The whole fault suite, many trials each, and the table of docs/reliability.md.
 
-    python -m tests.faults.trials [--only stalls,kills,...] [--share 0.1] [--write]
+    python -m tests.faults.trials
+    python -m tests.faults.trials --only stalls,kills --share 0.1
+    python -m tests.faults.trials --write
 
 Each kind of trial adds its results to docs/benchmarks/faults.json as it goes; --write makes the page from that file.
 --share: the part of the full number of trials to run.
@@ -228,7 +230,9 @@ def read_results() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults.trials", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default=",".join(KINDS_OF_TRIAL), help="kinds of trial, with commas")
     parser.add_argument("--share", type=float, default=1.0)
     parser.add_argument("--write", action="store_true", help="write docs/reliability.md and run nothing")

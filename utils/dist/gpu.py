@@ -107,3 +107,8 @@ def gpus_of_driver() -> tuple[int, str]:
     # A container without GPUs still sees the host's /proc/driver/nvidia, but no device files.
     files = [path for path in Path("/dev").glob("nvidia[0-9]*") if os.access(path, os.R_OK | os.W_OK)]
     return len(files), version[1] if version else "unknown"
+
+
+def device_name(device: torch.device) -> str:
+    """The model of a GPU, or the threads on the CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"

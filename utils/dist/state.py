@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from torch.distributed import Store
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils.dist.launch import LaunchInfo
+
+if TYPE_CHECKING:  # the scripts that need no torch start without it
+    from torch.distributed import Store
 
 
 class Place(NamedTuple):

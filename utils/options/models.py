@@ -143,12 +143,16 @@ class ValOptions(Section):
 class LoggingOptions(Section):
     progress: Literal["bar", "line", "none"] = Field(
         "bar",
-        description="Progress of an epoch: a bar on a terminal; a plain line at each tenth; nothing. With "
-        "TQDM_DISABLE=1 in the environment: nothing.",
+        description="Progress of the run: a bar on a terminal (elsewhere the log lines carry the time that remains); a "
+        "plain line at each tenth; nothing. With TQDM_DISABLE=1 in the environment: nothing.",
     )
     use_tensorboard: bool = Field(True, description="Write tb_logger/.")
     writers: list[str | dict[str, Any]] = Field([], description="Further writers of your own; see docs/extending.md.")
-    use_wandb: bool = Field(False, description="Report to Weights & Biases.")
+    use_wandb: bool = Field(
+        False,
+        description="Report to Weights & Biases; without a key or a network, and with WANDB_MODE=offline, into wandb/ "
+        "for a later `wandb sync`.",
+    )
     wandb_project: str = Field("spikevrt", min_length=1, description="W&B project.")
     wandb_entity: str | None = Field(None, description="W&B team or user.")
     wandb_api_key: str | None = Field(

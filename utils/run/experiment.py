@@ -18,15 +18,23 @@ from utils.image import imwrite_rgb
 from utils.options.load import redact
 from utils.options.models import Options
 from utils.run import checkpoint
-from utils.run.logger import WandbWriter, Writers, best_effort, build_writers
+from utils.run.environment import write_environment
+from utils.run.health import Health
+from utils.run.history import HISTORY_NAME, LINES_NAME
+from utils.run.logger import best_effort
+from utils.run.measure import Measured, log_values, rank_values
+from utils.run.progress import duration
+from utils.run.report import CURVES_NAME, ENVIRONMENT_NAME, REPORT_NAME
 from utils.run.resume import DataOrder, Progress, own_checkpoint
+from utils.run.timer import StepTimer
+from utils.run.writers import WandbWriter, Writers, build_writers
 
 logger = logging.getLogger(__name__)
 
 # What a run writes into its folder.
 WRITTEN = (
-    "log", "options", "checkpoints", "models", "images", "training_history.json", "curves.png", "tb_logger", "wandb",
-    ".lock", "nonfinite_*.json",
+    "log", "options", "checkpoints", "models", "images", LINES_NAME, HISTORY_NAME, CURVES_NAME, REPORT_NAME,
+    ENVIRONMENT_NAME, "tb_logger", "wandb", ".lock", "nonfinite_*.json",
 )  # fmt: skip
 
 
@@ -36,8 +44,8 @@ class Experiment:
     opt: all options, for each checkpoint holds them.
     """
 
-    def __init__(self, opt: Options, progress: Progress, order: DataOrder) -> None:
-        self.folder, self.order = opt.folder, order
+    def __init__(self, opt: Options, progress: Progress, order: DataOrder, health: Health) -> None:
+        self.folder, self.order, self.health = opt.folder, order, health
         self.saved_step = -1  # of the newest checkpoint_latest of this process
         self.table = ""  # of the newest validation
         self.last_values = ""  # of the newest log line, for the progress bar
@@ -45,18 +53,39 @@ class Experiment:
         self.options = redact(opt.plain())
         self.writers = Writers()
         if self.is_main:
-            self.writers = build_writers(opt.logging, opt.task, self.folder, progress.step, progress.wandb_id)
+            with best_effort(ENVIRONMENT_NAME):
+                write_environment(self.folder, opt.logging.wandb_api_key)
+            self.writers = build_writers(opt, progress.step, progress.wandb_id)
         wandb = next((w for w in self.writers.writers if isinstance(w, WandbWriter)), None)
         progress.wandb_id = wandb.run_id if wandb else progress.wandb_id
 
-    def log_training(self, progress: Progress, values: dict[str, float]) -> None:
-        """One line ``Epoch: 1, Iter: 100, Loss: 0.0234, ...`` and the same values to the writers."""
+    def log_training(self, progress: Progress, ranks: list[Measured], grad_norms: list[float], eta: str) -> None:
+        """One line ``Epoch: 1, Iter: 100, Loss: 0.0234, ...``; its values, and those of each rank, to the writers.
+
+        ranks: of the steps since the last line. grad_norms: of these steps. eta: see RunProgress.eta.
+        """
+        values = log_values(ranks)
         extra = dict(values)
         loss, lr = extra.pop("loss"), extra.pop("lr")
-        self.last_values = f"loss {loss:.4f}, lr {lr:.2e}"
-        fields = "".join(f", {name}: {value:.3g}" for name, value in extra.items())
+        shown = [f"loss {loss:.4f}", f"lr {lr:.2e}"]
+        shown += [f"data wait {100 * extra['data_share']:.0f} %"] if "data_share" in extra else []
+        self.last_values = ", ".join([*shown, f"{extra['memory_gb']:.1f} GB"])
+        fields = (f", eta: {eta}" if eta else "") + "".join(f", {name}: {value:.3g}" for name, value in extra.items())
         logger.info("Epoch: %d, Iter: %d, Loss: %.4f, lr: %.3e%s", progress.epoch + 1, progress.step, loss, lr, fields)
-        self.writers.scalars({f"train/{name}": value for name, value in values.items()}, progress.step)
+        tagged = {f"train/{name}": value for name, value in values.items()}
+        self.writers.scalars(tagged | {f"ranks/{k}": value for k, value in rank_values(ranks).items()}, progress.step)
+        self.health.logged(ranks, grad_norms)
+
+    def log_epoch(self, epoch: int, values: dict[str, float], timer: StepTimer) -> None:
+        """One line on the epoch that ended, the `epoch`-th. values: see ModelVRT.epoch_log."""
+        speed, skipped = timer.epoch.values(), values["skipped"]
+        pauses = f" ({duration(timer.epoch.paused)} of it validation and saving)" if timer.epoch.paused >= 1 else ""
+        parts = [f"{values['steps']:,} steps", f"mean loss {values['loss']:.4f}"]
+        parts += [f"{speed['it_per_s']:.3g} it/s", f"data wait {100 * speed['data_share']:.0f} %"] if speed else []
+        parts += [f"took {duration(time.perf_counter() - timer.epoch_begin)}{pauses}"]
+        parts += [f"{skipped} steps skipped"] if skipped else []
+        logger.info("Epoch %d ended: %s", epoch, ", ".join(parts))
+        timer.begin_epoch()
 
     def log_validation(self, progress: Progress, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
         """The validation's means as one line and curves; its pictures to images/<clip>/<step>.png."""
@@ -65,11 +94,12 @@ class Experiment:
             progress.epoch + 1, progress.step,
             scalars["val/psnr"], scalars["val/ssim"], scalars["val/psnr_input"], scalars["val/ssim_input"],
         )  # fmt: skip
-        self.writers.scalars(scalars, progress.step)
+        self.health.validated(scalars["val/psnr"])
         for name, picture in pictures.items():
             with best_effort("pictures of the validation"):
                 imwrite_rgb(self.folder / "images" / name / f"{progress.step}.png", picture)
             self.writers.image(f"val/{name}", picture, progress.step)
+        self.writers.scalars(scalars, progress.step)  # last: the report shows the pictures
 
     def save(self, name: str, state: Callable[[], dict[str, Any]], progress: Progress) -> None:
         """checkpoints/checkpoint_<name>.pth: the state of the model plus the position, the options and the versions.

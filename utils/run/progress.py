@@ -1,63 +1,152 @@
-"""Progress of an epoch or a test: a bar, ten lines in the log, or nothing. On rank 0 only."""
+"""How far a run or a long action is: a bar on a terminal, lines elsewhere, or nothing. On rank 0 only."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
 from tqdm import tqdm
 
-from utils import utils_dist
+from utils.dist.state import RUN
 
 LINES = 10
+LINE_S = 60.0
+QUIET_S = 5.0  # an action that is over by then needs no line in the log of a run
+
+# No thread of tqdm's own, no lock between processes: a loader worker that is killed or forked while one holds the lock
+# must not block anything.
+tqdm.monitor_interval = 0
+tqdm.set_lock(threading.RLock())
+os.register_at_fork(after_in_child=lambda: tqdm.set_lock(threading.RLock()))
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_progress(kind: str, total: int, name: str, unit: str = "it") -> Iterator[Bar | Lines]:
-    """kind: "bar" (where stderr is a terminal), "line" (ten lines in the log), "none". TQDM_DISABLE=1 means none."""
-    if not utils_dist.is_main_process() or os.environ.get("TQDM_DISABLE", "0") not in ("", "0"):
-        kind = "none"
-    progress = Lines(total, name, unit) if kind == "line" else Bar(total, name, unit, is_hidden=kind == "none")
-    try:
-        yield progress
-    finally:
-        progress.close()
+def open_progress(
+    kind: str,
+    total: int,
+    name: str,
+    unit: str = "it",
+    *,
+    say: Callable[[str], object] = logger.info,
+    quiet_s: float = QUIET_S,
+    is_kept: bool = False,
+) -> Iterator[Bar | Lines | Hidden]:
+    """kind: "bar" (lines where stderr is no terminal), "line", "none". TQDM_DISABLE=1 means none.
+
+    say: takes a line. quiet_s: seconds before the first line. is_kept: the finished bar stays on the screen.
+    """
+    kind = shown_kind(kind)
+    if kind == "bar" and not sys.stderr.isatty():
+        kind = "line"
+    if kind == "none":
+        yield Hidden()
+    elif kind == "line":
+        yield Lines(total, name, unit, say, quiet_s)
+    else:
+        with Bar(total, name, unit, is_kept=is_kept) as bar:
+            yield bar
+
+
+def shown_kind(kind: str) -> str:
+    """`kind`, or "none" where nothing is to be shown."""
+    is_hidden = RUN.launch.rank != 0 or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
+    return "none" if is_hidden else kind
+
+
+class Hidden:
+    def update(self, count: int = 1) -> None: ...
 
 
 class Bar:
-    """A bar of tqdm. A lost terminal does not end the run."""
+    """A bar of tqdm. Whatever is written meanwhile appears above it. A lost terminal does not end the run."""
 
-    def __init__(self, total: int, name: str, unit: str, is_hidden: bool) -> None:
-        # disable=None: hidden where stderr is no terminal.
-        self._bar: Any = tqdm(total=total, desc=name, unit=unit, disable=is_hidden or None, dynamic_ncols=True)
+    def __init__(self, total: int, name: str, unit: str, is_kept: bool = True, **options: Any) -> None:
+        terminal = sys.stderr.stream if isinstance(sys.stderr, AboveBars) else sys.stderr
+        self._above = ExitStack()
+        if terminal is sys.stderr:  # else another bar is open already
+            for redirect, stream in ((redirect_stderr, terminal), (redirect_stdout, sys.stdout)):
+                above = AboveBars(stream, terminal)
+                self._above.callback(above.finish)
+                self._above.enter_context(redirect(above))
+        self._bar: Any = tqdm(
+            total=total, desc=name, unit=f" {unit}", file=terminal, leave=is_kept, dynamic_ncols=True, **options
+        )
 
-    def update(self, values: str = "") -> None:
-        """One more is done. values: what to show beside it."""
-        with suppress(OSError):
-            self._bar.set_postfix_str(values, refresh=False)
-            self._bar.update()
+    def __enter__(self) -> Bar:
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError):
             self._bar.close()
+        self._above.close()
+
+    def update(self, count: int = 1, name: str = "", values: str = "") -> None:
+        """`count` more are done. name: in place of the former one; values: what to show beside the bar."""
+        with suppress(OSError):
+            if name:
+                self._bar.set_description_str(name, refresh=False)
+            if values:
+                self._bar.set_postfix_str(values, refresh=False)
+            self._bar.update(count)
+
+
+class AboveBars:
+    """A text stream whose complete lines appear above the open bars, not through them. terminal: of the bars."""
+
+    def __init__(self, stream: Any, terminal: Any) -> None:
+        self.stream, self.terminal, self._begun = stream, terminal, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        if lines:
+            with tqdm.external_write_mode(file=self.terminal):  # clears the bars there, and draws them again
+                self.stream.write("".join(f"{line}\n" for line in lines))
+                self.stream.flush()
+        return len(text)
+
+    def finish(self) -> None:
+        """Write what has no end of line, after the bars are gone."""
+        with suppress(OSError):
+            self.stream.write(self._begun)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class Lines:
-    """A line of the log at each tenth."""
+    """A line at each tenth, and after a minute without one, with the rate and the time that remains."""
 
-    def __init__(self, total: int, name: str, unit: str) -> None:
-        self.total, self.name, self.unit, self.done = total, name, unit, 0
+    def __init__(self, total: int, name: str, unit: str, say: Callable[[str], object], quiet_s: float = 0.0) -> None:
+        self.total, self.name, self.unit, self.done, self._say = max(total, 1), name, unit, 0, say
+        self._begin = self._spoken = time.monotonic()
+        self._quiet_until = self._begin + quiet_s
 
-    def update(self, values: str = "") -> None:
-        self.done += 1
-        if self.done * LINES // self.total > (self.done - 1) * LINES // self.total:
-            share = 100 * self.done // self.total
-            text = f", {values}" if values else ""
-            logger.info("%s: %d %%, %d of %d %s%s", self.name, share, self.done, self.total, self.unit, text)
+    def update(self, count: int = 1) -> None:
+        before, self.done = self.done, self.done + count
+        now = time.monotonic()
+        is_tenth = self.done * LINES // self.total > before * LINES // self.total
+        if now >= self._quiet_until and (is_tenth or now - self._spoken > LINE_S):
+            self._spoken = now
+            self._say(self._line(now - self._begin))
 
-    def close(self) -> None: ...
+    def _line(self, seconds: float) -> str:
+        rate = self.done / max(seconds, 1e-6)
+        left = duration((self.total - self.done) / rate) if self.done else "?"
+        share = 100 * self.done // self.total
+        return f"{self.name}: {share} %, {self.done} of {self.total} {self.unit}, {rate:.1f} a second, {left} left"
+
+
+def duration(seconds: float) -> str:
+    """E.g. "03:12:00" or "1 d 03:12:00"."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    return f"{days} d {h:02}:{m:02}:{s:02}" if days else f"{h:02}:{m:02}:{s:02}"

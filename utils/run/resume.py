@@ -89,10 +89,7 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
             )  # fmt: skip
         return None
     if resume == "auto":
-        if not checkpoint.exists(latest):
-            logger.info("fresh start: %s does not exist", latest)
-            return None
-        return _logged(Resumed(latest, _read_state(latest)))
+        return Resumed(latest, _read_state(latest)) if checkpoint.exists(latest) else None
     if not Path(resume).exists():
         raise CheckpointError(
             "no such checkpoint", str(resume), "an existing file, auto, or null for a fresh start", "correct it"
@@ -104,18 +101,13 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
                 "%s is at iter %d, this run itself at iter %d already, and resumes there; "
                 "to go back, choose another task name", named.path, named.state["step"], own["step"],
             )  # fmt: skip
-        return _logged(Resumed(latest, own))
-    return _logged(named)
+        return Resumed(latest, own)
+    return named
 
 
 def own_checkpoint(folder: Path, name: str) -> Path:
     """The file of checkpoint `name` ("latest", "best") in a run's folder."""
     return folder / "checkpoints" / f"checkpoint_{name}.pth"
-
-
-def _logged(resumed: Resumed) -> Resumed:
-    logger.info("resumed from %s at iter %d", resumed.path, resumed.state["step"])
-    return resumed
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -174,7 +166,7 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
 
 
 def plan_notes(train: TrainOptions, steps_per_epoch: int, progress: Progress, total_iter: int) -> list[str]:
-    """Notes on the planned end: total_iter ends the run before epochs, or the learning rate schedule ends before it."""
+    """Notes on the planned end: total_iter ends the run before epochs."""
     notes = []
     without_limit = train.model_copy(update={"total_iter": None})
     if train.epochs is not None and total_iter < planned_steps(without_limit, steps_per_epoch, progress):
@@ -182,14 +174,6 @@ def plan_notes(train: TrainOptions, steps_per_epoch: int, progress: Progress, to
             f"train.total_iter = {total_iter} ends the run before train.epochs = {train.epochs}; "
             "--epochs on the command line, or total_iter null, lets the epochs decide"
         )
-    if train.G_scheduler_type == "CosineAnnealingWarmRestarts":
-        periods = train.G_scheduler_periods
-        end = sum(periods) if isinstance(periods, list) else periods
-        if end < total_iter:
-            notes.append(
-                f"train.G_scheduler_periods end at iter {end} of {total_iter}: from there on the learning rate is "
-                f"{train.G_scheduler_eta_min:g}"
-            )
     return notes
 
 

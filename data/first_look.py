@@ -1,0 +1,85 @@
+"""Do the spikes of a dataset lie where its frames show the same? Measured on a few samples, before any training."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import cv2
+import numpy as np
+from torch import Tensor
+
+from data.agreement import Agreement, judge, sharp_channels
+from data.augment import Augment
+from data.clip_dataset import Draw, TrainClips
+from data.registration import scale_of
+from data.spike.simulate import to_grey
+from utils.metrics import tensor_to_uint8
+
+SAMPLES, FRAMES = 4, 2  # about a second with frames of 720p
+# A clip without texture cannot be judged, and looks wrong; a single sample proves nothing.
+LEAST_WRONG = 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Of `measured` whole frames of a sample (with a calibration: of its region) with their spikes.
+
+    kind: of the frames, "gt" or "lq". shown: name of the middle one, the frame (sH, sW, 3) uint8, the spikes (H, W).
+    """
+
+    found: Agreement
+    is_right: bool
+    sentence: str
+    kind: str
+    measured: int
+    shown: tuple[str, np.ndarray, np.ndarray]
+
+
+def warning_of(dataset: Any, option_file: str) -> str | None:
+    """A sentence if the spikes of nearly all samples looked at lie wrongly; None too where nothing can be compared."""
+    if not isinstance(dataset, TrainClips) or not dataset.spikes:
+        return None
+    indices = sorted({round(i) for i in np.linspace(0, len(dataset) - 1, SAMPLES)})
+    looks = {index: compare(dataset, dataset.draw((0, index)), FRAMES) for index in indices}
+    wrong = {index: look for index, look in looks.items() if not look.is_right}
+    if len(looks) < 2 or len(wrong) < LEAST_WRONG * len(looks):
+        return None
+    index, look = next(iter(wrong.items()))
+    return (
+        f"spikes and frames of {len(wrong)} of {len(looks)} training samples do not show the same. Sample {index}: "
+        f"{look.sentence} Look at it: python scripts/show_sample.py --opt {option_file} --index {index} --out page.html"
+    )
+
+
+def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
+    """count: frames of the sample to measure, and the middle one. A crop would show less than the whole frames."""
+    region = Augment(*dataset.spikes.grid(draw.clip.size).region)
+    played = list(zip(*draw.played, strict=True))
+    middle = len(played) // 2
+    chosen = sorted({middle, *(round(i) for i in np.linspace(0, len(played) - 1, count))})
+    kind = "gt" if draw.clip.gt else "lq"
+    pairs = []
+    for place in chosen:
+        frame, back = played[place]
+        item = dataset.read(dataclasses.replace(draw, frames=[frame], backwards=[back], aug=region))
+        near = sharp_channels(dataset.spikes, draw.clip, frame, back)
+        spikes = item["spike"][0, near].mean(0).numpy()
+        pairs.append((spikes, grey_of(item[kind][0], region)))
+        if place == middle:
+            shown = (f"{kind} {draw.clip.stems[frame]}", tensor_to_uint8(item[kind][0][:3]), spikes)
+    calibrated = dataset.spikes.calibration is not None
+    found, is_right, sentence = judge(pairs, pixel_of(dataset, draw), kind == "gt", calibrated)
+    return Comparison(found, is_right, sentence, kind, len(pairs), shown)
+
+
+def pixel_of(dataset: Any, draw: Draw) -> int:
+    """RGB pixels per spike pixel, at least 1."""
+    calibration = dataset.spikes.calibration
+    return max(1, round(scale_of(calibration.to_rgb()))) if calibration else dataset.spikes.grid(draw.clip.size).step
+
+
+def grey_of(frame: Tensor, size: Augment) -> np.ndarray:
+    """(3, sH, sW) -> (H, W) float32, of the size of the lq frame."""
+    grey = to_grey(frame[:3].permute(1, 2, 0).numpy())
+    return cv2.resize(grey, (size.width, size.height), interpolation=cv2.INTER_AREA)

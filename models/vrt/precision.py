@@ -1,0 +1,31 @@
+"""float32 that is float32: no autocast, and no TF32, whose products have ten bits of mantissa."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def full_float32(device: torch.device) -> Iterator[None]:
+    """Convolutions and matrix products inside are computed in the dtype of their tensors; the settings come back.
+
+    By default torch computes float32 convolutions of cuDNN in TF32. A backward pass outside uses the settings outside.
+    """
+    with torch.autocast(device.type, enabled=False):
+        if hasattr(torch.backends.cudnn, "conv"):
+            key, off = "fp32_precision", "ieee"
+            parts = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+        else:  # torch 2.8; in later versions this form warns, and the two forms may not be mixed
+            key, off = "allow_tf32", False
+            parts = (torch.backends.cudnn, torch.backends.cuda.matmul)
+        before = [getattr(part, key) for part in parts]
+        try:
+            for part in parts:
+                setattr(part, key, off)
+            yield
+        finally:
+            for part, value in zip(parts, before, strict=True):
+                setattr(part, key, value)

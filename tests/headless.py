@@ -1,0 +1,29 @@
+"""Chromium without a screen, for tests and pictures of pages."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def headless_browser(width: int = 900, height: int = 900) -> Iterator[Any]:
+    """A selenium driver; skips the test where selenium or Chromium is missing."""
+    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip("no chromium with chromedriver on this machine")
+    options = selenium.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    size = f"--window-size={width},{height}"
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", size):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = selenium.Chrome(options=options, service=selenium.ChromeService(shutil.which("chromedriver")))
+    try:
+        yield driver
+    finally:
+        driver.quit()

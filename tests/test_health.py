@@ -1,0 +1,215 @@
+"""Warnings of what makes a run slow or wastes it: where it is so, once, with what to do; not in a healthy run."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from data.first_look import warning_of
+from data.select_dataset import build_dataset
+from main_train_vrt import read_options
+from models.optim import lr_floor
+from tests.faults.test_disk_full import disk
+from tests.test_show_sample import home  # noqa: F401
+from tests.train_files import write_options
+from utils.run.health import Health, loader_advice
+from utils.run.measure import Measured
+from utils.run.memory import host_memory
+
+GB = 10**9
+
+
+def measured(steps=10, data_s=0.1, forward_s=1.0, memory=None, cores=range(8), **values):
+    return Measured(
+        "node", frozenset(cores), steps, 5.0, data_s, forward_s, 3.0, {"loss": 0.1} | values,
+        memory or {"host": (4.0, 16.0)}, None,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def health(tmp_path):
+    return Health(read_options(["--opt", str(write_options(tmp_path))]), total_iter=1000)
+
+
+def warnings(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_an_exploding_gradient_norm_is_named_once_and_one_outlier_is_not(health, caplog):
+    healthy = [1.0, 1.3, 0.8, 2.5, 90.0, 1.1] * 20
+    health.logged([measured()], healthy)
+    health.logged([measured()], healthy)
+    assert warnings(caplog) == []
+
+    for _ in range(3):
+        health.logged([measured()], [30.0, 40.0, 35.0] * 40)
+
+    (said,) = warnings(caplog)
+    assert "the gradient norm explodes: median 35 over the last 120 steps, 1.2 before" in said
+    assert "train.G_optimizer_lr (now 0.001), or set train.G_optimizer_clipgrad=2" in said
+
+
+def test_an_exploding_gradient_norm_is_seen_with_a_thousand_steps_a_log_line(health, caplog):
+    health.logged([measured()], [1.0] * 1000)
+    health.logged([measured()], [35.0] * 1000)
+
+    assert "the gradient norm explodes: median 35 over the last 1000 steps, 1 before" in warnings(caplog)[0]
+
+
+def test_ranks_that_share_their_cores_and_ranks_that_have_their_own_get_other_advice(health, caplog):
+    for _ in range(4):
+        health.logged([measured(data_s=2.0, cores=range(4))] * 2, [])
+    health.said.clear()
+    health.logged([measured(data_s=2.0, cores=range(4)), measured(cores=range(4, 8))], [])
+
+    shared, own = warnings(caplog)
+    assert "(a rank has 2 CPU cores)" in shared and "(a rank has 4 CPU cores)" in own
+
+
+def test_psnr_that_falls_while_the_loss_falls_is_named(health, caplog):
+    def validate(psnrs, losses):
+        for psnr, loss in zip(psnrs, losses, strict=True):
+            health.logged([measured(loss=loss)], [1.0])
+            health.validated(psnr)
+
+    validate([30.0, 30.5, 30.45, 30.4, 30.6], [0.5, 0.4, 0.3, 0.2, 0.2])  # two falls, and better again
+    validate([30.5, 30.4, 30.3, 30.2], [0.2, 0.3, 0.4, 0.5])  # the loss rises too: no overfitting
+    assert warnings(caplog) == []
+
+    validate([30.1, 30.0, 29.9], [0.4, 0.3, 0.2])
+
+    (said,) = warnings(caplog)
+    assert "30.30 > 30.20 > 30.10 > 30.00 dB, loss 0.4000 to 0.3000" in said and "checkpoint_best.pth" in said
+
+
+def test_memory_that_is_nearly_full_is_named_with_its_rank(health, caplog):
+    health.logged([measured(memory={"GPU": (75.0, 80.0), "host": (15.1, 16.0)})] * 2, [])
+    assert warnings(caplog) == []
+
+    full = [measured(), measured(memory={"GPU": (78.0, 80.0), "host": (15.9, 16.0)})]
+    health.logged(full, [])
+    health.logged(full, [])
+
+    gpu, host = warnings(caplog)
+    assert "the memory of the GPU is nearly full on rank 1, host node: 78.0 of 80.0 GB" in gpu
+    assert 'netG.checkpoint="auto" and netG.memory_budget_gb=68' in gpu
+    assert "the memory of the host is nearly full on rank 1" in host and "dataloader_num_workers (now 1)" in host
+
+
+def test_a_slow_rank_and_a_wait_for_data_are_named_after_three_windows_in_a_row(health, caplog):
+    def log(count, *ranks):
+        for _ in range(count):
+            health.logged([measured(**rank) for rank in ranks], [])
+
+    log(2, {}, {"data_s": 4.0})  # the first window of a process is not judged
+    log(9, {}, {"forward_s": 0.9, "data_s": 0.4})  # neither 20 % slower nor a wait of 10 %
+    log(2, {}, {"forward_s": 1.5, "data_s": 0.8})
+    log(1, {}, {})
+    assert warnings(caplog) == []
+
+    log(4, {}, {}, {"forward_s": 1.5, "data_s": 0.8})
+
+    wait, slow = warnings(caplog)
+    assert wait.startswith("rank 2 on node waits for data 16 % of the time")
+    assert (
+        slow.startswith("rank 2 on node is slower")
+        and "data 0.080 s + forward 0.150 s a step, the others 0.110 s" in slow
+    )
+
+
+def test_the_memory_of_a_container_is_its_limit_and_without_one_that_of_the_host(tmp_path):
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    job = groups / "slurm" / "job_7" / "step_0"
+    job.mkdir(parents=True)
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 64000000 kB\nMemFree: 100 kB\nMemAvailable: 48000000 kB\n")
+    (proc / "self" / "cgroup").write_text("0::/slurm/job_7/step_0\n")
+    for folder, limit in ((job, "max"), (job.parent, str(8 * GB)), (job.parents[1], "max")):
+        (folder / "memory.max").write_text(limit + "\n")
+        (folder / "memory.current").write_text(f"{7 * GB}\n")
+        (folder / "memory.stat").write_text(f"anon 1\ninactive_file {GB}\nactive_file {GB // 2}\n")
+
+    assert host_memory(proc, groups) == (5.5, 8.0)
+    (job.parent / "memory.max").write_text("max\n")
+    assert host_memory(proc, groups) == pytest.approx((16.384, 65.536))
+    (proc / "self" / "cgroup").write_text("5:cpu,cpuacct:/job\n4:memory:/job\n")
+    (groups / "memory" / "job").mkdir(parents=True)
+    for name, text in (("usage_in_bytes", 3 * GB), ("limit_in_bytes", 4 * GB)):
+        (groups / "memory" / "job" / f"memory.{name}").write_text(str(text))
+    (groups / "memory" / "job" / "memory.stat").write_text(
+        f"cache 7\ntotal_inactive_file 0\ntotal_active_file {GB // 2}\n"
+    )
+    assert host_memory(proc, groups) == (2.5, 4.0)
+
+    used, total = host_memory()  # of this machine
+    assert 0 < used < total
+
+
+def test_a_disk_without_room_for_the_next_saves_is_named(tmp_path, caplog):
+    with disk(tmp_path / "small", "10m") as small:
+        path = write_options(tmp_path, path={"root": str(small)})
+        opt = read_options(["--opt", str(path), "train.checkpoint_save=10"])
+        for file in ("checkpoints/checkpoint_latest.pth", "models/30_G.pth", "models/30_E.pth"):
+            (opt.folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (opt.folder / file).write_bytes(bytes(1_000_000))
+        Health(opt, total_iter=50).saved(30)  # two more saves: they fit
+        assert warnings(caplog) == []
+
+        health = Health(opt, total_iter=300)
+        health.saved(30)
+        health.saved(30)
+
+    (said,) = warnings(caplog)
+    assert "room for 3 more saves of 0.002 GB, the run makes 27" in said and "train.checkpoint_save (now 10)" in said
+
+
+def test_the_wait_for_data_is_answered_with_the_number_of_workers_that_ends_it(tmp_path):
+    section = read_options(["--opt", str(write_options(tmp_path))]).datasets.train
+
+    def advice(workers, share, cores):
+        return loader_advice(section.model_copy(update={"dataloader_num_workers": workers}), share, cores)
+
+    assert "set datasets.train.dataloader_num_workers=2 (now 0)" in advice(0, 0.5, 8)
+    assert "set datasets.train.dataloader_num_workers=6 (now 4)" in advice(4, 0.3, 8)
+    assert "num_workers" not in advice(8, 0.3, 8) and "build_clip_cache.py" in advice(8, 0.3, 8)
+
+
+def test_a_wrong_geometry_is_named_before_training(home):  # noqa: F811
+    options = json.loads((home / "options.json").read_text())["datasets"]["train"]
+    spike = options["spike"] | {"h": 48, "w": 48}
+
+    def look(**changes):
+        return warning_of(build_dataset(options | changes, "train", 5), "opt.json")
+
+    assert look() is None
+    turned = look(spike=spike | {"flip": False})
+    assert "4 of 4 training samples" in turned and "upside down (spike.flip)" in turned
+    assert "scripts/show_sample.py --opt opt.json --index 0" in turned
+    assert "shifted by" in look(spike=spike, dataroot_spike=f"{home}/moved/train")
+    rgb = {key: value for key, value in options.items() if key not in ("spike", "dataroot_spike")}
+    without = build_dataset(rgb | {"dataset_type": "VideoRecurrentTrainDataset"}, "train", 5)
+    assert warning_of(without, "opt.json") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "floor"),
+    [
+        ({"G_scheduler_periods": 1000}, 980),
+        ({"G_scheduler_periods": 950}, 931),
+        ({"G_scheduler_periods": [200, 300], "G_scheduler_restart_weights": [1, 0.5]}, 491),
+        ({"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600], "G_scheduler_gamma": 0.01}, 600),
+        ({"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600], "G_scheduler_gamma": 0.5}, None),
+    ],
+)
+def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(tmp_path, caplog, changes, floor):
+    overrides = [f"train.{key}={json.dumps(value)}" for key, value in changes.items()]
+    opt = read_options(["--opt", str(write_options(tmp_path)), *overrides])
+
+    assert lr_floor(opt.train, 1000) == (pytest.approx(floor, abs=2) if floor else None)
+    Health(opt, total_iter=1000).planned(lr_floor(opt.train, 1000))
+
+    said = warnings(caplog)
+    assert bool(said) == (floor is not None and floor < 900), said
+    assert not said or "stretch train.G_scheduler_" in said[0]

@@ -1,0 +1,71 @@
+"""Every program and launcher explains itself with --help: usage, and at least two examples whose flags exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from torch.distributed import run
+
+from tests.dist.launching import ROOT, run_command, run_ranks
+
+IS_PROGRAM = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)
+PROGRAMS = [
+    str(path.relative_to(ROOT))
+    for path in [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("scripts/*.py")), ROOT / "tests/faults/trials.py"]
+    if IS_PROGRAM.search(path.read_text(encoding="utf-8"))
+]
+LAUNCHERS = [
+    str(path.relative_to(ROOT))
+    for path in [*sorted(ROOT.glob("*.sh")), *sorted(ROOT.glob("scripts/*.sh"))]
+    if path.read_text(encoding="utf-8").startswith("#!")  # the others are sourced
+]
+WITH_PARTS = ("scripts/benchmark.py", "scripts/spike_tool.py")  # programs with subcommands
+TRAIN = "main_train_vrt.py"
+MAIN_OF = {"launch_train.sh": TRAIN, "launch_test.sh": "main_test_vrt.py", "submit_job.sh": TRAIN}
+
+
+def examples(program: str, text: str) -> list[str]:
+    """The arguments of the example lines, which are indented; those of the synopsis have brackets."""
+    name = program.removesuffix(".py").replace("/", ".") if program.startswith("tests/") else program
+    joined, called = re.sub(r" *\\\n +", " ", text), re.compile(rf"(?<![\w.]){re.escape(name)}(?!\w)(.*)")
+    lines = [line for line in joined.splitlines() if line.startswith("  ") and "[" not in line]
+    return [found[1].split("  ")[0] for line in lines if (found := called.search(line))]
+
+
+def flags(text: str) -> set[str]:
+    """The flags in a text. torchrun takes its own with hyphens and with underscores."""
+    return {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
+
+
+@pytest.fixture(scope="module")
+def shown():
+    """Command line -> [exit code, text of --help]: programs, subcommands in their examples, launchers."""
+    found = run_ranks(1, "tests/dist/help_worker.py", *PROGRAMS, limit_s=120).json
+    parts = {
+        f"{name} {arguments.split()[0]}"
+        for name in WITH_PARTS for arguments in examples(name, found[name][1])
+    }  # fmt: skip
+    found |= run_ranks(1, "tests/dist/help_worker.py", *sorted(parts), limit_s=120).json
+    for name in LAUNCHERS:
+        result = run_command([ROOT / name, "--help"], 20)
+        found[name] = [result.exit_codes[0], result.text]
+    return found
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, *LAUNCHERS])
+def test_help_shows_usage_and_two_examples_with_flags_that_exist(shown, program):
+    code, text = shown[program]
+
+    assert code == 0 and "usage:" in text.lower(), text
+    given = examples(program, text)
+    assert len(given) >= 2, text
+    for arguments in given:
+        known = shown[MAIN_OF.get(program, program)][1]
+        if program in WITH_PARTS:
+            known = shown[f"{program} {arguments.split()[0]}"][1]
+        elif program == "scripts/torchrun_quiet.py":
+            known += run.get_args_parser().format_help() + shown[TRAIN][1]
+        # Where a program lists its options, an example must be among them, not only in its own text.
+        listed = known.partition("\noptions:")[2] or known
+        assert flags(arguments) <= flags(listed) | {"__help"}, arguments

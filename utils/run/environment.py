@@ -1,0 +1,60 @@
+"""What a run was started with: command, versions, device. For its report; written anew at each start."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from utils import utils_dist
+from utils.dist.gpu import device_name
+from utils.files import write_whole
+from utils.options.section import SECRET
+from utils.run.report import ENVIRONMENT_NAME
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write_environment(folder: Path, key: str | None) -> None:
+    """folder/environment.json. key: the W&B key of the options, which must not appear in it. Raises DataError."""
+    device = utils_dist.get_device()
+    values = {
+        "command": command_line(sys.argv, key),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda if device.type == "cuda" else None,
+        "device": device_name(device),
+        "ranks": utils_dist.get_world_size(),
+    }
+    known = {name: value for name, value in values.items() if value is not None}
+    write_whole(folder / ENVIRONMENT_NAME, f"{json.dumps(known, indent=2)}\n".encode())
+
+
+def command_line(arguments: list[str], key: str | None) -> str:
+    """The arguments as one line, without the values of secrets."""
+    shown = []
+    for argument in arguments:
+        name, is_given, _ = argument.partition("=")
+        clean = f"{name}=***" if is_given and SECRET.search(name) else argument
+        shown.append(clean.replace(key, "***") if key else clean)
+    return " ".join(shown)
+
+
+def commit() -> str | None:
+    """The commit of this program, with "-dirty" where files differ from it; None without git or a repository."""
+    # Without the ceiling, git would name the commit of a repository that this folder happens to lie in.
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent), "GIT_OPTIONAL_LOCKS": "0"}
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    with suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10, check=True)
+        return found.stdout.strip()
+    return None
