@@ -45,6 +45,7 @@ from utils.options.file import parse_command_line
 from utils.options.load import load_options, save_options
 from utils.options.models import Options, note_on_totals
 from utils.run import boot
+from utils.run.environment import write_environment
 from utils.run.experiment import Experiment, is_better
 from utils.run.health import Health
 from utils.run.lock import only_run_in
@@ -87,6 +88,8 @@ def train(opt: Options) -> int:
     announce(opt, model, loader, clips, progress, total_iter, origin)
 
     is_new = progress.step < total_iter
+    if is_new:
+        write_environment(opt.folder, opt.logging.wandb_api_key)
     timer = StepTimer()
     every = {"validation": opt.train.checkpoint_test if clips is not None else 0, "save": opt.train.checkpoint_save}
     health = Health(opt, total_iter)

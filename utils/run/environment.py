@@ -1,4 +1,4 @@
-"""What a run was started with: command, versions, device. For its report; written anew at each start."""
+"""What a run was started with: command, versions, device. For its report; written anew at each start that trains."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from utils import utils_dist
 from utils.dist.gpu import device_name
 from utils.files import write_whole
 from utils.options.section import SECRET
+from utils.run.logger import best_effort
 from utils.run.report import ENVIRONMENT_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_environment(folder: Path, key: str | None) -> None:
-    """folder/environment.json. key: the W&B key of the options, which must not appear in it. Raises DataError."""
+    """folder/environment.json, on rank 0. key: the W&B key of the options, which must not appear in it."""
+    if not utils_dist.is_main_process():
+        return
     device = utils_dist.get_device()
     values = {
         "command": command_line(sys.argv, key),
@@ -36,7 +39,8 @@ def write_environment(folder: Path, key: str | None) -> None:
         "ranks": utils_dist.get_world_size(),
     }
     known = {name: value for name, value in values.items() if value is not None}
-    write_whole(folder / ENVIRONMENT_NAME, f"{json.dumps(known, indent=2)}\n".encode())
+    with best_effort(ENVIRONMENT_NAME):
+        write_whole(folder / ENVIRONMENT_NAME, f"{json.dumps(known, indent=2)}\n".encode())
 
 
 def command_line(arguments: list[str], key: str | None) -> str:

@@ -18,7 +18,6 @@ from utils.image import imwrite_rgb
 from utils.options.load import redact
 from utils.options.models import Options
 from utils.run import checkpoint
-from utils.run.environment import write_environment
 from utils.run.health import Health
 from utils.run.history import HISTORY_NAME, LINES_NAME
 from utils.run.logger import best_effort
@@ -53,8 +52,6 @@ class Experiment:
         self.options = redact(opt.plain())
         self.writers = Writers()
         if self.is_main:
-            with best_effort(ENVIRONMENT_NAME):
-                write_environment(self.folder, opt.logging.wandb_api_key)
             self.writers = build_writers(opt, progress.step, progress.wandb_id)
         wandb = next((w for w in self.writers.writers if isinstance(w, WandbWriter)), None)
         progress.wandb_id = wandb.run_id if wandb else progress.wandb_id
