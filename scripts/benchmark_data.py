@@ -23,7 +23,7 @@ from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
 from data.spike.stream import Crop, SpikeGeometry
 from scripts.benchmark_tools import in_turn, seconds, table
-from scripts.make_sample_data import texture
+from scripts.sample_scenes import texture
 
 HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88
 REPRESENTATIONS = {

@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 
 from scripts.benchmark_tools import table
-from scripts.make_sample_data import texture
+from scripts.sample_scenes import texture
 from utils.errors import DataError
 from utils.files import sha256_of
 

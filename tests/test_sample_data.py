@@ -77,6 +77,28 @@ def test_a_failure_leaves_no_half_set(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(sample, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(make_sample_data, "CLIPS", {"train": 1, "test": 1})
+    monkeypatch.setattr(make_sample_data, "FRAMES", 2)
+    with_them = ["--root", str(tmp_path / "sample"), "--instants", "5"]
+    shutil.copytree(sample, tmp_path / "sample")
+    assert make_sample_data.main(with_them) == 0 and "without these instants" in capsys.readouterr().out
+    for path in (p for p in sample.rglob("*") if p.is_file() and p != sample / make_sample_data.INFO):
+        assert (tmp_path / "sample" / path.relative_to(sample)).read_bytes() == path.read_bytes()
+    clip = tmp_path / "sample/GOPRO_Large/test/SAMPLE00_test"
+    names = [f"00000{frame}_{k}.png" for frame in range(2) for k in range(5)]
+    assert sorted(path.name for path in (clip / "instants").iterdir()) == names
+    assert (clip / "instants/000001_2.png").read_bytes() == (clip / "sharp/000001.png").read_bytes()
+    planes = json.loads((tmp_path / "sample" / make_sample_data.INFO).read_text())["instants"]
+    assert planes == [9, 26, 44, 62, 79]
+    assert make_sample_data.main(with_them) == 0 and "nothing to do" in capsys.readouterr().out
+
+
+def test_an_even_number_of_instants_is_refused(tmp_path, capsys):
+    assert make_sample_data.main(["--root", str(tmp_path / "sample"), "--instants", "4"]) == 2
+    assert "an odd number" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def contents(root):
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in root.rglob("*") if path.is_file()}
 
