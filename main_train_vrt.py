@@ -1,9 +1,11 @@
 """Train a Video Restoration Transformer on RGB + spike clips.
 
-    python main_train_vrt.py --opt options/vrt/000_train_vrt_sample_rgbspike.json \
-        [--resume auto|none|PATH] [section.key=value ...]
+    python main_train_vrt.py --opt options/vrt/000_train_vrt_sample_rgbspike.json
+    python main_train_vrt.py --opt FILE --batch_size 2 train.total_iter=1000 logging.use_wandb=true
+    ./launch_train.sh 4 FILE --use_amp
 
-One process, or one of many started by torchrun, a cloud platform or SLURM: see docs/ddp.md.
+The same command resumes an interrupted run. All options: docs/options.md. One process, or one of many started by
+torchrun, a cloud platform or SLURM: docs/ddp.md.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def main(argv: list[str]) -> int:
 
 
 def read_options(argv: list[str]) -> Options:
-    command = parse_command_line(argv)
+    command = parse_command_line(argv, __doc__)
     checks = [partial(choose_gpus, utils_dist.get_launch()), check_options, check_writers]
     return load_options(command.opt_path, command.overrides, parts=PARTS, check=checks)
 

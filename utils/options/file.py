@@ -29,25 +29,18 @@ SHORT_FLAGS = {
 }
 
 
-USAGE = """Train a Video Restoration Transformer on RGB + spike clips.
-
-    python main_train_vrt.py --opt options/vrt/000_train_vrt_sample_rgbspike.json
-    python main_train_vrt.py --opt FILE --batch_size 2 train.total_iter=1000 logging.use_wandb=true
-    ./launch_train.sh 4 FILE --use_amp
-
-The same command resumes an interrupted run. All options: docs/options.md; several ranks: docs/ddp.md."""
-
-
 class CommandLine(NamedTuple):
     opt_path: str
     overrides: list[str]
 
 
-def parse_command_line(argv: Sequence[str]) -> CommandLine:
-    """Read `--opt FILE [--resume auto|none|path] [short flags] [section.key=value ...]`; OptionError for the rest."""
-    parser = _Parser(
-        description=USAGE, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )  # fmt: skip
+def parse_command_line(argv: Sequence[str], usage: str | None = None) -> CommandLine:
+    """Read `--opt FILE [--resume auto|none|path] [short flags] [section.key=value ...]`; OptionError for the rest.
+
+    usage: what `--help` says before the arguments.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(description=usage, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--opt", required=True, metavar="FILE", help="option file")
     parser.add_argument("--resume", metavar="auto|none|PATH", help="checkpoint to resume from (path.resume)")
     parser.add_argument("--use_amp", action="store_true", help="train.amp.enable=true")

@@ -114,7 +114,7 @@ class Health:
 
     def _check_memory(self, ranks: list[Measured]) -> None:
         for kind, do in (
-            ("GPU", 'set netG.checkpoint="auto" and netG.memory_budget_gb={:.3g}, or lower datasets.train.gt_size'),
+            ("GPU", 'netG.checkpoint="auto" with netG.memory_budget_gb={:.3g} or less, or a smaller gt_size'),
             ("host", "lower datasets.train.dataloader_num_workers (now {workers}), or ask for more memory"),
         ):
             known = {i: rank.memory[kind] for i, rank in enumerate(ranks) if kind in rank.memory}
@@ -166,8 +166,11 @@ class Health:
         if not utils_dist.is_main_process():
             return
         left = -(-(self.total_iter - step) // self.opt.train.checkpoint_save)
-        # A new checkpoint is written before an old one goes; the weights of all steps stay.
-        whole = _size(self.opt.folder / "checkpoints" / "checkpoint_latest.pth")
+        # The latest checkpoint and, with a test split, the best one keep former versions; a new one is written before
+        # an old one goes. The weights of all steps stay.
+        kinds, folder = 1 + (self.opt.datasets.test is not None), self.opt.folder / "checkpoints"
+        missing = kinds * (1 + self.opt.train.keep_checkpoints) - len(list(folder.glob("checkpoint_*.pth")))
+        whole = _size(folder / "checkpoint_latest.pth") * (1 + max(0, missing))
         weights = sum(_size(path) for path in (self.opt.folder / "models").glob(f"{step}_*.pth"))
         if not left or not weights:
             return
