@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.fusion.operators import FUSIONS
+from models.fusion.operators import FUSIONS, checked_spike
 from models.select_network import NETWORKS
 from models.vrt.fit_memory import fit_memory
+from models.vrt.flow_input import FlowInput, flow_frames, middle_channels
 from models.vrt.flows import Flows, aligned_input, estimate_flows
 from models.vrt.frame_conv import FrameConv, Upsample
 from models.vrt.kernels import Kernels
@@ -48,6 +49,10 @@ class VRT(nn.Module):
     stage 8) of layers that process each frame separately. mul_attn_ratio: share of blocks with mutual attention.
     pa_frames: neighbours aligned by parallel warping, 2, 4 or 6; 0 makes the network interpolate frames.
     spynet_path: weights of the flow network; null starts training from zero flow.
+    flow_input: what the flow network sees: "rgb" the blurry frames, as published; "spike" grey pictures of the spike
+    channels flow_channels; "both" the blurry frames times the relative rate in these channels. The spike channels are
+    then rates of linear light that together cover the exposure, as of "voxel". flow_channels: those around the sharp
+    frame; null: the one or two in the middle.
     use_checkpoint_attn, use_checkpoint_ffn: recompute this branch of every block in backward, except in the stages
     of no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into depths).
     checkpoint: "auto" chooses the recomputed branches at the first training step, so that a step fits
@@ -75,6 +80,8 @@ class VRT(nn.Module):
         qk_scale: float | None = None,
         drop_path_rate: float = 0.2,
         spynet_path: str | None = None,
+        flow_input: FlowInput = "rgb",
+        flow_channels: list[int] | None = None,
         pa_frames: Literal[0, 2, 4, 6] = 2,
         deformable_groups: int = 16,
         nonblind_denoising: bool = False,
@@ -97,7 +104,9 @@ class VRT(nn.Module):
         self.notes: list[str] = []  # messages about this network for the training log
         self.upscale, self.in_chans, self.out_chans = upscale, in_chans, out_chans
         self.pa_frames, self.nonblind = pa_frames, nonblind_denoising
-        needed = spike_channels if fusion_options.constructor.needs_spikes else 0
+        self.flow_input, self.spike_channels = flow_input, spike_channels
+        self.flow_channels = flow_channels or middle_channels(spike_channels)
+        needed = spike_channels if fusion_options.constructor.needs_spikes or flow_input != "rgb" else 0
         self.input_spec: InputSpec = vrt_input_spec(options, self.image_chans, needed)
 
         trunk_inputs = in_chans * 9 + int(nonblind_denoising) if pa_frames else in_chans
@@ -201,7 +210,7 @@ class VRT(nn.Module):
         if not self.pa_frames:
             return self._interpolate(trunk, spike)
         rgb = image[:, :, :3]
-        flows = self.estimate_flows(rgb)
+        flows = self.estimate_flows(self._flow_frames(rgb, spike))
         x = aligned_input(trunk, flows.backward[0][0], flows.forward[0][0])
         x = torch.cat((x, noise), dim=2) if self.nonblind else x
         return self._restore(self._features(x, flows, spike), self.fusion.on_base(rgb, trunk, spike))
@@ -220,11 +229,15 @@ class VRT(nn.Module):
             budget = GPU_SHARE * torch.cuda.get_device_properties(lq.device).total_memory / 1e9
         fit_memory(self, lambda: self(lq, spike), budget)
 
-    def estimate_flows(self, rgb: Tensor) -> Flows:
-        """All flows of rgb (B, N, 1 or 3, H, W), in float32 or float64: nearest sampling amplifies rounding errors."""
-        with full_float32(rgb.device):
-            rgb = rgb if rgb.dtype == torch.float64 else rgb.float()
-            return estimate_flows(self.spynet, rgb, self.pa_frames // 2)
+    def _flow_frames(self, rgb: Tensor, spike: Tensor | None) -> Tensor:
+        spike = None if self.flow_input == "rgb" else checked_spike(rgb, spike, self.spike_channels)
+        return flow_frames(self.flow_input, rgb, spike, self.flow_channels)
+
+    def estimate_flows(self, frames: Tensor) -> Flows:
+        """All flows of frames (B, N, 1 or 3, H, W), in float32 or float64: nearest sampling amplifies rounding."""
+        with full_float32(frames.device):
+            frames = frames if frames.dtype == torch.float64 else frames.float()
+            return estimate_flows(self.spynet, frames, self.pa_frames // 2)
 
     def _features(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
         """Shallow plus deep features, (B, N, E, H, W), channels innermost in memory. x: (B, N, K, H, W)."""

@@ -65,7 +65,9 @@ def check_options(o: dict[str, Any], image: int) -> None:
     _need(o["pa_frames"] in (0, 2, 4, 6), "pa_frames", f"{o['pa_frames']}", "0, 2, 4 or 6")
     if o["pa_frames"]:
         _check_alignment(o, image)
+        _check_flow_input(o)
     else:
+        _need(o["flow_input"] == "rgb", "flow_input", f"{o['flow_input']!r}", '"rgb": pa_frames 0 has no flow')
         _need(o["out_chans"] % 3 == 0, "out_chans", f"{o['out_chans']}", "a multiple of 3 if pa_frames is 0")
         _need(not o["nonblind_denoising"], "nonblind_denoising", "true with pa_frames 0", "false, or pa_frames > 0")
 
@@ -84,6 +86,19 @@ def _check_alignment(o: dict[str, Any], image: int) -> None:
     base = min(image, 3)
     expected = f"{base}: the output is added to the first {base} input channels"
     _need(base in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}", expected)
+
+
+def _check_flow_input(o: dict[str, Any]) -> None:
+    channels, count = o["flow_channels"], o["spike_channels"]
+    if o["flow_input"] != "rgb" and count < 1:
+        raise OptionError(
+            f"netG.flow_input is {o['flow_input']!r}, but the data has no spike channels", "netG.flow_input",
+            'a dataset with spikes, or "rgb"', "choose an RGB+spike dataset, or set netG.flow_input to rgb",
+        )  # fmt: skip
+    if channels is not None:
+        _need(o["flow_input"] != "rgb", "flow_channels", f'{channels} with flow_input "rgb"', "null")
+        is_inside = bool(channels) and all(0 <= i < count for i in channels)
+        _need(is_inside, "flow_channels", f"{channels}", f"indices of spike channels, 0 to {count - 1}")
 
 
 def _need(holds: bool, key: str, got: str, expected: str) -> None:
