@@ -32,6 +32,7 @@ MODULES = {
     "data": ("benchmark_data", "samples per second from files and from the clip cache"),
     "prepare": ("benchmark_prepare", "prepare_gopro_spike.py: speed-up with processes, memory"),
     "threads": ("benchmark_threads", "a training step under each wait policy of OpenMP"),
+    "quality": ("benchmark_quality", "option files trained alike, tested under several cameras and ranked"),
 }
 
 

@@ -3,10 +3,13 @@
 
     python scripts/make_sample_data.py
     python scripts/make_sample_data.py --root trainsets/other --seed 1 --instants 5
+    python scripts/make_sample_data.py --size full
 
 Each clip shows moving textured layers with occlusion under a shaking camera. The scene is rendered once per spike
 plane, in linear light: the mean over an exposure is the blurry frame, its middle plane the sharp one, and the grey
-image at half resolution is the input of an integrate-and-fire sensor. The result depends on the seed only.
+image at half resolution is the input of an integrate-and-fire sensor. --size full has more scenes, with zoom, turning
+objects, detail finer than a spike pixel, colour that spikes do not see, lamps and darkness. The result depends on the
+seed only.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -25,46 +31,84 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.exit_codes import with_exit_code
+from scripts.full_scenes import FullScene
 from scripts.sample_recording import GT_PLANE, SPIKES, Cameras, Recording, instant_planes
 from scripts.sample_scenes import PLANES, SIZE, make_layers, render
 from scripts.shown import tracked
 from utils.errors import DataError, OptionError
 
-FRAMES = 12
-CLIPS = {"train": 8, "test": 2}
 CAMERAS = Cameras()
-VERSION = 2  # to be raised when the same seed gives other files than before (2: the sensor's modulo reset)
 INFO = f"{SPIKES}/dataset.json"
+
+Scene = Callable[[int], np.ndarray]  # plane -> light (SIZE, SIZE, 3) float32
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is made, of which scenes.
+
+    scene: (generator, planes, number of the clip in its split) -> Scene. version: to be raised when the same seed gives
+    other files than before.
+    """
+
+    clips: Mapping[str, int]
+    frames: int
+    scene: Callable[[np.random.Generator, int, int], Scene]
+    version: int
+
+
+def sample_scene(rng: np.random.Generator, planes: int, _: int) -> Scene:
+    return partial(render, make_layers(rng, planes))
+
+
+SIZES = {
+    "sample": Size({"train": 8, "test": 2}, 12, sample_scene, 2),  # 2: the sensor's modulo reset
+    "full": Size({"train": 24, "test": 4}, 8, FullScene, 1),
+}
 
 
 def make_sample(
-    root: Path, seed: int = 0, clips: dict[str, int] | None = None, frames: int | None = None, instants: int = 0
+    root: Path,
+    seed: int = 0,
+    clips: dict[str, int] | None = None,
+    frames: int | None = None,
+    instants: int = 0,
+    conditions: dict[str, Cameras] | None = None,
+    size: str = "sample",
 ) -> None:
     """Write the data set to `root`, complete or not at all. An older, unchanged one there is replaced.
 
-    instants: see `Recording`; 0 or odd.
+    clips, frames: other numbers than those of the size. instants: see `Recording`; 0 or odd.
+    conditions: name -> cameras that record each test clip as <name>/<clip>, the same scene each time; None: it is
+    recorded once, as the training clips are.
     """
-    clips, frames = clips or CLIPS, frames or FRAMES
+    clips, frames = clips or SIZES[size].clips, frames or SIZES[size].frames
     root.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
     try:
         jobs = [(number, split, index) for number, (split, count) in enumerate(clips.items()) for index in range(count)]
         for number, split, index in tracked(jobs, len(jobs), "making", "clips"):
-            rng = np.random.default_rng([seed, number, index])
-            layers = make_layers(rng, frames * PLANES)
-            recording = Recording(temporary, split, f"SAMPLE{index:02d}_{split}", CAMERAS, rng, instants)
+            rng, name = np.random.default_rng([seed, number, index]), f"{size.upper()}{index:02d}_{split}"
+            scene = SIZES[size].scene(rng, frames * PLANES, index)
+            seen = {f"{condition}/{name}": cameras for condition, cameras in (conditions or {}).items()}
+            seen = seen if conditions and split == "test" else {name: CAMERAS}
+            recordings = [Recording(temporary, split, clip, cameras, rng, instants) for clip, cameras in seen.items()]
             for frame in range(frames):
-                recording.add(frame, [render(layers, frame * PLANES + plane) for plane in range(PLANES)])
+                planes = [scene(frame * PLANES + plane) for plane in range(PLANES)]
+                for recording in recordings:
+                    recording.add(frame, planes)
         about = {
             "format": 1, "h": SIZE // 2, "w": SIZE // 2, "flip": True, "planes": PLANES, "rate": CAMERAS.rate,
-            "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed, "version": VERSION,
+            "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed,
+            "version": SIZES[size].version,
             "files": sha256_of(temporary), "made_by": "scripts/make_sample_data.py",
             **({"instants": instant_planes(instants)} if instants else {}),
+            **({"size": size} if size != "sample" else {}),
         }  # fmt: skip
         (temporary / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         temporary.chmod(0o755)
         if root.exists() and list(root.iterdir()):
-            check_made(root, seed)
+            check_made(root, seed, size=size)
             shutil.rmtree(root)  # of an older version, or without the instants, and unchanged since
         temporary.rename(root)
     except BaseException:
@@ -81,8 +125,13 @@ def sha256_of(root: Path) -> str:
     return table.hexdigest()
 
 
-def check_made(root: Path, seed: int, instants: int = 0) -> bool:
-    """Whether `root` is the data set of `seed`; False if another version of this script made it, or without instants.
+def made_digest(root: Path) -> str:
+    """The digest in the dataset.json of a set that this script made."""
+    return json.loads((root / INFO).read_text(encoding="utf-8"))["files"]
+
+
+def check_made(root: Path, seed: int, instants: int = 0, size: str = "sample") -> bool:
+    """Whether `root` is the data set of `seed` and `size`; False if made by another version, or without instants.
 
     Raises DataError for anything else: other data, or a sample set with changed, missing or added files.
     """
@@ -102,9 +151,11 @@ def check_made(root: Path, seed: int, instants: int = 0) -> bool:
             "the files that were made",
             do,
         )
-    if made_seed != seed:
-        raise DataError(f"the sample set was made with seed {made_seed}", str(root), f"seed {seed}", do)
-    return version == VERSION and (not instants or about.get("instants") == instant_planes(instants))
+    made_size = about.get("size", "sample")
+    if (made_seed, made_size) != (seed, size):
+        what = f"the sample set was made with seed {made_seed} and size {made_size}"
+        raise DataError(what, str(root), f"seed {seed} and size {size}", do)
+    return version == SIZES[size].version and (not instants or about.get("instants") == instant_planes(instants))
 
 
 def check_instants(instants: int) -> None:
@@ -119,20 +170,23 @@ def check_instants(instants: int) -> None:
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("trainsets/sample"), help="folder to make")
+    parser.add_argument("--size", choices=SIZES, default="sample", help="which scenes, and how many (default sample)")
+    parser.add_argument("--root", type=Path, help="folder to make (default trainsets/SIZE)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--instants", type=int, default=0, metavar="K", help="also write K sharp instants of each exposure (K odd)"
     )
     command = parser.parse_args(arguments)
     check_instants(command.instants)
-    if command.root.is_file() or (command.root.is_dir() and list(command.root.iterdir())):
-        if check_made(command.root, command.seed, command.instants):
-            print(f"{command.root} is complete: nothing to do")
+    root, seed, size = command.root or Path("trainsets", command.size), command.seed, command.size
+    if root.is_file() or (root.is_dir() and list(root.iterdir())):
+        if check_made(root, seed, command.instants, size):
+            print(f"{root} is complete: nothing to do")
             return 0
-        print(f"{command.root} was made by another version of this script, or without these instants: making it again")
-    make_sample(command.root, command.seed, instants=command.instants)
-    print(f"made {command.root}: {CLIPS['train']} training and {CLIPS['test']} test clips of {FRAMES} frames")
+        print(f"{root} was made by another version of this script, or without these instants: making it again")
+    make_sample(root, seed, instants=command.instants, size=size)
+    made = SIZES[size]
+    print(f"made {root}: {made.clips['train']} training and {made.clips['test']} test clips of {made.frames} frames")
     return 0
 
 

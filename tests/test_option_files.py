@@ -19,7 +19,7 @@ from tests.kair_files import options_of, write_file
 from utils.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = sorted((ROOT / "options/vrt").glob("*.json"))
+FILES = sorted((ROOT / "options").glob("*/*.json"))
 SAMPLE = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"
 SCHEMA = json.loads((ROOT / "options/schema.json").read_text(encoding="utf-8"))
 GOPRO = ROOT / "options/vrt/006_train_vrt_videodeblurring_gopro"

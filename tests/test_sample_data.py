@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -7,7 +8,11 @@ import pytest
 import torch
 
 from data.select_dataset import build_dataset
-from scripts import make_sample_data
+from data.spike import simulate
+from data.spike.formats import read_spikes
+from data.spike.stream import SpikeGeometry
+from scripts import full_scenes, make_sample_data
+from scripts.full_scenes import FullScene
 from scripts.make_sample_data import make_sample
 
 
@@ -16,6 +21,12 @@ def sample(tmp_path_factory):
     root = tmp_path_factory.mktemp("sets") / "sample"
     make_sample(root, seed=0, clips={"train": 1, "test": 1}, frames=2)
     return root
+
+
+def smaller(monkeypatch, frames):
+    """Let the program make one clip of each split."""
+    size = dataclasses.replace(make_sample_data.SIZES["sample"], clips={"train": 1, "test": 1}, frames=frames)
+    monkeypatch.setitem(make_sample_data.SIZES, "sample", size)
 
 
 def first_test_clip(root, gamma=2.2):
@@ -78,8 +89,7 @@ def test_a_failure_leaves_no_half_set(tmp_path):
 
 
 def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(sample, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(make_sample_data, "CLIPS", {"train": 1, "test": 1})
-    monkeypatch.setattr(make_sample_data, "FRAMES", 2)
+    smaller(monkeypatch, frames=2)
     with_them = ["--root", str(tmp_path / "sample"), "--instants", "5"]
     shutil.copytree(sample, tmp_path / "sample")
     assert make_sample_data.main(with_them) == 0 and "without these instants" in capsys.readouterr().out
@@ -99,6 +109,35 @@ def test_an_even_number_of_instants_is_refused(tmp_path, capsys):
     assert "an odd number" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+def test_the_full_set_has_the_rates_of_captures_and_is_not_the_sample(tmp_path, monkeypatch, capsys):
+    size = dataclasses.replace(make_sample_data.SIZES["full"], clips={"train": 2, "test": 0}, frames=1)
+    monkeypatch.setitem(make_sample_data.SIZES, "full", size)
+    root = tmp_path / "full"
+    assert make_sample_data.main(["--size", "full", "--root", str(root)]) == 0
+    spikes = root / "GOPRO_Large_spike_seq/train"
+    rates = [read_spikes(p, SpikeGeometry(64, 64)).mean() for p in sorted(spikes.glob("*/spike/*.dat"))]
+    assert len(rates) == 2 and all(0.16 < rate < 0.3 for rate in rates)
+    assert make_sample_data.main(["--size", "full", "--root", str(root)]) == 0
+    assert make_sample_data.main(["--root", str(root)]) == 3 and "size full" in capsys.readouterr().err
+
+
+def test_scenes_of_the_full_set_are_seeded_and_have_lamps_darkness_and_detail_that_spikes_lack():
+    first, again = (FullScene(np.random.default_rng([0, 1, 3]), 2, 3) for _ in range(2))
+    light = first(1)
+    assert np.array_equal(light, again(1)) and not np.array_equal(light, first(0))
+    assert np.median(light) < 0.08 and light.max() > 1  # dark, with lamps
+    # What a spike pixel averages over is as large as a tenth of the picture's variation, or more.
+    grey = simulate.to_grey(light / light.max())
+    lost = grey - np.kron(simulate.bin_pixels(grey, 2), np.ones((2, 2), np.float32))
+    assert lost.std() > 0.1 * grey.std()
+
+
+def test_colour_that_spikes_do_not_see_keeps_the_brightness():
+    rng = np.random.default_rng(0)
+    factor = full_scenes.tints(rng, full_scenes.polygon(rng))
+    assert factor.std() > 0 and simulate.to_grey(factor) == pytest.approx(1.0, abs=1e-5)
+
+
 def contents(root):
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in root.rglob("*") if path.is_file()}
 
@@ -116,13 +155,12 @@ def test_the_script_leaves_a_complete_set_alone_also_a_copied_one(copy, capsys):
 
 
 def test_an_unchanged_set_of_another_version_is_made_again(copy, monkeypatch, capsys):
-    monkeypatch.setattr(make_sample_data, "CLIPS", {"train": 1, "test": 1})
-    monkeypatch.setattr(make_sample_data, "FRAMES", 1)
+    smaller(monkeypatch, frames=1)
     info = copy / make_sample_data.INFO
     info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 1}))
     assert make_sample_data.main(["--root", str(copy)]) == 0
     assert "was made by another version of this script" in capsys.readouterr().out
-    assert json.loads(info.read_text())["version"] == make_sample_data.VERSION
+    assert json.loads(info.read_text())["version"] == make_sample_data.SIZES["sample"].version
 
 
 @pytest.mark.parametrize("change", ["foreign", "missing", "changed", "new", "seed", "a file"])

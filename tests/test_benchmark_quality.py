@@ -1,0 +1,125 @@
+"""scripts/benchmark.py quality from its command line, with tiny networks on tiny clips."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from data.spike.formats import read_spikes
+from data.spike.stream import SpikeGeometry
+from scripts.benchmark import main
+from scripts.quality_report import Outcome, difference, report, spread
+from tests.train_files import network
+from utils.image import imread_rgb
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ("--clips", "1", "1", "--frames", "2", "--steps", "2", "--seeds", "0")
+
+
+def write_file(path, **changes):
+    """An option file of the benchmark with a tiny network."""
+    netG = {"in_chans": None, "fusion": path.stem, **{k: v for k, v in network().items() if k[:2] not in ("in", "fu")}}
+    train = {"num_frame": 2, "gt_size": 32, **changes}
+    base = str(ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json")
+    path.write_text(json.dumps({"base": base, "task": path.stem, "datasets": {"train": train}, "netG": netG}))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A results folder with two methods, and the arguments of the command."""
+    folder = tmp_path_factory.mktemp("quality")
+    files = [write_file(folder / f"{name}.json") for name in ("concat", "none")]
+    arguments = ["quality", "--opt", *files, *TINY, "--out", str(folder / "out")]
+    assert main(arguments) == 0
+    return folder, arguments
+
+
+def test_every_method_is_trained_and_tested_under_every_condition(finished):
+    out = finished[0] / "out"
+    numbers = json.loads((out / "table.json").read_text())
+    conditions = ["recorded", "x0.5", "x2", "x4", "dark", "noise"]
+    assert numbers["conditions"] == conditions
+    assert list(numbers["methods"]) == ["concat", "none", "exposure estimate"]
+    none = numbers["methods"]["none"]
+    assert none["s_per_step"] > 0 and 0 < none["parameters"] < numbers["methods"]["concat"]["parameters"]
+    # Without spikes, another threshold changes nothing; the estimate consists of them.
+    assert none["x4"]["psnr"] == none["recorded"]["psnr"]
+    estimate = numbers["methods"]["exposure estimate"]
+    assert estimate["x4"]["psnr"][0] < estimate["recorded"]["psnr"][0] - 1
+    concat = numbers["methods"]["concat"]["recorded"]["psnr"][0]
+    assert none["recorded"]["to_reference"][0] == pytest.approx(none["recorded"]["psnr"][0] - concat)
+    text = (out / "table.md").read_text()
+    assert all(f" {name} " in text for name in [*conditions, "none", "concat", "exposure estimate"])
+    height, width, _ = imread_rgb(out / "strip.png").shape
+    assert height > 3 * 128 and width > 5 * 128
+
+
+def test_the_conditions_record_the_same_scene_and_change_one_thing_each(finished):
+    [data] = (finished[0] / "out").glob("data*/GOPRO_Large/test")
+
+    def spikes(condition):
+        path = data.parents[1] / f"GOPRO_Large_spike_seq/test/{condition}/SAMPLE00_test/spike/000000.dat"
+        return float(read_spikes(path, SpikeGeometry(64, 64)).mean())
+
+    def frame(condition, kind):
+        return (data / condition / "SAMPLE00_test" / kind / "000000.png").read_bytes()
+
+    for condition in ("x0.5", "x2", "x4", "noise"):
+        assert frame(condition, "sharp") == frame("recorded", "sharp")
+    assert frame("x4", "blur") == frame("recorded", "blur") and frame("noise", "blur") != frame("recorded", "blur")
+    assert [spikes(c) / spikes("recorded") for c in ("x2", "x4")] == pytest.approx([0.5, 0.25], rel=0.02)
+    assert 1.7 < spikes("x0.5") / spikes("recorded") < 2  # the brightest pixels fire in every plane
+    assert spikes("dark") / spikes("recorded") == pytest.approx(0.25, rel=0.05)
+
+
+def test_a_second_call_repeats_no_finished_run_and_uses_no_result_of_other_options(finished, tmp_path, capsys):
+    out = finished[0] / "out"
+    before = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
+    assert main(finished[1]) == 0 and "trained" not in capsys.readouterr().out
+    other = write_file(tmp_path / "none.json", use_rot=False)
+    assert main([*finished[1][:2], finished[1][2], other, *finished[1][4:], "--only", "concat"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()} == before
+    assert list(json.loads((out / "table.json").read_text())["methods"]) == ["concat", "exposure estimate"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"), [("crop", 2, "of concat"), ("only", 2, "concat, none"), ("table", 3, "table.md")]
+)
+def test_what_cannot_be_compared_or_written_is_refused_first(finished, tmp_path, capsys, change, code, said):
+    folder, arguments = finished
+    shutil.copytree(folder / "out", tmp_path / "out", ignore=shutil.ignore_patterns("runs", "tests"))
+    arguments = [*arguments[:-1], str(tmp_path / "out")]
+    if change == "crop":
+        arguments[3] = write_file(tmp_path / "none.json", gt_size=64)
+    elif change == "only":
+        arguments += ["--only", "gated"]
+    else:
+        (tmp_path / "out/table.md").write_text("mine")
+    assert main(arguments) == code and said in capsys.readouterr().err
+    assert not (tmp_path / "out/runs").exists()
+
+
+def outcome(name, parameters, *psnr, condition="recorded"):
+    about = {"restored": {"ssim": 0.9}, "input": {"psnr": 25.0, "ssim": 0.8}}
+    clip = lambda value: {**about, "restored": {"psnr": value, "ssim": 0.9}}  # noqa: E731
+    runs = {seed: {"clips": {f"{condition}/a": clip(value)}, "s_per_step": 1.0} for seed, value in enumerate(psnr)}
+    return Outcome(name, parameters, runs)
+
+
+def test_the_difference_is_paired_and_its_interval_students():
+    # Differences 1, 2, 3: mean 2, deviation 1; t(0.975, 2) = 4.303.
+    mean, half = difference({0: 31.0, 1: 30.0, 2: 33.0, 3: 50.0}, {0: 30.0, 1: 28.0, 2: 30.0})
+    assert (mean, half) == pytest.approx((2.0, 4.303 / 3**0.5))
+    assert difference({0: 1.0}, {0: 3.0}) == (-2.0, None) and difference({0: 1.0}, {1: 1.0}) is None
+    assert spread({0: 1.0, 1: 3.0}) == pytest.approx((2.0, 2**0.5)) and spread({0: 1.0}) == (1.0, None)
+
+
+def test_the_table_says_which_methods_are_not_alike_or_below_their_input():
+    text, _ = report([outcome("concat", 100, 29, 30), outcome("wide", 106, 24, 31)], "concat", ["recorded"])
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines()[:8] if line.startswith("|")}
+    assert "+6.0%, NOT ALIKE" in rows["wide"] and "1 of 2" in rows["wide"] and "-2.00 ± 38.12" in rows["wide"]
+    assert "NOT" not in rows["concat"] and "29.50 ± 0.71" in rows["concat"] and "0 of 2" in rows["concat"]
