@@ -1,56 +1,149 @@
-"""The network's forward pass on a GPU that is not there: torch's fake tensors know device, dtype and shape alone.
+"""The network on a GPU that is not there: torch's fake tensors know device, dtype and shape alone.
 
-    python -m tests.fake_gpu [CASE ...]
+    python -m tests.fake_gpu [--batch 1] [--kept-only] [CASE ...]
 
-CASE: a name in CASES (default: all).
+CASE: a name in CASES (default: all). --kept-only: without the backward pass, in a third of the time.
 
-Fails where a tensor of the wrong device or dtype meets another. Prints, as JSON, the GB that autograd keeps for the
-backward pass of one clip of 6 x 192 x 192 through the network of the GoPro recipe, weights left out. Kernels of Triton
-are not launched; the memory-efficient attention of torch, which a GPU would choose for a bias with a gradient, is
-called by name.
+Fails where a tensor of the wrong device or dtype meets another. For a training step on clips of 6 x 192 x 192 through
+the network of the GoPro recipe, under the autocast rules of CUDA, it counts:
+
+    kept_gb       what autograd keeps for the backward pass, weights left out
+    held_gb       all that lives after the forward pass
+    peak_gb       the most that lives at once in the backward pass, gradients of the weights included
+    moved_gb      what kernels read and write, forward and backward: every tensor of every operation once
+    kernels       their number: one for each operation that is not a view
+    attention     the kernels that scaled_dot_product_attention would choose (tests/sdpa_rules.py)
 """
 
 from __future__ import annotations
 
+import argparse
+import collections
+import contextlib
 import dataclasses
 import functools
 import json
 import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from models.network_vrt import VRT
-from models.vrt import attention_core, triton_attention, triton_deform, window_attention, windows
+from models.vrt import triton_attention, triton_deform, window_attention, windows
 from scripts.benchmark_net import NAMED
+from tests import sdpa_rules
+from tests.cuda_autocast import CudaAutocast
 from tests.naive_vrt import NaiveVRT
 
 CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
 CASES = {
     "naive, float32": (NaiveVRT, False, {}),
-    "plain, float32": (VRT, False, {}),
-    "plain, bfloat16": (VRT, True, {}),
-    "plain, bfloat16, checkpointed": (VRT, True, CHECKPOINTED),
+    "plain, float32": (VRT, False, {"kernels": "plain"}),
+    "plain, bfloat16": (VRT, True, {"kernels": "plain"}),
+    "plain, bfloat16, checkpointed": (VRT, True, {"kernels": "plain", **CHECKPOINTED}),
     "triton, bfloat16": (VRT, True, {"kernels": "triton"}),
     "triton, bfloat16, checkpointed": (VRT, True, {"kernels": "triton", **CHECKPOINTED}),
 }
 FAKE = FakeTensorMode()
+DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
+# Without a kernel, though their schema does not say that they are views.
+FREE = (
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "lift_fresh",
+)
+
+
+class Counter(TorchDispatchMode):
+    """Bytes and kernels of all operations, and the most bytes that live at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels, self.now, self.peak = 0, 0, 0
+        self.moved: collections.Counter[str] = collections.Counter()
+        self.alive: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        made = tensors(out)
+        for storage in {t.untyped_storage() for t in made}:
+            self.live(storage)
+        is_view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+        if name not in FREE and not is_view and made:
+            self.launch(name, [*tensors((args, kwargs)), *made])
+        return out
+
+    def launch(self, name: str, used: list[Tensor]) -> None:
+        self.kernels += 1
+        self.moved[name] += sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in used)
+
+    def live(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.alive:
+            return
+        self.alive.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self.died, key, size)
+
+    def died(self, key: int, size: int) -> None:
+        self.alive.discard(key)
+        self.now -= size
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
 
 
 class Unlaunched:
-    """In place of a Triton kernel."""
+    """In place of a Triton kernel. Its tensors count as moved once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __getitem__(self, grid: tuple[int, ...]):
-        return lambda *args, **kwargs: None
+        return lambda *args, **kwargs: COUNTERS and COUNTERS[-1].launch(self.name, tensors(args))
 
 
-def efficient_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None):
-    added = attention_core.logit_offset(bias, mask, q.dtype)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    added = None if added is None else added.expand(*q.shape[:2], -1, -1)
-    attention = torch.ops.aten._scaled_dot_product_efficient_attention
-    return attention(q, k, v, added, True, 0.0, False, scale=scale)[0].transpose(1, 2)
+COUNTERS: list[Counter] = []
+CHOSEN: collections.Counter[str] = collections.Counter()
+
+
+def attention_of_a_gpu(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """scaled_dot_product_attention with the kernel that a GPU would choose."""
+    if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
+        dtype = torch.get_autocast_dtype("cuda")
+        q, k, v, attn_mask = (None if x is None else x.to(dtype) for x in (q, k, v, attn_mask))
+    kind, aten = sdpa_rules.backend(q, k, v, attn_mask), torch.ops.aten
+    gradient = "gradient" if torch.is_grad_enabled() and q.requires_grad else "none"
+    added = "none" if attn_mask is None else "with gradient" if attn_mask.requires_grad else "constant"
+    CHOSEN[f"{kind}: head {q.shape[3]}, {q.shape[2]} tokens, {gradient}, mask {added}"] += 1
+    mask = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
+    if kind == "efficient":
+        saves = torch.is_grad_enabled()
+        return aten._scaled_dot_product_efficient_attention(q, k, v, mask, saves, 0.0, False, scale=scale)[0]
+    if kind == "flash":
+        return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)[0]
+    assert kind == "math", kind
+    with torch.autocast("cuda", enabled=False):
+        logits = (q.float() * scale**0.5) @ (k.float() * scale**0.5).transpose(-2, -1)
+        logits = logits if mask is None else logits + mask.float()
+        return (logits.softmax(-1) @ v.float()).to(q.dtype)
 
 
 def on_gpu(t: Tensor | None) -> Tensor | None:
@@ -79,8 +172,24 @@ def to_gpu(net: nn.Module) -> None:
             setattr(module, name, on_gpu(buffer))
 
 
-def kept_gb(make: type[nn.Module], amp: bool, options: dict) -> float:
-    net = make(**NAMED["006"], **options)
+def network(make: type[nn.Module], options: dict, batch: int) -> tuple[nn.Module, Tensor]:
+    with unset_fake_temporarily():
+        net = make(**NAMED["006"], **options)
+    to_gpu(net)
+    return net, torch.rand(batch, 6, 3, 192, 192, device="cuda")
+
+
+def count(make: type[nn.Module], amp: bool, options: dict, batch: int, kept_only: bool) -> dict[str, Any]:
+    CHOSEN.clear()
+    with FAKE:
+        kept = kept_bytes(*network(make, options, batch), amp)
+        attention = dict(sorted(CHOSEN.items()))
+        with contextlib.nullcontext() if kept_only else hidden_device():
+            figures = {} if kept_only else moved(*network(make, options, batch), amp)
+    return {"kept_gb": kept / 1e9, **figures, "attention": attention}
+
+
+def kept_bytes(net: nn.Module, clip: Tensor, amp: bool) -> int:
     sizes: dict[int, int] = {}
     alive: list[Tensor] = []  # an address counts once only while its tensor lives
 
@@ -90,17 +199,64 @@ def kept_gb(make: type[nn.Module], amp: bool, options: dict) -> float:
         alive.append(tensor)
         return tensor
 
-    with FAKE:
-        to_gpu(net)
-        clip = torch.rand(1, 6, 3, 192, 192, device="cuda")
-        with (
-            torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
-            torch.autocast("cuda", torch.bfloat16, enabled=amp),
-        ):
-            restored = net(clip)
-        assert restored.device.type == "cuda" and restored.shape == clip.shape
     own = {t.untyped_storage()._cdata for t in (*net.parameters(), *net.buffers())}
-    return sum(size for address, size in sizes.items() if address not in own) / 1e9
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+        torch.autocast("cuda", torch.bfloat16, enabled=amp),
+    ):
+        restored = net(clip)
+    assert restored.device.type == "cuda" and restored.shape == clip.shape
+    return sum(size for address, size in sizes.items() if address not in own)
+
+
+def moved(net: nn.Module, clip: Tensor, amp: bool) -> dict[str, Any]:
+    """Counts of a training step without the optimizer. held: activations, and with them the gradients, at the peak."""
+    with Counter() as counter:
+        COUNTERS.append(counter)
+        with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+            loss = net(clip).float().square().mean()
+        held = counter.peak = counter.now
+        loss.backward()
+        COUNTERS.clear()
+    return {
+        "held_gb": held / 1e9,
+        "peak_gb": counter.peak / 1e9,
+        "moved_gb": counter.moved.total() / 1e9,
+        "kernels": counter.kernels,
+        "by_operation_gb": {name: size / 1e9 for name, size in counter.moved.most_common(24)},
+    }
+
+
+@contextlib.contextmanager
+def hidden_device() -> Iterator[None]:
+    """Inside, C++ code sees fake tensors on "meta": autograd would ask a GPU that is not there for its streams.
+
+    Operations see the GPU. torch's autocast does not act in here, so tests/cuda_autocast.py does.
+    """
+    of_tensor, of_mode, inside = FakeTensor.__torch_dispatch__, FakeTensorMode.dispatch, [0]
+
+    def tensor_dispatch(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_hidden = func is DEVICE and not inside[0]
+        return META if is_hidden else of_tensor.__func__(cls, func, types, args, kwargs or {})
+
+    def mode_dispatch(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and not inside[0]:
+            return META
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == META:  # autograd makes a tensor like another
+            kwargs["device"] = torch.device("cuda", 0)
+        inside[0] += 1
+        try:
+            return of_mode(mode, func, types, args, kwargs)
+        finally:
+            inside[0] -= 1
+
+    FakeTensor.__torch_dispatch__, FakeTensorMode.dispatch = classmethod(tensor_dispatch), mode_dispatch
+    try:
+        with CudaAutocast("cuda"):
+            yield
+    finally:
+        FakeTensor.__torch_dispatch__, FakeTensorMode.dispatch = of_tensor, of_mode
 
 
 def needs_a_real_gpu() -> str:
@@ -113,16 +269,38 @@ def needs_a_real_gpu() -> str:
     return ""
 
 
+def stand_in() -> None:
+    """What torch asks of a GPU that is there, what depends on numbers, and what would be launched."""
+    torch.backends.cudnn.enabled = False
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+    torch.cuda.is_bf16_supported = lambda *_: True
+    F.scaled_dot_product_attention = attention_of_a_gpu
+    window_attention.window_plan = fake_plan
+    for name in ("_forward", "_backward_queries", "_backward_keys", "_bias_backward"):
+        setattr(triton_attention, name, Unlaunched(f"triton{name}"))
+    for name in ("_sample", "_sample_backward"):
+        setattr(triton_deform, name, Unlaunched(f"triton{name}"))
+
+
+def rounded(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: rounded(value) for key, value in tree.items()}
+    return round(tree, 2) if isinstance(tree, float) else tree
+
+
+def main() -> str:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--kept-only", action="store_true")
+    args = parser.parse_args()
+    found = {name: count(*CASES[name], args.batch, args.kept_only) for name in args.cases or CASES}
+    return json.dumps(rounded(found), indent=1)
+
+
 if __name__ == "__main__":
     if reason := needs_a_real_gpu():
         print(reason, file=sys.stderr)
         sys.exit(77)
-    # What torch asks of a GPU that is there.
-    torch.backends.cudnn.enabled = False
-    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
-    torch.cuda.is_bf16_supported = lambda *_: True
-    window_attention.window_plan, attention_core.attend = fake_plan, efficient_attention
-    for name in ("_forward", "_backward_queries", "_backward_keys", "_bias_backward"):
-        setattr(triton_attention, name, Unlaunched())
-    triton_deform._sample = triton_deform._sample_backward = Unlaunched()
-    print(json.dumps({name: round(kept_gb(*CASES[name]), 2) for name in sys.argv[1:] or CASES}, indent=1))
+    stand_in()
+    print(main())

@@ -9,23 +9,35 @@ from pathlib import Path
 
 import pytest
 
-CASES = (
-    "naive, float32", "plain, bfloat16", "plain, bfloat16, checkpointed",
-    "triton, bfloat16", "triton, bfloat16, checkpointed",
-)  # fmt: skip
+CASES = ("naive, float32", "plain, bfloat16", "plain, bfloat16, checkpointed")
 
 
-def test_the_form_for_gpus_mixes_no_devices_and_keeps_a_third_of_the_naive_one():
+def counted(*arguments: str) -> dict[str, dict]:
     # A process of its own: the stand-ins must not meet other tests.
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fake_gpu", *CASES], cwd=Path(__file__).parent.parent, capture_output=True,
+        [sys.executable, "-m", "tests.fake_gpu", *arguments], cwd=Path(__file__).parent.parent, capture_output=True,
         text=True, timeout=300, check=False,
     )  # fmt: skip
     if done.returncode == 77:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
-    kept = json.loads(done.stdout)
+    return json.loads(done.stdout)
 
-    assert kept["plain, bfloat16"] < kept["naive, float32"] / 3
-    assert kept["triton, bfloat16"] < kept["plain, bfloat16"]
-    assert max(kept["plain, bfloat16, checkpointed"], kept["triton, bfloat16, checkpointed"]) < 6.5
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, dict]:
+    return counted("--kept-only", *CASES)
+
+
+def test_the_form_for_gpus_mixes_no_devices_and_keeps_a_third_of_the_naive_one(kept):
+    assert kept["plain, bfloat16"]["kept_gb"] < kept["naive, float32"]["kept_gb"] / 3
+    assert kept["plain, bfloat16, checkpointed"]["kept_gb"] < 6.5
+
+
+def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn(kept):
+    for case in CASES[1:]:
+        chosen = kept[case]["attention"]
+        assert {kernel.split(":")[0] for kernel in chosen} == {"efficient", "flash"}, chosen
+        assert {"16", "24"} == {kernel.split()[2].strip(",") for kernel in chosen}  # 20 is padded
+        assert {"64", "128", "384"} == {kernel.split()[3] for kernel in chosen}
+        assert any("gradient, mask" in kernel for kernel in chosen) and any("mask none" in kernel for kernel in chosen)

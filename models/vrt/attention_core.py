@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.vrt.torch_private import BLOCK_BYTES, fused_attention, softmax_backward
 from models.vrt.windows import Span
 
 LOG2_E = math.log2(math.e)
+# Bytes of which a head must be a multiple for torch's fused attention on a GPU. It computes others, such as 20 channels
+# in bfloat16, with T x T matrices in float32.
+HEAD_BYTES = {"cuda": 16}
+# Windows times heads of one call: an axis of a GPU's grid of thread blocks has this limit.
+MOST_HEADS = 65_535
+# Without that of cuDNN: its gradients are reported to be NaN for windows of 64 tokens with a mask.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def window_attention(
@@ -32,8 +41,18 @@ def window_attention(
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None) -> Tensor:
     """q, k, v: (n, T, heads, hd) -> (n, T, heads, hd); bias (heads, T, T) and mask (T, T) for all n, or None."""
     added = logit_offset(bias, mask, q.dtype)
+    n, _, heads, d = q.shape
+    # Zeros change no logit; `scale` stays that of the true head.
+    padding = -d % max(1, HEAD_BYTES.get(q.device.type, 0) // q.element_size())
+    q, k, v = (F.pad(x, (0, padding)) if padding else x for x in (q, k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale).transpose(1, 2)
+    parts, step = [], max(1, MOST_HEADS // heads)
+    with sdpa_kernel(BACKENDS) if q.device.type == "cuda" else nullcontext():
+        for first in range(0, n, step):
+            part = (x[first : first + step] for x in (q, k, v))
+            parts.append(F.scaled_dot_product_attention(*part, attn_mask=added, scale=scale))
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out[..., :d].transpose(1, 2)
 
 
 def logit_offset(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -19,7 +19,7 @@ def use_triton(kernels: str, x: Tensor) -> bool:
     """
     if kernels != "triton" or torch.compiler.is_compiling():
         return False
-    return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return x.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def use_cache_blocks(kernels: str, x: Tensor) -> bool:
