@@ -36,15 +36,16 @@ class Pair:
 
 def make_pair(rng: np.random.Generator) -> Pair:
     """A random scene of four layers, under a moving camera and at a random firing rate."""
-    layers = moving_layers(rng)
+    return recorded(moving_layers(rng), rng)
+
+
+def recorded(layers: list[Layer], rng: np.random.Generator) -> Pair:
+    """The pair of a scene whose paths have 2 STEPS steps. rng: draws the firing rate and the noise of the spikes."""
     lights = [render(layers, step) for step in range(2 * STEPS)]
     exposures = [lights[:STEPS], lights[STEPS:]]
     middle = GT_PLANE * STEPS // PLANES
     blurry = displayed([np.mean(exposure, axis=0) for exposure in exposures])
-    pictures = {
-        "blurry": blurry,
-        "sharp": displayed([exposure[middle] for exposure in exposures]),
-    }
+    pictures = {"blurry": blurry, "sharp": displayed([exposure[middle] for exposure in exposures])}
     spike = spike_channels(exposures, rng)
     for kind in ("spike", "both"):
         pictures[kind] = flow_frames(kind, blurry[None], spike[None], middle_channels(BINS))[0]

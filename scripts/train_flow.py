@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Train SpyNet, the flow network of VRT, on procedural scenes with exact flow; or measure the weights in a file.
+
+    python scripts/train_flow.py --out experiments/flow
+    python scripts/train_flow.py --weights models/vrt/spynet_scenes.pth
+    python scripts/train_flow.py --weights model_zoo/vrt/spynet_sintel_final-3d2a1287.pth
+
+Each scene shows two frames: blurry and sharp ones, and pictures from spikes (netG.flow_input "spike" and "both"). The
+pyramid is trained from coarse to fine, each finer level from the weights of the one before (Ranjan and Black, CVPR
+2017). The same command goes on where it was stopped. At the end --out holds spynet_scenes.pth, for
+netG.spynet_path, in half precision, and flow.json: end-point errors on scenes that were not trained on, beside those
+of zero flow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.vrt.spynet import LEVELS, SpyNet
+from models.weights import read_weights
+from scripts.benchmark_tools import environment, table
+from scripts.exit_codes import with_exit_code
+from scripts.flow_scenes import KINDS, Pair, make_pair
+from scripts.shown import tracked
+from utils.errors import OptionError
+from utils.files import refuse_existing, write_whole
+from utils.run import checkpoint
+
+TRAIN, TEST, DRAW = range(3)  # of seeds: scenes to train on, scenes to measure, samples of a step
+LEARNING_RATE = 1e-3
+SAVE_EVERY = 100
+WEIGHTS, FIGURES, STATE = "spynet_scenes.pth", "flow.json", "checkpoint.pth"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A share of the steps, in which these levels are trained on crops of these sizes; coarser levels are frozen.
+
+    is_shared: the levels have the same weights.
+    """
+
+    levels: range
+    crops: tuple[int, ...]
+    batch: int
+    share: float
+    is_shared: bool = False
+
+    @property
+    def trained(self) -> range:
+        """The levels whose own weights are trained."""
+        return self.levels[:1] if self.is_shared else self.levels
+
+
+# A level costs four times as much as the one before: most steps train the coarse ones, which find the large motion.
+# With weights of their own from the start, they stay at zero flow for many more steps.
+PHASES = (
+    Phase(range(0, 4), (64,), 16, 0.5, is_shared=True),
+    Phase(range(0, 4), (32, 64, 128), 16, 0.22),
+    Phase(range(4, 5), (32, 64), 16, 0.17),
+    Phase(range(5, 6), (32, 64), 8, 0.11),
+)
+
+
+@with_exit_code
+def main(arguments: list[str] | None = None) -> int:
+    command = parse(arguments)
+    cv2.setNumThreads(1)
+    net = SpyNet(return_levels=(LEVELS - 1,))
+    if command.weights is not None:
+        weights = read_weights(command.weights)
+        net.load_state_dict({"mean": net.mean, "std": net.std, **weights})
+    else:
+        train(net, command)
+    found = errors(net, held_out(command))
+    print(table([(name, error, error / found["zero flow"]) for name, error in found.items()], COLUMNS))
+    if command.out is not None:
+        about = {"seed": command.seed, "steps": command.steps, "scenes": command.scenes, "test_scenes": command.test}
+        content = {**about, **environment(), "end_point_error_px": found}
+        write_whole(command.out / FIGURES, (json.dumps(content, indent=2) + "\n").encode())
+    return 0
+
+
+COLUMNS = ("input of SpyNet", "end-point error in px", "relative to zero flow")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, help="folder to train in")
+    what.add_argument("--weights", type=Path, help="SpyNet weights in the published form, to measure")
+    add("--seed", type=int, default=0)
+    add("--steps", type=int, default=6000, help="of training; default %(default)s")
+    add("--scenes", type=int, default=600, help="to train on; default %(default)s")
+    add("--test", type=int, default=32, metavar="SCENES", help="to measure; default %(default)s")
+    return parser.parse_args(arguments)
+
+
+def train(net: SpyNet, command: argparse.Namespace) -> None:
+    """Train `net` to the end, from the checkpoint in --out if there is one, and round it to the weights written there.
+
+    A step depends on (seed, step) and the weights only, so a resumed training equals an uninterrupted one.
+    """
+    about = {"seed": command.seed, "steps": command.steps, "scenes": command.scenes}
+    state = open_state(command.out, about)
+    start_anew(net, command.seed)
+    if state is not None:
+        net.load_state_dict(state["weights"])
+    done = state["step"] if state else 0
+    scenes = tracked(range(command.scenes), command.scenes, "making", "scenes") if done < command.steps else ()
+    pairs = [make_pair(np.random.default_rng([command.seed, TRAIN, number])) for number in scenes]
+    for phase, steps in schedule(command.steps):
+        part, trained = up_to(net, phase), net.basic_module[phase.trained.start : phase.trained.stop]
+        optimizer = torch.optim.Adam(trained.parameters())
+        if steps.start < done < steps.stop:
+            optimizer.load_state_dict(state["optimizer"])
+        for step in range(max(done, steps.start), steps.stop):
+            optimizer.param_groups[0]["lr"] = learning_rate(step - steps.start, len(steps))
+            loss = loss_of(part, phase, pairs, np.random.default_rng([command.seed, DRAW, step]))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+            optimizer.step()
+            done = step + 1
+            if done == steps.stop:
+                copy_to_finer(net, phase.trained[-1])
+            if done % SAVE_EVERY == 0 or done == steps.stop:
+                now = {"step": done, "weights": net.state_dict(), "optimizer": optimizer.state_dict(), "about": about}
+                checkpoint.save(now, command.out / STATE)
+                print(f"step {done}: levels to {phase.levels[-1]}, loss {loss.item():.3f}", flush=True)
+    halved = {name: value.half() for name, value in net.state_dict().items()}
+    checkpoint.save_bare({"params": halved}, command.out / WEIGHTS)
+    net.load_state_dict(halved)
+
+
+def open_state(out: Path, about: dict[str, int]) -> dict | None:
+    """The checkpoint in `out`, None for a new training. Raises OptionError for one of other settings."""
+    if not checkpoint.exists(out / STATE):
+        for name in (WEIGHTS, FIGURES):
+            refuse_existing(out / name, "--out")
+        return None
+    state = checkpoint.load(out / STATE)
+    if state["about"] != about:
+        raise OptionError(
+            f"the training in the folder has {state['about']}, the command {about}", f"--out {out}",
+            "the same --seed, --steps and --scenes", "use these, or another folder",
+        )  # fmt: skip
+    return state
+
+
+def schedule(steps: int) -> Iterator[tuple[Phase, range]]:
+    """Each phase with its steps; the last one takes what rounding leaves."""
+    start = 0
+    for phase in PHASES:
+        stop = steps if phase is PHASES[-1] else min(start + round(phase.share * steps), steps)
+        yield phase, range(start, stop)
+        start = stop
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Of a step of a phase: a cosine that ends at a fiftieth, after a warm-up of 50 steps."""
+    return LEARNING_RATE * min(1.0, (1 + step) / 50) * (0.51 + 0.49 * math.cos(math.pi * step / steps))
+
+
+def start_anew(net: SpyNet, seed: int) -> None:
+    """Zero flow, in weights that keep the size of the activations: torch's own let them fade from layer to layer."""
+    torch.manual_seed(seed)
+    for conv in (module for module in net.modules() if isinstance(module, nn.Conv2d)):
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        nn.init.zeros_(conv.bias)
+    net.start_at_zero()
+
+
+def copy_to_finer(net: SpyNet, level: int) -> None:
+    """The finer levels begin with the weights of this one."""
+    for finer in net.basic_module[level + 1 :]:
+        finer.load_state_dict(net.basic_module[level].state_dict())
+
+
+def up_to(net: SpyNet, phase: Phase) -> SpyNet:
+    """The levels of `net` up to those of the phase, of which only `trained` need gradients; the weights are shared."""
+    levels = range(phase.levels.stop)
+    part = SpyNet(return_levels=phase.levels)
+    part.basic_module = nn.ModuleList(net.basic_module[0 if phase.is_shared else level] for level in levels)
+    for level in levels:
+        net.basic_module[level].requires_grad_(level in phase.trained)
+    return part
+
+
+def loss_of(part: SpyNet, phase: Phase, pairs: Sequence[Pair], rng: np.random.Generator) -> Tensor:
+    """End-point error in pixels of each trained level, summed over the levels."""
+    crop = int(rng.choice(phase.crops))
+    samples = [draw(pairs[rng.integers(len(pairs))], crop, rng) for _ in range(phase.batch)]
+    frames, flow = (torch.stack(tensors) for tensors in zip(*samples, strict=True))
+    loss = flow.new_zeros(())
+    with torch.autocast("cpu", torch.bfloat16):
+        flows = part(frames[:, 0], frames[:, 1])
+    for found in flows:
+        scale = crop // found.shape[-1]
+        loss = loss + end_point_error(found, F.avg_pool2d(flow, scale) / scale)
+    return loss
+
+
+def draw(pair: Pair, crop: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """A random sample of a scene: frames (2, 3, crop, crop), and the flow (2, crop, crop) of the first."""
+    frames = pair.pictures[KINDS[rng.integers(len(KINDS))]]
+    frames = frames.expand(2, 3, *frames.shape[2:])
+    first = int(rng.integers(2))
+    frames, flow = (frames.flip(0) if first else frames), pair.flow[first]
+    y, x = rng.integers(0, frames.shape[-1] - crop + 1, 2)
+    frames, flow = (t[..., y : y + crop, x : x + crop] for t in (frames, flow))
+    for axis, channel in ((-1, 0), (-2, 1)):
+        if rng.integers(2):
+            sign = torch.ones(2, 1, 1)
+            sign[channel] = -1
+            frames, flow = frames.flip(axis), sign * flow.flip(axis)
+    if rng.integers(2):
+        frames, flow = frames.transpose(-1, -2), flow.transpose(-1, -2).flip(0)
+    return frames, flow
+
+
+def end_point_error(found: Tensor, true: Tensor) -> Tensor:
+    """Mean distance of two flows (n, 2, h, w), in pixels."""
+    return ((found - true).square().sum(1) + 1e-12).sqrt().mean()
+
+
+def held_out(command: argparse.Namespace) -> Iterator[Pair]:
+    for number in range(command.test):
+        yield make_pair(np.random.default_rng([command.seed, TEST, number]))
+
+
+@torch.no_grad()
+def errors(net: SpyNet, pairs: Iterator[Pair]) -> dict[str, float]:
+    """Mean end-point error over whole frames: of zero flow, and of SpyNet on each kind of input."""
+    found: dict[str, list[float]] = {name: [] for name in ("zero flow", *KINDS)}
+    for pair in pairs:
+        found["zero flow"].append(end_point_error(torch.zeros_like(pair.flow), pair.flow).item())
+        for kind in KINDS:
+            frames = pair.pictures[kind]
+            flow = net(frames, frames.flip(0))[0]
+            found[kind].append(end_point_error(flow, pair.flow).item())
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
