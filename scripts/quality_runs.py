@@ -107,11 +107,11 @@ def run_one(out: Path, data: Path, method: Method, seed: int) -> None:
         task = [f"task={name}", f"path.root={out / 'runs'}", f"train.manual_seed={seed}"]
         run = out / "runs" / name
         call("main_train_vrt.py", out, name, "--opt", str(method.file), *method.overrides, *task)
-        weights = max((run / "models").glob("*_G.pth"), key=lambda path: int(path.name.split("_")[0]))
-        scores = test(out, data, name, method.file, "--weights", str(weights))
+        # The averaged weights, where the file asks for them.
+        scores = test(out, data, name, method.file, "--weights", str(run / "checkpoints/checkpoint_latest.pth"))
         speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
         about = {
-            "method": method.name, "seed": seed, "weights": weights.name,
+            "method": method.name, "seed": seed,
             "s_per_step": statistics.median(1 / speed for speed in speeds) if speeds else None, "clips": scores,
         }  # fmt: skip
         write_whole(target, (json.dumps(about, indent=1) + "\n").encode())

@@ -139,6 +139,18 @@ def test_results_of_other_settings_are_not_mixed(home, tested, tmp_path, capfd):
     assert metrics(folder)["protocol"]["dtype"] == "bfloat16"
 
 
+def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(home, tested, tmp_path):
+    def scored(name, factor):
+        camera = {"type": "perturb", "threshold_prob": 1, "threshold_range": [factor, factor]}
+        arguments = ["--opt", str(home / "options.json"), "--weights", str(home / "spike.pth")]
+        changed = f"datasets.test.camera={json.dumps(camera)}"
+        assert main_test_vrt.main([*arguments, "--output", str(tmp_path / name), changed]) == 0
+        return metrics(tmp_path / name)["averages"]["restored"]["psnr"]
+
+    recorded = metrics(tested)["averages"]["restored"]["psnr"]
+    assert scored("same", 1) == recorded and scored("other", 4) != recorded
+
+
 def test_val_options_do_what_they_say(home, tmp_path):
     args = ["--opt", str(home / "options.json"), "--weights", str(home / "spike.pth"), "val.num_frame_testing=2"]
     main_test_vrt.main([*args, "--output", str(tmp_path / "a"), "val.num_frame_overlapping=1"])
