@@ -281,7 +281,7 @@ def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo,
             "spikes of %s: taken as aligned with the frames; the network was trained on those of a second camera: give "
             "spike.calibration if these are, too", clip,
         )  # fmt: skip
-    if "rate" in source.ignored:
+    if "light" in source.ignored:
         return source, ""
     light = section.light or info.light or (trained or {}).get("light")
     section = section.model_copy(update={"light": light})

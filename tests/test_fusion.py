@@ -77,9 +77,11 @@ def test_a_network_without_fusion_ignores_spikes():
     assert torch.equal(net(rgb), net(rgb, spike))
 
 
-def test_spikes_reach_the_output_and_gradients_reach_the_operator():
+@pytest.mark.parametrize("base", ["blurry", "fused", "mixture"])
+@pytest.mark.parametrize("name", ["gated", "exposure"])
+def test_spikes_reach_the_output_and_gradients_reach_the_operator(name, base):
     rgb, spike = clip()
-    net = VRT(**SMALL, fusion={"type": "gated", "features": 8, "layers": 1}, spike_channels=S).eval()
+    net = VRT(**SMALL, fusion={"type": name, "features": 8, "layers": 1, "base": base}, spike_channels=S).eval()
     net.conv_last.weight.data.normal_()
     y = net(rgb, spike)
     assert (y - net(rgb, spike.flip(2))).abs().max() > 1e-3
@@ -87,7 +89,40 @@ def test_spikes_reach_the_output_and_gradients_reach_the_operator():
     assert all(p.grad.any() for p in net.fusion.parameters())
 
 
-@pytest.mark.parametrize("section", ["concat", "gated"])
+@pytest.mark.parametrize("name", ["gated", "exposure"])
+def test_the_untrained_network_returns_the_base(name):
+    rgb, spike = clip()
+    section = {"type": name, "features": 8, "layers": 1}
+    nets = {base: VRT(**SMALL, fusion=section | {"base": base}, spike_channels=S) for base in ("blurry", "fused")}
+    assert torch.equal(nets["blurry"](rgb, spike), rgb)
+    fused = nets["fused"].fusion.on_input(rgb, spike)
+    assert torch.equal(nets["fused"](rgb, spike), fused) and not torch.equal(fused, rgb)
+
+    mixture = VRT(**SMALL, fusion=section | {"base": "mixture"}, spike_channels=S)
+    base, fused = mixture(rgb, spike), mixture.fusion.on_input(rgb, spike)
+    low, high = torch.minimum(rgb, fused), torch.maximum(rgb, fused)
+    assert (low <= base).all() and (base <= high).all() and not torch.equal(base, fused)
+
+
+def test_exposure_starts_as_the_mean_of_the_frame_and_its_estimates_and_can_choose_each():
+    rgb, ratios = clip()
+    net = operator({"type": "exposure", "features": 8, "layers": 1})
+    pictures = [rgb, *((rgb * ratios[:, :, i : i + 1] * 3).clamp(0, 1) for i in range(S - 1))]
+    torch.nn.init.zeros_(net.weight.weight)
+    torch.nn.init.zeros_(net.weight.bias)
+    spike = torch.cat((3 * ratios[:, :, :-1], ratios[:, :, -1:]), dim=2)
+    assert torch.allclose(net.on_input(rgb, spike), sum(pictures) / S, atol=1e-6)
+    for index, picture in enumerate(pictures):
+        net.weight.bias.data = 50 * torch.eye(S)[index]
+        assert torch.allclose(net.on_input(rgb, spike), picture, atol=1e-6)
+
+
+def test_exposure_refuses_spikes_that_hold_no_ratio():
+    with pytest.raises(OptionError, match="representation relative"):
+        VRT(**SMALL, fusion="exposure", spike_channels=1)
+
+
+@pytest.mark.parametrize("section", ["concat", "gated", "exposure"])
 def test_data_without_spikes_is_refused_for_fusion(section):
     with pytest.raises(OptionError, match="no spike channels"):
         VRT(**SMALL, fusion=section, spike_channels=0)

@@ -14,7 +14,7 @@ quick = settings(max_examples=60, deadline=None, database=None)
 @st.composite
 def representations(draw):
     """(name, options) of any registered representation, for files of 30 planes around plane 15."""
-    names = ["tfp", "tfp spread", "voxel", "tfi", "raw", "encoding25", "tfstp", "exposure"]
+    names = ["tfp", "tfp spread", "voxel", "tfi", "raw", "encoding25", "tfstp", "exposure", "relative"]
     name = draw(st.sampled_from(names))
     offsets = draw(st.lists(st.integers(-5, 5), min_size=1, max_size=3))
     options = {
@@ -30,6 +30,7 @@ def representations(draw):
         },
         "tfstp": {"tau_d": draw(st.floats(0.5, 50)), "tau_f": draw(st.floats(0.5, 50)), "offsets": offsets},
         "exposure": {"half_window": draw(st.integers(0, 5)), "half_exposure": draw(st.integers(6, 40))},
+        "relative": {"half_windows": draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))},
     }
     return name.partition(" ")[0], options[name]
 
@@ -107,7 +108,7 @@ def test_reversed_time_shows_the_same_instants_in_reverse_exactly(chosen, planes
     reverse = channels(stream, center, reverse=True)
     if name == "tfstp":  # it knows the past only, in reversed time the future: see the last comparison
         forward = reverse
-    elif name == "exposure":  # two windows around one instant
+    elif name in ("exposure", "relative"):  # windows around one instant
         forward = channels(stream, center)
     elif "offsets" in options:  # an offset of o planes in reversed time is one of -o planes
         forward = channels(stream, center, offsets=[-o for o in options["offsets"]])

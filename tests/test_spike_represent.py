@@ -17,6 +17,7 @@ OPTIONS = {
     "encoding25": {"num_windows": 3, "spacing": 2, "pad": "edge"},
     "tfstp": {"tau_d": 3.0, "offsets": (-2, 0)},
     "exposure": {"half_window": 2},
+    "relative": {"half_windows": (1, 4)},
 }
 
 
@@ -149,6 +150,13 @@ def test_tfstp_averages_the_jitter_of_a_sensor_that_tfi_keeps():
     assert error["tfstp"] < 0.7 * error["tfi"]
 
 
+def moving_edge(rate, planes=161):
+    """Light (planes, 16, 24) of an edge that crosses 12 columns, and what a sensor records of it."""
+    steps = np.arange(24)[None, :] < np.linspace(6, 18, planes)[:, None]
+    light = np.where(steps, 0.8, 0.1)[:, None].repeat(16, axis=1).astype(np.float32)
+    return light, IntegrateAndFire(16, 24, rate=rate, rng=np.random.default_rng(1)).run(light)
+
+
 def test_exposure_rates_are_those_of_the_windows():
     s = stream(planes=41, density=0.4)
     rates = exposure_rates(s, 20, half_window=4, half_exposure=15, prior=1e-6)
@@ -167,10 +175,7 @@ def test_exposure_rates_are_those_of_the_windows():
 
 
 def test_the_exposure_estimate_undoes_the_blur_of_a_moving_edge_in_colour():
-    # An edge crosses 12 columns during 161 planes; the frame is the mean of its light, in three colours.
-    steps = np.arange(24)[None, :] < np.linspace(6, 18, 161)[:, None]
-    light = np.where(steps, 0.8, 0.1)[:, None].repeat(16, axis=1).astype(np.float32)
-    spikes = IntegrateAndFire(16, 24, rate=0.9, rng=np.random.default_rng(1)).run(light)
+    light, spikes = moving_edge(rate=0.9)
     colour = np.array([1.0, 0.6, 0.3], np.float32)
     blurry, sharp = (to_display(x[..., None] * colour) for x in (light.mean(axis=0), light[80]))
 
@@ -181,6 +186,34 @@ def test_the_exposure_estimate_undoes_the_blur_of_a_moving_edge_in_colour():
     assert np.allclose(estimate, exposure_estimate(blurry, represent("exposure", spikes, 80)), atol=1e-5)
     dark = exposure_estimate(blurry, represent("exposure", 0 * spikes, 80))
     assert np.allclose(dark, blurry, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.9, 0.45, 0.225])
+def test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold(rate):
+    light, spikes = moving_edge(rate)
+    *ratios, trust = represent("relative", spikes, 80, half_windows=[0, 2], rate=rate)
+    blurry, sharp = light.mean(axis=0), light[80]
+
+    for ratio in ratios:
+        off = np.sqrt(np.mean((blurry * ratio - sharp) ** 2))
+        assert off < 0.6 * np.sqrt(np.mean((blurry - sharp) ** 2))
+    assert np.allclose(trust, spikes.sum(axis=0) / (spikes.sum(axis=0) + 4), atol=0.03)
+    # The domain of the frames: display values have the ratio to the power of 1 / 2.2, those of a display sensor as is.
+    display = represent("relative", spikes, 80, half_windows=[2], gamma=2.2)
+    assert np.allclose(display[0], ratios[1] ** (1 / 2.2), rtol=1e-5)
+    same = represent("relative", spikes, 80, half_windows=[2], light="display", gamma=2.2)
+    assert np.array_equal(same[0], ratios[1])
+
+
+def test_relative_light_is_one_where_nothing_changes_or_nothing_is_seen():
+    s = np.zeros((60, 1, 5), np.uint8)
+    s[1::3, 0, 0] = s[4::7, 0, 1] = s[::, 0, 2] = s[40, 0, 3] = 1  # the last pixel is dark
+    *ratios, trust = represent("relative", s, 30, half_windows=[0, 5, 20])
+    assert np.allclose(ratios, 1)
+    assert trust[0, 4] == 0 and np.all(np.diff(trust[0, [4, 3, 1, 0, 2]]) > 0)
+    for windows, exposure in (([], None), ([-1], None), ([29], None), ([5], 5), ([5], 30)):
+        with pytest.raises(ValueError, match="half_windows"):
+            represent("relative", s, 30, half_windows=windows, half_exposure=exposure)
 
 
 def test_the_raw_window_holds_the_planes_themselves_and_never_reaches_outside():

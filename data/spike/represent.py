@@ -29,6 +29,7 @@ class Representation:
     """A registered function and its use of the keys of the `spike` section.
 
     proportional: its values are firing rates, spikes per tick, to which `rate`, `light` and `gamma` apply.
+    is_ratio: its values are ratios of firing rates, to which `light` and `gamma` apply.
     between: it accepts a center between two planes, such as 27.5; other functions get the plane after it.
     lag: its time minus `center`, in half planes, as a function of its options.
     is_centered: whether it uses `center`, as a function of its options.
@@ -38,6 +39,7 @@ class Representation:
 
     function: Function
     proportional: bool
+    is_ratio: bool
     between: bool
     lag: Callable[..., int]
     is_centered: Callable[..., bool]
@@ -45,7 +47,7 @@ class Representation:
 
     def ignored(self, **options: Any) -> set[str]:
         """The keys of the `spike` section that have no effect on this representation with these options."""
-        keys = set() if self.proportional else {"rate", "light", "gamma"}
+        keys = set() if self.proportional else {"rate"} if self.is_ratio else {"rate", "light", "gamma"}
         return keys if self.is_centered(**options) else keys | {"center"}
 
 
@@ -56,6 +58,7 @@ def representation(
     name: str,
     proportional: bool,
     *,
+    is_ratio: bool = False,
     between: bool = False,
     lag: Callable[..., int] = lambda **_: 0,
     is_centered: Callable[..., bool] = lambda **_: True,
@@ -66,7 +69,7 @@ def representation(
     def add(function: Function) -> Function:
         if name in REPRESENTATIONS:
             raise ValueError(f"representation {name!r} is registered twice")
-        REPRESENTATIONS[name] = Representation(function, proportional, between, lag, is_centered, mirrors)
+        REPRESENTATIONS[name] = Representation(function, proportional, is_ratio, between, lag, is_centered, mirrors)
         return function
 
     return add
@@ -100,9 +103,9 @@ def represent(
     channels = known.function(stream, center, **options)
     if is_mirrored:
         channels = np.ascontiguousarray(channels[::-1])
-    if not known.proportional:
+    if not known.proportional and not known.is_ratio:
         return channels
-    if rate != 1.0:
+    if known.proportional and rate != 1.0:
         channels *= np.float32(1.0 / rate)
     exponent = (DISPLAY_GAMMA if light == "display" else 1.0) / gamma
     return channels if exponent == 1.0 else np.power(channels, np.float32(exponent))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from utils.errors import DataError, OptionError
 from utils.options.registry import Registry, import_parts
 
 FUSIONS = Registry("fusion operator")
+Base = Literal["blurry", "fused", "mixture"]
 
 
 class Fusion(nn.Module):
@@ -63,6 +66,29 @@ class Fusion(nn.Module):
         return rgb
 
 
+class ImageFusion(Fusion):
+    """Base class of operators that fuse frame and spikes into a better frame, the input of the trunk.
+
+    base: the frame to which the network adds its output: the "blurry" frame, as published; the "fused" one; or a
+    "mixture" of both with a learned weight in (0, 1) per pixel. sizes: of the operator's conv net, each at least 1.
+    """
+
+    def __init__(self, base: Base, **sizes: int) -> None:
+        super().__init__()
+        for key, value in sizes.items():
+            if value < 1:
+                raise OptionError(f"{key} is {value}", f"netG.fusion.{key}", "an integer >= 1", f"correct {key}")
+        self.base = base
+        if base == "mixture":
+            self.share = nn.Conv2d(6, 1, 3, 1, 1)
+
+    def on_base(self, rgb: Tensor, fused: Tensor, spike: Tensor | None) -> Tensor:
+        if self.base != "mixture":
+            return fused if self.base == "fused" else rgb
+        share = torch.sigmoid(self.share(torch.cat((rgb, fused), dim=2).flatten(0, 1)))
+        return rgb + share.view(*rgb.shape[:2], 1, *rgb.shape[3:]) * (fused - rgb)
+
+
 @FUSIONS.register("none")
 class NoFusion(Fusion):
     """The network uses the RGB frames only and ignores the spikes."""
@@ -91,19 +117,23 @@ class ConcatFusion(Fusion):
 
 
 @FUSIONS.register("gated", given=("spike_channels",))
-class GatedFusion(Fusion):
+class GatedFusion(ImageFusion):
     """Adds to each RGB frame the output of a small conv net on RGB and spikes, times a learned gate in (0, 1).
 
     features: width of the conv net; layers: number of its residual convolutions, applied per frame.
     gate_bias: -4 starts with an almost closed gate, for training from published RGB weights; for training from
-    scratch 0 is better: the spikes then contribute from the first step.
+    scratch 0 is better: the spikes then contribute from the first step. base: see ImageFusion.
     """
 
-    def __init__(self, features: int = 32, layers: int = 4, gate_bias: float = -4.0, spike_channels: int = 0) -> None:
-        super().__init__()
-        for key, value in (("features", features), ("layers", layers)):
-            if value < 1:
-                raise OptionError(f"{key} is {value}", f"netG.fusion.{key}", "an integer >= 1", f"correct {key}")
+    def __init__(
+        self,
+        features: int = 32,
+        layers: int = 4,
+        gate_bias: float = -4.0,
+        base: Base = "blurry",
+        spike_channels: int = 0,
+    ) -> None:
+        super().__init__(base, features=features, layers=layers)
         self.spike_channels = spike_channels
         self.head = nn.Conv2d(3 + spike_channels, features, 3, 1, 1)
         self.body = nn.ModuleList(nn.Conv2d(features, features, 3, 1, 1) for _ in range(layers))

@@ -1,0 +1,50 @@
+"""Exposure fusion: the blurry frame times the relative brightness of the sharp instant, at several window lengths."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.fusion.operators import FUSIONS, Base, ImageFusion, checked_spike
+from utils.errors import OptionError
+
+
+@FUSIONS.register("exposure", given=("spike_channels",))
+class ExposureFusion(ImageFusion):
+    """Mixes the blurry frame and its estimates of the sharp one, pixel by pixel, and adds a correction.
+
+    The blurry frame is the mean of the scene over the exposure, and the spikes give the scene's brightness over time.
+    Hence frame x ratio is the scene around the sharp instant, up to noise (short windows) and motion (long ones). The
+    spikes are those of the representation "relative" in the domain of the frames: S - 1 ratios and a confidence.
+    A small conv net on the frame, its estimates and the spikes gives the weights of the mixture, which sum to 1, and
+    the correction, which starts at 0. features: width of the conv net; layers: number of its residual convolutions.
+    base: see ImageFusion.
+    Source: this project; the ratio of short and long rates also in S-SDM (SpikeReveal, NeurIPS 2024).
+    """
+
+    def __init__(self, features: int = 32, layers: int = 4, base: Base = "fused", spike_channels: int = 0) -> None:
+        super().__init__(base, features=features, layers=layers)
+        if spike_channels < 2:
+            raise OptionError(
+                f"the data has {spike_channels} spike channels", "netG.fusion",
+                "ratios and a confidence, as the representation relative gives",
+                "set spike.representation to relative, or choose another fusion",
+            )  # fmt: skip
+        self.spike_channels, pictures = spike_channels, spike_channels  # the frame and S - 1 estimates
+        self.head = nn.Conv2d(3 * pictures + spike_channels, features, 3, 1, 1)
+        self.body = nn.ModuleList(nn.Conv2d(features, features, 3, 1, 1) for _ in range(layers))
+        self.weight = nn.Conv2d(features, pictures, 3, 1, 1)
+        self.value = nn.Conv2d(features, 3, 3, 1, 1)
+        nn.init.zeros_(self.value.weight)
+        nn.init.zeros_(self.value.bias)
+
+    def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
+        spike = checked_spike(image, spike, self.spike_channels)
+        ratios = spike[:, :, :-1].unsqueeze(3)
+        pictures = torch.cat((image.unsqueeze(2), (image.unsqueeze(2) * ratios).clamp(0, 1)), dim=2).flatten(0, 1)
+        x = F.leaky_relu(self.head(torch.cat((pictures.flatten(1, 2), spike.flatten(0, 1)), dim=1)), 0.1)
+        for conv in self.body:
+            x = x + F.leaky_relu(conv(x), 0.1)
+        weights = torch.softmax(self.weight(x), dim=1).unsqueeze(2)
+        return ((weights * pictures).sum(dim=1) + self.value(x)).view_as(image)
