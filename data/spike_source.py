@@ -76,7 +76,8 @@ class DatSpikes:
     center: the plane of the sharp frame: "gt" (dataset.json, or 4n - 4 for Spk-GoPro clips), "file" (the middle of
     the planes that are read; for all but voxel T // 2) or a number; planes are counted in the file, or with `exposure`
     in the exposure. remainder: what to do with bytes after the last whole plane.
-    gamma: representations that are proportional to light give linear light raised to 1 / gamma (2.2: display values).
+    gamma: representations that are proportional to light give linear light raised to 1 / gamma (2.2: display values),
+    ratios likewise.
     resize: interpolation of the channels to the RGB grid; "nearest" keeps raw planes binary.
     calibration: file of scripts/calibrate.py for a spike camera with another view than the RGB camera; null: the same.
     A key that has no effect on the chosen representation is an error.

@@ -19,7 +19,7 @@ class ExposureFusion(ImageFusion):
     spikes are those of the representation "relative" in the domain of the frames: S - 1 ratios and a confidence.
     A small conv net on the frame, its estimates and the spikes gives the weights of the mixture, which sum to 1, and
     the correction, which starts at 0. features: width of the conv net; layers: number of its residual convolutions.
-    base: see ImageFusion.
+    base: the frame to which the network adds its output: "blurry", as published, "fused", or a "mixture" of both.
     Source: this project; the ratio of short and long rates also in S-SDM (SpikeReveal, NeurIPS 2024).
     """
 

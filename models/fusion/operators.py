@@ -67,10 +67,10 @@ class Fusion(nn.Module):
 
 
 class ImageFusion(Fusion):
-    """Base class of operators that fuse frame and spikes into a better frame, the input of the trunk.
+    """Base class of operators whose `on_input` returns a better frame.
 
-    base: the frame to which the network adds its output: the "blurry" frame, as published; the "fused" one; or a
-    "mixture" of both with a learned weight in (0, 1) per pixel. sizes: of the operator's conv net, each at least 1.
+    base: the frame to which the network adds its output; the weight of a "mixture" is learned, in (0, 1) per pixel.
+    sizes: of the operator's conv net, each at least 1.
     """
 
     def __init__(self, base: Base, **sizes: int) -> None:
@@ -122,7 +122,8 @@ class GatedFusion(ImageFusion):
 
     features: width of the conv net; layers: number of its residual convolutions, applied per frame.
     gate_bias: -4 starts with an almost closed gate, for training from published RGB weights; for training from
-    scratch 0 is better: the spikes then contribute from the first step. base: see ImageFusion.
+    scratch 0 is better: the spikes then contribute from the first step.
+    base: the frame to which the network adds its output: "blurry", as published, "fused", or a "mixture" of both.
     """
 
     def __init__(
