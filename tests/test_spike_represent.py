@@ -191,17 +191,17 @@ def test_the_exposure_estimate_undoes_the_blur_of_a_moving_edge_in_colour():
 @pytest.mark.parametrize("rate", [0.9, 0.45, 0.225])
 def test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold(rate):
     light, spikes = moving_edge(rate)
-    *ratios, trust = represent("relative", spikes, 80, half_windows=[0, 2], rate=rate)
+    *ratios, trust = represent("relative", spikes, 80, half_windows=[2, 4], rate=rate)
     blurry, sharp = light.mean(axis=0), light[80]
 
     for ratio in ratios:
         off = np.sqrt(np.mean((blurry * ratio - sharp) ** 2))
-        assert off < 0.6 * np.sqrt(np.mean((blurry - sharp) ** 2))
-    assert np.allclose(trust, spikes.sum(axis=0) / (spikes.sum(axis=0) + 4), atol=0.03)
+        assert off < 0.5 * np.sqrt(np.mean((blurry - sharp) ** 2))
+    assert np.allclose(trust, spikes.sum(axis=0) / (spikes.sum(axis=0) + 4), atol=0.06)
     # The domain of the frames: display values have the ratio to the power of 1 / 2.2, those of a display sensor as is.
-    display = represent("relative", spikes, 80, half_windows=[2], gamma=2.2)
+    display = represent("relative", spikes, 80, half_windows=[4], gamma=2.2)
     assert np.allclose(display[0], ratios[1] ** (1 / 2.2), rtol=1e-5)
-    same = represent("relative", spikes, 80, half_windows=[2], light="display", gamma=2.2)
+    same = represent("relative", spikes, 80, half_windows=[4], light="display", gamma=2.2)
     assert np.array_equal(same[0], ratios[1])
 
 
