@@ -43,6 +43,7 @@ def check_options(opt: Options) -> None:
         spec = input_spec(NETWORKS.build(opt.netG, "netG", spike_channels=opt.spike_channels))
     train, test = opt.datasets.train, opt.datasets.test
     _check_task(opt, spec)
+    _check_representation(opt)
     if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
         raise OptionError(
             f"datasets.test gives {test.spike_channels} spike channels, datasets.train {train.spike_channels}",
@@ -60,6 +61,19 @@ def check_options(opt: Options) -> None:
             f"input crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}, "
             "because of the network's strides and windows", f"set it to {near}",
         )  # fmt: skip
+
+
+def _check_representation(opt: Options) -> None:
+    """Raise OptionError if the fusion operator understands another representation than that of the datasets."""
+    operator = getattr(opt.netG, "fusion", None)
+    wanted = operator.constructor.representation if operator else None
+    for name in ("train", "test"):
+        spike = getattr(getattr(opt.datasets, name), "spike", None)
+        if wanted and spike and spike.representation.type != wanted:
+            raise OptionError(
+                f"netG.fusion {operator.type} cannot use {spike.representation.type} channels",
+                f"datasets.{name}.spike.representation", wanted, "set it, or choose another netG.fusion",
+            )  # fmt: skip
 
 
 def _check_task(opt: Options, spec: InputSpec) -> None:

@@ -17,8 +17,8 @@ from utils.options.load import read_options
 BINS = {"type": "voxel", "num_bins": 4}
 
 
-def options(size=32, **netG):
-    spikes = {"dataroot_spike": "none", "spike": {"type": "dat", "h": 8, "w": 8, "representation": BINS}}
+def options(size=32, representation=BINS, **netG):
+    spikes = {"dataroot_spike": "none", "spike": {"type": "dat", "h": 8, "w": 8, "representation": representation}}
     files = {"dataroot_lq": "none", "dataroot_gt": "none", "num_frame": 2, "gt_size": size}
     values = {
         "task": "t", "netG": {"net_type": "vrt", **SMALL, **netG}, "train": {"G_lossfn_type": "l1"},
@@ -66,6 +66,13 @@ def test_channels_that_disagree_with_the_data_are_refused_with_the_sum():
     with pytest.raises(OptionError, match=r"netG\.in_chans is 6") as refused:
         check_options(options(fusion="concat", in_chans=6))
     assert refused.value.expected == "7, which the fusion operator gives for 3 RGB and 4 spike channels"
+
+
+def test_an_operator_of_one_representation_refuses_the_channels_of_another():
+    check_options(options(fusion="exposure", representation="relative"))
+    with pytest.raises(OptionError, match="exposure cannot use voxel channels") as refused:
+        check_options(options(fusion="exposure"))
+    assert (refused.value.where, refused.value.expected) == ("datasets.train.spike.representation", "relative")
 
 
 def test_option_keys_are_the_published_ones_and_ours():

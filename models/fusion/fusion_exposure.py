@@ -23,6 +23,8 @@ class ExposureFusion(ImageFusion):
     Source: this project; the ratio of short and long rates also in S-SDM (SpikeReveal, NeurIPS 2024).
     """
 
+    representation = "relative"
+
     def __init__(self, features: int = 32, layers: int = 4, base: Base = "fused", spike_channels: int = 0) -> None:
         super().__init__(base, features=features, layers=layers)
         if spike_channels < 2:

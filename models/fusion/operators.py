@@ -20,9 +20,11 @@ class Fusion(nn.Module):
 
     A constructor may take `spike_channels` (S of the data) and `feature_channels` (width of the first features, then
     of stages 1 to 7); both are named in `register(..., given=...)`.
+    representation: the only spike representation whose channels the operator understands; None: any.
     """
 
     needs_spikes = True
+    representation: str | None = None
 
     @classmethod
     def trunk_channels(cls, spike_channels: int) -> int:
