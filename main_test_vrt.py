@@ -24,6 +24,7 @@ from typing import Any
 
 from data.clip_dataset import check_scale
 from data.clip_reader import dataset_clips, described, user_clips
+from data.instants import check_instants
 from data.reconstruct import Reconstruction, method_options, section_for, spike_clip, spike_section
 from data.select_dataset import DATASETS, build_dataset
 from data.spike_source import SPIKE_SOURCES
@@ -95,6 +96,8 @@ def dataset_job(args: TestArgs, opt: Options, formula: Reconstruction | None) ->
     seed = opt.train.manual_seed
     dataset = build_dataset(section, "test", seed)
     check_scale(dataset, opt.scale, "test")
+    if not formula:
+        check_instants(dataset, method.instants, "test")
     spec = InputSpec() if formula else method.saved.spec
     clips = scored_clips(dataset_clips(dataset), spec)
     folder = Path(args.output or opt.folder / (f"test_{args.method}" if formula else "test"))
@@ -105,7 +108,7 @@ def dataset_job(args: TestArgs, opt: Options, formula: Reconstruction | None) ->
     return Job(
         method=method,
         clips=clips,
-        outputs=Outputs(folder, tuple(sorted(save)), args.fps),
+        outputs=outputs_of(folder, save, args, method),
         args=args,
         title=f"Test of {args.method or opt.task}" + (f" on the test set of {opt.task}" if formula else ""),
         expected=max(len(clips), dataset.count_folders()),
@@ -156,17 +159,28 @@ def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
 def user_job(
     args: TestArgs, method: Method, clips: Sequence[ClipReader], section: dict[str, Any], frames_note: str = "all"
 ) -> Job:
-    save = args.save or ("video" if clips[0].fps is not None else "frames", "comparison")
+    slow = ("slowmotion",) if method.instants > 1 else ()
+    save = args.save or ("video" if clips[0].fps is not None else "frames", "comparison", *slow)
     return Job(
         method=method,
         clips=clips,
-        outputs=Outputs(Path(args.output), tuple(sorted(save)), args.fps),
+        outputs=outputs_of(Path(args.output), save, args, method),
         args=args,
         title=clips[0].name if len(clips) == 1 else Path(args.input).name,
         expected=len(clips),
         section=section,
         frames_note=frames_note,
     )
+
+
+def outputs_of(folder: Path, save: Sequence[str], args: TestArgs, method: Method) -> Outputs:
+    """The files of the test. Raises OptionError for a slow motion of a single instant."""
+    if "slowmotion" in save and method.instants == 1:
+        raise OptionError(
+            "--save slowmotion, and one sharp frame is restored for each blurry one", "--save slowmotion",
+            "a network with several instants of each exposure (netG.out_instants)", "leave out slowmotion",
+        )  # fmt: skip
+    return Outputs(folder, tuple(sorted(save)), args.fps, method.instants)
 
 
 def reconstruction(args: TestArgs) -> tuple[Reconstruction, TestArgs]:

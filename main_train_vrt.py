@@ -25,12 +25,13 @@ import torch
 from data.clip_dataset import check_scale
 from data.clip_reader import dataset_clips
 from data.first_look import warning_of
+from data.instants import check_instants
 from data.loader import TrainLoader
 from data.preflight import preflight
 from data.select_dataset import DATASETS, build_dataset
 from models.ddp import weights_hash
 from models.debug_lines import print_debug_lines
-from models.losses import LOSSES
+from models.losses import LOSSES, check_loss
 from models.model_vrt import ModelVRT
 from models.optim import lr_floor
 from models.restore.interpolate import scored_clips
@@ -78,7 +79,7 @@ def main(argv: list[str]) -> int:
 
 def read_options(argv: list[str]) -> Options:
     command = parse_command_line(argv, __doc__)
-    checks = [partial(choose_gpus, utils_dist.get_launch()), check_options, check_writers]
+    checks = [partial(choose_gpus, utils_dist.get_launch()), check_options, check_loss, check_writers]
     return load_options(command.opt_path, command.overrides, parts=PARTS, check=checks)
 
 
@@ -175,8 +176,9 @@ def build_data(opt: Options) -> tuple[TrainLoader, Any]:
     seed, sections = opt.train.manual_seed, opt.datasets
     dataset = build_dataset(sections.train, "train", seed)
     clips = build_dataset(sections.test, "test", seed) if sections.test else None
-    check_scale(dataset, opt.scale, "train")
-    check_scale(clips, opt.scale, "test")
+    for split, data in (("train", dataset), ("test", clips)):
+        check_scale(data, opt.scale, split)
+        check_instants(data, getattr(opt.netG, "out_instants", 1), split)
     loader = TrainLoader(
         dataset,
         sections.train,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PICTURE_KINDS = ("lq", "gt", "gt_instants")
+
 
 @dataclass(frozen=True)
 class Clip:
     """The files of one clip, frame by frame; gt and spike are empty where the data set has none.
 
-    One spike file may hold the planes of all frames; it is then listed for each of them.
+    One spike file may hold the planes of all frames; it is then listed for each of them. gt_instants: sharp frames of
+    each exposure in the order of time, as many for each frame, those of the first frame first.
     size, gt_size: (height, width) in pixels of the first frame. planes: spike planes per file.
     """
 
@@ -21,6 +24,7 @@ class Clip:
     planes: tuple[int, ...]
     size: tuple[int, int]
     gt_size: tuple[int, int]
+    gt_instants: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.stems)
@@ -35,11 +39,16 @@ class Clip:
         return self.gt_size[0] // self.size[0]
 
     @property
+    def instants(self) -> int:
+        """K, the sharp frames of each exposure; 0 where the data set has none."""
+        return len(self.gt_instants) // len(self)
+
+    @property
     def picture_kinds(self) -> list[str]:
-        return ["lq", "gt"] if self.gt else ["lq"]
+        return [kind for kind in PICTURE_KINDS if getattr(self, kind)]
 
     def size_of(self, kind: str) -> tuple[int, int]:
-        """(height, width) of the frames of one kind ("lq", "gt")."""
+        """(height, width) of the frames of one kind."""
         return self.size if kind == "lq" else self.gt_size
 
     def scale_of(self, kind: str) -> int:

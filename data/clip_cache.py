@@ -1,7 +1,7 @@
 """A clip cache: every clip as raw arrays on disk, from which a sample reads only its frames and its crop.
 
 <path>/index.json       format, digest of the source files, spike geometry, and the `Clip` record of every clip
-<path>/<clip>/lq.u8     (frames, H, W, 3) uint8 in the order B, G, R; gt.u8 likewise
+<path>/<clip>/lq.u8     (frames, H, W, 3) uint8 in the order B, G, R; gt.u8 and gt_instants.u8 likewise
 <path>/<clip>/spike.u8  the planes of all spike files, packed as in a .dat: (all planes, plane_bytes) uint8
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from data.augment import Augment
-from data.clip import Clip
+from data.clip import PICTURE_KINDS, Clip
 from data.clip_index import Source, digest, find_clips, list_source
 from data.frame_io import read_bgr
 from data.meta_file import read_meta
@@ -78,8 +78,8 @@ class CacheReader:
         return clips
 
     def pictures(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
-        """The crop of `aug` in frames of one kind ("lq", "gt"): (T, h, w, 3) uint8, B, G, R."""
-        stored = self._map(clip, kind, (len(clip), *clip.size_of(kind), 3))
+        """The crop of `aug` in pictures of one kind (data.clip.PICTURE_KINDS): (T, h, w, 3) uint8, B, G, R."""
+        stored = self._map(clip, kind, (len(getattr(clip, kind)), *clip.size_of(kind), 3))
         return np.stack([aug.crop(stored[i], clip.scale_of(kind)) for i in frames])
 
     def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
@@ -164,7 +164,8 @@ def _refuse_foreign_files(target: Path) -> None:
     names = {INDEX}
     if (target / INDEX).is_file():
         index = _load_index(str(target), any_format=True)
-        names |= {f"{clip['name']}/{kind}.u8" for clip in index["clips"] for kind in ("lq", "gt", "spike")}
+        kinds = (*PICTURE_KINDS, "spike")
+        names |= {f"{clip['name']}/{kind}.u8" for clip in index["clips"] for kind in kinds}
     ours = {name: (target / name).stat().st_size for name in names if (target / name).is_file()}
     refuse_foreign(target, ours, "a clip cache")
 
@@ -213,7 +214,7 @@ def _plane_bytes(source: Source) -> int:
 
 def _sizes(clip: Clip, plane_bytes: int) -> dict[str, int]:
     """Kind of array -> its size in bytes."""
-    sizes = {kind: len(clip) * math.prod(clip.size_of(kind)) * 3 for kind in clip.picture_kinds}
+    sizes = {kind: len(getattr(clip, kind)) * math.prod(clip.size_of(kind)) * 3 for kind in clip.picture_kinds}
     if clip.spike:
         sizes["spike"] = sum(clip.spike_files.values()) * plane_bytes
     return sizes
@@ -260,4 +261,4 @@ def _load_index(path: str, any_format: bool = False) -> dict[str, Any]:
 
 def _clip_from(record: dict[str, Any], kinds: Collection[str]) -> Clip:
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-    return Clip(**values | {kind: () for kind in ("gt", "spike") if kind not in kinds})
+    return Clip(**values | {kind: () for kind in ("gt", "gt_instants", "spike") if kind not in kinds})

@@ -17,18 +17,21 @@ from data.camera import CAMERAS, CameraDraw
 from data.clip import Clip
 from data.clip_index import Problem, Source, held_out
 from data.clip_options import FileReading
+from data.instants import instants_of
 from data.io_backend import IO_BACKENDS
 from data.preflight import Report, check_source
 from data.roots import is_lmdb, list_root
 from data.spike_grid import warn_uncovered
 from data.spike_source import build_spikes, channels_of, describe_spikes
 from utils import utils_dist
+from utils.contract import middle_instant
 from utils.errors import DataError, OptionError
 
 logger = logging.getLogger(__name__)
 
 PLACES = (
-    "dataroot_lq", "dataroot_gt", "dataroot_spike", "lq_folder", "meta_info_file", "filename_tmpl", "filename_ext",
+    "dataroot_lq", "dataroot_gt", "dataroot_gt_instants", "dataroot_spike", "lq_folder", "meta_info_file",
+    "filename_tmpl", "filename_ext",
 )  # fmt: skip
 
 
@@ -64,6 +67,7 @@ class ClipDataset(Dataset):
     """
 
     is_training = False
+    rate_windows = 0  # firing rates of a sample for each frame, beside those that the representation has
 
     def __init__(self, section: FileReading, seed: int) -> None:
         source = self.source(section)
@@ -92,6 +96,12 @@ class ClipDataset(Dataset):
     def source(cls, section: Any) -> Source:
         """Where the clips are and what their spikes mean. Reads at most the dataset.json beside the spikes."""
         places = cls.places(section)
+        if places.get("dataroot_gt_instants") and not places["dataroot_gt"]:
+            raise OptionError(
+                "dataroot_gt_instants without dataroot_gt", "dataroot_gt_instants",
+                "both: gt_instants has several sharp frames of an exposure, gt the one in the middle",
+                "set dataroot_gt too, or remove dataroot_gt_instants",
+            )  # fmt: skip
         spikes = build_spikes(section.spike, places["dataroot_spike"], "spike") if hasattr(section, "spike") else None
         return Source(**places, spikes=spikes, left_out=held_out(getattr(section, "val_partition", None)))
 
@@ -125,18 +135,28 @@ class ClipDataset(Dataset):
         return report
 
     def read(self, draw: Draw) -> dict[str, Tensor]:
-        """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of a draw, cropped and flipped."""
+        """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of a draw, cropped and flipped.
+
+        Where there are any, also gt_instants (T, 3 K, s h, s w), and rates (T, rate_windows, h, w).
+        """
         clip, aug, (frames, backwards) = draw.clip, draw.aug, draw.played
-        pictures = {
-            kind: self.files.pictures(clip, kind, self.frames_of(kind, frames), aug) for kind in clip.picture_kinds
-        }
+        wanted = {kind: self.frames_of(kind, frames) for kind in clip.picture_kinds}
+        if clip.instants:
+            wanted["gt_instants"] = instants_of(clip.instants, frames, backwards)
+            del wanted["gt"]  # the middle instant
+        pictures = {kind: self.files.pictures(clip, kind, numbers, aug) for kind, numbers in wanted.items()}
         item = {kind: _to_tensor(values, aug) for kind, values in pictures.items()}
+        if clip.instants:
+            item["gt_instants"] = item["gt_instants"].unflatten(0, (len(frames), -1)).flatten(1, 2)
+            item["gt"] = middle_instant(item["gt_instants"], clip.instants)
         if self.spikes:
             channels = [
-                self.spikes.read(self.files, clip, i, aug, picture, back, draw.camera)
+                self.spikes.read(self.files, clip, i, aug, picture, back, draw.camera, self.rate_windows)
                 for i, picture, back in zip(frames, pictures["lq"], backwards, strict=True)
             ]
-            item["spike"] = torch.from_numpy(aug.flip(np.stack(channels)))
+            spike = torch.from_numpy(aug.flip(np.stack(channels)))
+            item["spike"] = spike[:, : self.spikes.channels]
+            item |= {"rates": spike[:, self.spikes.channels :]} if self.rate_windows else {}
         return item
 
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
@@ -158,6 +178,7 @@ class TrainClips(ClipDataset):
     def __init__(self, section: Any, seed: int) -> None:
         super().__init__(section, seed)
         self.num_frame, self.gt_size = section.num_frame, section.gt_size
+        self.rate_windows = getattr(section, "rate_windows", 0)
         self.intervals = section.interval_list
         self.turns = {"hflip": section.use_hflip, "rot": section.use_rot, "reverse": section.random_reverse}
         self.ends = np.cumsum([self.samples_of(clip) for clip in self.clips])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from data.clip import Clip
 from data.frame_io import picture_size
+from data.instants import find_instants
 from data.meta_file import read_meta
 from data.names import FrameKey, digits_of, frame_key, frame_name
 from data.roots import FileEntry, Listing, is_lmdb, list_root
@@ -45,6 +46,7 @@ class Source:
 
     dataroot_lq: str
     dataroot_gt: str | None = None
+    dataroot_gt_instants: str | None = None
     dataroot_spike: str | None = None
     lq_folder: str = "blur"
     meta_info_file: str | None = None
@@ -59,6 +61,8 @@ class Source:
         kinds = {"lq": (self.dataroot_lq, self.lq_folder, (self.filename_ext,))}
         if self.dataroot_gt:
             kinds["gt"] = (self.dataroot_gt, "sharp", (self.filename_ext,))
+        if self.dataroot_gt_instants:
+            kinds["gt_instants"] = (self.dataroot_gt_instants, "instants", (self.filename_ext,))
         if self.dataroot_spike:
             kinds["spike"] = (self.dataroot_spike, "spike", tuple(suffix.lstrip(".") for suffix in FORMATS))
         return kinds
@@ -75,9 +79,8 @@ class Source:
 
     def listed(self) -> dict[str, tuple[int, str]] | None:
         """Clip -> (number of frames, first frame) of the meta file; None without one. Raises DataError."""
-        if not self.meta_info_file:
-            return None
-        return read_meta(self.meta_info_file, "1" if self.septuplets else "0", is_required=self.septuplets)
+        meta, first = self.meta_info_file, "1" if self.septuplets else "0"
+        return read_meta(meta, first, is_required=self.septuplets) if meta else None
 
     def wanted(self) -> str:
         """The files that every clip must have, in words."""
@@ -96,8 +99,9 @@ class Source:
         number = format(0, self.filename_tmpl) if self.filename_tmpl else "<frame>"
         clip, frame, more = ("00001/0001", "im1", "... im7") if self.septuplets else ("<clip>", number, "")
         lines = {}
-        for root, folder, (ext, *_) in self.kinds().values():
-            key, inner = f"{clip}/{frame}", f"{clip}/[{folder}/]{frame}"
+        for kind, (root, folder, (ext, *_)) in self.kinds().items():
+            name = f"{frame}_<instant>" if kind == "gt_instants" else frame
+            key, inner = f"{clip}/{name}", f"{clip}/[{folder}/]{name}"
             if is_lmdb(root):
                 lines[f"{root}/data.mdb"] = f"a file under each key {key} {more}"
                 lines[f"{root}/meta_info.txt"] = f"a line for each key: {key}.{ext} (<height>,<width>,3) 1"
@@ -110,8 +114,8 @@ class Source:
 
 def held_out(val_partition: str | None) -> frozenset[str]:
     """The REDS training clips that a partition keeps for validation: the four of REDS4, or the official 30."""
-    partitions = {"REDS4": ("000", "011", "015", "020"), "official": tuple(f"{i:03d}" for i in range(240, 270))}
-    return frozenset(partitions.get(val_partition, ()))
+    official = tuple(f"{i:03d}" for i in range(240, 270))
+    return frozenset({"REDS4": ("000", "011", "015", "020"), "official": official}.get(val_partition, ()))
 
 
 def find_clips(source: Source) -> list[Clip]:
@@ -126,7 +130,7 @@ def problems_error(problems: Sequence[Problem], sources: Sequence[Source], shown
     """One DataError with a table of all problems of these sources, or of the first `shown`."""
     table = problems[: SHOWN_PROBLEMS if shown is None else shown]
     width = max(len(problem.clip) for problem in table)
-    rows = [f"\n    {problem.clip:{width}} | {problem.what}\n    {'':{width}} |   {problem.where}" for problem in table]
+    rows = [f"\n    {found.clip:{width}} | {found.what}\n    {'':{width}} |   {found.where}" for found in table]
     more = len(problems) - len(rows)
     return DataError(
         f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(rows)}"
@@ -157,8 +161,8 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     return clips, problems + _check_scales(clips)
 
 
-def list_source(source: Source, kinds: Collection[str] = ("lq", "gt", "spike")) -> dict[str, Listing]:
-    """Kind of file ("lq", "gt", "spike") -> the files below its root, of these kinds.
+def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[str, Listing]:
+    """Kind of file, see `Source.kinds` -> the files below its root, of these kinds; None: of all.
 
     Raises one DataError for all roots, and the meta file, that cannot be read; it shows the layout of the data set.
     """
@@ -169,7 +173,7 @@ def list_source(source: Source, kinds: Collection[str] = ("lq", "gt", "spike")) 
     except DataError as e:
         errors.append(e)
     for kind in source.kinds():
-        if kind in kinds:
+        if kinds is None or kind in kinds:
             try:
                 found[kind] = source.listing(kind, names)
             except DataError as e:
@@ -191,10 +195,8 @@ def _joined(texts: Sequence[str]) -> str:
 
 def _joined_expected(texts: Sequence[str]) -> str:
     """The first lines as one, then the other lines: those of a layout."""
-    parts = [text.partition("\n") for text in texts]
-    return _joined([first for first, _, _ in parts]) + "".join(
-        dict.fromkeys(f"\n{rest}" for _, _, rest in parts if rest)
-    )
+    parts = [text.partition("\n")[::2] for text in texts]
+    return _joined([first for first, _ in parts]) + "".join(dict.fromkeys(f"\n{rest}" for _, rest in parts if rest))
 
 
 def digest(listings: dict[str, Listing]) -> str:
@@ -239,7 +241,8 @@ class _ClipCheck:
             self._report("spike", what)
         if self.problems:
             return None
-        self.stems = {kind: self._frame_stems(kind) for kind in self.kinds if not (kind == "spike" and one_file)}
+        by_frame = self.kinds.keys() - {"gt_instants", "spike" if one_file else ""}
+        self.stems = {kind: self._frame_stems(kind) for kind in self.kinds if kind in by_frame}
         # The remaining frames of an incomplete clip are checked as well, so that one run shows all problems.
         keys = [key for key in self._frames(listed) if all(key in stems for stems in self.stems.values())]
         if not keys:
@@ -249,10 +252,15 @@ class _ClipCheck:
         if one_file:
             entries["spike"] = self._check_one_file(keys)
             paths["spike"] = tuple(entry.path for entry in entries["spike"])
+        if "gt_instants" in self.kinds:
+            paths["gt_instants"], wrong = find_instants(self.files["gt_instants"], self.stems["lq"], keys)
+            for what in wrong:
+                self._report("gt_instants", what)
         planes = self._check_planes(entries["spike"]) if entries.get("spike") else ()
         size, gt_size = self.sizes or self._check_sizes(paths)
         stems = tuple(self.stems["lq"][key] for key in keys)
-        return Clip(self.name, stems, paths["lq"], paths.get("gt", ()), paths.get("spike", ()), planes, size, gt_size)
+        gt, instants, spike = (paths.get(kind, ()) for kind in ("gt", "gt_instants", "spike"))
+        return Clip(self.name, stems, paths["lq"], gt, spike, planes, size, gt_size, instants)
 
     def _report(self, kind: str, what: str, folder: str = "") -> None:
         root, inner = self.kinds[kind][0].rstrip("/"), [folder] if folder else []

@@ -23,7 +23,10 @@ class ClipFiles(FileReading):
     """Where the frames are."""
 
     dataroot_lq: str = Field(description="Folder (or LMDB) of the blurry frames.")
-    dataroot_gt: str | None = Field(None, description="Folder of the sharp frames; null for real data, to test on.")
+    dataroot_gt: str | None = Field(
+        None,
+        description="Folder of the sharp frames; null for real data: to test on, or to train with a loss without gt.",
+    )
     lq_folder: str = Field("blur", description="Folder of the blurry frames within a clip, where it has such folders.")
     meta_info_file: str | None = Field(None, description="List of the clips to use; null: all folders.")
     filename_tmpl: str | None = Field(None, description='Form of the frame numbers, e.g. "08d"; null: any.')
@@ -34,6 +37,14 @@ class SharpFiles(Section):
     """Training needs sharp frames."""
 
     dataroot_gt: str = Field(description="Folder of the sharp frames.")
+
+
+class Instants(Section):
+    """Several sharp frames of each exposure."""
+
+    dataroot_gt_instants: str | None = Field(
+        None, description="Folder of several sharp frames for each blurry one, <frame>_<number>; null: none."
+    )
 
 
 class Spikes(Section):

@@ -49,12 +49,13 @@ class DatasetClip:
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         item = self._dataset.read_frames(self._index, index, 1, reverse)
-        return {kind: item[kind][0] for kind in ("lq", "spike", "gt") if kind in item}
+        return {kind: item[kind][0] for kind in ("lq", "spike", "gt", "gt_instants") if kind in item}
 
     def digest(self) -> str:
-        clip, files = self._dataset.clips[self._index], self._dataset.files
-        cache = [Path(files.path, CACHE_INDEX)] if isinstance(files, CacheReader) else []
-        return _digest([*cache, *clip.lq, *clip.gt, *clip.spike], self._dataset.spikes, self.stems)
+        clip, reader = self._dataset.clips[self._index], self._dataset.files
+        cache = [Path(reader.path, CACHE_INDEX)] if isinstance(reader, CacheReader) else []
+        files = [*cache, *clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
+        return _digest(files, self._dataset.spikes, self.stems)
 
 
 class UserSpikes:

@@ -37,8 +37,9 @@ class DiskFiles:
         self._check_roots(source)
         clips = find_clips(source)
         if self.cache_data:
-            lq = {path: clip.size for clip in clips for path in clip.lq}
-            self._kept = PictureMemory(lq | {path: clip.gt_size for clip in clips for path in clip.gt})
+            pictures = [(clip, kind) for clip in clips for kind in clip.picture_kinds]
+            sizes = {path: clip.size_of(kind) for clip, kind in pictures for path in getattr(clip, kind)}
+            self._kept = PictureMemory(sizes)
         return clips
 
     def _check_roots(self, source: Source) -> None:
@@ -50,7 +51,7 @@ class DiskFiles:
             )  # fmt: skip
 
     def pictures(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
-        """The crop of `aug` in frames of one kind ("lq", "gt"): (T, h, w, 3) uint8, B, G, R."""
+        """The crop of `aug` in pictures of one kind (data.clip.PICTURE_KINDS): (T, h, w, 3) uint8, B, G, R."""
         paths, size, scale = getattr(clip, kind), clip.size_of(kind), clip.scale_of(kind)
         return np.stack([aug.crop(self._picture(paths[i], size), scale) for i in frames])
 

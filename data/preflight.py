@@ -129,9 +129,9 @@ def check_source(
         )
     clips, problems = scan(source)
     report = Report(split, source, places, clips, problems)
-    jobs = ((clip, kind, path) for clip in clips for kind in ("lq", "gt") for path in getattr(clip, kind))
+    jobs = ((clip, kind, path) for clip in clips for kind in clip.picture_kinds for path in getattr(clip, kind))
     files = ((clip, path) for clip in clips for path in clip.spike_files)
-    total = sum(len(clip.lq) + len(clip.gt) + len(clip.spike_files) for clip in clips)
+    total = sum(len(getattr(clip, kind)) for clip in clips for kind in (*clip.picture_kinds, "spike_files"))
     with ThreadPoolExecutor(THREADS) as pool, show(total, f"checking {split}", "files") as progress:
 
         def add(found: Iterable[Problem | None]) -> None:

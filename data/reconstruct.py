@@ -87,7 +87,7 @@ class Reconstruction:
     representation: dict[str, Any]
     center_frame_only: bool
 
-    can_cut = True
+    can_cut, instants = True, 1
 
     @property
     def formula(self) -> Formula:

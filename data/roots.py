@@ -25,7 +25,8 @@ FROM_START = (
     "every frame reads the file of its clip from the start, which is slow for long clips: convert it to .dat "
     "(scripts/spike_tool.py convert), or build a clip cache (scripts/build_clip_cache.py)"
 )
-PARTS = frozenset({"blur", "blur_gamma", "sharp", "spike"})  # folders within a clip, never clips of their own
+# Folders within a clip, never clips of their own.
+PARTS = frozenset({"blur", "blur_gamma", "sharp", "instants", "spike"})
 _LMDB_LINE = re.compile(r"(.+?)(?: \(.*\)(?: \d+)?)?$")  # "<key>.<ext> (<shape>) <compression>"; keys may hold blanks
 
 _FIND = "correct the dataroot in the options, or make or copy the data (docs/data_format.md)"

@@ -220,11 +220,13 @@ class DatSpikes:
         picture: np.ndarray,
         reverse: bool = False,
         camera: CameraDraw | None = None,
+        windows: int = 0,
     ) -> np.ndarray:
         """The channels of one frame's file within the crop of `aug`, not flipped: (S, aug.height, aug.width) float32.
 
         picture: the blurry frame there, (aug.height, aug.width, 3) uint8, B, G, R.
         reverse: time runs backwards within the frame. camera: a simulated camera, None for the recording one.
+        windows: so many more channels, the firing rates in equal parts of the exposure, as undivided linear light.
         Only the spike pixels that the crop needs are unpacked, so that it is exactly that crop of the whole frame.
         """
         window = self.grid(clip.size).window(aug)
@@ -236,7 +238,12 @@ class DatSpikes:
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
         span = self.span(clip, frame)
-        return window.to_rgb(self.represent(stream, clip.name, clip.spike[frame], rate, reverse, span))
+        channels = self.represent(stream, clip.name, clip.spike[frame], rate, reverse, span)
+        if windows:
+            center = self.center_plane(clip.name, len(stream), span)
+            rates = rp.represent("voxel", stream, center, reverse=reverse, light=self.light, num_bins=windows)
+            channels = np.concatenate((channels, rates))
+        return window.to_rgb(channels)
 
 
 def build_spikes(section: Any, dataroot_spike: str, where: str) -> DatSpikes:

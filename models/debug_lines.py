@@ -16,7 +16,7 @@ def print_debug_lines(model: ModelVRT, step: int, micro_batches: list[dict[str, 
     rank = f"[Rank {utils_dist.get_rank()}/{utils_dist.get_world_size()}]"
     if not model.is_described:
         model.is_described = True
-        tensors = {"lq": model.lq, "spike": model.spike, "gt": model.gt, "loss": model.step_losses["loss"]}
+        tensors = {"lq": model.lq, "spike": model.spike, **model.compared, "loss": model.step_losses["loss"]}
         found = "; ".join(f"{name} {_describe(value)}" for name, value in tensors.items() if value is not None)
         _print(f"{rank} First batch: {found}")
     if step % every == 0:

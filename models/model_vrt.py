@@ -15,13 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from models.amp import AMP_DTYPES, amp_dtype
 from models.ddp import unwrap_ddp, wrap_ddp
-from models.losses import LOSSES
+from models.losses import LOSSES, taken_by
 from models.model_base import ModelBase, to_cpu
 from models.nonfinite import NonFiniteSteps
 from models.optim import build_optimizer, fixed_keys, is_fix_key, load_moments, set_lr
 from models.out_of_memory import StepOptions, is_out_of_memory, out_of_memory_error
 from models.weights import load_pretrained, load_weights
 from utils import utils_dist
+from utils.contract import input_spec
 from utils.dist import watchdog
 from utils.errors import CheckpointError
 from utils.options.models import Options
@@ -32,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 class ModelVRT(ModelBase):
-    """Trains any network with netG(lq, spike) -> (B, T, 3, sH, sW).
+    """Trains any network with netG(lq, spike) -> (B, T, 3 K, sH, sW), K = netG.out_instants.
 
     A batch holds lq (B, T, 3, H, W), gt (B, T, 3, sH, sW), both in [0, 1], spike (B, T, S, H, W) and key, a list of B
-    sample names. For non-blind denoising lq has a fourth channel, the noise map; for frame interpolation gt holds the
-    new frames, (B, 1, 3, H, W).
+    sample names; for K > 1 the sharp instants gt_instants (B, T, 3 K, sH, sW), for a loss without gt the firing rates
+    (B, T, K, H, W). For non-blind denoising lq has a fourth channel, the noise map; for frame interpolation gt holds
+    the new frames, (B, 1, 3, H, W).
     """
 
     def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
@@ -67,6 +69,7 @@ class ModelVRT(ModelBase):
         if self.train_opt.compile:
             self.netG.compile()  # in place: the names in the state dict stay the same
         self.lossfn: nn.Module = LOSSES.build(self.train_opt, "train").to(self.device)
+        self.taken = taken_by(type(self.lossfn))
         self.optimizer = build_optimizer(self.netG, self.train_opt)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp_dtype is torch.float16)
         if state is not None:
@@ -202,15 +205,21 @@ class ModelVRT(ModelBase):
 
     def feed_data(self, batch: dict[str, Any]) -> None:
         self.lq = batch["lq"].to(self.device, non_blocking=True)
-        self.gt = batch["gt"].to(self.device, non_blocking=True) if "gt" in batch else None
         self.spike = batch["spike"].to(self.device, non_blocking=True) if "spike" in batch else None
+        # Of a network with several instants, gt is the middle one alone.
+        names = {"gt": "gt_instants" if input_spec(unwrap_ddp(self.netG)).out_instants > 1 else "gt"}
+        self.compared = {
+            name: batch[names.get(name, name)].to(self.device, non_blocking=True)
+            for name in self.taken
+            if names.get(name, name) in batch
+        }
 
     def loss(self) -> Tensor:
         """Loss of the current batch: the network runs in the AMP dtype, the loss in float32 (float64 stays)."""
         with self.autocast():
             restored = self.netG(self.lq, self.spike)
         restored = restored.float() if restored.dtype in AMP_DTYPES.values() else restored
-        found, weight = self.lossfn(restored, self.gt), self.train_opt.G_lossfn_weight
+        found, weight = self.lossfn(restored, *self.compared.values()), self.train_opt.G_lossfn_weight
         if isinstance(found, Tensor):
             self.loss_terms: dict[str, Tensor] = {}
             return weight * found

@@ -61,6 +61,9 @@ class VRT(nn.Module):
     kernels: "auto" selects the fastest tested implementation for the device, "plain" the one with torch's autograd
     only, "triton" the GPU kernels of models/vrt/triton_*.py.
     fusion: how the spikes enter, see models/fusion/operators.py; `spike_channels` comes from the data.
+
+    out_instants: K sharp frames for each blurry one, (B, N, K out_chans, sH, sW) in the order of time: the middles of K
+    equal parts of the exposure. K is odd, and the middle one is the frame of gt. 1: as published.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class VRT(nn.Module):
         memory_budget_gb: float | None = None,
         kernels: Kernels = "auto",
         fusion: Annotated[dict[str, Any] | str, FUSIONS] = "none",
+        out_instants: int = 1,
         spike_channels: int = 0,
     ) -> None:
         super().__init__()
@@ -102,7 +106,8 @@ class VRT(nn.Module):
         check_options(options, self.image_chans)
         self.is_fitted, self.memory_budget_gb = checkpoint != "auto", memory_budget_gb
         self.notes: list[str] = []  # messages about this network for the training log
-        self.upscale, self.in_chans, self.out_chans = upscale, in_chans, out_chans
+        self.upscale, self.in_chans, self.out_chans = upscale, in_chans, out_instants * out_chans
+        self.out_instants = out_instants
         self.pa_frames, self.nonblind = pa_frames, nonblind_denoising
         self.flow_input, self.spike_channels = flow_input, spike_channels
         self.flow_channels = flow_channels or middle_channels(spike_channels)
@@ -202,7 +207,8 @@ class VRT(nn.Module):
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         """lq: (B, N, C, H, W), C = image channels (+ 1 noise map); spike: (B, N, S, H, W) if the fusion needs it.
 
-        Returns (B, N, out_chans, upscale * H, upscale * W), or (B, out_chans / 3, 3, H, W) if pa_frames is 0.
+        Returns (B, N, out_instants * out_chans, upscale * H, upscale * W), or (B, out_chans / 3, 3, H, W) if pa_frames
+        is 0.
         """
         check_input(lq, self.input_spec)
         image, noise = lq[:, :, : self.image_chans], lq[:, :, self.image_chans :]
@@ -269,13 +275,13 @@ class VRT(nn.Module):
         return x
 
     def _restore(self, features: Tensor, base: Tensor) -> Tensor:
-        """Output frames from features (B, N, E, H, W) and base (B, N, 3, H, W), to which the result is added."""
+        """Output frames from features (B, N, E, H, W) and base (B, N, 3, H, W), to which each instant is added."""
         b, n = base.shape[:2]
         x, base = features.flatten(0, 1), base.flatten(0, 1)
         if self.upscale > 1:
             x = self.upsample(self.conv_before_upsample(x))
             base = F.interpolate(base, scale_factor=self.upscale, mode="bilinear", align_corners=False)
-        x = self.conv_last(x) + base
+        x = self.conv_last(x) + base.repeat(1, self.out_instants, 1, 1)
         return x.view(b, n, *x.shape[1:])
 
     def _interpolate(self, x: Tensor, spike: Tensor | None) -> Tensor:

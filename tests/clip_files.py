@@ -48,8 +48,9 @@ def write_clip(
     planes: int = PLANES,
     regrouped: bool = False,
     seed: int = 0,
+    instants: int = 0,
 ) -> None:
-    """One clip below root/GOPRO_Large and root/GOPRO_Large_spike_seq."""
+    """One clip below root/GOPRO_Large and root/GOPRO_Large_spike_seq; green of its instants counts them from 1."""
     rgb, spikes = root / "GOPRO_Large", root / "GOPRO_Large_spike_seq"
     for frame in range(frames):
         level = levels(seed, frame, h, w)
@@ -60,6 +61,9 @@ def write_clip(
             lq, gt = rgb / split / name / "blur", rgb / split / name / "sharp"
         write_png(lq / f"{stem}.png", np.kron(20 * level, np.ones((2, 2))), green=first + frame)
         write_png(gt / f"{stem}.png", np.kron(10 * level, np.ones((2 * scale, 2 * scale))))
+        for k in range(instants):
+            red = np.kron(10 * level, np.ones((2 * scale, 2 * scale)))
+            write_png(rgb / split / name / "instants" / f"{stem}_{k}.png", red, green=k + 1)
         stream = np.arange(planes)[:, None, None] < level
         path = spikes / split / name / "spike" / f"{stem}.dat"
         path.parent.mkdir(parents=True, exist_ok=True)

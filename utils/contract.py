@@ -23,6 +23,7 @@ class InputSpec:
     image_channels: 1 (gray) or 3 (RGB) or more, without the noise map that `noise_map` asks for as a further channel.
     spike_channels: S of the spikes that go in; 0: none are needed.
     interpolates: the output frames lie between the input frames, of which there are exactly least_frames.
+    out_instants: K sharp frames for each blurry one, one after the other in the channels; the middle one is that of gt.
     """
 
     stride: int = 1
@@ -34,6 +35,7 @@ class InputSpec:
     noise_map: bool = False
     spike_channels: int = 0
     interpolates: bool = False
+    out_instants: int = 1
 
     @property
     def multiple(self) -> int:
@@ -50,6 +52,16 @@ def input_spec(net: Any) -> InputSpec:
     return getattr(net, "input_spec", InputSpec())
 
 
+def middle_instant(frame: Tensor, instants: int) -> Tensor:
+    """(..., K C, H, W) of K = `instants` sharp frames -> the middle one, (..., C, H, W)."""
+    return frame.unflatten(-3, (instants, -1))[..., instants // 2, :, :, :]
+
+
+def reversed_instants(frame: Tensor, instants: int) -> Tensor:
+    """(..., K C, H, W) of K = `instants` sharp frames -> the same in reversed order of time."""
+    return frame.unflatten(-3, (instants, -1)).flip(-4).flatten(-4, -3)
+
+
 class FrameReader(Protocol):
     """Gives the frames of a clip one by one. stems: their names."""
 
@@ -57,7 +69,8 @@ class FrameReader(Protocol):
     stems: Sequence[str]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        """lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S, H, W) and gt (3, sH, sW).
+        """lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S, H, W), gt (3, sH, sW) and gt_instants
+        (3 K, sH, sW), of which gt is the middle one.
 
         reverse: the spikes of reversed time.
         """
@@ -84,7 +97,7 @@ class FrameRestorer(Protocol):
     """Restores frames on one device."""
 
     def frames(self, reader: FrameReader, wanted: range) -> Iterator[Tensor]:
-        """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU."""
+        """The restored frames `wanted` of a clip, in order, each (K C, sH, sW) float32 on the CPU, K instants."""
         ...
 
     def describe(self) -> str:
@@ -96,11 +109,12 @@ class Method(Protocol):
     """How a test restores its frames: a network, or a formula.
 
     is_grey: its frames have no colour, so that only luma can be scored. can_cut: a frame does not depend on which other
-    frames of its clip are restored with it.
+    frames of its clip are restored with it. instants: sharp frames for each frame, one after the other in the channels.
     """
 
     is_grey: bool
     can_cut: bool
+    instants: int
 
     def frames_of(self, count: int) -> range:
         """The frames to restore of a clip of `count` frames."""

@@ -18,7 +18,6 @@ from utils import utils_dist
 from utils.contract import ClipReader, FrameRestorer, Method
 from utils.dist import watchdog
 from utils.dist.gpu import device_name
-from utils.metrics import tensor_to_uint8
 from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)
@@ -132,7 +131,7 @@ def restore_share(job: Job, restorer: FrameRestorer, mine: Sequence[Work], lpips
             clip, begin = job.clips[work.clip], time.perf_counter()
             watchdog.phase(f"restore: {clip.name}", count)
             for index, frame in zip(work.frames, restorer.frames(clip, work.frames), strict=True):
-                job.outputs.write_image(job.outputs.frame_file(clip.name, clip.stems[index]), tensor_to_uint8(frame))
+                job.outputs.write_frame(clip.name, clip.stems[index], frame)
                 bar.update()
                 count += 1
                 watchdog.phase(f"restore: {clip.name}", count)

@@ -31,6 +31,10 @@ class NetworkMethod:
     def can_cut(self) -> bool:
         return bool(self.tiling.num_frame_testing) and not self.tiling.flip_seq and not self.tiling.center_frame_only
 
+    @property
+    def instants(self) -> int:
+        return self.saved.spec.out_instants
+
     def frames_of(self, count: int) -> range:
         return self.tiling.frames_of(count)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,25 +22,29 @@ from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.files import Made, refuse_run_folder
 from utils.image import comparison_strip, encode_rgb, imread_rgb, side_by_side
-from utils.metrics import LUMA_METRICS, frame_scores, tensor_to_uint8
+from utils.metrics import LUMA_METRICS, frame_scores, psnr, tensor_to_uint8
 from utils.video import VideoWriter
 
 STRIPS_PER_CLIP = 3
+VIDEOS = {"video": "", "comparison": "_comparison", "slowmotion": "_slowmotion"}  # kind -> end of the file's name
 OF_ALL_CLIPS = ("run.json", "metrics.json", "table.txt", "report.html")
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The output folder, and which of "frames", "video", "comparison" to save.
+    """The output folder, and which of "frames", "video", "comparison", "slowmotion" to save.
 
-    frames: folder/<clip>/<stem>.png; video: folder/<clip>.mp4; comparison: folder/<clip>_comparison.mp4; always
-    folder/strips/<clip>/<stem>.png and folder/clips/. fps: of the videos where the input has no frame rate.
+    frames: folder/<clip>/<stem>.png; video: folder/<clip>.mp4; comparison: folder/<clip>_comparison.mp4; slowmotion:
+    folder/<clip>_slowmotion.mp4, all instants of all frames; always folder/strips/<clip>/<stem>.png and folder/clips/.
+    fps: of the videos where the input has no frame rate. instants: restored for each frame; of several, "frames" saves
+    the middle one, and all of them as folder/instants/<clip>/<stem>_<number>.png.
     Everything is written through `made`, which never changes or removes a file that this program did not make.
     """
 
     folder: Path
     save: tuple[str, ...] = ("frames",)
     fps: float = 25.0
+    instants: int = 1
 
     @cached_property
     def made(self) -> Made:
@@ -47,19 +53,36 @@ class Outputs:
 
     def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """The files to save of a clip with these frames."""
-        frames = [self.frame_file(clip, stem) for stem in stems] if "frames" in self.save else []
-        names = {"video": f"{clip}.mp4", "comparison": f"{clip}_comparison.mp4"}
-        return frames + [self.folder / name for kind, name in names.items() if kind in self.save]
+        frames = self.frame_files(clip, stems) if "frames" in self.save else []
+        return frames + [self.video_file(clip, kind) for kind in VIDEOS if kind in self.save]
 
     def planned(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Every file written for a clip with these frames, each once."""
-        files = [*self.results(clip, stems), *(self.frame_file(clip, stem) for stem in stems)]
+        files = [*self.results(clip, stems), *self.frame_files(clip, stems)]
         files += [self.strip_file(clip, stems[i]) for i in _spaced(len(stems))]
         return list(dict.fromkeys([*files, clip_file(self.folder, clip), self.example_file(clip)]))
 
     def frame_file(self, clip: str, stem: str) -> Path:
         """A restored frame. Without "frames" in `save` it is removed once its clip is finished."""
-        return (self.folder if "frames" in self.save else self.folder / ".work") / clip / f"{stem}.png"
+        return self._frames_folder / clip / f"{stem}.png"
+
+    def instant_files(self, clip: str, stem: str) -> list[Path]:
+        """The restored instants of a frame; [] where there is but one, the frame. They are removed with the frame."""
+        if self.instants == 1:
+            return []
+        return [self._frames_folder / "instants" / clip / f"{stem}_{k}.png" for k in range(self.instants)]
+
+    def frame_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
+        """The restored frames with these names, and their instants."""
+        return [path for s in stems for path in (*self.instant_files(clip, s), self.frame_file(clip, s))]
+
+    @property
+    def _frames_folder(self) -> Path:
+        return self.folder if "frames" in self.save else self.folder / ".work"
+
+    def video_file(self, clip: str, kind: str) -> Path:
+        """kind: of `VIDEOS`."""
+        return self.folder / f"{clip}{VIDEOS[kind]}.mp4"
 
     def example_file(self, clip: str) -> Path:
         """The restored frame of the clip that the report shows."""
@@ -72,6 +95,13 @@ class Outputs:
     def write_image(self, path: Path, image: np.ndarray) -> None:
         """Write (H, W, 3) uint8 to `path` below the folder."""
         self.made.write(path, encode_rgb(path, image))
+
+    def write_frame(self, clip: str, stem: str, frame: Tensor) -> None:
+        """Write a restored frame (3 K, H, W) with its K instants; the file of the frame comes last."""
+        images = tensor_to_uint8(frame.unflatten(0, (self.instants, -1)))
+        for path, image in zip(self.instant_files(clip, stem), images, strict=False):
+            self.write_image(path, image)
+        self.write_image(self.frame_file(clip, stem), images[self.instants // 2])
 
 
 def claim_folder(
@@ -157,17 +187,19 @@ def finish_clip(
 
     more_scores: further metrics of (restored, sharp), each (H, W, 3) uint8. notes: further entries of the JSON.
     is_grey: the restored frames have no colour, so that only their luma is scored.
-    The input is scored too where it has the size of the sharp frame. Each image, and the end of each video, counts as
-    progress for the watchdog.
+    The input is scored too where it has the size of the sharp frame, and each instant where it has a sharp frame of its
+    own. Each image, and the end of each video, counts as progress for the watchdog.
     """
     per_frame: dict[str, dict[str, list[float]]] = {}
     strips, example = {indices[i] for i in _spaced(len(indices))}, indices[len(indices) // 2]
     with ExitStack() as stack:
-        video, comparison = _open_videos(clip, outputs, len(indices), stack)
+        videos = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
-            item, restored = clip.frame(index), imread_rgb(outputs.frame_file(clip.name, clip.stems[index]))
+            item, stem = clip.frame(index), clip.stems[index]
+            restored = imread_rgb(outputs.frame_file(clip.name, stem))
             blurry = tensor_to_uint8(item["lq"][:3])
             sharp = tensor_to_uint8(item["gt"]) if "gt" in item else None
+            instants = [imread_rgb(path) for path in outputs.instant_files(clip.name, stem)]
             if sharp is not None:
                 images = {"restored": restored, **({"input": blurry} if blurry.shape == sharp.shape else {})}
                 for kind, image in images.items():
@@ -175,16 +207,20 @@ def finish_clip(
                     values = frame_scores(image, sharp) | (more_scores(image, sharp) if more_scores else {})
                     if is_grey and kind == "restored":
                         values = {name: values[name] for name in LUMA_METRICS}
-                    for name, value in values.items():
-                        per_frame.setdefault(kind, {}).setdefault(name, []).append(value)
+                    _add(per_frame, kind, values)
+            if instants and "gt_instants" in item:
+                truth = tensor_to_uint8(item["gt_instants"].unflatten(0, (len(instants), -1)))
+                for number, (image, sharp_then) in enumerate(zip(instants, truth, strict=True)):
+                    _add(per_frame, f"instant {number}", {"psnr": psnr(image, sharp_then)})
             watchdog.go_on()
-            if video is not None:
-                video.write(restored)
-            if comparison is not None:
-                comparison.write(_panels(blurry, restored, sharp))
+            shown = {"video": [restored], "slowmotion": instants}
+            shown |= {"comparison": [_panels(blurry, restored, sharp)]} if "comparison" in videos else {}
+            for kind, video in videos.items():
+                for picture in shown[kind]:
+                    video.write(picture)
             if index in strips:
                 strip = comparison_strip(item["lq"], item.get("spike"), _tensor(restored), item.get("gt"))
-                outputs.write_image(outputs.strip_file(clip.name, clip.stems[index]), strip)
+                outputs.write_image(outputs.strip_file(clip.name, stem), strip)
             if index == example:
                 outputs.write_image(outputs.example_file(clip.name), restored)
     about = {
@@ -193,7 +229,12 @@ def finish_clip(
     }  # fmt: skip
     save_clip(outputs.made, {**about, **notes})
     if "frames" not in outputs.save:
-        outputs.made.remove(outputs.frame_file(clip.name, stem) for stem in clip.stems)
+        outputs.made.remove(outputs.frame_files(clip.name, clip.stems))
+
+
+def _add(per_frame: dict[str, dict[str, list[float]]], kind: str, values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        per_frame.setdefault(kind, {}).setdefault(name, []).append(value)
 
 
 def _spaced(count: int) -> list[int]:
@@ -201,23 +242,32 @@ def _spaced(count: int) -> list[int]:
     return np.linspace(0, count - 1, min(STRIPS_PER_CLIP, count)).round().astype(int).tolist()
 
 
-def _open_videos(
-    clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack
-) -> tuple[VideoWriter | None, VideoWriter | None]:
-    """The video and the comparison, None where not saved; time stamps and sound only where all frames are restored."""
-    fps = clip.fps or outputs.fps
+def _open_videos(clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack) -> dict[str, VideoWriter]:
+    """The videos to save, by kind; with time stamps and sound only where all `count` frames are restored."""
     is_whole = count == len(clip.stems)
-    form = {"made": outputs.made, "times": clip.times if is_whole else None}
-    video = comparison = None
-    if "video" in outputs.save:
-        sound = clip.sound if is_whole else None
-        video = VideoWriter(outputs.folder / f"{clip.name}.mp4", fps, sound=sound, chroma="444", **form)
-        stack.enter_context(video)
-        stack.callback(watchdog.go_on)  # closing a video encodes the last frames and reads the file back: once for each
-    if "comparison" in outputs.save:
-        comparison = VideoWriter(outputs.folder / f"{clip.name}_comparison.mp4", fps, **form)
-        stack.enter_context(comparison)
-    return video, comparison
+    times = clip.times if is_whole else None
+    # Slow motion shows every instant for as long as a frame was shown. Sound would not fit.
+    slow = [outputs.instants * a + k * (b - a) for a, b in _intervals(times) for k in range(outputs.instants)]
+    how: dict[str, dict[str, Any]] = {
+        "video": {"times": times, "sound": clip.sound if is_whole else None, "chroma": "444"},
+        "comparison": {"times": times},
+        "slowmotion": {"times": slow or None, "chroma": "444"},
+    }
+    videos = {}
+    for kind in (kind for kind in VIDEOS if kind in outputs.save):
+        path = outputs.video_file(clip.name, kind)
+        video = VideoWriter(path, clip.fps or outputs.fps, made=outputs.made, **how[kind])
+        videos[kind] = stack.enter_context(video)
+        stack.callback(watchdog.go_on)  # closing a video encodes the last frames and reads the file back
+    return videos
+
+
+def _intervals(times: Sequence[Fraction] | None) -> list[tuple[Fraction, Fraction]]:
+    """The time of each frame and of the next one; the last frame is shown as long as the one before it."""
+    times = list(times or ())
+    if len(times) < 2:
+        return []
+    return list(itertools.pairwise([*times, 2 * times[-1] - times[-2]]))
 
 
 def _panels(blurry: np.ndarray, restored: np.ndarray, sharp: np.ndarray | None) -> np.ndarray:

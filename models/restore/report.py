@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from models.restore.job import Job
-from models.restore.results import COLUMNS, Row, collect, format_value, json_bytes, load_clip, table_rows, text_table
+from models.restore.results import (
+    COLUMNS,
+    Row,
+    collect,
+    format_value,
+    instants_psnr,
+    json_bytes,
+    load_clip,
+    table_rows,
+    text_table,
+)
 from utils import utils_dist
 from utils.dist import watchdog
 from utils.dist.gpu import device_name
@@ -109,6 +119,8 @@ def _table(results: Mapping[str, Any]) -> str:
     head = "".join(f"<th>{COLUMNS[m]}</th><th>input</th>" for m in metrics)
     total = results["averages"]["restored"]
     found = f"clips found {total['clips_found']}, expected {total['clips_expected']}"
+    if instants := instants_psnr(results):
+        found += f"<br>PSNR dB of the instants, mean over clips: {', '.join(instants)}"
     head = f"<tr><th>clip</th><th>frames</th>{head}<th>gain dB</th></tr>"
     return f"<table>{head}{lines}</table><p>{found}</p>"
 

@@ -35,7 +35,7 @@ def clip_file(folder: Path, name: str) -> Path:
 
 
 def collect(clips: Sequence[Mapping[str, Any]], expected: int) -> dict[str, Any]:
-    """{"clips": {name: frames, means, values per frame}, "averages": {"restored": ..., "input": ...}}.
+    """{"clips": {name: frames, means, values per frame}, "averages": {"restored": ..., "input": ..., ...}}.
 
     Averages as `utils.metrics.averages` gives them, over the clips with sharp frames; {} where there are none.
     """
@@ -107,6 +107,12 @@ def format_value(metric: str, value: float | str | None) -> str:
     return f"{number:.2f}" if metric.startswith("psnr") else f"{number:.4f}"
 
 
+def instants_psnr(results: Mapping[str, Any]) -> list[str]:
+    """PSNR of each restored instant of an exposure, mean over clips; [] where they were not scored."""
+    found = {kind: mean for kind, mean in results["averages"].items() if kind.startswith("instant ")}
+    return [format_value("psnr", found[kind]["psnr"]) for kind in sorted(found, key=natural_key)]
+
+
 def text_table(results: Mapping[str, Any]) -> str:
     """The clips and their means as an aligned text table. Its first line says where clips are missing."""
     metrics, rows = table_rows(results)
@@ -117,7 +123,9 @@ def text_table(results: Mapping[str, Any]) -> str:
     for name, _, restored, given in rows:
         cells = (f"{format_value(m, restored.get(m)):>9} {format_value(m, given.get(m)):>8}" for m in metrics)
         lines.append(f"{name:{width}} | " + " | ".join(cells))
-    total = results["averages"]["restored"]
+    total, instants = results["averages"]["restored"], instants_psnr(results)
+    if instants:
+        lines.append("PSNR dB of the instants, mean over clips: " + ", ".join(instants))
     lines.append(f"clips found {total['clips_found']}, expected {total['clips_expected']}; {total['frames']} frames")
     if not total["complete"]:
         lines.insert(0, "INCOMPLETE: the averages below do not cover the whole set")

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from models.restore.outputs import VIDEOS
 from models.restore.restorer import DTYPES
 from utils.errors import OptionError
 from utils.files import refuse_overlap
-
-SAVES = ("frames", "video", "comparison")
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,12 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     add("--center-frame-only", action="store_true", help="only the middle frame (val.center_frame_only)")
     add("--dtype", choices=DTYPES, default="float32", help="precision of the network (default float32)")
     add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
-    add("--save", nargs="+", choices=SAVES, help="what to save (default: frames or video like --input, comparison)")
+    add(
+        "--save",
+        nargs="+",
+        choices=("frames", *VIDEOS),
+        help="what to save (default: frames or video like --input, comparison; slowmotion with several instants)",
+    )
     add("--fps", type=float, default=25.0, help="frame rate of videos made from frames (default 25)")
     add("--lpips", nargs="+", metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
     add("--overwrite", action="store_true", help="remove the results that this program made in the output folder")

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from utils.contract import InputSpec
+from utils.contract import InputSpec, reversed_instants
 from utils.errors import OptionError
 from utils.options.models import ValOptions
 
@@ -41,6 +40,7 @@ class Tiling:
     center_frame_only: restore only frame n // 2 of n.
     batch_tiles: spatial tiles per pass of the network; faster on a GPU, uses more memory.
     window_size, stride, least_size, min_frames: of the network, see InputSpec; tiles are padded accordingly.
+    out_instants: of the network; in the time-reversed copy the instants of a frame are in reversed order too.
     """
 
     num_frame_testing: int = 0
@@ -56,6 +56,7 @@ class Tiling:
     batch_tiles: int = 1
     min_frames: int = 2
     stride: int = 8
+    out_instants: int = 1
     least_size: tuple[int, int] = (64, 64)
 
     def __post_init__(self) -> None:
@@ -85,7 +86,8 @@ class Tiling:
     def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> Tiling:
         """The tiles of the options `val` for a network with `spec`; changes: fields with other values."""
         fields = {key: value for key, value in val.plain().items() if key != "save_img"}
-        fields |= {key: getattr(spec, key) for key in ("window_size", "scale", "stride", "least_size")}
+        of_network = ("window_size", "scale", "stride", "least_size", "out_instants")
+        fields |= {key: getattr(spec, key) for key in of_network}
         fields["min_frames"] = 1 if spec.interpolates else spec.least_frames
         return cls(**{**fields, **changes})
 
@@ -116,7 +118,8 @@ def stream_clip(net: nn.Module, read: Reader, num_frames: int, tiling: Tiling, w
     order = [(index, False) for index in [*range(num_frames), *([num_frames - 1] if tiling.pad_seq else [])]]
     if tiling.flip_seq:
         both = order + [(index, True) for index, _ in reversed(order)]
-        halves = _average_halves(_stream_sequence(net, read, both, tiling, range(len(both))), len(order))
+        restored = _stream_sequence(net, read, both, tiling, range(len(both)))
+        halves = _average_halves(restored, len(order), tiling.out_instants)
         yield from (frame for index, frame in enumerate(halves) if index in wanted)
     else:
         yield from _stream_sequence(net, read, order, tiling, wanted)
@@ -241,21 +244,21 @@ def _pad(clip: Tensor, target: tuple[int, int, int]) -> Tensor:
     return clip
 
 
-def _average_halves(frames: Iterator[Tensor], length: int) -> Iterator[Tensor]:
-    """Mean of frames i and 2 length - 1 - i of a sequence of 2 length frames.
+def _average_halves(frames: Iterator[Tensor], length: int, instants: int) -> Iterator[Tensor]:
+    """Mean of frames i and 2 length - 1 - i of a sequence of 2 length frames, of the latter with reversed instants.
 
     The frames are stored on disk, because the partner of the first frame comes last.
     """
     with tempfile.TemporaryFile() as store:
         for frame in frames:
             store.write(frame.numpy().tobytes())
-            shape, dtype, bytes_each = frame.shape, frame.numpy().dtype, frame.nbytes
+            shape, dtype, bytes_each = frame.shape, frame.dtype, frame.nbytes
         for index in range(length):
             halves = []
             for position in (index, 2 * length - 1 - index):
                 store.seek(position * bytes_each)
-                halves.append(np.frombuffer(store.read(bytes_each), dtype).reshape(shape))
-            yield torch.from_numpy((halves[0] + halves[1]) / 2)
+                halves.append(torch.frombuffer(bytearray(store.read(bytes_each)), dtype=dtype).reshape(shape))
+            yield (halves[0] + reversed_instants(halves[1], instants)) / 2
 
 
 def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:

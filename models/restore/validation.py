@@ -18,7 +18,7 @@ from models.restore.interpolate import restorer_of, scored_clips
 from models.restore.restorer import Restorer
 from models.restore.tiling import Tiling
 from utils import utils_dist
-from utils.contract import FrameReader, input_spec
+from utils.contract import FrameReader, input_spec, middle_instant
 from utils.dist import watchdog
 from utils.image import comparison_strip, imwrite_rgb
 from utils.metrics import ClipScores, averages, psnr, ssim, tensor_to_uint8
@@ -143,6 +143,7 @@ def _validate_clip(
             lq = F.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
         is_finite = bool(frame.isfinite().all())
         nonfinite += not is_finite
+        frame = middle_instant(frame, restorer.tiling.out_instants)
         restored = tensor_to_uint8(frame)
         sharp, blurry = tensor_to_uint8(gt), tensor_to_uint8(lq)
         validation.blurry.add(clip.name, _scores(blurry, sharp))

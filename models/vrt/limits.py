@@ -22,7 +22,7 @@ def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) 
     frames = o["img_size"][0] if interpolates else max(2 if mutual else 1, o["pa_frames"] // 2 + 1)
     return InputSpec(
         UNET_MULTIPLE, tuple(window), least, frames, o["upscale"], image_channels, o["nonblind_denoising"],
-        spike_channels, interpolates,
+        spike_channels, interpolates, o["out_instants"],
     )  # fmt: skip
 
 
@@ -63,6 +63,9 @@ def check_options(o: dict[str, Any], image: int) -> None:
     power = upscale > 0 and upscale & (upscale - 1) == 0
     _need(upscale == 3 or power, "upscale", f"{upscale}", "1, 3 or a power of two")
     _need(o["pa_frames"] in (0, 2, 4, 6), "pa_frames", f"{o['pa_frames']}", "0, 2, 4 or 6")
+    instants = o["out_instants"]
+    is_odd = instants >= 1 and instants % 2 == 1
+    _need(is_odd, "out_instants", f"{instants}", "an odd number: the middle instant is that of gt")
     if o["pa_frames"]:
         _check_alignment(o, image)
         _check_flow_input(o)
@@ -70,6 +73,7 @@ def check_options(o: dict[str, Any], image: int) -> None:
         _need(o["flow_input"] == "rgb", "flow_input", f"{o['flow_input']!r}", '"rgb": pa_frames 0 has no flow')
         _need(o["out_chans"] % 3 == 0, "out_chans", f"{o['out_chans']}", "a multiple of 3 if pa_frames is 0")
         _need(not o["nonblind_denoising"], "nonblind_denoising", "true with pa_frames 0", "false, or pa_frames > 0")
+        _need(instants == 1, "out_instants", f"{instants} with pa_frames 0", "1, or pa_frames > 0")
 
 
 def _check_alignment(o: dict[str, Any], image: int) -> None:
