@@ -34,7 +34,7 @@ KINDS = ("blur", "blur_gamma", "sharp")
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings that clips are made with; recorded in dataset.json."""
+    """The settings that clips are made with; recorded in dataset.json. instants: sharp frames of an exposure, or 0."""
 
     average: int | None  # raw frames per exposure; None: from the clip's name, as in GOPR0372_07_00
     interpolate: int
@@ -49,6 +49,11 @@ class Recipe:
     dark_rate: float
     threshold_mismatch: float
     seed: int
+    instants: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """The settings as JSON. Without instants as before there were any, so that older clips are still continued."""
+        return {key: value for key, value in asdict(self).items() if key != "instants" or value}
 
     def average_of(self, clip: str) -> int:
         found = re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)
@@ -118,12 +123,17 @@ def plan_clip(job: Job, recipe: Recipe, tick: Tick) -> Plan | DataError:
         frames, average = Pictures(job.sharp or job.raw.path), recipe.average_of(job.name)
         height, width = spike_size(frames.size, recipe, job)
         count = len(frames) if job.sharp else len(frames) // average
+        if recipe.instants > average:
+            raise DataError(
+                f"clip {job.name} averages {average} raw frames, fewer than --instants {recipe.instants}", job.where,
+                "a raw frame for each sharp instant", "lower --instants, or raise --average",
+            )  # fmt: skip
         if count == 0:
             raise DataError(
                 f"clip {job.name} has {len(frames)} frames", job.where,
                 f"at least {average}, which make one exposure", "lower --average, or remove the clip",
             )  # fmt: skip
-        record = {"version": VERSION, "recipe": asdict(recipe), "source": source_digest(job)}
+        record = {"version": VERSION, "recipe": recipe.record(), "source": source_digest(job)}
         made = _made_before(job, record)
         todo = missing_folders(job)
         if todo:
@@ -131,7 +141,7 @@ def plan_clip(job: Job, recipe: Recipe, tick: Tick) -> Plan | DataError:
         record["offset"] = made["offset"] if made else _offset(job, recipe, tick)
     except DataError as e:
         return e
-    pictures = 0 if job.sharp else len(KINDS) * len(cv2.imencode(".png", frames.read(0))[1])
+    pictures = 0 if job.sharp else (len(KINDS) + recipe.instants) * len(cv2.imencode(".png", frames.read(0))[1])
     size = count * (pictures + recipe.planes_of(job.name) * height * width // 8)
     return Plan(frames.size, size, todo, count * average if job.raw else count, record)
 
@@ -232,11 +242,12 @@ def make_folder(job: Job, recipe: Recipe, record: dict[str, Any], kind: str, tic
 
 
 def make_pictures(job: Job, recipe: Recipe, folder: Path, tick: Tick) -> None:
-    """Write the blurry and sharp frames of all exposures below `folder`."""
+    """Write the blurry and sharp frames of all exposures, and their instants, below `folder`."""
     average = recipe.average_of(job.name)
-    for number, pictures in enumerate(exposures(Pictures(job.raw.path), average, recipe.gamma)):
+    for number, pictures in enumerate(exposures(Pictures(job.raw.path), average, recipe.gamma, recipe.instants)):
         for kind, picture in pictures.items():
-            imwrite_rgb(folder / kind / f"{number:06d}.png", picture)
+            name = f"{kind}/{number:06d}" if kind in KINDS else f"instants/{number:06d}_{kind}"
+            imwrite_rgb(folder / f"{name}.png", picture)
         tick(average)
 
 

@@ -101,23 +101,28 @@ def _warp(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
     return cv2.remap(light, x + shift[..., 0], y + shift[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
 
 
-def exposures(frames: Frames, average: int, gamma: float) -> Iterator[dict[str, np.ndarray]]:
-    """The blurry and sharp frames that `average` raw frames each make: uint8 (H, W, 3) by folder name, in order.
+def exposures(frames: Frames, average: int, gamma: float, instants: int) -> Iterator[dict[str, np.ndarray]]:
+    """The pictures that `average` raw frames each make: uint8 (H, W, 3), in order.
 
-    blur: mean of the display values, as in GoPro; blur_gamma: mean of linear light; sharp: the middle raw frame.
+    blur: mean of the display values, as in GoPro; blur_gamma: mean of linear light; sharp: the middle raw frame; 0, 1,
+    ...: the raw frames nearest to the middles of `instants` equal parts of the exposure.
     """
+    # round() takes halves to the even number on both sides of 0, so that reversed time has the same instants.
+    offsets = [average // 2 + round((k - instants // 2) * average / instants) for k in range(instants)]
     curve = (np.arange(256, dtype=np.float32) / 255.0) ** np.float32(gamma)
     for first in range(0, len(frames) - average + 1, average):
         plain = linear = np.float32(0.0)
+        kept = {}
         for index in range(first, first + average):
             picture = frames.read(index)
-            if index == first + average // 2:
-                sharp = picture
+            if index - first in (average // 2, *offsets):
+                kept[index - first] = np.ascontiguousarray(picture)
             plain = plain + picture.astype(np.float32)
             linear = linear + cv2.LUT(picture, curve)
         blur_gamma = 255.0 * np.power(linear / average, np.float32(1.0 / gamma))
         yield {
             "blur": np.rint(plain / average).astype(np.uint8),
             "blur_gamma": np.rint(blur_gamma).astype(np.uint8),
-            "sharp": np.ascontiguousarray(sharp),
+            "sharp": kept[average // 2],
+            **{str(k): kept[offset] for k, offset in enumerate(offsets)},
         }

@@ -22,7 +22,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -77,6 +76,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--threshold-mismatch", type=float, default=0.0, help="relative standard deviation between pixels"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--instants", type=int, default=0, metavar="K", help="also write K sharp instants of each exposure (K odd)"
+    )
     parser.add_argument("--workers", type=int, default=cores(), help="processes; default: one for each core")
     parser.add_argument("--dry-run", action="store_true", help="print what would be made, and its size")
     return parser.parse_args(arguments)
@@ -160,7 +162,7 @@ def check_numbers(command: argparse.Namespace) -> None:
     """Raise OptionError for numbers out of range."""
     if not command.source and not command.spikes_for:
         raise OptionError("nothing to read", "--source, --spikes-for", "at least one of them", "see --help")
-    average = command.average
+    average, instants = command.average, command.instants
     wrong = [
         ("--average", average, average is not None and (average < 1 or average % 2 == 0), "an odd number >= 1"),
         ("--test-share", command.test_share, not 0 <= command.test_share < 1, "0 <= share < 1"),
@@ -168,6 +170,8 @@ def check_numbers(command: argparse.Namespace) -> None:
         *((f"--{k}", getattr(command, k), not 0 < getattr(command, k) < inf, "> 0") for k in POSITIVE),
         ("--rate", command.rate, not 0 < command.rate <= 1, "above 0, at most 1: a pixel fires once per plane at most"),
         *((f"--{k.replace('_', '-')}", getattr(command, k), not 0 <= getattr(command, k) < inf, ">= 0") for k in NOISE),
+        ("--instants", instants, instants < 0 or (instants > 0 and instants % 2 == 0), "0, or an odd number"),
+        ("--instants", instants, bool(instants and command.spikes_for), "0 with --spikes-for, which makes no pictures"),
         ("--workers", command.workers, command.workers < 1, ">= 1"),
     ]
     for flag, value, is_wrong, expected in wrong:
@@ -343,8 +347,9 @@ def read_info(out: Path) -> dict[str, Any]:
 def check_recipe(out: Path, recipe: Recipe) -> None:
     """Refuse to mix clips of two recipes in one folder."""
     path, made = info_path(out), read_info(out)["recipe"]
-    if made is not None and made != asdict(recipe):
-        differing = ", ".join(key for key in asdict(recipe) if made.get(key) != asdict(recipe)[key])
+    if made is not None and made != recipe.record():
+        wanted = recipe.record()
+        differing = ", ".join(key for key in {**wanted, **made} if made.get(key) != wanted.get(key))
         raise DataError(
             f"{out} was made with other settings: {differing}", str(path), "the same settings",
             "choose another --out, or remove the folder",
@@ -370,7 +375,7 @@ def write_info(out: Path, recipe: Recipe, plans: dict[Job, Plan]) -> None:
     about: dict[str, Any] = {
         "format": FORMAT, "h": height, "w": width, "flip": True, "planes": common["planes"],
         "gt_plane": common["gt_plane"], "rate": recipe.rate, "light": recipe.light, "clips": clips,
-        "recipe": asdict(recipe), "made_by": "scripts/prepare_gopro_spike.py",
+        "recipe": recipe.record(), "made_by": "scripts/prepare_gopro_spike.py",
     }  # fmt: skip
     write_whole(info_path(out), (json.dumps(about, indent=2) + "\n").encode())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def strip_of(panels: dict[str, np.ndarray], size: tuple[int, int]) -> np.ndarray
 def write_summary(made: Made, recipe: Recipe, clips: list[ClipSummary]) -> Path:
     """Write both files into the folder of `made`; its path of the page. An unchanged file is left as it is."""
     numbers = [clip.numbers for clip in clips]
-    settings = asdict(recipe)
+    settings = recipe.record()
     contents = (
         build_page(settings, clips).encode(),
         (json.dumps({"recipe": settings, "clips": numbers}, indent=2) + "\n").encode(),

@@ -79,6 +79,19 @@ def test_blur_is_the_mean_sharp_the_middle_and_the_spikes_see_the_sharp_moment(r
     assert np.corrcoef(seen.ravel(), light.ravel())[0, 1] > 0.9 and abs(seen.mean() - light.mean()) < 0.03
 
 
+def test_the_instants_are_raw_frames_spread_over_the_exposure(raw, tmp_path, capsys):
+    assert prepare("--source", raw, "--out", tmp_path / "out", "--instants", "3") == 0
+    clip, frames = tmp_path / "out/GOPRO_Large/train/GOPR0002_05_00", moving_frames(10, seed=2)
+    for k, index in enumerate((5, 7, 9)):
+        assert np.array_equal(cv2.imread(str(clip / f"instants/000001_{k}.png"))[..., ::-1], frames[index])
+    values = section(tmp_path / "out") | {"dataroot_gt_instants": str(tmp_path / "out/GOPRO_Large/train")}
+    assert check(values).problems == [] and {found.instants for found in check(values).clips} == {3}
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert "made with other settings: instants" in capsys.readouterr().err
+    assert prepare("--source", raw, "--out", tmp_path / "new", "--instants", "5") == 3
+    assert "averages 3 raw frames, fewer than --instants 5" in capsys.readouterr().err
+
+
 def test_running_again_changes_nothing_and_an_interrupted_run_goes_on(raw, tmp_path):
     prepare("--source", raw, "--out", tmp_path / "out")
     before = files(tmp_path / "out")
