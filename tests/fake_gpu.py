@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.network_vrt import VRT
-from models.vrt import triton_attention, triton_deform, window_attention, windows
+from models.vrt import window_attention, windows
 from scripts.benchmark_net import NAMED
 from tests import sdpa_rules
 from tests.cuda_autocast import CudaAutocast
@@ -108,17 +108,6 @@ def tensors(tree: Any) -> list[Tensor]:
     return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
 
 
-class Unlaunched:
-    """In place of a Triton kernel. Its tensors count as moved once."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __getitem__(self, grid: tuple[int, ...]):
-        return lambda *args, **kwargs: COUNTERS and COUNTERS[-1].launch(self.name, tensors(args))
-
-
-COUNTERS: list[Counter] = []
 CHOSEN: collections.Counter[str] = collections.Counter()
 
 
@@ -212,12 +201,10 @@ def kept_bytes(net: nn.Module, clip: Tensor, amp: bool) -> int:
 def moved(net: nn.Module, clip: Tensor, amp: bool) -> dict[str, Any]:
     """Counts of a training step without the optimizer. held: activations, and with them the gradients, at the peak."""
     with Counter() as counter:
-        COUNTERS.append(counter)
         with torch.autocast("cuda", torch.bfloat16, enabled=amp):
             loss = net(clip).float().square().mean()
         held = counter.peak = counter.now
         loss.backward()
-        COUNTERS.clear()
     return {
         "held_gb": held / 1e9,
         "peak_gb": counter.peak / 1e9,
@@ -270,16 +257,12 @@ def needs_a_real_gpu() -> str:
 
 
 def stand_in() -> None:
-    """What torch asks of a GPU that is there, what depends on numbers, and what would be launched."""
+    """What torch asks of a GPU that is there, and what depends on numbers."""
     torch.backends.cudnn.enabled = False
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *_: True
     F.scaled_dot_product_attention = attention_of_a_gpu
     window_attention.window_plan = fake_plan
-    for name in ("_forward", "_backward_queries", "_backward_keys", "_bias_backward"):
-        setattr(triton_attention, name, Unlaunched(f"triton{name}"))
-    for name in ("_sample", "_sample_backward"):
-        setattr(triton_deform, name, Unlaunched(f"triton{name}"))
 
 
 def rounded(tree: Any) -> Any:

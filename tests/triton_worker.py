@@ -7,6 +7,7 @@ reason where the interpreter itself does not work, as those of Triton 3.4 to 3.6
 from __future__ import annotations
 
 import json
+import math
 import sys
 
 import torch
@@ -14,12 +15,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.vrt import triton_attention
+from models.vrt import triton_attention, triton_deform
 from models.vrt.deform_conv import deform_conv, sampled_conv
 from models.vrt.window_attention import BlockGroup
 from tests import golden
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Tokens of a window, channels of a head, dtype, mutual: those of the network of the GoPro recipe, and odd ones.
+CASES = (
+    (384, 20, torch.bfloat16, False),
+    (128, 16, torch.float16, False),
+    (63, 20, torch.float16, False),
+    (64, 16, torch.bfloat16, True),
+    (63, 20, torch.bfloat16, True),
+)
 
 
 def deformable(groups: int, kernels: int) -> float:
@@ -33,26 +42,74 @@ def deformable(groups: int, kernels: int) -> float:
     return compare(deform_conv(*ours, kernels="triton"), ours, sampled_conv(*exact), exact)
 
 
-def attention(window: tuple[int, int, int], size: tuple[int, int, int], mutual: bool) -> float:
-    """The same for a shifted, padded and masked group of attention blocks."""
+def group(window: tuple[int, int, int], size: tuple[int, int, int], mutual: bool) -> float:
+    """The same for a shifted, padded and masked group of attention blocks, float32."""
     torch.manual_seed(0)
     plain = BlockGroup(8, 2, 1, window, mutual, [0.0] * 2, kernels="plain").double()
     for parameter in plain.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    group = BlockGroup(8, 2, 1, window, mutual, [0.0] * 2, kernels="triton")
-    group.load_state_dict(plain.state_dict())
-    group.to(DEVICE)
+    ours = BlockGroup(8, 2, 1, window, mutual, [0.0] * 2, kernels="triton")
+    ours.load_state_dict(plain.state_dict())
+    ours.to(DEVICE)
     x = torch.randn(1, *size, 8)
-    ours = [x.to(DEVICE).requires_grad_(), *group.parameters()]
+    mine = [x.to(DEVICE).requires_grad_(), *ours.parameters()]
     exact = [x.double().requires_grad_(), *plain.parameters()]
-    return compare(group(ours[0]), ours, plain(exact[0]), exact)
+    return compare(ours(mine[0]), mine, plain(exact[0]), exact)
+
+
+def inputs(tokens: int, head: int, dtype: torch.dtype, mutual: bool) -> list[Tensor]:
+    """qkv of two samples with two windows and two heads each, the bias, masks, and the mask of each window."""
+    per = 2 if mutual else 1
+    qkv = torch.randn(4 * per, tokens, 3, 2, head).to(dtype)
+    bias = None if mutual else torch.randn(2, tokens, tokens)
+    region = (torch.arange(tokens * per) % 5 < 2).float()
+    masks = torch.stack(
+        (torch.zeros(tokens * per, tokens * per), -100.0 * (region[:, None] != region[None, :]).float())
+    )
+    return [t if t is None else t.to(DEVICE) for t in (qkv, bias, masks, torch.arange(2, dtype=torch.int32))]
+
+
+def attention(tokens: int, head: int, dtype: torch.dtype, mutual: bool) -> float:
+    """Largest relative difference of output and gradients from the same formula in float64."""
+    torch.manual_seed(0)
+    qkv, bias, masks, pattern = inputs(tokens, head, dtype, mutual)
+    ours = [t.requires_grad_() for t in (qkv, bias) if t is not None]
+    exact = [t.detach().cpu().double().requires_grad_() for t in ours]
+    y = triton_attention.triton_attention(qkv, bias, masks, pattern, 0.3, mutual)[0]
+    return compare(y, ours, formula(exact, masks.cpu().double(), mutual), exact)
+
+
+def formula(tensors: list[Tensor], masks: Tensor, mutual: bool) -> Tensor:
+    q, k, v = tensors[0].unbind(2)
+    tokens = q.shape[1]
+    if mutual:
+        q = q.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+    logits = 0.3 * torch.einsum("nthd,nshd->nhts", q, k)
+    if not mutual:
+        logits = logits + tensors[1]
+    per_window = masks[:, None, :tokens, :tokens].repeat_interleave(2 if mutual else 1, dim=0)
+    weights = (logits + per_window.repeat(2, 1, 1, 1)).softmax(-1)
+    return torch.einsum("nhts,nshd->nthd", weights, v)
 
 
 def compare(y: Tensor, ours: list[Tensor], z: Tensor, exact: list[Tensor]) -> float:
     weight = golden.cotangent(z)
     grads = torch.autograd.grad(y, ours, weight.to(y)), torch.autograd.grad(z, exact, weight)
     pairs = zip((y, *grads[0]), (z, *grads[1]), strict=True)
-    return max(golden.difference(a.detach().cpu().double(), b.detach()) for a, b in pairs)
+    found = [golden.difference(a.detach().cpu().double(), b.detach()) for a, b in pairs]
+    return math.inf if any(map(math.isnan, found)) else max(found)  # max() may lose NaN, of an output not written
+
+
+def registered() -> float:
+    """0.0 if torch finds the operators as declared: schema, fake tensors, autograd, and traced for torch.compile."""
+    torch.manual_seed(0)
+    qkv, bias, masks, pattern = inputs(8, 16, torch.float32, False)
+    qkv, bias = qkv.requires_grad_(), bias.requires_grad_()
+    torch.library.opcheck(triton_attention.triton_attention, (qkv, bias, masks, pattern, 0.3, False))
+    torch.library.opcheck(triton_attention.triton_attention, (qkv, None, None, None, 0.3, True))
+    x, offset, mask = (torch.randn(1, c, 4, 4, device=DEVICE, requires_grad=True) for c in (4, 36, 18))
+    torch.library.opcheck(triton_deform.deform_samples, (x, offset, mask))
+    return 0.0
 
 
 @triton.jit
@@ -67,9 +124,18 @@ if __name__ == "__main__":
     except Exception as e:
         print(f"Triton {triton.__version__} cannot run a loop here: {e}", file=sys.stderr)
         sys.exit(77)
+    # Memory that is not written yet is NaN.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    found = {
+        f"half: {t} tokens, head {d}, {str(dtype)[6:]}, {'mutual' if mutual else 'self'}": attention(
+            t, d, dtype, mutual
+        )
+        for t, d, dtype, mutual in CASES
+    }
     # Small blocks, so that every loop over blocks turns more than once.
     triton_attention.BLOCK, triton_attention.CHUNK = {4: 16}, 5
-    found = {f"deformable groups {g}, kernels {k}": deformable(g, k) for g, k in ((2, 1), (3, 3))}
-    found["attention, self"] = attention((2, 3, 3), (3, 4, 3), mutual=False)
-    found["attention, mutual"] = attention((2, 2, 2), (3, 4, 3), mutual=True)
+    found |= {f"deformable groups {g}, kernels {k}": deformable(g, k) for g, k in ((2, 1), (3, 3))}
+    found["attention, self"] = group((2, 3, 3), (3, 4, 3), mutual=False)
+    found["attention, mutual"] = group((2, 2, 2), (3, 4, 3), mutual=True)
+    found["registered"] = registered()
     print(json.dumps(found))

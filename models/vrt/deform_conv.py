@@ -23,10 +23,10 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     """
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    if use_triton(kernels, x):
-        from models.vrt.triton_deform import TritonDeformConv  # Triton is optional
+    if use_triton("deform_conv", kernels, x):
+        from models.vrt.triton_deform import triton_deform_conv  # Triton is optional
 
-        return TritonDeformConv.apply(x.to(dtype), offset, mask, weight.to(dtype), bias.to(dtype))
+        return triton_deform_conv(x.to(dtype), offset, mask, weight.to(dtype), bias.to(dtype))
     if kind == "cpu":
         return sampled_conv(x, offset, mask.to(x.dtype), weight, bias).to(dtype)
     from torchvision.ops import deform_conv2d  # takes seconds to import, so only when it is needed

@@ -8,18 +8,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from models.vrt.kernel_choice import Kernel, read_choice
+
 Kernels = Literal["auto", "plain", "triton"]
 
 
-def use_triton(kernels: str, x: Tensor) -> bool:
-    """Whether the Triton kernels run for x: on a GPU, with kernels "triton".
+# torch.compile takes the answer of its first call: it cannot trace the reading of a file.
+_measured = torch.compiler.assume_constant_result(read_choice)
 
-    "auto" does not select them: they are tested in Triton's interpreter (TRITON_INTERPRET=1, on a CPU) and compiled
-    for GPUs, but were never run or timed on one. torch.compile traces the plain implementation.
+
+def use_triton(kernel: Kernel, kernels: str, x: Tensor) -> bool:
+    """Whether a Triton kernel runs for x: with kernels "triton", or with "auto" if it was measured to be the best.
+
+    On a GPU, or in Triton's interpreter (TRITON_INTERPRET=1, on a CPU).
     """
-    if kernels != "triton" or torch.compiler.is_compiling():
+    if x.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return False
-    return x.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return kernels == "triton" or (kernels == "auto" and _measured(kernel, x.device) == "triton")
 
 
 def use_cache_blocks(kernels: str, x: Tensor) -> bool:

@@ -67,10 +67,10 @@ class WindowAttention(nn.Module):
     def _attend(self, qkv: Tensor, bias: Tensor | None, plan: WindowPlan) -> Tensor:
         """qkv: (B * windows, T, 3, heads, hd). bias None: mutual attention, where qkv has one window per frame."""
         mutual = bias is None
-        if use_triton(self.kernels, qkv):
-            from models.vrt.triton_attention import TritonAttention  # Triton is optional
+        if use_triton("attention", self.kernels, qkv):
+            from models.vrt.triton_attention import triton_attention  # Triton is optional
 
-            return TritonAttention.apply(qkv, bias, *plan.patterns, self.scale, mutual)
+            return triton_attention(qkv, bias, *plan.patterns, self.scale, mutual)[0]
         if not mutual:
             q, k, v = qkv.unflatten(0, (-1, plan.count)).unbind(3)
             return window_attention(q, k, v, self.scale, bias, plan.spans)
