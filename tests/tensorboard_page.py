@@ -58,8 +58,9 @@ def show_scalars(browser: Any, address: str, tags: Sequence[str], limit_s: float
 
 
 def main(run: str, picture: str) -> None:
-    with tensorboard(Path(run) / "tb_logger") as address, headless_browser(1280, 860) as browser:
+    with tensorboard(Path(run) / "tb_logger") as address, headless_browser(1280, 1160) as browser:
         show_scalars(browser, address, SHOWN)
+        browser.find_element("xpath", "//button[contains(., 'Settings')]").click()  # closes its side bar
         time.sleep(3)  # the curves are drawn
         browser.save_screenshot(picture)
 

@@ -31,10 +31,10 @@ def picture(options: str, out: Path) -> None:
         page = Path(folder, "terminal.html")
         text = "\n".join(html.escape(row).replace(folder, "experiments") for row in rows)
         page.write_text(f"<meta charset=utf-8><style>{STYLE}</style><pre>{text}</pre>", encoding="utf-8")
-        with headless_browser(1500, 200) as driver:
+        with headless_browser(1640, 200) as driver:
             driver.get(page.as_uri())
             height = driver.execute_script("return document.querySelector('pre').offsetHeight")
-            driver.set_window_size(1500, height + 150)  # the window's own frame
+            driver.set_window_size(1640, height + 150)  # the window's own frame
             driver.find_element("tag name", "pre").screenshot(str(out))
 
 
