@@ -83,6 +83,22 @@ def test_a_host_that_falls_silent_and_a_rank_that_is_waited_for_are_named_once(s
     assert len(read_all) == (1 if fault == "stuck" else 0)
 
 
+@pytest.mark.parametrize("n", [2, 24])
+def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named_and_not_they(server, n):
+    # Within one phase, a rank that computes faster begins to wait before the other is stopped.
+    stall_s, struck, verdicts = 3.0, n - 1, []
+    ranks = new_ranks(server, f"late{n}", n)
+    begin = time.monotonic()
+    for rank in ranks:
+        rank.since, rank.syncs = begin, 1
+    while not verdicts and time.monotonic() < begin + 30:
+        ranks[struck].fault = "silent" if time.monotonic() > begin + 1 else ""
+        verdicts += filter(None, [rank.turn(stall_s) for rank in ranks])
+        time.sleep(0.1)
+
+    assert [(verdict["rank"], verdict["kind"]) for verdict in verdicts] == [(struck, "SILENT")]
+
+
 def test_a_restarted_rank_hears_of_the_start_of_its_own_rank_0(server):
     # torchrun's store outlives a restart; rank 1 of the first start sent a request, and died before the answer.
     server.set(f"request/{server.add('requests', 1)}", "of an earlier start")

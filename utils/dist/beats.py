@@ -21,6 +21,7 @@ from utils.dist.rendezvous import MET
 
 FAILURE = "failure"  # store key: the first failure, {"rank", "code", "by"}; empty while there is none
 REPORTED = "reported"  # store key: the failure has been reported; all ranks may end
+QUIET_S = 3.0  # a rank that beats, on a machine with eight times as many processes as cores, is heard within 2.2 s
 LOOKING = "looking"  # store key: the rank that reads all states; empty while none does
 
 State = dict[str, Any]
@@ -38,6 +39,7 @@ class Beats:
         self.states: dict[int, State] = {}  # the newest known of each rank
         self.seen: dict[int, tuple[int, float]] = {}  # watched rank -> (its last beat, when it came)
         self.is_looking = False
+        self.first_look: dict[int, tuple[int, float]] = {}  # as `seen`, of ranks that are read only while looking
         if store is not None:
             store.compare_set(FAILURE, "", "")  # so that multi_get can read it with the states
             self.place = store.add(f"on/{self.machine}", 1) - 1  # index among the ranks of its host
@@ -98,14 +100,35 @@ class Beats:
         for rank, (_, when) in self.seen.items():
             silent_s = time.monotonic() - when
             if self.states[rank]["budget"] and silent_s > stall_s - 0.5:
-                return rank, "SILENT", f"no beat for {silent_s:.1f} s; last seen in {where(self.states[rank])}"
+                return self._silent(rank, silent_s)
         if not self._may_look():
             return None
         self.read_all()
         rank = most_stuck(self.states)
         if rank is None:
             return None
-        return rank, "STUCK", f"{self.states[rank]['age']:.1f} s in {where(self.states[rank])}"
+        return self._cause(rank, min(QUIET_S, stall_s / 2))
+
+    def _cause(self, rank: int, quiet_s: float) -> Verdict | None:
+        """Whether `rank` is stuck, or waits for a silent rank that entered as few collectives; None: not known yet.
+
+        The age that a rank published does not grow after it fell silent: the oldest one may be that of a rank that waits.
+        """
+        now, is_known = time.monotonic(), True
+        for other, state in self.states.items():
+            if other in (rank, self.rank) or state["syncs"] != self.states[rank]["syncs"]:
+                continue
+            beat, when = self.seen.get(other) or self.first_look.setdefault(other, (state["beat"], now))
+            if other not in self.seen and beat != state["beat"]:
+                continue  # heard since the first look
+            if now - when > quiet_s:
+                return self._silent(other, now - when)
+            is_known &= other in self.seen
+        state = self.states[rank]
+        return (rank, "STUCK", f"{state['age']:.1f} s in {where(state)}") if is_known else None
+
+    def _silent(self, rank: int, silent_s: float) -> Verdict:
+        return rank, "SILENT", f"no beat for {silent_s:.1f} s; last seen in {where(self.states[rank])}"
 
     def _may_look(self) -> bool:
         """Whether this rank has been too long in its phase, and no other rank is looking for the cause already."""
@@ -122,6 +145,7 @@ class Beats:
         if self.is_looking:
             self.store.compare_set(LOOKING, str(self.rank), "")
             self.is_looking = False
+            self.first_look.clear()
 
 
 def most_stuck(states: dict[int, State]) -> int | None:
