@@ -177,9 +177,14 @@ def _ranks_here() -> int:
 
 
 def read_log(text: str) -> list[Finding]:
-    """What the known failures in a log mean, in the order in which they appeared; each kind once."""
+    """What the known failures in a log mean, in the order in which they appeared; each kind once.
+
+    A log holds all starts of a run: the last one counts.
+    """
+    begin = max(text.rfind("] rank 0 of "), 0)
+    last_start = text[begin:]
     findings: dict[str, Finding] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(last_start.splitlines(), 1 + text.count("\n", 0, begin)):
         for pattern, name, meaning, cure in KNOWN_FAILURES:
             if found := re.search(pattern, line):
                 groups = [group or "" for group in found.groups()]
@@ -188,8 +193,6 @@ def read_log(text: str) -> list[Finding]:
                 what = f"line {number}: {line.strip()[:100]}"
                 findings.setdefault(name, Finding(FAIL, name, what, meaning.format(*groups), cure))
                 break
-    # A log holds all starts of a run; the last one counts.
-    last_start = text[max(text.rfind("] rank 0 of "), 0) :]
     if not findings and (error := re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", last_start, re.MULTILINE)):
         return [Finding(FAIL, "log", error[0][:100], "the last start ended with this error", "read the lines below it")]
     if re.search("Finished at iter|already finished", last_start) and not findings:

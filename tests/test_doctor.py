@@ -55,6 +55,9 @@ def test_a_log_without_a_known_failure_is_no_success_unless_it_says_so():
     crashed = read_log(start + end + start + "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n")
     assert [finding.status for finding in crashed] == [FAIL] and "Traceback" in crashed[0].what
     assert read_log(start + "KeyError: 'a'\n" + start + end)[0].status == OK
+    assert read_log(start + "StallError: rank 1 is STUCK: 9 s\n" + start + end)[0].status == OK
+    (finding,) = read_log(start + "rank 1 is STUCK: 9 s\n" + start + "rank 0 is SILENT: no beat\n")
+    assert finding.what.startswith("line 4:") and "rank 0 was silent" in finding.why
 
 
 def test_the_table_ends_with_what_failed_and_a_count():
