@@ -63,7 +63,7 @@ def sample_scene(rng: np.random.Generator, planes: int, _: int) -> Scene:
 
 SIZES = {
     "sample": Size({"train": 8, "test": 2}, 12, sample_scene, 2),  # 2: the sensor's modulo reset
-    "full": Size({"train": 24, "test": 4}, 8, FullScene, 1),
+    "full": Size({"train": 32, "test": 4}, 6, FullScene, 1),
 }
 
 
