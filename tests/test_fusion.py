@@ -117,9 +117,18 @@ def test_exposure_starts_as_the_mean_of_the_frame_and_its_estimates_and_can_choo
         assert torch.allclose(net.on_input(rgb, spike), picture, atol=1e-6)
 
 
-def test_exposure_refuses_spikes_that_hold_no_ratio():
+def test_exposure_estimates_with_the_first_ratios_only():
+    rgb, spike = clip()
+    net = operator({"type": "exposure", "features": 8, "layers": 1, "estimates": 1})
+    net.weight.bias.data = torch.tensor([0.0, 50.0])
+    net.weight.weight.data.zero_()
+    assert torch.allclose(net.on_input(rgb, spike), (rgb * spike[:, :, :1]).clamp(0, 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("estimates, channels", [(None, 1), (2, 2), (0, 2)])
+def test_exposure_refuses_spikes_that_hold_too_few_ratios(estimates, channels):
     with pytest.raises(OptionError, match="representation relative"):
-        VRT(**SMALL, fusion="exposure", spike_channels=1)
+        VRT(**SMALL, fusion={"type": "exposure", "estimates": estimates}, spike_channels=channels)
 
 
 @pytest.mark.parametrize("section", ["concat", "gated", "exposure"])

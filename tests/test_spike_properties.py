@@ -30,7 +30,10 @@ def representations(draw):
         },
         "tfstp": {"tau_d": draw(st.floats(0.5, 50)), "tau_f": draw(st.floats(0.5, 50)), "offsets": offsets},
         "exposure": {"half_window": draw(st.integers(0, 5)), "half_exposure": draw(st.integers(6, 40))},
-        "relative": {"half_windows": draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))},
+        "relative": {
+            "half_windows": draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)),
+            "num_bins": draw(st.integers(0, 9)),
+        },
     }
     return name.partition(" ")[0], options[name]
 
@@ -108,6 +111,9 @@ def test_reversed_time_shows_the_same_instants_in_reverse_exactly(chosen, planes
     reverse = channels(stream, center, reverse=True)
     if name == "tfstp":  # it knows the past only, in reversed time the future: see the last comparison
         forward = reverse
+    elif name == "relative" and reverse is not None:  # windows around one instant, parts of the exposure, confidence
+        forward, first = channels(stream, center), len(options["half_windows"])
+        forward = np.concatenate((forward[:first], forward[first:-1][::-1], forward[-1:]))
     elif name in ("exposure", "relative"):  # windows around one instant
         forward = channels(stream, center)
     elif "offsets" in options:  # an offset of o planes in reversed time is one of -o planes

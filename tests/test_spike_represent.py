@@ -17,7 +17,7 @@ OPTIONS = {
     "encoding25": {"num_windows": 3, "spacing": 2, "pad": "edge"},
     "tfstp": {"tau_d": 3.0, "offsets": (-2, 0)},
     "exposure": {"half_window": 2},
-    "relative": {"half_windows": (1, 4)},
+    "relative": {"half_windows": (1, 4), "num_bins": 3},
 }
 
 
@@ -205,10 +205,17 @@ def test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold(
     assert np.array_equal(same[0], ratios[1])
 
 
+def test_parts_of_relative_light_show_when_it_changed():
+    s = np.zeros((81, 1, 1), np.uint8)
+    s[:41:4] = s[42::2] = 1  # twice the light from the middle of planes 1 ... 80 on
+    bins = represent("relative", s, 41, half_windows=[1], num_bins=6)[1:-1, 0, 0]
+    assert np.allclose(bins[[0, 1]], 0.66, atol=0.03) and np.allclose(bins[[4, 5]], 1.33, atol=0.03)
+
+
 def test_relative_light_is_one_where_nothing_changes_or_nothing_is_seen():
     s = np.zeros((60, 1, 5), np.uint8)
     s[1::3, 0, 0] = s[4::7, 0, 1] = s[::, 0, 2] = s[40, 0, 3] = 1  # the last pixel is dark
-    *ratios, trust = represent("relative", s, 30, half_windows=[0, 5, 20])
+    *ratios, trust = represent("relative", s, 30, half_windows=[0, 5, 20], num_bins=4)
     assert np.allclose(ratios, 1)
     assert trust[0, 4] == 0 and np.all(np.diff(trust[0, [4, 3, 1, 0, 2]]) > 0)
     for windows, exposure in (([], None), ([-1], None), ([29], None), ([5], 5), ([5], 30)):

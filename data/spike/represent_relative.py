@@ -18,13 +18,16 @@ def relative(
     center: int,
     half_windows: tuple[int, ...] | list[int] = (2, 6, 12),
     half_exposure: int | None = None,
+    num_bins: int = 0,
 ) -> np.ndarray:
-    """Ratios of the light around the sharp frame to that of the exposure, then a confidence.
+    """Ratios of the light around the sharp frame, and in parts of the exposure, to that of the exposure; a confidence.
 
     Channel i: the mean light of the planes center - half_windows[i] ... center + half_windows[i] over that of the
     planes center - half_exposure ... center + half_exposure (null: as many as there are on both sides of the centre,
     without plane 0); 1 where the exposure has too few spikes to show a change.
-    Last channel: n / (n + 4) in [0, 1), n spikes in the exposure; gamma applies to it, too.
+    The next num_bins channels: the same ratio of so many equal parts of the exposure, in order of time; a plane that
+    two parts share counts in both. Last channel: n / (n + 4) in [0, 1), n spikes in the exposure; gamma applies to it,
+    too.
     Light is 1 / interval in all planes of the interval between two spikes. So a window may be shorter than an interval,
     and no spike is lost or gained at its ends. A ratio does not depend on the threshold or the gain of the camera.
     The blurry frame is the mean over the exposure. Hence blurry x ratio estimates the sharp frame: in linear light with
@@ -32,17 +35,17 @@ def relative(
     """
     around = min(center - 1, len(stream) - 1 - center)
     half_exposure = around if half_exposure is None else half_exposure
-    if not half_windows or not 0 <= min(half_windows) <= max(half_windows) < half_exposure <= around:
+    if num_bins < 0 or not half_windows or not 0 <= min(half_windows) <= max(half_windows) < half_exposure <= around:
         raise ValueError(
-            f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {around} planes are needed"
+            f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {around} planes are needed, "
+            f"and num_bins {num_bins} >= 0"
         )
-    light = interval_light(stream)
-
-    def mean(half: int) -> np.ndarray:
-        # In float64 the sums are exact, so that they are equal in both directions of time.
-        return light[center - half : center + half + 1].mean(axis=0, dtype=np.float64)
-
-    long = mean(half_exposure)
-    ratios = [np.divide(mean(half), long, out=np.ones_like(long), where=long > 0) for half in half_windows]
-    spikes = long * (2 * half_exposure + 1)
+    light = interval_light(stream)[center - half_exposure : center + half_exposure + 1]
+    planes = len(light)
+    windows = [(half_exposure - half, half_exposure + half + 1) for half in half_windows]
+    windows += [(i * planes // num_bins, -(-(i + 1) * planes // num_bins)) for i in range(num_bins)]
+    # In float64 the sums are exact, so that they are equal in both directions of time.
+    long, *means = (light[a:b].mean(axis=0, dtype=np.float64) for a, b in [(0, planes), *windows])
+    ratios = [np.divide(mean, long, out=np.ones_like(long), where=long > 0) for mean in means]
+    spikes = long * planes
     return np.stack((*ratios, spikes / (spikes + HALF_TRUST))).astype(np.float32)

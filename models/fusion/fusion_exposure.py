@@ -17,6 +17,8 @@ class ExposureFusion(ImageFusion):
     The blurry frame is the mean of the scene over the exposure, and the spikes give the scene's brightness over time.
     Hence frame x ratio is the scene around the sharp instant, up to noise (short windows) and motion (long ones). The
     spikes are those of the representation "relative" in the domain of the frames: S - 1 ratios and a confidence.
+    estimates: so many of the ratios, from the first, are around the sharp instant (null: all); the conv net sees the
+    other ones, too.
     A small conv net on the frame, its estimates and the spikes gives the weights of the mixture, which sum to 1, and
     the correction, which starts at 0. features: width of the conv net; layers: number of its residual convolutions.
     base: the frame to which the network adds its output: "blurry", as published, "fused", or a "mixture" of both.
@@ -25,15 +27,23 @@ class ExposureFusion(ImageFusion):
 
     representation = "relative"
 
-    def __init__(self, features: int = 32, layers: int = 4, base: Base = "fused", spike_channels: int = 0) -> None:
+    def __init__(
+        self,
+        features: int = 32,
+        layers: int = 4,
+        estimates: int | None = None,
+        base: Base = "fused",
+        spike_channels: int = 0,
+    ) -> None:
         super().__init__(base, features=features, layers=layers)
-        if spike_channels < 2:
+        count = spike_channels - 1 if estimates is None else estimates
+        if not 1 <= count < spike_channels:
             raise OptionError(
-                f"the data has {spike_channels} spike channels", "netG.fusion",
-                "ratios and a confidence, as the representation relative gives",
-                "set spike.representation to relative, or choose another fusion",
+                f"{count} estimates from {spike_channels} spike channels", "netG.fusion.estimates",
+                "at least one ratio for each and a confidence, as the representation relative gives",
+                "set spike.representation to relative, or correct netG.fusion.estimates",
             )  # fmt: skip
-        self.spike_channels, pictures = spike_channels, spike_channels  # the frame and S - 1 estimates
+        self.spike_channels, self.estimates, pictures = spike_channels, count, 1 + count
         self.head = nn.Conv2d(3 * pictures + spike_channels, features, 3, 1, 1)
         self.body = nn.ModuleList(nn.Conv2d(features, features, 3, 1, 1) for _ in range(layers))
         self.weight = nn.Conv2d(features, pictures, 3, 1, 1)
@@ -43,7 +53,7 @@ class ExposureFusion(ImageFusion):
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         spike = checked_spike(image, spike, self.spike_channels)
-        ratios = spike[:, :, :-1].unsqueeze(3)
+        ratios = spike[:, :, : self.estimates].unsqueeze(3)
         pictures = torch.cat((image.unsqueeze(2), (image.unsqueeze(2) * ratios).clamp(0, 1)), dim=2).flatten(0, 1)
         x = F.leaky_relu(self.head(torch.cat((pictures.flatten(1, 2), spike.flatten(0, 1)), dim=1)), 0.1)
         for conv in self.body:
