@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from models.network_vrt import VRT
 from models.vrt.cost import flops
 from models.vrt.kernels import Kernels
-from scripts.benchmark_parts import seconds_per_part
+from scripts.benchmark_parts import Profile
 from scripts.benchmark_tools import compared, matmul_rate, table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -211,7 +211,7 @@ def measure(
         }
     # The graphs of torch.compile have no parts.
     if not args.no_shares and not args.compile:
-        seconds = seconds_per_part(nets["ours"], jobs["ours"], clip.device)
+        seconds = Profile(nets["ours"], jobs["ours"], clip.device).seconds()
         result["shares"] = {part: s / sum(seconds.values()) for part, s in seconds.items()}
         result["parts"] = parts(result, work, seconds, clip.device)
     return result

@@ -1,4 +1,4 @@
-"""Seconds per part of VRT in one run, from profiler ranges that exist only during that run."""
+"""Time per part of VRT in one run, from profiler ranges that exist only during that run."""
 
 from __future__ import annotations
 
@@ -35,28 +35,67 @@ EVENTS = {"MlpBranch": "MLP", "Optimizer.": "optimiser"}
 BACKWARD = "autograd::engine::evaluate_function"
 
 
-def seconds_per_part(net: nn.Module, job: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Seconds that `job`, a run of net with or without backward, spends in each of PARTS; of kernels on a GPU.
+class Profile:
+    """One run of a network, forward with or without backward, whose every operation is booked under one of PARTS.
 
-    The time of an operation counts for the innermost range around it; its backward counts for the same part.
+    An operation belongs to the innermost range around it, and its backward to the same part. What is computed anew in
+    backward belongs to the part that it computes, not to the one whose gradient asked for it.
     """
-    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
-    with ranges(net), profile(activities=kinds) as profiled, record_function(MARK + OTHER):
-        job()
-    found = dict.fromkeys(PARTS, 0.0)
-    owners: dict[tuple[int, int], str] = {}  # (thread, sequence number) of a forward operation -> its part
-    roots = [e for e in profiled.events() if e.cpu_parent is None and e.device_type == DeviceType.CPU]
-    stack = [(event, OTHER) for event in sorted(roots, key=_start, reverse=True)]
-    while stack:  # in order of time, as a recomputed operation (checkpointing) gets a new backward node
-        event, part = stack.pop()
-        part = _part(event, owners) or part
-        if event.sequence_nr >= 0 and not event.fwd_thread:
-            # Several operations may share a number; the last of them created the graph node.
-            owners[event.thread, event.sequence_nr] = part
-        own_us = event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total
-        found[part] += own_us / 1e6
-        stack.extend((child, part) for child in sorted(event.cpu_children, key=_start, reverse=True))
-    return found
+
+    def __init__(self, net: nn.Module, job: Callable[[], Any], device: torch.device) -> None:
+        """job: a run of net."""
+        self.is_gpu = device.type == "cuda"
+        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.is_gpu
+        with ranges(net), profile(activities=kinds) as profiled, record_function(MARK + OTHER):
+            job()
+        self._events = profiled.events()
+        # A range, also one of torch's own, is listed among what ran on the GPU, from its first kernel to its last.
+        self._ranges = {e.name for e in self._events if e.is_user_annotation or e.name.startswith(MARK)}
+
+    def operations(self) -> Iterator[tuple[FunctionEvent, str]]:
+        """Every event on the host, with its part."""
+        owners: dict[tuple[int, int], str] = {}  # (thread, sequence number) of a forward operation -> its part
+        roots = [e for e in self._events if e.cpu_parent is None and e.device_type == DeviceType.CPU]
+        stack = [(event, OTHER) for event in sorted(roots, key=_start, reverse=True)]
+        while stack:  # in order of time, as a recomputed operation (checkpointing) gets a new backward node
+            event, part = stack.pop()
+            part = _part(event, owners) or part
+            if event.sequence_nr >= 0 and not event.fwd_thread:
+                # Several operations may share a number; the last of them created the graph node.
+                owners[event.thread, event.sequence_nr] = part
+            yield event, part
+            stack.extend((child, part) for child in sorted(event.cpu_children, key=_start, reverse=True))
+
+    def kernels(self) -> Iterator[tuple[str, str, float]]:
+        """Name, part and microseconds of every kernel on the GPU."""
+        for event, part in self.operations():
+            for kernel in event.kernels:
+                if kernel.name not in self._ranges:
+                    yield kernel.name, part, kernel.duration
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds in each of PARTS; of kernels on a GPU."""
+        found = dict.fromkeys(PARTS, 0.0)
+        if self.is_gpu:
+            for _, part, us in self.kernels():
+                found[part] += us / 1e6
+        else:
+            for event, part in self.operations():
+                found[part] += event.self_cpu_time_total / 1e6
+        return found
+
+    def idle_share(self) -> float:
+        """Share of the time from the first kernel to the last in which the GPU runs none."""
+        spans = sorted(
+            (e.time_range.start, e.time_range.end)
+            for e in self._events
+            if e.device_type != DeviceType.CPU and e.name not in self._ranges
+        )
+        busy, reached = 0.0, spans[0][0]
+        for start, end in spans:
+            busy += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+        return 1 - busy / (reached - spans[0][0])
 
 
 def _start(event: FunctionEvent) -> float:
@@ -112,12 +151,16 @@ def _places(net: nn.Module) -> Iterator[tuple[Any, str, str]]:
     yield net.stage8[0], "forward", "linears"
     for module in net.modules():
         if isinstance(module, Block):
-            yield module, "forward", "mutual attention" if module.attn.mutual else "self attention"
-            yield module.norm2, "forward", "MLP"
+            attention = "mutual attention" if module.attn.mutual else "self attention"
+            # The branches have ranges of their own: checkpointing calls them again in backward.
+            for name, part in (("forward", attention), ("_attention_branch", attention), ("_mlp_branch", "MLP")):
+                yield module, name, part
         elif isinstance(module, GatedMlp):
             yield module, "forward", "MLP"
+            yield module, "_forward", "MLP"
         elif isinstance(module, DeformAlign):
             yield module, "forward", "alignment"
+            yield module, "_sampled", "alignment"
         elif isinstance(module, Stage):
             for linear in (module.reshape, module.linear1, module.linear2):
                 yield linear, "forward", "linears"

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import platform
 import resource
+import shutil
 import statistics
 import subprocess
 import time
@@ -22,9 +23,10 @@ T = TypeVar("T")
 def environment() -> dict[str, Any]:
     """Device, versions and commit of a measurement."""
     here = Path(__file__).resolve().parent
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
+    command = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, cwd=here, capture_output=True, text=True) if shutil.which("git") else None
     return {
-        "commit": commit.stdout.strip() or None,
+        "commit": commit.stdout.strip() or None if commit else None,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
