@@ -2,13 +2,14 @@
 # make quick    the tests that tell most, at most 90 s on two cores
 # make test     all tests
 # make versions the fast tests with other versions of torch (scripts/try_versions.sh; 5 GB each)
+# make gpu      the first minutes on a new GPU: measures it, writes gpu_report/gpu_check.md (docs/gpu.md)
 # make lint     ruff
 # make faults   the whole fault suite (an hour), and docs/reliability.md
 PYTHON ?= python3
 VENV := .venv
 SAMPLE := options/vrt/000_train_vrt_sample_rgbspike.json
 
-.PHONY: sample quick test versions lint faults clean
+.PHONY: sample quick test versions gpu lint faults clean
 
 # The script itself looks whether the set is there, complete and its own: a file that exists would not tell.
 sample: $(VENV)/.installed
@@ -40,6 +41,9 @@ faults: $(VENV)/.installed-test
 
 versions:
 	PYTHON=$(PYTHON) scripts/try_versions.sh
+
+gpu: $(VENV)/.installed
+	$(VENV)/bin/python scripts/gpu_check.py all --out gpu_report
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .

@@ -43,6 +43,7 @@ STATE = {
     "models.vrt.windows.relative_position_index": _SHAPES,
     "models.vrt.windows.window_plan": _SHAPES,
     "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",
+    "sys.modules": "stand-ins for pydantic on a machine that lacks it; gpu_check alone puts them there",
     "sys.argv": "W&B notes the command line: the key is struck out first",
     "sys.stdin": "W&B would wait on a terminal for a key: it sees an empty one",
     "threading.excepthook": "TensorBoard's thread would print an error a second time",

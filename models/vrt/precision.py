@@ -14,18 +14,24 @@ def full_float32(device: torch.device) -> Iterator[None]:
 
     By default torch computes float32 convolutions of cuDNN in TF32. A backward pass outside uses the settings outside.
     """
-    with torch.autocast(device.type, enabled=False):
-        if hasattr(torch.backends.cudnn, "conv"):
-            key, off = "fp32_precision", "ieee"
-            parts = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
-        else:  # torch 2.8; in later versions this form warns, and the two forms may not be mixed
-            key, off = "allow_tf32", False
-            parts = (torch.backends.cudnn, torch.backends.cuda.matmul)
-        before = [getattr(part, key) for part in parts]
-        try:
-            for part in parts:
-                setattr(part, key, off)
-            yield
-        finally:
-            for part, value in zip(parts, before, strict=True):
-                setattr(part, key, value)
+    with torch.autocast(device.type, enabled=False), tf32(False):
+        yield
+
+
+@contextmanager
+def tf32(is_on: bool) -> Iterator[None]:
+    """Convolutions and matrix products of float32 inside use TF32, or do not; the settings come back."""
+    if hasattr(torch.backends.cudnn, "conv"):
+        key, value = "fp32_precision", "tf32" if is_on else "ieee"
+        parts = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    else:  # torch 2.8; in later versions this form warns, and the two forms may not be mixed
+        key, value = "allow_tf32", is_on
+        parts = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [getattr(part, key) for part in parts]
+    try:
+        for part in parts:
+            setattr(part, key, value)
+        yield
+    finally:
+        for part, setting in zip(parts, before, strict=True):
+            setattr(part, key, setting)

@@ -1,0 +1,157 @@
+"""gpu_check.py kernels: the kernels of a block alone, at the recipe's sizes; notes the choice that "auto" reads."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import grad
+
+from models.vrt.deform_conv import deform_conv
+from models.vrt.kernel_choice import write_choice
+from models.vrt.windows import window_plan
+from scripts.gpu_check_right import SHAPES, attention_errors, attention_module, deform_errors, deform_inputs, tokens_of
+from scripts.gpu_check_tools import Measurement, Setting, milliseconds
+
+# Tiles (rows of logits), warps and stages of the Triton attention: what its constants could be.
+LAUNCHES = list(itertools.product((64, 32, 128), (4, 8), (2, 1, 3)))
+# Largest difference in bfloat16, which has 8 bits, over the largest value.
+RIGHT = 1e-2
+
+
+def attention(setting: Setting, name: str) -> dict[str, Any]:
+    """Errors in bfloat16, and ms of one window attention with its two linears: forward, and forward and backward."""
+    side = 8 if setting.is_small else 192
+    times: dict[str, float] = {}
+    for shifted in (False, True):
+        u, plan = tokens_of(setting, name, side, shifted)
+        u = u.bfloat16().requires_grad_()
+        for kernels in setting.forms:
+            module = attention_module(setting, name, kernels)
+            key = f"{kernels}{', shifted' if shifted else ''}"
+            times[f"{key}, forward"], times[f"{key}, both"] = _times(setting, module, u, plan)
+    return {**attention_errors(setting, name), "ms": times}
+
+
+def _times(setting: Setting, module: torch.nn.Module, u: Tensor, plan: Any) -> tuple[float, float]:
+    def forward() -> Tensor:
+        with torch.autocast(setting.device.type, torch.bfloat16):
+            return module(u, plan)
+
+    inputs, direction = [u, *module.parameters()], torch.ones_like(forward())
+    with torch.no_grad():
+        alone = milliseconds(setting, forward)
+    return alone, milliseconds(setting, lambda: grad(forward(), inputs, direction))
+
+
+def launched(setting: Setting, tile: int, warps: int, stages: int) -> dict[str, Any]:
+    """ms of the Triton attention, hd 20 and T 384, shifted, with this tile and number of warps and stages."""
+    setting.need_gpu("the interpreter's times say nothing")
+    from models.vrt import triton_attention
+
+    u, plan = tokens_of(setting, "self, hd 20, T 384", 96, True)
+    module = attention_module(setting, "self, hd 20, T 384", "triton")
+    with _launch(triton_attention, tile, warps, stages):
+        forward, both = _times(setting, module, u.bfloat16().requires_grad_(), plan)
+    return {"forward ms": forward, "both ms": both}
+
+
+@contextmanager
+def _launch(module: Any, tile: int, warps: int, stages: int) -> Iterator[None]:
+    before = module.BLOCK, module.LAUNCH
+    module.BLOCK, module.LAUNCH = {**before[0], 2: tile}, {"num_warps": warps, "num_stages": stages}
+    try:
+        yield
+    finally:
+        module.BLOCK, module.LAUNCH = before
+
+
+def layer_norm(setting: Setting) -> dict[str, Any]:
+    """ms of a LayerNorm over the tokens of a batch of 8, forward and backward, by dtype in and out."""
+    tokens = 4096 if setting.is_small else 8 * 6 * 192 * 192
+    found = {}
+    for channels in (96, 120):
+        weight, bias = (torch.ones(channels, device=setting.device, requires_grad=True) for _ in range(2))
+        for kind, inside in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+            x = torch.randn(tokens, channels, device=setting.device, dtype=inside, requires_grad=True)
+            w, b = weight.to(inside), bias.to(inside)
+            direction = torch.ones_like(x)
+            found[f"{channels} channels, {kind}"] = milliseconds(
+                setting, lambda x=x, w=w, b=b, d=direction: grad(F.layer_norm(x, x.shape[-1:], w, b), (x, w, b), d)
+            )
+    return {"ms": found}
+
+
+def index_select(setting: Setting) -> dict[str, Any]:
+    """ms and GB/s of the gather of tokens into shifted windows, bfloat16, batch of 8."""
+    side, batch = (16, 1) if setting.is_small else (192, 8)
+    rows = window_plan((6, side, side), (6, 8, 8), (3, 4, 4), setting.device).rows
+    x = torch.randn(batch, len(rows), 96, device=setting.device, dtype=torch.bfloat16)
+    ms = milliseconds(setting, lambda: x.index_select(1, rows))
+    return {"ms": ms, "GB/s": 2 * x.nbytes / ms / 1e6}
+
+
+def deformable(setting: Setting) -> dict[str, Any]:
+    """Errors, and ms in bfloat16 of the convolution of one direction of a clip: forward, and forward and backward."""
+    inputs = deform_inputs(setting, *((12, 1, 8, 2) if setting.is_small else (192, 5)))
+    inputs = [t.requires_grad_() for t in inputs]
+    times = {}
+    for kernels in setting.forms:
+
+        def forward(kernels: str = kernels) -> Tensor:
+            with torch.autocast(setting.device.type, torch.bfloat16):
+                return deform_conv(*inputs, kernels=kernels)
+
+        with torch.no_grad():
+            times[f"{kernels}, forward"] = milliseconds(setting, forward)
+        direction = torch.ones_like(forward())
+        times[f"{kernels}, both"] = milliseconds(setting, lambda f=forward, d=direction: grad(f(), inputs, d))
+    return {**deform_errors(setting), "ms": times}
+
+
+ATTENTION = {f"attention, {name}": (lambda setting, name=name: attention(setting, name)) for name in SHAPES}
+DEFORMABLE = "deformable convolution"
+
+
+def choice(setting: Setting) -> dict[str, Any]:
+    """Which form "auto" takes on this machine from now on: Triton where it is right and ahead at every shape."""
+    setting.need_gpu('"auto" takes no Triton kernel on a CPU')
+    against = {
+        kernel: {name: reason for name in names if (reason := against_triton(setting.found.get(name, {})))}
+        for kernel, names in (("attention", ATTENTION), ("deform_conv", [DEFORMABLE]))
+    }
+    chosen = {kernel: "plain" if reasons else "triton" for kernel, reasons in against.items()}
+    return {"choice": chosen, "against Triton": against, "written to": str(write_choice(chosen, setting.device))}
+
+
+def against_triton(found: dict[str, Any]) -> str:
+    """Why Triton is not to be taken, by the figures of one measurement; "" if it is."""
+    if "ms" not in found:
+        return found.get("error") or found.get("skipped") or "not measured"
+    error, times = found["largest relative difference"]["triton, bfloat16"], found["ms"]
+    if not error <= RIGHT:
+        return f"off by {error:.1e} in bfloat16"
+    slower = [key for key in times if key.startswith("triton") and times[key] > times[key.replace("triton", "plain")]]
+    return f"slower: {'; '.join(slower)}" if slower else ""
+
+
+def measurements(setting: Setting) -> dict[str, Measurement]:
+    return {
+        **ATTENTION,
+        DEFORMABLE: deformable,
+        "choice": choice,
+        "LayerNorm": layer_norm,
+        "gather of tokens": index_select,
+        **{
+            f"tile {tile}, {warps} warps, {stages} stages": functools.partial(
+                launched, tile=tile, warps=warps, stages=stages
+            )
+            for tile, warps, stages in LAUNCHES[: 1 if setting.is_small else None]
+        },
+    }
