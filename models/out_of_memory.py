@@ -108,12 +108,8 @@ def estimate_step(
 
     def measure(times: int) -> StepMemory:
         inputs = [None if x is None else x.repeat(times, 1, 1, 1, 1) for x in parts]
-
-        def run() -> Tensor:
-            with autocast():
-                return net(*inputs)
-
-        return count_step(net, run)
+        with autocast():  # around the count: it also runs single blocks
+            return count_step(net, lambda: net(*inputs))
 
     more = lq.numel() / parts[0].numel() - 1
     once = measure(1)

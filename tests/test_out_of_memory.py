@@ -79,8 +79,8 @@ def test_what_does_not_suffice_is_said_and_what_is_in_use_is_not_offered():
     assert ways == {attn: "about 31.0 GB, still too much"}
 
 
-def model(tmp_path, **netG):
-    argv = ["--opt", str(write_options(tmp_path, netG=netG)), "datasets.train.gt_size=128"]
+def model(tmp_path, *overrides, **netG):
+    argv = ["--opt", str(write_options(tmp_path, netG=netG)), "datasets.train.gt_size=128", *overrides]
     made = ModelVRT(read_options([*argv, "datasets.train.dataloader_batch_size=2"]))
     made.init_train()
     return made
@@ -92,8 +92,9 @@ def batch_for(model):
     return {"lq": lq, "gt": lq, "spike": torch.rand(2, 2, spikes, 128, 128), "key": ["a", "b"]}
 
 
-def test_a_step_without_room_names_option_lines_with_their_gigabytes(tmp_path):
-    cramped = model(tmp_path, **network(net_type="cramped_vrt"))
+@pytest.mark.parametrize("amp", [False, True])
+def test_a_step_without_room_names_option_lines_with_their_gigabytes(tmp_path, amp):
+    cramped = model(tmp_path, f"train.amp.enable={str(amp).lower()}", **network(net_type="cramped_vrt"))
 
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0") as caught:
         cramped.optimize_parameters(1, [batch_for(cramped)])
