@@ -18,6 +18,13 @@ def full_float32(device: torch.device) -> Iterator[None]:
         yield
 
 
+def uses_tf32() -> bool:
+    """Whether matrix products of float32 use TF32 on a GPU."""
+    matmul = torch.backends.cuda.matmul
+    # Later versions refuse to read allow_tf32 after fp32_precision was set.
+    return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+
+
 @contextmanager
 def tf32(is_on: bool) -> Iterator[None]:
     """Convolutions and matrix products of float32 inside use TF32, or do not; the settings come back."""

@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.vrt.precision import uses_tf32
+
 # Bytes per value -> rows and columns of a tile: the largest that fit in registers.
 BLOCK = {2: 64, 4: 32}
 LAUNCH = {"num_warps": 8, "num_stages": 2}
@@ -309,12 +311,11 @@ def _sizes(qkv: Tensor, pattern: Tensor | None) -> tuple[int, ...]:
 
 
 def _constants(qkv: Tensor, bias: Tensor | None, pattern: Tensor | None, mutual: bool) -> dict[str, object]:
-    tf32 = qkv.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
     return {
         "PER": 2 if mutual else 1,
         "BIASED": bias is not None,
         "MASKED": pattern is not None,
         "BM": BLOCK[qkv.element_size()],
         "BD": max(16, triton.next_power_of_2(qkv.shape[-1])),
-        "PRECISION": "tf32" if tf32 else "ieee",
+        "PRECISION": "tf32" if qkv.dtype is torch.float32 and uses_tf32() else "ieee",
     }
