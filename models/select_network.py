@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.vrt.flow_input import RATES
 from utils.contract import InputSpec, input_spec
 from utils.errors import OptionError
 from utils.options.models import Options
@@ -64,16 +65,21 @@ def check_options(opt: Options) -> None:
 
 
 def _check_representation(opt: Options) -> None:
-    """Raise OptionError if the fusion operator understands another representation than that of the datasets."""
-    operator = getattr(opt.netG, "fusion", None)
-    wanted = operator.constructor.representation if operator else None
+    """Raise OptionError if the fusion operator or the flow network cannot use the representation of the datasets."""
+    known = {}
+    operator, flow_input = getattr(opt.netG, "fusion", None), getattr(opt.netG, "flow_input", "rgb")
+    if operator and operator.constructor.representation:
+        known["netG.fusion", operator.type] = (operator.constructor.representation,)
+    if flow_input != "rgb":
+        known["netG.flow_input", flow_input] = RATES
     for name in ("train", "test"):
         spike = getattr(getattr(opt.datasets, name), "spike", None)
-        if wanted and spike and spike.representation.type != wanted:
-            raise OptionError(
-                f"netG.fusion {operator.type} cannot use {spike.representation.type} channels",
-                f"datasets.{name}.spike.representation", wanted, "set it, or choose another netG.fusion",
-            )  # fmt: skip
+        for (key, value), wanted in known.items():
+            if spike and spike.representation.type not in wanted:
+                raise OptionError(
+                    f"{key} {value} cannot use {spike.representation.type} channels",
+                    f"datasets.{name}.spike.representation", " or ".join(wanted), f"set it, or choose another {key}",
+                )  # fmt: skip
 
 
 def _check_task(opt: Options, spec: InputSpec) -> None:

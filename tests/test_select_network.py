@@ -75,6 +75,15 @@ def test_an_operator_of_one_representation_refuses_the_channels_of_another():
     assert (refused.value.where, refused.value.expected) == ("datasets.train.spike.representation", "relative")
 
 
+@pytest.mark.parametrize("representation", ["relative", "exposure", "raw"])
+def test_a_flow_from_spikes_refuses_channels_that_are_no_rates_in_the_order_of_time(representation):
+    check_options(options(flow_input="both"))
+    check_options(options(representation=representation))
+    with pytest.raises(OptionError, match=f"flow_input both cannot use {representation} channels") as refused:
+        check_options(options(flow_input="both", representation=representation))
+    assert refused.value.where == "datasets.train.spike.representation"
+
+
 def test_option_keys_are_the_published_ones_and_ours():
     keys = set(NETWORKS.keys("vrt"))
     assert keys >= {

@@ -8,6 +8,8 @@ from typing import Literal
 from torch import Tensor
 
 FlowInput = Literal["rgb", "spike", "both"]
+# Spike representations that are firing rates in the order of time.
+RATES = ("voxel", "tfp", "tfi")
 
 # Of images: display value = light ** (1 / 2.2).
 DISPLAY_GAMMA = 2.2
