@@ -18,9 +18,9 @@ STEPS = 300
 SMOOTHED = 25  # steps
 # Name of a training -> kernels, autocast in bfloat16, seed. The second seed shows what a difference is worth.
 CURVES = {
-    "float32": ("plain", False, 0),
-    "float32, seed 1": ("plain", False, 1),
-    "bfloat16, plain": ("plain", True, 0),
+    "float32": ("auto", False, 0),
+    "float32, seed 1": ("auto", False, 1),
+    "bfloat16": ("auto", True, 0),
     "bfloat16, Triton": ("triton", True, 0),
 }
 
@@ -106,7 +106,7 @@ def _smoothed(losses: list[float]) -> Tensor:
 
 
 def measurements(setting: Setting) -> dict[str, Measurement]:
-    kinds = [(form, "bfloat16") for form in setting.forms] + [("plain", "float32")]
+    kinds = [(form, "bfloat16") for form in setting.forms] + [("auto", "float32")]
     frames = {
         f"{kernels}, {dtype}": functools.partial(restored, kernels=kernels, dtype=dtype) for kernels, dtype in kinds
     }

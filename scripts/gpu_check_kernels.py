@@ -16,8 +16,8 @@ from torch.autograd import grad
 from models.vrt.deform_conv import deform_conv
 from models.vrt.kernel_choice import write_choice
 from models.vrt.windows import window_plan
-from scripts.gpu_check_right import SHAPES, attention_errors, attention_module, deform_errors, deform_inputs, tokens_of
-from scripts.gpu_check_tools import Measurement, Setting, milliseconds
+from scripts.gpu_check_right import SHAPES, block_errors, block_of, deform_errors, deform_inputs, tokens_of
+from scripts.gpu_check_tools import USER_CACHE, Measurement, Setting, cache_folder, milliseconds
 
 # Tiles (rows of logits), warps and stages of the Triton attention: what its constants could be.
 LAUNCHES = list(itertools.product((64, 32, 128), (4, 8), (2, 1, 3)))
@@ -25,40 +25,39 @@ LAUNCHES = list(itertools.product((64, 32, 128), (4, 8), (2, 1, 3)))
 RIGHT = 1e-2
 
 
-def attention(setting: Setting, name: str) -> dict[str, Any]:
-    """Errors in bfloat16, and ms of one window attention with its two linears: forward, and forward and backward."""
-    side = 8 if setting.is_small else 192
+def block(setting: Setting, name: str) -> dict[str, Any]:
+    """Errors, and ms of one block on a clip in bfloat16: forward without gradients, and forward and backward."""
+    x = tokens_of(setting, name, 8 if setting.is_small else 192).bfloat16().requires_grad_()
     times: dict[str, float] = {}
     for shifted in (False, True):
-        u, plan = tokens_of(setting, name, side, shifted)
-        u = u.bfloat16().requires_grad_()
         for kernels in setting.forms:
-            module = attention_module(setting, name, kernels)
             key = f"{kernels}{', shifted' if shifted else ''}"
-            times[f"{key}, forward"], times[f"{key}, both"] = _times(setting, module, u, plan)
-    return {**attention_errors(setting, name), "ms": times}
+            times[f"{key}, forward"], times[f"{key}, both"] = _times(
+                setting, block_of(setting, name, kernels, shifted), x
+            )
+    return {**block_errors(setting, name), "ms": times}
 
 
-def _times(setting: Setting, module: torch.nn.Module, u: Tensor, plan: Any) -> tuple[float, float]:
+def _times(setting: Setting, module: torch.nn.Module, x: Tensor) -> tuple[float, float]:
     def forward() -> Tensor:
         with torch.autocast(setting.device.type, torch.bfloat16):
-            return module(u, plan)
+            return module(x)
 
-    inputs, direction = [u, *module.parameters()], torch.ones_like(forward())
+    inputs, direction = [x, *module.parameters()], torch.ones_like(forward())
     with torch.no_grad():
         alone = milliseconds(setting, forward)
     return alone, milliseconds(setting, lambda: grad(forward(), inputs, direction))
 
 
 def launched(setting: Setting, tile: int, warps: int, stages: int) -> dict[str, Any]:
-    """ms of the Triton attention, hd 20 and T 384, shifted, with this tile and number of warps and stages."""
+    """ms of a block with the Triton attention, hd 20 and T 384, with this tile and number of warps and stages."""
     setting.need_gpu("the interpreter's times say nothing")
     from models.vrt import triton_attention
 
-    u, plan = tokens_of(setting, "self, hd 20, T 384", 96, True)
-    module = attention_module(setting, "self, hd 20, T 384", "triton")
+    name = "self, hd 20, T 384"
     with _launch(triton_attention, tile, warps, stages):
-        forward, both = _times(setting, module, u.bfloat16().requires_grad_(), plan)
+        x = tokens_of(setting, name, 96).bfloat16().requires_grad_()
+        forward, both = _times(setting, block_of(setting, name, "triton", True), x)
     return {"forward ms": forward, "both ms": both}
 
 
@@ -115,7 +114,7 @@ def deformable(setting: Setting) -> dict[str, Any]:
     return {**deform_errors(setting), "ms": times}
 
 
-ATTENTION = {f"attention, {name}": (lambda setting, name=name: attention(setting, name)) for name in SHAPES}
+BLOCKS = {f"block, {name}": functools.partial(block, name=name) for name in SHAPES}
 DEFORMABLE = "deformable convolution"
 
 
@@ -124,10 +123,12 @@ def choice(setting: Setting) -> dict[str, Any]:
     setting.need_gpu('"auto" takes no Triton kernel on a CPU')
     against = {
         kernel: {name: reason for name in names if (reason := against_triton(setting.found.get(name, {})))}
-        for kernel, names in (("attention", ATTENTION), ("deform_conv", [DEFORMABLE]))
+        for kernel, names in (("attention", BLOCKS), ("deform_conv", [DEFORMABLE]))
     }
     chosen = {kernel: "plain" if reasons else "triton" for kernel, reasons in against.items()}
-    return {"choice": chosen, "against Triton": against, "written to": str(write_choice(chosen, setting.device))}
+    with cache_folder(USER_CACHE):
+        path = write_choice(chosen, setting.device)
+    return {"choice": chosen, "against Triton": against, "written to": str(path)}
 
 
 def against_triton(found: dict[str, Any]) -> str:
@@ -137,13 +138,13 @@ def against_triton(found: dict[str, Any]) -> str:
     error, times = found["largest relative difference"]["triton, bfloat16"], found["ms"]
     if not error <= RIGHT:
         return f"off by {error:.1e} in bfloat16"
-    slower = [key for key in times if key.startswith("triton") and times[key] > times[key.replace("triton", "plain")]]
+    slower = [key for key in times if key.startswith("triton") and times[key] > times[key.replace("triton", "auto")]]
     return f"slower: {'; '.join(slower)}" if slower else ""
 
 
 def measurements(setting: Setting) -> dict[str, Measurement]:
     return {
-        **ATTENTION,
+        **BLOCKS,
         DEFORMABLE: deformable,
         "choice": choice,
         "LayerNorm": layer_norm,

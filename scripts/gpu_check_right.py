@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from typing import Any
@@ -14,13 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.vrt.deform_conv import TAPS, deform_conv
 from models.vrt.precision import tf32
-from models.vrt.window_attention import WindowAttention
-from models.vrt.windows import window_plan
+from models.vrt.window_attention import Block
 from scripts.benchmark_net import NAMED
 from scripts.benchmark_tools import matmul_rate
 from scripts.gpu_check_tools import Measurement, Setting, milliseconds, network, poison, relative, step_loss
 
-# The attention of network 006: name -> (width, window, mutual). The heads are 6, 16 or 20 channels wide.
+# The blocks of network 006: name -> (width, window, mutual). They have 6 heads of 16 or 20 channels.
 SHAPES = {
     "self, hd 16, T 384": (96, (6, 8, 8), False),
     "mutual, hd 16, T 64 and 128": (96, (2, 8, 8), True),
@@ -88,66 +88,61 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def attention_module(setting: Setting, name: str, kernels: str) -> WindowAttention:
+def block_of(setting: Setting, name: str, kernels: str, shifted: bool) -> Block:
     """One of SHAPES with fixed weights."""
     width, window, mutual = SHAPES[name]
     torch.manual_seed(0)
-    return WindowAttention(width, window, 6, True, None, mutual, kernels).to(setting.device)
-
-
-def tokens_of(setting: Setting, name: str, side: int, shifted: bool, batch: int = 1) -> tuple[Tensor, Any]:
-    """Input of the attention: (windows, T, C) from a clip of 6 frames of side x side, and the plan of its windows."""
-    width, window, _ = SHAPES[name]
     shift = tuple(w // 2 for w in window) if shifted else (0, 0, 0)
-    plan = window_plan((6, side, side), window, shift, setting.device)
+    return Block(width, 6, window, shift, mutual, kernels=kernels).to(setting.device)
+
+
+def tokens_of(setting: Setting, name: str, side: int) -> Tensor:
+    """Input of the block: a clip of 6 frames of side x side, (1, 6, side, side, C)."""
     generator = torch.Generator().manual_seed(1)
-    clip = torch.randn(batch, 6, side, side, width, generator=generator).to(setting.device)
-    return plan.partition(clip), plan
+    return torch.randn(1, 6, side, side, SHAPES[name][0], generator=generator).to(setting.device)
 
 
 def our_choices(setting: Setting) -> dict[str, Any]:
-    """What the attention of network 006 really calls, with gradients; "math" is a softmax over T x T in memory."""
+    """What the attention of network 006 really calls, with gradients; "softmax" is one over T x T in memory."""
     setting.need_gpu("a CPU has other back ends")
     found = {}
     for dtype in (torch.bfloat16, torch.float32):
         for name in SHAPES:
             for shifted in (False, True):
-                module = attention_module(setting, name, "plain")
-                u, plan = tokens_of(setting, name, 16, shifted)
+                block = block_of(setting, name, "auto", shifted)
+                x = tokens_of(setting, name, 16).requires_grad_()
                 with Called() as called, torch.autocast("cuda", torch.bfloat16, enabled=dtype is torch.bfloat16):
-                    module(u.requires_grad_(), plan)
+                    block(x)
                 key = f"{dtype}, {name}{', shifted' if shifted else ''}".replace("torch.", "")
                 found[key] = ", ".join(sorted(set(called.names))) or "none"
     return {"operators": found}
 
 
-def attention_errors(setting: Setting, name: str) -> dict[str, Any]:
-    """Plain and Triton attention against float64: output and gradients, three times, in poisoned memory."""
+def block_errors(setting: Setting, name: str) -> dict[str, Any]:
+    """A block against its plain form in float64: output and gradients, three times, in poisoned memory."""
     found: dict[str, float] = {}
-    side = 8 if setting.is_small else 32
+    x = tokens_of(setting, name, 8 if setting.is_small else 32)
     for shifted in (False, True):
-        module = attention_module(setting, name, "plain")
-        u, plan = tokens_of(setting, name, side, shifted)
-        expected = _attention_results(module.double(), u.double(), plan, None)
+        expected = _block_results(block_of(setting, name, "plain", shifted).double(), x.double(), None)
         for kernels in setting.forms:
             for dtype in (torch.bfloat16, torch.float32):
-                module = attention_module(setting, name, kernels)
+                block = block_of(setting, name, kernels, shifted)
                 key = f"{kernels}, {dtype}".replace("torch.", "")
                 for _ in range(REPEATS):
                     poison(setting)
-                    results = _attention_results(module, u, plan, dtype)
+                    results = _block_results(block, x, dtype)
                     worst = max(relative(a, b) for a, b in zip(results, expected, strict=True))
                     found[key] = max(found.get(key, 0.0), worst)
     return {"largest relative difference": found}
 
 
-def _attention_results(module: WindowAttention, u: Tensor, plan: Any, amp: torch.dtype | None) -> list[Tensor]:
-    """Output and gradients of the input and of every parameter."""
-    u = u.detach().requires_grad_()
-    with torch.autocast(u.device.type, torch.bfloat16, enabled=amp is torch.bfloat16):
-        out = module(u, plan)
+def _block_results(block: Block, x: Tensor, amp: torch.dtype | None) -> list[Tensor]:
+    """What the block adds to its input, and the gradients of the input and of every parameter."""
+    x = x.detach().requires_grad_()
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=amp is torch.bfloat16):
+        out = block(x)
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(4)).bfloat16().to(out.device)
-    return [out, *grad((out.double() * direction).sum(), [u, *module.parameters()])]
+    return [out.double() - x, *grad((out.double() * direction).sum(), [x, *block.parameters()])]
 
 
 def deform_inputs(setting: Setting, side: int, n: int, width: int = 96, groups: int = 16) -> list[Tensor]:
@@ -252,7 +247,7 @@ def measurements(setting: Setting) -> dict[str, Measurement]:
         "ceilings": ceilings,
         "back ends of SDPA": sdpa_choices,
         "what our attention calls": our_choices,
-        **{f"attention, {name}": (lambda setting, name=name: attention_errors(setting, name)) for name in SHAPES},
+        **{f"block, {name}": functools.partial(block_errors, name=name) for name in SHAPES},
         "deformable convolution": deform_errors,
         "small network against float64": gpu_against_cpu,
         "waits of a step": synchronisations,

@@ -72,11 +72,11 @@ def _measured(setting: Setting, trainee: Trainee) -> dict[str, Any]:
 def _cases() -> Iterator[tuple[int, str, str]]:
     """Batch, kernels, checkpointing: what matters most comes first, as the time may not suffice for all."""
     for batch in (8, 1, 2):
-        yield from itertools.product((batch,), ("plain", "triton"), ("none", "recipe", "all"))
+        yield from itertools.product((batch,), ("auto", "triton"), ("none", "recipe", "all"))
 
 
 def measurements(setting: Setting) -> dict[str, Measurement]:
-    cases = [(1, "plain", "none"), (1, "plain", "all")] if setting.is_small else list(_cases())
+    cases = [(1, "auto", "none"), (1, "auto", "all")] if setting.is_small else list(_cases())
     steps = {
         f"batch {batch}, {kernels}, checkpointing {flags}": functools.partial(
             training_step, batch=batch, kernels=kernels, flags=flags

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +28,24 @@ CHECKPOINTING = {
     "recipe": {key: value for key, value in RECIPES["006"].items() if "checkpoint" in key},
     "all": {"use_checkpoint_attn": True, "use_checkpoint_ffn": True},
 }
+
+
+# Where the user's choice of kernels lies, see models/vrt/kernel_choice.py.
+USER_CACHE = os.environ.get("XDG_CACHE_HOME")
+
+
+@contextmanager
+def cache_folder(folder: str | None) -> Iterator[None]:
+    """The choice of kernels is read from and written to this folder; None: the default one."""
+    before = os.environ.pop("XDG_CACHE_HOME", None)
+    try:
+        if folder is not None:
+            os.environ["XDG_CACHE_HOME"] = folder
+        yield
+    finally:
+        os.environ.pop("XDG_CACHE_HOME", None)
+        if before is not None:
+            os.environ["XDG_CACHE_HOME"] = before
 
 
 class Skipped(Exception):
@@ -58,8 +78,8 @@ class Setting:
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """netG.kernels to compare."""
-        return ("plain",) if self.is_small else ("plain", "triton")
+        """netG.kernels to compare. No earlier choice is read here, so that "auto" is not Triton."""
+        return ("auto",) if self.is_small else ("auto", "triton")
 
     def need_gpu(self, why: str) -> None:
         if self.is_small:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import torch._dynamo  # optimisers import it at their first step, which takes se
 
 from scripts import gpu_check_infer, gpu_check_kernels, gpu_check_profile, gpu_check_right, gpu_check_step
 from scripts.benchmark_tools import environment
-from scripts.gpu_check_tools import Measurement, Setting, Skipped
+from scripts.gpu_check_tools import Measurement, Setting, Skipped, cache_folder
 
 MEASUREMENTS = {
     "check": gpu_check_right.measurements,
@@ -60,14 +61,15 @@ def work(
     end = time.monotonic() + left_s
     setting = Setting(torch.device(device), dict(found))
     measurements = MEASUREMENTS[part](setting)
-    for name in todo:
-        if time.monotonic() >= end:
-            return
-        result, is_fault = _measured(measurements[name], setting)
-        setting.found[name] = result
-        pipe.send((name, result))
-        if is_fault:
-            return
+    with tempfile.TemporaryDirectory() as empty, cache_folder(empty):
+        for name in todo:
+            if time.monotonic() >= end:
+                return
+            result, is_fault = _measured(measurements[name], setting)
+            setting.found[name] = result
+            pipe.send((name, result))
+            if is_fault:
+                return
 
 
 def _measured(measurement: Measurement, setting: Setting) -> tuple[dict[str, Any], bool]:

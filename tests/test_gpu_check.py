@@ -60,10 +60,10 @@ def test_the_whole_check_runs_on_a_machine_with_torch_alone(tmp_path):
     assert "Tiny sizes on a CPU" in text
     assert re.search(r"\| what failed\? +\| none ", text)
     # What can be right or wrong without a GPU is right.
-    assert found["check"]["small network against float64"]["plain, TF32 off"]["worst gradient"] < 1e-4
+    assert found["check"]["small network against float64"]["auto, TF32 off"]["worst gradient"] < 1e-4
     errors = found["check"]["deformable convolution"]["largest relative difference"]
-    assert errors["plain, float32"] < 1e-5 < errors["plain, bfloat16"] < 1e-2
-    assert found["infer"]["plain, float32"]["tiles against whole"] < 0.5
+    assert errors["auto, float32"] < 1e-5 < errors["auto, bfloat16"] < 1e-2
+    assert found["infer"]["auto, float32"]["tiles against whole"] < 0.5
 
 
 def test_files_of_others_in_the_folder_are_left_alone(tmp_path):
@@ -109,8 +109,8 @@ def test_what_is_computed_anew_is_booked_under_its_own_part(flags):
 GOOD = {
     "check": {
         "what our attention calls": {"operators": {"bfloat16, self": "_scaled_dot_product_efficient_attention"}},
-        "small network against float64": {"plain, TF32 off": {"output": 1e-6, "worst gradient": 1e-5, "of": "a"}},
-        "waits of a step": {"plain": {"waits": 0, "at": []}},
+        "small network against float64": {"auto, TF32 off": {"output": 1e-6, "worst gradient": 1e-5, "of": "a"}},
+        "waits of a step": {"auto": {"waits": 0, "at": []}},
     },
     "kernels": {"choice": {"choice": {"attention": "triton"}, "against Triton": {}, "written to": "kernels.json"}},
     "step": {
@@ -123,20 +123,20 @@ GOOD = {
         },
     },
     "infer": {
-        "spread of the curves": {"rms": {"float32, seed 1": 0.1, "bfloat16, plain": 0.05}},
+        "spread of the curves": {"rms": {"float32, seed 1": 0.1, "bfloat16": 0.05}},
         "triton, bfloat16": {"whole, s a frame": 0.2},
     },
 }  # fmt: skip
 WORSE = [
     ("check", "what our attention calls", {"operators": {"bfloat16, hd 20": "_safe_softmax"}}, "pad what the rules"),
-    ("check", "small network against float64", {"plain, TF32 off": {"output": float("inf"), "worst gradient": 0}},
+    ("check", "small network against float64", {"auto, TF32 off": {"output": float("inf"), "worst gradient": 0}},
      "do not train with it"),
-    ("check", "waits of a step", {"plain": {"waits": 2, "at": []}}, "remove the waits"),
+    ("check", "waits of a step", {"auto": {"waits": 2, "at": []}}, "remove the waits"),
     ("step", "batch 8, triton, checkpointing none", {"s": 2.5, "peak GB": 70.0, "counted GB": 68.0},
      "read the profile before"),
     ("step", "batch 8, triton, checkpointing none", {"s": 1.6, "peak GB": 80.0, "counted GB": 68.0}, "correct MARGIN"),
     ("profile", "batch 8, triton", {**GOOD["profile"]["batch 8, triton"], "elementwise": 0.5}, "first: fewer casts"),
-    ("infer", "spread of the curves", {"rms": {"float32, seed 1": 0.1, "bfloat16, plain": 0.2}},
+    ("infer", "spread of the curves", {"rms": {"float32, seed 1": 0.1, "bfloat16": 0.2}},
      "keep the residual stream in float32"),
     ("infer", "triton, bfloat16", {"whole, s a frame": 0.5}, "the aim is 0.3 s a frame"),
 ]  # fmt: skip
@@ -154,7 +154,7 @@ def test_each_figure_leads_to_its_decision(part, name, result, decision):
 
 
 def test_triton_is_taken_only_where_it_is_right_and_ahead_everywhere():
-    times = {"plain, forward": 2.0, "triton, forward": 1.0, "plain, both": 5.0, "triton, both": 4.0}
+    times = {"auto, forward": 2.0, "triton, forward": 1.0, "auto, both": 5.0, "triton, both": 4.0}
     right = {"largest relative difference": {"triton, bfloat16": 5e-3}, "ms": times}
     assert against_triton(right) == ""
     assert "slower: triton, both" in against_triton({**right, "ms": {**times, "triton, both": 6.0}})
