@@ -21,7 +21,7 @@ from models.vrt.flows import Flows, aligned_input, estimate_flows
 from models.vrt.frame_conv import FrameConv, Upsample
 from models.vrt.kernels import Kernels
 from models.vrt.limits import check_input, check_options, vrt_input_spec
-from models.vrt.precision import full_float32
+from models.vrt.precision import LayerNorm, full_float32
 from models.vrt.spynet import SpyNet
 from models.vrt.stage import RefineLayer, Stage
 from models.vrt.window_attention import Block
@@ -149,12 +149,12 @@ class VRT(nn.Module):
                 **block_options(i),
             )  # fmt: skip
             self.add_module(f"stage{i + 1}", stage)
-        entry = nn.Sequential(nn.Identity(), nn.LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
+        entry = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
         self.stage8 = nn.ModuleList([entry])
         for i in range(7, len(depths)):
             own = (1, *window[1:]) if i in o["indep_reconsts"] else window
             self.stage8.append(RefineLayer(dims[i], depths[i], heads[i], own, rates[i], **block_options(i)))
-        self.norm = nn.LayerNorm(dims[-1])
+        self.norm = LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
 
     def _build_tail(self, dim: int, frames: int) -> None:

@@ -32,11 +32,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.autograd import Variable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.network_vrt import VRT
-from models.vrt import window_attention, windows
+from models.vrt import gpu_attention, kernels, window_attention, windows
 from scripts.benchmark_net import NAMED
 from tests import sdpa_rules
 from tests.cuda_autocast import CudaAutocast
@@ -46,6 +48,8 @@ CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
 CASES = {
     "naive, float32": (NaiveVRT, False, {}),
     "plain, float32": (VRT, False, {"kernels": "plain"}),
+    "auto, bfloat16": (VRT, True, {}),
+    "auto, bfloat16, checkpointed": (VRT, True, CHECKPOINTED),
     "plain, bfloat16": (VRT, True, {"kernels": "plain"}),
     "plain, bfloat16, checkpointed": (VRT, True, {"kernels": "plain", **CHECKPOINTED}),
     "triton, bfloat16": (VRT, True, {"kernels": "triton"}),
@@ -125,7 +129,7 @@ def attention_of_a_gpu(
     mask = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
     if kind == "efficient":
         saves = torch.is_grad_enabled()
-        return aten._scaled_dot_product_efficient_attention(q, k, v, mask, saves, 0.0, False, scale=scale)[0]
+        return EFFICIENT(q, k, v, mask, saves, 0.0, False, scale=scale)[0]
     if kind == "flash":
         return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)[0]
     assert kind == "math", kind
@@ -135,15 +139,26 @@ def attention_of_a_gpu(
         return (logits.softmax(-1) @ v.float()).to(q.dtype)
 
 
+def efficient_attention(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, *args: Any, scale: float) -> Any:
+    """The operator, which raises on a GPU where the rules would not choose it with the other kernels switched off."""
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        CHOSEN[f"{sdpa_rules.backend(q, k, v, added)}: head {q.shape[3]}, {q.shape[2]} tokens, direct"] += 1
+    assert added is None or not sdpa_rules.copies_mask(added)
+    return EFFICIENT(q, k, v, added, *args, scale=scale)
+
+
+EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
+
+
 def on_gpu(t: Tensor | None) -> Tensor | None:
     return None if t is None else torch.empty(t.shape, dtype=t.dtype, device="cuda")
 
 
 @functools.cache
-def fake_plan(size, window, shift, device) -> windows.WindowPlan:
+def fake_plan(size, window, shift, device, batch=1) -> windows.WindowPlan:
     """window_plan depends on numbers, so it is made for the CPU."""
     with unset_fake_temporarily():
-        plan = windows.window_plan(size, window, shift, torch.device("cpu"))
+        plan = windows.window_plan(size, window, shift, torch.device("cpu"), batch)
         patterns = plan.patterns
     spans = tuple(windows.Span(s.start, s.stop, on_gpu(s.mask)) for s in plan.spans)
     moved = dataclasses.replace(
@@ -204,7 +219,8 @@ def moved(net: nn.Module, clip: Tensor, amp: bool) -> dict[str, Any]:
         with torch.autocast("cuda", torch.bfloat16, enabled=amp):
             loss = net(clip).float().square().mean()
         held = counter.peak = counter.now
-        loss.backward()
+        # The public functions would be called without CudaAutocast, which is for what is computed anew, too.
+        Variable._execution_engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, True)
     return {
         "held_gb": held / 1e9,
         "peak_gb": counter.peak / 1e9,
@@ -259,9 +275,11 @@ def needs_a_real_gpu() -> str:
 def stand_in() -> None:
     """What torch asks of a GPU that is there, and what depends on numbers."""
     torch.backends.cudnn.enabled = False
+    kernels._measured = lambda kernel, device: "plain"
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *_: True
     F.scaled_dot_product_attention = attention_of_a_gpu
+    gpu_attention.EFFICIENT = efficient_attention
     window_attention.window_plan = fake_plan
 
 

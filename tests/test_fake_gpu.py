@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = ("naive, float32", "plain, bfloat16", "plain, bfloat16, checkpointed")
+CASES = ("naive, float32", "plain, bfloat16", "auto, bfloat16", "auto, bfloat16, checkpointed")
 
 
 def counted(*arguments: str) -> dict[str, dict]:
@@ -31,13 +31,25 @@ def kept() -> dict[str, dict]:
 
 def test_the_form_for_gpus_mixes_no_devices_and_keeps_a_third_of_the_naive_one(kept):
     assert kept["plain, bfloat16"]["kept_gb"] < kept["naive, float32"]["kept_gb"] / 3
-    assert kept["plain, bfloat16, checkpointed"]["kept_gb"] < 6.5
+    assert kept["auto, bfloat16"]["kept_gb"] < 8
+    assert kept["auto, bfloat16, checkpointed"]["kept_gb"] < 4
+
+
+def test_a_step_moves_fewer_bytes_and_holds_little_more_than_it_keeps():
+    step = counted("triton, bfloat16")["triton, bfloat16"]
+    # The emulated autocast keeps what torch's own keeps: `held` has the flows and the loss besides.
+    assert step["kept_gb"] < step["held_gb"] < step["kept_gb"] + 0.2
+    assert step["peak_gb"] < step["held_gb"] + 1.0
+    assert step["moved_gb"] < 430
 
 
 def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn(kept):
-    for case in CASES[1:]:
-        chosen = kept[case]["attention"]
-        assert {kernel.split(":")[0] for kernel in chosen} == {"efficient", "flash"}, chosen
-        assert {"16", "24"} == {kernel.split()[2].strip(",") for kernel in chosen}  # 20 is padded
-        assert {"64", "128", "384"} == {kernel.split()[3] for kernel in chosen}
-        assert any("gradient, mask" in kernel for kernel in chosen) and any("mask none" in kernel for kernel in chosen)
+    chosen = kept["plain, bfloat16"]["attention"]
+    assert {kernel.split(":")[0] for kernel in chosen} == {"efficient", "flash"}, chosen
+    assert {"16", "24"} == {kernel.split()[2].strip(",") for kernel in chosen}  # 20 is padded
+    assert {"64", "128", "384"} == {kernel.split()[3] for kernel in chosen}
+    assert any("gradient, mask" in kernel for kernel in chosen) and any("mask none" in kernel for kernel in chosen)
+    # This form calls efficient attention itself, with what its rules ask for.
+    called = kept["auto, bfloat16"]["attention"]
+    assert {kernel.split(":")[0] for kernel in called} == {"efficient"}, called
+    assert {"16", "24"} == {kernel.split()[2].strip(",") for kernel in called}

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from models.vrt.gpu_attention import MOST_HEADS, attend_backward_on_gpu, attend_saving_on_gpu
 from models.vrt.torch_private import BLOCK_BYTES, fused_attention, softmax_backward
 from models.vrt.windows import Span
 
@@ -17,8 +18,6 @@ LOG2_E = math.log2(math.e)
 # Bytes of which a head must be a multiple for torch's fused attention on a GPU. It computes others, such as 20 channels
 # in bfloat16, with T x T matrices in float32.
 HEAD_BYTES = {"cuda": 16}
-# Windows times heads of one call: an axis of a GPU's grid of thread blocks has this limit.
-MOST_HEADS = 65_535
 # Without that of cuDNN: its gradients are reported to be NaN for windows of 64 tokens with a mask.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -43,7 +42,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, m
     added = logit_offset(bias, mask, q.dtype)
     n, _, heads, d = q.shape
     # Zeros change no logit; `scale` stays that of the true head.
-    padding = -d % max(1, HEAD_BYTES.get(q.device.type, 0) // q.element_size())
+    padding = head_padding(d, q)
     q, k, v = (F.pad(x, (0, padding)) if padding else x for x in (q, k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     parts, step = [], max(1, MOST_HEADS // heads)
@@ -53,6 +52,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, m
             parts.append(F.scaled_dot_product_attention(*part, attn_mask=added, scale=scale))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out[..., :d].transpose(1, 2)
+
+
+def head_padding(channels: int, like: Tensor) -> int:
+    """Channels to add to a head so that the fused attention on the device of `like` takes it."""
+    return -channels % max(1, HEAD_BYTES.get(like.device.type, 0) // like.element_size())
 
 
 def logit_offset(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -65,22 +69,31 @@ def logit_offset(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -
 def attend_saving(
     q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """`attend` on a CPU without autograd, and its log-sum-exp, (n, T, heads), for `attend_backward`."""
+    """`attend` without autograd, and its log-sum-exp for `attend_backward`, on a CPU (n, T, heads).
+
+    On a GPU the heads have the size that `head_padding` asks for.
+    """
     added = logit_offset(bias, mask, q.dtype)
+    if q.device.type != "cpu":
+        return attend_saving_on_gpu(q, k, v, scale, added)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out, sums = fused_attention(q, k, v, added, scale)
     return out.transpose(1, 2), sums.transpose(1, 2)
 
 
 def attend_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None, sums: Tensor, out: list[Tensor]
-) -> Tensor | None:
-    """Gradients of `attend` on a CPU: writes those of q, k, v to the views `out`, returns that of `added`.
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None, sums: Tensor, out: list[Tensor],
+    result: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
+    """Gradients of `attend`: writes those of q, k, v to the views `out`, returns that of `added`.
 
-    The logits are recomputed for a few windows at a time, so that they stay in the cache and the forward pass saves
-    no T x T matrices. added: (1, heads or 1, T, T) or None; sums: log-sum-exp of `attend_saving`, (n, T, heads).
-    The result is (heads, T, T) or None.
+    On a CPU the logits are recomputed for a few windows at a time, so that they stay in the cache and the forward pass
+    saves no T x T matrices. added: (1, heads or 1, T, T) or None; sums, result: of `attend_saving`; a CPU
+    needs no result.
+    The gradient is (heads, T, T) or None.
     """
+    if q.device.type != "cpu":
+        return attend_backward_on_gpu(grad, q, k, v, scale, added, sums, out, result)
     n, t, heads, d = q.shape
     step = min(n, max(1, BLOCK_BYTES // (heads * t * t * q.element_size())))
     grad_added = None if added is None else q.new_zeros(heads, t, t)

@@ -6,9 +6,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from models.vrt.deform_conv import deform_conv
+from models.vrt.recompute import recomputed
 from models.vrt.warp import flow_warp
 
 # Pixels per deformable convolution on a CPU: larger batches do not fit the cache. A GPU takes all frames at once.
@@ -44,16 +44,28 @@ class DeformAlign(nn.Module):
 
     def forward(self, sources: list[Tensor], target: Tensor, flows: list[Tensor]) -> Tensor:
         """sources: nearest first, each (n, d, h, w); target: (n, d, h, w); flows: one (n, 2, h, w) per source."""
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._sampled(self._joined(*sources), self._unbounded(target, *sources, *flows), *flows)
+        if target.device.type != "cpu":
+            # A GPU has time for the convolutions, and no memory for their inputs.
+            return recomputed(self._aligned, target, *sources, *flows)
+        # Offsets are three times as large as the input, samples nine times, and both are cheap to recompute.
+        return recomputed(self._sampled, self._joined(*sources), self._unbounded(target, *sources, *flows), *flows)
+
+    def _aligned(self, target: Tensor, *others: Tensor) -> Tensor:
+        sources, flows = others[: self.sources], others[self.sources :]
+        return self._sampled(self._joined(*sources), self._unbounded(target, *others), *flows)
+
+    def _joined(self, *sources: Tensor) -> Tensor:
+        return sources[0] if self.sources == 1 else torch.cat(sources, dim=1)
+
+    def _unbounded(self, target: Tensor, *others: Tensor) -> Tensor:
+        """Offsets before tanh, and masks before the sigmoid, (n, 27 g, h, w); others: sources, then flows."""
+        sources, flows = others[: self.sources], others[self.sources :]
         warped = [flow_warp(s, f) for s, f in zip(sources, flows, strict=True)]
         guide = torch.cat((*warped, target, *(f.to(target.dtype) for f in flows)), dim=1)
         # channels_last is the fastest layout for convolutions, on a CPU and on tensor cores; sampling needs planes.
-        z = self.conv_offset(guide.contiguous(memory_format=torch.channels_last)).contiguous()
-        x = sources[0] if self.sources == 1 else torch.cat(sources, dim=1)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            # Offsets are three times as large as the input, samples nine times, and both are cheap to recompute.
-            # Nothing is random in there, so the generator need not be restored.
-            return checkpoint(self._sampled, x, z, *flows, use_reentrant=False, preserve_rng_state=False)
-        return self._sampled(x, z, *flows)
+        return self.conv_offset(guide.contiguous(memory_format=torch.channels_last)).contiguous()
 
     def _sampled(self, x: Tensor, z: Tensor, *flows: Tensor) -> Tensor:
         """Deformable convolution of x (n, sources * d, h, w); z (n, 27 g, h, w): unbounded offsets, then masks."""

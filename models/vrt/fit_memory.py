@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from models.vrt.cost import block_flops
+from models.vrt.gpu_block import block_transient
+from models.vrt.kernels import use_gpu_blocks
 from models.vrt.mlp import GatedMlp
 from models.vrt.stage import Stage
 from models.vrt.window_attention import Block
+from models.vrt.windows import window_plan
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +30,16 @@ MARGIN = 1.1
 
 @dataclass(frozen=True)
 class Branch:
-    """One branch of a block, or the fusion of a stage: bytes of its intermediates, and FLOPs to recompute them."""
+    """One branch of a block, or the fusion of a stage: bytes of its intermediates, and FLOPs to recompute them.
+
+    transient: bytes that the backward pass of the owner allocates besides, on a GPU.
+    """
 
     owner: nn.Module
     flag: str
     bytes: int
     flops: float
+    transient: int
 
     @property
     def is_recomputed(self) -> bool:
@@ -94,8 +101,12 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
         else:
             setattr(branch.owner, branch.flag, True)
     need, recomputed = needed(saved), sum(branch.is_recomputed for branch in branches)
-    message = "checkpoint auto: %d of %d branches are recomputed in backward; about %.2f GB of %.2f GB"
-    logger.info(message, recomputed, len(branches), need / GB, budget_gb)
+    message = (
+        "checkpoint auto: %d of %d branches are recomputed in backward; about %.2f GB of %.2f GB "
+        "(kept %.2f GB, at most %.2f GB more in backward, weights and moments %.2f GB, and a margin)"
+    )
+    parts = ((least + saved) / GB, _largest(branches) / GB, fixed / GB)
+    logger.info(message, recomputed, len(branches), need / GB, budget_gb, *parts)
     if need > budget_gb * GB:
         logger.warning(
             "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every block checkpointed: "
@@ -116,10 +127,10 @@ def _fixed(net: nn.Module) -> int:
 
 
 def _largest(branches: list[Branch]) -> int:
-    """Bytes of the largest recomputation: in backward, the intermediates of one owner exist at a time."""
+    """Bytes of the largest backward pass of an owner, beyond what was saved: those of one owner exist at a time."""
     sizes: dict[nn.Module, int] = {}
     for branch in branches:
-        sizes[branch.owner] = sizes.get(branch.owner, 0) + branch.bytes * branch.is_recomputed
+        sizes[branch.owner] = sizes.get(branch.owner, branch.transient) + branch.bytes * branch.is_recomputed
     return max(sizes.values(), default=0)
 
 
@@ -176,8 +187,18 @@ def _measure_branches(net: nn.Module, inputs: dict[Block | GatedMlp, Tensor]) ->
             work = (2.0 * x.numel() / x.shape[-1] * sum(w.numel() for w in owner.weights()),)
         if key not in known:
             known[key] = _bytes_per_flag(net, owner, x)
-        branches += [Branch(owner, flag, known[key][flag], w) for flag, w in zip(owner.FLAGS, work, strict=True)]
+        besides = _transient(owner, x)
+        branches += [
+            Branch(owner, flag, known[key][flag], w, besides) for flag, w in zip(owner.FLAGS, work, strict=True)
+        ]
     return branches
+
+
+def _transient(owner: Block | GatedMlp, x: Tensor) -> int:
+    if not isinstance(owner, Block) or not use_gpu_blocks(owner.kernels, x):
+        return 0
+    plan = window_plan(tuple(x.shape[1:4]), owner.window, owner.shift, x.device, len(x))
+    return block_transient(owner.attn.heads, plan.count, plan.tokens, x)
 
 
 def _bytes_per_flag(net: nn.Module, owner: Block | GatedMlp, x: Tensor) -> dict[str, int]:

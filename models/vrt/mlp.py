@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
+
+from models.vrt.recompute import recomputed
 
 
 class _GatedOutput(torch.autograd.Function):
@@ -49,7 +50,7 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.checkpoint and torch.is_grad_enabled():
-            return checkpoint(self._forward, x, use_reentrant=False)
+            return recomputed(self._forward, x)
         return self._forward(x)
 
     def _forward(self, x: Tensor) -> Tensor:

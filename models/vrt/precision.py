@@ -1,4 +1,4 @@
-"""float32 that is float32: no autocast, and no TF32, whose products have ten bits of mantissa."""
+"""One dtype for each tensor on purpose: float32 without TF32, layer norm in the dtype of autocast."""
 
 from __future__ import annotations
 
@@ -6,6 +6,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of autocast on the device of x, else that of x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm over the last axis whose result has the dtype of autocast, as that of a linear layer.
+
+    torch's own returns float32 on a GPU, so the sum of the residual branches would be float32 in the first stage and
+    cast before each linear layer. Mean and variance are float32 either way.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = compute_dtype(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.layer_norm(
+                x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.bias.to(dtype), self.eps
+            )
 
 
 @contextmanager

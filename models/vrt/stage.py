@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from models.vrt.cpu_block import mlp_in_cache
 from models.vrt.deform_align import DeformAlign, align_clip
-from models.vrt.kernels import use_cache_blocks
+from models.vrt.gpu_block import mlp_at_once
+from models.vrt.kernels import use_cache_blocks, use_gpu_blocks
 from models.vrt.mlp import GatedMlp
+from models.vrt.precision import LayerNorm
 from models.vrt.window_attention import BlockGroup
 
 
@@ -33,10 +35,10 @@ class UnfoldPatches(nn.Module):
 def reshape_layer(kind: str, inputs: int, dim: int) -> nn.Sequential:
     """Entry of a stage: "none" (LayerNorm), "down" (scale 1/2) or "up" (scale 2)."""
     if kind == "none":
-        return nn.Sequential(nn.Identity(), nn.LayerNorm(dim))
+        return nn.Sequential(nn.Identity(), LayerNorm(dim))
     if kind == "down":
-        return nn.Sequential(FoldPatches(), nn.LayerNorm(4 * inputs), nn.Linear(4 * inputs, dim))
-    return nn.Sequential(UnfoldPatches(), nn.LayerNorm(inputs // 4), nn.Linear(inputs // 4, dim))
+        return nn.Sequential(FoldPatches(), LayerNorm(4 * inputs), nn.Linear(4 * inputs, dim))
+    return nn.Sequential(UnfoldPatches(), LayerNorm(inputs // 4), nn.Linear(inputs // 4, dim))
 
 
 class Stage(nn.Module):
@@ -85,6 +87,8 @@ class Stage(nn.Module):
             return x
         later, earlier = align_clip(self.pa_deform, x.permute(0, 1, 4, 2, 3), backward, forward)
         x = torch.cat((x, later.permute(0, 1, 3, 4, 2), earlier.permute(0, 1, 3, 4, 2)), dim=-1)
+        if use_gpu_blocks(self.kernels, x):
+            return mlp_at_once(self.pa_fuse, x)
         return mlp_in_cache(self.pa_fuse, x) if use_cache_blocks(self.kernels, x) else self.pa_fuse(x)
 
 

@@ -107,9 +107,16 @@ class _Merge(torch.autograd.Function):
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)  # a mask is saved for backward
 def window_plan(
-    size: tuple[int, int, int], window: tuple[int, int, int], shift: tuple[int, int, int], device: torch.device
+    size: tuple[int, int, int],
+    window: tuple[int, int, int],
+    shift: tuple[int, int, int],
+    device: torch.device,
+    batch: int = 1,
 ) -> WindowPlan:
-    """The plan for clips of size (D, H, W). An axis that is not longer than the window is not shifted."""
+    """The plan for clips of size (D, H, W). An axis that is not longer than the window is not shifted.
+
+    batch: number of clips that count as one sample; windows with one mask then lie next to each other.
+    """
     fits = [s <= w for s, w in zip(size, window, strict=True)]
     window = tuple(s if f else w for s, w, f in zip(size, window, fits, strict=True))
     shift = tuple(0 if f else s for s, f in zip(shift, fits, strict=True))
@@ -117,8 +124,9 @@ def window_plan(
     counts = [p // w for p, w in zip(padded, window, strict=True)]
     tokens = window[0] * window[1] * window[2]
 
+    pixels = size[0] * size[1] * size[2]
     places = torch.full(padded, -1)
-    places[: size[0], : size[1], : size[2]] = torch.arange(size[0] * size[1] * size[2]).view(size)
+    places[: size[0], : size[1], : size[2]] = torch.arange(pixels).view(size)
     places = places.roll([-s for s in shift], (0, 1, 2))
     (nd, nh, nw), (wd, wh, ww) = counts, window
     cells = places.view(nd, wd, nh, wh, nw, ww).permute(0, 2, 4, 1, 3, 5).reshape(nd, nh, nw, tokens)
@@ -130,6 +138,7 @@ def window_plan(
         part = cells[slice(*cut[0]), slice(*cut[1]), slice(*cut[2])].reshape(-1, tokens)
         if not len(part):
             continue
+        part = torch.cat([torch.where(part < 0, part, part + sample * pixels) for sample in range(batch)])
         last = [len(axis) == 2 and piece == axis[1] for axis, piece in zip(cuts, cut, strict=True)]
         mask = _mask(window, tuple(s if at_end else 0 for s, at_end in zip(shift, last, strict=True)))
         spans.append(Span(start, start + len(part), None if mask is None else mask.to(device)))
@@ -137,7 +146,7 @@ def window_plan(
         parts.append(part.flatten())
     rows = torch.cat(parts)
     real = rows >= 0
-    inverse = torch.empty(size[0] * size[1] * size[2], dtype=torch.long)
+    inverse = torch.empty(batch * pixels, dtype=torch.long)
     inverse[rows[real]] = real.nonzero().flatten()
     real = None if padded == size else real.to(device)
     return WindowPlan(window, tokens, rows.clamp(min=0).to(device), real, inverse.to(device), tuple(spans))

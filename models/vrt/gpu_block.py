@@ -1,0 +1,336 @@
+"""A block for GPUs: all windows at once, one dtype throughout, and most intermediates computed anew in backward.
+
+A block saves its input, the output of the attention with its log-sums, and the input of the MLP. The plain form in
+window_attention.py saves 16 to 21 tensors of that size, and under autocast casts each several times. cpu_block.py does
+the same for a CPU, a few windows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from models.vrt.attention_core import attend_backward, attend_saving, head_padding, logit_offset
+from models.vrt.gpu_attention import BIAS_BYTES
+from models.vrt.mlp import GatedMlp
+from models.vrt.precision import compute_dtype
+from models.vrt.windows import WindowPlan
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """Arguments of a block that are not tensors.
+
+    eps: of the layer norms. saves_attention, saves_middle: keep the output of the attention, the input of the MLP for
+    backward; else they are computed anew. triton: by the kernel of triton_attention.py.
+    """
+
+    heads: int
+    scale: float
+    mutual: bool
+    eps: float
+    saves_attention: bool
+    saves_middle: bool
+    triton: bool
+
+
+class BlockWeights(NamedTuple):
+    """Tensors of a block, or their gradients. bias: (heads, T, T); the three of mutual attention may be None."""
+
+    norm1: Tensor
+    norm1_bias: Tensor
+    bias: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    proj: Tensor
+    proj_bias: Tensor
+    qkv_mut: Tensor | None
+    qkv_mut_bias: Tensor | None
+    positions: Tensor | None
+    norm2: Tensor
+    norm2_bias: Tensor
+    fc11: Tensor
+    fc11_bias: Tensor
+    fc12: Tensor
+    fc12_bias: Tensor
+    fc2: Tensor
+    fc2_bias: Tensor
+
+
+class GpuBlock(torch.autograd.Function):
+    """y = x + f1 * proj(attention(partition(norm1(x)))), then y + f2 * mlp(norm2(y)).
+
+    x: (B, D * H * W, C) in the dtype of all that is computed; factors: f1 and f2 of stochastic depth, float32
+    (2, B, 1, 1), or None; plan: of the whole batch. Call it without autocast.
+    """
+
+    @staticmethod
+    def forward(
+        ctx, x: Tensor, factors: Tensor | None, plan: WindowPlan, config: BlockConfig, *weights: Tensor | None
+    ) -> Tensor:
+        w = _prepared(BlockWeights(*weights), x, config)
+        attended, sums = _attention(_norm_windows(x, w, plan, config)[0], w, plan, config)
+        y = _middle(x, attended, factors, w, plan)
+        u = torch.native_layer_norm(y, y.shape[-1:], w.norm2, w.norm2_bias, config.eps)[0]
+        out = _add_scaled(y, gated_mlp(u, *w[12:]), factors, 1)
+        kept = (_cut_heads(attended, w, config), *sums) if config.saves_attention else ()
+        ctx.save_for_backward(x, y if config.saves_middle else None, factors, *w, *kept)
+        ctx.args = plan, config, [None if t is None else t.dtype for t in weights]
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        plan, config, dtypes = ctx.args
+        x, y, factors, *others = ctx.saved_tensors
+        w, kept = BlockWeights(*others[:18]), others[18:]
+        u, mean, rstd = _norm_windows(x, w, plan, config)
+        attended, sums = (_pad_heads(kept[0], w, config), kept[1:]) if kept else _attention(u, w, plan, config)
+        y = _middle(x, attended, factors, w, plan) if y is None else y
+        grad_y, norm2, mlp = _mlp_backward(grad, y, factors, w, config)
+        del y
+        outgoing = plan.gather(_scaled(grad_y, factors, 0).view(1, -1, x.shape[-1]))[0]
+        grad_u, attention = _attention_backward(outgoing, attended, sums, u, w, plan, config)
+        grad_u = grad_u.index_select(0, plan.places).view_as(x)
+        grad_x, *norm1 = torch.ops.aten.native_layer_norm_backward(
+            grad_u, x, x.shape[-1:], mean, rstd, w.norm1, w.norm1_bias, [True, True, True]
+        )
+        found = _without_padding([*norm1, *attention, None, *norm2, *mlp], w, config)
+        found = (None if g is None else g.to(dtype) for g, dtype in zip(found, dtypes, strict=True))
+        return grad_x.add_(grad_y), None, None, None, *found
+
+
+def _prepared(w: BlockWeights, x: Tensor, config: BlockConfig) -> BlockWeights:
+    """The weights in the dtype of x, with heads of a size that the attention takes; the added channels are zero."""
+    w = BlockWeights(*(None if t is None else t.detach().to(x.dtype) for t in w))
+    padding = _padding(w, config)
+    if not padding:
+        return w
+    rows = {name: _pad_rows(getattr(w, name), 3 * config.heads, padding) for name in w._fields if "qkv" in name}
+    proj = _pad_rows(w.proj.t(), w.proj.shape[1] // (len(w.proj) // config.heads), padding).t().contiguous()
+    return w._replace(**rows, proj=proj)
+
+
+def _padding(w: BlockWeights, config: BlockConfig) -> int:
+    return 0 if config.triton else head_padding(len(w.proj) // config.heads, w.proj)
+
+
+def _pad_rows(weight: Tensor | None, heads: int, padding: int) -> Tensor | None:
+    """(heads * hd, ..) -> (heads * (hd + padding), ..)."""
+    if weight is None:
+        return None
+    split = weight.unflatten(0, (heads, -1))
+    return F.pad(split, (0, 0) * (split.dim() - 2) + (0, padding)).flatten(0, 1)
+
+
+def _cut_heads(attended: Tensor, w: BlockWeights, config: BlockConfig) -> Tensor:
+    """(tokens, heads * hd), or twice the heads, without the channels that `_prepared` added."""
+    padding, size = _padding(w, config), w.qkv.shape[0] // (3 * config.heads)
+    return attended.unflatten(1, (-1, size))[..., : size - padding].flatten(1) if padding else attended
+
+
+def _pad_heads(attended: Tensor, w: BlockWeights, config: BlockConfig) -> Tensor:
+    padding, size = _padding(w, config), w.qkv.shape[0] // (3 * config.heads)
+    return F.pad(attended.unflatten(1, (-1, size - padding)), (0, padding)).flatten(1) if padding else attended
+
+
+def block_transient(heads: int, windows: int, tokens: int, x: Tensor) -> int:
+    """Bytes that the backward pass of a block holds at most besides what was saved: x (B, D, H, W, C) is its input.
+
+    Counted on fake tensors (tests/fake_gpu.py): ten tensors of the size of x in the MLP, as many in the attention, and
+    the gradients of the bias, one for each window.
+    """
+    size = torch.finfo(compute_dtype(x)).bits // 8
+    return 12 * x.numel() * size + min(BIAS_BYTES, windows * heads * tokens * tokens * size)
+
+
+def _without_padding(grads: list[Tensor | None], w: BlockWeights, config: BlockConfig) -> BlockWeights:
+    """The gradients of the weights as they were before `_prepared`."""
+    g = BlockWeights(*grads)
+    padding = _padding(w, config)
+    if not padding:
+        return g
+    size = w.qkv.shape[0] // (3 * config.heads)
+
+    def cut(t: Tensor | None) -> Tensor | None:
+        return None if t is None else t.unflatten(0, (-1, size))[:, : size - padding].flatten(0, 1)
+
+    return g._replace(**{name: cut(getattr(g, name)) for name in g._fields if "qkv" in name}, proj=cut(g.proj.t()).t())
+
+
+def _norm_windows(x: Tensor, w: BlockWeights, plan: WindowPlan, config: BlockConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """norm1 of x in window order, zero at padding, (windows * T, C); mean and reciprocal standard deviation."""
+    u, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], w.norm1, w.norm1_bias, config.eps)
+    return plan.gather(u.view(1, -1, u.shape[-1]))[0], mean, rstd
+
+
+def _middle(x: Tensor, attended: Tensor, factors: Tensor | None, w: BlockWeights, plan: WindowPlan) -> Tensor:
+    branch = F.linear(attended, w.proj, w.proj_bias).index_select(0, plan.places)
+    return _add_scaled(x, branch.view_as(x), factors, 0)
+
+
+def _scaled(x: Tensor, factors: Tensor | None, number: int) -> Tensor:
+    return x if factors is None else torch.mul(x, factors[number], out=torch.empty_like(x))
+
+
+def _add_scaled(x: Tensor, branch: Tensor, factors: Tensor | None, number: int) -> Tensor:
+    """x + factor * branch; overwrites branch."""
+    if factors is None:
+        return branch.add_(x)
+    return torch.addcmul(x, branch, factors[number], out=branch)
+
+
+def _qkv(u: Tensor, w: BlockWeights, plan: WindowPlan, config: BlockConfig, mutual: bool) -> tuple[Tensor, Tensor]:
+    """Input of the linear layer for self or mutual attention, (windows * T, C), and its output by head.
+
+    The latter is (windows, T, 3, heads, hd).
+    """
+    if mutual:
+        u = (u.view(-1, *w.positions.shape[1:]) + w.positions).view_as(u)
+    weight, bias = (w.qkv_mut, w.qkv_mut_bias) if mutual else (w.qkv, w.qkv_bias)
+    return u, F.linear(u, weight, bias).view(-1, plan.tokens, 3, config.heads, len(weight) // (3 * config.heads))
+
+
+def _attention(u: Tensor, w: BlockWeights, plan: WindowPlan, config: BlockConfig) -> tuple[Tensor, list[Tensor]]:
+    """Input of the projection, (windows * T, inner), the mutual half first; log-sum-exps."""
+    parts, sums = [], []
+    for mutual in (True, False) if config.mutual else (False,):
+        qkv = _qkv(u, w, plan, config, mutual)[1]
+        bias = None if mutual else w.bias
+        if config.triton:
+            from models.vrt.triton_attention import triton_attention  # Triton is optional
+
+            frames = qkv.view(-1, plan.tokens // 2, *qkv.shape[2:]) if mutual else qkv
+            out, found = triton_attention(frames, bias, *plan.patterns, config.scale, mutual)
+            sums.append(found)
+        else:
+            calls = list(_calls(qkv, plan, mutual))
+            out = None if len(calls) == 1 else qkv.new_empty(*qkv.shape[:2], *qkv.shape[3:])
+            for place, (q, k, v), mask, _ in calls:
+                result, found = attend_saving(q, k, v, config.scale, bias, mask)
+                sums.append(found)
+                if out is None:
+                    out = result
+                else:
+                    out[place] = result
+        parts.append(out.reshape(len(u), -1))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), sums
+
+
+def _calls(qkv: Tensor, plan: WindowPlan, mutual: bool) -> Iterator[tuple]:
+    """For each call of the attention: its place in the output, q, k, v, the mask, and the places of q, k and v in qkv.
+
+    Mutual attention: the queries are those of the other frame.
+    """
+    half = plan.tokens // 2
+    frames = (slice(0, half), slice(half, None)) if mutual else (slice(None),)
+    for span in plan.spans:
+        mask = span.mask[:half, :half] if mutual and span.mask is not None else span.mask
+        windows = slice(span.start, span.stop)
+        for frame, other in zip(frames, reversed(frames), strict=True):
+            places = [(windows, other, 0), (windows, frame, 1), (windows, frame, 2)]
+            yield (windows, frame), [qkv[place] for place in places], mask, places
+
+
+def _attention_backward(
+    outgoing: Tensor, attended: Tensor, sums: list[Tensor], u: Tensor,
+    w: BlockWeights, plan: WindowPlan, config: BlockConfig,
+) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
+    """Gradients of u, and of bias to qkv_mut_bias, from that of the projection's output."""
+    proj = [outgoing.t() @ attended, outgoing.sum(0)]
+    grad = outgoing @ w.proj
+    sums, linears, grad_u, grad_bias = list(sums), {False: [], True: [None, None]}, None, None
+    for mutual in (True, False) if config.mutual else (False,):
+        positioned, qkv = _qkv(u, w, plan, config, mutual)
+        inner = qkv.shape[3] * qkv.shape[4]
+        at = slice(0, inner) if mutual or not config.mutual else slice(inner, None)
+        shape = (*qkv.shape[:2], *qkv.shape[3:])
+        tensors = grad[:, at].unflatten(0, shape[:2]).unflatten(2, shape[2:]), attended[:, at].view(len(u), -1)
+        bias = None if mutual else w.bias
+        grad_qkv, found = _core_backward(tensors[0], tensors[1].view(shape), sums, qkv, bias, plan, config, mutual)
+        grad_bias = found if grad_bias is None else grad_bias
+        flat = grad_qkv.view(len(u), -1)
+        weight, has_bias = (w.qkv_mut, w.qkv_mut_bias) if mutual else (w.qkv, w.qkv_bias)
+        linears[mutual] = [flat.t() @ positioned, None if has_bias is None else flat.sum(0)]
+        grad_u = flat @ weight if grad_u is None else grad_u.addmm_(flat, weight)
+    return grad_u, [grad_bias, *linears[False], *proj, *linears[True]]
+
+
+def _core_backward(
+    grad: Tensor, out: Tensor, sums: list[Tensor], qkv: Tensor, bias: Tensor | None,
+    plan: WindowPlan, config: BlockConfig, mutual: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Gradients of qkv and of the bias; takes its log-sums from the front of `sums`."""
+    if config.triton:
+        from models.vrt.triton_attention import triton_attention_backward
+
+        frames = (-1, plan.tokens // 2) if mutual else (-1, plan.tokens)
+        grad, out, qkv_ = (t.reshape(*frames, *t.shape[2:]) for t in (grad, out, qkv))
+        grad_qkv, grad_bias = triton_attention_backward(
+            grad.contiguous(), out.contiguous(), sums.pop(0), qkv_, bias, *plan.patterns, config.scale, mutual
+        )
+        return grad_qkv.view_as(qkv), None if mutual else grad_bias
+    grad_qkv, grad_bias = torch.empty_like(qkv), None
+    for place, (q, k, v), mask, places in _calls(qkv, plan, mutual):
+        added, targets = logit_offset(bias, mask, q.dtype), [grad_qkv[target] for target in places]
+        found = attend_backward(grad[place], q, k, v, config.scale, added, sums.pop(0), targets, out[place])
+        if bias is not None:
+            grad_bias = found if grad_bias is None else grad_bias.add_(found)
+    return grad_qkv, grad_bias
+
+
+def gated_mlp(u: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    return F.linear(F.gelu(F.linear(u, w11, b11)).mul_(F.linear(u, w12, b12)), w2, b2)
+
+
+def gated_mlp_backward(grad: Tensor, u: Tensor, w11, b11, w12, b12, w2, b2) -> tuple[Tensor, list[Tensor]]:
+    """Gradients of u (tokens, inputs) and of the weights, from that of the output; a and b are computed anew."""
+    a, b = F.linear(u, w11, b11), F.linear(u, w12, b12)
+    gelu = F.gelu(a)
+    second = [grad.t() @ (gelu * b), grad.sum(0)]
+    grad_h = grad @ w2
+    grad_b = gelu.mul_(grad_h)
+    grad_a = torch.ops.aten.gelu_backward(grad_h.mul_(b), a)
+    del a, b, gelu, grad_h
+    weights = [grad_a.t() @ u, grad_a.sum(0), grad_b.t() @ u, grad_b.sum(0), *second]
+    return (grad_a @ w11).addmm_(grad_b, w12), weights
+
+
+def _mlp_backward(grad: Tensor, y: Tensor, factors: Tensor | None, w: BlockWeights, config: BlockConfig):
+    """Gradients of y, of norm2 and of the MLP."""
+    u, mean, rstd = torch.native_layer_norm(y, y.shape[-1:], w.norm2, w.norm2_bias, config.eps)
+    flat = (-1, y.shape[-1])
+    grad_u, mlp = gated_mlp_backward(_scaled(grad, factors, 1).reshape(flat), u.view(flat), *w[12:])
+    grad_y, *norm2 = torch.ops.aten.native_layer_norm_backward(
+        grad_u.view_as(y), y, y.shape[-1:], mean, rstd, w.norm2, w.norm2_bias, [True, True, True]
+    )
+    return grad_y.add_(grad), norm2, mlp
+
+
+class _GpuMlp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, *weights: Tensor) -> Tensor:
+        w = [t.detach().to(x.dtype) for t in weights]
+        ctx.save_for_backward(x, *w)
+        ctx.dtypes = [t.dtype for t in weights]
+        return gated_mlp(x, *w)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, *w = ctx.saved_tensors
+        grad_x, grads = gated_mlp_backward(grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1]), *w)
+        return grad_x.view_as(x), *(g.to(dtype) for g, dtype in zip(grads, ctx.dtypes, strict=True))
+
+
+def mlp_at_once(mlp: GatedMlp, x: Tensor) -> Tensor:
+    """`mlp` over the last axis of x, saving only x for backward."""
+    x = x.to(compute_dtype(x))
+    with torch.autocast(x.device.type, enabled=False):
+        return _GpuMlp.apply(x, *mlp.weights())
