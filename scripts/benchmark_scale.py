@@ -19,6 +19,7 @@ from models.ddp import wrap_ddp
 from scripts import benchmark_net
 from scripts.benchmark_net import Clip, net_options, networks
 from scripts.benchmark_tools import table
+from scripts.shown import tracked
 from utils import utils_dist
 from utils.dist import process
 from utils.errors import DistError
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     # The same threads for each process in all runs, so that only the number of processes changes.
     threads = args.threads or max(1, (os.cpu_count() or 1) // args.ranks)
     found = []
-    for world in counts:
+    for world in tracked(counts, len(counts), "scale", "numbers of processes"):
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(_rank, (world, _free_port(), threads, Path(folder) / "figures", args), nprocs=world)
             found.append(json.loads((Path(folder) / "figures").read_text()))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmark_tools import table
+from scripts.shown import tracked
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     seconds: dict[tuple[str, str], list[float]] = {place: [] for place in places}
     with ExitStack() as stack:
         steps = {rule: stack.enter_context(step_process(args, RULES[rule])) for rule in ("unset", *args.rules)}
-        for _ in range(args.repeats):
+        for _ in tracked(range(args.repeats), args.repeats, "threads", "turns"):
             for company in ("alone", "busy"):
                 with busy_processes(args.neighbours if company == "busy" else 0):
                     for rule, process in steps.items():

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from scripts.shown import tracked
+
 MB = 2**20
 T = TypeVar("T")
 
@@ -78,11 +80,11 @@ def in_turn(
 ) -> dict[str, list[T]]:
     """`measure` of each run, `repeats` times in turn, so that all runs have the same load on a shared machine."""
     found: dict[str, list[T]] = {name: [] for name in runs}
-    for turn in range(warmup + repeats):
-        for name, run in runs.items():
-            result = measure(run)
-            if turn >= warmup:
-                found[name].append(result)
+    turns = [(turn, name) for turn in range(warmup + repeats) for name in runs]
+    for turn, name in tracked(turns, len(turns), "measuring", "runs"):
+        result = measure(runs[name])
+        if turn >= warmup:
+            found[name].append(result)
     return found
 
 
