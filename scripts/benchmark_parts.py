@@ -14,7 +14,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from models import network_vrt
-from models.vrt import deform_align, flows, spynet
+from models.vrt import deform_align, flows, gpu_block, spynet, stage
 from models.vrt.deform_align import DeformAlign
 from models.vrt.mlp import GatedMlp
 from models.vrt.stage import RefineLayer, Stage
@@ -149,6 +149,9 @@ def _places(net: nn.Module) -> Iterator[tuple[Any, str, str]]:
         elif name != "spynet" and not isinstance(child, Stage | nn.ModuleList):
             yield child, "forward", "convolutions"
     yield net.stage8[0], "forward", "linears"
+    yield stage, "mlp_at_once", "MLP"
+    for name in ("gated_mlp", "gated_mlp_backward", "_mlp_backward"):  # within one function for a whole block
+        yield gpu_block, name, "MLP"
     for module in net.modules():
         if isinstance(module, Block):
             attention = "mutual attention" if module.attn.mutual else "self attention"
@@ -161,6 +164,7 @@ def _places(net: nn.Module) -> Iterator[tuple[Any, str, str]]:
         elif isinstance(module, DeformAlign):
             yield module, "forward", "alignment"
             yield module, "_sampled", "alignment"
+            yield module, "_aligned", "alignment"
         elif isinstance(module, Stage):
             for linear in (module.reshape, module.linear1, module.linear2):
                 yield linear, "forward", "linears"

@@ -117,16 +117,20 @@ def test_the_options_in_the_pages_are_valid(tmp_path):
 def test_the_table_of_memory_per_rank_follows_from_the_bytes_of_a_parameter():
     text = (ROOT / "docs/ddp.md").read_text(encoding="utf-8")
     P, N = (int(number) for number in re.search(r"for (\d+) M parameters on (\d+) ranks", text).groups())
+    A = 1000 * float(re.search(r"\bA = ([\d.]+) GB", text)[1])  # millions of bytes, as P is millions of parameters
     rows = re.findall(r"^\| (?:DDP|ZeRO|FSDP).*`\d+ P.*$", text, re.MULTILINE)
     assert len(rows) == 4
     for row, divided in zip(rows, ((), (8,), (4, 8), (4, 4, 8)), strict=True):
         _, *parts, formula, total, saved, sent = [cell.strip() for cell in row.strip("|").split("|")]
         expected = BYTES_PER_PARAMETER - sum(divided) * (1 - 1 / N)  # bytes per parameter
-        assert eval(re.sub(r"(\d) P", r"\1 * P", formula.strip("`"))) == pytest.approx(P * expected)
+        assert eval(re.sub(r"(\d) P", r"\1 * P", formula.strip("`"))) == pytest.approx(P * expected + A)
         assert float(total) == pytest.approx(sum(map(float, parts)), abs=2e-3)
-        assert float(total) == pytest.approx(P * expected / 1000, abs=6e-4)
+        assert float(total) == pytest.approx((P * expected + A) / 1000, abs=6e-4)
         assert float(saved) == pytest.approx(P * (BYTES_PER_PARAMETER - expected) / 1000, abs=6e-4)
+        assert float(parts[-1]) == A / 1000
         assert float(sent) == pytest.approx((1.5 if len(divided) == 3 else 1) * P * 8 * (N - 1) / N / 1000, abs=6e-4)
+    of_all = float(re.search(r"([\d.]+) % of this sum", text)[1])
+    assert of_all == pytest.approx(100 * float(saved) / (P * BYTES_PER_PARAMETER + A) * 1000, abs=0.06)
 
 
 def english(page: Path) -> Path:

@@ -1,0 +1,59 @@
+"""How many clips each GPU takes at once, from the counted memory of docs/ddp.md: the table of README.md.
+
+    python -m tests.card_recipes
+
+As many clips as fit without recomputation; where not even one does, one, and netG.checkpoint "auto" recomputes a part.
+Accumulation costs no arithmetic, recomputation does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from models.vrt.fit_memory import BYTES_PER_PARAMETER, GB, MARGIN
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCH = 8  # in all, as published
+SHARE = 0.9  # of a card's memory; CUDA itself needs some
+PARAMETERS = 20e6  # of network 006 with its fusion, at most
+GPUS, CARDS = (8, 4, 1), (24, 40, 80, 141)
+
+
+def counted_gb() -> tuple[float, float]:
+    """Activations of one clip, without recomputation and with every block recomputed."""
+    text = (ROOT / "docs/ddp.md").read_text(encoding="utf-8")
+    found = re.search(r"\bA = ([\d.]+) GB .*, ([\d.]+) GB with every block recomputed", text)
+    return float(found[1]), float(found[2])
+
+
+def step_gb(clips: int, activations_gb: float) -> float:
+    """A training step with fit_memory's margin."""
+    return MARGIN * (PARAMETERS * BYTES_PER_PARAMETER / GB + clips * activations_gb)
+
+
+def clips_at_once(gpus: int, card: int) -> int:
+    """Clips per GPU and pass, a divisor of the GPU's share of the batch."""
+    most, share = counted_gb()[0], BATCH // gpus
+    return max((n for n in (1, 2, 4, 8) if n <= share and step_gb(n, most) <= SHARE * card), default=1)
+
+
+def file_for(gpus: int, card: int) -> Path:
+    """The option file of the smallest card that takes as many clips."""
+    clips = clips_at_once(gpus, card)
+    least = min(other for other in CARDS if clips_at_once(gpus, other) == clips)
+    return ROOT / f"options/gpu/006_rgbspike_bf16_{gpus}x{least}gb.json"
+
+
+def table() -> Iterator[str]:
+    for gpus in GPUS:
+        for file in dict.fromkeys(file_for(gpus, card) for card in CARDS):
+            cards = ", ".join(f"{card} GB" for card in CARDS if file_for(gpus, card) == file)
+            clips = clips_at_once(gpus, next(card for card in CARDS if file_for(gpus, card) == file))
+            gb = step_gb(clips, counted_gb()[0])
+            yield f"| {gpus} | {cards} | `{file.relative_to(ROOT)}` | {clips} x {BATCH // gpus // clips} | {gb:.1f} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))
