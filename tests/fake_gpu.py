@@ -12,6 +12,7 @@ the network of the GoPro recipe, under the autocast rules of CUDA, it counts:
     peak_gb       the most that lives at once in the backward pass, gradients of the weights included
     moved_gb      what kernels read and write, forward and backward: every tensor of every operation once
     kernels       their number: one for each operation that is not a view
+    copies_from_host  of tensors to the GPU, each of which would wait for it
     attention     the kernels that scaled_dot_product_attention would choose (tests/sdpa_rules.py)
 """
 
@@ -75,7 +76,7 @@ class Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kernels, self.now, self.peak = 0, 0, 0
+        self.kernels, self.now, self.peak, self.copies_from_host = 0, 0, 0, 0
         self.moved: collections.Counter[str] = collections.Counter()
         self.alive: set[int] = set()
 
@@ -83,6 +84,8 @@ class Counter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         made = tensors(out)
+        if {t.device.type for t in (*tensors((args, kwargs)), *made)} == {"cpu", "cuda"}:
+            self.copies_from_host += 1
         for storage in {t.untyped_storage() for t in made}:
             self.live(storage)
         is_view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
@@ -226,6 +229,7 @@ def moved(net: nn.Module, clip: Tensor, amp: bool) -> dict[str, Any]:
         "peak_gb": counter.peak / 1e9,
         "moved_gb": counter.moved.total() / 1e9,
         "kernels": counter.kernels,
+        "copies_from_host": counter.copies_from_host,
         "by_operation_gb": {name: size / 1e9 for name, size in counter.moved.most_common(24)},
     }
 

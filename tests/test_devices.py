@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from models.network_vrt import VRT
+from models.vrt import kernels
 from models.vrt.deform_conv import deform_conv
 from models.vrt.precision import tf32, uses_tf32
+from models.vrt.window_attention import Block
+from tests.cuda_autocast import CudaAutocast
 from tests.test_vrt_modules import SMALL
 
 
@@ -60,6 +63,19 @@ def test_the_setting_of_tf32_is_read_in_the_form_in_which_it_was_made(is_on):
     with tf32(is_on):
         assert uses_tf32() is is_on and precision() == (is_on, is_on)
     assert precision() == before
+
+
+@pytest.mark.parametrize("device_types", [("cuda",), ("cuda", "cpu")])  # of gpu_block.py; else the plain form
+def test_under_autocast_every_block_takes_and_gives_the_dtype_of_autocast(device_types, monkeypatch):
+    monkeypatch.setattr(kernels, "AT_ONCE", device_types)
+    net, seen = VRT(**SMALL), set()
+    for block in (m for m in net.modules() if isinstance(m, Block)):
+        block.register_forward_hook(lambda _, args, out: seen.update((args[0].dtype, out.dtype)))
+
+    with torch.autocast("cpu", torch.bfloat16), CudaAutocast("cpu"):
+        restored = net(torch.rand(1, 2, 3, 32, 32))
+
+    assert seen == {torch.bfloat16} and torch.isfinite(restored).all()
 
 
 def test_a_network_first_used_in_inference_mode_still_trains():

@@ -41,6 +41,7 @@ def test_a_step_moves_fewer_bytes_and_holds_little_more_than_it_keeps():
     assert step["kept_gb"] < step["held_gb"] < step["kept_gb"] + 0.2
     assert step["peak_gb"] < step["held_gb"] + 1.0
     assert step["moved_gb"] < 430
+    assert step["copies_from_host"] == 0
 
 
 def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn(kept):

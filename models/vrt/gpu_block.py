@@ -285,21 +285,31 @@ def _core_backward(
     return grad_qkv, grad_bias
 
 
-def gated_mlp(u: Tensor, w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
-    return F.linear(F.gelu(F.linear(u, w11, b11)).mul_(F.linear(u, w12, b12)), w2, b2)
+def _joined(w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> tuple[Tensor, Tensor]:
+    """fc11 and fc12 as one linear layer, which reads its input once."""
+    return torch.cat((w11, w12)), torch.cat((b11, b12))
 
 
-def gated_mlp_backward(grad: Tensor, u: Tensor, w11, b11, w12, b12, w2, b2) -> tuple[Tensor, list[Tensor]]:
+def gated_mlp(u: Tensor, *weights: Tensor) -> Tensor:
+    """GatedMlp without autograd; weights: of its `weights()`."""
+    a, b = F.linear(u, *_joined(*weights[:4])).chunk(2, dim=-1)
+    return F.linear(F.gelu(a).mul_(b), *weights[4:])
+
+
+def gated_mlp_backward(grad: Tensor, u: Tensor, *weights: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Gradients of u (tokens, inputs) and of the weights, from that of the output; a and b are computed anew."""
-    a, b = F.linear(u, w11, b11), F.linear(u, w12, b12)
+    w1, b1 = _joined(*weights[:4])
+    ab = F.linear(u, w1, b1)
+    a, b = ab.chunk(2, dim=-1)
     gelu = F.gelu(a)
     second = [grad.t() @ (gelu * b), grad.sum(0)]
-    grad_h = grad @ w2
-    grad_b = gelu.mul_(grad_h)
-    grad_a = torch.ops.aten.gelu_backward(grad_h.mul_(b), a)
-    del a, b, gelu, grad_h
-    weights = [grad_a.t() @ u, grad_a.sum(0), grad_b.t() @ u, grad_b.sum(0), *second]
-    return (grad_a @ w11).addmm_(grad_b, w12), weights
+    grad_h, grad_ab = grad @ weights[4], torch.empty_like(ab)
+    grad_a, grad_b = grad_ab.chunk(2, dim=-1)
+    torch.mul(gelu, grad_h, out=grad_b)
+    torch.ops.aten.gelu_backward.grad_input(grad_h.mul_(b), a, grad_input=grad_a)
+    del ab, a, b, gelu, grad_h
+    first = zip((grad_ab.t() @ u).chunk(2), grad_ab.sum(0).chunk(2), strict=True)
+    return grad_ab @ w1, [*(t for pair in first for t in pair), *second]
 
 
 def _mlp_backward(grad: Tensor, y: Tensor, factors: Tensor | None, w: BlockWeights, config: BlockConfig):

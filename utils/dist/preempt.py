@@ -49,15 +49,31 @@ class StopVote:
     """
 
     def __init__(self) -> None:
-        self.flag = torch.tensor(float(RUN.stop_requested > 0), device=utils_dist.get_device())
+        device = utils_dist.get_device()
+        # Filled there: a tensor made from a Python number is copied to a GPU, and the copy waits for the last step.
+        self.flag = torch.full((), float(RUN.stop_requested > 0), device=device)
         self.work: Any = None
+        self.copied: torch.cuda.Event | None = None
         if dist.is_initialized():
             self.work = dist.all_reduce(self.flag, async_op=True)  # a sum: gloo's MAX loses NaN, and sums do as well
+        if device.type == "cuda":
+            self._fetch()
+
+    def _fetch(self) -> None:
+        """Copy the flag from the GPU before the step's own work, so that the answer waits for no more than this."""
+        if self.work is not None:
+            self.work.wait()  # only the stream waits
+            self.work = None
+        self.flag = torch.empty((), pin_memory=True).copy_(self.flag, non_blocking=True)
+        self.copied = torch.cuda.Event()
+        self.copied.record()
 
     def is_stop(self) -> bool:
         """The answer, the same on all ranks."""
         if self.work is not None:
             self.work.wait()
+        if self.copied is not None:
+            self.copied.synchronize()
         return bool(self.flag > 0)
 
 
