@@ -19,6 +19,7 @@ from utils import utils_dist
 from utils.dist import gpu_use
 
 OK, WARN, FAIL = "ok", "warn", "fail"
+MOST = 200  # characters of a line of a log: a stall is told with rank, phase and step
 
 
 @dataclass(frozen=True)
@@ -190,11 +191,13 @@ def read_log(text: str) -> list[Finding]:
                 groups = [group or "" for group in found.groups()]
                 if "{2}" in meaning:
                     groups.append({"STUCK": "stuck", "SILENT": "silent", "DEAD": "dead"}[groups[1]])
-                what = f"line {number}: {line.strip()[:100]}"
+                what = f"line {number}: {line.strip()[:MOST]}"
                 findings.setdefault(name, Finding(FAIL, name, what, meaning.format(*groups), cure))
                 break
     if not findings and (error := re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", last_start, re.MULTILINE)):
-        return [Finding(FAIL, "log", error[0][:100], "the last start ended with this error", "read the lines below it")]
+        return [
+            Finding(FAIL, "log", error[0][:MOST], "the last start ended with this error", "read the lines below it")
+        ]
     if re.search("Finished at iter|already finished", last_start) and not findings:
         return [Finding(OK, "log", "the run finished")]
     return list(findings.values()) or [

@@ -34,7 +34,7 @@ def _signal_dump(pid: int, file: Any) -> None:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         caught = int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16)
         if state == "T":
-            file.write(b"(the process is stopped: no stack)\n")
+            file.write(b"(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)\n")
         elif caught >> (signal.SIGUSR2 - 1) & 1:
             before = os.fstat(file.fileno()).st_size
             os.kill(pid, signal.SIGUSR2)

@@ -216,7 +216,9 @@ class Watchdog(threading.Thread):
         error = StallError(
             f"rank {rank} is {kind}: {what}",
             f"host {state['host']}, pid {state['pid']}",
-            "all ranks alive" if kind == "DEAD" else f"a new phase within {state['budget']:.0f} s (options watchdog.*)",
+            {"DEAD": "all ranks alive", "SILENT": "a beat of every rank each half second (option watchdog.stall_s)"}.get(
+                kind, f"a new phase within {state['budget']:.0f} s (options watchdog.*)"
+            ),
             "see its stack below" if stacks else "look for the out-of-memory killer or a signal on that host",
         )
         lines = [str(error), "", "rank  host              pid  step  seconds  collectives  phase"]

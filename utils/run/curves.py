@@ -163,6 +163,7 @@ def _dress(axis: Axes, title: str) -> None:
     axis.set_title(title, loc="left", fontweight="bold", fontsize="large")
     axis.set_xlabel("iteration")
     axis.xaxis.set_major_formatter("{x:,.0f}")
+    axis.xaxis.get_major_locator().set_params(integer=True)  # no tick between two iterations
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
 
