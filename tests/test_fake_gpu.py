@@ -40,7 +40,7 @@ def test_a_step_moves_fewer_bytes_and_holds_little_more_than_it_keeps():
     # The emulated autocast keeps what torch's own keeps: `held` has the flows and the loss besides.
     assert step["kept_gb"] < step["held_gb"] < step["kept_gb"] + 0.2
     assert step["peak_gb"] < step["held_gb"] + 1.0
-    assert step["moved_gb"] < 430
+    assert step["moved_gb"] < 380
     assert step["copies_from_host"] == 0
 
 

@@ -22,12 +22,27 @@ from triton.compiler import ASTSource
 
 from models.vrt import triton_attention as attention
 from models.vrt import triton_deform as deform
+from models.vrt import triton_mlp as mlp
 
 GENERATIONS = {"A100": 80, "H100": 90}
 BYTES = {"bf16": 2, "fp32": 4}
 # "clip": whatever dtype the clip has.
 POINTERS = {
-    "clip": ("qkv", "out", "grad", "grad_qkv", "x", "mask", "columns", "grad_columns", "grad_mask"),
+    "clip": (
+        "qkv",
+        "out",
+        "grad",
+        "grad_qkv",
+        "x",
+        "mask",
+        "columns",
+        "grad_columns",
+        "grad_mask",
+        "ab",
+        "h",
+        "grad_h",
+        "grad_ab",
+    ),
     "fp32": ("bias", "masks", "lse", "delta", "grad_bias", "offset", "grad_x", "grad_offset"),
     "i32": ("pattern",),
 }
@@ -43,6 +58,8 @@ KERNELS = {
     "backward, keys, mutual": (attention._backward_keys, MUTUAL),
     "backward, bias": (attention._bias_backward, {"CHUNK": attention.CHUNK}),
     "samples": (deform._sample, {"WIDTH": 6, "BLOCK": deform.BLOCK}),
+    "gate": (mlp._gate, {"BLOCK": mlp.BLOCK}),
+    "gate, backward": (mlp._gate_backward, {"BLOCK": mlp.BLOCK}),
     "samples, backward": (deform._sample_backward, {"WIDTH": 6, "BLOCK": deform.BLOCK}),
 }
 

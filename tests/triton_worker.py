@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.vrt import triton_attention, triton_deform
+from models.vrt import kernels, triton_attention, triton_deform, triton_mlp
 from models.vrt.deform_conv import deform_conv, sampled_conv
 from models.vrt.window_attention import BlockGroup
 from tests import golden
@@ -31,10 +31,10 @@ CASES = (
 )
 
 
-def deformable(groups: int, kernels: int) -> float:
+def deformable(groups: int, weight_groups: int) -> float:
     """Largest relative difference of output and gradients from the plain form in float64."""
     torch.manual_seed(0)
-    shapes = [(1, 6, 5, 6), (1, 18 * groups, 5, 6), (1, 9 * groups, 5, 6), (6, 6 // kernels, 3, 3), (6,)]
+    shapes = [(1, 6, 5, 6), (1, 18 * groups, 5, 6), (1, 9 * groups, 5, 6), (6, 6 // weight_groups, 3, 3), (6,)]
     tensors = [torch.randn(s) for s in shapes]
     tensors[1] *= 4
     ours = [t.to(DEVICE).requires_grad_() for t in tensors]
@@ -92,6 +92,20 @@ def formula(tensors: list[Tensor], masks: Tensor, mutual: bool) -> Tensor:
     return torch.einsum("nhts,nshd->nthd", weights, v)
 
 
+def gate(dtype: torch.dtype) -> float:
+    """Largest relative difference of the gate of the MLP and its gradient from float64."""
+    torch.manual_seed(0)
+    ab, grad = torch.randn(70, 48).to(dtype).to(DEVICE), torch.randn(70, 24).to(dtype).to(DEVICE)
+    exact = ab.cpu().double().requires_grad_()
+    a, b = exact.chunk(2, dim=1)
+    h = torch.nn.functional.gelu(a) * b
+    (expected,) = torch.autograd.grad(h, exact, grad.cpu().double())
+    grad_ab, again = triton_mlp.triton_gate_backward(ab, grad)
+    pairs = ((triton_mlp.triton_gate(ab), h), (again, h), (grad_ab, expected))
+    found = [golden.difference(x.cpu().double(), y.detach()) for x, y in pairs]
+    return math.inf if any(map(math.isnan, found)) else max(found)
+
+
 def compare(y: Tensor, ours: list[Tensor], z: Tensor, exact: list[Tensor]) -> float:
     weight = golden.cotangent(z)
     grads = torch.autograd.grad(y, ours, weight.to(y)), torch.autograd.grad(z, exact, weight)
@@ -109,6 +123,7 @@ def registered() -> float:
     torch.library.opcheck(triton_attention.triton_attention, (qkv, None, None, None, 0.3, True))
     x, offset, mask = (torch.randn(1, c, 4, 4, device=DEVICE, requires_grad=True) for c in (4, 36, 18))
     torch.library.opcheck(triton_deform.deform_samples, (x, offset, mask))
+    torch.library.opcheck(triton_mlp.triton_gate, (torch.randn(5, 8, device=DEVICE),))
     return 0.0
 
 
@@ -132,10 +147,15 @@ if __name__ == "__main__":
         )
         for t, d, dtype, mutual in CASES
     }
+    found["gate, bfloat16"], found["gate, float32"] = gate(torch.bfloat16), gate(torch.float32)
     # Small blocks, so that every loop over blocks turns more than once.
     triton_attention.BLOCK, triton_attention.CHUNK = {4: 16}, 5
-    found |= {f"deformable groups {g}, kernels {k}": deformable(g, k) for g, k in ((2, 1), (3, 3))}
+    found |= {f"deformable groups {g}, weight groups {k}": deformable(g, k) for g, k in ((2, 1), (3, 3))}
     found["attention, self"] = group((2, 3, 3), (3, 4, 3), mutual=False)
     found["attention, mutual"] = group((2, 2, 2), (3, 4, 3), mutual=True)
+    # gpu_block.py, with every kernel.
+    kernels.AT_ONCE = ("cuda", "cpu")
+    found["attention, self, at once"] = group((2, 3, 3), (3, 4, 3), mutual=False)
+    found["attention, mutual, at once"] = group((2, 2, 2), (3, 4, 3), mutual=True)
     found["registered"] = registered()
     print(json.dumps(found))

@@ -7,7 +7,7 @@ the same for a CPU, a few windows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from models.vrt.attention_core import attend_backward, attend_saving, head_padding, logit_offset
 from models.vrt.gpu_attention import BIAS_BYTES
+from models.vrt.kernels import use_triton
 from models.vrt.mlp import GatedMlp
 from models.vrt.precision import compute_dtype
 from models.vrt.windows import WindowPlan
@@ -28,7 +29,7 @@ class BlockConfig:
     """Arguments of a block that are not tensors.
 
     eps: of the layer norms. saves_attention, saves_middle: keep the output of the attention, the input of the MLP for
-    backward; else they are computed anew. triton: by the kernel of triton_attention.py.
+    backward; else they are computed anew. triton, triton_mlp: by the kernels of triton_attention.py, triton_mlp.py.
     """
 
     heads: int
@@ -38,6 +39,7 @@ class BlockConfig:
     saves_attention: bool
     saves_middle: bool
     triton: bool
+    triton_mlp: bool
 
 
 class BlockWeights(NamedTuple):
@@ -78,7 +80,7 @@ class GpuBlock(torch.autograd.Function):
         attended, sums = _attention(_norm_windows(x, w, plan, config)[0], w, plan, config)
         y = _middle(x, attended, factors, w, plan)
         u = torch.native_layer_norm(y, y.shape[-1:], w.norm2, w.norm2_bias, config.eps)[0]
-        out = _add_scaled(y, gated_mlp(u, *w[12:]), factors, 1)
+        out = _add_scaled(y, gated_mlp(u, w[12:], config.triton_mlp), factors, 1)
         kept = (_cut_heads(attended, w, config), *sums) if config.saves_attention else ()
         ctx.save_for_backward(x, y if config.saves_middle else None, factors, *w, *kept)
         ctx.args = plan, config, [None if t is None else t.dtype for t in weights]
@@ -290,33 +292,47 @@ def _joined(w11: Tensor, b11: Tensor, w12: Tensor, b12: Tensor) -> tuple[Tensor,
     return torch.cat((w11, w12)), torch.cat((b11, b12))
 
 
-def gated_mlp(u: Tensor, *weights: Tensor) -> Tensor:
-    """GatedMlp without autograd; weights: of its `weights()`."""
-    a, b = F.linear(u, *_joined(*weights[:4])).chunk(2, dim=-1)
+def gated_mlp(u: Tensor, weights: Sequence[Tensor], triton: bool) -> Tensor:
+    """GatedMlp without autograd; weights: of its `weights()`; triton: by the kernels of triton_mlp.py."""
+    ab = F.linear(u, *_joined(*weights[:4]))
+    if triton:
+        from models.vrt.triton_mlp import triton_gate  # Triton is optional
+
+        return F.linear(triton_gate(ab), *weights[4:])
+    a, b = ab.chunk(2, dim=-1)
     return F.linear(F.gelu(a).mul_(b), *weights[4:])
 
 
-def gated_mlp_backward(grad: Tensor, u: Tensor, *weights: Tensor) -> tuple[Tensor, list[Tensor]]:
+def gated_mlp_backward(grad: Tensor, u: Tensor, weights: Sequence[Tensor], triton: bool) -> tuple[Tensor, list[Tensor]]:
     """Gradients of u (tokens, inputs) and of the weights, from that of the output; a and b are computed anew."""
     w1, b1 = _joined(*weights[:4])
-    ab = F.linear(u, w1, b1)
-    a, b = ab.chunk(2, dim=-1)
-    gelu = F.gelu(a)
-    second = [grad.t() @ (gelu * b), grad.sum(0)]
-    grad_h, grad_ab = grad @ weights[4], torch.empty_like(ab)
-    grad_a, grad_b = grad_ab.chunk(2, dim=-1)
-    torch.mul(gelu, grad_h, out=grad_b)
-    torch.ops.aten.gelu_backward.grad_input(grad_h.mul_(b), a, grad_input=grad_a)
-    del ab, a, b, gelu, grad_h
+    ab, grad_h = F.linear(u, w1, b1), grad @ weights[4]
+    grad_ab, h = _gate_backward(ab, grad_h, triton)
+    second = [grad.t() @ h, grad.sum(0)]
+    del ab, grad_h, h
     first = zip((grad_ab.t() @ u).chunk(2), grad_ab.sum(0).chunk(2), strict=True)
     return grad_ab @ w1, [*(t for pair in first for t in pair), *second]
+
+
+def _gate_backward(ab: Tensor, grad: Tensor, triton: bool) -> tuple[Tensor, Tensor]:
+    """Gradient of ab = (a, b) from that of h = gelu(a) * b, and h. May overwrite grad."""
+    if triton:
+        from models.vrt.triton_mlp import triton_gate_backward
+
+        return triton_gate_backward(ab, grad)
+    grad_ab = torch.empty_like(ab)
+    (a, b), (grad_a, grad_b) = ab.chunk(2, dim=-1), grad_ab.chunk(2, dim=-1)
+    gelu = F.gelu(a)
+    torch.mul(gelu, grad, out=grad_b)
+    torch.ops.aten.gelu_backward.grad_input(grad.mul_(b), a, grad_input=grad_a)
+    return grad_ab, gelu.mul_(b)
 
 
 def _mlp_backward(grad: Tensor, y: Tensor, factors: Tensor | None, w: BlockWeights, config: BlockConfig):
     """Gradients of y, of norm2 and of the MLP."""
     u, mean, rstd = torch.native_layer_norm(y, y.shape[-1:], w.norm2, w.norm2_bias, config.eps)
     flat = (-1, y.shape[-1])
-    grad_u, mlp = gated_mlp_backward(_scaled(grad, factors, 1).reshape(flat), u.view(flat), *w[12:])
+    grad_u, mlp = gated_mlp_backward(_scaled(grad, factors, 1).reshape(flat), u.view(flat), w[12:], config.triton_mlp)
     grad_y, *norm2 = torch.ops.aten.native_layer_norm_backward(
         grad_u.view_as(y), y, y.shape[-1:], mean, rstd, w.norm2, w.norm2_bias, [True, True, True]
     )
@@ -325,22 +341,23 @@ def _mlp_backward(grad: Tensor, y: Tensor, factors: Tensor | None, w: BlockWeigh
 
 class _GpuMlp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, *weights: Tensor) -> Tensor:
+    def forward(ctx, x: Tensor, triton: bool, *weights: Tensor) -> Tensor:
         w = [t.detach().to(x.dtype) for t in weights]
         ctx.save_for_backward(x, *w)
-        ctx.dtypes = [t.dtype for t in weights]
-        return gated_mlp(x, *w)
+        ctx.triton, ctx.dtypes = triton, [t.dtype for t in weights]
+        return gated_mlp(x, w, triton)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
         x, *w = ctx.saved_tensors
-        grad_x, grads = gated_mlp_backward(grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1]), *w)
-        return grad_x.view_as(x), *(g.to(dtype) for g, dtype in zip(grads, ctx.dtypes, strict=True))
+        grad, flat = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+        grad_x, grads = gated_mlp_backward(grad, flat, w, ctx.triton)
+        return grad_x.view_as(x), None, *(g.to(dtype) for g, dtype in zip(grads, ctx.dtypes, strict=True))
 
 
-def mlp_at_once(mlp: GatedMlp, x: Tensor) -> Tensor:
+def mlp_at_once(mlp: GatedMlp, x: Tensor, kernels: str) -> Tensor:
     """`mlp` over the last axis of x, saving only x for backward."""
     x = x.to(compute_dtype(x))
     with torch.autocast(x.device.type, enabled=False):
-        return _GpuMlp.apply(x, *mlp.weights())
+        return _GpuMlp.apply(x, use_triton("mlp", kernels, x), *mlp.weights())

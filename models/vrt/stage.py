@@ -88,7 +88,7 @@ class Stage(nn.Module):
         later, earlier = align_clip(self.pa_deform, x.permute(0, 1, 4, 2, 3), backward, forward)
         x = torch.cat((x, later.permute(0, 1, 3, 4, 2), earlier.permute(0, 1, 3, 4, 2)), dim=-1)
         if use_gpu_blocks(self.kernels, x):
-            return mlp_at_once(self.pa_fuse, x)
+            return mlp_at_once(self.pa_fuse, x, self.kernels)
         return mlp_in_cache(self.pa_fuse, x) if use_cache_blocks(self.kernels, x) else self.pa_fuse(x)
 
 
