@@ -21,8 +21,8 @@ from scripts.gpu_check_tools import USER_CACHE, Measurement, Setting, cache_fold
 
 # Tiles (rows of logits), warps and stages of the Triton attention: what its constants could be.
 LAUNCHES = list(itertools.product((64, 32, 128), (4, 8), (2, 1, 3)))
-# Largest difference in bfloat16, which has 8 bits, over the largest value.
-RIGHT = 1e-2
+# Largest difference in bfloat16 over the largest value; that of torch's own kernels is up to 1.3e-2 for a block.
+RIGHT = 2e-2
 
 
 def block(setting: Setting, name: str) -> dict[str, Any]:
