@@ -123,7 +123,7 @@ def choice(setting: Setting) -> dict[str, Any]:
     setting.need_gpu('"auto" takes no Triton kernel on a CPU')
     against = {
         kernel: {name: reason for name in names if (reason := against_triton(setting.found.get(name, {})))}
-        for kernel, names in (("attention", BLOCKS), ("deform_conv", [DEFORMABLE]))
+        for kernel, names in (("attention", BLOCKS), ("mlp", BLOCKS), ("deform_conv", [DEFORMABLE]))
     }
     chosen = {kernel: "plain" if reasons else "triton" for kernel, reasons in against.items()}
     with cache_folder(USER_CACHE):
