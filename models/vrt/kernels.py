@@ -12,12 +12,8 @@ from models.vrt.kernel_choice import Kernel, read_choice
 
 Kernels = Literal["auto", "plain", "triton"]
 
-
 # Devices on which a block computes all its windows at once.
 AT_ONCE = ("cuda",)
-
-# torch.compile takes the answer of its first call: it cannot trace the reading of a file.
-_measured = torch.compiler.assume_constant_result(read_choice)
 
 
 def use_triton(kernel: Kernel, kernels: str, x: Tensor) -> bool:
@@ -27,7 +23,7 @@ def use_triton(kernel: Kernel, kernels: str, x: Tensor) -> bool:
     """
     if x.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return False
-    return kernels == "triton" or (kernels == "auto" and _measured(kernel, x.device) == "triton")
+    return kernels == "triton" or (kernels == "auto" and read_choice(kernel, x.device) == "triton")
 
 
 def use_gpu_blocks(kernels: str, x: Tensor) -> bool:

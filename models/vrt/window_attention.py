@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from models.vrt.attention_core import window_attention
 from models.vrt.cpu_block import AttentionBranch, AttentionConfig, MlpBranch
 from models.vrt.gpu_block import BlockConfig, GpuBlock
+from models.vrt.kernel_choice import read_choice
 from models.vrt.kernels import use_cache_blocks, use_gpu_blocks, use_triton
 from models.vrt.mlp import DropPath, GatedMlp
 from models.vrt.precision import LayerNorm, compute_dtype
@@ -113,16 +114,19 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
         self.norm2 = LayerNorm(dim)
         self.mlp = GatedMlp(dim, int(dim * mlp_ratio), dim)
+        self.is_compiled = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if use_gpu_blocks(self.kernels, x):
+        if use_gpu_blocks(self.kernels, x) and not self.is_compiled:
             return self._forward_at_once(x)
         plan = window_plan(tuple(x.shape[1:4]), self.window, self.shift, x.device)
         return self._forward_in_cache(x, plan) if use_cache_blocks(self.kernels, x) else self._forward_plain(x, plan)
 
     def compile(self, *args: Any, **options: Any) -> None:
         """torch.compile of the plain form, in place. The window plan is not compiled: it is made once per size."""
+        torch.compiler.assume_constant_result(read_choice)  # which reads a file: it cannot be traced
         self._forward_plain = torch.compile(self._forward_plain, *args, **options)
+        self.is_compiled = True
 
     def _forward_plain(self, x: Tensor, plan: WindowPlan) -> Tensor:
         attn, ffn = (flag and torch.is_grad_enabled() for flag in (self.checkpoint_attn, self.checkpoint_ffn))

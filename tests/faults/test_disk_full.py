@@ -162,6 +162,7 @@ def test_pictures_without_room_are_said_once_and_end_nothing(tmp_path, caplog):
     options = write_options(tmp_path)
     opt = read_options(["--opt", str(options)])
     run = Experiment(opt, Progress(), ORDER, Health(opt, 4))
+    run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / "images").symlink_to("/dev/full")
     scalars = {f"val/{name}{into}": 1.0 for name in ("psnr", "ssim") for into in ("", "_input")}
 
