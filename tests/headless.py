@@ -27,3 +27,10 @@ def headless_browser(width: int = 900, height: int = 900) -> Iterator[Any]:
         yield driver
     finally:
         driver.quit()
+
+
+def check_offline(browser: Any) -> None:
+    """Fails if the pages so far reported an error or asked for anything on a network."""
+    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
+    asked = [line["message"] for line in browser.get_log("performance") if "requestWillBeSent" in line["message"]]
+    assert not [m for m in asked if '"url":"http' in m]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from scripts.run_report import main
+from tests.headless import check_offline
 from tests.test_report import browser, pixel  # noqa: F401
 from utils.image import comparison_strip, imwrite_rgb, split_strip
 from utils.run.environment import command_line
@@ -87,9 +88,7 @@ def test_the_page_works_in_a_browser(browser, run):  # noqa: F811
     browser.find_element("css selector", "[data-show=sharp]").click()
     assert abs(pixel(browser, slider, 0.25, 0.5) - 220) < 4
 
-    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
-    asked = [line["message"] for line in browser.get_log("performance") if "requestWillBeSent" in line["message"]]
-    assert not [m for m in asked if '"url":"http' in m]
+    check_offline(browser)
 
 
 def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
