@@ -38,7 +38,12 @@ def nothing(folder):
 
 
 CASES = {
-    "unknown option": (nothing, "train.G_optimiser_lr=1e-4", OPTION, ("train.G_optimiser_lr", "G_optimizer_lr")),
+    "unknown option": (
+        nothing,
+        "train.G_optimiser_lr=1e-4",
+        OPTION,
+        ("train.G_optimiser_lr", 'keys of "train" with loss "charbonnier"; the nearest is G_optimizer_lr'),
+    ),
     "wrong type": (nothing, "train.total_iter=many", OPTION, ("train.total_iter", "int")),
     "crop": (nothing, "datasets.train.gt_size=30", OPTION, ("gt_size", "30")),
     "channels": (nothing, "netG.fusion=concat", OPTION, ("netG.in_chans", "5, which", "3 RGB and 2 spike channels")),

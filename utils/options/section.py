@@ -88,7 +88,8 @@ def _unknown(section: str, key: str, model: type[Section], kind: str) -> OptionE
     if name in model.model_fields:
         hint += f" ({describe(model.model_fields[name])})"
     dotted = f"{section}.{key}".strip(".")
-    place = f"one of the keys of {kind}" if kind else f'one of the keys of "{section}"' if section else "a section"
+    place = f'one of the keys of "{section}"' if section else "a section"
+    place += f" with {kind}" if kind else ""
     return OptionError(
         f"unknown option {dotted}", dotted, f"{place}{hint}",
         "rename it" if hint else f"remove it; the keys are {', '.join(valid)}",
