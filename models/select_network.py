@@ -65,7 +65,7 @@ def check_options(opt: Options) -> None:
 
 
 def _check_representation(opt: Options) -> None:
-    """Raise OptionError if the fusion operator or the flow network cannot use the representation of the datasets."""
+    """Raise OptionError if the fusion operator or the flow network cannot use the spike channels of the datasets."""
     known = {}
     operator, flow_input = getattr(opt.netG, "fusion", None), getattr(opt.netG, "flow_input", "rgb")
     if operator and operator.constructor.representation:
@@ -80,6 +80,12 @@ def _check_representation(opt: Options) -> None:
                     f"{key} {value} cannot use {spike.representation.type} channels",
                     f"datasets.{name}.spike.representation", " or ".join(wanted), f"set it, or choose another {key}",
                 )  # fmt: skip
+        if spike and flow_input != "rgb" and spike.gamma != 1:
+            key = f"datasets.{name}.spike.gamma"
+            raise OptionError(
+                f"netG.flow_input {flow_input} with {key} {spike.gamma:g}", key,
+                "1: the flow network needs rates of linear light", "set it to 1, or netG.flow_input to rgb",
+            )  # fmt: skip
 
 
 def _check_task(opt: Options, spec: InputSpec) -> None:

@@ -17,8 +17,9 @@ from utils.options.load import read_options
 BINS = {"type": "voxel", "num_bins": 4}
 
 
-def options(size=32, representation=BINS, **netG):
-    spikes = {"dataroot_spike": "none", "spike": {"type": "dat", "h": 8, "w": 8, "representation": representation}}
+def options(size=32, representation=BINS, gamma=1.0, **netG):
+    spike = {"type": "dat", "h": 8, "w": 8, "gamma": gamma, "representation": representation}
+    spikes = {"dataroot_spike": "none", "spike": spike}
     files = {"dataroot_lq": "none", "dataroot_gt": "none", "num_frame": 2, "gt_size": size}
     values = {
         "task": "t", "netG": {"net_type": "vrt", **SMALL, **netG}, "train": {"G_lossfn_type": "l1"},
@@ -82,6 +83,15 @@ def test_a_flow_from_spikes_refuses_channels_that_are_no_rates_in_the_order_of_t
     with pytest.raises(OptionError, match=f"flow_input both cannot use {representation} channels") as refused:
         check_options(options(flow_input="both", representation=representation))
     assert refused.value.where == "datasets.train.spike.representation"
+
+
+@pytest.mark.parametrize("flow_input", ["spike", "both"])
+def test_a_flow_from_spikes_refuses_channels_in_display_values(flow_input):
+    check_options(options(gamma=2.2))
+    said = f"netG.flow_input {flow_input} with datasets.train.spike.gamma 2.2"
+    with pytest.raises(OptionError, match=said) as refused:
+        check_options(options(gamma=2.2, flow_input=flow_input))
+    assert refused.value.where == "datasets.train.spike.gamma"
 
 
 def test_option_keys_are_the_published_ones_and_ours():
