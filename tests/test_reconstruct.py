@@ -198,6 +198,7 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
     cases = {
         "--weights, --tile, --flip-seq with --method tfp": (2, ["tfp", *options, *network]),
         "method.type is 'tfq'": (2, ["tfq", *options]),
+        "method.type=tfi with --method tfp": (2, ["tfp", *options, "method.type=tfi"]),
         "the nearest is half_window": (2, ["tfp", *options, "method.half_windw=3"]),
         "tau_d 0.0 and tau_f 10.0 are positive": (2, ["tfstp", *options, "method.tau_d=0"]),
         "0 <= half_window 12 < half_exposure 11": (3, ["exposure", *options, "method.half_window=12"]),

@@ -92,10 +92,18 @@ def changed_spikes(spike: dict[str, Any], args: TestArgs) -> dict[str, Any]:
 
 
 def split_method(args: TestArgs) -> tuple[dict[str, Any], TestArgs]:
-    """The section of --method with the overrides method.key=value, and the arguments without these overrides."""
+    """The section of --method with the overrides method.key=value, and the arguments without these overrides.
+
+    Raises OptionError for an override of the method itself.
+    """
     table: dict[str, Any] = {"method": {"type": args.method}}
     mine = [override for override in args.overrides if override.startswith("method.")]
     for override in mine:
+        if override.startswith("method.type="):
+            raise OptionError(
+                f"{override} with --method {args.method}", "the command line", "the name of the method once",
+                "give the name with --method alone",
+            )  # fmt: skip
         apply_override(table, override, Sources(None))
     others = tuple(override for override in args.overrides if override not in mine)
     return table["method"], dataclasses.replace(args, overrides=others)
