@@ -32,6 +32,7 @@ REPRESENTATIONS = {
     "tfi": {"half_window": 20, "offsets": [-8, 0, 8]},
     "raw": {"window": 21},
     "encoding25": {},
+    "relative": {"half_windows": [2, 6, 12], "num_bins": 8},
 }
 
 
@@ -125,18 +126,19 @@ def median_ms(runs: dict[str, Callable[[], Any]], repeats: int, warmup: int) -> 
 
 
 def time_dat(root: Path, args: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds to unpack one whole file and a crop, and for each representation of the crop."""
+    """Milliseconds to unpack one whole file and a crop, and for each representation of both."""
     path = next(root.glob("GOPRO_Large_spike_seq/train/*/spike/000000.dat"))
     geometry, crop = SpikeGeometry(HEIGHT // RATIO, WIDTH // RATIO), Crop(100, 203, 96, 96)
-    stream = read_spikes(path, geometry, crop=crop)
+    streams = {"": read_spikes(path, geometry, crop=crop), ", whole frame": read_spikes(path, geometry)}
     runs: dict[str, Callable[[], Any]] = {
         "whole file": lambda: read_spikes(path, geometry),
         "96 x 96 crop": lambda: read_spikes(path, geometry, crop=crop),
     }
-    for name, options in REPRESENTATIONS.items():
-        runs[name] = lambda n=name, o=options: represent(n, stream, PLANES // 2, rate=0.5, **o)
+    for part, stream in streams.items():
+        for name, options in REPRESENTATIONS.items():
+            runs[name + part] = lambda n=name, s=stream, o=options: represent(n, s, PLANES // 2, rate=0.5, **o)
     best = median_ms(runs, 5 * args.repeats, 5)
-    print(f"\nOne .dat of {PLANES} planes; representations of the crop")
+    print(f"\nOne .dat of {PLANES} planes; representations of the crop and of the whole frame")
     print(table([[name, f"{ms:.2f}"] for name, ms in best.items()], ["", "ms"]))
     print(f"the crop takes 1 / {best['whole file'] / best['96 x 96 crop']:.1f} of the whole file")
     return best

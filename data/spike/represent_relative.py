@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.spike.perturb import interval_light
+from data.spike.intervals import window_light
 from data.spike.represent import representation
 
 # So many spikes in the exposure give the confidence 1/2.
@@ -40,12 +40,11 @@ def relative(
             f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {around} planes are needed, "
             f"and num_bins {num_bins} >= 0"
         )
-    light = interval_light(stream)[center - half_exposure : center + half_exposure + 1]
-    planes = len(light)
+    first, planes = center - half_exposure, 2 * half_exposure + 1
     windows = [(half_exposure - half, half_exposure + half + 1) for half in half_windows]
     windows += [(i * planes // num_bins, -(-(i + 1) * planes // num_bins)) for i in range(num_bins)]
-    # In float64 the sums are exact, so that they are equal in both directions of time.
-    long, *means = (light[a:b].mean(axis=0, dtype=np.float64) for a, b in [(0, planes), *windows])
+    spikes, *light = window_light(stream, [(first + a, first + b) for a, b in [(0, planes), *windows]])
+    means = [part / (b - a) for part, (a, b) in zip(light, windows, strict=True)]
+    long = spikes / planes
     ratios = [np.divide(mean, long, out=np.ones_like(long), where=long > 0) for mean in means]
-    spikes = long * planes
     return np.stack((*ratios, spikes / (spikes + HALF_TRUST))).astype(np.float32)

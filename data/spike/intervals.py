@@ -1,0 +1,88 @@
+"""Light from the intervals between spikes: one threshold in each interval, evenly over its planes.
+
+Light is integrated before its spike: a spike in plane p ends an interval at time p + 1, where the next one begins.
+Before the first and after the last spike, the light is that of the nearest interval, limited to what a spike just
+outside of the file would allow. A pixel with a single spike has the light 1 / T, one without spikes has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+# Fractions of an interval are rounded to 1 / STEPS. So all sums are exact, and equal in both directions of time.
+STEPS = 2.0**32
+
+
+def plane_light(stream: np.ndarray) -> Iterator[np.ndarray]:
+    """The light (h, w) float32 of each plane of stream (T, h, w), in thresholds per plane."""
+    ends = _ends(stream)
+    begin, end = _outer_times(ends)
+    is_lit = ends.any(axis=0)
+    following = np.empty(ends.shape, end.dtype)
+    for plane in reversed(range(len(ends))):
+        following[plane] = end = np.where(ends[plane], end.dtype.type(plane + 1), end)
+    for plane in range(len(ends)):
+        yield is_lit / (following[plane] - begin).astype(np.float32)
+        begin = np.where(ends[plane], ends[plane], begin)
+
+
+def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    """The sum (h, w) float64 of the light of planes a ... b - 1 for each window (a, b), in thresholds.
+
+    It is the number of the intervals in the window: those inside, and fractions of those at its two ends. So only
+    the ends of the windows cost arithmetic in float64.
+    """
+    ends = _ends(stream)
+    begin, end = _outer_times(ends)
+    times = sorted({0, len(ends), *(time for window in windows for time in window)})
+    following = {times[-1]: end}
+    parts = list(itertools.pairwise(times))
+    for a, b in reversed(parts):
+        first = _first(ends[a:b])
+        following[a] = np.where(first, first, following[b])
+    light = {0: _fraction(0, begin, following[0])}
+    count = np.zeros(begin.shape, ends.dtype)
+    for a, b in parts:
+        last = ends[a:b].max(axis=0)
+        begin = np.where(last, last, begin)
+        count += stream[a:b].sum(axis=0, dtype=count.dtype)
+        light[b] = count + _fraction(b, begin, following[b])
+    is_lit = count > 0
+    return [(light[b] - light[a]) * is_lit for a, b in windows]
+
+
+def _ends(stream: np.ndarray) -> np.ndarray:
+    """(T, h, w): for each spike the time at which its interval ends, else 0; a narrow type, for speed."""
+    planes = len(stream)
+    return stream * np.arange(1, planes + 1, dtype=np.min_scalar_type(planes))[:, None, None]
+
+
+def _first(ends: np.ndarray) -> np.ndarray:
+    """(h, w): the first of the ends, 0 where there is none."""
+    one = ends.dtype.type(1)
+    return (ends - one).min(axis=0) + one  # 0 - 1 is the largest number
+
+
+def _outer_times(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(h, w) int32: when the interval of the first spike begins, and when the one after the last spike ends.
+
+    Both times lie outside of the file: at most 0, and at least T + 1.
+    """
+    planes, one = len(ends), ends.dtype.type(1)
+    first, last = _first(ends), ends.max(axis=0)
+    # The second spike from each side is the nearest one: the spike itself has the distance 0 - 1, the largest number.
+    after = (ends - (first + one)).min(axis=0).astype(np.int32) + 1
+    before = ((last - one) - ends).min(axis=0).astype(np.int32) + 1
+    is_single = first == last
+    first, last = first.astype(np.int32), last.astype(np.int32)
+    begin = first - np.maximum(np.where(is_single, planes, after), first)
+    end = last + np.maximum(np.where(is_single, planes, before), planes + 1 - last)
+    return begin.astype(np.int32), end.astype(np.int32)
+
+
+def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """(h, w) float64 in [0, 1]: which part of the interval from begin to end has passed at `time`."""
+    return np.rint(np.divide(time - begin, end - begin, dtype=np.float64) * STEPS) / STEPS
