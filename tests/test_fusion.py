@@ -106,6 +106,7 @@ def test_the_untrained_network_returns_the_base(name):
 
 def test_exposure_starts_as_the_mean_of_the_frame_and_its_estimates_and_can_choose_each():
     rgb, ratios = clip()
+    rgb = rgb[:, :, :1].expand_as(rgb)  # in a grey frame all colours change as luma does
     net = operator({"type": "exposure", "features": 8, "layers": 1})
     pictures = [rgb, *((rgb * ratios[:, :, i : i + 1] * 3).clamp(0, 1) for i in range(S - 1))]
     torch.nn.init.zeros_(net.weight.weight)
@@ -122,13 +123,73 @@ def test_exposure_estimates_with_the_first_ratios_only():
     net = operator({"type": "exposure", "features": 8, "layers": 1, "estimates": 1})
     net.weight.bias.data = torch.tensor([0.0, 50.0])
     net.weight.weight.data.zero_()
+    rgb = rgb[:, :, :1].expand_as(rgb)
     assert torch.allclose(net.on_input(rgb, spike), (rgb * spike[:, :, :1]).clamp(0, 1), atol=1e-6)
+
+
+def chosen_estimate(rgb, ratio, **options):
+    """The estimate of an exposure operator that trusts one ratio (B, T, 1, H, W) alone."""
+    net = operator({"type": "exposure", "features": 8, "layers": 1, **options}, spike_channels=2)
+    net.weight.bias.data = torch.tensor([0.0, 50.0])
+    net.weight.weight.data.zero_()
+    return net.on_input(rgb, torch.cat((ratio, torch.ones_like(ratio)), dim=2))
+
+
+@pytest.mark.parametrize("size", [(32, 32), (17, 23)])
+def test_exposure_estimates_the_colours_of_objects_that_are_blurred_together(size):
+    red, blue = (torch.tensor(colour).view(3, 1, 1) for colour in ((0.8, 0.2, 0.1), (0.1, 0.2, 0.5)))
+    torch.manual_seed(0)
+    blurry, sharp = (share * red + (1 - share) * blue for share in torch.rand(2, 1, 2, 1, *size))
+    ratio = luma_of(sharp) / luma_of(blurry)
+    error = (chosen_estimate(blurry, ratio) - sharp).abs().mean()
+    proportional = ((blurry * ratio).clamp(0, 1) - sharp).abs().mean()
+    assert error < 0.2 * proportional
+
+
+def luma_of(rgb):
+    return (rgb * torch.tensor((0.299, 0.587, 0.114)).view(3, 1, 1)).sum(2, keepdim=True)
+
+
+def test_exposure_keeps_the_colour_of_a_flat_or_dark_place():
+    flat = torch.tensor((0.6, 0.3, 0.2)).view(3, 1, 1).expand(1, 1, 3, 16, 16)
+    ratio = torch.full((1, 1, 1, 16, 16), 1.3)
+    assert torch.allclose(chosen_estimate(flat, ratio), 1.3 * flat, atol=1e-4)
+    assert chosen_estimate(0 * flat, ratio).abs().max() < 1e-6
+    column = flat[..., :5, :1]  # smaller than the window
+    assert torch.allclose(chosen_estimate(column, ratio[..., :5, :1]), 1.3 * column, atol=1e-4)
+
+
+@pytest.mark.parametrize("radius", [1, 7])
+def test_exposure_fits_colours_in_windows_of_this_radius_only(radius):
+    torch.manual_seed(0)
+    rgb, ratio = torch.rand(1, 1, 3, 32, 32), torch.full((1, 1, 1, 32, 32), 1.2)
+    other = rgb.clone()
+    other[..., 16, 16] = 1 - other[..., 16, 16]
+    changed = (
+        chosen_estimate(rgb, ratio, colour_radius=radius) - chosen_estimate(other, ratio, colour_radius=radius)
+    ).abs()
+    rows = changed.sum((0, 1, 2, 4)).gt(1e-6).nonzero().flatten()
+    assert rows.min() == 16 - radius and rows.max() == 16 + radius
+
+
+def test_exposure_under_autocast_keeps_its_sums_in_the_precision_of_the_frames():
+    rgb, spike = clip()
+    net = operator({"type": "exposure", "features": 8, "layers": 1})
+    exact = net.colour_changes(rgb.flatten(0, 1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(net.colour_changes(rgb.flatten(0, 1)), exact)
+        assert net.on_input(rgb, spike).dtype == torch.float32
 
 
 @pytest.mark.parametrize("estimates, channels", [(None, 1), (2, 2), (0, 2)])
 def test_exposure_refuses_spikes_that_hold_too_few_ratios(estimates, channels):
     with pytest.raises(OptionError, match="representation relative"):
         VRT(**SMALL, fusion={"type": "exposure", "estimates": estimates}, spike_channels=channels)
+
+
+def test_exposure_refuses_an_empty_window_of_colours():
+    with pytest.raises(OptionError, match=r"colour_radius is 0\n(.*\n)*.*an integer >= 1"):
+        operator({"type": "exposure", "colour_radius": 0})
 
 
 @pytest.mark.parametrize("section", ["concat", "gated", "exposure"])
