@@ -16,6 +16,7 @@ reconstruction from the spikes takes the place of the network. Several processes
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from data.clip_dataset import check_scale
-from data.clip_reader import dataset_clips, described, user_clips
+from data.clip_reader import UserClip, dataset_clips, described, user_clips
+from data.first_look import warning_of_clips
 from data.instants import check_instants
 from data.reconstruct import Reconstruction, method_options, section_for, spike_clip, spike_section
 from data.select_dataset import DATASETS, build_dataset
@@ -55,6 +57,8 @@ from utils.files import refuse_overlap
 from utils.options.load import load_options
 from utils.options.models import Options
 from utils.run import boot
+
+logger = logging.getLogger(__name__)
 
 PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
@@ -129,6 +133,7 @@ def direct_job(args: TestArgs, opt: Options | None) -> Job:
     check_inputs(saved, args)
     spike = spike_options(saved, args) if args.spike and saved.spike is not None else None
     clips = user_clips(args.input, args.spike, args.gt, spike, saved.scale, saved.spike_data)
+    warn_of_geometry(clips)
     if saved.spec.interpolates:
         clips = [InterpolatedClip(clip) for clip in clips]
     tiling = tiling_of(automatic_tiles(saved, args), saved.spec, args, blend="smooth")
@@ -144,6 +149,7 @@ def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
     frames = "all"
     if args.input:
         clips = user_clips(args.input, args.spike, args.gt, spike.plain())
+        warn_of_geometry(clips)
     elif formula.is_grey:
         clips = [spike_clip(args.spike, args.gt, spike)]
         source = "exposure" if spike.exposure else "spike file"
@@ -154,6 +160,12 @@ def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
             "add --input PATH, or use another method",
         )  # fmt: skip
     return user_job(args, formula, clips, {"spike": spike.plain()}, frames)
+
+
+def warn_of_geometry(clips: Sequence[UserClip]) -> None:
+    """Rank 0 alone warns, as it alone looks, where spikes and frames do not show the same."""
+    if utils_dist.is_main_process() and (warning := warning_of_clips(clips)):
+        logger.warning("%s", warning)
 
 
 def user_job(

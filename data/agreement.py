@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from data.clip import Clip
 from data.spike.represent import REPRESENTATIONS, represent
 from data.spike_source import DatSpikes
+from data.spike_timing import Span
 
 # Measured on 8 clips of the sample set, 5 frames each, with voxel and tfi. In place, gradients correlate with 0.86 and
 # more (blurry frames: 0.65), flipped, mirrored, transposed or foreign ones with 0.28 and less. The phase correlation
@@ -80,14 +80,16 @@ def judge(pairs: Sequence[Pair], pixel: int, is_sharp: bool, is_calibrated: bool
     )  # fmt: skip
 
 
-def sharp_channels(spikes: DatSpikes, clip: Clip, frame: int, reverse: bool) -> list[int]:
-    """The channels nearest to the instant of the sharp frame: the two middle ones of an even number of bins."""
+def sharp_channels(spikes: DatSpikes, clip: str, span: Span, reverse: bool) -> list[int]:
+    """The channels nearest to the instant of the sharp frame: the two middle ones of an even number of bins.
+
+    span: the planes of the frame. reverse: the frame is played backwards.
+    """
     offsets = spikes.options.get("offsets")
     if offsets and spikes.options.get("num_bins") is None:
         return [int(np.argmin(np.abs(offsets)))]
     # How much each plane counts in each channel: plane t of pixel t alone fires.
-    span = spikes.span(clip, frame)
-    center = spikes.center_plane(clip.name, span.count, span)
+    center = spikes.center_plane(clip, span.count, span)
     impulses = np.eye(span.count, dtype=np.uint8)[:, None]
     weights = represent(spikes.name, impulses, center, reverse=reverse, **spikes.options)[:, 0]
     distances = np.abs(np.arange(span.count) - center)

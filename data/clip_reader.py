@@ -88,7 +88,7 @@ class UserSpikes:
         if not self._is_per_frame and len(frames) > 1 and is_read_from_start(str(self.files[0])):
             logger.warning("spikes of %s: %s", clip, FROM_START)
         self._window = self._whole_window()
-        span = self._span(0)
+        span = self.span(0)
         try:
             source.center_plane(clip, span.count, span)
         except OptionError:
@@ -97,21 +97,24 @@ class UserSpikes:
             used = f"plane {source.center} is used, as in training" if is_alike else "the middle one is used"
             logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", clip, used)
         for index in range(1 if self._is_per_frame else len(frames)):
-            source.check_span(clip, self._span(index))
+            source.check_span(clip, self.span(index))
 
     def frame(self, index: int, picture: np.ndarray, reverse: bool = False) -> Tensor:
         """The channels of frame `index` on the RGB grid, (S, H, W) float32. picture: the frame, (H, W, 3) uint8 RGB.
 
         reverse: those of the time-reversed stream.
         """
-        path = str(self.files[index if self._is_per_frame else 0])
+        path = self.file_of(index)
         with spike_errors_as_data_errors():
             file = open_spikes(path, self.source.geometry, self.source.remainder)
-            span = self._span(index, file.planes)
+            span = self.span(index, file.planes)
             stream = file.read(span.first, span.count, self._window.crop)
         rate = self.source.rate_of(stream, np.ascontiguousarray(picture[..., ::-1]), self._window)
         channels = self.source.represent(stream, self.clip, path, rate, reverse, span)
         return torch.from_numpy(self._window.to_rgb(channels))
+
+    def file_of(self, index: int) -> str:
+        return str(self.files[index if self._is_per_frame else 0])
 
     def _whole_window(self) -> Window:
         """How whole planes lie on the frames: as in the calibration, else stretched to the frame."""
@@ -124,7 +127,7 @@ class UserSpikes:
         warn_uncovered(grid, f"clip {self.clip}", str(self._frames.path))
         return grid.window(Augment.whole(size))
 
-    def _span(self, index: int, planes: int | None = None) -> Span:
+    def span(self, index: int, planes: int | None = None) -> Span:
         """The planes of frame `index`. planes: of its file."""
         planes, timing = self._planes if planes is None else planes, self.source.timing
         if self._is_per_frame or timing.is_one_file:
@@ -138,22 +141,22 @@ class UserClip:
     def __init__(self, name: str, frames: Pictures, spikes: UserSpikes | None, gt: Pictures | None) -> None:
         self.name, self.stems = name, frames.stems
         self.fps, self.times, self.sound = frames.fps, frames.times, frames.path if frames.is_video else None
-        self._frames, self._spikes, self._gt = frames, spikes, gt
+        self._frames, self.spikes, self._gt = frames, spikes, gt
         parts = {"input": frames.path, "gt": gt.path if gt else None, "spike": spikes.path if spikes else None}
         self.origin = {kind: str(path) for kind, path in parts.items() if path}
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         picture = self._frames.read(index)
         item = {"lq": _to_tensor(picture)}
-        if self._spikes:
-            item["spike"] = self._spikes.frame(index, picture, reverse)
+        if self.spikes:
+            item["spike"] = self.spikes.frame(index, picture, reverse)
         if self._gt:
             item["gt"] = _to_tensor(self._gt.read(index))
         return item
 
     def digest(self) -> str:
-        files = [file for part in (self._frames, self._spikes, self._gt) if part for file in part.files]
-        return _digest(files, self._spikes.source if self._spikes else None, self.stems)
+        files = [file for part in (self._frames, self.spikes, self._gt) if part for file in part.files]
+        return _digest(files, self.spikes.source if self.spikes else None, self.stems)
 
 
 def _digest(files: Iterable[str | Path], spikes: DatSpikes | None, stems: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import cv2
@@ -12,6 +13,7 @@ from torch import Tensor
 from data.agreement import Agreement, judge, sharp_channels
 from data.augment import Augment
 from data.clip_dataset import Draw, TrainClips
+from data.clip_reader import UserClip
 from data.registration import scale_of
 from data.spike.simulate import to_grey
 from utils.metrics import tensor_to_uint8
@@ -40,16 +42,52 @@ def warning_of(dataset: Any, option_file: str) -> str | None:
     """A sentence if the spikes of nearly all samples looked at lie wrongly; None too where nothing can be compared."""
     if not isinstance(dataset, TrainClips) or not dataset.spikes:
         return None
-    indices = sorted({round(i) for i in np.linspace(0, len(dataset) - 1, SAMPLES)})
-    looks = {index: compare(dataset, dataset.draw((0, index)), FRAMES) for index in indices}
-    wrong = {index: look for index, look in looks.items() if not look.is_right}
-    if len(looks) < 2 or len(wrong) < LEAST_WRONG * len(looks):
+    looks = {index: compare(dataset, dataset.draw((0, index)), FRAMES) for index in _spread(len(dataset))}
+    wrong = {index: look.sentence for index, look in looks.items() if not look.is_right}
+    if not _is_clear(len(wrong), len(looks)):
         return None
-    index, look = next(iter(wrong.items()))
+    index, sentence = next(iter(wrong.items()))
     return (
         f"spikes and frames of {len(wrong)} of {len(looks)} training samples do not show the same. Sample {index}: "
-        f"{look.sentence} Look at it: python scripts/show_sample.py --opt {option_file} --index {index} --out page.html"
+        f"{sentence} Look at it: python scripts/show_sample.py --opt {option_file} --index {index} --out page.html"
     )
+
+
+def warning_of_clips(clips: Sequence[UserClip]) -> str | None:
+    """As `warning_of`, of a user's own clips."""
+    places = [(clip, index) for clip in clips if clip.spikes for index in range(len(clip.stems))]
+    looks = {place: compare_frame(*place) for place in (places[i] for i in _spread(len(places)))}
+    wrong = {place: sentence for place, (is_right, sentence) in looks.items() if not is_right}
+    if not _is_clear(len(wrong), len(looks)):
+        return None
+    (clip, index), sentence = next(iter(wrong.items()))
+    return (
+        f"spikes and frames of {len(wrong)} of {len(looks)} frames do not show the same. {clip.name}/"
+        f"{clip.stems[index]}: {sentence} What the spikes may be: python scripts/spike_tool.py info "
+        f"{clip.spikes.file_of(index)}"
+    )
+
+
+def _spread(count: int) -> list[int]:
+    return sorted({round(i) for i in np.linspace(0, count - 1, SAMPLES)}) if count else []
+
+
+def _is_clear(wrong: int, looks: int) -> bool:
+    return looks >= 2 and wrong >= LEAST_WRONG * looks
+
+
+def compare_frame(clip: UserClip, index: int) -> tuple[bool, str]:
+    """Whether the spikes of a user's frame lie where the frame, or its sharp reference, shows the same; a sentence."""
+    spikes, item = clip.spikes, clip.frame(index)
+    whole, source = Augment.whole(item["lq"].shape[1:]), spikes.source
+    near = sharp_channels(source, clip.name, spikes.span(index), reverse=False)
+    kind = "gt" if "gt" in item else "lq"
+    pair = item["spike"][near].mean(0).numpy(), grey_of(item[kind], whole)
+    pixel = max(1, round(whole.height / source.geometry.height))
+    if source.calibration:
+        seen = Augment(*source.grid((whole.height, whole.width)).region)
+        pair, pixel = tuple(map(seen.crop, pair)), max(1, round(scale_of(source.calibration.to_rgb())))
+    return judge([pair], pixel, kind == "gt", source.calibration is not None)[1:]
 
 
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
@@ -63,7 +101,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     for place in chosen:
         frame, back = played[place]
         item = dataset.read(dataclasses.replace(draw, frames=[frame], backwards=[back], aug=region))
-        near = sharp_channels(dataset.spikes, draw.clip, frame, back)
+        near = sharp_channels(dataset.spikes, draw.clip.name, dataset.spikes.span(draw.clip, frame), back)
         spikes = item["spike"][0, near].mean(0).numpy()
         pairs.append((spikes, grey_of(item[kind][0], region)))
         if place == middle:

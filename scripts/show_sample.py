@@ -83,14 +83,16 @@ def read_sample(opt: Options, command: argparse.Namespace) -> Sample:
         stems={kind: [draw.clip.stems[i] for i in dataset.frames_of(kind, draw.played[0])] for kind in ("lq", "gt")},
         grid=spikes.grid(draw.clip.size) if spikes else None,
         pixel=pixel_of(dataset, draw) if spikes else 1,
-        near=sharp_channels(spikes, draw.clip, draw.frames[0], is_backwards(draw)) if spikes else [],
+        near=near_channels(spikes, draw) if spikes else [],
         facts=facts(dataset, draw, command.opt),
         **(aligned(dataset, draw) if spikes else {}),
     )
 
 
-def is_backwards(draw: Draw) -> bool:
-    return draw.played[1][0]
+def near_channels(spikes: Any, draw: Draw) -> list[int]:
+    """Of the first frame: the channels around its sharp instant."""
+    span = spikes.span(draw.clip, draw.frames[0])
+    return sharp_channels(spikes, draw.clip.name, span, reverse=draw.played[1][0])
 
 
 def aligned(dataset: Any, draw: Draw) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 
 import pytest
 
+import main_test_vrt
 from data.first_look import warning_of
 from data.select_dataset import build_dataset
 from main_train_vrt import read_options
@@ -191,6 +193,35 @@ def test_a_wrong_geometry_is_named_before_training(home):  # noqa: F811
     rgb = {key: value for key, value in options.items() if key not in ("spike", "dataroot_spike")}
     without = build_dataset(rgb | {"dataset_type": "VideoRecurrentTrainDataset"}, "train", 5)
     assert warning_of(without, "opt.json") is None
+
+
+def test_a_wrong_size_of_a_plane_is_named_before_the_users_own_frames_are_restored(home, tmp_path, capfd):  # noqa: F811
+    frames, spikes = home / "GOPRO_Large/test/clip0/blur", tmp_path / "spike"
+    shutil.copytree(home / "GOPRO_Large_spike_seq/test/clip0/spike", spikes)  # away from dataset.json
+
+    def look(method, side):
+        args = [
+            "--method",
+            method,
+            "--input",
+            frames,
+            "--spike",
+            spikes,
+            "--spike-size",
+            side,
+            side,
+            "--save",
+            "frames",
+        ]
+        assert (
+            main_test_vrt.main([*map(str, args), "--output", str(tmp_path / f"{method}{side}"), "spike.rate=0.6"]) == 0
+        )
+        return [said for said in capfd.readouterr().out.splitlines() if "do not show the same" in said]
+
+    assert look("tfi", 48) == look("exposure", 48) == []
+    (said,) = look("tfi", 24)
+    assert "4 of 4 frames do not show the same. clip0/000000" in said and "spike.h and spike.w" in said
+    assert f"scripts/spike_tool.py info {spikes}/000000.dat" in said
 
 
 @pytest.mark.parametrize(
