@@ -87,6 +87,7 @@ def train(opt: Options) -> int:
     """Build, resume, then step until the planned end, with logs, saves and validations. Exit code. Collective."""
     with utils_dist.all_ranks_or_none():
         model, loader, clips, progress, origin = build(opt)
+    preempt.save_on_interrupt()
     total_iter = planned_steps(opt.train, loader.steps_per_epoch, progress)
     announce(opt, model, loader, clips, progress, total_iter, origin)
 

@@ -60,12 +60,13 @@ def test_an_elastic_restart_resumes_and_finishes(tmp_path, log):
     assert latest(options)["step"] == 6
 
 
-def test_a_signal_to_the_launcher_saves_and_ends_with_the_code_that_asks_for_another_start(tmp_path, log):
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_to_the_launcher_saves_and_ends_with_the_code_that_asks_for_another_start(tmp_path, log, number):
     options = write_options(tmp_path)
     process = start([str(ROOT / "launch_train.sh"), "2", str(options), "train.total_iter=1000", *SHORT[:1]], log)
     try:
         wait_for(log, "Iter: 1,")
-        process.send_signal(signal.SIGUSR1)
+        process.send_signal(number)
         assert process.wait(60) == 75
     finally:
         kill_session(process)

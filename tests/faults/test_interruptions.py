@@ -26,20 +26,22 @@ def test_a_killed_rank_takes_the_run_down_and_the_resumed_run_has_the_same_bits(
     assert trial.identical, trial.text
 
 
-def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tmp_path):
+@pytest.mark.parametrize(("first", "second"), [("SIGUSR1", "SIGTERM"), ("SIGINT", "SIGINT")])
+def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tmp_path, first, second):
     options = write_options(tmp_path, netG={"net_type": "odd"})
     arguments = ("stall", "0", "2", "train", "--opt", str(options), "datasets.test={}")
     with Ranks(1, "tests/dist/odd_worker.py", *arguments) as running:
         running.wait_for("Iter: 1,", 0, 120)
-        running.processes[0].send_signal(signal.SIGUSR1)
+        running.processes[0].send_signal(getattr(signal, first))
         deadline = time.monotonic() + 10
         # Two signals on their way at once may arrive in any order, or as one.
         while running.processes[0].poll() is None and time.monotonic() < deadline:
-            running.processes[0].send_signal(signal.SIGTERM)
+            running.processes[0].send_signal(getattr(signal, second))
             time.sleep(0.1)
         result = running.wait(10)
 
-    assert result.exit_codes == [128 + signal.SIGTERM] and not result.timed_out
+    assert result.exit_codes == [128 + getattr(signal, second)] and not result.timed_out
+    assert result.text.count("Ctrl-C again ends it at once") == (first == "SIGINT")
 
 
 def test_two_signals_a_moment_apart_are_one_request_and_the_run_saves(tmp_path):

@@ -55,7 +55,7 @@ def text_of(error: BaseException, rank: int, world_size: int) -> str:
     if isinstance(error, SpikeVRTError):
         return str(error)
     if isinstance(error, KeyboardInterrupt):
-        return "Interrupted (Ctrl-C). The same command continues from what was saved last; SIGTERM saves before it ends."
+        return "Interrupted (Ctrl-C). The same command continues from what was saved last."
     prefix = f"[rank {rank}] " if world_size > 1 else ""
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
     return "\n".join(prefix + line for line in lines)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1: save and exit, to be started again. All ranks stop after the same step, whichever got it."""
+"""SIGTERM, SIGUSR1 and Ctrl-C: save and exit, to be started again. All ranks stop after the same step, whichever got it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -17,13 +18,15 @@ from utils.dist.state import RUN
 
 PREEMPTED = 75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-REPEATED_S = 2.0  # scancel sends SIGTERM to the step and to the job, a moment apart: that is one request
+# From the first signal on, another of these ends the rank at once. scancel sends SIGTERM to the step and to the job, a
+# moment apart, and some launchers pass on the SIGINT that a terminal has sent to all: that is one request.
+REPEATED_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
 
 logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """From now on the first signal requests a stop; another SIGTERM, REPEATED_S later or more, ends this rank at once."""
+    """From now on the first of SIGNALS requests a stop; a repeated one, see REPEATED_S, ends this rank at once."""
     RUN.stop_requested = 0.0
     is_torchrun = utils_dist.get_launch().mode == "torchrun"
     handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch 2.8 does not set it
@@ -36,9 +39,18 @@ def install() -> None:
         signal.signal(number, _on_signal)
 
 
+def save_on_interrupt() -> None:
+    """From now on Ctrl-C does the same. Before the first step nothing is lost, and KeyboardInterrupt ends the run."""
+    signal.signal(signal.SIGINT, _on_signal)
+
+
 def _on_signal(number: int, _: FrameType | None) -> None:
-    if RUN.stop_requested and number == signal.SIGTERM and time.monotonic() - RUN.stop_requested > REPEATED_S:
+    since = time.monotonic() - RUN.stop_requested
+    if RUN.stop_requested and since > REPEATED_S.get(number, float("inf")):
         os._exit(128 + number)
+    if number == signal.SIGINT and not RUN.stop_requested and utils_dist.is_main_process():
+        with suppress(OSError):
+            os.write(2, b"\nCtrl-C: the run saves after this step and ends; Ctrl-C again ends it at once\n")
     RUN.stop_requested = RUN.stop_requested or time.monotonic()
 
 

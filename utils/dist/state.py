@@ -27,7 +27,7 @@ class Run:
     """Written by the main thread only; the threads of the watchdog and of the status file read it.
 
     rounds: calls of `all_ranks_or_none`, equal on all ranks. timeout_s: of the process group. stage: " in <name>" within
-    `watchdog.stage`. facts: what `status.tell` was given. stop_requested: when, by SIGTERM or SIGUSR1; 0: not. leaving: held by the
+    `watchdog.stage`. facts: what `status.tell` was given. stop_requested: when, by a signal; 0: not. leaving: held by the
     thread that ends this process.
     """
 
