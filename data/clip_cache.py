@@ -30,6 +30,7 @@ from data.roots import open_spike_file
 from data.spike.formats import PackedPlanes
 from data.spike.stream import Crop, SpikeGeometry, pack
 from data.spike_source import DatSpikes, spike_errors_as_data_errors
+from data.spike_timing import Piece
 from utils.errors import DataError
 from utils.files import MARK, publish_folder, refuse_foreign, refuse_overlap, scratch_folder, write_whole
 
@@ -82,12 +83,12 @@ class CacheReader:
         stored = self._map(clip, kind, (len(getattr(clip, kind)), *clip.size_of(kind), 3))
         return np.stack([aug.crop(stored[i], clip.scale_of(kind)) for i in frames])
 
-    def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
-        """The planes of one frame (`spikes.span`) within the crop: (T, h, w) uint8 in {0, 1}."""
-        geometry, span = spikes.geometry.stored_as_raster, spikes.span(clip, frame)
+    def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
+        """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
+        geometry, path = spikes.geometry.stored_as_raster, clip.spike[piece.frame]
         stored = self._map(clip, "spike", (sum(clip.spike_files.values()), geometry.plane_bytes))
-        first = self._first_plane[clip.name][clip.spike[frame]] + span.first
-        return PackedPlanes(clip.spike[frame], geometry, stored).read(first, span.count, crop)
+        first = self._first_plane[clip.name][path] + piece.first
+        return PackedPlanes(path, geometry, stored).read(first, piece.count, crop)
 
     def _map(self, clip: Clip, kind: str, shape: tuple[int, ...]) -> np.ndarray:
         path = Path(self.path, clip.name, f"{kind}.u8")

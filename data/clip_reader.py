@@ -24,7 +24,7 @@ from data.spike.formats import FORMATS, array_shape, count_planes, open_spikes
 from data.spike_grid import ScaledWindow, Window, warn_uncovered
 from data.spike_info import DatasetInfo, nearest_info
 from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors, user_spikes
-from data.spike_timing import Span
+from data.spike_timing import Span, with_context
 from utils.contract import ClipReader
 from utils.errors import DataError, OptionError
 from utils.files import natural_key
@@ -104,13 +104,21 @@ class UserSpikes:
 
         reverse: those of the time-reversed stream.
         """
-        path = self.file_of(index)
+        own, far = index if self._is_per_frame else 0, 1 if self.source.context else 0
         with spike_errors_as_data_errors():
-            file = open_spikes(path, self.source.geometry, self.source.remainder)
-            span = self.span(index, file.planes)
-            stream = file.read(span.first, span.count, self._window.crop)
-        rate = self.source.rate_of(stream, np.ascontiguousarray(picture[..., ::-1]), self._window)
-        channels = self.source.represent(stream, self.clip, path, rate, reverse, span)
+            files = {
+                number: open_spikes(str(self.files[number]), self.source.geometry, self.source.remainder)
+                for number in range(max(own - far, 0), min(own + far + 1, len(self.files)))
+            }
+            span = self.span(index, files[own].planes)
+            lengths = {number: file.planes for number, file in files.items()}
+            pieces, before, after = with_context(span, own, lengths, self.source.context)
+            planes = [files[piece.frame].read(piece.first, piece.count, self._window.crop) for piece in pieces]
+            stream = np.concatenate(planes)
+        exposed = stream[before : len(stream) - after]
+        rate = self.source.rate_of(exposed, np.ascontiguousarray(picture[..., ::-1]), self._window)
+        path = self.file_of(index)
+        channels = self.source.represent(stream, self.clip, path, rate, reverse, span, (before, after))
         return torch.from_numpy(self._window.to_rgb(channels))
 
     def file_of(self, index: int) -> str:

@@ -15,6 +15,7 @@ from data.picture_memory import PictureMemory
 from data.roots import is_lmdb, open_spike_file
 from data.spike.stream import Crop
 from data.spike_source import DatSpikes
+from data.spike_timing import Piece
 from utils.errors import DataError, OptionError
 from utils.options.registry import Registry
 
@@ -55,8 +56,9 @@ class DiskFiles:
         paths, size, scale = getattr(clip, kind), clip.size_of(kind), clip.scale_of(kind)
         return np.stack([aug.crop(self._picture(paths[i], size), scale) for i in frames])
 
-    def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
-        """The planes of one frame (`spikes.span`) within the crop: (T, h, w) uint8 in {0, 1}."""
+    def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
+        """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
+        frame = piece.frame
         path = clip.spike[frame]
         file = open_spike_file(path, spikes.geometry, spikes.remainder)
         if file.planes != clip.planes[frame]:
@@ -64,8 +66,7 @@ class DiskFiles:
                 f"spike file has {file.planes} planes now", path, f"{clip.planes[frame]}, as when the run started",
                 "restore the file",
             )  # fmt: skip
-        span = spikes.span(clip, frame)
-        return file.read(span.first, span.count, crop)
+        return file.read(piece.first, piece.count, crop)
 
     def _picture(self, path: str, size: tuple[int, int]) -> np.ndarray:
         picture = self._kept.get(path) if self._kept else None

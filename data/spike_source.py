@@ -22,7 +22,7 @@ from data.spike.simulate import LUMA, to_linear
 from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
 from data.spike_grid import CalibratedGrid, Grid, ScaledGrid, Window
 from data.spike_info import DatasetInfo, load_info
-from data.spike_timing import Exposures, Span, Timing, read_exposures
+from data.spike_timing import Exposures, Piece, Span, Timing, read_exposures, with_context
 from utils.errors import DataError, OptionError
 from utils.options.registry import Registry, import_parts
 
@@ -41,8 +41,8 @@ for _name, _known in rp.REPRESENTATIONS.items():
 class StreamReader(Protocol):
     """The part of an io backend that reads spike streams."""
 
-    def stream(self, clip: Clip, frame: int, spikes: DatSpikes, crop: Crop) -> np.ndarray:
-        """The planes of one frame (`spikes.span`) within the crop: (T, h, w) uint8 in {0, 1}."""
+    def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
+        """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
         ...
 
 
@@ -73,6 +73,8 @@ class DatSpikes:
     rate "match": measured in each sample from the brightness of the blurry frame; the camera may be unknown.
     light: what the sensor integrated, linear light (as cameras do; the default) or "display", display values of gamma
     2.2 (as the simulators of Spk-GoPro, S-SDM and Spike-Zoo do); "match" and gamma depend on it.
+    context: so many planes before and after those of a frame are read, too, also of the files beside its own, as far as
+    there are any, for a representation that uses them. The files of a clip then follow one another without a gap.
     center: the plane of the sharp frame: "gt" (dataset.json, or 4n - 4 for Spk-GoPro clips), "file" (the middle of
     the planes that are read; for all but voxel T // 2) or a number; planes are counted in the file, or with `exposure`
     in the exposure. remainder: what to do with bytes after the last whole plane.
@@ -95,6 +97,7 @@ class DatSpikes:
         first: Annotated[int, Field(ge=0)] = 0,
         count: Annotated[int, Field(ge=1)] | None = None,
         exposure: dict[str, Any] | str | None = None,
+        context: Annotated[int, Field(ge=0)] = 0,
         rate: float | Literal["match"] | None = None,
         light: Literal["linear", "display"] | None = None,
         center: Literal["gt", "file"] | int = "gt",
@@ -114,7 +117,7 @@ class DatSpikes:
         self.light = _agreed("light", light, info, "linear")
         if gamma <= 0 or (self.rate != "match" and self.rate <= 0):
             raise OptionError(f"spike.rate is {self.rate}, spike.gamma {gamma}", "spike", "numbers > 0", "correct them")
-        self.info, self.center, self.remainder, self.gamma = info, center, remainder, gamma
+        self.info, self.center, self.remainder, self.gamma, self.context = info, center, remainder, gamma, context
         self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
         self.calibration = load_calibration(calibration) if calibration else None
         self._calibrated = (
@@ -126,6 +129,7 @@ class DatSpikes:
         self.channels = channels_of(representation)
         self.ignored = rp.REPRESENTATIONS[self.name].ignored(**self.options)
         given = {"rate": rate is not None, "light": light is not None, "gamma": gamma != 1.0, "center": center != "gt"}
+        given["context"] = context > 0
         _check_effect(self.name, self.options, [key for key in given if given[key] and key in self.ignored])
         self.is_light_known = "light" in self.ignored or (light or info.light) is not None
         self.is_rate_known = "rate" in self.ignored or (rate if rate is not None else info.rate) is not None
@@ -175,23 +179,32 @@ class DatSpikes:
         return max(fired, 1e-4) / max(seen, 1e-3)
 
     def represent(
-        self, stream: np.ndarray, clip: str, path: str, rate: float, reverse: bool = False, span: Span | None = None
+        self,
+        stream: np.ndarray,
+        clip: str,
+        path: str,
+        rate: float,
+        reverse: bool = False,
+        span: Span | None = None,
+        outside: tuple[int, int] = (0, 0),
     ) -> np.ndarray:
         """Stream (T, h, w) of one frame, as recorded -> (S, h, w) float32.
 
         rate: spikes per plane at full light, from `rate_of`.
         reverse: the channels of the time-reversed stream, for a clip that is played backwards.
-        span: where the planes lie; None: they are a whole file.
+        span: where the planes of the frame lie; None: they are a whole file. outside: so many more planes come before
+        and after them.
         """
-        center = self.center_plane(clip, len(stream), span)
+        planes = len(stream) - sum(outside)
+        center = self.center_plane(clip, planes, span) + outside[0]
         try:
             return rp.represent(
                 self.name, stream, center, reverse=reverse, rate=rate, light=self.light, gamma=self.gamma,
-                **self.options,
+                outside=outside, **self.options,
             )  # fmt: skip
         except ValueError as e:
             raise DataError(
-                f"{len(stream)} planes are too few for spike.representation {self.name}: {e}", path,
+                f"{planes} planes are too few for spike.representation {self.name}: {e}", path,
                 f"planes for {self.options} around plane {center:g}", "use smaller windows, or another spike.center",
             ) from e  # fmt: skip
 
@@ -231,17 +244,21 @@ class DatSpikes:
         """
         window = self.grid(clip.size).window(aug)
         with spike_errors_as_data_errors():
-            stream = files.stream(clip, frame, self, window.crop)
+            beside = [frame] if self.timing.is_one_file else range(max(frame - 1, 0), min(frame + 2, len(clip)))
+            lengths = {number: clip.planes[number] for number in beside}
+            pieces, before, after = with_context(self.span(clip, frame), frame, lengths, self.context)
+            stream = np.concatenate([files.stream(clip, piece, self, window.crop) for piece in pieces])
         if camera:
             stream = camera.apply(stream, frame)
-        rate = self.rate_of(stream, picture, window)
+        own = stream[before : len(stream) - after]
+        rate = self.rate_of(own, picture, window)
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
         span = self.span(clip, frame)
-        channels = self.represent(stream, clip.name, clip.spike[frame], rate, reverse, span)
+        channels = self.represent(stream, clip.name, clip.spike[frame], rate, reverse, span, (before, after))
         if windows:
-            center = self.center_plane(clip.name, len(stream), span)
-            rates = rp.represent("voxel", stream, center, reverse=reverse, light=self.light, num_bins=windows)
+            center = self.center_plane(clip.name, len(own), span)
+            rates = rp.represent("voxel", own, center, reverse=reverse, light=self.light, num_bins=windows)
             channels = np.concatenate((channels, rates))
         return window.to_rgb(channels)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,33 @@ class Span:
     def whole(cls, planes: int) -> Span:
         """All planes of a file of one frame."""
         return cls(0, planes, 0, planes, (planes - 1) / 2)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Planes first ... first + count - 1 of the file of frame number `frame`."""
+
+    frame: int
+    first: int
+    count: int
+
+
+def with_context(span: Span, frame: int, files: Mapping[int, int], context: int) -> tuple[list[Piece], int, int]:
+    """The planes of frame number `frame`, and up to `context` planes before and after them, as far as there are any.
+
+    files: planes of its file and, where each frame has its own, of those of the frames beside it, by frame number in
+    the order of time. Returns the pieces in the order of time, and how many planes lie before and after the frame's.
+    """
+    lo, hi = span.first - context, span.first + span.count + context
+    start = -sum(planes for number, planes in files.items() if number < frame)  # counted in the frame's own file
+    pieces = []
+    for number, planes in files.items():
+        first, stop = max(lo - start, 0), min(hi - start, planes)
+        if first < stop:
+            pieces.append(Piece(number, first, stop - first))
+        start += planes
+    before = min(context, span.first + sum(planes for number, planes in files.items() if number < frame))
+    return pieces, before, sum(piece.count for piece in pieces) - before - span.count
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from data.clip_cache import build_cache
 from data.clip_reader import user_clips
 from data.select_dataset import build_dataset
 from data.spike.formats import read_spikes, write_spikes
+from data.spike.represent import represent
 from data.spike.stream import SpikeGeometry
 from data.spike_timing import Exposures
 from scripts import check_data
@@ -151,6 +152,64 @@ def test_a_cache_of_one_file_per_clip_gives_the_same_and_knows_its_kind(tmp_path
     late = EXPOSURE | {"start": START + 1}
     with pytest.raises(DataError, match="frame 3 of clip a/0 needs planes 102 to 125"):
         build_dataset(section(root, "test", spike=spike | {"exposure": late}) | cache, "test", 0)
+
+
+# ---- spike.context ---------------------------------------------------------------------------------------------------
+
+RELATIVE = {"type": "relative", "half_windows": [2], "num_bins": 3}
+
+
+def expected_with_context(stream, first, context, reverse):
+    """Channels of the exposure that begins at plane `first` of the whole stream, around its plane 11."""
+    start, stop = max(first - context, 0), min(first + PLANES + context, len(stream))
+    options = {"half_windows": [2], "num_bins": 3, "half_exposure": 10}
+    return represent("relative", stream[start:stop], first - start + 11, reverse=reverse, **options)
+
+
+@pytest.mark.parametrize("context", [5, 40])
+def test_context_completes_the_intervals_at_the_ends_of_an_exposure(tmp_path, context):
+    files = write_noise(tmp_path / "files")
+    joined = write_noise(tmp_path / "joined")
+    for clip in ("a/0", "a/1"):
+        paths = sorted(spike_folder(joined, clip).iterdir())
+        together = np.concatenate([read_spikes(path, PLANE) for path in paths])
+        write_spikes(paths[0].parent / "long.npy", together, PLANE)
+        for path in paths:
+            path.unlink()
+    long = {"exposure": {"start": 0, "length": PLANES, "period": PLANES}}
+    spike = {"center": 11, "representation": RELATIVE}
+    stream = np.concatenate([noise(i) for i in range(FRAMES)])
+    near = min(context, PLANES)  # one file beside on each side
+    for reverse in (False, True):
+        found = build(files, context=context, **spike).read_frames(0, 0, FRAMES, reverse=reverse)["spike"]
+        one_file = build(joined, context=context, **spike, **long).read_frames(0, 0, FRAMES, reverse=reverse)["spike"]
+        for frame in range(FRAMES):
+            for read, reach in ((found, near), (one_file, context)):
+                expected = expected_with_context(stream, frame * PLANES, reach, reverse)
+                assert np.array_equal(read[frame, :, ::2, ::2], expected)
+    assert not torch.equal(found, build(files, **spike).read_frames(0, 0, FRAMES, reverse=True)["spike"])
+
+
+def test_context_is_the_same_from_a_cache_for_a_user_and_in_training(tmp_path):
+    root = write_noise(tmp_path)
+    spike = {"type": "dat", "resize": "nearest", "center": 11, "representation": RELATIVE, "context": 30}
+    values = section(root, "test", spike=spike)
+    expected = build_dataset(values, "test", 0)[0]["spike"]
+    build_cache(source_of(values), str(tmp_path / "cache"))
+    cached = build_dataset(values | {"io_backend": {"type": "cache", "path": str(tmp_path / "cache")}}, "test", 0)
+    assert torch.equal(cached[0]["spike"], expected)
+    clip = user_clips(root / "GOPRO_Large/test/a/0/blur", spike_folder(root, "a/0"), spike_options=spike)[0]
+    assert all(torch.equal(clip.frame(i)["spike"], expected[i]) for i in range(FRAMES))
+    perturbed = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [1.0, 1.0]}
+    frames, spikes = (str(root / name / "test") for name in ("GOPRO_Large", "GOPRO_Large_spike_seq"))
+    train = section(root, "train", spike=spike, num_frame=FRAMES, camera=perturbed, gt_size=8)
+    train |= {"dataroot_gt": frames, "dataroot_lq": frames, "dataroot_spike": spikes}
+    assert build_dataset(train, "train", 0)[(0, 0)]["spike"].isfinite().all()
+
+
+def test_context_is_refused_where_it_has_no_effect(tmp_path):
+    with pytest.raises(OptionError, match=r"spike\.context has no effect on spike\.representation voxel"):
+        build(write_noise(tmp_path), context=8)
 
 
 def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(tmp_path):

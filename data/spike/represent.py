@@ -33,6 +33,7 @@ class Representation:
     between: it accepts a center between two planes, such as 27.5; other functions get the plane after it.
     lag: its time minus `center`, in half planes, as a function of its options.
     is_centered: whether it uses `center`, as a function of its options.
+    takes_context: it also uses planes outside of the exposure, and has the option half_exposure.
     mirrors: whether the channels of the reversed stream are, by definition, its own in reverse order, as a function of
     its options: for windows spread over the file, whose rounding prefers one direction of time.
     """
@@ -40,6 +41,7 @@ class Representation:
     function: Function
     proportional: bool
     is_ratio: bool
+    takes_context: bool
     between: bool
     lag: Callable[..., int]
     is_centered: Callable[..., bool]
@@ -48,6 +50,7 @@ class Representation:
     def ignored(self, **options: Any) -> set[str]:
         """The keys of the `spike` section that have no effect on this representation with these options."""
         keys = set() if self.proportional else {"rate"} if self.is_ratio else {"rate", "light", "gamma"}
+        keys |= set() if self.takes_context else {"context"}
         return keys if self.is_centered(**options) else keys | {"center"}
 
 
@@ -59,6 +62,7 @@ def representation(
     proportional: bool,
     *,
     is_ratio: bool = False,
+    takes_context: bool = False,
     between: bool = False,
     lag: Callable[..., int] = lambda **_: 0,
     is_centered: Callable[..., bool] = lambda **_: True,
@@ -69,7 +73,9 @@ def representation(
     def add(function: Function) -> Function:
         if name in REPRESENTATIONS:
             raise ValueError(f"representation {name!r} is registered twice")
-        REPRESENTATIONS[name] = Representation(function, proportional, is_ratio, between, lag, is_centered, mirrors)
+        REPRESENTATIONS[name] = Representation(
+            function, proportional, is_ratio, takes_context, between, lag, is_centered, mirrors
+        )
         return function
 
     return add
@@ -84,6 +90,7 @@ def represent(
     rate: float = 1.0,
     light: Literal["linear", "display"] = "linear",
     gamma: float = 1.0,
+    outside: tuple[int, int] = (0, 0),
     **options: Any,
 ) -> np.ndarray:
     """Representation `name` of stream (T, h, w) as (S, h, w) float32.
@@ -93,10 +100,13 @@ def represent(
     rate: spikes per tick at full light; a proportional representation is divided by it, so that full light gives 1.
     light: what the sensor integrated, linear light or display values of gamma 2.2.
     gamma: the channels are linear light raised to 1 / gamma, as in display values.
+    outside: so many of the first and of the last planes are not of the exposure (context).
     Raises ValueError where the stream is too short for the representation.
     """
     known = REPRESENTATIONS[name]
     center = center if known.between else math.ceil(center)
+    if known.takes_context and options.get("half_exposure") is None:
+        options["half_exposure"] = min(center - outside[0] - 1, len(stream) - 1 - outside[1] - center)
     is_mirrored = reverse and known.mirrors(**options)
     if reverse and not is_mirrored:
         stream, center = stream[::-1], len(stream) - 1 - center - known.lag(**options)

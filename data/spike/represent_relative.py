@@ -12,7 +12,7 @@ HALF_TRUST = 4.0
 
 
 # Light is integrated before its spike: it belongs half a plane before the plane of the spike.
-@representation("relative", proportional=False, is_ratio=True, lag=lambda **_: -1)
+@representation("relative", proportional=False, is_ratio=True, takes_context=True, lag=lambda **_: -1)
 def relative(
     stream: np.ndarray,
     center: int,
@@ -29,7 +29,8 @@ def relative(
     two parts share counts in both. Last channel: n / (n + 4) in [0, 1), n spikes in the exposure; gamma applies to it,
     too.
     Light is 1 / interval in all planes of the interval between two spikes. So a window may be shorter than an interval,
-    and no spike is lost or gained at its ends. A ratio does not depend on the threshold or the gain of the camera.
+    and no spike is lost or gained at its ends. Planes outside of the exposure (spike.context) complete the intervals at
+    its ends, which are long where spikes are few. A ratio does not depend on the threshold or the gain of the camera.
     The blurry frame is the mean over the exposure. Hence blurry x ratio estimates the sharp frame: in linear light with
     gamma 1, in display values with gamma 2.2.
     """
