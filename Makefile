@@ -30,11 +30,16 @@ QUICK_TESTS := $(QUICK:%=tests/test_%.py) tests/faults/test_steps.py \
     tests/test_main_test.py::test_two_ranks_share_clips_and_frames_and_give_the_same_numbers \
     'tests/test_network_vrt.py::test_outputs_activations_flows_and_gradients_are_those_of_the_reference[net_deblur_pa2_6f]'
 
-quick: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadscope $(QUICK_TESTS)
+# Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set, as in containers: tests start hundreds of processes, and
+# without it each of them compiles the project anew.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest --dist loadscope
 
+quick: $(VENV)/.installed-test
+	$(PYTEST) -n 2 $(QUICK_TESTS)
+
+# Files begin in the order of tests/conftest.py, not those with most tests first.
 test: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 4 --dist loadscope --durations=15
+	$(PYTEST) -n 4 --no-loadscope-reorder --durations=15
 
 faults: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.faults.trials

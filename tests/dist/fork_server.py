@@ -41,7 +41,9 @@ UNSET = (
 INHERITED = {key: value for key, value in os.environ.items() if key not in UNSET and value}
 LIBRARIES = (
     "torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint", "torch.utils.data",
-    "numpy", "cv2", "json5", "lmdb", "pydantic", "tqdm", "matplotlib.figure", "matplotlib.backends.backend_agg",
+    "numpy", "cv2", "json5", "lmdb", "pydantic", "pydantic.main", "pydantic.json_schema", "av", "tqdm",
+    "matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.GifImagePlugin", "PIL.JpegImagePlugin",
+    "multiprocessing.queues",
 )  # fmt: skip
 # Nothing reads these while the libraries are imported, so a fork may have its own.
 LATE_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SPIKEVRT_", "SLURM_", "NCCL_", "WANDB_", "TQDM_", "PYTEST_")
