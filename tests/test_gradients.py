@@ -68,14 +68,21 @@ def test_accumulation_has_the_gradients_of_the_whole_batch(one_rank, tmp_path):
     assert_close(parts["gradients"], whole["gradients"])
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(one_rank, tmp_path, static):
-    # DDP forgets, without an error, what was frozen when it was built.
-    options, _ = one_rank
+@pytest.fixture(scope="module")
+def frozen(one_rank, tmp_path_factory):
+    """Options that freeze parts for one step, and the steps of one process with them."""
     freeze = {"fix_iter": 2, "fix_keys": ["spynet", "deform"]}
-    single = steps(changed(options, train=freeze), tmp_path / "one.pth", ranks=1, per_rank=2)
+    folder = tmp_path_factory.mktemp("frozen")
+    return freeze, steps(changed(one_rank[0], train=freeze), folder / "one.pth", ranks=1, per_rank=2)
 
-    double = steps(changed(options, train=freeze, use_static_graph=static), tmp_path / "two.pth", ranks=2, per_rank=1)
+
+@pytest.mark.parametrize("static", [False, True])
+def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(one_rank, frozen, tmp_path, static):
+    # DDP forgets, without an error, what was frozen when it was built.
+    freeze, single = frozen
+    options = changed(one_rank[0], train=freeze, use_static_graph=static)
+
+    double = steps(options, tmp_path / "two.pth", ranks=2, per_rank=1)
 
     assert not any("deform" in name for name in single["gradients"])
     assert double["same_on_all_ranks"]
