@@ -42,6 +42,7 @@ from scripts.doctor_checks import (
     read_log,
     table,
 )
+from scripts.exit_codes import with_exit_code
 from utils import utils_dist
 from utils.dist import process
 from utils.errors import SpikeVRTError
@@ -51,6 +52,7 @@ from utils.run.timer import seconds_of
 STEPS = 3  # timed steps
 
 
+@with_exit_code
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--opt", metavar="FILE", help="option file: check its data and its network too")
@@ -74,8 +76,9 @@ def main(argv: list[str]) -> int:
         findings += [*check_ranks(), *check_collectives()]
         if args.opt:
             findings += check_training(["--opt", args.opt, *args.overrides])
-        if utils_dist.is_main_process():
-            print(table(findings), flush=True)
+        is_main = utils_dist.is_main_process()
+    if is_main:
+        print(table(findings), flush=True)
     return int(any(f.status == FAIL for f in findings))
 
 

@@ -1,7 +1,14 @@
-"""The start and the end of a program: output that is no file, threads that are still inside torch."""
+"""The start and the end of a program: output that is no file or that nobody reads, threads still inside torch."""
 
+import os
 import subprocess
 import sys
+
+import pytest
+
+from tests.clip_files import write_clip
+from tests.dist.fork_server import clean_env, fork_server
+from tests.train_files import MAIN, experiment, write_options
 
 PROGRAM = """
 import atexit, sys, threading, torch
@@ -68,3 +75,32 @@ def test_a_program_starts_without_the_compiler_of_torch():
     started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
 
     assert (started.returncode, started.stdout) == (0, "\n"), started.stderr
+
+
+def run_unread(tmp_path, *arguments):
+    """Exit code, and what it wrote to stderr, of a script whose stdout is a pipe that nobody reads."""
+    unread, stdout = os.pipe()
+    os.close(unread)
+    with open(tmp_path / "stderr", "w+b") as stderr, os.fdopen(stdout, "wb") as stream:
+        process = fork_server().start([str(argument) for argument in arguments], clean_env(), stream, stderr)
+    return process.wait(600), (tmp_path / "stderr").read_text()
+
+
+@pytest.mark.parametrize("arguments", ["scripts/spike_tool.py info --size 8 12", "scripts/doctor.py --log"])
+def test_a_script_whose_output_nobody_reads_ends_without_a_traceback(tmp_path, arguments):
+    write_clip(tmp_path, "clip", frames=1)
+
+    code, said = run_unread(
+        tmp_path, *arguments.split(), tmp_path / "GOPRO_Large_spike_seq/train/clip/spike/000000.dat"
+    )
+
+    assert code == 141 and "Error" not in said, said
+
+
+def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_path):
+    options = write_options(tmp_path)
+
+    code, said = run_unread(tmp_path, MAIN, "--opt", options, "train.total_iter=1", "datasets.test={}")
+
+    assert code == 0 and "Traceback" not in said and said.count("cannot write the log (stdout") == 1, said
+    assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
