@@ -105,6 +105,18 @@ def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
     assert (tmp_path / "report.html").stat().st_size < 16e6
 
 
+def test_another_page_of_that_name_stays(tmp_path, caplog):
+    (tmp_path / "report.html").write_text("<title>My notes</title>")
+
+    for writer in (HistoryWriter(tmp_path, 0), ReportWriter(tmp_path)):
+        writer.scalars({"val/psnr": 30.0}, 1)
+        writer.scalars({"val/psnr": 31.0}, 2)
+
+    assert (tmp_path / "report.html").read_text() == "<title>My notes</title>"
+    assert (tmp_path / "curves.png").is_file() and (tmp_path / "training_history.json").is_file()
+    assert caplog.text.count("report.html is no report of a run") == 1
+
+
 @pytest.mark.parametrize("spike", [True, False])
 def test_a_strip_is_split_into_what_it_was_made_of(spike):
     panels = split_strip(strip(spike=spike))

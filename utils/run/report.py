@@ -21,6 +21,8 @@ from utils.run.history import HISTORY_NAME, History, history_bytes, read_history
 from utils.run.logger import best_effort
 
 REPORT_NAME, CURVES_NAME, ENVIRONMENT_NAME = "report.html", "curves.png", "environment.json"
+# Every report begins with this title. Another page of this name, in the folder of a run of a former version, stays.
+TITLE, HEAD_BYTES = "Training: ", 4096
 # At most 12 clips have strips; at this width a page takes about 5 MB, and never more than 16.
 STRIP_WIDTH = 640
 SHOWN_ROWS, SHOWN_WARNINGS = 50, 40  # the newest ones
@@ -53,7 +55,10 @@ class ReportWriter:
             curves = encoded(draw_panels({"": history}))
             write_whole(self.folder / HISTORY_NAME, history_bytes(history))
             write_whole(self.folder / CURVES_NAME, curves)
-            write_whole(self.folder / REPORT_NAME, build_report(self.folder, history, curves).encode())
+            path = self.folder / REPORT_NAME
+            if path.exists() and f"<title>{TITLE}".encode() not in path.read_bytes()[:HEAD_BYTES]:
+                raise DataError(f"{path} is no report of a run", str(path), "our own report, or none", "move it away")
+            write_whole(path, build_report(self.folder, history, curves).encode())
 
 
 def build_report(folder: Path, history: History, curves: bytes) -> str:
@@ -70,7 +75,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         f"<h2>Options</h2><details><summary>{text(options.name)}</summary>"
         f"<pre>{text(options.read_text(encoding='utf-8'))}</pre></details>" if options else "",
     )  # fmt: skip
-    return page(f"Training: {folder.resolve().name}", "\n".join(parts))
+    return page(f"{TITLE}{folder.resolve().name}", "\n".join(parts))
 
 
 def warnings_of(log: Path) -> list[tuple[str, str, int]]:
