@@ -152,7 +152,7 @@ def shown(field: FieldInfo) -> str:
 def shared_keys(kind: str, registry: Registry, say: Say) -> list[str]:
     """The described keys of the parts of one kind, each listed once."""
     found = [
-        f"- `{key}`: {say(field.description, f'{kind}.{key}')}"
+        f"- `{key}`{say(': ', 'parts')}{say(field.description, f'{kind}.{key}')}"
         for name in registry.names()
         for key, field in registry.model(name).model_fields.items()
         if key in registry.keys(name) and field.description
