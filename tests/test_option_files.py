@@ -33,7 +33,7 @@ def test_an_option_file_of_the_project_is_valid(file):
 
 def test_the_rgb_ablation_differs_from_the_reference_in_the_spikes_alone():
     rgb, both = (main_train_vrt.read_options(["--opt", f"{GOPRO}{end}.json"]) for end in ("", "_rgbspike"))
-    assert (rgb.spike_channels, both.spike_channels) == (0, 8)
+    assert (rgb.spike_channels, both.spike_channels) == (0, 12)
     assert rgb.netG.fusion.type == "none"
     assert {**rgb.netG.plain(), "fusion": 0} == {**both.netG.plain(), "fusion": 0}
     for section in ("train", "val", "logging"):
