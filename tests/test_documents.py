@@ -110,7 +110,7 @@ def test_the_options_in_the_pages_are_valid(tmp_path):
             json.dumps({"base": "000_train_vrt_sample_rgbspike.json", "datasets": {"train": values, "test": None}})
         )
         read = main_train_vrt.read_options(["--opt", str(own)]).datasets.train
-        assert (read.spike.representation.half_window, read.camera.drop_max) == (30, 0.1)
+        assert (list(read.spike.representation.half_windows), read.camera.drop_max) == ([2, 6, 12], 0.1)
     assert len(exposures) == 3
 
 
