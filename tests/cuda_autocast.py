@@ -11,7 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 LOWER = {
     F.linear, F.conv2d, F.conv3d, F.scaled_dot_product_attention, torch.matmul, torch.bmm, torch.baddbmm, torch.mm,
@@ -29,6 +31,18 @@ FLOAT32 = {
 }
 
 
+class TensorCores(TorchFunctionMode):
+    """Inside, products of bfloat16 are summed in float32 and rounded once, as by a GPU; a CPU is also slow at them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in LOWER or args[0].dtype is not torch.bfloat16:
+            return func(*args, **kwargs)
+        args, kwargs = tree_map_only(Tensor, Tensor.float, (args, kwargs))
+        with torch.autocast(args[0].device.type, enabled=False):
+            return func(*args, **kwargs).bfloat16()
+
+
 class CudaAutocast(TorchFunctionMode):
     """Inside, functions get their arguments in the dtypes of CUDA's rules where torch.autocast(device_type) is on."""
 
@@ -39,6 +53,8 @@ class CudaAutocast(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.backward:
+            return self.backward(args[0])
         rules = (LOWER, FLOAT32)
         if not torch.is_autocast_enabled(self.device_type) or not any(func in rule for rule in rules):
             return func(*args, **kwargs)
@@ -46,6 +62,12 @@ class CudaAutocast(TorchFunctionMode):
         args = [self.cast(a, dtype) for a in args]
         with torch.autocast(self.device_type, enabled=False):
             return func(*args, **{k: self.cast(a, dtype) for k, a in kwargs.items()})
+
+    def backward(self, loss: Tensor) -> None:
+        """Tensor.backward without its arguments; the mode holds inside, for what is computed anew."""
+        with self:
+            Variable._execution_engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, True)
+        self.weights.clear()  # the optimizer changes them
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype in (dtype, torch.float64):

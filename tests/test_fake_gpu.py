@@ -6,16 +6,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from models.vrt.gpu_block import block_transient
+from tests.card_recipes import counted_gb
 
 CASES = ("naive, float32", "plain, bfloat16", "auto, bfloat16", "auto, bfloat16, checkpointed")
 
 
-def counted(*arguments: str) -> dict[str, dict]:
+def counted(*arguments: str, module: str = "tests.fake_gpu") -> Any:
     # A process of its own: the stand-ins must not meet other tests.
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fake_gpu", *arguments], cwd=Path(__file__).parent.parent, capture_output=True,
+        [sys.executable, "-m", module, *arguments], cwd=Path(__file__).parent.parent, capture_output=True,
         text=True, timeout=300, check=False,
     )  # fmt: skip
     if done.returncode == 77:
@@ -33,6 +38,14 @@ def test_the_form_for_gpus_mixes_no_devices_and_keeps_a_third_of_the_naive_one(k
     assert kept["plain, bfloat16"]["kept_gb"] < kept["naive, float32"]["kept_gb"] / 3
     assert kept["auto, bfloat16"]["kept_gb"] < 8
     assert kept["auto, bfloat16, checkpointed"]["kept_gb"] < 4
+
+
+def test_the_page_on_memory_has_what_is_kept_and_the_largest_backward_pass(kept):
+    # The last blocks come first in backward, when all that was kept still lives.
+    x = torch.empty(1, 6, 192, 192, 120, dtype=torch.bfloat16, device="meta")
+    besides = block_transient(6, x[..., 0].numel() // 384, 384, x) / 1e9
+    for page, case in zip(counted_gb(), ("auto, bfloat16", "auto, bfloat16, checkpointed"), strict=True):
+        assert page == pytest.approx(kept[case]["kept_gb"] + besides, rel=0.05)
 
 
 def test_a_step_moves_fewer_bytes_and_holds_little_more_than_it_keeps():

@@ -7,12 +7,16 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.vrt.deform_conv import deform_conv
+from models.vrt.deform_conv import TAPS, deform_conv
+from models.vrt.kernels import use_triton
+from models.vrt.precision import compute_dtype
 from models.vrt.recompute import recomputed
 from models.vrt.warp import flow_warp
 
 # Pixels per deformable convolution on a CPU: larger batches do not fit the cache. A GPU takes all frames at once.
 CPU_PIXELS = 1024
+# Frames that torchvision's kernel for GPUs samples at a time, at most (kMaxParallelImgs): a divisor of their number.
+TORCHVISION_FRAMES = 32
 
 
 class DeformAlign(nn.Module):
@@ -73,11 +77,29 @@ class DeformAlign(nn.Module):
         n, _, h, w = z.shape
         # Positions are float32 or float64, also under autocast.
         precise = torch.promote_types(z.dtype, torch.float32)
-        residual = self.max_residual * torch.tanh(z[:, : 18 * self.groups].to(precise))
+        unbounded, factors = z.split((18 * self.groups, 9 * self.groups), dim=1)
+        residual = torch.tanh(unbounded.to(precise)).view(n, self.sources, -1, 2, h, w)
         base = torch.stack(flows, dim=1).flip(2).unsqueeze(2)
-        offset = (residual.view(n, self.sources, -1, 2, h, w) + base).view(n, -1, h, w)
-        mask = torch.sigmoid(z[:, 18 * self.groups :])
+        offset = torch.add(base, residual, alpha=self.max_residual).view(n, -1, h, w)
+        mask = torch.sigmoid(factors)
         return deform_conv(x, offset, mask, self.weight, self.bias, self.kernels)
+
+    def transient(self, target: Tensor) -> int:
+        """Bytes that the backward pass on a GPU holds at most besides what was saved; target: (n, d, h, w).
+
+        Counted on fake tensors (tests/fake_gpu.py): 2 to 11 % above the count. Offsets and masks, their gradients and
+        forms in float32; the input of the convolutions, in as many copies; the samples, of torchvision's kernel in
+        float32 for up to 32 frames at a time.
+        """
+        if target.device.type == "cpu":
+            return 0  # a few frames at a time
+        n, d, h, w = target.shape
+        offsets, inputs, samples = 27 * self.groups, (1 + self.sources) * d, TAPS * self.sources * d
+        if use_triton("deform_conv", self.kernels, target):
+            size = torch.finfo(compute_dtype(target)).bits // 8
+            return n * h * w * (8 * offsets + size * (4 * inputs + 2 * samples))
+        at_once = max(k for k in range(1, TORCHVISION_FRAMES + 1) if n % k == 0)
+        return h * w * (n * (12 * offsets + 16 * inputs) + 4 * at_once * samples)
 
 
 def align_clip(module: DeformAlign, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.vrt.cost import block_flops
+from models.vrt.deform_align import DeformAlign
 from models.vrt.gpu_block import block_transient
 from models.vrt.kernels import use_gpu_blocks
 from models.vrt.mlp import GatedMlp
@@ -73,12 +74,12 @@ def count_step(net: nn.Module, run: Callable[[], Any]) -> StepMemory:
         now = saved_bytes(net, run)
     before = [(owner, flag, getattr(owner, flag)) for owner in _owners(net) for flag in owner.FLAGS]
     try:
-        least, branches = _checkpoint_all(net, run)
-        checkpointed = least + _largest(branches)
+        least, branches, align = _checkpoint_all(net, run)
+        checkpointed = least + _largest(branches, align)
     finally:
         for owner, flag, value in before:
             setattr(owner, flag, value)
-    return StepMemory(_fixed(net), now + _largest(branches), checkpointed)
+    return StepMemory(_fixed(net), now + _largest(branches, align), checkpointed)
 
 
 def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> float:
@@ -87,11 +88,11 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     run: one forward pass of net at the training size; memory is counted as in `count_step`. The branches with the
     most FLOPs per byte are the first to be saved instead of recomputed.
     """
-    least, branches = _checkpoint_all(net, run)
+    least, branches, align = _checkpoint_all(net, run)
     fixed = _fixed(net)
 
     def needed(saved: int) -> float:
-        return MARGIN * (fixed + least + saved + _largest(branches))
+        return MARGIN * (fixed + least + saved + _largest(branches, align))
 
     saved = 0
     for branch in sorted(branches, key=lambda b: b.flops / max(b.bytes, 1), reverse=True):
@@ -105,7 +106,7 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
         "checkpoint auto: %d of %d branches are recomputed in backward; about %.2f GB of %.2f GB "
         "(kept %.2f GB, at most %.2f GB more in backward, weights and moments %.2f GB, and a margin)"
     )
-    parts = ((least + saved) / GB, _largest(branches) / GB, fixed / GB)
+    parts = ((least + saved) / GB, _largest(branches, align) / GB, fixed / GB)
     logger.info(message, recomputed, len(branches), need / GB, budget_gb, *parts)
     if need > budget_gb * GB:
         logger.warning(
@@ -126,12 +127,15 @@ def _fixed(net: nn.Module) -> int:
     return BYTES_PER_PARAMETER * sum(p.numel() for p in net.parameters())
 
 
-def _largest(branches: list[Branch]) -> int:
-    """Bytes of the largest backward pass of an owner, beyond what was saved: those of one owner exist at a time."""
+def _largest(branches: list[Branch], align: int) -> int:
+    """Bytes of the largest backward pass of an owner, beyond what was saved: those of one owner exist at a time.
+
+    align: of the largest alignment, likewise.
+    """
     sizes: dict[nn.Module, int] = {}
     for branch in branches:
         sizes[branch.owner] = sizes.get(branch.owner, branch.transient) + branch.bytes * branch.is_recomputed
-    return max(sizes.values(), default=0)
+    return max([align, *sizes.values()])
 
 
 @contextmanager
@@ -142,36 +146,60 @@ def _isolated(net: nn.Module) -> Iterator[None]:
         yield
 
 
-def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> tuple[int, list[Branch]]:
-    """Set every checkpoint flag. Returns the bytes that autograd then saves, and the branches."""
+def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> tuple[int, list[Branch], int]:
+    """Set every checkpoint flag. Returns the bytes that autograd then saves, the branches, and the bytes that the
+    backward pass of an alignment holds beyond these: what later modules saved is free by then."""
     inputs: dict[Block | GatedMlp, Tensor] = {}
+    aligns = [0]
     with _isolated(net):
-        with ExitStack() as hooks:
+        with ExitStack() as hooks, Saved(net) as saved:
             for owner in _owners(net):
                 for flag in owner.FLAGS:
                     setattr(owner, flag, True)
                 hook = owner.register_forward_pre_hook(lambda m, args: inputs.__setitem__(m, args[0].detach()))
                 hooks.callback(hook.remove)
-            least = saved_bytes(net, run)
-        return least, _measure_branches(net, inputs)
+            for module in (m for m in net.modules() if isinstance(m, DeformAlign)):
+                hook = module.register_forward_pre_hook(
+                    lambda m, args: aligns.append(saved.bytes + m.transient(args[1]))
+                )
+                hooks.callback(hook.remove)
+            run()
+        return saved.bytes, _measure_branches(net, inputs), max(0, max(aligns) - saved.bytes)
+
+
+class Saved:
+    """Inside, `bytes` is what autograd saves for the backward pass: each storage once, without those of `net`."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
+        self.sizes: dict[int, int] = {}
+        self.alive: list[Tensor] = []  # keeps the tensors, so that no address is used twice
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t)
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes.values())
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.own and storage.data_ptr() not in self.sizes:
+            self.sizes[storage.data_ptr()] = storage.nbytes()
+            self.alive.append(tensor)
+        return tensor
+
+    def __enter__(self) -> Saved:
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.hooks.__exit__(*error)
 
 
 def saved_bytes(net: nn.Module, run: Callable[[], Any]) -> int:
     """Bytes that autograd saves for the backward pass of `run`: each storage once, without parameters and buffers."""
-    own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
-    sizes: dict[int, int] = {}
-    alive: list[Tensor] = []  # keeps the tensors, so that no address is used twice
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own and storage.data_ptr() not in sizes:
-            sizes[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with Saved(net) as saved:
         run()
-    return sum(sizes.values())
+    return saved.bytes
 
 
 def _measure_branches(net: nn.Module, inputs: dict[Block | GatedMlp, Tensor]) -> list[Branch]:
