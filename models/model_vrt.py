@@ -198,7 +198,8 @@ class ModelVRT(ModelBase):
                     loss = self.loss() / len(micro_batches)
                 # The last backward pass waits for the other ranks.
                 (watchdog.sync if is_last else watchdog.phase)("backward")
-                self.scaler.scale(loss).backward()
+                # An infinite loss may have gradients of 0: its factor is NaN, that of a finite loss 1.
+                self.scaler.scale(loss * (1 + 0 * loss.detach())).backward()
             for name, value in {"loss": loss.detach(), **self.loss_terms}.items():
                 share = value if name == "loss" else value / len(micro_batches)
                 self.step_losses[name] = self.step_losses.get(name, 0.0) + share

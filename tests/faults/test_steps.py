@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
+from models.select_model import define_Model
 from tests.dist.launching import Ranks, run_ranks
-from tests.train_files import MAIN, write_options
+from tests.train_files import MAIN, network, write_options
 
 WORKER = "tests/dist/step_worker.py"
 
@@ -74,3 +76,17 @@ def test_a_file_that_becomes_corrupt_ends_all_ranks_with_its_name(tmp_path):
     assert result.text.count("DataError: ") == 1
     assert "train1/blur/000001.png" in result.text and "loader worker" in result.text
     assert "Traceback" not in result.text
+
+
+def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
+    # sqrt(inf) has a slope of 0: the norm of the gradients alone would pass.
+    values = {"netG": network(fusion="none"), "train": {"G_lossfn_type": "charbonnier", "E_decay": 0}}
+    model = define_Model(values)
+    model.init_train()
+    clip = torch.rand(1, 2, 3, 32, 32)
+
+    for step, gt in enumerate((clip, torch.full_like(clip, 1e30), clip), start=1):
+        model.optimize_parameters(step, [{"lq": clip, "gt": gt, "key": ["a/0"]}])
+
+    found = model.epoch_log()
+    assert (found["steps"], found["skipped"]) == (3, 1) and found["loss"] < 1
