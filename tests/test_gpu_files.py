@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.card_recipes import CARDS, GPUS, ROOT, SHARE, clips_at_once, counted_
 GOPRO = ROOT / "options/vrt/006_train_vrt_videodeblurring_gopro"
 
 
+@functools.cache
 def read(file: Path):
     return main_train_vrt.read_options(["--opt", str(file)])
 

@@ -182,10 +182,11 @@ def sine_positions(height: int, width: int, channels: int) -> Tensor:
     First half of the channels: rows, second half: columns, counted from 1 over (0, 2 pi].
     """
     half = channels // 2
-    divisor = 10000.0 ** (2 * (torch.arange(half) // 2) / half)
+    # Always on the CPU: on the device "meta", where options are checked, each operation takes torch a millisecond.
+    divisor = 10000.0 ** (2 * (torch.arange(half, device="cpu") // 2) / half)
     tables = []
     for size in (height, width):
-        angle = torch.arange(1, size + 1) / (size + 1e-6) * (2 * torch.pi)
+        angle = torch.arange(1, size + 1, device="cpu") / (size + 1e-6) * (2 * torch.pi)
         phase = angle[:, None] / divisor
         tables.append(torch.stack((phase[:, 0::2].sin(), phase[:, 1::2].cos()), dim=2).flatten(1))
     rows = tables[0][:, None, :].expand(height, width, half)
