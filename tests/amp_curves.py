@@ -54,7 +54,7 @@ def options(folder: Path, norm: str, seed: int, steps: int) -> list[str]:
         "train.checkpoint_test": steps, "train.checkpoint_save": steps,
         **{f"datasets.{s}.{k}": v for s in ("train", "test") for k, v in roots(folder / "data", s).items()},
     }  # fmt: skip
-    file = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"
+    file = ROOT / "options/benchmark/gated.json"
     return ["--opt", str(file), *(f"{key}={json.dumps(value)}" for key, value in values.items())]
 
 
