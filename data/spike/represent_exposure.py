@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 
+from data.spike.intervals import window_light
 from data.spike.represent import representation
 from data.spike.simulate import to_display, to_linear
 
 
-@representation("exposure", proportional=True)
+# Light is integrated before its spike: it belongs half a plane before the plane of the spike.
+@representation("exposure", proportional=True, lag=lambda **_: -1)
 def exposure_rates(
-    stream: np.ndarray, center: int, half_window: int = 10, half_exposure: int | None = None, prior: float = 0.25
+    stream: np.ndarray, center: int, half_window: int = 6, half_exposure: int | None = None
 ) -> np.ndarray:
-    """Two channels: the firing rates around the sharp frame (short) and over the exposure (long), in spikes per plane.
+    """Two channels: the light around the sharp frame (short) and over the exposure (long), in spikes per plane.
 
     half_window, half_exposure: the short window is the planes center - half_window ... center + half_window, the
-    exposure likewise; null: as many planes as the stream has on both sides of the centre. Only planes that exist count.
-
-    The short rate is (N + prior) / (n + prior / long), N spikes in n planes: the mean of a gamma posterior whose prior
-    has the long rate and the weight of `prior` spikes. With few spikes it is close to the long rate, so that the
-    estimate is the blurry frame there; without a spike in the exposure both are 0.
+    exposure likewise; null: as many planes as the stream has on both sides of the centre, without plane 0. Only planes
+    that exist count, and plane 0 does not.
+    Light is 1 / interval in all planes of the interval between two spikes. So a window may be shorter than an interval:
+    where spikes are few, both rates are equal, and the estimate is the blurry frame.
     """
     if half_exposure is None:
-        half_exposure = min(center, len(stream) - 1 - center)
-    if half_window < 0 or half_exposure <= half_window or prior <= 0:
-        raise ValueError(
-            f"0 <= half_window {half_window} < half_exposure {half_exposure} and prior {prior} > 0 are needed"
-        )
-    windows = [stream[max(center - half, 0) : center + half + 1] for half in (half_window, half_exposure)]
-    if not all(map(len, windows)):
-        raise ValueError(f"plane {center} has no planes around it within 0 to {len(stream) - 1}")
-    counts = np.stack([window.sum(axis=0, dtype=np.int64) for window in windows])
-    long = counts[1] / len(windows[1])
-    weight = prior / np.where(long > 0, long, 1.0)
-    short = np.where(long > 0, (counts[0] + prior) / (len(windows[0]) + weight), 0.0)
-    return np.stack((short, long)).astype(np.float32)
+        half_exposure = min(center - 1, len(stream) - 1 - center)
+    if not 0 <= half_window < half_exposure:
+        raise ValueError(f"0 <= half_window {half_window} < half_exposure {half_exposure} is needed")
+    windows = [(max(center - half, 1), min(center + half + 1, len(stream))) for half in (half_window, half_exposure)]
+    if any(a >= b for a, b in windows):
+        raise ValueError(f"plane {center} has no planes around it within 1 to {len(stream) - 1}")
+    light = window_light(stream, windows)
+    return np.stack([part / (b - a) for part, (a, b) in zip(light, windows, strict=True)]).astype(np.float32)
 
 
 def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
