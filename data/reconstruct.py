@@ -129,7 +129,10 @@ def spike_section(section: Section, method: Reconstruction, recorded: float | No
 
     recorded: the firing rate at full light in dataset.json. Where it is unknown in both, it is measured ("match").
     """
-    channels = {"representation": method.representation, "gamma": method.formula.gamma, "resize": "bilinear"}
+    # No method uses planes outside of the exposure.
+    channels = {
+        "representation": method.representation, "gamma": method.formula.gamma, "resize": "bilinear", "context": 0,
+    }  # fmt: skip
     spike = SPIKE_SOURCES.resolve({**section.plain(), **channels}, "spike")
     if spike.rate is not None or recorded is not None:
         return spike
