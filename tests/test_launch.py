@@ -143,7 +143,8 @@ def fake_python(tmp_path):
     python.write_text('#!/bin/sh\nenv\necho "arguments $*"\n')
     python.chmod(0o755)
     unset = dict.fromkeys(
-        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS", "NCCL_IB_DISABLE", "OMP_WAIT_POLICY"), ""
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS", "NCCL_IB_DISABLE", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"),
+        "",
     )
     return {"VIRTUAL_ENV": str(tmp_path), "PATH": f"{python.parent}:{os.environ['PATH']}", **unset}
 
@@ -160,6 +161,7 @@ def test_the_launcher_sets_what_the_user_has_not_set(count, fake_python):
         assert line in lines
     has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
     assert ("NCCL_IB_DISABLE=1" in lines) == (not has_infiniband)
+    assert ("GOMP_SPINCOUNT=3000" in lines) == (count == 1)
     started = "-u" if count == 1 else "scripts/torchrun_quiet.py --standalone --nproc_per_node=2"
     assert f"arguments {started} main_train_vrt.py --opt {SAMPLE}" in lines
 
