@@ -318,6 +318,8 @@ def test_the_documented_layout_is_that_of_the_reference_options(raw, tmp_path, m
     monkeypatch.chdir(tmp_path)
     assert prepare("--source", "GOPRO_Large_all", "--out", "trainsets") == 0
     sizes = [f"datasets.{split}.spike.{side}=16" for split in ("train", "test") for side in "hw"]
+    # One of the clips has exposures of three raw frames, 24 planes.
+    sizes += [f"datasets.{split}.spike.representation.half_windows=[1,2,3]" for split in ("train", "test")]
     opt = load_options(reference, [*sizes, "datasets.train.gt_size=16", "netG.img_size=[6,16,16]"], PARTS)
 
     names = {}
