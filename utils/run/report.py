@@ -56,9 +56,14 @@ class ReportWriter:
             write_whole(self.folder / HISTORY_NAME, history_bytes(history))
             write_whole(self.folder / CURVES_NAME, curves)
             path = self.folder / REPORT_NAME
-            if path.exists() and f"<title>{TITLE}".encode() not in path.read_bytes()[:HEAD_BYTES]:
+            if path.exists() and not is_report(path):
                 raise DataError(f"{path} is no report of a run", str(path), "our own report, or none", "move it away")
             write_whole(path, build_report(self.folder, history, curves).encode())
+
+
+def is_report(path: Path) -> bool:
+    with path.open("rb") as file:
+        return f"<title>{TITLE}".encode() in file.read(HEAD_BYTES)
 
 
 def build_report(folder: Path, history: History, curves: bytes) -> str:
