@@ -18,9 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.exit_codes import with_exit_code
 from utils.errors import DataError
 from utils.files import refuse_existing, write_whole
-from utils.run.curves import draw_panels, encoded
 from utils.run.history import read_history
-from utils.run.report import build_report
+from utils.run.report import build_report, curves_of
 
 
 @with_exit_code
@@ -33,7 +32,7 @@ def main(argv: list[str]) -> int:
     if not args.run.is_dir():
         raise DataError(f"{args.run} is no folder", "RUN", "the folder of a run", "correct the path")
     history = read_history(args.run)
-    write_whole(args.out, build_report(args.run, history, encoded(draw_panels({"": history}))).encode())
+    write_whole(args.out, build_report(args.run, history, curves_of(args.run, history)).encode())
     print(f"{args.out}: {args.run}")
     return 0
 

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ from scripts.run_report import main
 from tests.headless import check_offline
 from tests.test_report import browser, pixel  # noqa: F401
 from utils.image import comparison_strip, imwrite_rgb, split_strip
-from utils.run.environment import command_line
+from utils.run.environment import command_line, write_environment
 from utils.run.history import HistoryWriter
 from utils.run.logger import setup_logging
 from utils.run.report import ReportWriter
@@ -105,16 +106,33 @@ def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
     assert (tmp_path / "report.html").stat().st_size < 16e6
 
 
-def test_another_page_of_that_name_stays(tmp_path, caplog):
-    (tmp_path / "report.html").write_text("<title>My notes</title>")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("report.html", b"<title>My notes</title>"),
+        ("curves.png", cv2.imencode(".png", np.zeros((750, 1200, 3), np.uint8))[1].tobytes()),
+        ("environment.json", b'{"name": "spike", "dependencies": []}'),
+        ("environment.json", b"name: spike"),
+        ("training_history.json", b'{"epochs": 3}'),
+        ("training_history.json", b'{"loss": [0.5, 0.4]}'),
+    ],
+)
+def test_anothers_file_of_a_name_of_ours_stays(tmp_path, caplog, name, content):
+    (tmp_path / name).write_bytes(content)
 
-    for writer in (HistoryWriter(tmp_path, 0), ReportWriter(tmp_path)):
-        writer.scalars({"val/psnr": 30.0}, 1)
-        writer.scalars({"val/psnr": 31.0}, 2)
+    for step in (1, 2):
+        write_environment(tmp_path, None)
+        for writer in (HistoryWriter(tmp_path, step), ReportWriter(tmp_path)):
+            writer.scalars({"val/psnr": 30.0 + step}, step)
 
-    assert (tmp_path / "report.html").read_text() == "<title>My notes</title>"
-    assert (tmp_path / "curves.png").is_file() and (tmp_path / "training_history.json").is_file()
-    assert caplog.text.count("report.html is no report of a run") == 1
+    assert (tmp_path / name).read_bytes() == content
+    assert caplog.text.count(f"({name} is another's file)") == 1
+    others = {"report.html", "curves.png", "environment.json", "training_history.json"} - {name}
+    before = {other: (tmp_path / other).stat().st_ino for other in others}
+    assert "<dt>torch</dt>" in (tmp_path / "report.html").read_text() or name in ("report.html", "environment.json")
+    write_environment(tmp_path, None)
+    ReportWriter(tmp_path).scalars({"val/psnr": 33.0}, 3)
+    assert all((tmp_path / other).stat().st_ino != inode for other, inode in before.items())  # ours are replaced
 
 
 @pytest.mark.parametrize("spike", [True, False])

@@ -53,6 +53,13 @@ def write_whole(path: str | Path, content: bytes) -> None:
             raise
 
 
+def write_own(path: Path, content: bytes, is_ours: Callable[[Path], bool]) -> None:
+    """As `write_whole`. Raises DataError where a file has this name that is not `is_ours`."""
+    if os.path.lexists(path) and not is_ours(path):
+        raise DataError(f"{path.name} is another's file", str(path), "a file that a run wrote, or none", "move it away")
+    write_whole(path, content)
+
+
 @contextmanager
 def writing(
     path: Path, do: str = "free some space or choose another folder, then start the same command again"

@@ -54,14 +54,14 @@ def draw_scalars(histories: Mapping[str, History]) -> Figure:
     return figure
 
 
-def encoded(figure: Figure, kind: str = "png") -> bytes:
-    """The figure as a file of a picture format, e.g. "png", "svg", "pdf"."""
+def encoded(figure: Figure, kind: str = "png", title: str | None = None) -> bytes:
+    """The figure as a file of a picture format, e.g. "png", "svg", "pdf". title: of the file, not shown."""
     from matplotlib import rc_context
 
     picture = io.BytesIO()
     # Without it, a curve of 300,000 entries is refused as too complex.
     with rc_context({"agg.path.chunksize": 10000}):
-        figure.savefig(picture, dpi=100, format=kind)
+        figure.savefig(picture, dpi=100, format=kind, metadata={"Title": title} if title else None)
     return picture.getvalue()
 
 

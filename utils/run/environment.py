@@ -15,10 +15,10 @@ import torch
 
 from utils import utils_dist
 from utils.dist.gpu import device_name
-from utils.files import write_whole
+from utils.files import write_own
 from utils.options.section import SECRET
 from utils.run.logger import best_effort
-from utils.run.report import ENVIRONMENT_NAME
+from utils.run.report import ENVIRONMENT_NAME, environment_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,8 +39,9 @@ def write_environment(folder: Path, key: str | None) -> None:
         "ranks": utils_dist.get_world_size(),
     }
     known = {name: value for name, value in values.items() if value is not None}
-    with best_effort(ENVIRONMENT_NAME):
-        write_whole(folder / ENVIRONMENT_NAME, f"{json.dumps(known, indent=2)}\n".encode())
+    path = folder / ENVIRONMENT_NAME
+    with best_effort(str(path)):
+        write_own(path, f"{json.dumps(known, indent=2)}\n".encode(), lambda path: bool(environment_of(path)))
 
 
 def command_line(arguments: list[str], key: str | None) -> str:

@@ -65,6 +65,17 @@ def history_bytes(history: History) -> bytes:
     return json.dumps(plain, allow_nan=False).encode()
 
 
+def is_history(path: Path) -> bool:
+    """Whether the file is a training_history.json: lists of [step, value] under tags such as "train/loss"."""
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        return isinstance(whole, dict) and all(
+            "/" in tag and all(isinstance(step, int) for step, _ in entries) for tag, entries in whole.items()
+        )
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 class HistoryWriter:
     """Appends a line per entry, at once: a process that dies loses at most the line that it is writing.
 
@@ -99,7 +110,7 @@ class HistoryWriter:
         with writing(self.file, OTHER_ROOT):
             if self.file.exists():
                 self._keep(lambda entry: entry["step"] <= self.start)
-            elif self.start and (whole := self.folder / HISTORY_NAME).exists():  # of an older version
+            elif self.start and is_history(whole := self.folder / HISTORY_NAME):  # of an older version
                 entries = [_line(step, values) for step, values in _read_whole(whole) if step <= self.start]
                 write_whole(self.file, b"".join(entries))
         self.is_ready = True

@@ -6,22 +6,23 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from utils.errors import DataError
-from utils.files import natural_key, write_whole
+from utils.files import natural_key, write_own
 from utils.image import imread_rgb, split_strip
 from utils.page import facts, page, slider, text
 from utils.run.curves import draw_panels, encoded
-from utils.run.history import HISTORY_NAME, History, history_bytes, read_history
+from utils.run.history import HISTORY_NAME, History, history_bytes, is_history, read_history
 from utils.run.logger import best_effort
 
 REPORT_NAME, CURVES_NAME, ENVIRONMENT_NAME = "report.html", "curves.png", "environment.json"
-# Every report begins with this title. Another page of this name, in the folder of a run of a former version, stays.
+# Another's file of one of these names, in the folder of a run of a former version, stays. Ours are known by this title
+# of the page and of the picture near their beginning, and by the form of the JSON.
 TITLE, HEAD_BYTES = "Training: ", 4096
 # At most 12 clips have strips; at this width a page takes about 5 MB, and never more than 16.
 STRIP_WIDTH = 640
@@ -52,23 +53,36 @@ class ReportWriter:
         self.is_behind = False
         with best_effort("the report of the run"):
             history = read_history(self.folder)
-            curves = encoded(draw_panels({"": history}))
-            write_whole(self.folder / HISTORY_NAME, history_bytes(history))
-            write_whole(self.folder / CURVES_NAME, curves)
-            path = self.folder / REPORT_NAME
-            if path.exists() and not is_report(path):
-                raise DataError(f"{path} is no report of a run", str(path), "our own report, or none", "move it away")
-            write_whole(path, build_report(self.folder, history, curves).encode())
+            curves = curves_of(self.folder, history)
+            self._put(HISTORY_NAME, history_bytes(history), is_history)
+            self._put(CURVES_NAME, curves, lambda path: begins_with(path, f"Title\0{TITLE}"))
+            page = build_report(self.folder, history, curves)
+            self._put(REPORT_NAME, page.encode(), lambda path: begins_with(path, f"<title>{TITLE}"))
+
+    def _put(self, name: str, content: bytes, is_ours: Callable[[Path], bool]) -> None:
+        path = self.folder / name
+        with best_effort(str(path)):
+            write_own(path, content, is_ours)
 
 
-def is_report(path: Path) -> bool:
+def curves_of(folder: Path, history: History) -> bytes:
+    """The curves of the run in `folder`, a PNG."""
+    return encoded(draw_panels({"": history}), title=title_of(folder))
+
+
+def title_of(folder: Path) -> str:
+    return f"{TITLE}{folder.resolve().name}"
+
+
+def begins_with(path: Path, text: str) -> bool:
+    """Whether the text is in the first HEAD_BYTES of the file."""
     with path.open("rb") as file:
-        return f"<title>{TITLE}".encode() in file.read(HEAD_BYTES)
+        return text.encode() in file.read(HEAD_BYTES)
 
 
 def build_report(folder: Path, history: History, curves: bytes) -> str:
     """One self-contained page on the run in `folder`. curves: a PNG."""
-    found, environment = warnings_of(folder / "log" / "train.log"), _json_of(folder / ENVIRONMENT_NAME)
+    found, environment = warnings_of(folder / "log" / "train.log"), environment_of(folder / ENVIRONMENT_NAME)
     options = _newest_options(folder / "options")
     parts = (
         _state(history),
@@ -80,7 +94,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         f"<h2>Options</h2><details><summary>{text(options.name)}</summary>"
         f"<pre>{text(options.read_text(encoding='utf-8'))}</pre></details>" if options else "",
     )  # fmt: skip
-    return page(f"{TITLE}{folder.resolve().name}", "\n".join(parts))
+    return page(title_of(folder), "\n".join(parts))
 
 
 def warnings_of(log: Path) -> list[tuple[str, str, int]]:
@@ -169,8 +183,13 @@ def _newest_options(folder: Path) -> Path | None:
     return max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _json_of(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def environment_of(path: Path) -> dict[str, Any]:
+    """What environment.json says; {} where there is none, or another's file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and {"command", "torch"} <= found.keys() else {}
 
 
 def _finite(entries: list[list[float]]) -> list[list[float]]:
