@@ -109,3 +109,27 @@ def test_unknown_network_and_unknown_key_are_refused():
         define_G(options(net_type="vrrt"))
     with pytest.raises(OptionError, match="the nearest is embed_dims"):
         define_G(options(embed_dim=[16] * 9))
+
+
+def test_a_fusion_operator_alone_is_a_network_that_trains():
+    values = {
+        "netG": {"net_type": "fusion", "fusion": {"type": "gated", "base": "fused", "gate_bias": 0.0}},
+        "train": {"G_lossfn_type": "l1", "G_optimizer_lr": 1e-3},
+    }
+    model = define_Model(values, spike_channels=2)
+    model.init_train()
+    torch.manual_seed(0)
+    batch = {"lq": torch.rand(1, 2, 3, 5, 7), "spike": torch.rand(1, 2, 2, 5, 7), "key": ["a/0"]}
+    losses = []
+    for step in range(1, 6):
+        model.optimize_parameters(step, [{**batch, "gt": batch["lq"] * 0.5}])
+        losses.append(model.current_log()["loss"])
+    assert losses[-1] < losses[0]
+    net = define_G(values, spike_channels=2)
+    assert torch.equal(net(batch["lq"], batch["spike"]), net.fusion.on_input(batch["lq"], batch["spike"]))
+
+
+@pytest.mark.parametrize("fusion", ["none", "concat", "gated", {"type": "exposure", "base": "blurry"}])
+def test_an_operator_that_gives_no_frame_is_no_network(fusion):
+    with pytest.raises(OptionError, match='"fused" or "mixture"'):
+        define_G({"netG": {"net_type": "fusion", "fusion": fusion}}, spike_channels=2)

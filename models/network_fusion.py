@@ -1,0 +1,38 @@
+"""The fusion operator alone, as a network: what it restores without a transformer behind it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from torch import Tensor, nn
+
+from models.fusion.operators import FUSIONS, ImageFusion
+from models.select_network import NETWORKS
+from utils.contract import InputSpec
+from utils.errors import OptionError
+
+
+@NETWORKS.register("fusion", given=("spike_channels",))
+class FusionNet(nn.Module):
+    """Restores each frame by the fusion operator alone: (B, N, 3, H, W) in [0, 1] -> the same shape.
+
+    fusion: an operator that gives a frame, with base "fused" or "mixture": the result is that base, the frame to which
+    VRT would add its output. A light network, and a measure of what the transformer adds to its operator.
+    """
+
+    def __init__(self, fusion: Annotated[dict[str, Any] | str, FUSIONS], spike_channels: int = 0) -> None:
+        super().__init__()
+        options = FUSIONS.resolve(fusion, "netG.fusion")
+        if not issubclass(options.constructor, ImageFusion) or options.base == "blurry":
+            raise OptionError(
+                f"net_type fusion with netG.fusion {fusion!r}", "netG.fusion",
+                'an operator whose result is a frame ("exposure" or "gated"), with base "fused" or "mixture"',
+                "choose such an operator and set its base, or set net_type to vrt",
+            )  # fmt: skip
+        options.constructor.channels(None, spike_channels)  # raises if the data has no spikes
+        self.fusion = FUSIONS.build(options, "netG.fusion", spike_channels=spike_channels)
+        self.input_spec = InputSpec(spike_channels=spike_channels)
+
+    def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
+        """lq (B, N, 3, H, W), spike (B, N, S, H, W) -> restored frames (B, N, 3, H, W)."""
+        return self.fusion.on_base(lq, self.fusion.on_input(lq, spike), spike)
