@@ -32,7 +32,7 @@ def test_light_is_one_threshold_per_interval_in_planes_and_in_windows(data, plan
     time = st.integers(0, planes)
     windows = [tuple(sorted((data.draw(time), data.draw(time)))) for _ in range(3)]
 
-    single, sums = np.stack(list(plane_light(stream))), window_light(stream, windows)
+    single, sums = plane_light(stream), window_light(stream, windows)
     assert single.dtype == np.float32 and single.shape == stream.shape
     for y, x in np.ndindex(2, 3):
         expected = light_by_definition(stream[:, y, x].tolist())

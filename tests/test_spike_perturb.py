@@ -3,6 +3,7 @@ import pytest
 
 from data.camera import CAMERAS
 from data.spike import perturb
+from data.spike.intervals import plane_light
 from data.spike.simulate import IntegrateAndFire
 from utils.errors import OptionError
 
@@ -56,6 +57,28 @@ def test_the_same_threshold_changes_nothing_and_darkness_stays_dark():
     assert perturb.change_threshold(stream, 1.0, np.random.default_rng(0)) is stream
     dark = np.zeros((20, 3, 3), np.uint8)
     assert perturb.change_threshold(dark, 0.5, np.random.default_rng(0)).sum() == 0
+
+
+@pytest.mark.parametrize("factor", [0.05, 0.5, 0.77, 1 - 1e-9, 1 + 1e-9, 1.5, 4.0])
+@pytest.mark.parametrize(("planes", "height", "width"), [(1, 3, 3), (56, 96, 50), (264, 20, 16), (1200, 5, 90)])
+def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(factor, planes, height, width):
+    rng = np.random.default_rng([planes, height])
+    dense = np.repeat(rng.random((planes // 9 + 1, height, width)) ** 2, 9, axis=0)[:planes]
+    stream = (rng.random((planes, height, width)) < dense).astype(np.uint8)
+
+    charge = np.random.default_rng(3).random((height, width), dtype=np.float32)
+    light, one, before = plane_light(stream), np.float32(1), np.zeros_like(charge)
+    expected = np.empty_like(stream)
+    for plane, now in enumerate(light):
+        np.fmod(charge, one, out=charge, where=now * (one + before) < np.float32(0.999) * before)
+        charge += now / np.float32(factor)
+        expected[plane] = charge >= one
+        charge -= expected[plane]
+        if factor < 1:
+            np.add(np.fmod(charge, one), one, out=charge, where=charge >= 2)
+        before = now
+
+    assert np.array_equal(perturb.change_threshold(stream, factor, np.random.default_rng(3)), expected)
 
 
 def test_dropped_planes_are_empty_and_the_others_untouched():

@@ -162,7 +162,7 @@ def test_exposure_rates_are_the_mean_light_of_the_windows():
     s = stream(planes=41, density=0.4)
     s[:, 0] = 0
     s[3, 0, 0] = 1
-    light = np.stack(list(plane_light(s)))
+    light = plane_light(s)
     rates = exposure_rates(s, 20, half_window=4, half_exposure=15)
     assert np.allclose(rates, [light[16:25].mean(0), light[5:36].mean(0)])
     assert np.allclose(exposure_rates(s, 12, half_window=4)[1], light[1:24].mean(0))  # as long as both sides allow

@@ -8,7 +8,7 @@ outside of the file would allow. A pixel with a single spike has the light 1 / T
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,17 +16,25 @@ import numpy as np
 STEPS = 2.0**32
 
 
-def plane_light(stream: np.ndarray) -> Iterator[np.ndarray]:
-    """The light (h, w) float32 of each plane of stream (T, h, w), in thresholds per plane."""
-    ends = _ends(stream)
+def plane_light(stream: np.ndarray) -> np.ndarray:
+    """The light of each plane of stream (T, h, w), in thresholds per plane: (T, h, w) float32.
+
+    Times are counted from both sides, from -T on and back from 2 T + 1, where all of them are positive. So the time of
+    a spike, 0 where there is none, takes effect by a maximum, which is many times as fast as np.where.
+    """
+    ends, planes = _ends(stream), len(stream)
     begin, end = _outer_times(ends)
-    is_lit = ends.any(axis=0)
-    following = np.empty(ends.shape, end.dtype)
-    for plane in reversed(range(len(ends))):
-        following[plane] = end = np.where(ends[plane], end.dtype.type(plane + 1), end)
-    for plane in range(len(ends)):
-        yield is_lit / (following[plane] - begin).astype(np.float32)
-        begin = np.where(ends[plane], ends[plane], begin)
+    whole = 3 * planes + 1
+    kind = np.int16 if whole <= np.iinfo(np.int16).max else np.int32
+    numbers = np.arange(planes, dtype=kind)[:, None, None]
+    left, lefts = (2 * planes + 1 - end).astype(kind), stream * (kind(2 * planes) - numbers)
+    for plane in reversed(lefts):
+        left = np.maximum(left, plane, out=plane)
+    # The interval of a plane begins after the spikes of the planes before it.
+    gones = np.concatenate(((begin + planes).astype(kind)[None], stream[:-1] * (numbers[:-1] + kind(planes + 1))))
+    for before, plane in itertools.pairwise(gones):
+        np.maximum(before, plane, out=plane)
+    return ends.any(axis=0).astype(np.float32) / (kind(whole) - gones - lefts).astype(np.float32)
 
 
 def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:

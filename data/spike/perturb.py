@@ -6,6 +6,9 @@ import numpy as np
 
 from data.spike.intervals import plane_light
 
+# So many values are computed at a time: they fit into the cache of a core.
+PART = 2**18
+
 
 def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator) -> np.ndarray:
     """Stream (T, h, w) of a sensor with `factor` times the threshold: rate / factor spikes per tick.
@@ -20,20 +23,33 @@ def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator
     """
     if factor == 1.0:
         return stream
-    one = np.float32(1.0)
     charge = rng.random(stream.shape[1:], dtype=np.float32)
-    before = np.zeros_like(charge)
     out = np.empty_like(stream)
-    for plane, now in enumerate(plane_light(stream)):
-        # 1 / now > 1 / before + 1, with a margin for rounding errors.
-        np.fmod(charge, one, out=charge, where=now * (one + before) < np.float32(0.999) * before)
-        charge += now / np.float32(factor)
-        fired = charge >= one
-        charge -= fired
-        if factor < 1.0:
-            np.add(np.fmod(charge, one), one, out=charge, where=charge >= 2)
-        out[plane], before = fired, now
+    planes, height, width = stream.shape
+    rows = max(1, PART // (planes * width))
+    for top in range(0, height, rows):
+        part = slice(top, top + rows)
+        out[:, part] = _integrated(plane_light(stream[:, part]), np.float32(factor), charge[part])
     return out
+
+
+def _integrated(light: np.ndarray, factor: np.float32, charge: np.ndarray) -> np.ndarray:
+    """(T, h, w) bool: the spikes of light (T, h, w) / factor. charge (h, w): the first one, in [0, 1); both change."""
+    one = np.float32(1.0)
+    before, now = light[:-1], light[1:]
+    # 1 / now > 1 / before + 1, with a margin for rounding errors.
+    has_decreased = np.zeros(light.shape, bool)
+    np.less(now * (one + before), np.float32(0.999) * before, out=has_decreased[1:])
+    light /= factor
+    for plane, is_darker in zip(light, has_decreased, strict=True):
+        if factor <= one:  # else less than 1 remains, and less than 1 is added: neither limit has an effect
+            charge -= is_darker & (charge >= one)  # it is below 2
+        charge += plane
+        spent = np.floor(charge, out=plane)
+        if factor <= one:
+            spent = np.maximum(np.minimum(spent, one), spent - one)
+        charge -= spent
+    return light >= one
 
 
 def drop_planes(stream: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
