@@ -27,7 +27,7 @@ from data.clip_dataset import check_scale
 from data.clip_reader import UserClip, dataset_clips, described, user_clips
 from data.first_look import warning_of_clips
 from data.instants import check_instants
-from data.reconstruct import Reconstruction, method_options, section_for, spike_clip, spike_section
+from data.reconstruct import SET_BY_METHOD, Reconstruction, method_options, section_for, spike_clip, spike_section
 from data.select_dataset import DATASETS, build_dataset
 from data.spike_source import SPIKE_SOURCES
 from models.losses import LOSSES
@@ -143,7 +143,7 @@ def direct_job(args: TestArgs, opt: Options | None) -> Job:
 
 def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
     """A user's spikes, with the frames beside them where there are any."""
-    spike = SPIKE_SOURCES.resolve(changed_spikes({"type": "dat"}, args), "spike")
+    spike = SPIKE_SOURCES.resolve(changed_spikes({"type": "dat"}, args, SET_BY_METHOD), "spike")
     _, info = described(spike, Path(args.spike))
     spike = spike_section(spike, formula, info.rate)
     frames = "all"

@@ -25,6 +25,8 @@ from utils.errors import DataError, OptionError
 from utils.options.models import LoaderOptions
 from utils.options.section import Section
 
+# Keys of the spike section that a method sets itself.
+SET_BY_METHOD = ("representation", "gamma", "resize", "context")
 SEVERAL = ("offsets", "num_bins")  # keys of a representation for several pictures; a method makes one
 
 logger = logging.getLogger(__name__)
@@ -130,10 +132,8 @@ def spike_section(section: Section, method: Reconstruction, recorded: float | No
     recorded: the firing rate at full light in dataset.json. Where it is unknown in both, it is measured ("match").
     """
     # No method uses planes outside of the exposure.
-    channels = {
-        "representation": method.representation, "gamma": method.formula.gamma, "resize": "bilinear", "context": 0,
-    }  # fmt: skip
-    spike = SPIKE_SOURCES.resolve({**section.plain(), **channels}, "spike")
+    channels = zip(SET_BY_METHOD, (method.representation, method.formula.gamma, "bilinear", 0), strict=True)
+    spike = SPIKE_SOURCES.resolve({**section.plain(), **dict(channels)}, "spike")
     if spike.rate is not None or recorded is not None:
         return spike
     logger.warning(

@@ -51,6 +51,8 @@ def check_options(opt: Options) -> None:
             "datasets.test.spike", "the same number, because one network takes both",
             "copy the representation of datasets.train.spike to datasets.test.spike",
         )  # fmt: skip
+    if spec.spike_channels and train and test:
+        _check_same_channels(train.spike, test.spike)
     size = getattr(train, "gt_size", None)
     if size is None:
         return
@@ -62,6 +64,18 @@ def check_options(opt: Options) -> None:
             f"input crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}, "
             "because of the network's strides and windows", f"set it to {near}",
         )  # fmt: skip
+
+
+def _check_same_channels(train: Any, test: Any) -> None:
+    """Raise OptionError if the spike sections give channels of another kind: as many of them would pass unseen."""
+    for key, learned, given in (
+        ("representation", train.representation.type, test.representation.type), ("gamma", train.gamma, test.gamma),
+    ):  # fmt: skip
+        if given != learned:
+            raise OptionError(
+                f"datasets.test.spike has the {key} {given}, datasets.train.spike {learned}",
+                f"datasets.test.spike.{key}", f"{learned}, because one network takes both", "set it to that",
+            )  # fmt: skip
 
 
 def _check_representation(opt: Options) -> None:

@@ -352,6 +352,12 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
         "--tile is 12": (2, [*rgb, "--input", clip, "--tile", 12]),
         "tiles of 2 that overlap by 2": (2, [*rgb, "--input", clip, "--tile", "2,32"]),
         "cannot set val.flip_seq": (2, [*spike, "--input", clip, "--spike", spikes, "val.flip_seq=true"]),
+        "spike.gamma is 2.2, the network was trained with 1": (
+            2, [*spike, "--input", clip, "--spike", spikes, "spike.gamma=2.2"]
+        ),
+        "spike.representation is tfp, the network was trained with voxel": (
+            2, [*spike, "--input", clip, "--spike", spikes, "spike.representation=tfp"]
+        ),
         "unknown option spike.bins": (2, [*spike, "--input", clip, "--spike", spikes, "spike.bins=3"]),
         "--output would write over": (2, [*rgb, "--input", clip, "--output", clip]),
         "--output missing": (2, [*rgb, "--input", clip, "--output"]),

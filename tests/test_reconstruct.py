@@ -214,6 +214,12 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
         "needs planes 0 to 49 (spike.exposure), the file has 24 planes": (3, ["tfp", *short]),
         "needs the blurry frames": (2, ["exposure", "--spike", spikes, "--output", tmp_path / "o"]),
         "no such file or folder": (3, ["tfp", *none]),
+        "spike.gamma=1.8 has no effect with --method tfp": (
+            2, ["tfp", "--spike", spikes, "--output", tmp_path / "o", "spike.gamma=1.8"]
+        ),
+        "spike.representation.half_window=3 has no effect": (
+            2, ["exposure", "--spike", spikes, "--output", tmp_path / "o", "spike.representation.half_window=3"]
+        ),
         "cannot set val.pad_seq": (2, ["tfp", "--spike", spikes, "--output", tmp_path / "o", "val.pad_seq=true"]),
     }  # fmt: skip
     for expected, (code, args) in cases.items():

@@ -17,13 +17,13 @@ from utils.options.load import read_options
 BINS = {"type": "voxel", "num_bins": 4}
 
 
-def options(size=32, representation=BINS, gamma=1.0, **netG):
+def options(size=32, representation=BINS, gamma=1.0, test=None, **netG):
     spike = {"type": "dat", "h": 8, "w": 8, "gamma": gamma, "representation": representation}
     spikes = {"dataroot_spike": "none", "spike": spike}
     files = {"dataroot_lq": "none", "dataroot_gt": "none", "num_frame": 2, "gt_size": size}
     values = {
         "task": "t", "netG": {"net_type": "vrt", **SMALL, **netG}, "train": {"G_lossfn_type": "l1"},
-        "datasets": {"train": {"dataset_type": "TrainDatasetRGBSpike", **files, **spikes}},
+        "datasets": {"train": {"dataset_type": "TrainDatasetRGBSpike", **files, **spikes}, "test": test},
     }  # fmt: skip
     return read_options(values, PARTS)
 
@@ -92,6 +92,18 @@ def test_a_flow_from_spikes_refuses_channels_in_display_values(flow_input):
     with pytest.raises(OptionError, match=said) as refused:
         check_options(options(gamma=2.2, flow_input=flow_input))
     assert refused.value.where == "datasets.train.spike.gamma"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("gamma", 2.2), ("representation", {"type": "tfp", "offsets": [0, 1, 2, 3]})]
+)
+def test_a_network_is_not_tested_on_other_channels_than_it_learns_from(key, value):
+    section = {"dataset_type": "TestDatasetRGBSpike", "dataroot_lq": "none", "dataroot_gt": "none"}
+    section |= {"dataroot_spike": "none", "spike": {"type": "dat", "h": 8, "w": 8, "representation": BINS, key: value}}
+    check_options(options(fusion="none", test=section))
+    with pytest.raises(OptionError, match=f"datasets.test.spike has the {key}") as refused:
+        check_options(options(fusion="gated", test=section))
+    assert refused.value.where == f"datasets.test.spike.{key}"
 
 
 def test_option_keys_are_the_published_ones_and_ours():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +67,37 @@ def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
 
 
 def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
-    """The spike section of the network's training, with the changes of the command line."""
+    """The spike section of the network's training, with the changes of the command line.
+
+    Raises OptionError for channels of another kind than those of the training.
+    """
     table = {"spike": {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)}
     # What describes the training data is not true of the user's.
     if saved.spike_data is not None and table["spike"].get("rate") != "match":
         table["spike"] |= {"rate": None, "light": None}
     for key in ("calibration", "exposure", "first", "count"):
         table["spike"].pop(key, None)
-    return changed_spikes(table["spike"], args)
+    changed = changed_spikes(table["spike"], args)
+    for key, learned, given in zip(("representation", "gamma"), kind_of(table["spike"]), kind_of(changed), strict=True):
+        if given != learned:
+            raise OptionError(
+                f"spike.{key} is {given}, the network was trained with {learned}", f"spike.{key}",
+                f"{learned}, as in the training", f"leave spike.{key} out",
+            )  # fmt: skip
+    return changed
 
 
-def changed_spikes(spike: dict[str, Any], args: TestArgs) -> dict[str, Any]:
-    """A spike section with the changes of the command line in the form with --input."""
+def kind_of(spike: dict[str, Any]) -> tuple[str, float]:
+    """The name of the representation and gamma of a spike section, which may lack defaults."""
+    found = spike.get("representation", "voxel")
+    return found if isinstance(found, str) else found["type"], spike.get("gamma", 1.0)
+
+
+def changed_spikes(spike: dict[str, Any], args: TestArgs, own: Sequence[str] = ()) -> dict[str, Any]:
+    """A spike section with the changes of the command line in the form with --input.
+
+    own: keys that --method sets itself. Raises OptionError for a change of these.
+    """
     table = {"spike": dict(spike)}
     if args.spike_size:
         table["spike"] |= dict(zip(("h", "w"), args.spike_size, strict=True))
@@ -86,6 +106,11 @@ def changed_spikes(spike: dict[str, Any], args: TestArgs) -> dict[str, Any]:
             raise OptionError(
                 f"cannot set {override}", "the command line", "spike.key=value in the form with --input",
                 "use --tile, --blend, --flip-seq, ..., or the form with --opt alone",
+            )  # fmt: skip
+        if override.partition("=")[0].split(".")[1] in own:
+            raise OptionError(
+                f"{override} has no effect with --method {args.method}", "the command line",
+                f"method.key=value; a method sets {', '.join(f'spike.{key}' for key in own)} itself", "remove it",
             )  # fmt: skip
         apply_override(table, override, Sources(args.weights))
     return table["spike"]
