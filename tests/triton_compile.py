@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from models.vrt import triton_attention as attention
 from models.vrt import triton_deform as deform
 from models.vrt import triton_mlp as mlp
+from models.vrt import triton_rows as rows
 
 GENERATIONS = {"A100": 80, "H100": 90}
 BYTES = {"bf16": 2, "fp32": 4}
@@ -42,14 +43,24 @@ POINTERS = {
         "h",
         "grad_h",
         "grad_ab",
+        "weight",
+        "norm_bias",
+        "u",
+        "grad_u",
+        "y",
+        "grad_y",
+        "branch",
+        "grad_branch",
+        "grad_tokens",
     ),
-    "fp32": ("bias", "masks", "lse", "delta", "grad_bias", "offset", "grad_x", "grad_offset"),
-    "i32": ("pattern",),
+    "fp32": ("bias", "masks", "lse", "delta", "grad_bias", "offset", "grad_x", "grad_offset", "factors", "sums"),
+    "i32": ("pattern", "rows"),
 }
 # A window of 6 x 8 x 8 tokens with 6 heads of 20 channels: multiples of 16, which the compiler is told as at a launch.
 SIZES_OF_16 = ("T", "window_stride")
 SELF = {"PER": 1, "BIASED": True}
 MUTUAL = {"PER": 2, "BIASED": False}
+WIDEST = {"C": 120, "ROWS": rows.TILE // 128, "BC": 128}
 KERNELS = {
     "forward": (attention._forward, SELF),
     "forward, mutual": (attention._forward, MUTUAL),
@@ -61,6 +72,10 @@ KERNELS = {
     "gate": (mlp._gate, {"BLOCK": mlp.BLOCK}),
     "gate, backward": (mlp._gate_backward, {"BLOCK": mlp.BLOCK}),
     "samples, backward": (deform._sample_backward, {"WIDTH": 6, "BLOCK": deform.BLOCK}),
+    "norm": (rows._norm_rows, WIDEST),
+    "sum and norm": (rows._add_norm, {**WIDEST, "SCALED": True}),
+    "sum and norm, backward": (rows._add_norm_backward, {**WIDEST, "SCALED": True}),
+    "norm, backward": (rows._norm_rows_backward, WIDEST),
 }
 
 
@@ -69,7 +84,7 @@ def occupied(kernel, constants: dict[str, object], dtype: str, capability: int) 
     constants = constants | {k: v for k, v in of_attention.items() if k in kernel.arg_names}
     kinds = {name: f"*{dtype if kind == 'clip' else kind}" for kind, names in POINTERS.items() for name in names}
     signature = {
-        name: "constexpr" if name in constants else kinds.get(name, "fp32" if name == "scale" else "i32")
+        name: "constexpr" if name in constants else kinds.get(name, "fp32" if name in ("scale", "eps") else "i32")
         for name in kernel.arg_names
     }
     even = [i for i, (name, kind) in enumerate(signature.items()) if kind.startswith("*") or name in SIZES_OF_16]

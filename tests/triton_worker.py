@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterable
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.vrt import kernels, triton_attention, triton_deform, triton_mlp
+from models.vrt import block_rows, triton_attention, triton_deform, triton_mlp, triton_rows
 from models.vrt.deform_conv import deform_conv, sampled_conv
+from models.vrt.gpu_block import BlockConfig, BlockWeights, GpuBlock
 from models.vrt.window_attention import BlockGroup
+from models.vrt.windows import window_plan
 from tests import golden
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,6 +32,8 @@ CASES = (
     (64, 16, torch.bfloat16, True),
     (63, 20, torch.bfloat16, True),
 )
+# Dtype and channels of the row-wise parts: those of the networks, and a width that is no multiple of 16.
+ROWS = ((torch.bfloat16, 120, True), (torch.float16, 180, False), (torch.float32, 12, True))
 
 
 def deformable(groups: int, weight_groups: int) -> float:
@@ -105,17 +110,70 @@ def gate(dtype: torch.dtype) -> float:
     h = torch.nn.functional.gelu(a) * b
     (expected,) = torch.autograd.grad(h, exact, grad.cpu().double())
     grad_ab, again = triton_mlp.triton_gate_backward(ab, grad)
-    pairs = ((triton_mlp.triton_gate(ab), h), (again, h), (grad_ab, expected))
-    found = [golden.difference(x.cpu().double(), y.detach()) for x, y in pairs]
-    return math.inf if any(map(math.isnan, found)) else max(found)
+    return worst((triton_mlp.triton_gate(ab), again, grad_ab), (h, h, expected))
+
+
+def rows(dtype: torch.dtype, channels: int, dropped: bool) -> float:
+    """Largest relative difference of the row-wise parts of a block from their form without Triton in float64.
+
+    Two shifted and padded clips; dropped: stochastic depth leaves out a branch of each.
+    """
+    torch.manual_seed(0)
+    size, factors = (3, 4, 3), torch.tensor([[1.25, 0.0], [0.0, 1.25]]).view(2, 2, 1, 1) if dropped else None
+    plans = [window_plan(size, (2, 3, 3), (1, 1, 1), torch.device(kind), 2) for kind in (DEVICE, "cpu")]
+    tokens, positions = (2, math.prod(size), channels), (len(plans[0].rows), channels)
+    ours = [torch.randn(s).to(dtype).to(DEVICE) for s in (tokens, positions, tokens, (channels,), (channels,))]
+    exact = [t.double().cpu() for t in ours]
+    found, expected = (
+        row_parts(*tensors, None if factors is None else factors.to(tensors[0].device), plan, is_triton)
+        for tensors, plan, is_triton in ((ours, plans[0], True), (exact, plans[1], False))
+    )
+    return worst(found, expected)
+
+
+def row_parts(x, in_windows, grad, weight, bias, factors, plan, is_triton) -> list[Tensor]:
+    """Results of every function of block_rows.py on tensors that are not related."""
+    norm, last = block_rows.Norm(weight, bias, 1e-5), (plan, is_triton)
+    u, statistics = block_rows.norm_windows(x, norm, *last)
+    grad_x, of_norm1 = block_rows.norm_windows_backward(in_windows, x, statistics, grad.clone(), norm, *last)
+    y, u2, statistics = block_rows.add_norm(x, in_windows, factors, norm, *last)
+    grad_u = torch.linspace(-1, 1, x.numel()).view(x.shape).to(x.device, torch.bfloat16).to(x.dtype)
+    grad_y, grad_branch, sums = block_rows.add_norm_backward(grad_u, y, statistics, grad, factors, norm, *last)
+    return [u, grad_x, *of_norm1, y, u2, grad_y, grad_branch, *sums]
+
+
+def block(mutual: bool) -> float:
+    """The same for a block with every kernel and its gradients, float32: two clips, windows with masks."""
+    torch.manual_seed(0)
+    c, size, window = 12, (3, 4, 3), (2, 3, 3)
+    plans = [window_plan(size, window, (1, 1, 1), torch.device(kind), 2) for kind in (DEVICE, "cpu")]
+    t, linear = math.prod(window), ((3 * c, c), (3 * c,))
+    shapes = BlockWeights(
+        (c,), (c,), (1, t, t), *linear, (c, 2 * c if mutual else c), (c,), *(linear if mutual else (None, None)),
+        (1, t // 2, c) if mutual else None, (c,), (c,), (2 * c, c), (2 * c,), (2 * c, c), (2 * c,), (c, 2 * c), (c,),
+    )  # fmt: skip
+    values = [torch.randn(2, math.prod(size), c), *(None if s is None else 0.5 * torch.randn(s) for s in shapes)]
+    factors = torch.tensor([[1.25, 1.25], [1.25, 0.0]]).view(2, 2, 1, 1)
+    found = []
+    for plan, dtype, is_triton in zip(plans, (torch.float32, torch.float64), (True, False), strict=True):
+        x, *weights = (None if v is None else v.to(plan.rows.device, dtype).requires_grad_() for v in values)
+        config = BlockConfig(1, 0.4, mutual, 1e-5, True, True, is_triton, is_triton, is_triton)
+        y = GpuBlock.apply(x, factors.to(x.device), plan, config, *weights)
+        leaves = BlockWeights(*weights)._replace(positions=None)  # a constant
+        found += [y, [x, *(w for w in leaves if w is not None)]]
+    return compare(*found)
 
 
 def compare(y: Tensor, ours: list[Tensor], z: Tensor, exact: list[Tensor]) -> float:
     weight = golden.cotangent(z)
     grads = torch.autograd.grad(y, ours, weight.to(y)), torch.autograd.grad(z, exact, weight)
-    pairs = zip((y, *grads[0]), (z, *grads[1]), strict=True)
-    found = [golden.difference(a.detach().cpu().double(), b.detach()) for a, b in pairs]
-    return math.inf if any(map(math.isnan, found)) else max(found)  # max() may lose NaN, of an output not written
+    return worst((y, *grads[0]), (z, *grads[1]))
+
+
+def worst(ours: Iterable[Tensor], exact: Iterable[Tensor]) -> float:
+    """Largest relative difference; infinite for NaN, of an output not written, which max() may lose."""
+    found = [golden.difference(a.detach().cpu().double(), b.detach()) for a, b in zip(ours, exact, strict=True)]
+    return math.inf if any(map(math.isnan, found)) else max(found)
 
 
 def registered() -> float:
@@ -128,6 +186,12 @@ def registered() -> float:
     x, offset, mask = (torch.randn(1, c, 2, 2, device=DEVICE, requires_grad=True) for c in (2, 18, 9))
     torch.library.opcheck(triton_deform.deform_samples, (x, offset, mask))
     torch.library.opcheck(triton_mlp.triton_gate, (torch.randn(5, 8, device=DEVICE),))
+    y, in_windows, weight = (torch.randn(s, device=DEVICE) for s in ((1, 5, 8), (6, 8), (8,)))
+    places, factors = torch.tensor([3, 1, -1, 0, 2, 4], dtype=torch.int32, device=DEVICE), torch.ones(1, device=DEVICE)
+    torch.library.opcheck(triton_rows.triton_norm_rows, (y, weight, weight, places, 1e-5))
+    torch.library.opcheck(triton_rows.triton_norm_rows_backward, (in_windows, y, y, weight, places, 1e-5))
+    torch.library.opcheck(triton_rows.triton_add_norm, (y, in_windows, factors, weight, weight, places, 1e-5))
+    torch.library.opcheck(triton_rows.triton_add_norm_backward, (y, y, y, None, weight, places, 1e-5))
     return 0.0
 
 
@@ -157,9 +221,8 @@ if __name__ == "__main__":
     found |= {f"deformable groups {g}, weight groups {k}": deformable(g, k) for g, k in ((2, 1), (3, 3))}
     found["attention, self"] = group((2, 3, 3), (3, 4, 3), mutual=False)
     found["attention, mutual"] = group((2, 2, 2), (3, 4, 3), mutual=True)
-    # gpu_block.py, with every kernel.
-    kernels.AT_ONCE = ("cuda", "cpu")
-    found["attention, self, at once"] = group((2, 3, 3), (3, 4, 3), mutual=False)
-    found["attention, mutual, at once"] = group((2, 2, 2), (3, 4, 3), mutual=True)
+    triton_rows.TILE, triton_rows.SPAN, triton_rows.PROGRAMS = 4096, 16, 3
+    found |= {f"rows: {str(d)[6:]} {c} channels": rows(d, c, f) for d, c, f in ROWS}
+    found |= {f"block, {'mutual' if mutual else 'self'}": block(mutual) for mutual in (False, True)}
     found["registered"] = registered()
     print(json.dumps(found))

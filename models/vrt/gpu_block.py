@@ -17,6 +17,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from models.vrt.attention_core import attend_backward, attend_saving, head_padding, logit_offset
+from models.vrt.block_rows import (
+    Norm,
+    Statistics,
+    add_norm,
+    add_norm_backward,
+    add_scaled,
+    norm,
+    norm_windows,
+    norm_windows_backward,
+    scaled,
+)
 from models.vrt.gpu_attention import BIAS_BYTES
 from models.vrt.kernels import use_triton
 from models.vrt.mlp import GatedMlp
@@ -29,7 +40,8 @@ class BlockConfig:
     """Arguments of a block that are not tensors.
 
     eps: of the layer norms. saves_attention, saves_middle: keep the output of the attention, the input of the MLP for
-    backward; else they are computed anew. triton, triton_mlp: by the kernels of triton_attention.py, triton_mlp.py.
+    backward; else they are computed anew. triton, triton_mlp, triton_rows: by the kernels of triton_attention.py,
+    triton_mlp.py, triton_rows.py.
     """
 
     heads: int
@@ -40,6 +52,7 @@ class BlockConfig:
     saves_middle: bool
     triton: bool
     triton_mlp: bool
+    triton_rows: bool
 
 
 class BlockWeights(NamedTuple):
@@ -77,10 +90,10 @@ class GpuBlock(torch.autograd.Function):
         ctx, x: Tensor, factors: Tensor | None, plan: WindowPlan, config: BlockConfig, *weights: Tensor | None
     ) -> Tensor:
         w = _prepared(BlockWeights(*weights), x, config)
-        attended, sums = _attention(_norm_windows(x, w, plan, config)[0], w, plan, config)
-        y = _middle(x, attended, factors, w, plan)
-        u = torch.native_layer_norm(y, y.shape[-1:], w.norm2, w.norm2_bias, config.eps)[0]
-        out = _add_scaled(y, gated_mlp(u, w[12:], config.triton_mlp), factors, 1)
+        norm1 = Norm(w.norm1, w.norm1_bias, config.eps)
+        attended, sums = _attention(norm_windows(x, norm1, plan, config.triton_rows)[0], w, plan, config)
+        y, u, _ = _middle(x, attended, factors, w, plan, config)
+        out = add_scaled(y, gated_mlp(u, w[12:], config.triton_mlp), factors, 1)
         kept = (_cut_heads(attended, w, config), *sums) if config.saves_attention else ()
         ctx.save_for_backward(x, y if config.saves_middle else None, factors, *w, *kept)
         ctx.args = plan, config, [None if t is None else t.dtype for t in weights]
@@ -92,20 +105,17 @@ class GpuBlock(torch.autograd.Function):
         plan, config, dtypes = ctx.args
         x, y, factors, *others = ctx.saved_tensors
         w, kept = BlockWeights(*others[:18]), others[18:]
-        u, mean, rstd = _norm_windows(x, w, plan, config)
+        norm1 = Norm(w.norm1, w.norm1_bias, config.eps)
+        u, statistics = norm_windows(x, norm1, plan, config.triton_rows)
         attended, sums = (_pad_heads(kept[0], w, config), kept[1:]) if kept else _attention(u, w, plan, config)
-        y = _middle(x, attended, factors, w, plan) if y is None else y
-        grad_y, norm2, mlp = _mlp_backward(grad, y, factors, w, config)
-        del y
-        outgoing = plan.gather(_scaled(grad_y, factors, 0).view(1, -1, x.shape[-1]))[0]
-        grad_u, attention = _attention_backward(outgoing, attended, sums, u, w, plan, config)
-        grad_u = grad_u.index_select(0, plan.places).view_as(x)
-        grad_x, *norm1 = torch.ops.aten.native_layer_norm_backward(
-            grad_u, x, x.shape[-1:], mean, rstd, w.norm1, w.norm1_bias, [True, True, True]
-        )
-        found = _without_padding([*norm1, *attention, None, *norm2, *mlp], w, config)
+        middle = _middle(x, attended, factors, w, plan, config) if y is None else (y, *norm(y, _norm2(w, config)))
+        grad_y, grad_branch, proj_bias, after = _middle_backward(grad, *middle, factors, w, plan, config)
+        del y, middle
+        grad_u, attention = _attention_backward(grad_branch, attended, sums, u, w, plan, config)
+        grad_x, of_norm1 = norm_windows_backward(grad_u, x, statistics, grad_y, norm1, plan, config.triton_rows)
+        found = _without_padding([*of_norm1, *attention, None, *after], w, config)._replace(proj_bias=proj_bias)
         found = (None if g is None else g.to(dtype) for g, dtype in zip(found, dtypes, strict=True))
-        return grad_x.add_(grad_y), None, None, None, *found
+        return grad_x, None, None, None, *found
 
 
 def _prepared(w: BlockWeights, x: Tensor, config: BlockConfig) -> BlockWeights:
@@ -166,26 +176,16 @@ def _without_padding(grads: list[Tensor | None], w: BlockWeights, config: BlockC
     return g._replace(**{name: cut(getattr(g, name)) for name in g._fields if "qkv" in name}, proj=cut(g.proj.t()).t())
 
 
-def _norm_windows(x: Tensor, w: BlockWeights, plan: WindowPlan, config: BlockConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """norm1 of x in window order, zero at padding, (windows * T, C); mean and reciprocal standard deviation."""
-    u, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], w.norm1, w.norm1_bias, config.eps)
-    return plan.gather(u.view(1, -1, u.shape[-1]))[0], mean, rstd
+def _norm2(w: BlockWeights, config: BlockConfig) -> Norm:
+    return Norm(w.norm2, w.norm2_bias, config.eps)
 
 
-def _middle(x: Tensor, attended: Tensor, factors: Tensor | None, w: BlockWeights, plan: WindowPlan) -> Tensor:
-    branch = F.linear(attended, w.proj, w.proj_bias).index_select(0, plan.places)
-    return _add_scaled(x, branch.view_as(x), factors, 0)
-
-
-def _scaled(x: Tensor, factors: Tensor | None, number: int) -> Tensor:
-    return x if factors is None else torch.mul(x, factors[number], out=torch.empty_like(x))
-
-
-def _add_scaled(x: Tensor, branch: Tensor, factors: Tensor | None, number: int) -> Tensor:
-    """x + factor * branch; overwrites branch."""
-    if factors is None:
-        return branch.add_(x)
-    return torch.addcmul(x, branch, factors[number], out=branch)
+def _middle(
+    x: Tensor, attended: Tensor, factors: Tensor | None, w: BlockWeights, plan: WindowPlan, config: BlockConfig
+) -> tuple[Tensor, Tensor, Statistics]:
+    """y, and norm2 of it."""
+    branch = F.linear(attended, w.proj, w.proj_bias)
+    return add_norm(x, branch, factors, _norm2(w, config), plan, config.triton_rows)
 
 
 def _qkv(u: Tensor, w: BlockWeights, plan: WindowPlan, config: BlockConfig, mutual: bool) -> tuple[Tensor, Tensor]:
@@ -244,8 +244,8 @@ def _attention_backward(
     outgoing: Tensor, attended: Tensor, sums: list[Tensor], u: Tensor,
     w: BlockWeights, plan: WindowPlan, config: BlockConfig,
 ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
-    """Gradients of u, and of bias to qkv_mut_bias, from that of the projection's output."""
-    proj = [outgoing.t() @ attended, outgoing.sum(0)]
+    """Gradients of u, and of bias to qkv_mut_bias without proj_bias, from that of the projection's output."""
+    proj = [outgoing.t() @ attended, None]
     grad = outgoing @ w.proj
     sums, linears, grad_u, grad_bias = list(sums), {False: [], True: [None, None]}, None, None
     for mutual in (True, False) if config.mutual else (False,):
@@ -328,15 +328,18 @@ def _gate_backward(ab: Tensor, grad: Tensor, triton: bool) -> tuple[Tensor, Tens
     return grad_ab, gelu.mul_(b)
 
 
-def _mlp_backward(grad: Tensor, y: Tensor, factors: Tensor | None, w: BlockWeights, config: BlockConfig):
-    """Gradients of y, of norm2 and of the MLP."""
-    u, mean, rstd = torch.native_layer_norm(y, y.shape[-1:], w.norm2, w.norm2_bias, config.eps)
+def _middle_backward(
+    grad: Tensor, y: Tensor, u: Tensor, statistics: Statistics, factors: Tensor | None,
+    w: BlockWeights, plan: WindowPlan, config: BlockConfig,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """From the gradient of the block: those of y, of the projection's output and bias, and of norm2 and the MLP."""
     flat = (-1, y.shape[-1])
-    grad_u, mlp = gated_mlp_backward(_scaled(grad, factors, 1).reshape(flat), u.view(flat), w[12:], config.triton_mlp)
-    grad_y, *norm2 = torch.ops.aten.native_layer_norm_backward(
-        grad_u.view_as(y), y, y.shape[-1:], mean, rstd, w.norm2, w.norm2_bias, [True, True, True]
+    grad_u, mlp = gated_mlp_backward(scaled(grad, factors, 1).reshape(flat), u.view(flat), w[12:], config.triton_mlp)
+    del u
+    grad_y, grad_branch, (*norm2, proj_bias) = add_norm_backward(
+        grad_u, y, statistics, grad, factors, _norm2(w, config), plan, config.triton_rows
     )
-    return grad_y.add_(grad), norm2, mlp
+    return grad_y, grad_branch, proj_bias, [*norm2, *mlp]
 
 
 class _GpuMlp(torch.autograd.Function):

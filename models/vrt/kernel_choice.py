@@ -21,7 +21,7 @@ from utils.dist.gpu import device_name
 from utils.errors import DataError
 from utils.files import write_whole
 
-Kernel = Literal["attention", "deform_conv", "mlp"]
+Kernel = Literal["attention", "deform_conv", "mlp", "rows"]
 Form = Literal["plain", "triton"]
 
 logger = logging.getLogger(__name__)

@@ -157,7 +157,7 @@ class Block(nn.Module):
         plan = window_plan(tuple(x.shape[1:4]), self.window, self.shift, x.device, len(x))
         config = BlockConfig(
             a.heads, a.scale, a.mutual, self.norm1.eps, not self.checkpoint_attn, not self.checkpoint_ffn,
-            use_triton("attention", self.kernels, x), use_triton("mlp", self.kernels, x),
+            *(use_triton(kernel, self.kernels, x) for kernel in ("attention", "mlp", "rows")),
         )  # fmt: skip
         weights = [self.norm1.weight, self.norm1.bias, a.bias(plan.tokens), a.qkv_self.weight, a.qkv_self.bias]
         weights += [a.proj.weight, a.proj.bias]

@@ -64,6 +64,12 @@ class WindowPlan:
         masks = torch.stack([blank if span.mask is None else span.mask for span in self.spans])
         return masks, pattern.to(self.rows.device)
 
+    @cached_property
+    @torch.inference_mode(False)
+    def tokens_in_windows(self) -> Tensor:
+        """`rows` as int32, -1 at padding, for the kernels of triton_rows.py."""
+        return (self.rows if self.real is None else self.rows.masked_fill(~self.real, -1)).int()
+
     def partition(self, x: Tensor) -> Tensor:
         """(B, D, H, W, C) -> (B * windows, T, C). Padding is zero and takes part in attention."""
         return _Partition.apply(x.flatten(1, 3), self).view(-1, self.tokens, x.shape[-1])
