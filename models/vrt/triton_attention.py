@@ -117,33 +117,38 @@ def _softmax_gradient(a, b, c, d, lse, delta, scale, added, PRECISION: tl.conste
 
 @triton.jit
 def _load_queries(
-    qkv, grad, lse, delta, at, rows, dims, T, D, window_stride, token_stride, HEADS: tl.constexpr, PER: tl.constexpr
+    qkv, grad, lse, at, rows, dims, T, D, window_stride, token_stride, HEADS: tl.constexpr, PER: tl.constexpr
 ):
-    """For a block of rows: queries, gradients of the output, and, as columns, log-sum-exp and delta."""
+    """For a block of rows: queries, gradients of the output, and, as a column, log-sum-exp."""
     window, head = at // HEADS, at % HEADS
     # Mutual attention: the queries are those of the other frame.
     query_window = window if PER == 1 else window ^ 1
     q = _tile(qkv + tl.cast(query_window, tl.int64) * window_stride + head * D, rows, dims, token_stride, T, D)
     g = _tile(grad + tl.cast(window, tl.int64) * T * HEADS * D + head * D, rows, dims, HEADS * D, T, D)
-    row_lse = tl.load(lse + at * T + rows, mask=rows < T, other=float("inf"))
-    row_delta = tl.load(delta + at * T + rows, mask=rows < T, other=0.0)
-    return q, g, row_lse[:, None], row_delta[:, None]
+    return q, g, tl.load(lse + at * T + rows, mask=rows < T, other=float("inf"))[:, None]
+
+
+@triton.jit
+def _load_delta(delta, at, rows, T):
+    return tl.load(delta + at * T + rows, mask=rows < T, other=0.0)[:, None]
 
 
 @triton.jit
 def _backward_queries(
-    qkv, bias, masks, pattern, grad, lse, delta, grad_qkv, scale, T, D, COUNT, window_stride, token_stride, part_stride,
+    out, qkv, bias, masks, pattern, grad, lse, delta, grad_qkv, scale, T, D, COUNT,
+    window_stride, token_stride, part_stride,
     HEADS: tl.constexpr, PER: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr,
     BM: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of q for one block of rows."""
+    """Gradients of q for one block of rows; delta, the sum of grad * out over each row, for the other kernels."""
     rows, at = _place(T, BM)
     dims = tl.arange(0, BD)
     window, head = at // HEADS, at % HEADS
     source = qkv + window.to(tl.int64) * window_stride + head * D
-    q, g, row_lse, row_delta = _load_queries(
-        qkv, grad, lse, delta, at, rows, dims, T, D, window_stride, token_stride, HEADS, PER
-    )
+    q, g, row_lse = _load_queries(qkv, grad, lse, at, rows, dims, T, D, window_stride, token_stride, HEADS, PER)
+    o = _tile(out + window.to(tl.int64) * T * HEADS * D + head * D, rows, dims, HEADS * D, T, D)
+    row_delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)[:, None]
+    tl.store(delta + at * T + rows[:, None], row_delta, mask=(rows < T)[:, None])
     result = tl.zeros((BM, BD), dtype=tl.float32)
     for start in range(0, T, BM):
         columns = start + tl.arange(0, BM)
@@ -176,9 +181,8 @@ def _backward_keys(
     grad_v = tl.zeros((BM, BD), dtype=tl.float32)
     for start in range(0, T, BM):
         rows = start + tl.arange(0, BM)
-        q, g, row_lse, row_delta = _load_queries(
-            qkv, grad, lse, delta, at, rows, dims, T, D, window_stride, token_stride, HEADS, PER
-        )
+        q, g, row_lse = _load_queries(qkv, grad, lse, at, rows, dims, T, D, window_stride, token_stride, HEADS, PER)
+        row_delta = _load_delta(delta, at, rows, T)
         added = tl.trans(_bias_mask(bias, masks, pattern, window, head, rows, columns, T, COUNT, PER, BIASED, MASKED))
         weights, grad_logits = _softmax_gradient(
             k, q, v, g, tl.trans(row_lse), tl.trans(row_delta), scale, added, PRECISION
@@ -208,9 +212,9 @@ def _bias_backward(
     first = tl.program_id(2) * CHUNK
     for window in range(first, tl.minimum(first + CHUNK, WINDOWS)):
         source = qkv + tl.cast(window, tl.int64) * window_stride + head * D
-        q, g, row_lse, row_delta = _load_queries(
-            qkv, grad, lse, delta, window * HEADS + head, rows, dims, T, D, window_stride, token_stride, HEADS, 1
-        )
+        at = window * HEADS + head
+        q, g, row_lse = _load_queries(qkv, grad, lse, at, rows, dims, T, D, window_stride, token_stride, HEADS, 1)
+        row_delta = _load_delta(delta, at, rows, T)
         k = _tile(source + part_stride, columns, dims, token_stride, T, D)
         v = _tile(source + 2 * part_stride, columns, dims, token_stride, T, D)
         mask = _bias_mask(bias, masks, pattern, window, head, rows, columns, T, COUNT, 1, False, MASKED)
@@ -260,13 +264,13 @@ def triton_attention_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of qkv and, in float32, of the bias (empty without one), from that of `out`, which is contiguous."""
     n, t, _, heads, _ = qkv.shape
-    delta = (grad.float() * out.float()).sum(-1).transpose(1, 2).contiguous()
     grad_qkv, grad_bias = _gradients(grad, out, sums, qkv, bias)
-    tensors = (qkv, *_without_none(qkv, bias, masks, pattern), grad, sums, delta)
+    tensors = (qkv, *_without_none(qkv, bias, masks, pattern), grad, sums, torch.empty_like(sums))
     constants = _constants(qkv, bias, pattern, mutual)
     blocks, sizes = triton.cdiv(t, constants["BM"]), _sizes(qkv, pattern)
-    for kernel in (_backward_queries, _backward_keys):
-        kernel[(blocks * n * heads,)](*tensors, grad_qkv, scale, *sizes, HEADS=heads, **constants, **LAUNCH)
+    grid, arguments = (blocks * n * heads,), (*tensors, grad_qkv, scale, *sizes)
+    _backward_queries[grid](out, *arguments, HEADS=heads, **constants, **LAUNCH)
+    _backward_keys[grid](*arguments, HEADS=heads, **constants, **LAUNCH)
     if bias is not None:
         del constants["PER"], constants["BIASED"]
         _bias_backward[blocks * blocks, heads, triton.cdiv(n, CHUNK)](
