@@ -13,10 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import grad
 
+from models.vrt.block_rows import Norm, add_norm, add_norm_backward, norm_windows, norm_windows_backward
 from models.vrt.deform_conv import deform_conv
 from models.vrt.kernel_choice import write_choice
-from models.vrt.windows import window_plan
-from scripts.gpu_check_right import SHAPES, block_errors, block_of, deform_errors, deform_inputs, tokens_of
+from models.vrt.windows import WindowPlan, window_plan
+from scripts.gpu_check_right import (
+    SHAPES,
+    block_errors,
+    block_of,
+    deform_errors,
+    deform_inputs,
+    largest_error,
+    tokens_of,
+)
 from scripts.gpu_check_tools import USER_CACHE, Measurement, Setting, cache_folder, milliseconds
 
 # Tiles (rows of logits), warps and stages of the Triton attention: what its constants could be.
@@ -96,6 +105,46 @@ def index_select(setting: Setting) -> dict[str, Any]:
     return {"ms": ms, "GB/s": 2 * x.nbytes / ms / 1e6}
 
 
+def row_parts(setting: Setting, channels: int) -> dict[str, Any]:
+    """Errors, and ms in bfloat16, of the row-wise parts of a block: layer norms, residual sums, order of windows."""
+    inputs, plan = _row_inputs(setting, channels, 7 if setting.is_small else 30)  # padded
+    exact = _row_results([t.double() for t in inputs], plan, False)
+    errors: dict[str, float] = {}
+    for kernels, dtype in itertools.product(setting.forms, (torch.bfloat16, torch.float32)):
+        is_triton, some = kernels == "triton", [*(t.to(dtype) for t in inputs[:-1]), inputs[-1]]
+        # torch sums the gradients of a layer norm in bfloat16 on a CPU, 40 % off; the kernels do not.
+        count = len(exact) if is_triton else 5
+        results = functools.partial(lambda s, t, n: _row_results(s, plan, t)[:n], some, is_triton, count)
+        errors[f"{kernels}, {dtype}".replace("torch.", "")] = largest_error(setting, results, exact[:count])
+    inputs, plan = _row_inputs(setting, channels, 8 if setting.is_small else 192)
+    some = [*(t.bfloat16() for t in inputs[:-1]), inputs[-1]]
+    times = {
+        f"{kernels}, both": milliseconds(setting, functools.partial(_row_results, some, plan, kernels == "triton"))
+        for kernels in setting.forms
+    }
+    return {"largest relative difference": errors, "ms": times}
+
+
+def _row_inputs(setting: Setting, channels: int, side: int) -> tuple[list[Tensor], WindowPlan]:
+    """Of 6 frames in shifted windows: x, branch, a gradient, weight and bias of a norm, factors; the plan."""
+    plan = window_plan((6, side, side), (6, 8, 8), (3, 4, 4), setting.device)
+    generator = torch.Generator().manual_seed(5)
+    shapes = (1, 6 * side * side, channels), (len(plan.rows), channels), (1, 6 * side * side, channels)
+    tensors = [torch.randn(s, generator=generator).bfloat16().float() for s in (*shapes, (channels,), (channels,))]
+    return [t.to(setting.device) for t in (*tensors, torch.full((2, 1, 1, 1), 1.25))], plan
+
+
+def _row_results(inputs: list[Tensor], plan: WindowPlan, is_triton: bool) -> list[Tensor]:
+    """Both layer norms and the sum before the second; gradients of x and branch, and of the norms."""
+    x, branch, grad_out, weight, bias, factors = inputs
+    norm = Norm(weight, bias, 1e-5)
+    u, first = norm_windows(x, norm, plan, is_triton)
+    y, v, second = add_norm(x, branch, factors, norm, plan, is_triton)
+    grad_y, grad_branch, sums = add_norm_backward(grad_out, y, second, grad_out, factors, norm, plan, is_triton)
+    grad_x, of_norm = norm_windows_backward(grad_branch, x, first, grad_y, norm, plan, is_triton)
+    return [u, y, v, grad_branch, grad_x, *sums, *of_norm]
+
+
 def deformable(setting: Setting) -> dict[str, Any]:
     """Errors, and ms in bfloat16 of the convolution of one direction of a clip: forward, and forward and backward."""
     inputs = deform_inputs(setting, *((12, 1, 8, 2) if setting.is_small else (192, 5)))
@@ -114,6 +163,9 @@ def deformable(setting: Setting) -> dict[str, Any]:
     return {**deform_errors(setting), "ms": times}
 
 
+ROWS = {
+    f"row-wise parts, {channels} channels": functools.partial(row_parts, channels=channels) for channels in (96, 120)
+}
 BLOCKS = {f"block, {name}": functools.partial(block, name=name) for name in SHAPES}
 DEFORMABLE = "deformable convolution"
 
@@ -123,7 +175,12 @@ def choice(setting: Setting) -> dict[str, Any]:
     setting.need_gpu('"auto" takes no Triton kernel on a CPU')
     against = {
         kernel: {name: reason for name in names if (reason := against_triton(setting.found.get(name, {})))}
-        for kernel, names in (("attention", BLOCKS), ("mlp", BLOCKS), ("deform_conv", [DEFORMABLE]))
+        for kernel, names in (
+            ("attention", BLOCKS),
+            ("mlp", BLOCKS),
+            ("rows", [*BLOCKS, *ROWS]),
+            ("deform_conv", [DEFORMABLE]),
+        )
     }
     chosen = {kernel: "plain" if reasons else "triton" for kernel, reasons in against.items()}
     with cache_folder(USER_CACHE):
@@ -145,6 +202,7 @@ def against_triton(found: dict[str, Any]) -> str:
 def measurements(setting: Setting) -> dict[str, Measurement]:
     return {
         **BLOCKS,
+        **ROWS,
         DEFORMABLE: deformable,
         "choice": choice,
         "LayerNorm": layer_norm,

@@ -16,7 +16,7 @@ from scripts.gpu_check_tools import CHECKPOINTING, Measurement, Setting, millise
 
 KERNELS = 40
 # Words in the names of kernels that compute element by element: casts, sums, products, LayerNorm, GELU, gathers.
-ELEMENTWISE = ("elementwise", "layer_norm", "layernorm", "reduce", "index", "copy", "cat", "fill")
+ELEMENTWISE = ("elementwise", "norm", "_gate", "reduce", "index", "copy", "cat", "fill")
 
 
 def profiled_step(setting: Setting, batch: int, kernels: str) -> dict[str, Any]:

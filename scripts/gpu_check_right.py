@@ -131,19 +131,19 @@ def block_errors(setting: Setting, name: str) -> dict[str, Any]:
         for kernels in setting.forms:
             for dtype in (torch.bfloat16, torch.float32):
                 block = block_of(setting, name, kernels, shifted)
-                worst = _worst(setting, functools.partial(_block_results, block, x, dtype), expected)
+                error = largest_error(setting, functools.partial(_block_results, block, x, dtype), expected)
                 key = f"{kernels}, {dtype}".replace("torch.", "")
-                found[key] = max(found.get(key, 0.0), worst)
+                found[key] = max(found.get(key, 0.0), error)
     return {"largest relative difference": found}
 
 
-def _worst(setting: Setting, results: Callable[[], list[Tensor]], expected: list[Tensor]) -> float:
+def largest_error(setting: Setting, results: Callable[[], list[Tensor]], expected: list[Tensor]) -> float:
     """Largest relative difference of the results from the expected ones, each time in poisoned memory."""
-    worst = 0.0
+    most = 0.0
     for _ in range(1 if setting.is_small else REPEATS):  # a CPU has no poisoned memory
         poison(setting)
-        worst = max(worst, *(relative(a, b) for a, b in zip(results(), expected, strict=True)))
-    return worst
+        most = max(most, *(relative(a, b) for a, b in zip(results(), expected, strict=True)))
+    return most
 
 
 def _block_results(block: Block, x: Tensor, amp: torch.dtype | None) -> list[Tensor]:
@@ -185,7 +185,7 @@ def deform_errors(setting: Setting) -> dict[str, Any]:
     for kernels in setting.forms:
         for dtype in (torch.bfloat16, torch.float32):
             key = f"{kernels}, {dtype}".replace("torch.", "")
-            found[key] = _worst(setting, functools.partial(_deform_results, inputs, kernels, dtype), expected)
+            found[key] = largest_error(setting, functools.partial(_deform_results, inputs, kernels, dtype), expected)
     return {"largest relative difference": found}
 
 

@@ -53,7 +53,7 @@ def test_a_step_moves_fewer_bytes_and_holds_little_more_than_it_keeps():
     # The emulated autocast keeps what torch's own keeps: `held` has the flows and the loss besides.
     assert step["kept_gb"] < step["held_gb"] < step["kept_gb"] + 0.2
     assert step["peak_gb"] < step["held_gb"] + 1.0
-    assert step["moved_gb"] < 380
+    assert 8 * step["moved_gb"] <= 0.6 * 4414  # the count of the first plan for a batch of 8
     assert step["copies_from_host"] == 0
 
 

@@ -42,7 +42,7 @@ def norm_windows(x: Tensor, n: Norm, plan: WindowPlan, triton: bool) -> tuple[Te
 def norm_windows_backward(
     grad_u: Tensor, x: Tensor, statistics: Statistics, grad: Tensor, n: Norm, plan: WindowPlan, triton: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """Gradients of x, weight and bias; grad, which may be overwritten: what x has besides."""
+    """Gradients of x, weight and bias; grad: what x has besides."""
     if triton:
         from models.vrt.triton_rows import triton_norm_rows_backward
 
