@@ -102,8 +102,8 @@ class Counter(TorchDispatchMode):
             self.live(storage)
         is_view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
         if name not in FREE and not is_view and made:
-            written = {id(t) for a in func._schema.arguments if a.is_out for t in tensors((kwargs or {})[a.name])}
-            read = [t for t in tensors((args, kwargs)) if id(t) not in written]
+            written = {a.name for a in func._schema.arguments if a.is_out}
+            read = tensors((args, [value for key, value in (kwargs or {}).items() if key not in written]))
             self.launch(name, [*read, *made])
         if name in COLUMNS:
             self.columns(name, args[COLUMNS[name].place])

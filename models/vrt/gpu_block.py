@@ -109,7 +109,7 @@ class GpuBlock(torch.autograd.Function):
         u, statistics = norm_windows(x, norm1, plan, config.triton_rows)
         attended, sums = (_pad_heads(kept[0], w, config), kept[1:]) if kept else _attention(u, w, plan, config)
         middle = _middle(x, attended, factors, w, plan, config) if y is None else (y, *norm(y, _norm2(w, config)))
-        grad_y, grad_branch, proj_bias, after = _middle_backward(grad, *middle, factors, w, plan, config)
+        grad_y, grad_branch, proj_bias, after = _mlp_backward(grad, *middle, factors, w, plan, config)
         del y, middle
         grad_u, attention = _attention_backward(grad_branch, attended, sums, u, w, plan, config)
         grad_x, of_norm1 = norm_windows_backward(grad_u, x, statistics, grad_y, norm1, plan, config.triton_rows)
@@ -328,7 +328,7 @@ def _gate_backward(ab: Tensor, grad: Tensor, triton: bool) -> tuple[Tensor, Tens
     return grad_ab, gelu.mul_(b)
 
 
-def _middle_backward(
+def _mlp_backward(
     grad: Tensor, y: Tensor, u: Tensor, statistics: Statistics, factors: Tensor | None,
     w: BlockWeights, plan: WindowPlan, config: BlockConfig,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:  # fmt: skip
