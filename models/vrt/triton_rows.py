@@ -3,11 +3,11 @@
 Not yet run on a GPU: tests compare it with torch in Triton's interpreter, and compile it for GPUs.
 
 What it wins on paper over single operations, for the network of 006, 8 clips of 6 x 192 x 192 in bfloat16, where one
-tensor of tokens in each block is 14.8 GB (S):
+tensor of tokens in each block is 13.9 GB (S):
 * layer norm and gather: 2 S moved instead of 4 S, forward and again in backward;
 * gather, residual sum and the second layer norm: 4 S instead of 7 S; their gradients 5 S instead of 11 S;
 * gather, the gradient of the first layer norm and the residual sum: 4 S instead of 8 S;
-* together 17 S, 250 GB of 2,860 a step, 0.06 s at 4.3 TB/s, and 11 kernels less per block.
+* together 17 S, 240 GB of 2,838 a step, 0.06 s at 4.3 TB/s, and 934 kernels less of 9,191.
 The rounding differs: the gradients of the layer norms' weights are summed in float32.
 
 `rows`, in all of these: int32, the token at each position of each window, -1 at padding; every token is there once.
