@@ -16,7 +16,7 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -98,7 +98,8 @@ def train(opt: Options) -> int:
     every = {"validation": opt.train.checkpoint_test if clips is not None else 0, "save": opt.train.checkpoint_save}
     health = Health(opt, total_iter)
     health.planned(lr_floor(opt.train, total_iter))
-    with closing(Experiment(opt, progress, loader.order(), health)) as experiment, status.answering(opt.folder):
+    run = Experiment(opt, progress, loader.order(), health)
+    with utils_dist.closed_after_report(run) as experiment, status.answering(opt.folder):
         # First the validation of this step, if it was interrupted; a complete one is not repeated.
         is_due = progress.step % opt.train.checkpoint_test == 0 and progress.validated != progress.step
         if is_due and is_new:

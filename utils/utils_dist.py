@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +32,8 @@ from utils.errors import DistError, StallError
 from utils.options.models import WatchdogOptions
 
 logger = logging.getLogger(__name__)
+
+CLOSE_S = 5.0  # for what is closed after an error; less than EXIT_S, in which the other ranks expect this one to end
 
 
 class _PeerFailed(BaseException):
@@ -251,25 +254,61 @@ def exit_together() -> Iterator[None]:
         _fail(e)
 
 
+@contextmanager
+def closed_after_report(resource: Any) -> Iterator[Any]:
+    """As contextlib.closing; an error in the block is reported before `resource.close()`, which may hang.
+
+    This rank then ends within CLOSE_S, whether it hangs or not.
+    """
+    try:
+        yield resource
+    except SystemExit:
+        resource.close()
+        raise
+    except BaseException as e:
+        limit = threading.Timer(CLOSE_S, _leave, (_report(e), RUN.store))
+        limit.daemon = True
+        limit.start()
+        try:
+            resource.close()
+        finally:
+            limit.cancel()
+        raise
+    else:
+        resource.close()
+
+
 def _fail(error: BaseException) -> NoReturn:
-    code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+    code = _report(error)
+    RUN.reported = None  # its frames hold the tensors of the run
+    if RUN.store is not None:
+        _leave(code, RUN.store)
+    write_exit_file(code)
+    sys.stdout.flush()
+    kill_loader_processes()
+    if get_world_size() == 1:
+        sys.exit(code)
+    os._exit(code)
+
+
+def _report(error: BaseException) -> int:
+    """The exit code of the error that ends this rank, once reported here or by the first rank that failed."""
+    if RUN.reported and RUN.reported[0] is error:
+        return RUN.reported[1]
+    code, cause = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1), error
     if RUN.store is None:
         if rendezvous.is_first_to_report(error):
             say(text_of(error, get_rank(), get_world_size()))
-        write_exit_file(code)
-        sys.stdout.flush()
-        kill_loader_processes()
-        if get_world_size() == 1:
-            sys.exit(code)
-        os._exit(code)
-    if not isinstance(error, _PeerFailed):
+    elif not isinstance(error, _PeerFailed):
         if is_consequence(error):
-            error, code = lost_contact(error, RUN.store, get_rank(), get_world_size()), StallError.exit_code
-        first = _report_first(error, code)
+            cause = lost_contact(error, RUN.store, get_rank(), get_world_size())
+            code = cause.exit_code
+        first = _report_first(cause, code)
         if first == StallError.exit_code:
             time.sleep(10)  # a watchdog thread, here or on another rank, ends this process
         code = first or code
-    _leave(code, RUN.store)
+    RUN.reported = error, code
+    return code
 
 
 def _report_first(error: BaseException, code: int) -> int | None:

@@ -6,6 +6,7 @@ CASE: "none", "drift" (its weights change), "stall" (it sleeps), "wait" (it says
 are stopped), "nan" (its output is NaN from then on), "shape" (its layers are of another size, whatever the step),
 "signal", "kill" (SIGTERM, SIGKILL to itself in a validation after that many training steps), "states" (it says how many
 checkpoints are in memory)
+The writer "hanging" never ends its `close`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ from models.select_network import NETWORKS
 from utils import utils_dist
 from utils.dist import process
 from utils.dist.process import children_of, process_state
+from utils.run.writers import WRITERS
 
 CASE, RANK, STEP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
@@ -58,6 +61,16 @@ class Odd(nn.Module):
                 self.conv.bias += 1e-6
         restored = self.conv(lq.flatten(0, 1)).view_as(lq)
         return restored * float("nan") if struck and CASE == "nan" and self.calls >= STEP else restored
+
+
+@WRITERS.register("hanging")
+class Hanging:
+    def scalars(self, values: dict[str, float], step: int) -> None: ...
+
+    def image(self, tag: str, rgb: Any, step: int) -> None: ...
+
+    def close(self) -> None:
+        time.sleep(600)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,20 @@ def test_nan_in_too_many_steps_stops_all_ranks_with_code_4(options):
     assert broken == {"rank": 1, "loss": "nan", "finite": False, "samples": ["clip1/2"]}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_path, ranks):
+    logging = {"use_tensorboard": False, "writers": ["hanging"]}
+    path = write_options(tmp_path, netG={"net_type": "odd"}, logging=logging)
+    changes = ("datasets.test={}", "train.max_nonfinite_steps=1")
+
+    result = run_ranks(
+        ranks, "tests/dist/odd_worker.py", "nan", "0", "2", "train", "--opt", str(path), *changes, limit_s=60
+    )
+
+    assert result.exit_codes == [4] * ranks and not result.timed_out, result.text
+    assert result.text.count("NonFiniteError: ") == 1 and "StallError" not in result.text
+
+
 def test_one_rank_without_memory_ends_all_and_says_what_to_change(options):
     # Three ranks: their first two passes settle the buckets of DDP, before the first step itself.
     result = run_ranks(3, WORKER, str(options), "memory")

@@ -27,8 +27,8 @@ class Run:
     """Written by the main thread only; the threads of the watchdog and of the status file read it.
 
     rounds: calls of `all_ranks_or_none`, equal on all ranks. timeout_s: of the process group. stage: " in <name>" within
-    `watchdog.stage`. facts: what `status.tell` was given. stop_requested: when, by a signal; 0: not. leaving: held by the
-    thread that ends this process.
+    `watchdog.stage`. facts: what `status.tell` was given. stop_requested: when, by a signal; 0: not. reported: the error
+    that ends this process, and its exit code. leaving: held by the thread that ends this process.
     """
 
     launch: LaunchInfo = field(default_factory=lambda: LaunchInfo("single"))
@@ -41,6 +41,7 @@ class Run:
     stage: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     stop_requested: float = 0.0
+    reported: tuple[BaseException, int] | None = None
     leaving: threading.Lock = field(default_factory=threading.Lock)
 
 
