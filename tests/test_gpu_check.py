@@ -20,6 +20,8 @@ from scripts.gpu_check import PARTS
 from scripts.gpu_check_kernels import against_triton
 from scripts.gpu_check_report import page
 from scripts.gpu_check_tools import CHECKPOINTING, TINY
+from tests.dist.launching import Ranks, run_ranks
+from utils.dist.process import children_of
 
 ROOT = Path(__file__).parent.parent
 # A machine that lacks these packages.
@@ -79,18 +81,18 @@ def test_files_of_others_in_the_folder_are_left_alone(tmp_path):
 
 
 def test_a_process_that_dies_costs_one_measurement_and_a_part_without_time_says_so(tmp_path):
-    process = subprocess.Popen(command("step", "--out", tmp_path), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    lines = [process.stdout.readline()]
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGSEGV)
-    lines += process.stdout.readlines()
-    assert process.wait(timeout=300) == 1
+    with Ranks(1, "scripts/gpu_check.py", "step", "--out", tmp_path, "--device", "cpu") as running:
+        running.wait_for("step: batch 1, auto, checkpointing none: ", 0, 60)
+        os.kill(children_of(running.processes[0].pid)[0], signal.SIGSEGV)
+        done = running.wait(60)
+    assert done.exit_codes == [1], done.text
     died = "its process died of SIGSEGV"
     outcomes = [result.get("error", "measured") for result in results(tmp_path)["step"].values()]
     assert outcomes == ["measured", died, "measured"]
-    assert sum(died in line for line in lines) > 1  # at once, and in the page
+    assert done.stdout[0].count(died) > 1  # at once, and in the page
 
-    assert run("check", "--out", tmp_path, "--budget-s", 0).returncode == 1  # of the part before, which stays
+    late = run_ranks(1, "scripts/gpu_check.py", "check", "--out", tmp_path, "--budget-s", "0", "--device", "cpu")
+    assert late.exit_codes == [1]  # of the part before, which stays
     found = results(tmp_path)
     assert list(found) == ["step", "check"]
     assert {result["skipped"] for result in found["check"].values()} == {"the 0 s of this part were spent"}

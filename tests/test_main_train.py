@@ -119,9 +119,9 @@ def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
     options = write_options(tmp_path)
 
     # The last process is a fresh one, so that nothing may depend on what differs then, such as hash() of a string.
-    train(options, "task=whole", "train.total_iter=10")
-    train(options, "task=parts", "train.total_iter=3")
-    second = train(options, "task=parts", "train.total_iter=10", is_fresh=True)
+    train(options, "task=whole", "train.total_iter=10", "datasets.test={}")
+    train(options, "task=parts", "train.total_iter=3", "datasets.test={}")
+    second = train(options, "task=parts", "train.total_iter=10", "datasets.test={}", is_fresh=True)
 
     assert "at iter 3" in second.text, second.text
     whole, parts = latest(options, "whole"), latest(options, "parts")

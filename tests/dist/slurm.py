@@ -127,15 +127,15 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
                 raise AssertionError(f"waited for {name} in vain\n{logs}")
             time.sleep(0.1)
 
-    def run(self, *command: str, check: bool = True, limit_s: float = 150) -> str:
-        """Output of a SLURM command, called in the repository."""
-        done = subprocess.run(command, env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
+    def run(self, *command: str, check: bool = True, limit_s: float = 150, cwd: Path = ROOT) -> str:
+        """Output of a SLURM command, called in the repository or in a copy of it."""
+        done = subprocess.run(command, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=limit_s)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def submit(self, *arguments: str) -> str:
+    def submit(self, *arguments: str, cwd: Path = ROOT) -> str:
         """sbatch; the job's id."""
-        return re.findall(r"\d+", self.run("sbatch", *arguments))[-1]
+        return re.findall(r"\d+", self.run("sbatch", *arguments, cwd=cwd))[-1]
 
     def state(self, job: str) -> str:
         """E.g. PENDING, RUNNING, COMPLETED, FAILED."""

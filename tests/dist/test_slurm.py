@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -22,6 +23,39 @@ def cluster(tmp_path_factory):
         yield cluster
 
 
+# SLURM lets a job train for a minute: the ranks of this one wait most of it, and leave the cores to other tests.
+PAUSE = """
+from threading import Event
+from utils.run.writers import WRITERS
+
+
+@WRITERS.register("pause", given=("folder", "step"))
+class PauseWriter:
+    def __init__(self, folder, step):
+        self.never = Event()
+
+    def scalars(self, values, step):
+        self.never.wait(1)
+
+    def image(self, tag, rgb, step):
+        pass
+
+    def close(self):
+        pass
+"""
+
+
+def copy_with_pauses(folder: Path) -> Path:
+    """The programs, with a log writer that takes a second for each entry: one file more, as in docs/extending.md."""
+    for name in ("data", "models", "scripts", "utils"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name in ("main_train_vrt.py", "submit_job.sh"):
+        shutil.copy2(ROOT / name, folder)
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+    (folder / "utils/writer_pause.py").write_text(PAUSE)
+    return folder
+
+
 NO_GPU = ("--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=1")
 
 
@@ -30,7 +64,9 @@ def test_a_job_goes_on_after_its_time_limit_and_after_pre_emption_and_ends_by_sc
     set_total_iter(options, 10**6)  # more than a job of one minute can do
     # SLURM looks every 30 s whose end is near: the signal comes some 20 to 50 s after the start.
     limit = ("--time=1", "--signal=B:USR1@10")
-    job = cluster.submit(f"--output={log}", *limit, *NO_GPU, "submit_job.sh", str(options), "datasets.test={}")
+    arguments = ("submit_job.sh", str(options), "datasets.test={}", 'logging.writers=["pause"]')
+    copy = copy_with_pauses(tmp_path / "copy")
+    job = cluster.submit(f"--output={log}", *limit, *NO_GPU, *arguments, cwd=copy)
     first = cluster.wait_for_text(log, "stopped by a signal at iter", 120)
     second = cluster.wait_for_life(log, 2, "Iter: ", 180)
     cluster.submit("--partition=urgent", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true")
