@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+from utils.dist.process import open_closed_streams
 from utils.errors import SpikeVRTError
 
 READER_GONE = 128 + signal.SIGPIPE  # as of programs that this signal ends; Python ignores it
@@ -22,6 +23,7 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def run(*arguments: list[str] | None) -> int:
+        open_closed_streams()
         try:
             try:
                 return main(*arguments)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.clip_files import write_clip
 from tests.dist.fork_server import clean_env, fork_server
+from tests.dist.launching import run_command
 from tests.train_files import MAIN, experiment, write_options
 
 PROGRAM = """
@@ -95,6 +96,17 @@ def test_a_script_whose_output_nobody_reads_ends_without_a_traceback(tmp_path, a
     )
 
     assert code == 141 and "Error" not in said, said
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path, closed):
+    options = write_options(tmp_path)
+    info = f"scripts/spike_tool.py info --size 16 16 {tmp_path}/GOPRO_Large_spike_seq/test/test0/spike/000000.dat"
+    train = f"{MAIN} --opt {options} train.total_iter=1 datasets.test={{}}"
+    for command, code in ((info, 0), (train, 0), (f"{train} train.total_iter=x", 2)):
+        ended = run_command(["bash", "-c", f"{sys.executable} {command} {closed}"], limit_s=120)
+        assert ended.exit_codes == [code] and "Traceback" not in ended.text, ended.text
+    assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
 
 
 def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_path):

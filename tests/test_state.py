@@ -45,6 +45,8 @@ STATE = {
     "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",
     "sys.modules": "stand-ins for pydantic on a machine that lacks it; gpu_check alone puts them there",
     "sys.argv": "W&B notes the command line: the key is struck out first",
+    "sys.stdout": "where the shell has closed it, what is printed is dropped",
+    "sys.stderr": "likewise",
     "sys.stdin": "W&B would wait on a terminal for a key: it sees an empty one",
     "threading.excepthook": "TensorBoard's thread would print an error a second time",
     "torch._dynamo.config.recompile_limit": "torch has no other way to allow more graphs",

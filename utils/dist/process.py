@@ -63,6 +63,14 @@ def kill_tree(pid: int) -> None:
             os.kill(process, signal.SIGKILL)
 
 
+def open_closed_streams() -> None:
+    """Where the shell has closed stdout or stderr (`>&-`), what is written there is dropped and ends no program."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
 # What a launcher, a cluster or a terminal sends to all processes of a rank at once.
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

@@ -10,6 +10,7 @@ import torch
 
 from utils import utils_dist
 from utils.dist.launch import read_launch
+from utils.dist.process import open_closed_streams
 from utils.options.load import options_digest
 from utils.options.models import Options, WatchdogOptions
 from utils.run.logger import setup_logging
@@ -22,6 +23,7 @@ def ranks(log: bool = True) -> Iterator[None]:
     Read the options next, within `utils_dist.all_ranks_or_none`, then call `begin`. Without options: `init_dist`.
     log: set up the log of a run; tools that print their results need none.
     """
+    open_closed_streams()
     with utils_dist.exit_together():
         launch = read_launch(os.environ, torch.cuda.device_count())
         if log:
