@@ -1,8 +1,14 @@
-"""The order of the files: those that take longest begin first, or one worker would end long after the others."""
+"""Ctrl-C as on a terminal; and the long files begin first, or one worker would end long after the others."""
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+# In the background of a shell script it is ignored, and so it would be in the programs that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG = ("test_compile", "test_gpu_check", "test_triton_kernels", "test_fake_gpu", "test_benchmark_quality")
 

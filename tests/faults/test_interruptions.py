@@ -44,6 +44,18 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tm
     assert result.text.count("Ctrl-C again ends it at once") == (first == "SIGINT")
 
 
+def test_a_run_in_the_background_of_a_shell_script_ignores_ctrl_c(tmp_path):
+    # Ctrl-C is sent to all processes of a terminal; a shell starts `command &` of a script so that it ignores it.
+    options = write_options(tmp_path)
+    prefix = ("bash", "-c", 'trap "" INT; exec "$@"', "bash")
+    with Ranks(1, MAIN, "--opt", str(options), "train.total_iter=5", "datasets.test={}", prefix=prefix) as running:
+        running.wait_for("Iter: 1,", 0, 120)
+        running.processes[0].send_signal(signal.SIGINT)
+        result = running.wait(60)
+
+    assert result.exit_codes == [0] and "Ctrl-C" not in result.text, result.text
+
+
 def test_two_signals_a_moment_apart_are_one_request_and_the_run_saves(tmp_path):
     # As scancel sends them.
     options = write_options(tmp_path)

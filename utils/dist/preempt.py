@@ -40,8 +40,14 @@ def install() -> None:
 
 
 def save_on_interrupt() -> None:
-    """From now on Ctrl-C does the same. Before the first step nothing is lost, and KeyboardInterrupt ends the run."""
-    signal.signal(signal.SIGINT, _on_signal)
+    """From now on Ctrl-C does the same. Before the first step nothing is lost, and KeyboardInterrupt ends the run.
+
+    A process that was started to ignore it, as a shell script starts `command &`, still does; but not under torchrun,
+    which takes Ctrl-C in any case, passes it on and kills the ranks that do not end.
+    """
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if not is_ignored or utils_dist.get_launch().mode == "torchrun":
+        signal.signal(signal.SIGINT, _on_signal)
 
 
 def _on_signal(number: int, _: FrameType | None) -> None:
