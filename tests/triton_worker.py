@@ -157,7 +157,7 @@ def block(mutual: bool) -> float:
     found = []
     for plan, dtype, is_triton in zip(plans, (torch.float32, torch.float64), (True, False), strict=True):
         x, *weights = (None if v is None else v.to(plan.rows.device, dtype).requires_grad_() for v in values)
-        config = BlockConfig(1, 0.4, mutual, 1e-5, True, True, is_triton, is_triton, is_triton)
+        config = BlockConfig(1, 0.4, mutual, 1e-5, True, not mutual, is_triton, is_triton, is_triton)
         y = GpuBlock.apply(x, factors.to(x.device), plan, config, *weights)
         leaves = BlockWeights(*weights)._replace(positions=None)  # a constant
         found += [y, [x, *(w for w in leaves if w is not None)]]

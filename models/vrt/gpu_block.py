@@ -335,7 +335,6 @@ def _mlp_backward(
     """From the gradient of the block: those of y, of the projection's output and bias, and of norm2 and the MLP."""
     flat = (-1, y.shape[-1])
     grad_u, mlp = gated_mlp_backward(scaled(grad, factors, 1).reshape(flat), u.view(flat), w[12:], config.triton_mlp)
-    del u
     grad_y, grad_branch, (*norm2, proj_bias) = add_norm_backward(
         grad_u, y, statistics, grad, factors, _norm2(w, config), plan, config.triton_rows
     )
