@@ -20,10 +20,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
 from models.restore.results import compare as compare_tests
@@ -112,7 +108,10 @@ def compare(curves: np.ndarray) -> dict[str, Any]:
 
 
 def draw(steps: np.ndarray, curves: np.ndarray, names: list[str], tag: str, path: Path) -> None:
-    figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(7, 6), height_ratios=(2, 1))
+    from matplotlib.figure import Figure  # takes half a second to import, and a comparison of tests draws nothing
+
+    figure = Figure(figsize=(7, 6))
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     labels = [*names, *["another seed"] * (len(curves) - 2)]
     for curve, label in zip(curves, labels, strict=True):
         top.plot(steps, curve, label=label, linewidth=1.2)
@@ -122,7 +121,6 @@ def draw(steps: np.ndarray, curves: np.ndarray, names: list[str], tag: str, path
     bottom.set(xlabel="step", ylabel=f"% from {names[0]}")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

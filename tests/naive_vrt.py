@@ -14,7 +14,6 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import deform_conv2d
 
 
 def warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
@@ -239,6 +238,8 @@ class Deform(nn.Module):
         offset = torch.cat(
             [r + f.flip(1).repeat(1, r.shape[1] // 2, 1, 1) for r, f in zip(runs, flows, strict=True)], 1
         )
+        from torchvision.ops import deform_conv2d  # imports torch's compiler, which takes seconds
+
         return deform_conv2d(torch.cat(sources, 1), offset, self.weight, self.bias, 1, 1, 1, torch.sigmoid(m))
 
 

@@ -3,8 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from skimage.color import rgb2ycbcr
-from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from utils.errors import DataError
 from utils.metrics import ClipScores, averages, frame_scores, psnr, rgb_to_y, ssim, tensor_to_uint8
@@ -19,6 +17,10 @@ def pair(height=61, width=48, noise=12, seed=0):
 
 @pytest.mark.parametrize("noise", [1, 12, 80])
 def test_psnr_and_ssim_agree_with_scikit_image(noise):
+    # Every worker reads every file of tests, and scipy takes two seconds to import.
+    from skimage.color import rgb2ycbcr
+    from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+
     a, b = pair(noise=noise)
     same_window = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 255}
     assert psnr(a, b) == pytest.approx(peak_signal_noise_ratio(a, b, data_range=255), abs=1e-9)

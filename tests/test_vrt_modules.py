@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torchvision.ops import deform_conv2d
 
 from models.network_vrt import VRT
 from models.vrt.deform_align import DeformAlign, align_clip
@@ -131,6 +130,8 @@ def test_deformable_convolution_is_torchvisions(groups, kernels):
 
     ours = deform_conv(*inputs)
     x, offset, mask, weight, bias = inputs
+    from torchvision.ops import deform_conv2d  # imports torch's compiler: not in every worker that reads this file
+
     theirs = deform_conv2d(x, offset, weight, bias, padding=1, mask=mask)
 
     assert torch.allclose(ours, theirs, atol=1e-10)
