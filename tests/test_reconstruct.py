@@ -210,6 +210,7 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
         "scale is 2": (2, ["tfp", *options, "scale=2", "netG.upscale=2"]),
         "--spike missing": (2, ["tfp", "--input", home / "GOPRO_Large/test/test2/blur", "--output", tmp_path / "o"]),
         "--lpips with --method tfi, whose frames are grey": (2, ["tfi", *options, "--lpips", "w.pth"]),
+        "the nearest is offsets (list of int)\n": (2, ["tfp", *options, "method.offset=3"]),
         "method.offsets would make several pictures": (2, ["tfp", *options, "method.offsets=[0, 3]"]),
         "needs planes 0 to 49 (spike.exposure), the file has 24 planes": (3, ["tfp", *short]),
         "needs the blurry frames": (2, ["exposure", "--spike", spikes, "--output", tmp_path / "o"]),

@@ -120,7 +120,8 @@ def _describe(annotation: Any, metadata: list[Any]) -> str:
         return _describe(base, [*inner, *metadata])
     if get_origin(annotation) in (Union, types.UnionType):
         parts = [a for a in get_args(annotation) if a is not type(None)]
-        text = " or ".join(_describe(a, metadata if len(parts) == 1 else []) for a in parts)
+        # A list and a tuple, which only Python can give, are one thing in JSON.
+        text = " or ".join(dict.fromkeys(_describe(a, metadata if len(parts) == 1 else []) for a in parts))
         return text + (" or null" if len(parts) < len(get_args(annotation)) else "")
     if get_origin(annotation) is Literal:
         return " | ".join(f'"{a}"' if isinstance(a, str) else str(a) for a in get_args(annotation))
