@@ -1,6 +1,7 @@
 """One rank of tests/dist/test_compile.py: the same steps of ModelVRT, plain and compiled, on clips of two sizes.
 
-compile_worker.py OPTIONS     prints losses, relative difference of the last gradients, and how many graphs were made
+compile_worker.py OPTIONS [eager]     prints losses, relative difference of the last gradients, and how many graphs were
+made. eager: they are run as they stand, no code is made of them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from utils.options.load import load_options
 from utils.run import boot
 
 SIDES = (32, 48, 32)
+DEBUGGING_AID = "debug_backend_override"
 
 
 def batch_of(step: int, side: int) -> dict[str, Any]:
@@ -43,6 +45,8 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
 
 
 def main() -> None:
+    if "eager" in sys.argv and hasattr(torch._dynamo.config, DEBUGGING_AID):  # not in all versions of torch
+        setattr(torch._dynamo.config, DEBUGGING_AID, ">=0:eager")
     with boot.ranks(log=False):
         utils_dist.init_dist(300)
         graphs = torch._dynamo.utils.counters["stats"]
