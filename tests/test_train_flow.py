@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
+import shutil
 import sys
 
 import cv2
@@ -45,10 +47,18 @@ def errors_in(text):
     return {name: float(error) for name, error in re.findall(r"^\| ([a-z ]+?) +\| ([\d.]+)", text, re.MULTILINE)}
 
 
-def test_a_stopped_training_goes_on_and_gives_the_same_weights(tmp_path, capsys, monkeypatch):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a finished training, and what it printed."""
+    folder, printed = tmp_path_factory.mktemp("whole"), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert train_flow.main(["--out", str(folder), *SHORT]) == 0
+    return folder, printed.getvalue()
+
+
+def test_a_stopped_training_goes_on_and_gives_the_same_weights(whole, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train_flow, "SAVE_EVERY", 1)
-    assert train_flow.main(["--out", str(tmp_path / "whole"), *SHORT]) == 0
-    shown = errors_in(capsys.readouterr().out)
+    shown = errors_in(whole[1])
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", Terminal())
         train_flow.main(["--out", str(tmp_path / "stopped"), *SHORT])
@@ -57,21 +67,20 @@ def test_a_stopped_training_goes_on_and_gives_the_same_weights(tmp_path, capsys,
     assert train_flow.main(["--out", str(tmp_path / "stopped"), *SHORT]) == 0
 
     assert "step 2:" in (text := capsys.readouterr().out) and "step 1:" not in text
-    one, two = (torch.load(tmp_path / name / "spynet_scenes.pth")["params"] for name in ("whole", "stopped"))
+    one, two = (torch.load(f / "spynet_scenes.pth")["params"] for f in (whole[0], tmp_path / "stopped"))
     assert all(torch.equal(value, two[name]) for name, value in one.items())
     written = json.loads((tmp_path / "stopped/flow.json").read_text())["end_point_error_px"]
     assert shown.keys() == {"zero flow", "blurry", "sharp", "spike", "both"} == written.keys()
     assert shown == errors_in(text)
 
 
-def test_another_training_in_the_folder_is_neither_continued_nor_overwritten(tmp_path, capsys):
+def test_another_training_in_the_folder_is_neither_continued_nor_overwritten(whole, tmp_path, capsys):
     (tmp_path / "flow.json").write_text("mine")
     assert train_flow.main(["--out", str(tmp_path), *SHORT]) == 2
     assert (tmp_path / "flow.json").read_text() == "mine"
-    (tmp_path / "flow.json").unlink()
-    assert train_flow.main(["--out", str(tmp_path), "--steps", "1", "--scenes", "1", "--test", "1"]) == 0
 
-    assert train_flow.main(["--out", str(tmp_path), *SHORT]) == 2
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
+    assert train_flow.main(["--out", str(tmp_path), "--steps", "5", "--scenes", "1", "--test", "1"]) == 2
     assert "the same --seed, --steps and --scenes" in capsys.readouterr().err
 
 
