@@ -87,7 +87,7 @@ def test_options_of_the_test_section_are_part_of_the_signature(home, tmp_path, c
     assert main_test_vrt.main([*command, "datasets.test.num_frame=2"]) == 0
     for change, said in (
         ("datasets.test.num_frame=-1", "datasets.test.num_frame was 2, is -1"),
-        ("datasets.test.spike.resize=nearest", "spike.resize was bilinear, is nearest"),
+        ("datasets.test.spike.resize=bilinear", "spike.resize was nearest, is bilinear"),
     ):
         text, code = message(capfd, *command, "datasets.test.num_frame=2", change)
         assert code == 2 and said in text, text
