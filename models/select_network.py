@@ -51,8 +51,9 @@ def check_options(opt: Options) -> None:
             "datasets.test.spike", "the same number, because one network takes both",
             "copy the representation of datasets.train.spike to datasets.test.spike",
         )  # fmt: skip
-    if spec.spike_channels and train and test:
-        _check_same_channels(train.spike, test.spike)
+    learned, given = (getattr(section, "spike", None) for section in (train, test))
+    if spec.spike_channels and learned and given:
+        _check_same_channels(learned, given)
     size = getattr(train, "gt_size", None)
     if size is None:
         return

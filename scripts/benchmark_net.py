@@ -16,6 +16,7 @@ from models.vrt.cost import flops
 from models.vrt.kernels import Kernels
 from scripts.benchmark_parts import Profile
 from scripts.benchmark_tools import compared, matmul_rate, table
+from utils.errors import OptionError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # 006: the deblurring network of the GoPro options; 006-half: with half the blocks, as a training step of the naive VRT
@@ -93,6 +94,11 @@ def net_options(config: str) -> dict[str, Any]:
     from main_train_vrt import read_options  # imports the datasets, which named configs do not need
 
     opt = read_options(["--opt", config])
+    if opt.netG.net_type != "vrt":
+        raise OptionError(
+            f"netG.net_type is {opt.netG.net_type}", f"{config}, netG.net_type", "vrt, the network that is measured",
+            "choose another option file",
+        )  # fmt: skip
     netG = {key: value for key, value in opt.netG.plain().items() if key != "net_type"}
     return {**netG, "spike_channels": opt.spike_channels}
 

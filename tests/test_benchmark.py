@@ -77,6 +77,9 @@ def test_the_named_recipe_is_that_of_the_option_file():
 def test_a_wrong_option_file_is_refused_in_our_words(capsys):
     assert main(["net", *QUICK, "--config", "options/none.json"]) == 2
     assert "OptionError" in capsys.readouterr().err
+    # Its keys would build a VRT of another size.
+    assert main(["net", *QUICK, "--config", "options/operators/exposure_alone.json"]) == 2
+    assert "netG.net_type is fusion" in capsys.readouterr().err
 
 
 def test_the_waiting_rules_of_openmp_are_compared_in_turn(tmp_path, capsys):

@@ -16,11 +16,10 @@ from models.portable import read_saved
 from models.restore.setup import spike_options
 from models.restore.test_args import parse_test_args
 from models.select_network import NETWORKS
-from tests.clip_files import write_clip
 from tests.dist.launching import ROOT, run_command, run_ranks
 from tests.tensor_clip import restore_clip
 from tests.train_files import network
-from tests.weights_files import make_home, message
+from tests.weights_files import make_user_home, message
 from utils.metrics import psnr, tensor_to_uint8
 from utils.video import VideoReader, VideoWriter
 
@@ -30,11 +29,7 @@ LIMIT_S = 300  # of processes that take seconds on a machine that does nothing e
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """As `make_home`, and the clips as a user's folders."""
-    folder = make_home(tmp_path_factory.mktemp("home"))
-    for clip in ("test0", "test1", "test2"):
-        shutil.copytree(folder / "GOPRO_Large" / "test" / clip / "blur", folder / "clips" / clip)
-    return folder
+    return make_user_home(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="module")
@@ -316,86 +311,6 @@ def test_clips_of_one_and_two_frames(home, tmp_path, frames):
     args = ["--weights", str(home / "rgb.pth"), "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
     assert main_test_vrt.main([*args, "--save", "frames"]) == 0
     assert len(list((tmp_path / "out" / "in").iterdir())) == frames
-
-
-# ---- bad input -------------------------------------------------------------------------------------------------------
-
-
-def finished(folder):
-    """Files that look like results."""
-    return [p for p in folder.rglob("*") if p.suffix in (".png", ".mp4", ".html") or p.name == "metrics.json"]
-
-
-def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capfd):
-    clip, spikes, out = home / "clips" / "test2", home / "GOPRO_Large_spike_seq/test/test2/spike", tmp_path / "out"
-    (tmp_path / "broken.mp4").write_bytes(b"no video")
-    (tmp_path / "foreign.pth").write_bytes(b"no weights")
-    torch.save({"params": {"layer.weight": torch.zeros(3)}}, tmp_path / "unknown.pth")
-    shutil.copytree(spikes, tmp_path / "few")
-    (tmp_path / "few" / "000001.dat").unlink()
-    write_clip(tmp_path, "wide", split="test", frames=4, h=16, w=24)
-    rgb, spike = ["--weights", home / "rgb.pth"], ["--weights", home / "spike.pth", "--spike-size", 16, 16]
-    cases = {
-        "not a video": (3, [*rgb, "--input", tmp_path / "broken.mp4"]),
-        "no such file or folder": (3, [*rgb, "--input", tmp_path / "none"]),
-        "the folder holds no images": (3, [*rgb, "--input", tmp_path / "few"]),
-        "4 frames and 3 reference frames": (3, [*rgb, "--input", clip, "--gt", home / "clips" / "test1"]),
-        "reference of 48x32": (3, [*rgb, "--input", clip, "--gt", tmp_path / "GOPRO_Large/test/wide/sharp"]),
-        "4 frames, 3 spike files; unpaired: 000001": (3, [*spike, "--input", clip, "--spike", tmp_path / "few"]),
-        "holds no plane of 160 x 160": (3, [*spike[:3], 160, 160, "--input", clip, "--spike", spikes]),
-        "these weights need spikes": (2, [*spike[:2], "--input", clip]),
-        "no such weights file": (3, ["--weights", tmp_path / "none.pth", "--input", clip]),
-        "not a weights file": (3, ["--weights", tmp_path / "foreign.pth", "--input", clip]),
-        "does not say what network": (3, ["--weights", tmp_path / "unknown.pth", "--input", clip]),
-        "the weights do not fit": (3, [*rgb, "--input", clip, "--opt", home / "options.json", "--spike", spikes]),
-        "do not take a noise level": (2, [*rgb, "--input", clip, "--sigma", 20]),
-        "--tile is 12": (2, [*rgb, "--input", clip, "--tile", 12]),
-        "tiles of 2 that overlap by 2": (2, [*rgb, "--input", clip, "--tile", "2,32"]),
-        "cannot set val.flip_seq": (2, [*spike, "--input", clip, "--spike", spikes, "val.flip_seq=true"]),
-        "spike.gamma is 2.2, the network was trained with 1": (
-            2, [*spike, "--input", clip, "--spike", spikes, "spike.gamma=2.2"]
-        ),
-        "spike.representation is tfp, the network was trained with voxel": (
-            2, [*spike, "--input", clip, "--spike", spikes, "spike.representation=tfp"]
-        ),
-        "unknown option spike.bins": (2, [*spike, "--input", clip, "--spike", spikes, "spike.bins=3"]),
-        "--output would write over": (2, [*rgb, "--input", clip, "--output", clip]),
-        "--output missing": (2, [*rgb, "--input", clip, "--output"]),
-        "nothing to restore": (2, ["--weights", home / "rgb.pth"]),
-    }  # fmt: skip
-    for expected, (code, args) in cases.items():
-        place = [] if "--output" in args or "nothing" in expected else ["--output", out]
-        args = args[:-1] if args[-1] == "--output" else args
-        text, got = message(capfd, *args, *place)
-        assert expected in text and "  expected  " in text and "  do  " in text, text
-        assert got == code, text
-    assert finished(out) == []
-
-
-FULL_DISK = """
-import resource, signal, sys
-sys.path.insert(0, sys.argv.pop(1))
-import main_test_vrt
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
-sys.exit(main_test_vrt.main(sys.argv[1:]))
-"""
-
-
-def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path):
-    (tmp_path / "run.py").write_text(FULL_DISK)
-    rng = np.random.default_rng(0)
-    for i in range(2):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        cv2.imwrite(str(tmp_path / "in" / f"{i}.png"), rng.integers(0, 256, (40, 40, 3), np.uint8))
-    args = ["--weights", home / "rgb.pth", "--input", tmp_path / "in", "--output", tmp_path / "out"]
-
-    full = run_ranks(1, tmp_path / "run.py", ROOT, *args, limit_s=LIMIT_S)
-    assert full.exit_codes == [3] and full.text.count("Error: ") == 1, full.text
-    assert "cannot write" in full.text and "the same command" in full.text
-    assert finished(tmp_path / "out") == []
-    assert main_test_vrt.main([str(a) for a in args]) == 0
-    assert len(list((tmp_path / "out" / "in").iterdir())) == 2
 
 
 def test_options_of_a_network_follow_its_weights(home):

@@ -7,6 +7,9 @@ import logging
 import pytest
 import torch
 
+from data.clip_dataset import TrainClips
+from data.clip_options import Crops, FileReading
+from data.select_dataset import DATASETS
 from main_train_vrt import PARTS
 from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options, define_G
@@ -145,3 +148,29 @@ def test_a_fusion_operator_alone_is_a_network_that_trains():
 def test_an_operator_that_gives_no_frame_is_no_network(fusion):
     with pytest.raises(OptionError, match='"fused" or "mixture"'):
         define_G({"netG": {"net_type": "fusion", "fusion": fusion}}, spike_channels=2)
+
+
+class OwnKeys(Crops, FileReading):
+    dataroot_lq: str
+    dataroot_gt: str
+
+
+@DATASETS.register("OwnSpikes", given=("seed",))
+class OwnSpikes(TrainClips):
+    """Its spikes are no section of the option file."""
+
+    def __init__(self, section: OwnKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+
+    @classmethod
+    def spike_channels(cls, section):
+        return 4
+
+
+def test_a_dataset_without_a_spike_section_may_have_spikes():
+    files = {"dataset_type": "OwnSpikes", "dataroot_lq": "none", "dataroot_gt": "none", "num_frame": 2, "gt_size": 32}
+    values = {
+        "task": "t", "netG": {"net_type": "vrt", **SMALL, "fusion": "concat"}, "train": {"G_lossfn_type": "l1"},
+        "datasets": {"train": files, "test": files},
+    }  # fmt: skip
+    check_options(read_options(values, PARTS))
