@@ -25,7 +25,7 @@ class FusionNet(nn.Module):
         options = FUSIONS.resolve(fusion, "netG.fusion")
         if not issubclass(options.constructor, ImageFusion) or options.base == "blurry":
             raise OptionError(
-                f"net_type fusion with netG.fusion {fusion!r}", "netG.fusion",
+                f"net_type fusion with netG.fusion {options.type}", "netG.fusion",
                 'an operator whose result is a frame ("exposure" or "gated"), with base "fused" or "mixture"',
                 "choose such an operator and set its base, or set net_type to vrt",
             )  # fmt: skip
