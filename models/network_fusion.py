@@ -16,8 +16,8 @@ from utils.errors import OptionError
 class FusionNet(nn.Module):
     """Restores each frame by the fusion operator alone: (B, N, 3, H, W) in [0, 1] -> the same shape.
 
-    fusion: an operator that gives a frame, with base "fused" or "mixture": the result is that base, the frame to which
-    VRT would add its output. A light network, and a measure of what the transformer adds to its operator.
+    fusion: an operator that gives a frame, with base "fused": the result is the frame to which VRT would add its
+    output. A light network, and a measure of what the transformer adds to its operator.
     """
 
     def __init__(self, fusion: Annotated[dict[str, Any] | str, FUSIONS], spike_channels: int = 0) -> None:
@@ -26,7 +26,7 @@ class FusionNet(nn.Module):
         if not issubclass(options.constructor, ImageFusion) or options.base == "blurry":
             raise OptionError(
                 f"net_type fusion with netG.fusion {options.type}", "netG.fusion",
-                'an operator whose result is a frame ("exposure" or "gated"), with base "fused" or "mixture"',
+                'an operator whose result is a frame ("exposure" or "gated"), with base "fused"',
                 "choose such an operator and set its base, or set net_type to vrt",
             )  # fmt: skip
         options.constructor.channels(None, spike_channels)  # raises if the data has no spikes

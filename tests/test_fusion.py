@@ -77,7 +77,7 @@ def test_a_network_without_fusion_ignores_spikes():
     assert torch.equal(net(rgb), net(rgb, spike))
 
 
-@pytest.mark.parametrize("base", ["blurry", "fused", "mixture"])
+@pytest.mark.parametrize("base", ["blurry", "fused"])
 @pytest.mark.parametrize("name", ["gated", "exposure"])
 def test_spikes_reach_the_output_and_gradients_reach_the_operator(name, base):
     rgb, spike = clip()
@@ -97,11 +97,6 @@ def test_the_untrained_network_returns_the_base(name):
     assert torch.equal(nets["blurry"](rgb, spike), rgb)
     fused = nets["fused"].fusion.on_input(rgb, spike)
     assert torch.equal(nets["fused"](rgb, spike), fused) and not torch.equal(fused, rgb)
-
-    mixture = VRT(**SMALL, fusion=section | {"base": "mixture"}, spike_channels=S)
-    base, fused = mixture(rgb, spike), mixture.fusion.on_input(rgb, spike)
-    low, high = torch.minimum(rgb, fused), torch.maximum(rgb, fused)
-    assert (low <= base).all() and (base <= high).all() and not torch.equal(base, fused)
 
 
 def test_exposure_starts_as_the_mean_of_the_frame_and_its_estimates_and_can_choose_each():

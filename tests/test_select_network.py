@@ -146,7 +146,7 @@ def test_a_fusion_operator_alone_is_a_network_that_trains():
 
 @pytest.mark.parametrize("fusion", ["none", "concat", "gated", {"type": "exposure", "base": "blurry"}])
 def test_an_operator_that_gives_no_frame_is_no_network(fusion):
-    with pytest.raises(OptionError, match=r'netG\.fusion (none|concat|gated|exposure)\n(.*\n)*.*"fused" or "mixture"'):
+    with pytest.raises(OptionError, match=r'netG\.fusion (none|concat|gated|exposure)\n(.*\n)*.*base "fused"'):
         define_G({"netG": {"net_type": "fusion", "fusion": fusion}}, spike_channels=2)
 
 

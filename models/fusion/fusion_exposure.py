@@ -30,7 +30,7 @@ class ExposureFusion(ImageFusion):
     other ones, too.
     A small conv net on the frame, its estimates and the spikes gives the weights of the mixture, which sum to 1, and
     the correction, which starts at 0. features: width of the conv net; layers: number of its residual convolutions.
-    base: the frame to which the network adds its output: "blurry", as published, "fused", or a "mixture" of both.
+    base: the frame to which the network adds its output: "blurry", as published, or "fused".
     Source: this project; the ratio of short and long rates also in S-SDM (SpikeReveal, NeurIPS 2024), lines of colour
     in Omer and Werman (CVPR 2004), their fit in windows in the guided filter (He et al., ECCV 2010).
     """

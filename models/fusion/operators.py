@@ -12,7 +12,7 @@ from utils.errors import DataError, OptionError
 from utils.options.registry import Registry, import_parts
 
 FUSIONS = Registry("fusion operator")
-Base = Literal["blurry", "fused", "mixture"]
+Base = Literal["blurry", "fused"]
 
 
 class Fusion(nn.Module):
@@ -71,7 +71,7 @@ class Fusion(nn.Module):
 class ImageFusion(Fusion):
     """Base class of operators whose `on_input` returns a better frame.
 
-    base: the frame to which the network adds its output; the weight of a "mixture" is learned, in (0, 1) per pixel.
+    base: the frame to which the network adds its output.
     sizes: of the operator's conv net, each at least 1.
     """
 
@@ -81,14 +81,9 @@ class ImageFusion(Fusion):
             if value < 1:
                 raise OptionError(f"{key} is {value}", f"netG.fusion.{key}", "an integer >= 1", f"correct {key}")
         self.base = base
-        if base == "mixture":
-            self.share = nn.Conv2d(6, 1, 3, 1, 1)
 
     def on_base(self, rgb: Tensor, fused: Tensor, spike: Tensor | None) -> Tensor:
-        if self.base != "mixture":
-            return fused if self.base == "fused" else rgb
-        share = torch.sigmoid(self.share(torch.cat((rgb, fused), dim=2).flatten(0, 1)))
-        return rgb + share.view(*rgb.shape[:2], 1, *rgb.shape[3:]) * (fused - rgb)
+        return fused if self.base == "fused" else rgb
 
 
 @FUSIONS.register("none")
@@ -125,7 +120,7 @@ class GatedFusion(ImageFusion):
     features: width of the conv net; layers: number of its residual convolutions, applied per frame.
     gate_bias: -4 starts with an almost closed gate, for training from published RGB weights; for training from
     scratch 0 is better: the spikes then contribute from the first step.
-    base: the frame to which the network adds its output: "blurry", as published, "fused", or a "mixture" of both.
+    base: the frame to which the network adds its output: "blurry", as published, or "fused".
     """
 
     def __init__(
