@@ -46,11 +46,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     files = args.opt or sorted((ROOT / "options/benchmark").glob("*.json"))
     made = Made(out)
     made.check(out / name for name in TABLES)
-    data, clips = out / "data", None
-    if args.clips or args.frames:
-        data = out / f"data_{'_'.join(map(str, [*(args.clips or []), args.frames or 'all']))}"
-        clips = dict(zip(("train", "test"), args.clips, strict=True)) if args.clips else None
-    digest = make_data(data, args.suite, clips, args.frames)
+    clips = dict(zip(("train", "test"), args.clips, strict=True)) if args.clips else None
+    data, digest = make_data(out, args.suite, clips, args.frames)
     methods = [read_method(file, data, digest, args.steps) for file in files]
     check_alike(methods)
     for seed in args.seeds:
@@ -64,7 +61,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     outcomes = [Outcome(method.name, method.parameters, runs) for method in methods if (runs := found[method.name])]
     outcomes.append(Outcome(ESTIMATE, 0, dict.fromkeys(args.seeds, estimate)))
     text, numbers = report(outcomes, args.reference, list(conditions(CAMERAS)))
-    text = f"{args.suite} suite, {args.steps} steps, data {digest[:8]}\n\n{text}"
+    text = f"{args.suite} suite, {args.steps} steps, data {digest}\n\n{text}"
     tests = {m.name: out / "tests" / m.run_name(s) for m in methods for s in args.seeds[:1] if s in found[m.name]}
     # A result that came from another machine has no pictures here.
     tests = {name: folder for name, folder in tests.items() if folder.is_dir()}

@@ -125,11 +125,6 @@ def sha256_of(root: Path) -> str:
     return table.hexdigest()
 
 
-def made_digest(root: Path) -> str:
-    """The digest in the dataset.json of a set that this script made."""
-    return json.loads((root / INFO).read_text(encoding="utf-8"))["files"]
-
-
 def check_made(root: Path, seed: int, instants: int = 0, size: str = "sample") -> bool:
     """Whether `root` is the data set of `seed` and `size`; False if made by another version, or without instants.
 

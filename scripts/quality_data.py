@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.make_sample_data import CAMERAS, check_made, made_digest, make_sample
+from scripts.make_sample_data import CAMERAS, SIZES, check_made, make_sample
 from scripts.sample_recording import RGB, SPIKES, Cameras
 
 RECORDED = "recorded"  # the condition of the training clips
@@ -52,16 +54,22 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
         yield is_held
 
 
-def make_data(folder: Path, size: str, clips: dict[str, int] | None, frames: int | None) -> str:
-    """Make the data in `folder`, unless they are there, and give their digest.
+def make_data(out: Path, size: str, clips: dict[str, int] | None, frames: int | None) -> tuple[Path, str]:
+    """Make the data in a folder of `out`, unless they are there; the folder, and the digest of what is asked for.
 
-    dataset.json has the rate of the training clips: the user does not know of another threshold. size, clips, frames:
-    see make_sample. Raises DataError for other or changed data in this place.
+    The digest is not that of the files, which differ between machines in the last digit of a few pixels. dataset.json
+    has the rate of the training clips: the user does not know of another threshold. size, clips, frames: see
+    make_sample. Raises DataError for other or changed data in this place.
     """
+    clips, frames = clips or dict(SIZES[size].clips), frames or SIZES[size].frames
+    cameras = {name: dataclasses.asdict(each) for name, each in conditions(CAMERAS).items()}
+    asked = json.dumps([size, SIZES[size].version, clips, frames, INSTANTS, cameras], sort_keys=True)
+    digest = hashlib.sha256(asked.encode()).hexdigest()[:8]
+    folder = out / f"data_{digest}"
     with locked(folder.with_name(f".{folder.name}.lock")):  # another command may make them at this moment
         if not folder.exists() or not check_made(folder, 0, INSTANTS, size):
             make_sample(folder, 0, clips, frames, INSTANTS, conditions(CAMERAS), size)
-    return made_digest(folder)
+    return folder, digest
 
 
 def roots(data: Path, split: str) -> dict[str, str]:

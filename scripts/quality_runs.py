@@ -34,7 +34,8 @@ class Method:
     """An option file of the benchmark, as it is trained here.
 
     parameters: those that are trained. work: samples x frames x pixels of an optimizer step. digest: changes with the
-    options, the number of steps and the data, but not with the defaults of keys that the file does not give.
+    options, the number of steps and the scenes and cameras of the data, but not with the defaults of keys that the file
+    does not give, nor from one machine to another.
     """
 
     name: str
@@ -119,7 +120,7 @@ def run_one(out: Path, data: Path, method: Method, seed: int) -> None:
 
 
 def estimate_name(data_digest: str) -> str:
-    return f"estimate_{data_digest[:8]}"
+    return f"estimate_{data_digest}"
 
 
 def run_estimate(out: Path, data: Path, method: Method, data_digest: str) -> dict[str, Any]:

@@ -6,14 +6,16 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data.spike.formats import read_spikes
 from data.spike.stream import SpikeGeometry
 from scripts.benchmark import main
+from scripts.make_sample_data import INFO, sha256_of
 from scripts.quality_report import Outcome, difference, report, spread
 from tests.train_files import network
-from utils.image import imread_rgb
+from utils.image import imread_rgb, imwrite_rgb
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ("--clips", "1", "1", "--frames", "2", "--steps", "2", "--seeds", "0")
@@ -78,9 +80,13 @@ def test_the_conditions_record_the_same_scene_and_change_one_thing_each(finished
 
 def test_a_second_call_repeats_no_finished_run_and_uses_no_result_of_other_options(finished, tmp_path, capsys):
     out = finished[0] / "out"
-    # As after its result was copied from another machine.
+    # As after its result was copied from another machine, where the last digit of a rendered value was another one.
     [pictures] = (out / "tests").glob("concat_*")
     shutil.rmtree(pictures)
+    [info] = out.glob(f"data*/{INFO}")
+    data = info.parents[1]
+    imwrite_rgb(next(data.glob("GOPRO_Large/train/*/blur/000000.png")), np.zeros((128, 128, 3), np.uint8))
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"files": sha256_of(data)}))
     before = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
     assert main(finished[1]) == 0 and "trained" not in capsys.readouterr().out
     other = write_file(tmp_path / "none.json", use_rot=False)
