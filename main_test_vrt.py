@@ -31,7 +31,6 @@ from data.reconstruct import SET_BY_METHOD, Reconstruction, method_options, sect
 from data.select_dataset import DATASETS, build_dataset
 from data.spike_source import SPIKE_SOURCES
 from models.losses import LOSSES
-from models.portable import portable_options, read_saved
 from models.restore.interpolate import InterpolatedClip, scored_clips
 from models.restore.job import Job, restore_clips
 from models.restore.method import NetworkMethod
@@ -41,6 +40,7 @@ from models.restore.setup import (
     automatic_tiles,
     changed_spikes,
     check_inputs,
+    saved_for,
     saved_network,
     spike_options,
     split_method,
@@ -129,7 +129,7 @@ def _frames_note(spec: InputSpec, first: int) -> str:
 
 def direct_job(args: TestArgs, opt: Options | None) -> Job:
     """A user's own clips. Without `opt`, the weights file says which network it belongs to."""
-    saved = read_saved(args.weights, portable_options(opt) if opt else None)
+    saved = saved_for(args.weights, opt)
     check_inputs(saved, args)
     spike = spike_options(saved, args) if args.spike and saved.spike is not None else None
     clips = user_clips(args.input, args.spike, args.gt, spike, saved.scale, saved.spike_data)

@@ -28,6 +28,7 @@ class SavedNetwork:
     netG: options of the network. spike_channels: S. spike: options of the spike representation (None: RGB only).
     spike_data: rate, light and centre of the training spikes (see data/spike_source.py); None if unknown.
     known_from: where the options come from. released: name of the published network, or None.
+    learned: `spike` as the file itself has it, where `spike` is that of an option file.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class SavedNetwork:
     known_from: str
     spike_data: dict[str, Any] | None = None
     released: str | None = None
+    learned: dict[str, Any] | None = None
 
     @cached_property
     def spec(self) -> InputSpec:
@@ -104,7 +106,8 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     if network is not None:
         # The weights file describes its training data; the option file may name other data, or none on this machine.
         network = {**network, "spike_data": (options or {}).get("spike_data") or network["spike_data"]}
-        return SavedNetwork(path, weights, **network, known_from="the option file")
+        learned = (options or {}).get("spike")
+        return SavedNetwork(path, weights, **network, known_from="the option file", learned=learned)
     if options is not None:
         return SavedNetwork(path, weights, **options, known_from="the weights file")
     name = identify(weights)

@@ -12,7 +12,7 @@ import torch
 import main_test_vrt
 from tests.clip_files import write_clip
 from tests.dist.launching import ROOT, run_ranks
-from tests.weights_files import make_user_home, message
+from tests.weights_files import make_user_home, message, save_weights
 
 LIMIT_S = 300  # of a process that takes seconds on a machine that does nothing else
 
@@ -36,6 +36,7 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
     (tmp_path / "few" / "000001.dat").unlink()
     write_clip(tmp_path, "wide", split="test", frames=4, h=16, w=24)
     rgb, spike = ["--weights", home / "rgb.pth"], ["--weights", home / "spike.pth", "--spike-size", 16, 16]
+    opt = ["--opt", home / "options.json"]
     cases = {
         "not a video": (3, [*rgb, "--input", tmp_path / "broken.mp4"]),
         "no such file or folder": (3, [*rgb, "--input", tmp_path / "none"]),
@@ -59,6 +60,9 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
         "spike.representation is tfp, the network was trained with voxel": (
             2, [*spike, "--input", clip, "--spike", spikes, "spike.representation=tfp"]
         ),
+        "the spike channels have gamma 2.2, the weights were trained with 1": (
+            3, [*spike[:2], *opt, "datasets.train.spike.gamma=2.2", "datasets.test.spike.gamma=2.2"]
+        ),
         "unknown option spike.bins": (2, [*spike, "--input", clip, "--spike", spikes, "spike.bins=3"]),
         "--output would write over": (2, [*rgb, "--input", clip, "--output", clip]),
         "--output missing": (2, [*rgb, "--input", clip, "--output"]),
@@ -71,6 +75,18 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
         assert expected in text and "  expected  " in text and "  do  " in text, text
         assert got == code, text
     assert finished(out) == []
+
+
+def test_spike_channels_with_other_settings_than_in_training_are_told(home, tmp_path, capfd):
+    tfi = [f'datasets.{split}.spike.representation={{"type": "tfi", "half_window": 3}}' for split in ("train", "test")]
+    weights = save_weights(home / "options.json", tmp_path / "tfi.pth", *tfi)
+    args = ["--opt", str(home / "options.json"), "--weights", weights, *tfi]
+
+    assert main_test_vrt.main([*args, "--output", str(tmp_path / "same")]) == 0
+    assert "other spike channels" not in capfd.readouterr().out
+    wider = [f"datasets.{split}.spike.representation.half_window=5" for split in ("train", "test")]
+    assert main_test_vrt.main([*args, *wider, "--output", str(tmp_path / "wider")]) == 0
+    assert "other spike channels than the options give: representation.half_window 3 -> 5" in capfd.readouterr().out
 
 
 FULL_DISK = """

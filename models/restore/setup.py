@@ -18,10 +18,12 @@ from utils.contract import InputSpec
 from utils.errors import CheckpointError, OptionError
 from utils.options.file import Sources, apply_override
 from utils.options.models import LoaderOptions, Options, PathOptions, ValOptions
+from utils.run.resume import differences
 
 # Frames and side of a tile where neither the user nor the authors of the weights give them, see docs/testing.md.
 AUTO_FRAMES = 12
 AUTO_SIDE_CPU = 256
+KIND = ("representation", "gamma")  # what one network can take of one value alone
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,34 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
             "train first, or give --weights FILE",
         )  # fmt: skip
     return found
+
+
+def saved_for(weights: str, opt: Options | None) -> SavedNetwork:
+    """The weights, as the network of the option file; without one, as the network that their file describes.
+
+    Raises CheckpointError where the options give spike channels of another kind than those of the training: as many of
+    them would pass unseen. Warns where other settings differ.
+    """
+    if opt is None:
+        return read_saved(weights)
+    saved = read_saved(weights, portable_options(opt))
+    if saved.spike is None or saved.learned is None or not saved.spec.spike_channels:
+        return saved
+    for key, learned, given in zip(KIND, kind_of(saved.learned), kind_of(saved.spike), strict=True):
+        if given != learned:
+            raise CheckpointError(
+                f"the spike channels have {key} {given}, the weights were trained with {learned}", weights,
+                f"weights trained with datasets.train.spike.{key} {given}",
+                f"choose other weights, or set spike.{key} in the datasets to {learned}",
+            )  # fmt: skip
+    changed = {
+        key: values for key, values in differences(saved.learned, saved.spike).items()
+        if key.startswith("representation.") or key in ("context", "resize")
+    }  # fmt: skip
+    if changed and utils_dist.is_main_process():
+        lines = ", ".join(f"{key} {learned} -> {given}" for key, (learned, given) in changed.items())
+        logger.warning("the weights were trained with other spike channels than the options give: %s", lines)
+    return saved
 
 
 def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
@@ -78,7 +108,7 @@ def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
     for key in ("calibration", "exposure", "first", "count"):
         table["spike"].pop(key, None)
     changed = changed_spikes(table["spike"], args)
-    for key, learned, given in zip(("representation", "gamma"), kind_of(table["spike"]), kind_of(changed), strict=True):
+    for key, learned, given in zip(KIND, kind_of(table["spike"]), kind_of(changed), strict=True):
         if given != learned:
             raise OptionError(
                 f"spike.{key} is {given}, the network was trained with {learned}", f"spike.{key}",
@@ -88,7 +118,7 @@ def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
 
 
 def kind_of(spike: dict[str, Any]) -> tuple[str, float]:
-    """The name of the representation and gamma of a spike section, which may lack defaults."""
+    """The values of KIND, the name of the representation and gamma, in a spike section, which may lack defaults."""
     found = spike.get("representation", "voxel")
     return found if isinstance(found, str) else found["type"], spike.get("gamma", 1.0)
 
@@ -163,7 +193,7 @@ def tiling_of(val: ValOptions, spec: InputSpec, args: TestArgs, blend: str) -> T
 
 def saved_network(args: TestArgs, opt: Options, section: LoaderOptions) -> NetworkMethod:
     """The network of the run or of --weights, for the test section."""
-    saved = read_saved(find_weights(opt.path, opt.folder, args.weights), portable_options(opt))
+    saved = saved_for(find_weights(opt.path, opt.folder, args.weights), opt)
     val = opt.val.model_copy(update={"pad_seq": True}) if getattr(section, "pad_sequence", False) else opt.val
     sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
     tiling = tiling_of(val, saved.spec, args, blend="kair")
