@@ -97,7 +97,10 @@ def _start() -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    # Ctrl-C reaches all processes; the parent ends this one. Until it ignores Ctrl-C itself, it inherits the mask.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     process.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     theirs.close()  # so that the end of the process closes the pipe
     return ours, process
 
@@ -108,7 +111,7 @@ def _serve(link: Connection) -> None:
     die_with_parent()
     if not multiprocessing.parent_process().is_alive():
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:
             function, call = link.recv()

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from utils.dist.process import open_closed_streams
 from utils.errors import SpikeVRTError
 
+INTERRUPTED = 128 + signal.SIGINT
 READER_GONE = 128 + signal.SIGPIPE  # as of programs that this signal ends; Python ignores it
 
 
 def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
     """Decorator of a script's `main`: an error of the project is printed, and its exit code is returned.
 
+    Ctrl-C ends the script with INTERRUPTED and one line.
     A script whose output goes to a pipe that was closed, as by `| head -1`, ends with READER_GONE and no message.
     """
 
@@ -30,6 +32,9 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
             except SpikeVRTError as e:
                 print(e, file=sys.stderr)
                 return e.exit_code
+            except KeyboardInterrupt:
+                print("Interrupted (Ctrl-C). The same command starts again.", file=sys.stderr)
+                return INTERRUPTED
             finally:
                 sys.stdout.flush()  # while the error can be answered; Python itself flushes later
         except BrokenPipeError:

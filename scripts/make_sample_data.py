@@ -85,6 +85,7 @@ def make_sample(
     clips, frames = clips or SIZES[size].clips, frames or SIZES[size].frames
     root.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
+    new = temporary / "new"
     try:
         jobs = [(number, split, index) for number, (split, count) in enumerate(clips.items()) for index in range(count)]
         for number, split, index in tracked(jobs, len(jobs), "making", "clips"):
@@ -92,7 +93,7 @@ def make_sample(
             scene = SIZES[size].scene(rng, frames * PLANES, index)
             seen = {f"{condition}/{name}": cameras for condition, cameras in (conditions or {}).items()}
             seen = seen if conditions and split == "test" else {name: CAMERAS}
-            recordings = [Recording(temporary, split, clip, cameras, rng, instants) for clip, cameras in seen.items()]
+            recordings = [Recording(new, split, clip, cameras, rng, instants) for clip, cameras in seen.items()]
             for frame in range(frames):
                 planes = [scene(frame * PLANES + plane) for plane in range(PLANES)]
                 for recording in recordings:
@@ -101,19 +102,17 @@ def make_sample(
             "format": 1, "h": SIZE // 2, "w": SIZE // 2, "flip": True, "planes": PLANES, "rate": CAMERAS.rate,
             "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed,
             "version": SIZES[size].version,
-            "files": sha256_of(temporary), "made_by": "scripts/make_sample_data.py",
+            "files": sha256_of(new), "made_by": "scripts/make_sample_data.py",
             **({"instants": instant_planes(instants)} if instants else {}),
             **({"size": size} if size != "sample" else {}),
         }  # fmt: skip
-        (temporary / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        temporary.chmod(0o755)
+        (new / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         if root.exists() and list(root.iterdir()):
             check_made(root, seed, size=size)
-            shutil.rmtree(root)  # of an older version, or without the instants, and unchanged since
-        temporary.rename(root)
-    except BaseException:
+            root.rename(temporary / "old")  # of an older version, or without the instants, and unchanged since
+        new.rename(root)
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def sha256_of(root: Path) -> str:

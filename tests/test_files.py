@@ -1,4 +1,5 @@
 import os
+import signal
 
 import pytest
 
@@ -11,6 +12,7 @@ from utils.files import (
     refuse_foreign,
     refuse_overlap,
     scratch_folder,
+    write_whole,
 )
 
 
@@ -71,6 +73,14 @@ def test_nothing_is_written_through_a_link_or_out_of_the_folder(tmp_path):
     with pytest.raises(DataError):
         Made(inner).write(inner / "a", b"ours")
     assert list(outer.iterdir()) == []
+
+
+def test_ctrl_c_while_a_file_is_written_leaves_the_former_one_and_nothing_else(tmp_path, monkeypatch):
+    (tmp_path / "a.json").write_text("before")
+    monkeypatch.setattr(os, "chmod", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "a.json", b"after")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
 def test_a_scratch_folder_clears_only_its_own(tmp_path):

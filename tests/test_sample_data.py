@@ -1,6 +1,10 @@
 import dataclasses
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +18,7 @@ from data.spike.stream import SpikeGeometry
 from scripts import full_scenes, make_sample_data
 from scripts.full_scenes import FullScene
 from scripts.make_sample_data import make_sample
+from tests.dist.launching import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +91,33 @@ def test_a_failure_leaves_no_half_set(tmp_path):
     with pytest.raises(TypeError):
         make_sample(tmp_path / "sample", clips={"train": "one"}, frames=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_with_one_line_and_leaves_no_half_set(tmp_path):
+    command = [sys.executable, "scripts/make_sample_data.py", "--root", str(tmp_path / "sample")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as making:
+        while making.poll() is None and not list(tmp_path.rglob("*.png")):
+            time.sleep(0.01)
+        making.send_signal(signal.SIGINT)
+        said = making.stderr.read()
+
+    assert making.returncode == 130 and len(said.split("\n")) == 2 and "Ctrl-C" in said, said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(copy, monkeypatch, capsys):
+    smaller(monkeypatch, frames=1)
+    info, remove = copy / make_sample_data.INFO, shutil.rmtree
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 1}))
+
+    def interrupted(path, *how, **more):
+        next(path.rglob("*.png")).unlink()
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    assert make_sample_data.main(["--root", str(copy)]) == 130
+    assert make_sample_data.main(["--root", str(copy)]) == 0 and "nothing to do" in capsys.readouterr().out
 
 
 def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(sample, tmp_path, monkeypatch, capsys):

@@ -48,7 +48,7 @@ def write_whole(path: str | Path, content: bytes) -> None:
                 file.write(content)
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
-        except OSError:
+        except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
 
