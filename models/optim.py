@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from itertools import chain
@@ -10,7 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils import utils_dist
 from utils.options.models import TrainOptions
+
+logger = logging.getLogger(__name__)
 
 
 def is_fix_key(name: str, fix_keys: Sequence[str]) -> bool:
@@ -26,10 +30,14 @@ def fixed_keys(fix_iter: int | None, fix_keys: Sequence[str]) -> Sequence[str]:
 def build_optimizer(net: nn.Module, train: TrainOptions) -> torch.optim.Optimizer:
     """Adam or AdamW over two groups: the ordinary parameters, and those of `fix_keys` at lr * `fix_lr_mul`.
 
-    Frozen parameters are included from the start: the optimizer skips parameters without a gradient.
+    Frozen parameters are included from the start: the optimizer skips parameters without a gradient. Warns where one of
+    `fix_keys` names none.
     """
     keys = fixed_keys(train.fix_iter, train.fix_keys)
     base, mul, named = train.G_optimizer_lr, train.fix_lr_mul, dict(net.named_parameters())
+    unknown = [key for key in keys if not any(key in name for name in named)]
+    if unknown and utils_dist.is_main_process():
+        logger.warning("train.fix_keys: no parameter of the network has %s in its name", " or ".join(unknown))
     groups = [
         {"params": [named[name] for name in names], "initial_lr": lr, "lr": lr}
         for names, lr in zip(group_names(net, keys), (base, base * mul), strict=True)

@@ -32,8 +32,10 @@ class LoadReport:
 
     @property
     def share(self) -> float:
-        """Share of the network's tensors that were loaded; missing tensors of the fusion do not count."""
-        wanted = [k for k in self.missing if not k.startswith("fusion.")]
+        """Share of the network's tensors that were loaded; those of the fusion do not count if the weights have none."""
+        given = (*self.matched, *self.mismatched, *self.unexpected)
+        has_fusion = any(k.startswith("fusion.") for k in given)
+        wanted = [k for k in self.missing if has_fusion or not k.startswith("fusion.")]
         total = len(self.matched) + len(self.widened) + len(wanted) + len(self.mismatched)
         return (len(self.matched) + len(self.widened)) / max(total, 1)
 

@@ -48,6 +48,14 @@ def test_flow_and_alignment_form_the_slow_group():
     assert [(len(g["params"]), g["initial_lr"]) for g in groups] == [(2, 4e-4), (4, 5e-5)]
 
 
+def test_a_key_of_the_slow_group_without_a_parameter_is_named(caplog):
+    net = nn.ModuleDict({"spynet": nn.Linear(2, 2), "pa_deform": nn.Linear(2, 2)})
+    build_optimizer(net, TrainOptions(**OPTIONS | {"fix_iter": 5, "fix_keys": ["spynet", "spynt", "deform"]}))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "train.fix_keys: no parameter of the network has spynt in its name"
+    ]
+
+
 @pytest.mark.parametrize("fix_iter", [-1, None])
 def test_fix_iter_minus_one_and_null_switch_the_slow_group_off(fix_iter):
     net = nn.ModuleDict({"spynet": nn.Linear(2, 2), "mlp": nn.Linear(2, 2)})

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models.network_vrt import VRT
+from models.select_network import define_G
 from models.weights import load_pretrained, load_weights, read_weights
 from tests.test_vrt_modules import SMALL
 from utils.errors import CheckpointError, OptionError
@@ -50,6 +51,15 @@ def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tm
     report = load_pretrained(net, tmp_path / "rgb.pth", strict=False)
     assert report.missing and all(k.startswith("fusion.") for k in report.missing)
     assert report.share == 1.0
+
+
+def test_an_operator_alone_is_not_begun_with_half_of_its_tensors():
+    options = {"net_type": "fusion", "fusion": {"type": "gated", "base": "fused", "layers": 1}}
+    half = define_G({"netG": options}, spike_channels=S)
+    options["fusion"]["layers"] = 4
+    net = define_G({"netG": options}, spike_channels=S)
+    with pytest.raises(CheckpointError, match="8 tensors matched, 0 widened \\(57% of the network\\)"):
+        load_weights(net, half.state_dict(), "half.pth")
 
 
 def test_nothing_is_loaded_without_a_path(rgb_net):
