@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 
 from data.spike.represent import REPRESENTATIONS, represent
+from data.spike.represent_relative import sharp_light
 from data.spike_source import DatSpikes
 from data.spike_timing import Span
 
@@ -96,6 +97,16 @@ def sharp_channels(spikes: DatSpikes, clip: str, span: Span, reverse: bool) -> l
     mean = (weights @ distances) / np.maximum(weights.sum(axis=1), 1e-9)
     near = 0.51 if REPRESENTATIONS[spikes.name].proportional else NEAR
     return np.flatnonzero(mean <= mean.min() + near).tolist()
+
+
+def sharp_picture(spikes: DatSpikes, channels: np.ndarray, clip: str, span: Span, reverse: bool) -> np.ndarray:
+    """What the channels (S, H, W) of a frame show of the sharp instant, (H, W) float32.
+
+    Ratios to the light of the exposure are turned into light. span, reverse: see `sharp_channels`.
+    """
+    if spikes.name == "relative":
+        return sharp_light(channels, spikes.options.get("half_windows", (2, 6, 12)), spikes.gamma)
+    return channels[sharp_channels(spikes, clip, span, reverse)].mean(0)
 
 
 def _gradients(picture: np.ndarray, pixel: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from torch import Tensor
 
-from data.agreement import Agreement, judge, sharp_channels
+from data.agreement import Agreement, judge, sharp_picture
 from data.augment import Augment
 from data.clip_dataset import Draw, TrainClips
 from data.clip_reader import UserClip
@@ -80,9 +80,9 @@ def compare_frame(clip: UserClip, index: int) -> tuple[bool, str]:
     """Whether the spikes of a user's frame lie where the frame, or its sharp reference, shows the same; a sentence."""
     spikes, item = clip.spikes, clip.frame(index)
     whole, source = Augment.whole(item["lq"].shape[1:]), spikes.source
-    near = sharp_channels(source, clip.name, spikes.span(index), reverse=False)
+    picture = sharp_picture(source, item["spike"].numpy(), clip.name, spikes.span(index), reverse=False)
     kind = "gt" if "gt" in item else "lq"
-    pair = item["spike"][near].mean(0).numpy(), grey_of(item[kind], whole)
+    pair = picture, grey_of(item[kind], whole)
     pixel = max(1, round(whole.height / source.geometry.height))
     if source.calibration:
         seen = Augment(*source.grid((whole.height, whole.width)).region)
@@ -101,8 +101,8 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     for place in chosen:
         frame, back = played[place]
         item = dataset.read(dataclasses.replace(draw, frames=[frame], backwards=[back], aug=region))
-        near = sharp_channels(dataset.spikes, draw.clip.name, dataset.spikes.span(draw.clip, frame), back)
-        spikes = item["spike"][0, near].mean(0).numpy()
+        span = dataset.spikes.span(draw.clip, frame)
+        spikes = sharp_picture(dataset.spikes, item["spike"][0].numpy(), draw.clip.name, span, back)
         pairs.append((spikes, grey_of(item[kind][0], region)))
         if place == middle:
             shown = (f"{kind} {draw.clip.stems[frame]}", tensor_to_uint8(item[kind][0][:3]), spikes)

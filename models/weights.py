@@ -32,7 +32,7 @@ class LoadReport:
 
     @property
     def share(self) -> float:
-        """Share of the network's tensors that were loaded; those of the fusion do not count if the weights have none."""
+        """Share of the network's tensors that were loaded; those of the fusion count where the weights have some."""
         given = (*self.matched, *self.mismatched, *self.unexpected)
         has_fusion = any(k.startswith("fusion.") for k in given)
         wanted = [k for k in self.missing if has_fusion or not k.startswith("fusion.")]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.first_look import compare
 from data.select_dataset import build_dataset
 from data.spike import simulate
 from data.spike.formats import read_spikes
@@ -44,6 +45,18 @@ def first_test_clip(root, gamma=2.2):
         "spike": spike,
     }
     return build_dataset(section, "test", 0)[0]
+
+
+def test_the_first_look_at_ratios_sees_the_sharp_picture(sample):
+    rgb, spikes = sample / "GOPRO_Large/train", sample / "GOPRO_Large_spike_seq/train"
+    section = {
+        "dataset_type": "TrainDatasetRGBSpike", "dataroot_gt": str(rgb), "dataroot_lq": str(rgb),
+        "dataroot_spike": str(spikes), "num_frame": 2, "gt_size": 32,
+        "spike": {"type": "dat", "gamma": 2.2, "representation": {"type": "relative", "num_bins": 8}},
+    }  # fmt: skip
+    dataset = build_dataset(section, "train", 0)
+    look = compare(dataset, dataset.draw((0, 0)), 2)
+    assert look.is_right and look.found.correlation > 0.95 and look.found.distance < 0.5
 
 
 def psnr(a, b):

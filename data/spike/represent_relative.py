@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from data.spike.intervals import window_light
 from data.spike.represent import representation
+from data.spike.simulate import DISPLAY_GAMMA
 
 # So many spikes in the exposure give the confidence 1/2.
 HALF_TRUST = 4.0
@@ -49,3 +52,14 @@ def relative(
     long = spikes / planes
     ratios = [np.divide(mean, long, out=np.ones_like(long), where=long > 0) for mean in means]
     return np.stack((*ratios, spikes / (spikes + HALF_TRUST))).astype(np.float32)
+
+
+def sharp_light(channels: np.ndarray, half_windows: Sequence[int], gamma: float) -> np.ndarray:
+    """Light around the sharp frame, in display values that reach 1: channels of `relative` (S, H, W) -> (H, W).
+
+    The ratio of the middle one of the windows, times the spikes of the exposure, which the confidence gives.
+    """
+    middle = np.argsort(half_windows)[len(half_windows) // 2]
+    trust = np.clip(channels[-1], 0, 0.999) ** gamma
+    light = np.maximum(channels[middle], 0) ** gamma * trust / (1 - trust)
+    return (light / max(light.max(), 1e-9)) ** (1 / DISPLAY_GAMMA)
