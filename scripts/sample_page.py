@@ -24,8 +24,9 @@ class Sample:
     """One sample and how it was drawn.
 
     item: of the dataset. whole: the first lq frame before the crop, (H, W, 3) uint8. stems: names of the frames of
-    "lq" and "gt". near: the channels nearest to the sharp instant. pixel: RGB pixels per spike pixel. aligned: name of
-    a frame, the frame before the crop (sH, sW, 3) uint8 (with a calibration: its region) and the spikes there (H, W).
+    "lq" and "gt". sharp: what the spikes of the middle frame show of its sharp instant, (H, W). pixel: RGB pixels per
+    spike pixel. aligned: name of a frame, the frame before the crop (sH, sW, 3) uint8 (with a calibration: its region)
+    and the spikes there (H, W).
     """
 
     title: str
@@ -35,7 +36,7 @@ class Sample:
     stems: dict[str, list[str]]
     grid: Grid | None
     pixel: int
-    near: list[int]
+    sharp: np.ndarray | None
     facts: dict[str, str]
     verdict: str = "This data set has no spikes."
     is_right: bool | None = None
@@ -68,26 +69,20 @@ def _whole(sample: Sample) -> str:
 
 
 def _overlays(sample: Sample) -> str:
-    """Edges of the spikes nearest to the sharp instant over the frames in the middle of the sample."""
-    if "spike" not in sample.item:
+    """Edges of the spikes around the sharp instant over the frames in the middle of the sample."""
+    if sample.sharp is None:
         return ""
-    spikes = sample.item["spike"]
-    middle = len(spikes) // 2
-    edges = spikes[middle, sample.near].mean(0).numpy()
-    shown = []
+    middle, shown = len(sample.item["spike"]) // 2, []
     for kind in KINDS:
         if kind in sample.item:
             frames = sample.item[kind]
             number = min(middle, len(frames) - 1)
             name = f"{kind} {_name(sample.stems[kind], number)}"
-            shown.append((name, edges_over(tensor_to_uint8(frames[number][:3]), edges, sample.pixel)))
+            shown.append((name, edges_over(tensor_to_uint8(frames[number][:3]), sample.sharp, sample.pixel)))
     if sample.aligned:
         name, frame, around = sample.aligned
         shown.append((f"{name}, before the crop", edges_over(frame, around, sample.pixel)))
-    few = len(sample.near) <= 4
-    channels = " + ".join(map(str, sample.near)) if few else f"{sample.near[0]} to {sample.near[-1]}"
-    title = f"Alignment: edges of spike channel {channels} (nearest to the sharp instant) over the frame"
-    return f"<h2>{title}</h2>{row(shown)}"
+    return f"<h2>Alignment: edges of the spikes around the sharp instant over the frame</h2>{row(shown)}"
 
 
 def edges_over(picture: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:

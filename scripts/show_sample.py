@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from data.agreement import sharp_channels
+from data.agreement import sharp_picture
 from data.augment import Augment
 from data.clip_dataset import Draw
 from data.first_look import compare, pixel_of
@@ -83,16 +83,17 @@ def read_sample(opt: Options, command: argparse.Namespace) -> Sample:
         stems={kind: [draw.clip.stems[i] for i in dataset.frames_of(kind, draw.played[0])] for kind in ("lq", "gt")},
         grid=spikes.grid(draw.clip.size) if spikes else None,
         pixel=pixel_of(dataset, draw) if spikes else 1,
-        near=near_channels(spikes, draw) if spikes else [],
+        sharp=middle_picture(spikes, draw, item["spike"].numpy()) if spikes else None,
         facts=facts(dataset, draw, command.opt),
         **(aligned(dataset, draw) if spikes else {}),
     )
 
 
-def near_channels(spikes: Any, draw: Draw) -> list[int]:
-    """Of the first frame: the channels around its sharp instant."""
-    span = spikes.span(draw.clip, draw.frames[0])
-    return sharp_channels(spikes, draw.clip.name, span, reverse=draw.played[1][0])
+def middle_picture(spikes: Any, draw: Draw, channels: np.ndarray) -> np.ndarray:
+    """What the channels (N, S, H, W) show of the sharp instant of the middle frame, (H, W)."""
+    middle = len(channels) // 2
+    frame, is_back = (played[middle] for played in draw.played)
+    return sharp_picture(spikes, channels[middle], draw.clip.name, spikes.span(draw.clip, frame), is_back)
 
 
 def aligned(dataset: Any, draw: Draw) -> dict[str, Any]:
