@@ -40,8 +40,6 @@ def test_the_benchmark_compares_with_the_oracle_and_says_where_the_time_goes(ben
     assert set(numbers["shares"]) == set(PARTS) and sum(numbers["shares"].values()) == pytest.approx(1.0)
     absent = {part for part, share in numbers["shares"].items() if share == 0}
     assert absent == (set() if command == "train" else {"optimiser"})
-    # Without the parts of backward, most of a step would have no name.
-    assert numbers["shares"]["other"] < 0.3
     assert {"alignment", "self attention", "MLP"} < set(numbers["parts"])
     assert "ours / naive" in text and "mutual attention" in text
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 # A machine that lacks these packages.
 WITHOUT = """
 import sys
+from collections import Counter
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in ("json5", "pydantic", "pydantic_core"):
@@ -100,7 +102,7 @@ def test_a_process_that_dies_costs_one_measurement_and_a_part_without_time_says_
 
 @pytest.mark.parametrize("flags", ["none", "all"])
 @pytest.mark.parametrize("form", ["plain", "for GPUs"])
-def test_what_is_computed_anew_is_booked_under_its_own_part(form, flags, monkeypatch):
+def test_operations_are_booked_under_their_part_also_in_backward_and_when_computed_anew(form, flags, monkeypatch):
     if form == "for GPUs":
         monkeypatch.setattr(kernels, "AT_ONCE", ("cuda", "cpu"))
     torch.manual_seed(0)
@@ -109,8 +111,12 @@ def test_what_is_computed_anew_is_booked_under_its_own_part(form, flags, monkeyp
     clip = torch.rand(1, 2, 3, 32, 32)
     profile = Profile(net, lambda: net(clip).square().mean().backward(), torch.device("cpu"))
     parts: dict[str, set[str]] = {}
+    counts = Counter()
     for event, part in profile.operations():
         parts.setdefault(event.name, set()).add(part)
+        counts[part] += 1
+    # Without the parts of backward, most operations of a step would have no name.
+    assert counts["other"] < 0.25 * counts.total()
     assert parts["aten::gelu"] == parts["aten::gelu_backward"] == {"MLP"}
     attention = [p for name, p in parts.items() if "softmax" in name or "scaled_dot_product" in name]
     assert set.union(*attention) == {"mutual attention", "self attention"}
