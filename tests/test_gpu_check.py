@@ -28,7 +28,6 @@ ROOT = Path(__file__).parent.parent
 # A machine that lacks these packages.
 WITHOUT = """
 import sys
-from collections import Counter
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in ("json5", "pydantic", "pydantic_core"):
