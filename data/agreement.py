@@ -105,7 +105,7 @@ def sharp_picture(spikes: DatSpikes, channels: np.ndarray, clip: str, span: Span
     Ratios to the light of the exposure are turned into light. span, reverse: see `sharp_channels`.
     """
     if spikes.name == "relative":
-        return sharp_light(channels, spikes.options.get("half_windows", (2, 6, 12)), spikes.gamma)
+        return sharp_light(channels, spikes.options["half_windows"], spikes.gamma)
     return channels[sharp_channels(spikes, clip, span, reverse)].mean(0)
 
 

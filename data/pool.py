@@ -99,8 +99,10 @@ def _start() -> tuple[Connection, BaseProcess]:
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
     # Ctrl-C reaches all processes; the parent ends this one. Until it ignores Ctrl-C itself, it inherits the mask.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    process.start()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     theirs.close()  # so that the end of the process closes the pipe
     return ours, process
 
