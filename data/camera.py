@@ -12,6 +12,7 @@ from pydantic import Field
 from data.spike import perturb
 from utils.errors import OptionError
 from utils.options.registry import Registry, import_parts
+from utils.random_streams import random_stream
 
 CAMERAS = Registry("camera", "type")
 
@@ -36,13 +37,13 @@ class CameraDraw:
 
     def apply(self, stream: np.ndarray, frame: int) -> np.ndarray:
         """The stream (T, h, w) of one frame as this camera records it; depends on (seed, frame) only."""
-        rng = np.random.default_rng([*self.seed, 1, frame])
+        rng = random_stream("frame of a camera", *self.seed, frame)
         stream = perturb.change_threshold(stream, self.threshold, rng)
         if self.drop:
             stream = perturb.drop_planes(stream, self.drop, rng)
         if self.hot or self.dead:
             # Stuck pixels stay where they are from frame to frame.
-            stream = perturb.stick_pixels(stream, self.hot, self.dead, np.random.default_rng([*self.seed, 2]))
+            stream = perturb.stick_pixels(stream, self.hot, self.dead, random_stream("stuck pixels", *self.seed))
         return stream
 
 
@@ -80,7 +81,7 @@ class CameraPerturb:
 
     def draw(self, seed: Sequence[int]) -> CameraDraw:
         """The camera of one sample, from its seed alone."""
-        rng = np.random.default_rng([*seed, 0])
+        rng = random_stream("camera", *seed)
         chance, place = rng.random(4), rng.random(4)
         low, high = np.log(self.range)
         threshold = float(np.exp(low + place[0] * (high - low))) if chance[0] < self.threshold_prob else 1.0

@@ -26,6 +26,7 @@ from data.spike_source import build_spikes, channels_of, describe_spikes
 from utils import utils_dist
 from utils.contract import middle_instant
 from utils.errors import DataError, OptionError
+from utils.random_streams import random_stream
 
 logger = logging.getLogger(__name__)
 
@@ -258,7 +259,7 @@ class TrainClips(ClipDataset):
     def draw(self, sample_id: tuple[int, int]) -> Draw:
         """The clip, frames, crop, flips and camera of a sample."""
         epoch, index = sample_id
-        rng = np.random.default_rng([self.seed, epoch, index])
+        rng = random_stream("sample", self.seed, epoch, index)
         number = int(np.searchsorted(self.ends, index % len(self), side="right"))
         clip = self.clips[number]
         sample = index % len(self) - int(self.ends[number] - self.samples_of(clip))

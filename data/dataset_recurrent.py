@@ -16,6 +16,7 @@ from data.noise import add_noise
 from data.select_dataset import DATASETS
 from utils.errors import OptionError
 from utils.image import IMAGE_SUFFIXES
+from utils.random_streams import published_stream
 
 
 class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
@@ -109,7 +110,7 @@ class VideoRecurrentTestDataset(TestClips):
         if self.sigma is not None:
             seeds = ([self.seed, zlib.crc32(f"{item['key']}/{stem}".encode())] for stem in item["frames"])
             noisy = [
-                add_noise(frame, self.sigma, np.random.default_rng(seed))
+                add_noise(frame, self.sigma, published_stream(*seed))
                 for frame, seed in zip(item["lq"], seeds, strict=True)
             ]
             item["lq"] = torch.stack(noisy)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import numpy as np
 
 from data.alignment import find_offset
 from data.frame_io import picture_size
@@ -25,6 +24,7 @@ from utils.dist.process import peak_process_gb
 from utils.errors import DataError
 from utils.files import publish_folder, scratch_folder, write_whole
 from utils.image import imwrite_rgb, list_images
+from utils.random_streams import published_stream
 
 # To be raised when the same recipe and source give other files than before (2: the sensor's modulo reset).
 VERSION = 2
@@ -263,7 +263,7 @@ def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path, tick: Tick)
     stems = sharp.stems if sharp else [f"{number:06d}" for number in range(len(frames) // average)]
     size = spike_size(frames.size, recipe, job)
     light = LightPath(frames, size, recipe.gamma if recipe.light == "linear" else 1.0, recipe.method)
-    rng = np.random.default_rng([recipe.seed, *job.name.encode()])
+    rng = published_stream(recipe.seed, *job.name.encode())
     sensor = IntegrateAndFire(
         *size, rate=recipe.rate, threshold=recipe.threshold, rng=rng, initial_charge=recipe.initial_charge,
         shot_noise=recipe.shot_noise, dark_rate=recipe.dark_rate, threshold_mismatch=recipe.threshold_mismatch,

@@ -8,6 +8,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from utils.errors import OptionError
+from utils.random_streams import published_stream
 
 
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):
@@ -53,7 +54,7 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         """(dataset_len,) sample indices of all ranks in the order of this epoch."""
         if not self.shuffle:
             return np.arange(self.dataset_len)
-        return np.random.default_rng([self.seed, self.epoch]).permutation(self.dataset_len)
+        return published_stream(self.seed, self.epoch).permutation(self.dataset_len)
 
     def __len__(self) -> int:
         """How many samples this rank has left in this epoch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from utils.contract import input_spec
 from utils.dist import watchdog
 from utils.errors import CheckpointError
 from utils.options.models import Options
+from utils.random_streams import mix_seed
 from utils.run.device_clock import DeviceClock
 from utils.run.resume import differences
 
@@ -290,9 +290,3 @@ class MeanLoss:
         mean = float(self.sum) / max(1, self.count)
         self._clear()
         return mean
-
-
-def mix_seed(*parts: int) -> int:
-    """A 63-bit seed from a few integers, the same on every machine (Python's hash() is salted per process)."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1

@@ -36,6 +36,7 @@ from scripts.sample_recording import GT_PLANE, SPIKES, Cameras, Recording, insta
 from scripts.sample_scenes import PLANES, SIZE, make_layers, render
 from scripts.shown import tracked
 from utils.errors import DataError, OptionError
+from utils.random_streams import published_stream
 
 CAMERAS = Cameras()
 INFO = f"{SPIKES}/dataset.json"
@@ -89,7 +90,7 @@ def make_sample(
     try:
         jobs = [(number, split, index) for number, (split, count) in enumerate(clips.items()) for index in range(count)]
         for number, split, index in tracked(jobs, len(jobs), "making", "clips"):
-            rng, name = np.random.default_rng([seed, number, index]), f"{size.upper()}{index:02d}_{split}"
+            rng, name = published_stream(seed, number, index), f"{size.upper()}{index:02d}_{split}"
             scene = SIZES[size].scene(rng, frames * PLANES, index)
             seen = {f"{condition}/{name}": cameras for condition, cameras in (conditions or {}).items()}
             seen = seen if conditions and split == "test" else {name: CAMERAS}

@@ -38,6 +38,7 @@ from scripts.flow_scenes import KINDS, Pair, make_pair
 from scripts.shown import tracked
 from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
+from utils.random_streams import published_stream
 from utils.run import checkpoint
 
 TRAIN, TEST, DRAW = range(3)  # of seeds: scenes to train on, scenes to measure, samples of a step
@@ -122,7 +123,7 @@ def train(net: SpyNet, command: argparse.Namespace) -> None:
         net.load_state_dict(state["weights"])
     done = state["step"] if state else 0
     scenes = tracked(range(command.scenes), command.scenes, "making", "scenes") if done < command.steps else ()
-    pairs = [make_pair(np.random.default_rng([command.seed, TRAIN, number])) for number in scenes]
+    pairs = [make_pair(published_stream(command.seed, TRAIN, number)) for number in scenes]
     for phase, steps in schedule(command.steps):
         part, trained = up_to(net, phase), net.basic_module[phase.trained.start : phase.trained.stop]
         optimizer = torch.optim.Adam(trained.parameters())
@@ -130,7 +131,7 @@ def train(net: SpyNet, command: argparse.Namespace) -> None:
             optimizer.load_state_dict(state["optimizer"])
         for step in range(max(done, steps.start), steps.stop):
             optimizer.param_groups[0]["lr"] = learning_rate(step - steps.start, len(steps))
-            loss = loss_of(part, phase, pairs, np.random.default_rng([command.seed, DRAW, step]))
+            loss = loss_of(part, phase, pairs, published_stream(command.seed, DRAW, step))
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
@@ -240,7 +241,7 @@ def end_point_error(found: Tensor, true: Tensor) -> Tensor:
 
 def held_out(command: argparse.Namespace) -> Iterator[Pair]:
     for number in range(command.test):
-        yield make_pair(np.random.default_rng([command.seed, TEST, number]))
+        yield make_pair(published_stream(command.seed, TEST, number))
 
 
 @torch.no_grad()
