@@ -15,7 +15,7 @@ from scripts.sample_scenes import MARGIN, PLANES, SIZE, blob, smooth_walk, textu
 FINE = 2  # rendered pixels per RGB pixel
 SHEET = FINE * (SIZE + 2 * MARGIN)
 OBJECTS = 4
-# Mean light of a scene; with 0.9 spikes per plane at full light 0.17 to 0.29 spikes per plane, as in real captures.
+# Mean light of a scene; 0.9 spikes per plane at full light make 0.17 to 0.29 of it.
 EXPOSED, DARK = (0.19, 0.32), (0.03, 0.08)
 LAMPS_EVERY, DARK_EVERY = 3, 4  # clips 0, 3, 6, ... have lamps; 3, 7, ... are dark
 

@@ -1,4 +1,4 @@
-"""Spike files for tests: the real streams of tests/data/spike as the `.dat` files they were."""
+"""Spike files for tests: the simulated streams of tests/data/spike as the `.dat` files they were."""
 
 from __future__ import annotations
 

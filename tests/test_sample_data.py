@@ -154,7 +154,7 @@ def test_an_even_number_of_instants_is_refused(tmp_path, capsys):
     assert "an odd number" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_the_full_set_has_the_rates_of_captures_and_is_not_the_sample(tmp_path, monkeypatch, capsys):
+def test_the_full_set_has_the_rates_of_bright_light_and_is_not_the_sample(tmp_path, monkeypatch, capsys):
     size = dataclasses.replace(make_sample_data.SIZES["full"], clips={"train": 2, "test": 0}, frames=1)
     monkeypatch.setitem(make_sample_data.SIZES, "full", size)
     root = tmp_path / "full"

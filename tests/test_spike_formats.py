@@ -243,26 +243,26 @@ def test_a_users_arrays_need_no_size(clips):
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    path = tmp_path_factory.mktemp("real") / "203.dat"
+def published(tmp_path_factory):
+    path = tmp_path_factory.mktemp("published") / "203.dat"
     restore_dat("spikezoo_203_part1_planes_0_130-170", path)
     return path
 
 
-def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, real):
+def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, published):
     names = ("a.npz", "b.npy", "c.bin", "d.dat")
     read = {"c.bin": ("--out-bit-order", "big"), "d.dat": ("--size", 250, 400, "--bit-order", "big")}
-    before, options = real, ("--size", 250, 400)
+    before, options = published, ("--size", 250, 400)
     for name in names:
         assert tool("convert", before, tmp_path / name, *options, *(read.get(name, ()) if name == "c.bin" else ())) == 0
         before, options = tmp_path / name, read["d.dat"] if name == "c.bin" else ()
-    assert (tmp_path / "d.dat").read_bytes() == real.read_bytes()
-    assert (tmp_path / "c.bin").read_bytes() != real.read_bytes()
+    assert (tmp_path / "d.dat").read_bytes() == published.read_bytes()
+    assert (tmp_path / "c.bin").read_bytes() != published.read_bytes()
 
 
-def test_convert_takes_part_of_a_file_and_overwrites_nothing(tmp_path, real, capfd):
+def test_convert_takes_part_of_a_file_and_overwrites_nothing(tmp_path, published, capfd):
     head = SpikeGeometry(250, 400, flipud=False, head_columns=16)
-    spikes = read_spikes(real, SpikeGeometry(250, 400))
+    spikes = read_spikes(published, SpikeGeometry(250, 400))
     write_spikes(tmp_path / "a.dat", spikes, head)
     size = ("--size", 250, 400, "--head-columns", 16, "--no-flip")
     assert tool("convert", tmp_path / "a.dat", tmp_path / "b.npy", *size, "--first", 5, "--count", 7) == 0
@@ -277,12 +277,12 @@ def test_convert_takes_part_of_a_file_and_overwrites_nothing(tmp_path, real, cap
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.dat", "b.npy"]
 
 
-def test_info_judges_a_real_file_its_bit_order_and_what_speaks_against_the_others(tmp_path, real, capfd):
-    spikes = read_spikes(real, SpikeGeometry(250, 400))[1:17]
+def test_info_judges_a_published_file_its_bit_order_and_what_speaks_against_the_others(tmp_path, published, capfd):
+    spikes = read_spikes(published, SpikeGeometry(250, 400))[1:17]
     write_spikes(tmp_path / "big.bin", spikes, SpikeGeometry(250, 400, bit_order="big"))
     assert tool("info", tmp_path / "big.bin", "--size", 250, 400) == 0
     assert "bit order big: the most significant bit is the first pixel" in capfd.readouterr().out
-    assert tool("info", real) == 0
+    assert tool("info", published) == 0
     said = capfd.readouterr().out
     assert "250 x 400      42" in said and "bit order little" in said
     write_spikes(tmp_path / "a.npz", spikes, SpikeGeometry(250, 400))

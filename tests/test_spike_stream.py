@@ -28,7 +28,7 @@ def random_spikes(geometry, planes=5, seed=0):
     return (rng.random((planes, geometry.height, geometry.width)) < 0.3).astype(np.uint8)
 
 
-def test_a_real_file_decodes_to_its_golden_values(whole_stream):
+def test_a_published_file_decodes_to_its_golden_values(whole_stream):
     spikes = read_spikes(whole_stream, CAMERA)
 
     assert spikes.shape == (301, 250, 400)
@@ -38,7 +38,7 @@ def test_a_real_file_decodes_to_its_golden_values(whole_stream):
     assert spikes[130:171].mean() == pytest.approx(0.352987, abs=5e-7)
 
 
-def test_real_streams_give_the_golden_tfp_and_tfi(whole_stream, tmp_path):
+def test_published_streams_give_the_golden_tfp_and_tfi(whole_stream, tmp_path):
     restore_dat("spikezoo_203_part1_planes_0_130-170", tmp_path / "203.dat")
     slower = read_spikes(tmp_path / "203.dat", CAMERA)
     faster = read_spikes(whole_stream, CAMERA, first=130, count=41)
