@@ -311,7 +311,7 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
         save(model, experiment, progress, with_weights=False)
         return False
     progress.validation_stops = 0
-    experiment.log_validation(progress, validation.scalars() | validation.clip_scalars(), validation.pictures)
+    experiment.log_validation(progress, validation.scalars() | validation.clip_scalars(), validation.panels)
     experiment.table, progress.validated = validation.table(), progress.step
     psnr = validation.scalars()["val/psnr"]
     watchdog.phase("save", progress.step)

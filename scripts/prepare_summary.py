@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ from data.spike.represent import represent
 from data.spike.simulate import to_grey, to_uint8
 from data.spike.stream import SpikeGeometry
 from utils.files import Made
-from utils.image import data_uri, side_by_side
+from utils.image import side_by_side
+from utils.page import render
 
 NAMES = ("summary.html", "summary.json")
 WIDTH, LEAST_WIDTH = 320, 160  # of one picture
@@ -29,24 +29,11 @@ COLUMNS = {
     "split": "split", "frames": "frames", "planes": "planes a file", "gt_plane": "sharp plane", "offset": "offset",
     "firing_rate": "spikes per plane", "light_rate": "from the light", "correlation": "correlation",
 }  # fmt: skip
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><link rel="icon" href="data:,"><style>
-:root {{ color-scheme: light dark }} body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem; }}
-table {{ border-collapse: collapse }}
-th, td {{ padding: .25rem .7rem; border-bottom: 1px solid #8884; text-align: right }}
-th:first-child, td:first-child {{ text-align: left }} img {{ display: block; max-width: 100% }}
-</style></head><body><h1>{title}</h1><p>{recipe}</p>
-<p>Spikes per plane: mean over all pixels and planes of {files} files. From the light: the same, predicted from the
-sharp frames of these files as rate x light + dark rate. Correlation: of the picture from the spikes with the sharp
-frame; near 1 if both show the same moment and view, lower with noise. Offset: raw frames between the middle of an
-exposure and its sharp frame.</p>
-<table><tr><th>clip</th>{head}</tr>{rows}</table>{clips}</body></html>
-"""
 
 
 @dataclass(frozen=True)
 class ClipSummary:
-    """The numbers of one clip, see PAGE, and the frame that is shown: blurry, sharp, spikes (H, W, 3) uint8."""
+    """The numbers of one clip, see summary.html, and the frame that is shown: blurry, sharp, spikes (H, W, 3) uint8."""
 
     numbers: dict[str, Any]
     strip: np.ndarray
@@ -132,21 +119,7 @@ def write_summary(made: Made, recipe: Recipe, clips: list[ClipSummary]) -> Path:
 
 
 def build_page(settings: dict[str, Any], clips: list[ClipSummary]) -> str:
-    rows, sections = [], []
-    for clip in clips:
-        name = html.escape(clip.numbers["clip"])
-        cells = "".join(f"<td>{_cell(clip.numbers[key])}</td>" for key in COLUMNS)
-        rows.append(f'<tr><td><a href="#{name}">{name}</a></td>{cells}</tr>')
-        label = f"{name}, frame {html.escape(clip.numbers['shown'])}"
-        sections.append(f'<h3 id="{name}">{label}</h3><img alt="{label}" src="{data_uri(clip.strip)}">')
     recipe = ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None)
-    head = "".join(f"<th>{title}</th>" for title in COLUMNS.values())
-    return PAGE.format(
-        title=f"{len(clips)} prepared clips", recipe=html.escape(recipe), head=head, files=f"up to {FILES}",
-        rows="".join(rows), clips="".join(sections),
-    )  # fmt: skip
-
-
-def _cell(value: Any) -> str:
-    text = "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-    return html.escape(text)
+    return render(
+        "summary", title=f"{len(clips)} prepared clips", recipe=recipe, files=FILES, columns=COLUMNS, clips=clips
+    )

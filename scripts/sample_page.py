@@ -12,10 +12,11 @@ from torch import Tensor
 from data.clip_dataset import Draw
 from data.spike_grid import Grid
 from utils.metrics import tensor_to_uint8
-from utils.page import facts, page, row, text
+from utils.page import render
 
 KINDS = ("lq", "gt")
 LEAST_WIDTH = 256  # smaller pictures are enlarged by repetition
+Section = tuple[str, list[tuple[str, list[tuple[str, np.ndarray]]]]]  # title, rows: name, images with names
 YELLOW, CYAN, GREEN = (255, 220, 0), (0, 220, 255), (0, 255, 60)
 
 
@@ -45,15 +46,23 @@ class Sample:
 
 
 def build_page(sample: Sample) -> str:
-    kind = {None: "none", True: "right", False: "wrong"}[sample.is_right]
-    sections = [_whole(sample), _overlays(sample)]
-    sections += [_frames(sample, kind) for kind in KINDS if kind in sample.item]
-    sections.append(_channels(sample))
-    verdict = f'<p class="verdict {kind}">{text(sample.verdict)}</p><p>{text(sample.numbers)}</p>'
-    return page(sample.title, "\n".join((verdict, facts(sample.facts), *sections)))
+    return render(
+        "sample",
+        title=sample.title,
+        verdict=sample.verdict,
+        verdict_class={None: "none", True: "right", False: "wrong"}[sample.is_right],
+        numbers=sample.numbers,
+        about=sample.facts,
+        sections=[
+            _whole(sample),
+            *_overlays(sample),
+            *(_frames(sample, kind) for kind in KINDS if kind in sample.item),
+            *_channels(sample),
+        ],
+    )
 
 
-def _whole(sample: Sample) -> str:
+def _whole(sample: Sample) -> Section:
     picture, aug = _enlarged(sample.whole), sample.draw.aug
     factor = picture.shape[1] // sample.whole.shape[1]
     line = max(1, round(picture.shape[1] / 500))
@@ -65,13 +74,13 @@ def _whole(sample: Sample) -> str:
     for (top, left, height, width), colour in boxes:
         start, stop = (factor * left, factor * top), (factor * (left + width) - 1, factor * (top + height) - 1)
         cv2.rectangle(picture, start, stop, colour, line)
-    return f"<h2>Whole frame {text(sample.stems['lq'][0])}</h2>{row([(note, picture)])}"
+    return f"Whole frame {sample.stems['lq'][0]}", [("", [(note, picture)])]
 
 
-def _overlays(sample: Sample) -> str:
+def _overlays(sample: Sample) -> list[Section]:
     """Edges of the spikes around the sharp instant over the frames in the middle of the sample."""
     if sample.sharp is None:
-        return ""
+        return []
     middle, shown = len(sample.item["spike"]) // 2, []
     for kind in KINDS:
         if kind in sample.item:
@@ -82,7 +91,7 @@ def _overlays(sample: Sample) -> str:
     if sample.aligned:
         name, frame, around = sample.aligned
         shown.append((f"{name}, before the crop", edges_over(frame, around, sample.pixel)))
-    return f"<h2>Alignment: edges of the spikes around the sharp instant over the frame</h2>{row(shown)}"
+    return [("Alignment: edges of the spikes around the sharp instant over the frame", [("", shown)])]
 
 
 def edges_over(picture: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
@@ -99,26 +108,26 @@ def edges_over(picture: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarra
     return shown
 
 
-def _frames(sample: Sample, kind: str) -> str:
+def _frames(sample: Sample, kind: str) -> Section:
     frames, stems = sample.item[kind], sample.stems[kind]
-    pictures = [(_name(stems, i), _enlarged(tensor_to_uint8(frame[:3]))) for i, frame in enumerate(frames)]
+    images = [(_name(stems, i), _enlarged(tensor_to_uint8(frame[:3]))) for i, frame in enumerate(frames)]
     more = f"; channel 3, the noise level, is {float(frames[0, 3].mean()):.3f}" if frames.shape[1] > 3 else ""
-    return f"<h2>{kind}: {_shape(frames)}{more}</h2>{row(pictures)}"
+    return f"{kind}: {_shape(frames)}{more}", [("", images)]
 
 
-def _channels(sample: Sample) -> str:
+def _channels(sample: Sample) -> list[Section]:
     if "spike" not in sample.item:
-        return ""
+        return []
     spikes = sample.item["spike"]
     white = max(float(np.percentile(spikes.numpy(), 99.5)), 1e-6)
-    parts = [f"<h2>spike: {_shape(spikes)}; white is {white:.3g}</h2>"]
+    groups = []
     for number, channels in enumerate(spikes):
-        pictures = [
+        images = [
             (f"channel {i}: {c.min():.2f} to {c.max():.2f}, mean {c.mean():.3f}", _grey(c / white))
             for i, c in enumerate(channels)
         ]
-        parts.append(f"<h3>{text(_name(sample.stems['lq'], number))}</h3>{row(pictures)}")
-    return "".join(parts)
+        groups.append((_name(sample.stems["lq"], number), images))
+    return [(f"spike: {_shape(spikes)}; white is {white:.3g}", groups)]
 
 
 def _shape(values: Tensor) -> str:

@@ -7,6 +7,7 @@ from utils.errors import DataError
 from utils.files import write_whole
 from utils.image import (
     LABEL_HEIGHT,
+    comparison,
     comparison_strip,
     error_picture,
     imwrite_rgb,
@@ -41,10 +42,10 @@ def test_write_whole_replaces_and_leaves_nothing_beside(tmp_path):
 
 def test_a_strip_shows_what_there_is():
     lq, spike, restored = torch.rand(3, 20, 30), torch.rand(4, 20, 30), torch.rand(3, 40, 60)
-    full = comparison_strip(lq, spike, restored, restored)
+    full = comparison_strip(comparison(lq, spike, restored, restored))
     assert full.shape == (40 + LABEL_HEIGHT, 5 * 60 + 4 * 2, 3) and full.dtype == np.uint8
     assert (full[LABEL_HEIGHT:, -60:] == 0).all()  # no error where restored is sharp
-    assert comparison_strip(lq, None, restored, None, labels=False).shape == (40, 2 * 60 + 2, 3)
+    assert comparison_strip(comparison(lq, None, restored, None), labels=False).shape == (40, 2 * 60 + 2, 3)
 
 
 def test_error_and_spike_pictures():

@@ -15,20 +15,21 @@ import torch
 from scripts.run_report import main
 from tests.headless import check_offline
 from tests.test_report import browser, pixel  # noqa: F401
-from utils.image import comparison_strip, imwrite_rgb, split_strip
+from utils.image import comparison, comparison_strip, imwrite_rgb, panels_of
 from utils.run.environment import command_line, write_environment
 from utils.run.history import HistoryWriter
 from utils.run.logger import setup_logging
 from utils.run.report import ReportWriter
 
 CLIPS = ("clip<0>", "group/clip1")
+PANELS = ["blurry", "spikes", "restored", "sharp", "error x5"]
 
 
 def strip(value=120, size=(64, 96), spike=True, noise=None):
     flat = [torch.full((3, *size), level / 255) for level in (40, value, 220)]
     if noise is not None:
         flat = [torch.from_numpy(noise.random((3, *size), dtype=np.float32)) for _ in flat]
-    return comparison_strip(flat[0], torch.rand(6, *size) if spike else None, flat[1], flat[2])
+    return comparison_strip(comparison(flat[0], torch.rand(6, *size) if spike else None, flat[1], flat[2]))
 
 
 @pytest.fixture
@@ -43,6 +44,8 @@ def run(tmp_path):
     (folder / "options").mkdir()
     (folder / "options" / "options.json").write_text(json.dumps({"task": "<first>"}))
     (folder / "environment.json").write_text(json.dumps({"command": "main_train_vrt.py --opt <file>", "torch": "2"}))
+    (folder / "images").mkdir()
+    (folder / "images" / "panels.json").write_text(json.dumps(PANELS))
     for step in range(10, 210, 10):
         log.info("Epoch: 1, Iter: %d", step)
         values = {"train/loss": 1 / step, "train/lr": 1e-3, "train/it_per_s": 2.0, "train/data_share": 0.2}
@@ -96,6 +99,7 @@ def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
     # Noise does not compress: no other picture takes more. Real clips take a third of it.
     picture = strip(size=(720, 1280), noise=np.random.default_rng(0))
     imwrite_rgb(tmp_path / "images" / "0" / "1.png", picture)
+    (tmp_path / "images" / "panels.json").write_text(json.dumps(PANELS))
     for clip in range(1, 12):
         (tmp_path / "images" / str(clip)).mkdir()
         os.link(tmp_path / "images" / "0" / "1.png", tmp_path / "images" / str(clip) / "1.png")
@@ -136,14 +140,12 @@ def test_anothers_file_of_a_name_of_ours_stays(tmp_path, caplog, name, content):
 
 
 @pytest.mark.parametrize("spike", [True, False])
-def test_a_strip_is_split_into_what_it_was_made_of(spike):
-    panels = split_strip(strip(spike=spike))
+def test_the_panels_of_a_strip_are_what_it_was_made_of(spike):
+    panels = panels_of(strip(spike=spike), [name for name in PANELS if spike or name != "spikes"])
 
-    assert list(panels) == ["blurry", *["spikes"] * spike, "restored", "sharp", "error"]
     flat = {name: set(np.unique(panel)) for name, panel in panels.items() if name != "spikes"}
-    assert flat == {"blurry": {40}, "restored": {120}, "sharp": {220}, "error": {255}}
+    assert flat == {"blurry": {40}, "restored": {120}, "sharp": {220}, "error x5": {255}}
     assert {panel.shape for panel in panels.values()} == {(64, 96, 3)}
-    assert split_strip(np.full((64, 96, 3), 255, np.uint8)) == {} == split_strip(np.zeros((4, 4, 3), np.uint8))
 
 
 def test_the_command_holds_no_secret():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # programs that only prepare data start without torch
     from torch import Tensor
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
-LABEL_HEIGHT = 18
+LABEL_HEIGHT, GAP = 18, 2  # of a strip, in pixels
+ERROR = "error x5"
 MAX_WIDTH = 1280  # of a picture in a page: a page of more than some tens of megabytes opens slowly
 
 
@@ -86,12 +87,10 @@ def error_picture(restored: np.ndarray, gt: np.ndarray, factor: float = 5.0) -> 
     return np.clip(difference * factor, 0, 255).astype(np.uint8)
 
 
-def comparison_strip(
-    lq: Tensor, spike: Tensor | None, restored: Tensor, gt: Tensor | None, labels: bool = True
-) -> np.ndarray:
-    """Panels blur | spikes | restored | sharp | error x5 side by side, at the size of `restored`, (H', W', 3) uint8.
+def comparison(lq: Tensor, spike: Tensor | None, restored: Tensor, gt: Tensor | None) -> dict[str, np.ndarray]:
+    """Panels blurry | spikes | restored | sharp | error x5, each (H, W, 3) uint8; those without data are left out.
 
-    lq (3, h, w), spike (S, h, w) or None, restored (3, H, W), gt (3, H, W) or None. Panels without data are left out.
+    lq (3, h, w), spike (S, h, w) or None, restored (3, H, W), gt (3, H, W) or None.
     """
     output = tensor_to_uint8(restored)
     panels = {"blurry": tensor_to_uint8(lq[:3])}
@@ -100,8 +99,13 @@ def comparison_strip(
     panels["restored"] = output
     if gt is not None:
         sharp = tensor_to_uint8(gt)
-        panels |= {"sharp": sharp, "error x5": error_picture(output, sharp)}
-    return side_by_side(list(panels.values()), list(panels) if labels else None, output.shape[:2])
+        panels |= {"sharp": sharp, ERROR: error_picture(output, sharp)}
+    return panels
+
+
+def comparison_strip(panels: Mapping[str, np.ndarray], labels: bool = True) -> np.ndarray:
+    """The panels of `comparison` side by side at the size of "restored", (H', W', 3) uint8."""
+    return side_by_side(list(panels.values()), list(panels) if labels else None, panels["restored"].shape[:2])
 
 
 def side_by_side(images: Sequence[np.ndarray], labels: Sequence[str] | None, size: tuple[int, int]) -> np.ndarray:
@@ -113,21 +117,14 @@ def side_by_side(images: Sequence[np.ndarray], labels: Sequence[str] | None, siz
     ]
     if labels is not None:
         row = [np.concatenate((_label(text, width), image)) for text, image in zip(labels, row, strict=True)]
-    gap = np.full((row[0].shape[0], 2, 3), 255, np.uint8)
+    gap = np.full((row[0].shape[0], GAP, 3), 255, np.uint8)
     return np.concatenate([part for image in row for part in (image, gap)][:-1], axis=1)
 
 
-def split_strip(strip: np.ndarray) -> dict[str, np.ndarray]:
-    """Name -> (H, W, 3) uint8 of the panels of a labelled `comparison_strip` with gt; {} for any other picture."""
-    # No label fills a column of its band; a gap does.
-    is_gap = (strip[:LABEL_HEIGHT] == 255).all(axis=(0, 2))
-    edges = np.flatnonzero(np.diff(is_gap.astype(np.int8), prepend=1, append=1))
-    panels = [strip[LABEL_HEIGHT:, first:end] for first, end in edges.reshape(-1, 2)] if len(edges) % 2 == 0 else []
-    names = {4: ("blurry", "restored", "sharp", "error"), 5: ("blurry", "spikes", "restored", "sharp", "error")}
-    sizes = {panel.shape for panel in panels}
-    if len(panels) not in names or len(sizes) > 1 or not strip[LABEL_HEIGHT:].size:
-        return {}
-    return dict(zip(names[len(panels)], panels, strict=True))
+def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Name -> (H, W, 3) uint8 of the panels of a strip from `side_by_side` with these labels."""
+    step = (strip.shape[1] + GAP) // len(names)
+    return {name: strip[LABEL_HEIGHT:, i * step : (i + 1) * step - GAP] for i, name in enumerate(names)}
 
 
 def _label(text: str, width: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from utils.contract import ClipReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.files import Made, refuse_run_folder
-from utils.image import comparison_strip, encode_rgb, imread_rgb, side_by_side
+from utils.image import comparison, comparison_strip, encode_rgb, imread_rgb, side_by_side
 from utils.metrics import LUMA_METRICS, frame_scores, psnr, tensor_to_uint8
 from utils.video import VideoWriter
 
@@ -219,7 +219,7 @@ def finish_clip(
                 for picture in shown[kind]:
                     video.write(picture)
             if index in strips:
-                strip = comparison_strip(item["lq"], item.get("spike"), _tensor(restored), item.get("gt"))
+                strip = comparison_strip(comparison(item["lq"], item.get("spike"), _tensor(restored), item.get("gt")))
                 outputs.write_image(outputs.strip_file(clip.name, stem), strip)
             if index == example:
                 outputs.write_image(outputs.example_file(clip.name), restored)

@@ -20,7 +20,7 @@ from models.restore.tiling import Tiling
 from utils import utils_dist
 from utils.contract import FrameReader, input_spec, middle_instant
 from utils.dist import watchdog
-from utils.image import comparison_strip, imwrite_rgb
+from utils.image import comparison, imwrite_rgb
 from utils.metrics import ClipScores, averages, psnr, ssim, tensor_to_uint8
 from utils.run.logger import best_effort
 from utils.run.progress import open_progress
@@ -35,13 +35,12 @@ logger = logging.getLogger(__name__)
 class Validation:
     """Scores of the blurry input and of the restored clips, the same on every rank.
 
-    pictures: clip -> (H, W, 3) uint8, blur | spike | restored | sharp | error of its middle frame;
-    of at most MAX_STRIPS clips, on rank 0 only.
+    panels: clip -> `utils.image.comparison` of its middle frame; of at most MAX_STRIPS clips, on rank 0 only.
     """
 
     blurry: ClipScores = field(default_factory=ClipScores)
     restored: ClipScores = field(default_factory=ClipScores)
-    pictures: dict[str, np.ndarray] = field(default_factory=dict)
+    panels: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
         """Means over clips: val/psnr, val/ssim, and val/psnr_input, val/ssim_input of the blurry input."""
@@ -52,7 +51,7 @@ class Validation:
     def clip_scalars(self) -> dict[str, float]:
         """clips/psnr/<clip> and clips/ssim/<clip> of the clips that have a picture; on rank 0 only."""
         means = self.restored.clip_means()
-        return {f"clips/{metric}/{clip}": means[clip][metric] for metric in METRICS for clip in self.pictures}
+        return {f"clips/{metric}/{clip}": means[clip][metric] for metric in METRICS for clip in self.panels}
 
     def table(self) -> str:
         """The clips and their mean as an aligned text table."""
@@ -149,7 +148,7 @@ def _validate_clip(
         validation.blurry.add(clip.name, _scores(blurry, sharp))
         validation.restored.add(clip.name, _scores(restored, sharp) if is_finite else dict.fromkeys(METRICS, math.nan))
         if with_strip and index == middle:
-            validation.pictures[clip.name] = comparison_strip(lq, item.get("spike"), frame, gt)
+            validation.panels[clip.name] = comparison(lq, item.get("spike"), frame, gt)
         if out is not None:
             with best_effort("restored frames"):
                 imwrite_rgb(out / clip.name / f"{clip.stems[index]}.png", restored)
@@ -170,7 +169,7 @@ def _bring_together(mine: Validation, clips: Sequence[FrameReader], strips: list
         whole.restored.update(restored)
     for index in strips:
         name = clips[index].name
-        picture = utils_dist.from_rank(index % world, mine.pictures.get(name))
+        panels = utils_dist.from_rank(index % world, mine.panels.get(name))
         if utils_dist.is_main_process():
-            whole.pictures[name] = picture
+            whole.panels[name] = panels
     return whole

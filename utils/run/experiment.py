@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from utils import utils_dist
-from utils.files import claim_run_folder
-from utils.image import imwrite_rgb
+from utils.files import claim_run_folder, write_whole
+from utils.image import comparison_strip, imwrite_rgb
 from utils.options.load import redact
 from utils.options.models import Options
 from utils.run import checkpoint
@@ -23,12 +24,14 @@ from utils.run.history import HISTORY_NAME, LINES_NAME
 from utils.run.logger import best_effort
 from utils.run.measure import Measured, log_values, rank_values
 from utils.run.progress import duration
-from utils.run.report import CURVES_NAME, ENVIRONMENT_NAME, REPORT_NAME
+from utils.run.report import CURVES_NAME, ENVIRONMENT_NAME, PANELS_NAME, REPORT_NAME
 from utils.run.resume import DataOrder, Progress, own_checkpoint
 from utils.run.timer import StepTimer
 from utils.run.writers import WandbWriter, Writers, build_writers
 
 logger = logging.getLogger(__name__)
+
+Panels = dict[str, np.ndarray]  # see utils.image.comparison
 
 # What a run writes into its folder.
 WRITTEN = (
@@ -84,18 +87,22 @@ class Experiment:
         logger.info("Epoch %d ended: %s", epoch, ", ".join(parts))
         timer.begin_epoch()
 
-    def log_validation(self, progress: Progress, scalars: dict[str, float], pictures: dict[str, np.ndarray]) -> None:
-        """The validation's means as one line and curves; its pictures to images/<clip>/<step>.png."""
+    def log_validation(
+        self, progress: Progress, scalars: dict[str, float], panels: dict[str, dict[str, np.ndarray]]
+    ) -> None:
+        """The validation's means as one line and curves; strips of its panels to images/<clip>/<step>.png."""
         logger.info(
             "Epoch: %d, Iter: %d, validation PSNR: %.2f dB, SSIM: %.4f (blurry input %.2f dB, %.4f)",
             progress.epoch + 1, progress.step,
             scalars["val/psnr"], scalars["val/ssim"], scalars["val/psnr_input"], scalars["val/ssim_input"],
         )  # fmt: skip
         self.health.validated(scalars["val/psnr"])
-        for name, picture in pictures.items():
-            with best_effort("pictures of the validation"):
-                imwrite_rgb(self.folder / "images" / name / f"{progress.step}.png", picture)
-            self.writers.image(f"val/{name}", picture, progress.step)
+        for name, images in panels.items():
+            strip = comparison_strip(images)
+            with best_effort("images of the validation"):
+                imwrite_rgb(self.folder / "images" / name / f"{progress.step}.png", strip)
+                write_whole(self.folder / "images" / PANELS_NAME, json.dumps(list(images)).encode())
+            self.writers.image(f"val/{name}", strip, progress.step)
         self.writers.scalars(scalars, progress.step)  # last: the report shows the pictures
 
     def save(self, name: str, state: Callable[[], dict[str, Any]], progress: Progress) -> None:

@@ -6,6 +6,7 @@ end the run: only a checkpoint that cannot be saved does.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -17,6 +18,8 @@ from utils.errors import DataError
 from utils.files import OTHER_ROOT, writing
 
 logger = logging.getLogger(__name__)
+
+WARNINGS_NAME, TIME = "log/warnings.jsonl", "%Y-%m-%d %H:%M:%S"
 
 _unwritten: set[str] = set()  # what could not be written at the last attempt
 
@@ -56,6 +59,13 @@ class _LogFile(_SaysOnce, logging.FileHandler):
     """Appends to a file."""
 
 
+class _Warnings(_LogFile):
+    """Appends warnings and errors as JSON lines {"time", "text"}: the report of a run lists them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps({"time": logging.Formatter().formatTime(record, TIME), "text": record.getMessage()})
+
+
 class _Stdout(_SaysOnce):
     """Prints to what is sys.stdout now: an open progress bar replaces it, to stay below the lines."""
 
@@ -72,10 +82,10 @@ def _without_newline(record: logging.LogRecord) -> bool:
 
 
 class _Line(logging.Formatter):
-    """``[2025-11-06 10:00:00] text``; a warning or an error begins with its level: the report of a run lists them."""
+    """``[2025-11-06 10:00:00] text``; a warning or an error begins with its level."""
 
     def __init__(self) -> None:
-        super().__init__("[%(asctime)s] %(mark)s%(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+        super().__init__("[%(asctime)s] %(mark)s%(message)s", datefmt=TIME)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.mark = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
@@ -103,8 +113,9 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     if log_file is not None:
         with writing(log_file, OTHER_ROOT):
             log_file.parent.mkdir(parents=True, exist_ok=True)
-            handlers.append(_LogFile(log_file))
-        handlers[-1].set_name(str(log_file))
+            handlers += [_LogFile(log_file), _Warnings(log_file.with_name(Path(WARNINGS_NAME).name))]
+        handlers[1].set_name(str(log_file))
+        handlers[2].setLevel(logging.WARNING)
     for handler in handlers:
         handler.setFormatter(_Line())
         root.addHandler(handler)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from utils.errors import DataError
 from utils.files import natural_key, write_own
-from utils.image import imread_rgb, split_strip
-from utils.page import facts, page, slider, text
+from utils.image import ERROR, imread_rgb, panels_of
+from utils.page import render
 from utils.run.curves import draw_panels, encoded
 from utils.run.history import HISTORY_NAME, History, history_bytes, is_history, read_history
-from utils.run.logger import best_effort
+from utils.run.logger import WARNINGS_NAME, best_effort
 
 REPORT_NAME, CURVES_NAME, ENVIRONMENT_NAME = "report.html", "curves.png", "environment.json"
 # Another's file of one of these names, in the folder of a run of a former version, stays. Ours are known by this title
@@ -27,8 +27,7 @@ TITLE, HEAD_BYTES = "Training: ", 4096
 # At most 12 clips have strips; at this width a page takes about 5 MB, and never more than 16.
 STRIP_WIDTH = 640
 SHOWN_ROWS, SHOWN_WARNINGS = 50, 40  # the newest ones
-_LINE = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] (.*)")
-_WARNING = "WARNING: "
+PANELS_NAME = "panels.json"  # in images/: names of the panels of a strip, from left to right
 
 
 class ReportWriter:
@@ -82,43 +81,37 @@ def begins_with(path: Path, text: str) -> bool:
 
 def build_report(folder: Path, history: History, curves: bytes) -> str:
     """One self-contained page on the run in `folder`. curves: a PNG."""
-    found, environment = warnings_of(folder / "log" / "train.log"), environment_of(folder / ENVIRONMENT_NAME)
-    options = _newest_options(folder / "options")
-    parts = (
-        _state(history),
-        f'<img class="wide" alt="curves" src="data:image/png;base64,{base64.b64encode(curves).decode("ascii")}">',
-        f"<h2>Warnings: {len(found)}</h2>{_warnings(found)}",
-        f"<h2>Validations</h2>{_table(history)}",
-        f"<h2>Last validation</h2>{_strips(folder / 'images', history)}",
-        f"<h2>Environment</h2>{facts(environment) if environment else '<p>not recorded</p>'}",
-        f"<h2>Options</h2><details><summary>{text(options.name)}</summary>"
-        f"<pre>{text(options.read_text(encoding='utf-8'))}</pre></details>" if options else "",
-    )  # fmt: skip
-    return page(title_of(folder), "\n".join(parts))
+    scores = _finite(history.get("val/psnr", []))
+    best = max(scores, key=lambda entry: entry[1], default=[None])[0]
+    columns = [dict(history.get(f"val/{name}", [])) for name in ("psnr", "psnr_input", "ssim", "ssim_input")]
+    steps = list(columns[0])
+    shown = [step for step in steps if step == best or step in steps[-SHOWN_ROWS:]][::-1]
+    return render(
+        "run",
+        title=title_of(folder),
+        state=_state(history),
+        curves=base64.b64encode(curves).decode("ascii"),
+        warnings=list(_warnings(folder / WARNINGS_NAME).items()),
+        shown_warnings=SHOWN_WARNINGS,
+        validations=[[step, *(column.get(step, math.nan) for column in columns)] for step in shown],
+        best=best,
+        left_out=len(steps) - len(shown),
+        clips=_panels(folder / "images", steps[-1]) if steps else {},
+        strip_width=STRIP_WIDTH,
+        environment=environment_of(folder / ENVIRONMENT_NAME),
+        options=max((folder / "options").glob("*.json"), key=lambda path: path.stat().st_mtime, default=None),
+    )
 
 
-def warnings_of(log: Path) -> list[tuple[str, str, int]]:
-    """(time of the last one, text, how often) of each warning in a log, the newest last."""
+def _warnings(path: Path) -> dict[str, tuple[str, int]]:
+    """Text -> (time of the last one, how often) of each recorded warning, the newest last."""
     found: dict[str, tuple[str, int]] = {}
-    for when, said in _records(log):
-        if said.startswith(_WARNING):
-            _, count = found.pop(said, ("", 0))
-            found[said] = when, count + 1
-    return [(when, said.removeprefix(_WARNING), count) for said, (when, count) in found.items()]
-
-
-def _records(log: Path) -> Iterator[tuple[str, str]]:
-    """(time, text) of each record, with the lines that belong to it."""
-    when, lines = "", []
-    if log.is_file():
-        with open(log, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if match := _LINE.match(line):
-                    yield when, "\n".join(lines)
-                    when, lines = match[1], [match[2]]
-                else:
-                    lines.append(line.rstrip("\n"))
-    yield when, "\n".join(lines)
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with suppress(ValueError):  # a line that was cut by a kill
+            record = json.loads(line)
+            _, count = found.pop(record["text"], ("", 0))
+            found[record["text"]] = record["time"], count + 1
+    return found
 
 
 def _state(history: History) -> str:
@@ -129,58 +122,18 @@ def _state(history: History) -> str:
     if scores:
         step, best = max(scores, key=lambda entry: entry[1])
         said.append(f"PSNR {scores[-1][1]:.2f} dB, best {best:.2f} dB at iteration {step:,}")
-    return f"<p>{'; '.join(said)}</p>"
+    return "; ".join(said)
 
 
-def _warnings(found: list[tuple[str, str, int]]) -> str:
-    items = [
-        f"<li>{text(when)} {text(said)}{f' ({count} times)' if count > 1 else ''}</li>"
-        for when, said, count in found[-SHOWN_WARNINGS:][::-1]
-    ]
-    more = f"<p>The newest {SHOWN_WARNINGS}; log/train.log has all.</p>" if len(found) > SHOWN_WARNINGS else ""
-    return f'{more}<ul class="warnings">{"".join(items)}</ul>' if items else "<p>none</p>"
-
-
-def _table(history: History) -> str:
-    """The validations, the newest first, and the best one in any case."""
-    columns = {name: dict(history.get(f"val/{name}", [])) for name in ("psnr", "psnr_input", "ssim", "ssim_input")}
-    steps = list(columns["psnr"])
-    if not steps:
-        return "<p>none yet</p>"
-    best = max(_finite(history["val/psnr"]), key=lambda entry: entry[1], default=[None])[0]
-    shown = [step for step in steps if step == best or step in steps[-SHOWN_ROWS:]][::-1]
-    rows = []
-    for step in shown:
-        psnr, given, ssim, ssim_given = (column.get(step, math.nan) for column in columns.values())
-        rows.append(
-            f'<tr class="{"best" if step == best else ""}"><td>{step:,}{" (best)" if step == best else ""}</td>'
-            f"<td>{psnr:.2f}</td><td>{given:.2f}</td><td>{psnr - given:+.2f}</td>"
-            f"<td>{ssim:.4f}</td><td>{ssim_given:.4f}</td></tr>"
-        )
-    left = f"<p>{len(steps) - len(shown)} earlier ones are in {HISTORY_NAME}.</p>" if len(shown) < len(steps) else ""
-    head = "<th>iteration</th><th>PSNR dB</th><th>input</th><th>gain dB</th><th>SSIM</th><th>input</th>"
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>{left}"
-
-
-def _strips(images: Path, history: History) -> str:
-    """A slider for each clip that has a strip of the last validation."""
-    if not (scores := history.get("val/psnr")):
-        return "<p>none yet</p>"
-    files = sorted(images.rglob(f"{scores[-1][0]}.png"), key=natural_key)
-    sliders = []
-    for file in files:
-        try:
-            panels = split_strip(imread_rgb(file))
-        except DataError:  # the report of a run must not end it
-            continue
-        panels.pop("error", None)
-        if panels:
-            sliders.append(slider(file.parent.relative_to(images).as_posix(), panels, STRIP_WIDTH))
-    return f"<p>Frames after iteration {scores[-1][0]:,}.</p>{''.join(sliders)}"
-
-
-def _newest_options(folder: Path) -> Path | None:
-    return max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, default=None)
+def _panels(images: Path, step: int) -> dict[str, dict[str, np.ndarray]]:
+    """Clip -> name -> (H, W, 3) uint8 of the panels of the strips of one validation, without the error."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    with suppress(OSError, ValueError, DataError):  # the report of a run must not end it
+        names = json.loads((images / PANELS_NAME).read_text(encoding="utf-8"))
+        for file in sorted(images.rglob(f"{step}.png"), key=natural_key):
+            panels = panels_of(imread_rgb(file), names)
+            found[file.parent.relative_to(images).as_posix()] = {k: v for k, v in panels.items() if k != ERROR}
+    return found
 
 
 def environment_of(path: Path) -> dict[str, Any]:
