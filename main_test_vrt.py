@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from data.clip_dataset import check_scale
-from data.clip_reader import UserClip, dataset_clips, described, user_clips
+from data.clip_reader import DatasetClip, dataset_clips, described, user_clips
 from data.first_look import warning_of_clips
 from data.instants import check_instants
 from data.reconstruct import SET_BY_METHOD, Reconstruction, method_options, section_for, spike_clip, spike_section
@@ -162,7 +162,7 @@ def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
     return user_job(args, formula, clips, {"spike": spike.plain()}, frames)
 
 
-def warn_of_geometry(clips: Sequence[UserClip]) -> None:
+def warn_of_geometry(clips: Sequence[DatasetClip]) -> None:
     """Rank 0 alone warns, as it alone looks, where spikes and frames do not show the same."""
     if utils_dist.is_main_process() and (warning := warning_of_clips(clips)):
         logger.warning("%s", warning)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
+from data.clip import Exposure
 from data.spike.represent import REPRESENTATIONS, represent
 from data.spike.represent_relative import sharp_light
 from data.spike_source import DatSpikes
-from data.spike_timing import Span
 
 # Measured on 8 clips of the sample set, 5 frames each, with voxel and tfi. In place, gradients correlate with 0.86 and
 # more (blurry frames: 0.65), flipped, mirrored, transposed or foreign ones with 0.28 and less. The phase correlation
@@ -81,32 +81,32 @@ def judge(pairs: Sequence[Pair], pixel: int, is_sharp: bool, is_calibrated: bool
     )  # fmt: skip
 
 
-def sharp_channels(spikes: DatSpikes, clip: str, span: Span, reverse: bool) -> list[int]:
+def sharp_channels(spikes: DatSpikes, exposure: Exposure, reverse: bool) -> list[int]:
     """The channels nearest to the instant of the sharp frame: the two middle ones of an even number of bins.
 
-    span: the planes of the frame. reverse: the frame is played backwards.
+    reverse: the frame is played backwards.
     """
     offsets = spikes.options.get("offsets")
     if offsets and spikes.options.get("num_bins") is None:
         return [int(np.argmin(np.abs(offsets)))]
     # How much each plane counts in each channel: plane t of pixel t alone fires.
-    center = spikes.center_plane(clip, span.count, span)
-    impulses = np.eye(span.count, dtype=np.uint8)[:, None]
+    count, center = exposure.own.count, exposure.center
+    impulses = np.eye(count, dtype=np.uint8)[:, None]
     weights = represent(spikes.name, impulses, center, reverse=reverse, **spikes.options)[:, 0]
-    distances = np.abs(np.arange(span.count) - center)
+    distances = np.abs(np.arange(count) - center)
     mean = (weights @ distances) / np.maximum(weights.sum(axis=1), 1e-9)
     near = 0.51 if REPRESENTATIONS[spikes.name].proportional else NEAR
     return np.flatnonzero(mean <= mean.min() + near).tolist()
 
 
-def sharp_picture(spikes: DatSpikes, channels: np.ndarray, clip: str, span: Span, reverse: bool) -> np.ndarray:
+def sharp_picture(spikes: DatSpikes, channels: np.ndarray, exposure: Exposure, reverse: bool) -> np.ndarray:
     """What the channels (S, H, W) of a frame show of the sharp instant, (H, W) float32.
 
-    Ratios to the light of the exposure are turned into light. span, reverse: see `sharp_channels`.
+    Ratios to the light of the exposure are turned into light. exposure, reverse: see `sharp_channels`.
     """
     if spikes.name == "relative":
         return sharp_light(channels, spikes.options["half_windows"], spikes.gamma)
-    return channels[sharp_channels(spikes, clip, span, reverse)].mean(0)
+    return channels[sharp_channels(spikes, exposure, reverse)].mean(0)
 
 
 def _gradients(picture: np.ndarray, pixel: int) -> np.ndarray:

@@ -1,10 +1,37 @@
-"""The record of one clip."""
+"""The record of one clip. Whatever a clip comes from, it becomes one of these at the edge, resolved and checked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 PICTURE_KINDS = ("lq", "gt", "gt_instants")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Planes first ... first + count - 1 of a spike file."""
+
+    file: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """The planes that are read for one frame.
+
+    own: those of the frame itself. pieces: all of them in the order of time, `before` planes before and `after` planes
+    after its own. center: the plane of the sharp frame, counted in its own planes; x.5 lies between two.
+    origin: the number of its first plane as options and dataset.json count planes.
+    """
+
+    own: Piece
+    pieces: tuple[Piece, ...]
+    before: int
+    after: int
+    center: float
+    origin: int
 
 
 @dataclass(frozen=True)
@@ -14,6 +41,7 @@ class Clip:
     One spike file may hold the planes of all frames; it is then listed for each of them. gt_instants: sharp frames of
     each exposure in the order of time, as many for each frame, those of the first frame first.
     size, gt_size: (height, width) in pixels of the first frame. planes: spike planes per file.
+    exposures: the planes of each frame; none without spikes.
     """
 
     name: str
@@ -25,11 +53,12 @@ class Clip:
     size: tuple[int, int]
     gt_size: tuple[int, int]
     gt_instants: tuple[str, ...] = ()
+    exposures: tuple[Exposure, ...] = ()
 
     def __len__(self) -> int:
         return len(self.stems)
 
-    @property
+    @cached_property
     def spike_files(self) -> dict[str, int]:
         """Spike file -> its planes, in the order of the frames."""
         return dict(zip(self.spike, self.planes, strict=False))  # without spikes, a cached clip still has planes

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from data.augment import Augment
-from data.clip import PICTURE_KINDS, Clip
+from data.clip import PICTURE_KINDS, Clip, Piece
 from data.clip_index import Source, digest, find_clips, list_source
 from data.frame_io import read_bgr
 from data.meta_file import read_meta
@@ -30,7 +30,6 @@ from data.roots import open_spike_file
 from data.spike.formats import PackedPlanes
 from data.spike.stream import Crop, SpikeGeometry, pack
 from data.spike_source import DatSpikes, spike_errors_as_data_errors
-from data.spike_timing import Piece
 from utils.errors import DataError
 from utils.files import MARK, publish_folder, refuse_foreign, refuse_overlap, scratch_folder, write_whole
 
@@ -74,9 +73,7 @@ class CacheReader:
             ends = itertools.accumulate(clip.spike_files.values(), initial=0)
             self._first_plane[clip.name] = dict(zip(clip.spike_files, ends, strict=False))
             self._check_sizes(clip, _plane_bytes(source))
-            if source.spikes:
-                self._check_planes(clip, source)
-        return clips
+        return [self._with_exposures(clip, source) for clip in clips] if source.spikes else clips
 
     def pictures(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
         """The crop of `aug` in pictures of one kind (data.clip.PICTURE_KINDS): (T, h, w, 3) uint8, B, G, R."""
@@ -85,10 +82,10 @@ class CacheReader:
 
     def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
         """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
-        geometry, path = spikes.geometry.stored_as_raster, clip.spike[piece.frame]
+        geometry = spikes.geometry.stored_as_raster
         stored = self._map(clip, "spike", (sum(clip.spike_files.values()), geometry.plane_bytes))
-        first = self._first_plane[clip.name][path] + piece.first
-        return PackedPlanes(path, geometry, stored).read(first, piece.count, crop)
+        first = self._first_plane[clip.name][piece.file] + piece.first
+        return PackedPlanes(piece.file, geometry, stored).read(first, piece.count, crop)
 
     def _map(self, clip: Clip, kind: str, shape: tuple[int, ...]) -> np.ndarray:
         path = Path(self.path, clip.name, f"{kind}.u8")
@@ -100,13 +97,13 @@ class CacheReader:
                 "build the cache again: scripts/build_clip_cache.py",
             ) from e  # fmt: skip
 
-    def _check_planes(self, clip: Clip, source: Source) -> None:
+    def _with_exposures(self, clip: Clip, source: Source) -> Clip:
         one_file = len(clip.spike_files) < len(clip)
         if len(clip) > 1 and one_file != source.has_one_spike_file:
             held = "one spike file" if one_file else "a spike file of each frame"
             raise self._stale(f"it holds {held} of clip {clip.name} (spike.exposure)")
-        for frame in range(len(clip)):
-            source.spikes.span(clip, frame)
+        exposures = source.spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip))
+        return dataclasses.replace(clip, exposures=exposures)
 
     def _check_sizes(self, clip: Clip, plane_bytes: int) -> None:
         for kind, need in _sizes(clip, plane_bytes).items():
@@ -141,7 +138,7 @@ def build_cache(
         "source": _digests(source, source.kinds()),
         "selection": _selection(source),
         "spike": dataclasses.asdict(source.spikes.geometry.stored_as_raster) if source.spikes else None,
-        "clips": [dataclasses.asdict(clip) for clip in clips],
+        "clips": [dataclasses.asdict(dataclasses.replace(clip, exposures=())) for clip in clips],
     }
     begun, wanted = partial / INDEX, json.dumps(index)
     if not (partial / MARK).is_file() or not begun.is_file() or begun.read_text(encoding="utf-8") != wanted:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from data.clip import Clip
+from data.clip import Clip, Exposure
 from data.frame_io import picture_size
 from data.instants import find_instants
 from data.meta_file import read_meta
@@ -257,10 +257,11 @@ class _ClipCheck:
             for what in wrong:
                 self._report("gt_instants", what)
         planes = self._check_planes(entries["spike"]) if entries.get("spike") else ()
+        exposures = self._exposures(entries["spike"], planes) if planes and not self.problems else ()
         size, gt_size = self.sizes or self._check_sizes(paths)
         stems = tuple(self.stems["lq"][key] for key in keys)
         gt, instants, spike = (paths.get(kind, ()) for kind in ("gt", "gt_instants", "spike"))
-        return Clip(self.name, stems, paths["lq"], gt, spike, planes, size, gt_size, instants)
+        return Clip(self.name, stems, paths["lq"], gt, spike, planes, size, gt_size, instants, exposures)
 
     def _report(self, kind: str, what: str, folder: str = "") -> None:
         root, inner = self.kinds[kind][0].rstrip("/"), [folder] if folder else []
@@ -334,35 +335,24 @@ class _ClipCheck:
                 planes[file] = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
             except SpikeFileError as e:
                 self._report_file(f"{e.what}; {e.expected}", file.path)
-        if not planes:
-            return ()
-        if self.source.has_one_spike_file:
-            self._check_represented(files, planes[files[0]])
-            return (planes[files[0]],) * len(files)
-        expected = spikes.info.planes_of(self.name) or Counter(planes.values()).most_common(1)[0][0]
-        fewest = spikes.info.fewest_planes(self.name, expected)
-        examples: dict[int, FileEntry] = {}  # one file of each valid number of planes
-        for file, count in planes.items():
-            is_short_last = file is files[-1] and fewest <= count <= expected
-            if count == expected or is_short_last:
-                examples.setdefault(count, file)
-                continue
-            need = expected * spikes.geometry.plane_bytes
-            what = f"spike file has {count} planes ({file.size} bytes), expected {expected} ({need} bytes)"
-            self._report_file(what, file.path)
-        for count, file in examples.items():
-            self._check_represented([file], count)
-        return tuple(planes.values())
+        if planes and not self.source.has_one_spike_file:
+            expected = spikes.info.planes_of(self.name) or Counter(planes.values()).most_common(1)[0][0]
+            fewest = spikes.info.fewest_planes(self.name, expected)
+            for file, count in planes.items():
+                if count != expected and not (file is files[-1] and fewest <= count <= expected):
+                    need = expected * spikes.geometry.plane_bytes
+                    what = f"spike file has {count} planes ({file.size} bytes), expected {expected} ({need} bytes)"
+                    self._report_file(what, file.path)
+        return tuple(planes.get(file, 0) for file in files)
 
-    def _check_represented(self, files: list[FileEntry], planes: int) -> None:
-        """Report where the planes of a frame lie outside of its file, or are too few for the representation.
-
-        files: of consecutive frames from the first one.
-        """
+    def _exposures(self, files: list[FileEntry], planes: tuple[int, ...]) -> tuple[Exposure, ...]:
+        """The planes of each frame; reports where they lie outside of a file, or are too few."""
+        counts = dict(zip((file.path for file in files), planes, strict=True))
         try:
-            self.source.spikes.check_planes(self.name, planes, len(files))
+            return self.source.spikes.exposures(self.name, list(counts.items()), len(files))
         except (DataError, OptionError) as e:
             self._report_file(f"{e.what}; expected {e.expected}", files[0].path)
+            return ()
 
     def _check_sizes(self, paths: dict[str, tuple[str, ...]]) -> tuple[tuple[int, int], tuple[int, int]]:
         """(lq size, gt size) of the first frame; gt must be a whole multiple of lq, and lq must fit the spikes."""

@@ -7,25 +7,25 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from data.augment import Augment
+from data.clip import Clip, Exposure
 from data.clip_cache import INDEX as CACHE_INDEX
 from data.clip_cache import CacheReader
+from data.clip_dataset import TestClips
+from data.io_backend import DiskFiles
 from data.pictures import Pictures, check_same_view, clips_in, holds_images, subfolder
 from data.roots import FROM_START, LMDB_MARK, is_read_from_start
-from data.spike.formats import FORMATS, array_shape, count_planes, open_spikes
-from data.spike_grid import ScaledWindow, Window, warn_uncovered
+from data.spike.formats import FORMATS, array_shape, count_planes
+from data.spike_grid import warn_uncovered
 from data.spike_info import DatasetInfo, nearest_info
 from data.spike_source import SPIKE_SOURCES, DatSpikes, spike_errors_as_data_errors, user_spikes
-from data.spike_timing import Span, with_context
-from utils.contract import ClipReader
 from utils.errors import DataError, OptionError
 from utils.files import natural_key
 from utils.image import IMAGE_SUFFIXES
@@ -36,161 +36,148 @@ logger = logging.getLogger(__name__)
 
 
 class DatasetClip:
-    """Clip `index` of a test dataset."""
-
-    fps = times = sound = None
+    """Clip `index` of a test dataset, frame by frame."""
 
     def __init__(self, dataset: Any, index: int) -> None:
         clip = dataset.clips[index]
-        self._dataset, self._index = dataset, index
+        self.dataset, self.index = dataset, index
         self.name, self.stems = clip.name, clip.stems[: dataset.frame_count(index)]
         paths = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
         self.origin = {kind: str(Path(files[0]).parent) for kind, files in paths.items() if files}
+        self.fps = self.times = self.sound = None
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        item = self._dataset.read_frames(self._index, index, 1, reverse)
+        item = self.dataset.read_frames(self.index, index, 1, reverse)
         return {kind: item[kind][0] for kind in ("lq", "spike", "gt", "gt_instants") if kind in item}
 
     def digest(self) -> str:
-        clip, reader = self._dataset.clips[self._index], self._dataset.files
-        cache = [Path(reader.path, CACHE_INDEX)] if isinstance(reader, CacheReader) else []
-        files = [*cache, *clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]
-        return _digest(files, self._dataset.spikes, self.stems)
+        """Of the names, sizes and times of change of the files, of the stems, and of what the spikes mean."""
+        clip, reader, spikes = self.dataset.clips[self.index], self.dataset.files, self.dataset.spikes
+        about = dataclasses.replace(spikes.info, path="") if spikes else None
+        table = hashlib.sha256(repr((about, list(self.stems))).encode())
+        table.update(spikes.timing.describe().encode() if spikes else b"")
+        if spikes and spikes.calibration:
+            table.update(spikes.calibration.digest().encode())
+        cache = [str(Path(reader.path, CACHE_INDEX))] if isinstance(reader, CacheReader) else []
+        for file in dict.fromkeys([*cache, *clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]):
+            root, is_lmdb, _ = file.partition(LMDB_MARK)
+            place = f"{root}.lmdb/data.mdb" if is_lmdb else file
+            found = os.stat(place) if os.path.exists(place) else None  # None where only the cache of the file exists
+            size, time = (found.st_size, found.st_mtime_ns) if found else (0, 0)
+            table.update(f"{Path(file).name} {size} {time}\n".encode())
+        return table.hexdigest()[:16]
 
 
-class UserSpikes:
-    """Spikes of a user's clip: a folder with one file per frame, or one file for the clip.
-
-    Of one file, a frame has the planes that `spike.exposure` says; without it, the frames share all planes evenly.
-    """
-
-    def __init__(
-        self, path: Path, frames: Pictures, clip: str, source: DatSpikes, trained: dict[str, Any] | None = None
-    ) -> None:
-        """trained: what is known of the spikes in training, see data.spike_source.describe_spikes."""
-        self.path, self.clip, self.source, self._frames = path, clip, source, frames
-        self.files = spike_files(path) if path.is_dir() else [path]
-        self._is_per_frame = path.is_dir() and not source.timing.is_one_file
-        if self._is_per_frame:
-            self.files = _paired(self.files, frames, path)
-        elif len(self.files) != 1:
-            raise DataError(
-                f"{len(self.files)} spike files", str(path), "one file for the clip, with spike.exposure",
-                "give the name of the file",
-            )  # fmt: skip
-        with spike_errors_as_data_errors():
-            self._planes = count_planes(self.files[0], source.geometry, source.remainder)
-        if not path.is_dir() and not source.timing.is_one_file and self._planes < len(frames):
-            raise DataError(
-                f"{self._planes} planes for {len(frames)} frames", str(path), "at least one plane per frame",
-                "give the spikes of this clip, and check --spike-size",
-            )  # fmt: skip
-        if not self._is_per_frame and len(frames) > 1 and is_read_from_start(str(self.files[0])):
-            logger.warning("spikes of %s: %s", clip, FROM_START)
-        self._window = self._whole_window()
-        span = self.span(0)
-        try:
-            source.center_plane(clip, span.count, span)
-        except OptionError:
-            is_alike = trained is not None and trained["planes"] == span.length and trained["gt_plane"] is not None
-            source.center = trained["gt_plane"] if is_alike else "file"
-            used = f"plane {source.center} is used, as in training" if is_alike else "the middle one is used"
-            logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", clip, used)
-        for index in range(1 if self._is_per_frame else len(frames)):
-            source.check_span(clip, self.span(index))
-
-    def frame(self, index: int, picture: np.ndarray, reverse: bool = False) -> Tensor:
-        """The channels of frame `index` on the RGB grid, (S, H, W) float32. picture: the frame, (H, W, 3) uint8 RGB.
-
-        reverse: those of the time-reversed stream.
-        """
-        own, far = index if self._is_per_frame else 0, 1 if self.source.context else 0
-        with spike_errors_as_data_errors():
-            files = {
-                number: open_spikes(str(self.files[number]), self.source.geometry, self.source.remainder)
-                for number in range(max(own - far, 0), min(own + far + 1, len(self.files)))
-            }
-            span = self.span(index, files[own].planes)
-            lengths = {number: file.planes for number, file in files.items()}
-            pieces, before, after = with_context(span, own, lengths, self.source.context)
-            planes = [files[piece.frame].read(piece.first, piece.count, self._window.crop) for piece in pieces]
-            stream = np.concatenate(planes)
-        exposed = stream[before : len(stream) - after]
-        rate = self.source.rate_of(exposed, np.ascontiguousarray(picture[..., ::-1]), self._window)
-        path = self.file_of(index)
-        channels = self.source.represent(stream, self.clip, path, rate, reverse, span, (before, after))
-        return torch.from_numpy(self._window.to_rgb(channels))
-
-    def file_of(self, index: int) -> str:
-        return str(self.files[index if self._is_per_frame else 0])
-
-    def _whole_window(self) -> Window:
-        """How whole planes lie on the frames: as in the calibration, else stretched to the frame."""
-        source, size = self.source, self._frames.size
-        if source.calibration is None:
-            plane = source.geometry
-            check_same_view(size, (plane.height, plane.width), str(self.path))
-            return ScaledWindow.whole(plane, size, source.interpolation)
-        grid = source.grid(size)
-        warn_uncovered(grid, f"clip {self.clip}", str(self._frames.path))
-        return grid.window(Augment.whole(size))
-
-    def span(self, index: int, planes: int | None = None) -> Span:
-        """The planes of frame `index`. planes: of its file."""
-        planes, timing = self._planes if planes is None else planes, self.source.timing
-        if self._is_per_frame or timing.is_one_file:
-            return timing.span(self.clip, index, planes)
-        return timing.share(self.clip, index, len(self._frames), planes)
-
-
-class UserClip:
-    """A folder of frames or a video, with spikes and a sharp reference where the user has them."""
-
-    def __init__(self, name: str, frames: Pictures, spikes: UserSpikes | None, gt: Pictures | None) -> None:
-        self.name, self.stems = name, frames.stems
-        self.fps, self.times, self.sound = frames.fps, frames.times, frames.path if frames.is_video else None
-        self._frames, self.spikes, self._gt = frames, spikes, gt
-        parts = {"input": frames.path, "gt": gt.path if gt else None, "spike": spikes.path if spikes else None}
-        self.origin = {kind: str(path) for kind, path in parts.items() if path}
-
-    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        picture = self._frames.read(index)
-        item = {"lq": _to_tensor(picture)}
-        if self.spikes:
-            item["spike"] = self.spikes.frame(index, picture, reverse)
-        if self._gt:
-            item["gt"] = _to_tensor(self._gt.read(index))
-        return item
-
-    def digest(self) -> str:
-        files = [file for part in (self._frames, self.spikes, self._gt) if part for file in part.files]
-        return _digest(files, self.spikes.source if self.spikes else None, self.stems)
-
-
-def _digest(files: Iterable[str | Path], spikes: DatSpikes | None, stems: Sequence[str]) -> str:
-    """Digest of the names, sizes and times of change of the files, of the stems, and of what the spikes mean."""
-    about = dataclasses.replace(spikes.info, path="") if spikes else None
-    table = hashlib.sha256(repr((about, list(stems))).encode())
-    table.update(spikes.timing.describe().encode() if spikes else b"")
-    if spikes and spikes.calibration:
-        table.update(spikes.calibration.digest().encode())
-    for file in map(str, files):
-        root, is_lmdb, _ = file.partition(LMDB_MARK)
-        place = f"{root}.lmdb/data.mdb" if is_lmdb else file
-        found = os.stat(place) if os.path.exists(place) else None  # None where only the cache of the file exists
-        size, time = (found.st_size, found.st_mtime_ns) if found else (0, 0)
-        table.update(f"{Path(file).name} {size} {time}\n".encode())
-    return table.hexdigest()[:16]
-
-
-def _to_tensor(picture: np.ndarray) -> Tensor:
-    """(H, W, 3) uint8 -> (3, H, W) float32 in [0, 1]."""
-    return torch.from_numpy(picture).permute(2, 0, 1).to(torch.float32).div_(255.0)
-
-
-def dataset_clips(dataset: Any) -> list[ClipReader]:
+def dataset_clips(dataset: Any) -> list[DatasetClip]:
     """The clips of a test dataset (see data.clip_dataset)."""
     return [DatasetClip(dataset, index) for index in range(len(dataset))]
+
+
+class UserFiles(DiskFiles):
+    """The frames of a user's clip as they were opened, and its spike files. frames: "lq", "gt" -> the frames."""
+
+    def __init__(self, frames: dict[str, Pictures]) -> None:
+        super().__init__()
+        self.frames = frames
+
+    def pictures(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
+        scale = clip.scale_of(kind)
+        return np.stack([aug.crop(self.frames[kind].read(i)[..., ::-1], scale) for i in frames])
+
+
+class UserDataset(TestClips):
+    """The one clip of a user's files."""
+
+    def __init__(self, clip: Clip, files: UserFiles, spikes: DatSpikes | None) -> None:
+        self.clips, self.files, self.spikes = [clip], files, spikes
+        self.camera, self.seed, self.num_frame = None, 0, -1
+
+
+def user_clip(
+    name: str,
+    frames: Pictures,
+    gt: Pictures | None = None,
+    spike: Path | None = None,
+    spikes: DatSpikes | None = None,
+    trained: dict[str, Any] | None = None,
+) -> DatasetClip:
+    """The clip of a user's frames, checked, with their sharp frames and spikes where there are any.
+
+    spike: a folder with one file per frame, or one file for the clip; spikes: what it means. Of one file, a frame has
+    the planes that `spike.exposure` says; without it, the frames share all planes evenly.
+    trained: what is known of the spikes in training, see data.spike_source.describe_spikes.
+    Raises DataError where frames and spikes do not belong together.
+    """
+    names = {"lq": frames, **({"gt": gt} if gt else {})}
+    files: tuple[str, ...] = ()
+    planes: tuple[int, ...] = ()
+    exposures: tuple[Exposure, ...] = ()
+    if spikes:
+        files, planes, exposures = _user_spikes(name, spike, frames, spikes, trained)
+        spikes.is_stretched = True
+        grid = spikes.grid(frames.size)
+        if spikes.calibration is None:
+            check_same_view(frames.size, (spikes.geometry.height, spikes.geometry.width), str(spike))
+        warn_uncovered(grid, f"clip {name}", str(frames.path))
+    paths = {kind: _paths(pictures) for kind, pictures in names.items()}
+    size, gt_size = frames.size, gt.size if gt else frames.size
+    clip = Clip(
+        name, tuple(frames.stems), paths["lq"], paths.get("gt", ()), files, planes, size, gt_size, exposures=exposures
+    )
+    found = DatasetClip(UserDataset(clip, UserFiles(names), spikes), 0)
+    found.fps, found.times, found.sound = frames.fps, frames.times, frames.path if frames.is_video else None
+    places = {"input": frames.path, "gt": gt.path if gt else None, "spike": spike if spikes else None}
+    found.origin = {kind: str(place) for kind, place in places.items() if place}
+    return found
+
+
+def _paths(pictures: Pictures) -> tuple[str, ...]:
+    """The file of each frame."""
+    files = tuple(map(str, pictures.files))
+    return files if len(files) == len(pictures) else files * len(pictures)
+
+
+def _user_spikes(
+    clip: str, path: Path, frames: Pictures, spikes: DatSpikes, trained: dict[str, Any] | None
+) -> tuple[tuple[str, ...], tuple[int, ...], tuple[Exposure, ...]]:
+    """The spike file of each frame, its planes, and the planes of the frame."""
+    files, count = spike_files(path) if path.is_dir() else [path], len(frames)
+    is_per_frame = path.is_dir() and not spikes.timing.is_one_file
+    if is_per_frame:
+        files = _paired(files, frames, path)
+    elif len(files) != 1:
+        raise DataError(
+            f"{len(files)} spike files", str(path), "one file for the clip, with spike.exposure",
+            "give the name of the file",
+        )  # fmt: skip
+    with spike_errors_as_data_errors():
+        planes = [count_planes(file, spikes.geometry, spikes.remainder) for file in files]
+    is_shared = not is_per_frame and not spikes.timing.is_one_file
+    if is_shared and planes[0] < count:
+        raise DataError(
+            f"{planes[0]} planes for {count} frames", str(path), "at least one plane per frame",
+            "give the spikes of this clip, and check --spike-size",
+        )  # fmt: skip
+    if not is_per_frame and count > 1 and is_read_from_start(str(files[0])):
+        logger.warning("spikes of %s: %s", clip, FROM_START)
+    known = [(str(file), number) for file, number in zip(files, planes, strict=True)]
+    try:
+        exposures = spikes.exposures(clip, known, count, is_shared)
+    except OptionError:
+        used = _choose_center(spikes, clip, known[0][1], trained, count if is_shared else 0)
+        logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", clip, used)
+        exposures = spikes.exposures(clip, known, count, is_shared)
+    paths, counts = zip(*(known if is_per_frame else known * count), strict=True)
+    return paths, counts, exposures
+
+
+def _choose_center(spikes: DatSpikes, clip: str, planes: int, trained: dict[str, Any] | None, shared: int) -> str:
+    """Set the plane of the sharp frame, which nobody gives: as in training, else the middle; in words."""
+    timing = spikes.timing
+    span = timing.share(clip, 0, shared, planes) if shared else timing.span(clip, 0, planes)
+    is_alike = trained is not None and trained["planes"] == span.length and trained["gt_plane"] is not None
+    spikes.center = trained["gt_plane"] if is_alike else "file"
+    return f"plane {spikes.center} is used, as in training" if is_alike else "the middle one is used"
 
 
 def user_clips(
@@ -200,7 +187,7 @@ def user_clips(
     spike_options: dict[str, Any] | None = None,
     scale: int = 1,
     trained: dict[str, Any] | None = None,
-) -> list[ClipReader]:
+) -> list[DatasetClip]:
     """The clips of a user's `path`: a video, a folder of frames, or a folder of either.
 
     spike, gt: laid out in the same way. spike_options: a `spike` section of the options (None: the network takes no
@@ -218,10 +205,10 @@ def user_clips(
         (name, inner, _beside(spike, "spike", name, tuple(FORMATS)), _beside(gt, "sharp", name, VIDEO_SUFFIXES))
         for name, inner in _inner_clips(root).items()
     ] or [(_clip_name(root), root, spike, gt)]
-    return [_user_clip(*clip, section, scale, trained) for clip in clips]
+    return [_opened(*clip, section, scale, trained) for clip in clips]
 
 
-def _user_clip(
+def _opened(
     name: str,
     path: Path,
     spike: str | Path | None,
@@ -229,19 +216,17 @@ def _user_clip(
     section: Section | None,
     scale: int,
     trained: dict[str, Any] | None,
-) -> UserClip:
-    frames = _user_pictures(path)
-    spikes = None
+) -> DatasetClip:
+    frames, source = _user_pictures(path), None
     if section is not None and spike is not None:
         section, info = described(section, Path(spike))
         source, assumed = user_spikes(section, trained, info, name)
         if assumed:
             logger.warning(assumed)
-        spikes = UserSpikes(Path(spike), frames, name, source, trained)
     reference = _user_pictures(Path(gt)) if gt is not None else None
     if reference is not None:
         check_reference(frames, reference, scale)
-    return UserClip(name, frames, spikes, reference)
+    return user_clip(name, frames, reference, Path(spike) if source else None, source, trained)
 
 
 def described(section: Section, spike: Path) -> tuple[Section, DatasetInfo]:

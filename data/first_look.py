@@ -13,7 +13,7 @@ from torch import Tensor
 from data.agreement import Agreement, judge, sharp_picture
 from data.augment import Augment
 from data.clip_dataset import Draw, TrainClips
-from data.clip_reader import UserClip
+from data.clip_reader import DatasetClip
 from data.registration import scale_of
 from data.spike.simulate import to_grey
 from utils.metrics import tensor_to_uint8
@@ -53,18 +53,21 @@ def warning_of(dataset: Any, option_file: str) -> str | None:
     )
 
 
-def warning_of_clips(clips: Sequence[UserClip]) -> str | None:
+def warning_of_clips(clips: Sequence[DatasetClip]) -> str | None:
     """As `warning_of`, of a user's own clips."""
-    places = [(clip, index) for clip in clips if clip.spikes for index in range(len(clip.stems))]
-    looks = {place: compare_frame(*place) for place in (places[i] for i in _spread(len(places)))}
-    wrong = {place: sentence for place, (is_right, sentence) in looks.items() if not is_right}
+    places = [(clip, index) for clip in clips if clip.dataset.spikes for index in range(len(clip.stems))]
+    looks = {
+        (clip, index): compare(clip.dataset, clip.dataset.draw(clip.index, index, 1), 1)
+        for clip, index in (places[i] for i in _spread(len(places)))
+    }
+    wrong = {place: look.sentence for place, look in looks.items() if not look.is_right}
     if not _is_clear(len(wrong), len(looks)):
         return None
     (clip, index), sentence = next(iter(wrong.items()))
     return (
         f"spikes and frames of {len(wrong)} of {len(looks)} frames do not show the same. {clip.name}/"
         f"{clip.stems[index]}: {sentence} What the spikes may be: python scripts/spike_tool.py info "
-        f"{clip.spikes.file_of(index)}"
+        f"{clip.dataset.clips[clip.index].spike[index]}"
     )
 
 
@@ -74,20 +77,6 @@ def _spread(count: int) -> list[int]:
 
 def _is_clear(wrong: int, looks: int) -> bool:
     return looks >= 2 and wrong >= LEAST_WRONG * looks
-
-
-def compare_frame(clip: UserClip, index: int) -> tuple[bool, str]:
-    """Whether the spikes of a user's frame lie where the frame, or its sharp reference, shows the same; a sentence."""
-    spikes, item = clip.spikes, clip.frame(index)
-    whole, source = Augment.whole(item["lq"].shape[1:]), spikes.source
-    picture = sharp_picture(source, item["spike"].numpy(), clip.name, spikes.span(index), reverse=False)
-    kind = "gt" if "gt" in item else "lq"
-    pair = picture, grey_of(item[kind], whole)
-    pixel = max(1, round(whole.height / source.geometry.height))
-    if source.calibration:
-        seen = Augment(*source.grid((whole.height, whole.width)).region)
-        pair, pixel = tuple(map(seen.crop, pair)), max(1, round(scale_of(source.calibration.to_rgb())))
-    return judge([pair], pixel, kind == "gt", source.calibration is not None)[1:]
 
 
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
@@ -101,8 +90,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     for place in chosen:
         frame, back = played[place]
         item = dataset.read(dataclasses.replace(draw, frames=[frame], backwards=[back], aug=region))
-        span = dataset.spikes.span(draw.clip, frame)
-        spikes = sharp_picture(dataset.spikes, item["spike"][0].numpy(), draw.clip.name, span, back)
+        spikes = sharp_picture(dataset.spikes, item["spike"][0].numpy(), draw.clip.exposures[frame], back)
         pairs.append((spikes, grey_of(item[kind][0], region)))
         if place == middle:
             shown = (f"{kind} {draw.clip.stems[frame]}", tensor_to_uint8(item[kind][0][:3]), spikes)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data.augment import Augment
-from data.clip import Clip
+from data.clip import Clip, Piece
 from data.clip_cache import CacheReader
 from data.clip_index import Source, find_clips
 from data.frame_io import read_bgr
@@ -15,7 +15,6 @@ from data.picture_memory import PictureMemory
 from data.roots import is_lmdb, open_spike_file
 from data.spike.stream import Crop
 from data.spike_source import DatSpikes
-from data.spike_timing import Piece
 from utils.errors import DataError, OptionError
 from utils.options.registry import Registry
 
@@ -58,12 +57,10 @@ class DiskFiles:
 
     def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
         """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
-        frame = piece.frame
-        path = clip.spike[frame]
-        file = open_spike_file(path, spikes.geometry, spikes.remainder)
-        if file.planes != clip.planes[frame]:
+        file, known = open_spike_file(piece.file, spikes.geometry, spikes.remainder), clip.spike_files[piece.file]
+        if file.planes != known:
             raise DataError(
-                f"spike file has {file.planes} planes now", path, f"{clip.planes[frame]}, as when the run started",
+                f"spike file has {file.planes} planes now", piece.file, f"{known}, as when the run started",
                 "restore the file",
             )  # fmt: skip
         return file.read(piece.first, piece.count, crop)

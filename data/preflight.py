@@ -202,11 +202,12 @@ def _check_spikes(clip: Clip, spikes: DatSpikes, is_first: bool) -> list[Problem
     Rows may be stored in the other order than spike.flip says. In the first clip, where neither the options nor
     dataset.json give the light, the spikes may fit the other kind of light better.
     """
-    path, span, grid = clip.spike[0], spikes.span(clip, 0), spikes.grid(clip.size)
+    own, grid = clip.exposures[0].own, spikes.grid(clip.size)
+    path = own.file
     if LMDB_MARK in path:
         return []
     try:
-        stream = read_spikes(path, spikes.geometry, span.first, span.count, remainder=spikes.remainder)
+        stream = read_spikes(path, spikes.geometry, own.first, own.count, remainder=spikes.remainder)
         rates = stream.mean(axis=0, dtype=np.float32)
         grey = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
     except (SpikeFileError, DataError) as e:

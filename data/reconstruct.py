@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.clip_reader import UserClip, UserSpikes, check_reference, described, spike_files
+from data.clip_reader import DatasetClip, check_reference, described, spike_files, user_clip
 from data.pictures import Pictures
 from data.spike.formats import FORMATS, open_spikes
 from data.spike.represent_exposure import exposure_estimate
@@ -200,7 +200,7 @@ class LongExposures:
         return np.repeat(grey[..., None], 3, axis=2)
 
 
-def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> UserClip:
+def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> DatasetClip:
     """The clip of a folder with one spike file per frame, or of one file; its input: LongExposures.
 
     One file is a single frame or, with spike.exposure, holds as many as its table lists or its period fits in.
@@ -219,4 +219,4 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> Use
     reference = Pictures(Path(gt)) if gt is not None else None
     if reference is not None:
         check_reference(frames, reference, 1)
-    return UserClip(name, frames, UserSpikes(path, frames, name, source), reference)
+    return user_clip(name, frames, reference, path, source)

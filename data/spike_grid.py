@@ -63,12 +63,6 @@ class ScaledWindow:
     inner: tuple[slice, slice]
     interpolation: int
 
-    @classmethod
-    def whole(cls, geometry: SpikeGeometry, size: tuple[int, int], interpolation: int) -> ScaledWindow:
-        """The whole plane stretched to a frame of `size`, whatever the ratio."""
-        crop = Crop(0, 0, geometry.height, geometry.width)
-        return cls(crop, size, (slice(None), slice(None)), interpolation)
-
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
         if channels.shape[1:] != self.size:
             size = self.size[::-1]
@@ -108,6 +102,21 @@ class ScaledGrid:
         (top, height), (left, width) = spans
         crop, size = Crop(top, left, height, width), (height * ratio, width * ratio)
         return ScaledWindow(crop, size, (inner[0], inner[1]), self._interpolation)
+
+
+class StretchedGrid:
+    """Whole frames of `size` (H, W) of any ratio to the spike plane, as a user's own clips may have."""
+
+    coverage = 1.0
+
+    def __init__(self, geometry: SpikeGeometry, size: tuple[int, int], interpolation: int) -> None:
+        self.step, self.region = max(1, round(size[0] / geometry.height)), (0, 0, *size)
+        self._geometry, self._interpolation = geometry, interpolation
+
+    def window(self, aug: Augment) -> ScaledWindow:
+        whole = Crop(0, 0, self._geometry.height, self._geometry.width)
+        inner = (slice(aug.top, aug.top + aug.height), slice(aug.left, aug.left + aug.width))
+        return ScaledWindow(whole, self.region[2:], inner, self._interpolation)
 
 
 @dataclass(frozen=True)

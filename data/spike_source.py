@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Protocol
 
@@ -16,13 +16,13 @@ from pydantic import Field
 from data.augment import Augment
 from data.calibration import load_calibration
 from data.camera import CameraDraw
-from data.clip import Clip
+from data.clip import Clip, Exposure, Piece
 from data.spike import represent as rp
 from data.spike.simulate import LUMA, to_linear
 from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
-from data.spike_grid import CalibratedGrid, Grid, ScaledGrid, Window
+from data.spike_grid import CalibratedGrid, Grid, ScaledGrid, StretchedGrid, Window
 from data.spike_info import DatasetInfo, load_info
-from data.spike_timing import Exposures, Piece, Span, Timing, read_exposures, with_context
+from data.spike_timing import Exposures, Span, Timing, read_exposures, with_context
 from utils.errors import DataError, OptionError
 from utils.options.registry import Registry, import_parts
 
@@ -119,6 +119,7 @@ class DatSpikes:
             raise OptionError(f"spike.rate is {self.rate}, spike.gamma {gamma}", "spike", "numbers > 0", "correct them")
         self.info, self.center, self.remainder, self.gamma, self.context = info, center, remainder, gamma, context
         self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
+        self.is_stretched = False  # the planes to frames of any ratio, for whole frames
         self.calibration = load_calibration(calibration) if calibration else None
         self._calibrated = (
             CalibratedGrid(self.calibration, self.geometry, calibration, resize == "nearest") if calibration else None
@@ -137,25 +138,52 @@ class DatSpikes:
     def grid(self, size: tuple[int, int]) -> Grid:
         """How planes lie on lq frames of `size` (H, W). Raises DataError where the sizes do not fit."""
         if self._calibrated is None:
-            return ScaledGrid(self.geometry, size, self.interpolation)
+            return (StretchedGrid if self.is_stretched else ScaledGrid)(self.geometry, size, self.interpolation)
         self._calibrated.check_size(size)
         return self._calibrated
 
-    def span(self, clip: Clip, frame: int) -> Span:
-        """The planes of frame `frame`. Raises DataError where they reach outside of the file."""
-        return self.timing.span(clip.name, frame, clip.planes[frame])
+    def exposures(
+        self, clip: str, files: Sequence[tuple[str, int]], frames: int, shared: bool = False
+    ) -> tuple[Exposure, ...]:
+        """The planes of each of the frames of a clip, checked: they lie in their file and can be represented.
 
-    def center_plane(self, clip: str, planes: int, span: Span | None = None) -> float:
-        """The time of the sharp frame in the `planes` planes of a frame, in planes; x.5 lies between two.
+        files: path and planes of a file per frame, or of one for all. shared: the frames share its planes evenly.
+        Raises OptionError where the plane of the sharp frame is unknown, DataError for all else.
+        """
+        found, checked = [], set()
+        for frame in range(frames):
+            own = frame if len(files) > 1 else 0
+            path, planes = files[own]
+            span = self.timing.share(clip, frame, frames, planes) if shared else self.timing.span(clip, frame, planes)
+            pieces, before = with_context(span, own, files, self.context)
+            after = sum(piece.count for piece in pieces) - before - span.count
+            center = self.center_plane(clip, span)
+            own_planes = Piece(path, span.first, span.count)
+            found.append(Exposure(own_planes, tuple(pieces), before, after, center, span.origin))
+            if (span.count, center) not in checked:
+                checked.add((span.count, center))
+                self._check_represented(own_planes, center)
+        return tuple(found)
 
-        span: where they lie; None: they are a whole file. Raises OptionError where it is unknown.
+    def _check_represented(self, planes: Piece, center: float) -> None:
+        try:
+            self.represent(np.zeros((planes.count, 1, 1), np.uint8), center, rate=1.0)
+        except ValueError as e:
+            raise DataError(
+                f"{planes.count} planes are too few for spike.representation {self.name}: {e}", planes.file,
+                f"planes for {self.options} around plane {center:g}", "use smaller windows, or another spike.center",
+            ) from e  # fmt: skip
+
+    def center_plane(self, clip: str, span: Span) -> float:
+        """The time of the sharp frame, counted in the planes of `span`; x.5 lies between two.
+
+        Raises OptionError where it is unknown.
         """
         if "center" in self.ignored:
-            return (planes - 1) / 2
-        span = span or Span.whole(planes)
+            return (span.count - 1) / 2
         named = {"gt": self.info.gt_plane_of(clip, span.length), "file": span.middle}
         center = named.get(self.center, self.center)
-        first, last = span.origin, span.origin + planes - 1
+        first, last = span.origin, span.origin + span.count - 1
         if center is None or not first <= center <= last:
             what = "is not known" if center is None else f"{center} is outside of {first} to {last}"
             raise OptionError(
@@ -179,50 +207,18 @@ class DatSpikes:
         return max(fired, 1e-4) / max(seen, 1e-3)
 
     def represent(
-        self,
-        stream: np.ndarray,
-        clip: str,
-        path: str,
-        rate: float,
-        reverse: bool = False,
-        span: Span | None = None,
-        outside: tuple[int, int] = (0, 0),
+        self, stream: np.ndarray, center: float, rate: float, reverse: bool = False, outside: tuple[int, int] = (0, 0)
     ) -> np.ndarray:
         """Stream (T, h, w) of one frame, as recorded -> (S, h, w) float32.
 
-        rate: spikes per plane at full light, from `rate_of`.
-        reverse: the channels of the time-reversed stream, for a clip that is played backwards.
-        span: where the planes of the frame lie; None: they are a whole file. outside: so many more planes come before
-        and after them.
+        center: the plane of the sharp frame, counted in the frame's own planes. rate: spikes per plane at full light,
+        from `rate_of`. reverse: the channels of the time-reversed stream, for a clip that is played backwards.
+        outside: so many more planes come before and after those of the frame.
         """
-        planes = len(stream) - sum(outside)
-        center = self.center_plane(clip, planes, span) + outside[0]
-        try:
-            return rp.represent(
-                self.name, stream, center, reverse=reverse, rate=rate, light=self.light, gamma=self.gamma,
-                outside=outside, **self.options,
-            )  # fmt: skip
-        except ValueError as e:
-            raise DataError(
-                f"{planes} planes are too few for spike.representation {self.name}: {e}", path,
-                f"planes for {self.options} around plane {center:g}", "use smaller windows, or another spike.center",
-            ) from e  # fmt: skip
-
-    def check_planes(self, clip: str, planes: int, frames: int = 1) -> None:
-        """Raise OptionError or DataError where the first `frames` frames of a clip cannot be represented.
-
-        planes: of their file, or of a file of each.
-        """
-        for span in {(s.count, s.origin, s.length, s.middle): s for s in self._spans(clip, planes, frames)}.values():
-            self.check_span(clip, span)
-
-    def _spans(self, clip: str, planes: int, frames: int) -> list[Span]:
-        return [self.timing.span(clip, frame, planes) for frame in range(frames)]
-
-    def check_span(self, clip: str, span: Span) -> None:
-        """Raise OptionError or DataError where these planes cannot be represented."""
-        stream = np.zeros((span.count, 1, 1), np.uint8)
-        self.represent(stream, clip, f"a spike file of {clip}", rate=1.0, span=span)
+        return rp.represent(
+            self.name, stream, center + outside[0], reverse=reverse, rate=rate, light=self.light, gamma=self.gamma,
+            outside=outside, **self.options,
+        )  # fmt: skip
 
     def read(
         self,
@@ -242,23 +238,18 @@ class DatSpikes:
         windows: so many more channels, the firing rates in equal parts of the exposure, as undivided linear light.
         Only the spike pixels that the crop needs are unpacked, so that it is exactly that crop of the whole frame.
         """
-        window = self.grid(clip.size).window(aug)
+        window, exposure = self.grid(clip.size).window(aug), clip.exposures[frame]
         with spike_errors_as_data_errors():
-            beside = [frame] if self.timing.is_one_file else range(max(frame - 1, 0), min(frame + 2, len(clip)))
-            lengths = {number: clip.planes[number] for number in beside}
-            pieces, before, after = with_context(self.span(clip, frame), frame, lengths, self.context)
-            stream = np.concatenate([files.stream(clip, piece, self, window.crop) for piece in pieces])
+            stream = np.concatenate([files.stream(clip, piece, self, window.crop) for piece in exposure.pieces])
         if camera:
             stream = camera.apply(stream, frame)
-        own = stream[before : len(stream) - after]
+        own = stream[exposure.before : len(stream) - exposure.after]
         rate = self.rate_of(own, picture, window)
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
-        span = self.span(clip, frame)
-        channels = self.represent(stream, clip.name, clip.spike[frame], rate, reverse, span, (before, after))
+        channels = self.represent(stream, exposure.center, rate, reverse, (exposure.before, exposure.after))
         if windows:
-            center = self.center_plane(clip.name, len(own), span)
-            rates = rp.represent("voxel", own, center, reverse=reverse, light=self.light, num_bins=windows)
+            rates = rp.represent("voxel", own, exposure.center, reverse=reverse, light=self.light, num_bins=windows)
             channels = np.concatenate((channels, rates))
         return window.to_rgb(channels)
 

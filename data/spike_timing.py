@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.clip import Piece
 from utils.errors import DataError, OptionError
 
 KEYS = ("start", "length", "period")
@@ -35,37 +36,23 @@ class Span:
     length: int
     middle: float
 
-    @classmethod
-    def whole(cls, planes: int) -> Span:
-        """All planes of a file of one frame."""
-        return cls(0, planes, 0, planes, (planes - 1) / 2)
 
+def with_context(span: Span, own: int, files: Sequence[tuple[str, int]], context: int) -> tuple[list[Piece], int]:
+    """The planes of `span` of file number `own`, and up to `context` planes before and after them, as far as there are.
 
-@dataclass(frozen=True)
-class Piece:
-    """Planes first ... first + count - 1 of the file of frame number `frame`."""
-
-    frame: int
-    first: int
-    count: int
-
-
-def with_context(span: Span, frame: int, files: Mapping[int, int], context: int) -> tuple[list[Piece], int, int]:
-    """The planes of frame number `frame`, and up to `context` planes before and after them, as far as there are any.
-
-    files: planes of its file and, where each frame has its own, of those of the frames beside it, by frame number in
-    the order of time. Returns the pieces in the order of time, and how many planes lie before and after the frame's.
+    files: path and planes of each file of the clip, which follow one another in time. Returns the pieces in the order
+    of time, and how many planes lie before those of the span.
     """
     lo, hi = span.first - context, span.first + span.count + context
-    start = -sum(planes for number, planes in files.items() if number < frame)  # counted in the frame's own file
-    pieces = []
-    for number, planes in files.items():
+    first_file, last_file = max(own - 1, 0), min(own + 2, len(files))
+    start = -sum(planes for _, planes in files[first_file:own])  # counted in the span's own file
+    before, pieces = min(context, span.first - start), []
+    for path, planes in files[first_file:last_file]:
         first, stop = max(lo - start, 0), min(hi - start, planes)
         if first < stop:
-            pieces.append(Piece(number, first, stop - first))
+            pieces.append(Piece(path, first, stop - first))
         start += planes
-    before = min(context, span.first + sum(planes for number, planes in files.items() if number < frame))
-    return pieces, before, sum(piece.count for piece in pieces) - before - span.count
+    return pieces, before
 
 
 @dataclass(frozen=True)

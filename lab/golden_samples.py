@@ -1,7 +1,7 @@
 """Digests of 50 draws of each kind of data set and of a user's own clips: run before and after a change of the reader.
 
-    python -m lab.golden_samples > before.json      # then, after the change
-    python -m lab.golden_samples | diff before.json -
+python -m lab.golden_samples > before.json      # then, after the change
+python -m lab.golden_samples | diff before.json -
 """
 
 from __future__ import annotations

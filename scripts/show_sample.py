@@ -93,7 +93,7 @@ def middle_picture(spikes: Any, draw: Draw, channels: np.ndarray) -> np.ndarray:
     """What the channels (N, S, H, W) show of the sharp instant of the middle frame, (H, W)."""
     middle = len(channels) // 2
     frame, is_back = (played[middle] for played in draw.played)
-    return sharp_picture(spikes, channels[middle], draw.clip.name, spikes.span(draw.clip, frame), is_back)
+    return sharp_picture(spikes, channels[middle], draw.clip.exposures[frame], is_back)
 
 
 def aligned(dataset: Any, draw: Draw) -> dict[str, Any]:
@@ -121,12 +121,13 @@ def facts(dataset: Any, draw: Draw, option_file: str) -> dict[str, str]:
     }
     if not spikes:
         return about
-    span, first = spikes.span(clip, frames[0]), frames[0]
-    center = span.origin + spikes.center_plane(clip.name, span.count, span)
+    first = frames[0]
+    exposure, own = clip.exposures[first], clip.exposures[first].own
     options = ", ".join(f"{key} {value}" for key, value in spikes.options.items())
     about |= {
         "spikes": f"{spikes.geometry!r}, rate {spikes.rate}, {spikes.light} light, gamma {spikes.gamma:g}",
-        "planes": f"{span.count} from plane {span.first} of {clip.planes[first]}; sharp frame at plane {center:g}"
+        "planes": f"{own.count} from plane {own.first} of {clip.planes[first]}; "
+        f"sharp frame at plane {exposure.origin + exposure.center:g}"
         + (", time runs backwards" if backwards[0] else ""),
         "channels": f"{spikes.channels}: {spikes.name} ({options})",
         "camera": f"{draw.camera}" if draw.camera else "as recorded",

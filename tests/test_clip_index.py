@@ -235,7 +235,7 @@ def test_clips_may_differ_in_their_planes(tmp_path):
     dataset = build(tmp_path, spike={"type": "dat", "h": 8, "w": 12, "representation": {"type": "raw", "window": 21}})
 
     assert [clip.planes[0] for clip in dataset.clips] == [56, 88, 104]
-    assert [dataset.spikes.center_plane(clip.name, clip.planes[0]) for clip in dataset.clips] == [24, 40, 48]
+    assert [clip.exposures[0].center for clip in dataset.clips] == [24, 40, 48]
     assert dataset[(0, 0)]["spike"].shape == (3, 21, 8, 8)
 
 

@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 import torch
 
+from data.augment import Augment
 from data.clip_reader import dataset_clips
 from data.preflight import preflight
 from data.select_dataset import build_dataset
 from data.spike.formats import write_spikes
 from data.spike.stream import SpikeGeometry
-from data.spike_grid import ScaledWindow
+from data.spike_grid import StretchedGrid
 from tests.clip_files import resolved, section, write_clip, write_info
 from utils.errors import OptionError
 from utils.options.models import DatasetsOptions
@@ -78,13 +79,13 @@ def test_light_decides_what_match_and_gamma_do(tmp_path):
     for light, seen in (("linear", (128 / 255) ** 2.2), ("display", 128 / 255)):
         stream = np.zeros((1000, 2, 2), np.uint8)
         stream[: round(600 * seen)] = 1
-        window = ScaledWindow.whole(SpikeGeometry(2, 4), (4, 4), 0)
+        window = StretchedGrid(SpikeGeometry(2, 2), (4, 4), 0).window(Augment.whole((4, 4)))
         rate = source[light].rate_of(stream, grey, window)
         assert rate == pytest.approx(0.6, abs=0.002)
         # gamma 1: linear light, whatever the sensor integrated; gamma 2.2: the picture's own values.
         for gamma, value in ((1.0, (128 / 255) ** 2.2), (2.2, 128 / 255)):
             source[light].gamma = gamma
-            assert source[light].represent(stream, "clip0", "", rate).mean() == pytest.approx(value, abs=0.002)
+            assert source[light].represent(stream, 499.5, rate).mean() == pytest.approx(value, abs=0.002)
     write_info(tmp_path, light="display")
     with pytest.raises(OptionError, match=r"spike\.light is linear, dataset.json has display"):
         build(tmp_path, "test", spike={**spike, "light": "linear"})

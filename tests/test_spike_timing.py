@@ -77,7 +77,7 @@ def test_a_window_reaches_to_the_last_plane_and_no_further(tmp_path):
         built = build(root, first=first, count=count, representation={"type": "voxel", "num_bins": 1})
         expected = noise(2)[first : first + count].mean(axis=0)
         assert np.allclose(built.read_frames(0, 2, 1)["spike"][0, 0, ::2, ::2], expected)
-    assert build(root, first=20).spikes.span(build(root).clips[0], 0).count == 4  # to the end
+    assert build(root, first=20).clips[0].exposures[0].own.count == 4  # to the end
     for first, count, words in ((1, 24, "needs planes 1 to 24"), (24, None, "needs planes 24 to 23")):
         with pytest.raises(DataError, match=f"frame 0 of clip a/0 {words}.*the file has 24 planes") as error:
             build(root, first=first, count=count)
