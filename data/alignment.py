@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import cv2
@@ -46,12 +45,10 @@ def find_offset(
     clip: str,
     where: str,
     given: int | None = None,
-    tick: Callable[[int], object] = lambda _: None,
 ) -> int:
     """How many raw frames later than the middle of its exposure every sharp frame is; usually 0.
 
     Without an offset, sharp frame i is raw frame i * average + average // 2. given: the offset stated by the user.
-    tick: gets 1 after each sharp frame.
     Raises DataError with the offsets found where a sharp frame matches no raw frame near that one, where the offset
     changes within the clip, and where it is not the given one.
     """
@@ -73,7 +70,6 @@ def find_offset(
             last = match.expected + start
             raise _wrong(clip, where, f"sharp frame {stem} would be raw frame {last} of only {len(raw)}")
         matches.append(match)
-        tick(1)
     candidates = [start, *(offset for offset, _ in Counter(match.best for match in matches).most_common())]
     offset = next((o for o in candidates if all(match.fits(o) for match in matches)), None)
     if offset is None or (given is not None and offset != given):

@@ -15,7 +15,6 @@ import cv2
 from data.alignment import find_offset
 from data.frame_io import picture_size
 from data.pictures import Pictures
-from data.pool import Tick
 from data.raw_video import LightPath, RawClip, exposures
 from data.spike.formats import write_spikes
 from data.spike.simulate import IntegrateAndFire
@@ -97,7 +96,7 @@ class Job:
 class Plan:
     """The result of checking a job. size: of its frames; bytes: of its files.
 
-    todo: the folders that are missing ("pictures", "spikes"); frames: how many `make_folder` counts for each.
+    todo: the folders that are missing ("pictures", "spikes"); frames: of its files.
     record: contents of made.json.
     """
 
@@ -112,11 +111,8 @@ class Plan:
         return self.record["offset"]
 
 
-def plan_clip(job: Job, recipe: Recipe, tick: Tick) -> Plan | DataError:
-    """Check a clip before it is made. An error is returned, so that the errors of all clips can be shown.
-
-    tick: gets 1 after each sharp frame that was found among the raw ones.
-    """
+def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
+    """Check a clip before it is made. An error is returned, so that the errors of all clips can be shown."""
     cv2.setNumThreads(1)
     try:
         # Exposures and spike files are counted by the sharp frames where they exist, else by the raw ones.
@@ -138,7 +134,7 @@ def plan_clip(job: Job, recipe: Recipe, tick: Tick) -> Plan | DataError:
         todo = missing_folders(job)
         if todo:
             check_frame_sizes(job)
-        record["offset"] = made["offset"] if made else _offset(job, recipe, tick)
+        record["offset"] = made["offset"] if made else _offset(job, recipe)
     except DataError as e:
         return e
     pictures = 0 if job.sharp else (len(KINDS) + recipe.instants) * len(cv2.imencode(".png", frames.read(0))[1])
@@ -204,11 +200,11 @@ def _made_before(job: Job, record: dict[str, Any]) -> dict[str, Any] | None:
     return made
 
 
-def _offset(job: Job, recipe: Recipe, tick: Tick) -> int:
+def _offset(job: Job, recipe: Recipe) -> int:
     if not (job.raw and job.sharp):
         return 0
     raw, sharp, where = Pictures(job.raw.path), Pictures(job.sharp), f"{job.raw.path}, {job.sharp}"
-    return find_offset(raw, sharp, recipe.average_of(job.name), job.name, where, job.offset, tick)
+    return find_offset(raw, sharp, recipe.average_of(job.name), job.name, where, job.offset)
 
 
 def spike_size(frame: tuple[int, int], recipe: Recipe, job: Job) -> tuple[int, int]:
@@ -223,35 +219,34 @@ def spike_size(frame: tuple[int, int], recipe: Recipe, job: Job) -> tuple[int, i
     return height, width
 
 
-def make_folder(job: Job, recipe: Recipe, record: dict[str, Any], kind: str, tick: Tick) -> float:
+def make_folder(job: Job, recipe: Recipe, record: dict[str, Any], kind: str) -> float:
     """Make the "pictures" or the "spikes" of one clip; the folder appears when it is complete.
 
-    tick: gets n after n frames, `Plan.frames` in all. Returns the peak memory of the process, in GB.
+    Returns the peak memory of the process, in GB.
     """
     cv2.setNumThreads(1)
     folder = job.rgb if kind == "pictures" else job.spikes
     scratch = scratch_folder(folder.with_name(f".{job.name}.tmp"))
     if kind == "pictures":
-        make_pictures(job, recipe, scratch, tick)
+        make_pictures(job, recipe, scratch)
     else:
         (scratch / "spike").mkdir()
-        make_spikes(job, recipe, record["offset"], scratch / "spike", tick)
+        make_spikes(job, recipe, record["offset"], scratch / "spike")
     write_whole(scratch / RECORD, (json.dumps(record, indent=2) + "\n").encode())
     publish_folder(scratch, folder)
     return peak_process_gb()
 
 
-def make_pictures(job: Job, recipe: Recipe, folder: Path, tick: Tick) -> None:
+def make_pictures(job: Job, recipe: Recipe, folder: Path) -> None:
     """Write the blurry and sharp frames of all exposures, and their instants, below `folder`."""
     average = recipe.average_of(job.name)
     for number, pictures in enumerate(exposures(Pictures(job.raw.path), average, recipe.gamma, recipe.instants)):
         for kind, picture in pictures.items():
             name = f"{kind}/{number:06d}" if kind in KINDS else f"instants/{number:06d}_{kind}"
             imwrite_rgb(folder / f"{name}.png", picture)
-        tick(average)
 
 
-def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path, tick: Tick) -> None:
+def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path) -> None:
     """Write one .dat per sharp frame, from raw frames where there are any, else interpolated between sharp frames.
 
     offset: raw frames between the middle of an exposure and its sharp frame. Before the first raw frame the light is
@@ -276,4 +271,3 @@ def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path, tick: Tick)
             times = [number + (p - recipe.gt_plane_of(job.name)) / planes for p in range(planes)]
         lights = map(light.at, times)
         write_spikes(folder / f"{stem}.dat", sensor.run_parts(lights), SpikeGeometry(*size))
-        tick(average if job.raw else 1)

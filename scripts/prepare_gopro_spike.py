@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.pool import Pool
+from data.pool import run_parallel
 from data.prepare import Job, Plan, Recipe, make_folder, plan_clip
 from data.raw_video import SPLITS, RawClip, find_raw_clips
 from data.spike_info import FILE_NAME, FORMAT
@@ -99,23 +99,22 @@ def main(arguments: list[str] | None = None) -> int:
     recipe = Recipe(**{key: getattr(command, key) for key in Recipe.__dataclass_fields__})
     jobs = find_jobs(command)
     check_recipe(command.out, recipe)
-    with Pool(command.workers) as pool:
-        plans = plan_all(jobs, recipe, pool)
-        todo = [job for job in jobs if plans[job].todo]
-        total = sum(plans[job].bytes for job in todo)
-        print(f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about {total / 1e9:.2f} GB to write")
-        for job in todo:
-            print_offset(job, plans[job].offset, recipe)
-        if command.dry_run:
-            print_plans(plans, recipe)
-            return 0
-        check_room(command.out, total)
-        made = Made(info_path(command.out).parent)
-        made.check(made.folder / name for name in NAMES)
-        write_info(command.out, recipe, plans)
-        make_all(plans, recipe, pool)
-        calls = [(job, recipe, plan.offset) for job, plan in plans.items()]
-        clips = run_counted(pool, summarise, calls, [1] * len(calls), "summary", "clips")
+    plans = plan_all(jobs, recipe, command.workers)
+    todo = [job for job in jobs if plans[job].todo]
+    total = sum(plans[job].bytes for job in todo)
+    print(f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about {total / 1e9:.2f} GB to write")
+    for job in todo:
+        print_offset(job, plans[job].offset, recipe)
+    if command.dry_run:
+        print_plans(plans, recipe)
+        return 0
+    check_room(command.out, total)
+    made = Made(info_path(command.out).parent)
+    made.check(made.folder / name for name in NAMES)
+    write_info(command.out, recipe, plans)
+    make_all(plans, recipe, command.workers)
+    calls = [(job, recipe, plan.offset) for job, plan in plans.items()]
+    clips = run_counted(command.workers, summarise, calls, [1] * len(calls), "summary", "clips")
     page = write_summary(made, recipe, clips)
     print(f"made {command.out}: see {page}; check it with scripts/check_data.py --opt FILE")
     return 0
@@ -128,33 +127,28 @@ def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
         print(f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file")
 
 
-def make_all(plans: dict[Job, Plan], recipe: Recipe, pool: Pool) -> None:
+def make_all(plans: dict[Job, Plan], recipe: Recipe, workers: int) -> None:
     """Make the missing folders. The longest come first, so that no process is left alone with one at the end."""
     todo = [(job, plan, kind) for job, plan in plans.items() for kind in plan.todo]
     todo.sort(key=lambda item: (-item[1].frames, item[2] != "spikes"))  # spikes take longer than pictures
     calls = [(job, recipe, plan.record, kind) for job, plan, kind in todo]
-    peaks = run_counted(pool, make_folder, calls, [plan.frames for _, plan, _ in todo], "making", "frames")
+    peaks = run_counted(workers, make_folder, calls, [plan.frames for _, plan, _ in todo], "making", "frames")
     if peaks:
         print(f"peak memory of a process: {1000 * max(peaks):.0f} MB")
 
 
 def run_counted(
-    pool: Pool, function: Callable[..., Any], calls: list[tuple[Any, ...]], counts: list[int], name: str, unit: str
+    workers: int, function: Callable[..., Any], calls: list[tuple[Any, ...]], counts: list[int], name: str, unit: str
 ) -> list[Any]:
-    """The results of function(*call, tick) in order, while the progress over all calls is shown.
+    """The results of function(*call) in order, while the progress over all calls is shown.
 
-    counts: units of work of each call. What a call has not reported when it ends counts as done.
+    counts: units of work of each call.
     """
-    left, results = list(counts), [None] * len(calls)
+    results = [None] * len(calls)
     with shown(sum(counts), name, unit, quiet_s=0) as progress:
-
-        def add(number: int, count: int) -> None:
-            left[number] -= count
-            progress.update(count)
-
-        for number, result in pool.run(function, calls, add):
+        for number, result in run_parallel(function, calls, workers):
             results[number] = result
-            add(number, left[number])
+            progress.update(counts[number])
     return results
 
 
@@ -261,12 +255,9 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
     return {c.name: c.split or here.get(c.name) or ("test" if c.name in test else "train") for c in raw}
 
 
-def plan_all(jobs: list[Job], recipe: Recipe, pool: Pool) -> dict[Job, Plan]:
+def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
     """Check every clip, before anything is written. Raises DataError with the problems of all clips."""
-    # Where sharp frames are searched among raw ones, each of them is counted.
-    counts = [max(1, len(os.listdir(job.sharp))) if job.raw and job.sharp else 1 for job in jobs]
-    unit = "frames" if sum(counts) > len(jobs) else "clips"
-    results = run_counted(pool, plan_clip, [(job, recipe) for job in jobs], counts, "checking", unit)
+    results = run_counted(workers, plan_clip, [(job, recipe) for job in jobs], [1] * len(jobs), "checking", "clips")
     found: dict[Job, Plan | DataError] = dict(zip(jobs, results, strict=True))
     errors = {job: error for job, error in found.items() if isinstance(error, DataError)}
     plans = {job: plan for job, plan in found.items() if job not in errors}

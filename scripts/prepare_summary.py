@@ -11,7 +11,6 @@ import cv2
 import numpy as np
 
 from data.pictures import Pictures
-from data.pool import Tick
 from data.prepare import Job, Recipe
 from data.spike.formats import read_spikes
 from data.spike.represent import represent
@@ -39,8 +38,8 @@ class ClipSummary:
     strip: np.ndarray
 
 
-def summarise(job: Job, recipe: Recipe, offset: int, tick: Tick) -> ClipSummary:
-    """Read back a part of the files of a clip. tick: gets 1 at the end."""
+def summarise(job: Job, recipe: Recipe, offset: int) -> ClipSummary:
+    """Read back a part of the files of a clip."""
     cv2.setNumThreads(1)
     sharp = Pictures(job.sharp or job.rgb / "sharp")
     files = [job.spikes / "spike" / f"{stem}.dat" for stem in sharp.stems]
@@ -69,7 +68,6 @@ def summarise(job: Job, recipe: Recipe, offset: int, tick: Tick) -> ClipSummary:
     }  # fmt: skip
     blurry = blurry_frame(job, sharp.stems[shown])
     panels = {**({} if blurry is None else {"blurry": blurry}), "sharp": sharp.read(shown), "spikes (tfp)": spikes}
-    tick(1)
     return ClipSummary(numbers, strip_of(panels, sharp.size))
 
 
