@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
-from data.clip import Exposure
+from data.clip import Clip, Exposure
 from data.spike.represent import REPRESENTATIONS, represent
 from data.spike.represent_relative import sharp_light
+from data.spike.simulate import DISPLAY_GAMMA
 from data.spike_source import DatSpikes
 
 # Measured on 8 clips of the sample set, 5 frames each, with voxel and tfi. In place, gradients correlate with 0.86 and
@@ -100,13 +103,24 @@ def sharp_channels(spikes: DatSpikes, exposure: Exposure, reverse: bool) -> list
 
 
 def sharp_picture(spikes: DatSpikes, channels: np.ndarray, exposure: Exposure, reverse: bool) -> np.ndarray:
-    """What the channels (S, H, W) of a frame show of the sharp instant, (H, W) float32.
+    """What the channels (S, H, W) of a frame show of the sharp instant, in display values (H, W) float32, >= 0.
 
     Ratios to the light of the exposure are turned into light. exposure, reverse: see `sharp_channels`.
     """
     if spikes.name == "relative":
-        return sharp_light(channels, spikes.options["half_windows"], spikes.gamma)
-    return channels[sharp_channels(spikes, exposure, reverse)].mean(0)
+        return sharp_light(channels, spikes.options["half_windows"], spikes.gamma, spikes.light)
+    is_display = not REPRESENTATIONS[spikes.name].proportional and spikes.light == "display"
+    mean = np.maximum(channels[sharp_channels(spikes, exposure, reverse)].mean(0), 0)
+    return mean if is_display else mean ** (spikes.gamma / DISPLAY_GAMMA)
+
+
+def with_mean_of_exposure(spikes: DatSpikes, clip: Clip) -> tuple[DatSpikes, Clip]:
+    """The same spikes, represented by one channel: the mean of all planes of a frame, as blurry as the RGB frame."""
+    mean = copy.copy(spikes)
+    mean.name, mean.options, mean.channels, mean.ignored = "voxel", {"num_bins": 1}, 1, set()
+    mean.rate = 1.0
+    exposures = (Exposure(e.own, (e.own,), 0, 0, (e.own.count - 1) / 2, e.origin) for e in clip.exposures)
+    return mean, dataclasses.replace(clip, exposures=tuple(exposures))
 
 
 def _gradients(picture: np.ndarray, pixel: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from data.agreement import sharp_picture
 from data.augment import Augment
 from data.clip import Clip, Exposure
 from data.clip_cache import INDEX as CACHE_INDEX
@@ -49,6 +50,10 @@ class DatasetClip:
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         item = self.dataset.read_frames(self.index, index, 1, reverse)
         return {kind: item[kind][0] for kind in ("lq", "spike", "gt", "gt_instants") if kind in item}
+
+    def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
+        exposure = self.dataset.clips[self.index].exposures[index]
+        return sharp_picture(self.dataset.spikes, spike.numpy(), exposure, reverse=False)
 
     def digest(self) -> str:
         """Of the names, sizes and times of change of the files, of the stems, and of what the spikes mean."""

@@ -1,7 +1,12 @@
-"""Do the spikes of a dataset lie where its frames show the same? Measured on a few samples, before any training."""
+"""Do the spikes of a dataset lie where its frames show the same? Measured on a few samples, before any training.
+
+Spikes around the sharp instant are compared with the sharp frame; without one, those of the whole exposure with the
+blurry frame, in which strong motion leaves nothing of the sharp instant.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +15,7 @@ import cv2
 import numpy as np
 from torch import Tensor
 
-from data.agreement import Agreement, judge, sharp_picture
+from data.agreement import Agreement, judge, sharp_picture, with_mean_of_exposure
 from data.augment import Augment
 from data.clip_dataset import Draw, TrainClips
 from data.clip_reader import DatasetClip
@@ -86,6 +91,10 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     middle = len(played) // 2
     chosen = sorted({middle, *(round(i) for i in np.linspace(0, len(played) - 1, count))})
     kind = "gt" if draw.clip.gt else "lq"
+    if kind == "lq":
+        dataset = copy.copy(dataset)
+        dataset.spikes, clip = with_mean_of_exposure(dataset.spikes, draw.clip)
+        draw = dataclasses.replace(draw, clip=clip)
     pairs = []
     for place in chosen:
         frame, back = played[place]

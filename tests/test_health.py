@@ -6,16 +6,25 @@ import json
 import logging
 import shutil
 
+import cv2
+import numpy as np
 import pytest
 
 import main_test_vrt
-from data.first_look import warning_of
+from data.clip_reader import user_clips
+from data.first_look import warning_of, warning_of_clips
 from data.select_dataset import build_dataset
+from data.spike.formats import write_spikes
+from data.spike.simulate import IntegrateAndFire, to_linear
+from data.spike.stream import SpikeGeometry
 from main_train_vrt import read_options
 from models.optim import lr_floor
+from tests.clip_files import section, write_info
 from tests.faults.test_disk_full import disk
 from tests.test_show_sample import home  # noqa: F401
 from tests.train_files import write_options
+from tests.two_cameras import texture
+from utils.image import imwrite_rgb
 from utils.run.health import Health, loader_advice
 from utils.run.measure import Measured
 from utils.run.memory import host_memory
@@ -193,6 +202,53 @@ def test_a_wrong_geometry_is_named_before_training(home):  # noqa: F811
     rgb = {key: value for key, value in options.items() if key not in ("spike", "dataroot_spike")}
     without = build_dataset(rgb | {"dataset_type": "VideoRecurrentTrainDataset"}, "train", 5)
     assert warning_of(without, "opt.json") is None
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory):
+    """Two clips without sharp frames, in which everything moves by 40 pixels during an exposure."""
+    root, rng = tmp_path_factory.mktemp("fast"), np.random.default_rng(0)
+    for clip in ("a", "b"):
+        write_fast_clip(root, clip, texture(rng, (96, 96 + 4 * 40)))
+    write_info(root, h=48, w=48, planes=40, gt_plane=20, rate=0.6, flip=None)
+    return root
+
+
+def write_fast_clip(root, clip, picture):
+    """4 frames of 96 x 96, each the mean of 40 planes that are a pixel apart."""
+    for frame in range(4):
+        parts = [picture[:, 40 * frame + plane :][:, :96] for plane in range(40)]
+        blurry = np.round(255 * np.mean(parts, axis=0)).astype(np.uint8)
+        imwrite_rgb(root / "GOPRO_Large/train" / clip / f"blur/{frame:06d}.png", np.repeat(blurry[..., None], 3, 2))
+        light = [cv2.resize(to_linear(part), (48, 48), interpolation=cv2.INTER_AREA) for part in parts]
+        sensor = IntegrateAndFire(48, 48, rate=0.6, rng=np.random.default_rng(frame))
+        path = root / "GOPRO_Large_spike_seq/train" / clip / f"spike/{frame:06d}.dat"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_spikes(path, sensor.run(light), SpikeGeometry(48, 48))
+
+
+RELATIVE = {"type": "relative", "half_windows": [2, 6, 12]}
+
+
+@pytest.mark.parametrize("representation", [RELATIVE, {"type": "tfp", "half_window": 3}], ids=["relative", "tfp"])
+def test_strong_blur_without_sharp_frames_is_no_wrong_geometry(fast, tmp_path, representation):
+    spikes, frames, exchanged = fast / "GOPRO_Large_spike_seq/train", fast / "GOPRO_Large/train", tmp_path / "train"
+    for clip, other in ("ab", "ba"):
+        shutil.copytree(spikes / clip, exchanged / other)
+    spike = {"type": "dat", "h": 48, "w": 48, "center": 20, "gamma": 2.2, "representation": representation}
+
+    def train(folder=spikes, **changes):
+        options = section(fast, num_frame=3, gt_size=48, spike=spike | changes, dataroot_spike=str(folder))
+        del options["dataroot_gt"]
+        return warning_of(build_dataset(options, "train", 5), "opt.json")
+
+    def own(folder=spikes, **changes):
+        return warning_of_clips(user_clips(frames, folder, spike_options=spike | changes))
+
+    for look in (train, own):
+        assert look() is None
+        assert "upside down (spike.flip)" in look(flip=False)
+        assert "They do not agree" in look(exchanged)
 
 
 def test_a_wrong_size_of_a_plane_is_named_before_the_users_own_frames_are_restored(home, tmp_path, capfd):  # noqa: F811

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import main_test_vrt
 from data.first_look import compare
 from data.select_dataset import build_dataset
 from data.spike import simulate
@@ -19,7 +20,11 @@ from data.spike.stream import SpikeGeometry
 from scripts import full_scenes, make_sample_data
 from scripts.full_scenes import FullScene
 from scripts.make_sample_data import make_sample
+from tests.clip_files import section
 from tests.dist.launching import ROOT
+from tests.train_files import write_options
+from tests.weights_files import save_weights
+from utils.image import imread_rgb, split_strip
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +62,28 @@ def test_the_first_look_at_ratios_sees_the_sharp_picture(sample):
     dataset = build_dataset(section, "train", 0)
     look = compare(dataset, dataset.draw((0, 0)), 2)
     assert look.is_right and look.found.correlation > 0.95 and look.found.distance < 0.5
+
+
+@pytest.mark.parametrize(
+    "representation",
+    [
+        {"type": "relative", "half_windows": [2, 6, 12], "num_bins": 8},
+        {"type": "voxel", "num_bins": 8},
+        {"type": "raw"},
+    ],
+    ids=lambda r: r["type"],
+)
+def test_the_picture_of_the_spikes_shows_the_scene(sample, tmp_path, representation):
+    gamma = {} if representation["type"] == "raw" else {"gamma": 2.2}
+    spike = {"type": "dat", "center": "file", "representation": representation, **gamma}
+    opt = write_options(tmp_path, datasets={"test": section(sample, "test", spike=spike)})
+    weights = save_weights(opt, tmp_path / "w.pth", "netG.fusion=none")
+    out = tmp_path / "out"
+    assert main_test_vrt.main(["--opt", str(opt), "--weights", weights, "--output", str(out), "netG.fusion=none"]) == 0
+    panels = split_strip(imread_rgb(next((out / "strips").rglob("000000.png"))))
+    spikes, sharp = (panels[name][..., 0].astype(float) for name in ("spikes", "sharp"))
+    assert (spikes > 230).mean() < 0.3 and spikes.std() > 25
+    assert np.corrcoef(spikes.ravel(), sharp.ravel())[0, 1] > 0.8
 
 
 def psnr(a, b):

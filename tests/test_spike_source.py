@@ -2,13 +2,18 @@ import numpy as np
 import pytest
 import torch
 
+from data.agreement import sharp_picture
 from data.augment import Augment
+from data.clip import Exposure, Piece
 from data.clip_reader import dataset_clips
 from data.preflight import preflight
 from data.select_dataset import build_dataset
 from data.spike.formats import write_spikes
+from data.spike.simulate import IntegrateAndFire, to_linear
 from data.spike.stream import SpikeGeometry
 from data.spike_grid import StretchedGrid
+from data.spike_info import DatasetInfo
+from data.spike_source import DatSpikes
 from tests.clip_files import resolved, section, write_clip, write_info
 from utils.errors import OptionError
 from utils.options.models import DatasetsOptions
@@ -67,6 +72,21 @@ def test_voxel_bins_follow_the_centre_and_keys_without_effect_are_refused(clips)
     ):  # fmt: skip
         with pytest.raises(OptionError, match=rf"spike\.{key} has no effect"):
             build(clips, "test", spike={"type": "dat", key: value, "representation": representation})
+
+
+@pytest.mark.parametrize("light", ["linear", "display"])
+@pytest.mark.parametrize(
+    "representation", [{"type": "relative", "half_windows": [60]}, {"type": "voxel", "num_bins": 1}]
+)
+def test_the_picture_of_the_sharp_instant_has_the_display_values_of_the_scene(light, representation):
+    scene = np.linspace(0.2, 1.0, 64, dtype=np.float32).reshape(8, 8)
+    seen = scene if light == "display" else to_linear(scene)
+    stream = IntegrateAndFire(8, 8, rate=0.6, rng=np.random.default_rng(0)).run([seen] * 201)
+    options = {"light": light, "gamma": 1.6, "center": "file", "representation": representation}
+    spikes = DatSpikes(DatasetInfo(), h=8, w=8, **options)
+    channels = spikes.represent(stream, 100, rate=0.6)
+    picture = sharp_picture(spikes, channels, Exposure(Piece("", 0, 201), (), 0, 0, 100, 0), reverse=False)
+    assert np.abs(picture / picture.max() - scene).max() < 0.05
 
 
 def test_light_decides_what_match_and_gamma_do(tmp_path):

@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,6 +74,13 @@ class FrameReader(Protocol):
         (3 K, sH, sW), of which gt is the middle one.
 
         reverse: the spikes of reversed time.
+        """
+        ...
+
+    def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
+        """What the spikes (S, H, W) of frame `index` show of its sharp instant, in display values (H, W), >= 0.
+
+        Called for clips with spikes only.
         """
         ...
 

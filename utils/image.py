@@ -67,17 +67,10 @@ def list_images(folder: str | Path) -> list[Path]:
     return found
 
 
-def spike_picture(spike: Tensor) -> np.ndarray:
-    """Spike representation (S, H, W) -> (H, W, 3) uint8 for the eye: the mean over its middle third, a short TFP.
-
-    Scaled so that the 99.5th percentile is white, gamma 1/2.2 (firing rates are linear in light).
-    """
-    # Over all channels it would be as blurry as the RGB frame of the same exposure.
-    width = max(1, len(spike) // 3)
-    first = (len(spike) - width) // 2
-    rate = spike[first : first + width].detach().float().mean(0).clamp(min=0).cpu().numpy()
-    white = max(float(np.percentile(rate, 99.5)), 1e-6)
-    grey = np.round(255 * np.clip(rate / white, 0, 1) ** (1 / 2.2)).astype(np.uint8)
+def spike_picture(light: np.ndarray) -> np.ndarray:
+    """Display values (H, W) of FrameReader.spike_light -> (H, W, 3) uint8; the 99.5th percentile is white."""
+    white = max(float(np.percentile(light, 99.5)), 1e-6)
+    grey = np.round(255 * np.clip(light / white, 0, 1)).astype(np.uint8)
     return np.repeat(grey[..., None], 3, axis=2)
 
 
@@ -87,15 +80,15 @@ def error_picture(restored: np.ndarray, gt: np.ndarray, factor: float = 5.0) -> 
     return np.clip(difference * factor, 0, 255).astype(np.uint8)
 
 
-def comparison(lq: Tensor, spike: Tensor | None, restored: Tensor, gt: Tensor | None) -> dict[str, np.ndarray]:
+def comparison(lq: Tensor, spikes: np.ndarray | None, restored: Tensor, gt: Tensor | None) -> dict[str, np.ndarray]:
     """Panels blurry | spikes | restored | sharp | error x5, each (H, W, 3) uint8; those without data are left out.
 
-    lq (3, h, w), spike (S, h, w) or None, restored (3, H, W), gt (3, H, W) or None.
+    lq (3, h, w), spikes (h, w) or None: see `spike_picture`; restored (3, H, W), gt (3, H, W) or None.
     """
     output = tensor_to_uint8(restored)
     panels = {"blurry": tensor_to_uint8(lq[:3])}
-    if spike is not None:
-        panels["spikes"] = spike_picture(spike)
+    if spikes is not None:
+        panels["spikes"] = spike_picture(spikes)
     panels["restored"] = output
     if gt is not None:
         sharp = tensor_to_uint8(gt)

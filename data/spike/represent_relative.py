@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -54,12 +55,16 @@ def relative(
     return np.stack((*ratios, spikes / (spikes + HALF_TRUST))).astype(np.float32)
 
 
-def sharp_light(channels: np.ndarray, half_windows: Sequence[int], gamma: float) -> np.ndarray:
+def sharp_light(
+    channels: np.ndarray, half_windows: Sequence[int], gamma: float, light: Literal["linear", "display"] = "linear"
+) -> np.ndarray:
     """Light around the sharp frame, in display values that reach 1: channels of `relative` (S, H, W) -> (H, W).
 
     The ratio of the middle one of the windows, times the spikes of the exposure, which the confidence gives.
+    gamma, light: with which the channels were made, see `represent`.
     """
     middle = np.argsort(half_windows)[len(half_windows) // 2]
-    trust = np.clip(channels[-1], 0, 0.999) ** gamma
-    light = np.maximum(channels[middle], 0) ** gamma * trust / (1 - trust)
-    return (light / max(light.max(), 1e-9)) ** (1 / DISPLAY_GAMMA)
+    integrated = DISPLAY_GAMMA if light == "display" else 1.0  # the exponent of linear light from what was integrated
+    ratio, trust = np.clip(channels[[middle, -1]], 0, [[[np.inf]], [[0.999]]]) ** (gamma / integrated)
+    seen = ratio * trust / (1 - trust)
+    return (seen / max(seen.max(), 1e-9)) ** (integrated / DISPLAY_GAMMA)

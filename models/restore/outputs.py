@@ -219,7 +219,8 @@ def finish_clip(
                 for picture in shown[kind]:
                     video.write(picture)
             if index in strips:
-                strip = comparison_strip(comparison(item["lq"], item.get("spike"), _tensor(restored), item.get("gt")))
+                spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
+                strip = comparison_strip(comparison(item["lq"], spikes, _tensor(restored), item.get("gt")))
                 outputs.write_image(outputs.strip_file(clip.name, stem), strip)
             if index == example:
                 outputs.write_image(outputs.example_file(clip.name), restored)

@@ -148,7 +148,8 @@ def _validate_clip(
         validation.blurry.add(clip.name, _scores(blurry, sharp))
         validation.restored.add(clip.name, _scores(restored, sharp) if is_finite else dict.fromkeys(METRICS, math.nan))
         if with_strip and index == middle:
-            validation.panels[clip.name] = comparison(lq, item.get("spike"), frame, gt)
+            spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
+            validation.panels[clip.name] = comparison(lq, spikes, frame, gt)
         if out is not None:
             with best_effort("restored frames"):
                 imwrite_rgb(out / clip.name / f"{clip.stems[index]}.png", restored)
