@@ -32,6 +32,7 @@ from data.meta_file import read_meta
 from data.roots import FROM_START, LMDB_MARK, is_read_from_start
 from data.spike.formats import open_spikes, read_spikes
 from data.spike.light import fit_light
+from data.spike.represent import REPRESENTATIONS
 from data.spike.stream import SpikeFileError
 from data.spike_source import DatSpikes
 from utils.errors import DataError
@@ -44,8 +45,10 @@ logger = logging.getLogger(__name__)
 Show = Callable[[int, str, str], AbstractContextManager[Any]]  # (total, name, unit) -> a progress
 HIDDEN: Show = partial(open_progress, "none")
 
-FORMAT = 3  # to be raised when the check finds more than before: stored results of older checks are then ignored
+FORMAT = 4  # to be raised when the check finds more than before: stored results of older checks are then ignored
 THREADS = 8
+# What the frames of these folders are the mean of, as GoPro and scripts/prepare_gopro_spike.py name them.
+BLUR_LIGHT = {"blur": "display", "blur_gamma": "linear"}
 PNG_END = b"IEND\xaeB`\x82"
 
 
@@ -235,7 +238,30 @@ def _check_spikes(clip: Clip, spikes: DatSpikes, is_first: bool) -> list[Problem
         found.append(
             f"spikes look like {fit.light} light of rate {fit.rate:.2f}, {spikes.light} is assumed (spike.light)"
         )
+    if is_first:
+        found += _check_ratios(clip, spikes, float(rates.mean()))
     return [Problem(clip.name, what, path) for what in found]
+
+
+def _check_ratios(clip: Clip, spikes: DatSpikes, rate: float) -> list[str]:
+    """Warnings for ratios of light to that of the exposure, by which a frame is multiplied. rate: spikes per plane."""
+    if not REPRESENTATIONS[spikes.name].is_ratio:
+        return []
+    found, folder = [], Path(clip.lq[0]).parent
+    light = BLUR_LIGHT.get(folder.name, spikes.light)
+    other = next(name for name in BLUR_LIGHT if BLUR_LIGHT[name] == spikes.light)
+    if light != spikes.light and folder.with_name(other).is_dir():
+        found.append(
+            f"{folder.name} is the mean of {light} values, the spikes integrate {spikes.light} values, so that frame x "
+            f"ratio is not the sharp frame (about 1 dB): {other} fits them (lq_folder)"
+        )
+    windows = spikes.options.get("half_windows", ())
+    if len(windows) > 1 and (2 * max(windows) + 1) * rate < 1:
+        found.append(
+            f"{rate:.3f} spikes per plane: the windows of half_windows {list(windows)}, in planes, mostly lie between "
+            "the same two spikes and give the same channel (spike.representation.half_windows): take wider ones"
+        )
+    return found
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:

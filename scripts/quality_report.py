@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,12 @@ class Outcome:
         """Seed -> mean over the clips of a condition."""
         return {seed: mean_over_clips(run["clips"], condition, metric, kind) for seed, run in self.runs.items()}
 
+    def clips(self, condition: str, seeds: Collection[int]) -> dict[str, float]:
+        """Clip -> its mean PSNR over the seeds."""
+        runs = [self.runs[seed]["clips"] for seed in seeds]
+        names = [name for name in runs[0] if name.startswith(f"{condition}/")] if runs else []
+        return {name: statistics.fmean(clips[name]["restored"]["psnr"] for clips in runs) for name in names}
+
     def speed(self) -> float | None:
         found = [run["s_per_step"] for run in self.runs.values() if run.get("s_per_step")]
         return statistics.median(found) if found else None
@@ -60,12 +66,12 @@ def spread(values: Mapping[int, float]) -> tuple[float, float | None]:
     return statistics.fmean(several), statistics.stdev(several) if len(several) > 1 else None
 
 
-def difference(mine: Mapping[int, float], reference: Mapping[int, float]) -> tuple[float, float | None] | None:
-    """(mean difference over the seeds that both have, half of its 95 % confidence interval); None without such seeds.
+def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> tuple[float, float | None] | None:
+    """(mean difference over the seeds or clips that both have, half of its 95 % confidence interval); None without any.
 
-    Paired: both networks of a seed saw the same samples. The interval is Student's; of one seed None.
+    Paired: both networks of a seed saw the same samples. The interval is Student's; of one seed or clip None.
     """
-    pairs = [mine[seed] - reference[seed] for seed in sorted(mine.keys() & reference.keys())]
+    pairs = [mine[key] - reference[key] for key in sorted(mine.keys() & reference.keys())]
     if not pairs:
         return None
     if len(pairs) == 1:
@@ -86,7 +92,11 @@ def report(outcomes: Sequence[Outcome], reference: str, conditions: Sequence[str
     sections += ["PSNR in dB", table([["blurry input", *blurry], *rows], ["method", *conditions])]
     if base:
         rows = [[o.name, *(_against(o, base, c) for c in conditions)] for o in outcomes if o is not base]
-        sections += [f"PSNR minus that of {reference}, in dB", table(rows, ["method", *conditions])]
+        sections += [f"PSNR minus that of {reference}, in dB, ± over seeds", table(rows, ["method", *conditions])]
+        rows = [
+            [o.name, *(_cell(_over_clips(o, base, c), sign="+") for c in conditions)] for o in outcomes if o is not base
+        ]
+        sections += ["The same, ± over test clips", table(rows, ["method", *conditions])]
     changed = [c for c in conditions if c.startswith("x")]
     rows = [[o.name, *(f"{_loss(o, c):+.2f}" for c in changed)] for o in outcomes]
     sections += ["PSNR minus that at the recorded threshold, in dB", table(rows, ["method", *changed])]
@@ -128,6 +138,11 @@ def _against(outcome: Outcome, base: Outcome | None, condition: str) -> str:
     return _cell(difference(outcome.scores(condition, "psnr"), base.scores(condition, "psnr")), sign="+")
 
 
+def _over_clips(outcome: Outcome, base: Outcome, condition: str) -> tuple[float, float | None] | None:
+    seeds = outcome.runs.keys() & base.runs.keys()
+    return difference(outcome.clips(condition, seeds), base.clips(condition, seeds))
+
+
 def _loss(outcome: Outcome, condition: str) -> float:
     return difference(outcome.scores(condition, "psnr"), outcome.scores(RECORDED, "psnr"))[0]
 
@@ -140,6 +155,7 @@ def _numbers(outcome: Outcome, base: Outcome | None, conditions: Sequence[str]) 
             "psnr": spread(psnr), "ssim": spread(outcome.scores(condition, "ssim")),
             "psnr_input": spread(outcome.scores(condition, "psnr", "input")),
             "to_reference": difference(psnr, base.scores(condition, "psnr")) if base else None,
+            "to_reference_over_clips": _over_clips(outcome, base, condition) if base else None,
         }  # fmt: skip
     return found
 

@@ -132,3 +132,18 @@ def test_the_table_says_which_methods_are_not_alike_or_below_their_input():
     rows = {line.split("|")[1].strip(): line for line in text.splitlines()[:8] if line.startswith("|")}
     assert "+6.0%, NOT ALIKE" in rows["wide"] and "1 of 2" in rows["wide"] and "-2.00 ± 38.12" in rows["wide"]
     assert "NOT" not in rows["concat"] and "29.50 ± 0.71" in rows["concat"] and "0 of 2" in rows["concat"]
+
+
+def test_the_interval_over_clips_is_of_the_clips_mean_differences_over_shared_seeds():
+    def method(name, *rows):  # rows: for each seed the PSNR of clips a, b and c
+        clips = [
+            {f"recorded/{c}": outcome("", 1, p).runs[0]["clips"]["recorded/a"] for c, p in zip("abc", row, strict=True)}
+            for row in rows
+        ]
+        return Outcome(name, 100, {seed: {"clips": each, "s_per_step": 1.0} for seed, each in enumerate(clips)})
+
+    # Differences of 1, 2 and 3 between clips, the same for both seeds; one seed is not shared. t(0.975, 2) = 4.303.
+    outcomes = [method("concat", (30, 30, 30), (20, 20, 20)), method("best", (31, 32, 33), (21, 22, 23), (0, 0, 0))]
+    text, numbers = report(outcomes, "concat", ["recorded"])
+    assert "| best   | +2.00 ± 0.00 |" in text and "| best   | +2.00 ± 2.48 |" in text
+    assert numbers["methods"]["best"]["recorded"]["to_reference_over_clips"][1] == pytest.approx(4.303 / 3**0.5)

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import zlib
 
 import cv2
@@ -8,6 +9,8 @@ import pytest
 
 from data.clip_cache import build_cache
 from data.preflight import preflight
+from data.spike.formats import write_spikes
+from data.spike.stream import SpikeGeometry
 from scripts import check_data
 from tests.clip_files import check, resolved, section, source_of, write_clip, write_info
 from utils.errors import DataError
@@ -110,6 +113,28 @@ def test_spikes_that_look_upside_down_are_a_warning(root, caplog):
         preflight(*options(root, spike={"type": "dat", "flip": False}))
         assert caplog.text.count("look upside down") == 2
     assert "as checked before" in caplog.text
+
+
+def test_ratios_that_do_not_fit_the_frames_are_a_warning(root):
+    def said(windows=(2, 6), **spike):
+        about = {"gamma": 2.2, "representation": {"type": "relative", "half_windows": list(windows)}, **spike}
+        return " ".join(map(str, check(section(root, spike={"type": "dat", **about})).warnings))
+
+    assert said() == ""  # nothing says that these frames are the mean of display values
+    for clip in (root / "GOPRO_Large/train").iterdir():
+        shutil.copytree(clip / "blur", clip / "blur_gamma")
+    assert "blur is the mean of display values, the spikes integrate linear values" in said()
+    changed = section(root, lq_folder="blur_gamma", spike={"type": "dat", "gamma": 2.2, "representation": "relative"})
+    changed["spike"]["representation"] = {"type": "relative", "half_windows": [2, 6]}
+    assert not check(changed).warnings
+    write_info(root, light="display")
+    assert said() == ""
+    for path in (root / "GOPRO_Large_spike_seq/train").glob("*/spike/*.dat"):
+        stream = np.zeros((24, 8, 12), np.uint8)
+        stream[6, ::2] = stream[18, ::2] = 1  # 0.04 spikes per plane
+        write_spikes(path, stream, SpikeGeometry(8, 12))
+    assert "0.042 spikes per plane: the windows of half_windows [2, 6]" in said()
+    assert "half_windows" not in said([6])
 
 
 def test_a_cache_is_checked_for_its_freshness(root, caplog):
