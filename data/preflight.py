@@ -47,8 +47,8 @@ HIDDEN: Show = partial(open_progress, "none")
 
 FORMAT = 4  # to be raised when the check finds more than before: stored results of older checks are then ignored
 THREADS = 8
-# What the frames of these folders are the mean of, as GoPro and scripts/prepare_gopro_spike.py name them.
-BLUR_LIGHT = {"blur": "display", "blur_gamma": "linear"}
+# The folder of the mean of such values, as GoPro and scripts/prepare_gopro_spike.py name them.
+FITTING = {"display": "blur", "linear": "blur_gamma"}
 PNG_END = b"IEND\xaeB`\x82"
 
 
@@ -248,12 +248,11 @@ def _check_ratios(clip: Clip, spikes: DatSpikes, rate: float) -> list[str]:
     if not REPRESENTATIONS[spikes.name].is_ratio:
         return []
     found, folder = [], Path(clip.lq[0]).parent
-    light = BLUR_LIGHT.get(folder.name, spikes.light)
-    other = next(name for name in BLUR_LIGHT if BLUR_LIGHT[name] == spikes.light)
-    if light != spikes.light and folder.with_name(other).is_dir():
+    fitting = FITTING[spikes.light]
+    if folder.name in FITTING.values() and folder.name != fitting and folder.with_name(fitting).is_dir():
         found.append(
-            f"{folder.name} is the mean of {light} values, the spikes integrate {spikes.light} values, so that frame x "
-            f"ratio is not the sharp frame (about 1 dB): {other} fits them (lq_folder)"
+            f"{folder.name} is not the mean of the {spikes.light} values that the spikes integrate, so that frame x "
+            f"ratio is not the sharp frame (about 1 dB): {fitting} is (lq_folder)"
         )
     windows = spikes.options.get("half_windows", ())
     if len(windows) > 1 and (2 * max(windows) + 1) * rate < 1:

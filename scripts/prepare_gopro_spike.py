@@ -62,9 +62,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--method", choices=("flow", "linear"), default="flow", help="interpolation between raw frames")
     parser.add_argument("--ratio", type=int, default=2, help="RGB pixels per spike pixel, each way")
     parser.add_argument("--gamma", type=float, default=2.2)
-    parser.add_argument(
-        "--light", choices=("linear", "display"), default="linear", help="of the sensor: fits blur_gamma or blur"
-    )
+    parser.add_argument("--light", choices=("linear", "display"), default="linear", help="what the sensor integrates")
     parser.add_argument("--rate", type=float, default=0.5, help="spikes per plane at full light (gain / threshold)")
     parser.add_argument("--threshold", type=float, default=1.0, help="of the sensor; noise values are relative to it")
     parser.add_argument(

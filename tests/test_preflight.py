@@ -123,7 +123,7 @@ def test_ratios_that_do_not_fit_the_frames_are_a_warning(root):
     assert said() == ""  # nothing says that these frames are the mean of display values
     for clip in (root / "GOPRO_Large/train").iterdir():
         shutil.copytree(clip / "blur", clip / "blur_gamma")
-    assert "blur is the mean of display values, the spikes integrate linear values" in said()
+    assert "blur is not the mean of the linear values that the spikes integrate" in said()
     changed = section(root, lq_folder="blur_gamma", spike={"type": "dat", "gamma": 2.2, "representation": "relative"})
     changed["spike"]["representation"] = {"type": "relative", "half_windows": [2, 6]}
     assert not check(changed).warnings

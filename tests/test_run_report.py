@@ -29,7 +29,7 @@ def strip(value=120, size=(64, 96), spike=True, noise=None):
     flat = [torch.full((3, *size), level / 255) for level in (40, value, 220)]
     if noise is not None:
         flat = [torch.from_numpy(noise.random((3, *size), dtype=np.float32)) for _ in flat]
-    return comparison_strip(comparison(flat[0], torch.rand(6, *size) if spike else None, flat[1], flat[2]))
+    return comparison_strip(comparison(flat[0], flat[0][0].numpy() if spike else None, flat[1], flat[2]))
 
 
 @pytest.fixture

@@ -78,10 +78,7 @@ class FrameReader(Protocol):
         ...
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        """What the spikes (S, H, W) of frame `index` show of its sharp instant, in display values (H, W), >= 0.
-
-        Called for clips with spikes only.
-        """
+        """What the spikes (S, H, W) of frame `index` show of its sharp instant, in display values (H, W), >= 0."""
         ...
 
 

@@ -16,10 +16,9 @@ def random_stream(purpose: str, *key: int) -> np.random.Generator:
 
 
 def published_stream(*key: int) -> np.random.Generator:
-    """A generator that began before purposes had names: of made scenes, prepared spikes, the order of an epoch.
+    """Of made scenes, prepared spikes and the order of an epoch, which keep the numbers they had before names.
 
-    They keep their numbers, so that data sets are made as before and older runs resume within an epoch. For nothing
-    new: two keys that differ by zeros at the end give the same numbers.
+    So data sets are made as before, and older runs resume. For nothing new: zeros at the end of a key change nothing.
     """
     return np.random.default_rng(key)
 
