@@ -1,13 +1,15 @@
-# shellcheck shell=bash
-# Sourced, in the repository, by whatever starts ranks: $python, and the variables that the user has not set.
+# shellcheck shell=bash disable=SC2034
+# Sourced by whatever starts ranks, in bash: $python, and the variables that the user has not set.
 
 if [[ $(uname -s) != Linux ]]; then
     echo "SpikeVRT runs on Linux (on Windows: in WSL), not on $(uname -s)" >&2
     exit 2
 fi
 
-if [[ -n ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} ]]; then python=python
-elif [[ -x .venv/bin/python ]]; then python=.venv/bin/python
+# An active conda environment may have no python of its own.
+own=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")/.venv/bin/python
+if [[ -x ${VIRTUAL_ENV:-}/bin/python || -x ${CONDA_PREFIX:-}/bin/python ]]; then python=python
+elif [[ -x $own ]]; then python=$own
 else python=python3; fi
 
 export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"

@@ -10,29 +10,40 @@
 set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit; fi
 launcher=$1 main=$2 count=$3; shift 3
-cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
+# Relative paths belong to the caller's folder, so the programs have absolute ones outside the repository.
+here=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")/
+[[ ! . -ef $here ]] || here=''
+main=$here$main
 
 fail() { printf 'DistError: %s\n  in        %s\n  expected  %s\n  do        %s\n' "$1" "$launcher" "$2" "$3" >&2; exit 2; }
 
-[[ $count =~ ^[1-9][0-9]*$ ]] || fail "N is '$count'" "./$launcher N [FILE] [key=value ...]" "give the number of processes"
+# A platform that starts one process per node (PAI-DLC, Kubeflow) says how many GPUs a node has.
+per_node=${PET_NPROC_PER_NODE:-${NPROC_PER_NODE:-}}
+if [[ -n ${LOCAL_RANK:-} ]]; then per_node=''; fi
+count=${count:-$per_node}
+[[ $count =~ ^([1-9][0-9]*|auto|gpu)$ ]] || fail "N is '$count'" "./$launcher N [FILE] [key=value ...]" "give the number of processes"
 
-if [[ -n ${RANK:-} && ${WORLD_SIZE:-1} != 1 ]]; then
+if [[ -z $per_node && -n ${RANK:-} && ${WORLD_SIZE:-1} != 1 ]]; then
     # torchrun would overwrite the variables in silence, and every rank would start a world of its own.
-    fail "a platform has injected RANK=$RANK and WORLD_SIZE=$WORLD_SIZE" "no launcher inside a launch" \
-        "python -u $main $*"
+    again="python -u $main $*"
+    if [[ -z ${LOCAL_RANK:-} ]]; then
+        again+=$'\n            or, where the platform starts one process per node:  '"NPROC_PER_NODE=$count $again"
+    fi
+    fail "a platform has injected RANK=$RANK and WORLD_SIZE=$WORLD_SIZE" "no launcher inside a launch" "$again"
+fi
+
+has_wait_policy=${OMP_WAIT_POLICY:-}
+# shellcheck source=scripts/environment.sh
+source "${here}scripts/environment.sh"
+if [[ -n $per_node && $count/${PET_NNODES:-${WORLD_SIZE:-1}} != 1/1 ]]; then
+    PET_NPROC_PER_NODE=$count exec "$python" "${here}scripts/torchrun_quiet.py" "$main" "$@"
+elif [[ $count != 1 ]]; then
+    exec "$python" "${here}scripts/torchrun_quiet.py" --standalone --nproc_per_node="$count" "$main" "$@"
 fi
 
 # One process usually has the cores to itself: its threads spin for some microseconds before they sleep. On idle cores a
 # step takes 0.6 of the time of threads that sleep at once, beside another busy process 1.8 times as long.
-if [[ $count -eq 1 && -z ${OMP_WAIT_POLICY:-} ]]; then export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-3000}"; fi
-source scripts/environment.sh
-cores=$(($(nproc) / count))
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 0 ? cores : 1))}"
-
-if [[ $count -eq 1 ]]; then
-    # Inside a SLURM allocation the task variables describe the allocation, not this one process.
-    exec env -u SLURM_PROCID -u WORLD_SIZE "$python" -u "$main" "$@"
-fi
-
-# torchrun, with the run's exit code; more ranks than GPUs are refused there.
-exec "$python" scripts/torchrun_quiet.py --standalone --nproc_per_node="$count" "$main" "$@"
+if [[ -z $has_wait_policy ]]; then export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-3000}"; fi
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(nproc)}"
+# Inside an allocation of SLURM, or on a platform, the variables describe more than this one process.
+exec env -u SLURM_PROCID -u WORLD_SIZE -u RANK -u NPROC_PER_NODE -u PET_NPROC_PER_NODE "$python" -u "$main" "$@"

@@ -13,6 +13,7 @@ from tests.train_files import MAIN, write_options
 from utils.dist.gpu import note_on_gpu_ids, visible_gpus
 from utils.dist.launch import LaunchInfo
 
+FOUR = LaunchInfo("torchrun", 1, 1, 4, "localhost", 29500)
 SINGLE, RANK = LaunchInfo("single"), LaunchInfo("torchrun", 1, 1, 2, "localhost", 29500)
 
 
@@ -38,6 +39,9 @@ def test_gpu_ids_choose_only_where_nobody_else_has_chosen(launch, ids, env, expe
         (SINGLE, [0, 1], None, {"CUDA_VISIBLE_DEVICES": "3"}, 1, "CUDA_VISIBLE_DEVICES=3 wins over gpu_ids [0,1]"),
         (SINGLE, [0, 1], None, {"CUDA_VISIBLE_DEVICES": ""}, 0, ""),
         (RANK, [0, 1, 2, 3], None, {}, 2, ""),
+        (RANK, [0, 1], None, {}, 4, ""),  # two ranks on a machine of four
+        (RANK, [0, 1, 2, 3], None, {}, 4, "gpu_ids [0,1,2,3] has no effect with several ranks"),
+        (FOUR, [0, 1, 2, 3], None, {"LOCAL_WORLD_SIZE": "2"}, 4, "gpu_ids [0,1,2,3] has no effect"),  # two nodes
         (RANK, [2, 3], None, {}, 4, "gpu_ids [2,3] has no effect with several ranks"),
     ],
 )

@@ -10,13 +10,19 @@ import pytest
 
 from tests.dist.launching import ROOT, run_command
 from tests.train_files import write_options
-from utils.dist.launch import LaunchInfo, first_host, read_launch
+from utils.dist.launch import LaunchInfo, first_host, gpu_index, node_variables, read_launch
 from utils.errors import DistError
 
 PLATFORM = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 SLURM = {
     "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1234567",
     "SLURM_JOB_NODELIST": "gpu[003-007,9],cpu1",
+}  # fmt: skip
+# One process per node of eight GPUs: PAI-DLC, and Kubeflow, whose WORLD_SIZE counts processes.
+NODE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "NPROC_PER_NODE": "8"}
+KUBEFLOW = {
+    "RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+    "PET_NPROC_PER_NODE": "8", "PET_NNODES": "2", "PET_NODE_RANK": "1",
 }  # fmt: skip
 SAMPLE = "options/vrt/000_train_vrt_sample_rgbspike.json"
 
@@ -32,6 +38,74 @@ def test_injected_variables_are_a_platform_launch_and_torchrun_is_told_apart():
     assert read_launch(PLATFORM) == expected
     assert read_launch({**PLATFORM, "TORCHELASTIC_RUN_ID": "none"}).mode == "torchrun"
     assert read_launch({**PLATFORM, **SLURM}) == expected  # torchrun or a platform inside SLURM
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (NODE, ("8", "2", "1")),
+        (KUBEFLOW, ("8", "2", "1")),
+        ({**KUBEFLOW, "PET_NPROC_PER_NODE": "auto", "WORLD_SIZE": "2"}, ("4", "2", "1")),
+        ({**NODE, "RANK": "0", "WORLD_SIZE": "1"}, ("8", None, None)),
+        ({"NPROC_PER_NODE": "8"}, ("8", None, None)),
+        ({**KUBEFLOW, "PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "a:1"}, ("8", "1:4", "1")),  # elastic
+        ({**NODE, **SLURM}, ("8", "2", "1")),  # srun starts a process per node, and says so
+        ({**NODE, "LOCAL_RANK": "0"}, None),  # a rank already
+        ({"NPROC_PER_NODE": "8", **SLURM}, None),  # a task of srun, whose shell has the variable for torchrun
+        (PLATFORM, None),
+        ({}, None),
+    ],
+)
+def test_a_process_that_stands_for_a_node_is_told_apart_from_a_rank(env, expected):
+    found = node_variables(env, gpu_count=4)
+    names = ("PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK")
+    assert (tuple(map(found.get, names)) if found else None) == expected
+    if expected and expected[1]:
+        assert (found["PET_MASTER_ADDR"], found["PET_MASTER_PORT"]) == ("10.0.0.1", "29500")
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE is 'many', no number"),
+        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is 0, expected 1 or more"),
+        ({"RANK": "2"}, "RANK is 2, expected 0 to 1 (below WORLD_SIZE)"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE is missing"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is missing"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT is 'x', no number"),
+    ],
+)
+def test_a_wrong_variable_of_a_node_is_named(change, fault):
+    with pytest.raises(DistError) as error:
+        node_variables({**NODE, **change}, gpu_count=8)
+    assert fault in str(error.value)
+
+
+def test_where_ranks_and_nodes_cannot_be_told_apart_the_line_for_each_is_given():
+    env = {key: value for key, value in NODE.items() if key != "NPROC_PER_NODE"}
+    command = "python -u main_train_vrt.py --opt my.json"
+    with pytest.raises(DistError) as error:
+        read_launch(env, gpu_count=8, command=command)
+    assert f"LOCAL_RANK=$((RANK % 8)) {command}\n" in str(error.value)
+    assert str(error.value).endswith(f"NPROC_PER_NODE=8 {command}")
+    assert read_launch(env, gpu_count=1).world_size == 2  # one GPU for each process: nothing is unclear
+
+
+def test_a_rank_without_a_world_is_refused():
+    env = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    with pytest.raises(DistError, match="WORLD_SIZE is missing"):
+        read_launch(env)
+
+
+def test_torchrun_in_the_shell_of_an_allocation_starts_its_own_ranks_alone():
+    alone = {**SLURM, "SLURM_PROCID": "0", "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1", "RANK": "0"}
+    assert read_launch(alone) == LaunchInfo("single")
+
+
+@pytest.mark.parametrize(("local_rank", "gpu_count", "index"), [(0, 8, 0), (3, 8, 3), (3, 1, 0), (0, 1, 0)])
+def test_where_each_process_sees_one_gpu_it_takes_that_one(local_rank, gpu_count, index):
+    launch = read_launch({**PLATFORM, "LOCAL_RANK": str(local_rank)}, gpu_count)
+    assert gpu_index(launch.local_rank, gpu_count) == index
 
 
 def test_ranks_of_an_older_torchrun_have_its_signals_and_their_time_too():
@@ -118,6 +192,14 @@ def test_the_launcher_refuses_to_start_inside_a_platform_launch():
     assert f"do        python -u main_train_vrt.py --opt {SAMPLE} scale=1" in result.text
 
 
+def test_where_the_launcher_cannot_tell_ranks_from_nodes_it_gives_both_commands():
+    result = run_command([ROOT / "launch_train.sh", "8", SAMPLE], 10, {**PLATFORM, "LOCAL_RANK": ""})
+
+    assert result.exit_codes == [2]
+    assert f"do        python -u main_train_vrt.py --opt {SAMPLE}\n" in result.text
+    assert f"NPROC_PER_NODE=8 python -u main_train_vrt.py --opt {SAMPLE}\n" in result.text
+
+
 @pytest.mark.parametrize("count", ["", "0", "two"])
 def test_the_launcher_needs_a_number_of_processes(count):
     assert run_command([ROOT / "launch_train.sh", count], 10).exit_codes == [2]
@@ -155,8 +237,7 @@ def test_the_launcher_sets_what_the_user_has_not_set(count, fake_python):
 
     lines = run_command([ROOT / "launch_train.sh", str(count), SAMPLE], 20, fake_python | own).text.splitlines()
 
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
-    for line in ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "NCCL_ASYNC_ERROR_HANDLING=1", f"OMP_NUM_THREADS={threads}",
+    for line in ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "NCCL_ASYNC_ERROR_HANDLING=1",
                  "CUDA_DEVICE_MAX_CONNECTIONS=7", "NCCL_DEBUG=INFO", "OMP_WAIT_POLICY=passive"):  # fmt: skip
         assert line in lines
     has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
@@ -164,6 +245,47 @@ def test_the_launcher_sets_what_the_user_has_not_set(count, fake_python):
     assert ("GOMP_SPINCOUNT=3000" in lines) == (count == 1)
     started = "-u" if count == 1 else "scripts/torchrun_quiet.py --standalone --nproc_per_node=2"
     assert f"arguments {started} main_train_vrt.py --opt {SAMPLE}" in lines
+    assert (f"OMP_NUM_THREADS={len(os.sched_getaffinity(0))}" in lines) == (count == 1)
+
+
+def test_the_ranks_of_torchrun_share_the_cores(tmp_path):
+    script = tmp_path / "threads.py"
+    script.write_text("import os; print('threads', os.environ['OMP_NUM_THREADS'])\n")
+    torchrun = [sys.executable, "scripts/torchrun_quiet.py", "--standalone", "--nproc_per_node=2", script]
+
+    result = run_command(torchrun, 60, {"OMP_NUM_THREADS": ""})
+
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert result.exit_codes == [0] and result.text.split() == ["threads", str(threads)] * 2
+
+
+def test_a_launcher_of_another_folder_takes_the_files_of_the_callers_folder(tmp_path):
+    # The caller's folder has an option file and data by the same relative names as the repository.
+    options = write_options(tmp_path)
+    mine = tmp_path / SAMPLE
+    mine.parent.mkdir(parents=True)
+    text = options.read_text().replace(f"{tmp_path}/", "")
+    mine.write_text(text.replace('"task": "run"', '"task": "mine"'))
+    (tmp_path / "main_train_vrt.py").write_text("raise SystemExit('not the program')")
+
+    result = run_command(
+        [ROOT / "launch_train.sh", "1", SAMPLE, "datasets.test={}", "train.total_iter=1"], 120, cwd=tmp_path
+    )
+
+    assert result.exit_codes == [0], result.text
+    assert (tmp_path / "experiments/mine/models").is_dir()
+
+
+def test_an_active_environment_without_python_is_passed_over(tmp_path, fake_python):
+    (tmp_path / "conda/bin").mkdir(parents=True)
+    show = ["bash", "-c", "source scripts/environment.sh; echo $python"]  # "python" of PATH is not that environment's
+
+    passed_over = run_command(show, 10, fake_python | {"CONDA_PREFIX": str(tmp_path / "conda"), "VIRTUAL_ENV": ""})
+    taken = run_command(show, 10, fake_python)
+
+    own = ROOT / ".venv/bin/python"
+    assert passed_over.text.strip() == (str(own) if own.exists() else "python3")
+    assert taken.text.strip() == "python"
 
 
 def test_the_launcher_runs_on_linux_only_and_says_so(tmp_path, fake_python):

@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, Store
 from utils.dist import gpu, rendezvous, watchdog
 from utils.dist.beats import REPORTED, claim_failure, is_gone, read_states
 from utils.dist.failure import is_consequence, lost_contact, text_of
-from utils.dist.launch import LaunchInfo
+from utils.dist.launch import LaunchInfo, gpu_index
 from utils.dist.process import children_of, die_with_parent, ignore_ended_children, kill_loader_processes, kill_tree
 from utils.dist.rendezvous import JOINED, MET, Round
 from utils.dist.state import RUN
@@ -53,7 +53,7 @@ def get_rank() -> int:
 
 
 def get_local_rank() -> int:
-    """The rank within this host: the index of the GPU."""
+    """The rank within this host."""
     return RUN.launch.local_rank
 
 
@@ -66,8 +66,10 @@ def is_main_process() -> bool:
 
 
 def get_device() -> torch.device:
-    """The GPU of the local rank, or the CPU where there is none."""
-    return torch.device("cuda", get_local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    """The GPU of this rank (`launch.gpu_index`), or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", gpu_index(get_local_rank(), torch.cuda.device_count()))
 
 
 def join(launch: LaunchInfo) -> None:
@@ -168,7 +170,7 @@ def barrier() -> None:
     """Collective."""
     if dist.is_initialized():
         with watchdog.collective("barrier"):
-            dist.barrier(device_ids=[get_local_rank()] if get_device().type == "cuda" else None)
+            dist.barrier(device_ids=[get_device().index] if get_device().type == "cuda" else None)
 
 
 def all_reduce_mean(tensor: Tensor) -> Tensor:

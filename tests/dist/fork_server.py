@@ -28,7 +28,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
+LAUNCH_VARIABLES = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE",
+    "PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK",
+)  # fmt: skip
 UNSET = (
     *LAUNCH_VARIABLES,
     "TORCHELASTIC_RUN_ID",

@@ -126,12 +126,14 @@ def run_ranks(n: int, script: str | Path, *args: str, limit_s: float = 60, **opt
     return result
 
 
-def run_command(command: Sequence[str], limit_s: float = 60, env: Mapping[str, str] | None = None) -> RankResult:
-    """Any command, from the repository's root, as one "rank"."""
+def run_command(
+    command: Sequence[str], limit_s: float = 60, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> RankResult:
+    """Any command, from the repository's root or another folder, as one "rank"."""
     start = time.monotonic()
     merged = {key: value for key, value in {**clean_env(), **(env or {})}.items() if value != ""}
     process = subprocess.Popen(
-        list(map(str, command)), cwd=ROOT, env=merged, text=True, start_new_session=True,
+        list(map(str, command)), cwd=cwd, env=merged, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:

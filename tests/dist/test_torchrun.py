@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,71 @@ def test_nobody_is_left_when_the_launcher_is_killed(tmp_path, log):
         assert [pid for pid in family if process_state(pid) not in (None, "Z")] == []
     finally:
         kill_session(process)
+
+
+@contextmanager
+def nodes(folder: Path, *command: object, **kubeflow: str) -> Iterator[tuple[list[subprocess.Popen], list[Path]]]:
+    """The processes that a platform starts, one on each of two nodes of two GPUs, and their outputs."""
+    folder.mkdir()
+    logs, port = [folder / f"node{node}.log" for node in range(2)], str(free_port())
+    given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # PAI-DLC
+    own = [{"PET_NODE_RANK": str(node)} if kubeflow else {"NPROC_PER_NODE": "2"} for node in range(2)]
+    started = [
+        start(list(map(str, command)), logs[node], **given | {"RANK": str(node)} | own[node] | kubeflow)
+        for node in range(2)
+    ]
+    try:
+        yield started, logs
+    finally:
+        for process in started:
+            kill_session(process)
+
+
+def identities(logs: list[Path]) -> list[tuple[str, ...]]:
+    """(world size, rank, local rank) of every banner."""
+    banner = r"World Size: (\d+)\nRank: (\d+)\nLocal Rank: (\d+)"
+    return sorted(found for log in logs for found in re.findall(banner, log.read_text()))
+
+
+FOUR = [("4", "0", "0"), ("4", "1", "1"), ("4", "2", "0"), ("4", "3", "1")]
+
+
+def test_where_a_platform_starts_one_process_per_node_the_ranks_of_all_nodes_train_and_resume_as_one_world(tmp_path):
+    options = write_options(tmp_path)
+    python = (sys.executable, "-u", MAIN, "--opt", options, *SHORT, "train.total_iter=1000")
+    with nodes(tmp_path / "first", *python) as (processes, logs):
+        wait_for(logs[0], "Iter: 2,")
+        processes[1].send_signal(signal.SIGTERM)
+        assert [process.wait(300) for process in processes] == [75, 75], logs[1].read_text()
+    stopped = latest(options)["step"]
+    assert identities(logs) == FOUR
+
+    shell = (ROOT / "launch_train.sh", options, *SHORT, f"train.total_iter={stopped + 2}")
+    with nodes(tmp_path / "second", *shell) as (processes, logs):
+        assert [process.wait(300) for process in processes] == [0, 0], logs[0].read_text()
+    assert identities(logs) == FOUR
+    assert f"at iter {stopped}" in logs[0].read_text() and latest(options)["step"] == stopped + 2
+
+
+@pytest.mark.parametrize("kubeflow", [{}, {"PET_NPROC_PER_NODE": "2", "PET_NNODES": "2", "WORLD_SIZE": "4"}])
+def test_a_wrong_option_ends_every_node_of_such_a_platform_with_one_message(tmp_path, kubeflow):
+    options = write_options(tmp_path)
+    with nodes(tmp_path / "logs", sys.executable, "-u", MAIN, "--opt", options, "x.y=1", **kubeflow) as (started, logs):
+        assert [process.wait(300) for process in started] == [2, 2]
+    texts = [log.read_text() for log in logs]
+    assert 1 <= sum(text.count("OptionError: unknown option x") for text in texts) <= 2, texts
+    assert all(text.count("Error: ") <= 1 and "Traceback" not in text for text in texts), texts
+
+
+def test_one_node_of_such_a_platform_needs_no_address_and_tests_with_all_its_ranks(tmp_path, log):
+    options = write_options(tmp_path)
+    test = ("--method", "tfp", "--opt", str(options), "--output", str(tmp_path / "out"))
+    process = start([sys.executable, "main_test_vrt.py", *test], log, WORLD_SIZE="1", RANK="0", NPROC_PER_NODE="2")
+    try:
+        assert process.wait(300) == 0, log.read_text()
+    finally:
+        kill_session(process)
+    assert identities([log]) == [("2", "0", "0"), ("2", "1", "1")]
 
 
 @pytest.mark.skipif(bool(netns.missing()), reason=f"no two hosts: {netns.missing()}")

@@ -51,7 +51,8 @@ def note_on_gpu_ids(
         return ""
     listed = ",".join(map(str, asked))
     if launch.world_size > 1:
-        is_obeyed = len(asked) >= count and asked[:count] == list(range(count))
+        ranks = min(count, int(env.get("LOCAL_WORLD_SIZE") or launch.world_size))
+        is_obeyed = asked[:count] == list(range(ranks))
         return "" if is_obeyed else (
             f"gpu_ids [{listed}] has no effect with several ranks: each rank takes the GPU of its local rank; "
             f"CUDA_VISIBLE_DEVICES={listed} in front of the launcher chooses them"

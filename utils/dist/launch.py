@@ -9,6 +9,14 @@ from dataclasses import dataclass
 from utils.errors import DistError
 
 
+# torchrun's names for a node, which Kubeflow sets in part, and the names that other platforms give the same.
+RANKS_OF_NODE = "PET_NPROC_PER_NODE"
+NODE_NAMES = {
+    RANKS_OF_NODE: "NPROC_PER_NODE", "PET_NNODES": "WORLD_SIZE", "PET_NODE_RANK": "RANK",
+    "PET_MASTER_ADDR": "MASTER_ADDR", "PET_MASTER_PORT": "MASTER_PORT",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class LaunchInfo:
     """mode: "single", "torchrun", "platform" (variables injected by hand or by a cloud) or "slurm"."""
@@ -21,22 +29,21 @@ class LaunchInfo:
     master_port: int = 0
 
 
-def read_launch(env: Mapping[str, str], gpu_count: int = 0) -> LaunchInfo:
+def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMMAND") -> LaunchInfo:
     """The launch that `env` describes: WORLD_SIZE > 1, else SLURM_NTASKS > 1 with SLURM_PROCID, else one process.
 
-    gpu_count: GPUs of this host; 0 where there are none, and then LOCAL_RANK has no upper bound.
+    gpu_count: GPUs that this process sees; with 0 or 1 of them LOCAL_RANK has no upper bound (`gpu_index`).
+    command: what started this process, for the advice of an error.
     Raises one DistError that lists every variable that is missing, no number or out of range.
     """
     faults: list[str] = []
-    world_size = _number(env, "WORLD_SIZE", faults, default=1, low=1)
-    tasks = _number(env, "SLURM_NTASKS", faults, default=1, low=1) if "SLURM_PROCID" in env and world_size == 1 else 1
+    # torchrun's own variables win: in an sbatch shell those of SLURM describe the allocation.
+    is_task = "SLURM_PROCID" in env and "TORCHELASTIC_RUN_ID" not in env
+    tasks = _number(env, "SLURM_NTASKS", faults, default=1, low=1) if is_task else 1
+    world_size = _count(env, "WORLD_SIZE", faults, is_required=tasks == 1)
     if world_size > 1:
         mode = "torchrun" if "TORCHELASTIC_RUN_ID" in env else "platform"
-        rank = _number(env, "RANK", faults, low=0, high=world_size - 1, bound="WORLD_SIZE")
-        addr = env.get("MASTER_ADDR", "").strip()
-        if not addr:
-            faults.append("MASTER_ADDR is missing (host name or address of rank 0)")
-        port = _number(env, "MASTER_PORT", faults, low=1, high=65535)
+        rank, addr, port = _place(env, ["WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"], faults)
     elif tasks > 1:
         mode, world_size = "slurm", tasks
         rank = _number(env, "SLURM_PROCID", faults, low=0, high=world_size - 1, bound="SLURM_NTASKS")
@@ -46,8 +53,67 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0) -> LaunchInfo:
     local_rank = 0
     if mode != "single":
         name = "LOCAL_RANK" if env.get("LOCAL_RANK") else "SLURM_LOCALID"
-        high = gpu_count - 1 if gpu_count > 0 else None
+        high = gpu_count - 1 if gpu_count > 1 else None
         local_rank = _number(env, name, faults, default=0, low=0, high=high, bound="the number of GPUs on this host")
+        if mode == "platform" and gpu_count > 1 and not env.get(name) and not faults:
+            raise DistError(
+                f"WORLD_SIZE is {world_size}, LOCAL_RANK and NPROC_PER_NODE are missing, {gpu_count} GPUs are visible",
+                f"the environment of rank {rank}",
+                "LOCAL_RANK if the platform starts one process per GPU, NPROC_PER_NODE if it starts one per node",
+                f"one process per GPU:  LOCAL_RANK=$((RANK % {gpu_count})) {command}\n"
+                f"{'':<12}one process per node: NPROC_PER_NODE={gpu_count} {command}",
+            )
+    _refuse(faults, env)
+    return LaunchInfo(mode, rank, local_rank, world_size, addr, port)
+
+
+def node_variables(env: Mapping[str, str], gpu_count: int = 0) -> dict[str, str]:
+    """torchrun's variables for the ranks of this node, where a platform starts one process per node; else {}.
+
+    Such a platform sets NPROC_PER_NODE (PAI-DLC) or PET_NPROC_PER_NODE (Kubeflow), and no LOCAL_RANK. Its RANK counts
+    nodes, and so does its WORLD_SIZE, unless it sets PET_NNODES: Kubeflow's WORLD_SIZE counts processes.
+    gpu_count: GPUs that this process sees, for NPROC_PER_NODE "auto" and "gpu". Raises DistError as `read_launch`.
+    """
+    names = {own: own if env.get(own) else other for own, other in NODE_NAMES.items()}
+    found = {own: env[name].strip() for own, name in names.items() if env.get(name)}
+    is_task = "SLURM_PROCID" in env and "WORLD_SIZE" not in env
+    if RANKS_OF_NODE not in found or env.get("LOCAL_RANK") or is_task:
+        return {}
+    if found[RANKS_OF_NODE] in ("auto", "gpu"):
+        found[RANKS_OF_NODE] = str(max(1, gpu_count))
+    faults: list[str] = []
+    ranks, nodes, *_ = names.values()
+    _number({ranks: found[RANKS_OF_NODE]}, ranks, faults, low=1)
+    if "PET_RDZV_ENDPOINT" not in env:  # else an elastic job, described by torchrun's variables alone
+        if _count(env, nodes, faults) > 1:
+            _place(env, list(names.values())[1:], faults)
+        else:
+            found = {RANKS_OF_NODE: found[RANKS_OF_NODE], "PET_STANDALONE": "1"}
+    _refuse(faults, env)
+    return found
+
+
+def gpu_index(local_rank: int, gpu_count: int) -> int:
+    """The GPU of a local rank among those that the process sees: the only one, where the launcher has chosen it."""
+    return 0 if gpu_count == 1 else local_rank
+
+
+def _count(env: Mapping[str, str], name: str, faults: list[str], is_required: bool = True) -> int:
+    """The number of ranks or nodes; 1 where it is missing and no RANK with an address says that there are others."""
+    is_one = not (is_required and env.get("RANK") and env.get("MASTER_ADDR"))
+    return _number(env, name, faults, default=1 if is_one else None, low=1)
+
+
+def _place(env: Mapping[str, str], names: list[str], faults: list[str]) -> tuple[int, str, int]:
+    """(rank, address, port) among several ranks or nodes; names: of their number and of these three."""
+    count, rank, addr, port = names
+    number = _number(env, rank, faults, low=0, high=int(env[count]) - 1, bound=count)
+    if not env.get(addr, "").strip():
+        faults.append(f"{addr} is missing (host name or address of rank 0)")
+    return number, env.get(addr, "").strip(), _number(env, port, faults, low=1, high=65535)
+
+
+def _refuse(faults: list[str], env: Mapping[str, str]) -> None:
     if faults:
         raise DistError(
             f"the launch variables are wrong: {'; '.join(faults)}",
@@ -55,7 +121,6 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0) -> LaunchInfo:
             "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as docs/ddp.md describes them",
             "correct these variables, or unset WORLD_SIZE to train in one process",
         )
-    return LaunchInfo(mode, rank, local_rank, world_size, addr, port)
 
 
 def first_host(nodelist: str) -> str:
