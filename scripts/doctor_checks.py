@@ -122,8 +122,8 @@ def check_leftovers() -> Iterator[Finding]:
 
 def check_ranks() -> list[Finding]:
     """Who is where. Collective."""
-    places = utils_dist.gather_objects((socket.gethostname(), str(utils_dist.get_device()), torch.__version__))
-    hosts = {host for host, _, _ in places}
+    places = utils_dist.gather_objects((socket.gethostname(), torch.__version__))
+    hosts = {host for host, _ in places}
     findings = [
         Finding(
             OK,
@@ -134,13 +134,7 @@ def check_ranks() -> list[Finding]:
     if found := gpu_use.usage_of_all_ranks():
         texts = [f"rank {rank}: {gpu_use.describe(one) if one else 'unknown'}" for rank, one in enumerate(found)]
         findings.append(Finding(OK, "GPUs", "; ".join(texts)))
-    shared = {place for place in places if places.count(place) > 1 and "cuda" in place[1]}
-    if shared:
-        findings.append(
-            Finding(FAIL, "devices", f"several ranks share {sorted(shared)}", "NCCL refuses that",
-                    "set LOCAL_RANK for each rank (docs/ddp.md)")
-        )  # fmt: skip
-    if len({version for _, _, version in places}) > 1:
+    if len({version for _, version in places}) > 1:
         findings.append(Finding(FAIL, "versions", f"torch differs: {places}", "sums differ", "install the same"))
     return findings
 

@@ -104,16 +104,18 @@ def init_dist(timeout_s: float = 1800) -> None:
     """After `join`: make the process group, nccl with CUDA, gloo without. Collective.
 
     timeout_s: of every collective; the environment's NCCL_TIMEOUT, in seconds, takes precedence.
-    Raises DistError where this machine has GPUs that torch cannot use.
+    Raises DistError where this machine has GPUs that torch cannot use, and where two ranks have the same GPU.
     """
     gpu.require_usable_gpus()
-    launch = RUN.launch
+    launch, device = RUN.launch, get_device()
+    if device.type == "cuda":
+        gpu.require_kernels(device)
     if launch.world_size == 1:
         return
     RUN.timeout_s = _timeout_s(timeout_s)
-    device = get_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        gpu.claim(RUN.store, launch.rank, str(torch.cuda.get_device_properties(device).uuid))
     # Scripts, libraries and DDP itself read these; SLURM sets none of them.
     os.environ |= {
         "RANK": str(launch.rank), "LOCAL_RANK": str(launch.local_rank), "WORLD_SIZE": str(launch.world_size),

@@ -8,11 +8,12 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch.distributed import Store
 
 from utils.options.models import Options
 from utils.errors import DistError
@@ -89,6 +90,49 @@ def require_usable_gpus(env: Mapping[str, str] = os.environ) -> None:
         "update the driver, or install the torch for it (https://pytorch.org/get-started), "
         'or train on the CPU: CUDA_VISIBLE_DEVICES="" in front of the same command',
     )  # fmt: skip
+
+
+def require_kernels(device: torch.device) -> None:
+    """DistError where this torch was not built for the GPU: its first kernel would find "no kernel image"."""
+    capability, built_for = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
+    if advice := missing_wheel(capability, built_for):
+        raise DistError(
+            f"this torch has no kernels for the {device_name(device)} (compute capability {'%d.%d' % capability})",
+            f"torch {torch.__version__}, built for {' '.join(built_for)}",
+            "a torch that was built for this GPU",
+            f"{advice} (https://pytorch.org/get-started)",
+        )
+
+
+def missing_wheel(capability: tuple[int, int], built_for: Sequence[str]) -> str:
+    """What to do about a GPU of this compute capability; "" where a torch built for these architectures runs on it.
+
+    built_for: torch.cuda.get_arch_list(). A binary sm_XY runs on the later minor versions of its major version,
+    compute_XY (PTX) on every later GPU; a suffix "a" binds either to exactly X.Y (CUDA C++ programming guide, 5.8).
+    """
+    archs = [re.fullmatch(r"(sm|compute)_(\d+)(\d)(\w?)", arch) for arch in built_for]
+    for kind, major, minor, suffix in (arch.groups() for arch in archs if arch):
+        version = int(major), int(minor)
+        is_family = version <= capability and (version[0] == capability[0] or kind == "compute" and not suffix)
+        if version == capability or (is_family and suffix != "a"):
+            return ""
+    if not any(archs):  # of another maker
+        return ""
+    if capability < (5, 0):
+        return "use the CPU or another GPU: no torch from 2.8 on was built for this one"
+    # pytorch#172352: CUDA 12.8 and later leave Volta and older out; torch 2.14 is the last one with CUDA 12.6.
+    cuda = "2.8 to 2.14 for CUDA 12.6 (cu126)" if capability < (7, 5) else "for CUDA 12.8 or later, its newest version"
+    return f"install torch {cuda}"
+
+
+def claim(store: Store, rank: int, uuid: str) -> None:
+    """DistError where another rank has claimed the same GPU: NCCL would only say "Duplicate GPU detected"."""
+    other = store.compare_set(f"gpu/{uuid}", "", str(rank)).decode()
+    if other != str(rank):
+        raise DistError(
+            f"ranks {other} and {rank} use the same GPU, {uuid}", "the launch", "a GPU for each rank",
+            "start one rank per visible GPU, with LOCAL_RANK from 0; or make another GPU visible to each rank",
+        )  # fmt: skip
 
 
 def gpus_of_driver() -> tuple[int, str]:
