@@ -3,10 +3,10 @@
 #
 # usage: sbatch [options of sbatch] submit_job.sh [FILE] [section.key=value ...]
 #
-#   sbatch submit_job.sh options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json train.amp.enable=true
+#   sbatch submit_job.sh FILE train.amp.enable=true
 #   sbatch --nodes=2 --ntasks-per-node=4 submit_job.sh FILE
 #
-# Adapt the #SBATCH lines of this file to the cluster, or override them as in the second example.
+# Adapt the #SBATCH lines, and the line for modules, to the cluster, or override them as in the second example.
 # At its time limit, or pre-empted, the job saves, is queued again and resumes; scancel ends it for good.
 #SBATCH --job-name=spikevrt
 #SBATCH --nodes=1
@@ -23,11 +23,15 @@ set -euo pipefail
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^#SBATCH/{/^#SBATCH/d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit; fi
 if [[ -z ${SLURM_JOB_ID:-} ]]; then echo "no SLURM job: start it as  sbatch submit_job.sh $*" >&2; exit 2; fi
 
-file=options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json
+# SLURM runs a copy of this script from its spool folder. Relative paths belong to the folder of sbatch.
+command=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* Command=\([^ ]*\).*/\1/p')
+here=$(dirname "$(readlink -f "$command")")/
+if [[ . -ef $here || ! -f ${here}main_train_vrt.py ]]; then here=''; fi # or the script is a copy
+file=${here}options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json
 if [[ ${1:-} == *.json || ${1:-} == *.json5 ]]; then file=$1; shift; fi
-# SLURM runs a copy of this script from its spool folder: the repository is where sbatch was called.
-cd "${SLURM_SUBMIT_DIR:-.}"
-source scripts/environment.sh
+# module load cuda; source ~/miniconda3/bin/activate spikevrt    # what the cluster needs before python is there
+# shellcheck source=scripts/environment.sh
+source "${here}scripts/environment.sh"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
 # Since SLURM 22.05 srun does not take over sbatch's --cpus-per-task.
 if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then export SRUN_CPUS_PER_TASK="${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_PER_TASK}"; fi
@@ -43,18 +47,14 @@ on_time_up() {
 }
 # SLURM sends TERM to the ranks itself. Here it means scancel, or that the time limit itself has come.
 on_term() { if [[ -z $is_time_up ]] || ((EPOCHSECONDS < limit)); then is_cancelled=1; fi; }
-trap on_time_up USR1
-trap on_term TERM
+trap on_time_up USR1; trap on_term TERM
 
-srun --kill-on-bad-exit=0 "$python" -u main_train_vrt.py --opt "$file" "$@" &
-step=$!
-code=0
+srun --kill-on-bad-exit=0 "$python" -u "${here}main_train_vrt.py" --opt "$file" "$@" &
+step=$! code=0
 while wait "$step" && code=0 || code=$?; kill -0 "$step" 2>/dev/null; do :; done # a signal interrupts wait
 
 # Pre-emption with a grace time signals the ranks alone; SLURM does not requeue a job that then ends by itself.
 is_preempted() { [[ $(scontrol --oneliner show job "$SLURM_JOB_ID") == *" PreemptTime="[0-9]* ]]; }
 # 75: stopped with a checkpoint; 138, 143: the signal came before training could listen. Resume in a new allocation.
-if [[ $code =~ ^(75|138|143)$ && -z $is_cancelled ]] && { [[ -n $is_time_up ]] || is_preempted; }; then
-    scontrol requeue "$SLURM_JOB_ID"
-fi
+if [[ $code =~ ^(75|138|143)$ && -z $is_cancelled ]] && { [[ -n $is_time_up ]] || is_preempted; }; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$code"

@@ -26,18 +26,15 @@ count=${count:-$per_node}
 if [[ -z $per_node && -n ${RANK:-} && ${WORLD_SIZE:-1} != 1 ]]; then
     # torchrun would overwrite the variables in silence, and every rank would start a world of its own.
     again="python -u $main $*"
-    if [[ -z ${LOCAL_RANK:-} ]]; then
-        again+=$'\n            or, where the platform starts one process per node:  '"NPROC_PER_NODE=$count $again"
-    fi
+    [[ -n ${LOCAL_RANK:-} ]] || again+=$'\n            one process per node:  '"NPROC_PER_NODE=$count $again"
     fail "a platform has injected RANK=$RANK and WORLD_SIZE=$WORLD_SIZE" "no launcher inside a launch" "$again"
 fi
 
 has_wait_policy=${OMP_WAIT_POLICY:-}
 # shellcheck source=scripts/environment.sh
 source "${here}scripts/environment.sh"
-if [[ -n $per_node && $count/${PET_NNODES:-${WORLD_SIZE:-1}} != 1/1 ]]; then
-    PET_NPROC_PER_NODE=$count exec "$python" "${here}scripts/torchrun_quiet.py" "$main" "$@"
-elif [[ $count != 1 ]]; then
+if [[ -n $per_node ]]; then PET_NPROC_PER_NODE=$count exec "$python" -u "$main" "$@"; fi # which starts torchrun
+if [[ $count != 1 ]]; then
     exec "$python" "${here}scripts/torchrun_quiet.py" --standalone --nproc_per_node="$count" "$main" "$@"
 fi
 
@@ -45,5 +42,5 @@ fi
 # step takes 0.6 of the time of threads that sleep at once, beside another busy process 1.8 times as long.
 if [[ -z $has_wait_policy ]]; then export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-3000}"; fi
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(nproc)}"
-# Inside an allocation of SLURM, or on a platform, the variables describe more than this one process.
-exec env -u SLURM_PROCID -u WORLD_SIZE -u RANK -u NPROC_PER_NODE -u PET_NPROC_PER_NODE "$python" -u "$main" "$@"
+# Inside a SLURM allocation the task variables describe the allocation, not this one process.
+exec env -u SLURM_PROCID -u WORLD_SIZE -u RANK "$python" -u "$main" "$@"

@@ -5,12 +5,10 @@ usage:
     python scripts/torchrun_quiet.py --standalone --nproc_per_node=2 main_train_vrt.py --opt FILE
     python scripts/torchrun_quiet.py --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 \\
         main_train_vrt.py --opt FILE
-    NPROC_PER_NODE=8 python scripts/torchrun_quiet.py main_train_vrt.py --opt FILE
 
-Takes torchrun's arguments (`torchrun --help` lists them). Without any, the variables of a platform that starts one
-process per node take their place (docs/ddp.md). torchrun itself turns every exit code of a worker into 1 and ends with
-its own traceback. SIGUSR1 reaches the ranks, and after a signal they have GRACE_S seconds, with every supported version
-of torchrun.
+Takes torchrun's arguments (`torchrun --help` lists them). torchrun itself turns every exit code of a worker into 1 and
+ends with its own traceback. SIGUSR1 reaches the ranks, and after a signal they have GRACE_S seconds, with every
+supported version of torchrun.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.dist.launch import node_variables
 from utils.errors import DistError
 
 # Without SIGUSR1 here that signal would kill the launcher without reaching the ranks.
@@ -40,13 +37,7 @@ GRACE_S = 180
 
 
 def parse_args(argv: list[str]) -> Namespace:
-    """torchrun's arguments, with SIGNALS and GRACE_S: by torchrun's own flags where this version has them.
-
-    Raises DistError where the variables of a node are wrong, and for more ranks than GPUs.
-    """
-    gpus = torch.cuda.device_count()
-    if argv and not argv[0].startswith("-"):
-        os.environ |= node_variables(os.environ, gpus)  # torchrun reads them in place of arguments
+    """torchrun's arguments, with SIGNALS and GRACE_S: by torchrun's own flags where this version has them."""
     known = run.get_args_parser().format_help()
     own = []
     if "--signals-to-handle" in known:
@@ -58,15 +49,7 @@ def parse_args(argv: list[str]) -> Namespace:
         own.append(f"--shutdown-timeout={GRACE_S}")
     else:  # the agent calls close(signal): the time is the default of the argument `timeout`
         PContext.close.__defaults__ = (None, GRACE_S)
-    args = run.parse_args([*own, *argv])
-    if args.nproc_per_node.isdigit():
-        ranks = int(args.nproc_per_node)
-        if 0 < gpus < ranks:
-            what = f"{ranks} ranks on {gpus} GPUs"
-            raise DistError(what, "this machine", "at most one rank per GPU", f"start {gpus}")
-        # torchrun would set 1, with a warning.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // max(1, ranks))))
-    return args
+    return run.parse_args([*own, *argv])
 
 
 def _on_signal(number: int, _: FrameType | None) -> None:
@@ -78,11 +61,13 @@ def main(argv: list[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0
-    try:
-        args = parse_args(argv)
-    except DistError as e:
-        print(e, file=sys.stderr)
-        return e.exit_code
+    args, gpus = parse_args(argv), torch.cuda.device_count()
+    if args.nproc_per_node.isdigit() and 0 < gpus < int(args.nproc_per_node):
+        what = f"{args.nproc_per_node} ranks on {gpus} GPUs"
+        print(DistError(what, "this machine", "at most one rank per GPU", f"start {gpus}"), file=sys.stderr)
+        return DistError.exit_code
+    if args.nproc_per_node.isdigit():  # torchrun would set 1, with a warning
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(args.nproc_per_node))))
     with tempfile.NamedTemporaryFile("w+", encoding="ascii") as exit_file:
         # A first byte reserves a block of the disk, so that a rank can write its code even on a full disk.
         exit_file.write("\n")

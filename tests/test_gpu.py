@@ -68,9 +68,6 @@ CU132 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
         ((12, 1), CU132, ""),
         ((13, 0), CU132, ""),  # a later GPU, by PTX
         ((8, 0), ["sm_86"], "CUDA 12.8 or later"),
-        ((10, 0), ["sm_90a", "compute_90a"], "CUDA 12.8 or later"),
-        ((10, 3), ["sm_100a"], "CUDA 12.8 or later"),
-        ((10, 3), ["sm_100f"], ""),
         ((9, 0), ["sm_90a"], ""),
         ((3, 5), CU132, "another GPU"),
         ((9, 0), ["gfx90a", "gfx942"], ""),

@@ -46,12 +46,14 @@ def test_injected_variables_are_a_platform_launch_and_torchrun_is_told_apart():
         (NODE, ("8", "2", "1")),
         (KUBEFLOW, ("8", "2", "1")),
         ({**KUBEFLOW, "PET_NPROC_PER_NODE": "auto", "WORLD_SIZE": "2"}, ("4", "2", "1")),
-        ({**NODE, "RANK": "0", "WORLD_SIZE": "1"}, ("8", None, None)),
+        ({**NODE, "RANK": "0", "WORLD_SIZE": "1"}, ("8", "1", "0")),
         ({"NPROC_PER_NODE": "8"}, ("8", None, None)),
         ({**KUBEFLOW, "PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "a:1"}, ("8", "1:4", "1")),  # elastic
         ({**NODE, **SLURM}, ("8", "2", "1")),  # srun starts a process per node, and says so
         ({**NODE, "LOCAL_RANK": "0"}, None),  # a rank already
         ({"NPROC_PER_NODE": "8", **SLURM}, None),  # a task of srun, whose shell has the variable for torchrun
+        ({**NODE, "NPROC_PER_NODE": "1"}, None),  # a GPU per node: the process is its rank
+        ({**KUBEFLOW, "PET_NPROC_PER_NODE": "1"}, ("1", "2", "1")),  # launch_train.sh 1: not the 16 of WORLD_SIZE
         (PLATFORM, None),
         ({}, None),
     ],

@@ -84,7 +84,7 @@ def test_a_job_goes_on_after_its_time_limit_and_after_pre_emption_and_ends_by_sc
     assert f"resumed from {checkpoint} at iter {stopped_at(second)}" in third
 
 
-def test_each_task_gets_the_cores_that_sbatch_asked_for(tmp_path, cluster):
+def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder(tmp_path, cluster):
     log, script = tmp_path / "cores.out", ROOT / "submit_job.sh"
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
@@ -94,6 +94,12 @@ def test_each_task_gets_the_cores_that_sbatch_asked_for(tmp_path, cluster):
     path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={python.parent}:{os.environ['PATH']},OMP_NUM_THREADS="
     cluster.submit(f"--output={log}", path, *own, str(script), "scale=1")
     assert "cpus 3 threads 3 of -u main_train_vrt.py --opt" in cluster.wait_for_text(log, "cpus", 30)
+
+    (tmp_path / "mine.json").write_text("{}")
+    elsewhere = (f"--output={tmp_path / 'elsewhere.out'}", path, *own, str(script), "mine.json")
+    cluster.submit(*elsewhere, cwd=tmp_path)
+    text = cluster.wait_for_text(tmp_path / "elsewhere.out", "cpus", 30)
+    assert f"cpus 3 threads 3 of -u {ROOT}/main_train_vrt.py --opt mine.json" in text
 
 
 def stopped_at(log: str) -> int:

@@ -107,16 +107,15 @@ def require_kernels(device: torch.device) -> None:
 def missing_wheel(capability: tuple[int, int], built_for: Sequence[str]) -> str:
     """What to do about a GPU of this compute capability; "" where a torch built for these architectures runs on it.
 
-    built_for: torch.cuda.get_arch_list(). A binary sm_XY runs on the later minor versions of its major version,
-    compute_XY (PTX) on every later GPU; a suffix "a" binds either to exactly X.Y (CUDA C++ programming guide, 5.8).
+    built_for: torch.cuda.get_arch_list(). A binary sm_XY runs on X.Y and on later minor versions, compute_XY (PTX) on
+    every later GPU (CUDA C++ programming guide, 5.8).
     """
-    archs = [re.fullmatch(r"(sm|compute)_(\d+)(\d)(\w?)", arch) for arch in built_for]
-    for kind, major, minor, suffix in (arch.groups() for arch in archs if arch):
+    archs = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
+    for kind, major, minor in archs:
         version = int(major), int(minor)
-        is_family = version <= capability and (version[0] == capability[0] or kind == "compute" and not suffix)
-        if version == capability or (is_family and suffix != "a"):
+        if version <= capability and (kind == "compute" or version[0] == capability[0]):
             return ""
-    if not any(archs):  # of another maker
+    if not archs:  # a torch for GPUs of another maker
         return ""
     if capability < (5, 0):
         return "use the CPU or another GPU: no torch from 2.8 on was built for this one"

@@ -10,9 +10,8 @@ from utils.errors import DistError
 
 
 # torchrun's names for a node, which Kubeflow sets in part, and the names that other platforms give the same.
-RANKS_OF_NODE = "PET_NPROC_PER_NODE"
 NODE_NAMES = {
-    RANKS_OF_NODE: "NPROC_PER_NODE", "PET_NNODES": "WORLD_SIZE", "PET_NODE_RANK": "RANK",
+    "PET_NPROC_PER_NODE": "NPROC_PER_NODE", "PET_NNODES": "WORLD_SIZE", "PET_NODE_RANK": "RANK",
     "PET_MASTER_ADDR": "MASTER_ADDR", "PET_MASTER_PORT": "MASTER_PORT",
 }  # fmt: skip
 
@@ -68,29 +67,30 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
 
 
 def node_variables(env: Mapping[str, str], gpu_count: int = 0) -> dict[str, str]:
-    """torchrun's variables for the ranks of this node, where a platform starts one process per node; else {}.
+    """torchrun's variables for the ranks of this node, where a platform starts one process per node; {} for a rank.
 
     Such a platform sets NPROC_PER_NODE (PAI-DLC) or PET_NPROC_PER_NODE (Kubeflow), and no LOCAL_RANK. Its RANK counts
     nodes, and so does its WORLD_SIZE, unless it sets PET_NNODES: Kubeflow's WORLD_SIZE counts processes.
     gpu_count: GPUs that this process sees, for NPROC_PER_NODE "auto" and "gpu". Raises DistError as `read_launch`.
     """
-    names = {own: own if env.get(own) else other for own, other in NODE_NAMES.items()}
-    found = {own: env[name].strip() for own, name in names.items() if env.get(name)}
+    names = [own if env.get(own) else other for own, other in NODE_NAMES.items()]
+    found = {own: env[name].strip() for own, name in zip(NODE_NAMES, names, strict=True) if env.get(name)}
     is_task = "SLURM_PROCID" in env and "WORLD_SIZE" not in env
-    if RANKS_OF_NODE not in found or env.get("LOCAL_RANK") or is_task:
+    if "PET_NPROC_PER_NODE" not in found or env.get("LOCAL_RANK") or is_task:
         return {}
-    if found[RANKS_OF_NODE] in ("auto", "gpu"):
-        found[RANKS_OF_NODE] = str(max(1, gpu_count))
+    if found["PET_NPROC_PER_NODE"] in ("auto", "gpu"):
+        found["PET_NPROC_PER_NODE"] = str(max(1, gpu_count))
+    if "PET_RDZV_ENDPOINT" in env:  # an elastic job, described by torchrun's variables alone
+        return found
     faults: list[str] = []
-    ranks, nodes, *_ = names.values()
-    _number({ranks: found[RANKS_OF_NODE]}, ranks, faults, low=1)
-    if "PET_RDZV_ENDPOINT" not in env:  # else an elastic job, described by torchrun's variables alone
-        if _count(env, nodes, faults) > 1:
-            _place(env, list(names.values())[1:], faults)
-        else:
-            found = {RANKS_OF_NODE: found[RANKS_OF_NODE], "PET_STANDALONE": "1"}
+    ranks = _number({names[0]: found["PET_NPROC_PER_NODE"]}, names[0], faults, low=1)
+    nodes = _count(env, names[1], faults)
+    if nodes > 1:
+        _place(env, names[1:], faults)
+    else:
+        found["PET_STANDALONE"] = "1"
     _refuse(faults, env)
-    return found
+    return {} if ranks == 1 and env.get("WORLD_SIZE", "1") == str(nodes) else found
 
 
 def gpu_index(local_rank: int, gpu_count: int) -> int:

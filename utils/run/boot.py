@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from utils import utils_dist
-from utils.dist.launch import RANKS_OF_NODE, node_variables, read_launch
+from utils.dist.launch import node_variables, read_launch
 from utils.dist.process import open_closed_streams
 from utils.options.load import options_digest
 from utils.options.models import Options, WatchdogOptions
@@ -23,8 +23,7 @@ from utils.run.logger import setup_logging
 def ranks(log: bool = True) -> Iterator[None]:
     """Wrap the whole program in it: the ranks meet, and end together with one message and one exit code. Collective.
 
-    Where a platform has started one process for all GPUs of a node, torchrun takes its place and starts the same
-    command for each of them.
+    Where a platform has started one process for all GPUs of a node, torchrun takes its place.
 
     Read the options next, within `utils_dist.all_ranks_or_none`, then call `begin`. Without options: `init_dist`.
     log: set up the log of a run; tools that print their results need none.
@@ -32,9 +31,9 @@ def ranks(log: bool = True) -> Iterator[None]:
     open_closed_streams()
     with utils_dist.exit_together():
         gpu_count = torch.cuda.device_count()
-        if int(node_variables(os.environ, gpu_count).get(RANKS_OF_NODE, 1)) > 1:
-            torchrun = Path(__file__).parents[2] / "scripts/torchrun_quiet.py"
-            os.execv(sys.executable, [sys.executable, "-u", str(torchrun), *sys.argv])
+        if node := node_variables(os.environ, gpu_count):
+            torchrun = str(Path(__file__).parents[2] / "scripts/torchrun_quiet.py")
+            os.execve(sys.executable, [sys.executable, "-u", torchrun, *sys.argv], os.environ | node)
         launch = read_launch(os.environ, gpu_count, shlex.join(["python", "-u", *sys.argv]))
         if log:
             setup_logging(launch.rank)
