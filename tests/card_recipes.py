@@ -55,5 +55,16 @@ def table() -> Iterator[str]:
             yield f"| {gpus} | {cards} | `{file.relative_to(ROOT)}` | {clips} x {BATCH // gpus // clips} | {gb:.1f} |"
 
 
+def small_table() -> Iterator[str]:
+    """The lines of docs/ddp.md: options for cards of less than 24 GB, one clip at a time."""
+    most, least = counted_gb()
+    crops = [(gpus, 16, 192) for gpus in GPUS] + [(1, 4, 128), (1, 2, 64)]
+    for gpus, card, crop in crops:
+        gb = step_gb(1, most if crop == 192 else least * (crop / 192) ** 2)
+        options = f"netG.memory_budget_gb={SHARE * card:.1f} train.accumulation_steps={BATCH // gpus}"
+        options += f" datasets.train.gt_size={crop}" if crop < 192 else ""
+        yield f"| {gpus} | {card} GB | `{options}` | {gb:.1f} |"
+
+
 if __name__ == "__main__":
-    print("\n".join(table()))
+    print("\n".join([*table(), "", *small_table()]))

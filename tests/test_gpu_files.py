@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 import main_train_vrt
-from tests.card_recipes import CARDS, GPUS, ROOT, SHARE, clips_at_once, counted_gb, file_for, step_gb, table
+from tests.card_recipes import (
+    CARDS,
+    GPUS,
+    ROOT,
+    SHARE,
+    clips_at_once,
+    counted_gb,
+    file_for,
+    small_table,
+    step_gb,
+    table,
+)
 
 GOPRO = ROOT / "options/vrt/006_train_vrt_videodeblurring_gopro"
 
@@ -43,6 +54,17 @@ def test_every_file_has_its_line_in_the_tables_and_its_name_says_for_which_card(
         assert all(line in text for line in lines), lines
     files = {file_for(gpus, card) for gpus in GPUS for card in CARDS}
     assert files == set((ROOT / "options/gpu").glob("*.json"))
+
+
+def test_the_options_for_small_cards_stand_in_both_pages_fit_and_keep_the_published_batch():
+    for line in small_table():
+        for page in ("docs/ddp.md", "docs/zh/ddp.md"):
+            assert line in (ROOT / page).read_text(encoding="utf-8")
+        gpus, card, options, gb = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        opt = main_train_vrt.read_options(["--opt", str(file_for(8, 24)), *options.split()])
+        assert int(gpus) * opt.datasets.train.dataloader_batch_size * opt.train.accumulation_steps == 8
+        assert float(gb) <= opt.netG.memory_budget_gb < int(card.split()[0])
+        assert (opt.netG.checkpoint, opt.train.amp.dtype) == ("auto", "auto")
 
 
 @pytest.mark.parametrize("end", ["", "_rgbspike"])
