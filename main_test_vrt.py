@@ -136,8 +136,9 @@ def direct_job(args: TestArgs, opt: Options | None) -> Job:
     warn_of_geometry(clips)
     if saved.spec.interpolates:
         clips = [InterpolatedClip(clip) for clip in clips]
-    tiling = tiling_of(automatic_tiles(saved, args), saved.spec, args, blend="smooth")
-    method = NetworkMethod(saved, tiling, args.tile in (None, "auto"), args.dtype, args.sigma)
+    is_halved = args.tile in (None, "auto")
+    tiling = tiling_of(automatic_tiles(saved, args), saved.spec, args, blend="smooth", is_halved=is_halved)
+    method = NetworkMethod(saved, tiling, args.dtype, args.sigma)
     return user_job(args, method, clips, {"spike": spike})
 
 

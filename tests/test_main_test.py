@@ -16,10 +16,11 @@ from models.portable import read_saved
 from models.restore.setup import spike_options
 from models.restore.test_args import parse_test_args
 from models.select_network import NETWORKS
+from tests.clip_files import section, write_clip, write_info
 from tests.dist.launching import ROOT, run_command, run_ranks
 from tests.tensor_clip import restore_clip
 from tests.train_files import network
-from tests.weights_files import make_user_home, message
+from tests.weights_files import make_home, make_user_home, message
 from utils.metrics import psnr, tensor_to_uint8
 from utils.video import VideoReader, VideoWriter
 
@@ -317,3 +318,25 @@ def test_options_of_a_network_follow_its_weights(home):
     saved = read_saved(home / "spike.pth")
     assert saved.netG["embed_dims"] == network()["embed_dims"]
     assert saved.spike_channels == 2 and saved.spike["representation"] == {"type": "voxel", "num_bins": 2}
+
+
+def test_long_clips_and_large_frames_are_restored_in_tiles_unless_0_asks_for_the_whole(tmp_path):
+    home = make_home(tmp_path)
+    write_clip(tmp_path / "large", "long", split="test", frames=20, h=16, w=136, seed=3)
+    write_info(tmp_path / "large", h=16, w=136)
+    test = json.dumps(section(tmp_path / "large", "test"))
+    args = ["--opt", home / "options.json", "--weights", home / "spike.pth", f"datasets.test={test}"]
+    whole = ["val.num_frame_testing=0", "val.size_patch_testing=0"]
+
+    found, peaks = {}, {}
+    for name, changes in (("auto", []), ("whole", whole)):
+        out = tmp_path / name
+        result = run_ranks(1, "tests/dist/peak_worker.py", *args, "--output", out, *changes)
+        assert result.exit_codes == [0], result.text
+        found[name], peaks[name] = metrics(out), result.json["peak_gb"]
+
+    assert found["auto"]["protocol"]["tile"].startswith("tiles of 12 frames x 256 px, overlap 2 frames, 20 px, smooth")
+    assert found["whole"]["protocol"]["tile"].startswith("tiles of the whole clip x the whole frame")
+    psnr_of = {name: results["averages"]["restored"]["psnr"] for name, results in found.items()}
+    assert psnr_of["auto"] == pytest.approx(psnr_of["whole"], abs=0.05), psnr_of
+    assert peaks["auto"] + 0.05 < peaks["whole"], peaks

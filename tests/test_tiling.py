@@ -254,22 +254,23 @@ class Clip:
         return {"lq": self.lq[index]}
 
 
-def restored(net, lq, **options):
-    restorer = Restorer(net, Tiling(num_frame_testing=6, size_patch_overlapping=16), torch.device("cpu"), **options)
+def restored(net, lq, **tiling):
+    tiles = Tiling(num_frame_testing=6, size_patch_overlapping=16, **tiling)
+    restorer = Restorer(net, tiles, torch.device("cpu"))
     return torch.stack(list(restorer.frames(Clip(lq), range(9))))
 
 
 def test_tiles_are_halved_until_memory_suffices(caplog):
     lq = clip(9, 3, 200, 260)
-    torch.testing.assert_close(restored(Greedy(6 * 64 * 64), lq, halve_tiles=True), lq)
+    torch.testing.assert_close(restored(Greedy(6 * 64 * 64), lq, is_halved=True), lq)
     assert all(f"x {side} px" in text for side, text in zip((128, 64), caplog.messages, strict=True))
 
     with pytest.raises(DataError, match="out of memory"):
-        restored(Greedy(100), lq, halve_tiles=True)
+        restored(Greedy(100), lq, is_halved=True)
     with pytest.raises(DataError, match=r"out of memory(.|\n)*--tile auto"):
         restored(Greedy(6 * 64 * 64), lq)
     with pytest.raises(RuntimeError, match="shapes"):
-        restored(Fails(), lq, halve_tiles=True)
+        restored(Fails(), lq, is_halved=True)
 
 
 class Fails(nn.Module):

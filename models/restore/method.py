@@ -17,12 +17,11 @@ from models.restore.tiling import Tiling
 class NetworkMethod:
     """Restores frames with a network; see utils.contract.Method.
 
-    halve_tiles: on out of memory. dtype: see Restorer. sigma: the noise level that a non-blind denoiser is told.
+    dtype: see Restorer. sigma: the noise level that a non-blind denoiser is told.
     """
 
     saved: SavedNetwork
     tiling: Tiling
-    halve_tiles: bool
     dtype: str
     sigma: float | None
     is_grey: ClassVar[bool] = False
@@ -41,7 +40,7 @@ class NetworkMethod:
     def settings(self) -> dict[str, Any]:
         return {
             "weights": self.saved.sha256(), "network": self.saved.options_digest(),
-            "tile": self.tiling.describe() + (", halved where memory is short" if self.halve_tiles else ""),
+            "tile": self.tiling.describe() + (", halved where memory is short" if self.tiling.is_halved else ""),
             "dtype": self.dtype, "sigma": self.sigma,
         }  # fmt: skip
 
@@ -52,5 +51,5 @@ class NetworkMethod:
         return {"weights": weights, "dtype": self.dtype, **noise, **frames}
 
     def restorer(self, device: torch.device) -> Restorer:
-        options = {"dtype": self.dtype, "noise_sigma": self.sigma, "halve_tiles": self.halve_tiles}
+        options = {"dtype": self.dtype, "noise_sigma": self.sigma}
         return restorer_of(self.saved.build(), self.saved.spec, self.tiling, device, **options)

@@ -34,9 +34,9 @@ class FrameCache:
 class Restorer:
     """A network with its tiles on a device.
 
-    dtype: "float32", or the autocast dtype. noise_sigma: noise level 0..255, a further input channel of non-blind
-    denoisers. halve_tiles: on out of memory; `tiling` is then the one in use. finite_only: NaN or Inf in a restored
-    frame is an error. do: advice in the error for out of memory.
+    tiling: the one in use, which is_halved changes. dtype: "float32", or the autocast dtype. noise_sigma: noise level
+    0..255, a further input channel of non-blind denoisers. finite_only: NaN or Inf in a restored frame is an error.
+    do: advice in the error for out of memory.
     """
 
     def __init__(
@@ -47,13 +47,12 @@ class Restorer:
         *,
         dtype: str = "float32",
         noise_sigma: float | None = None,
-        halve_tiles: bool = False,
         finite_only: bool = True,
         do: str = "use --tile auto, smaller tiles (--tile 6,128), or --dtype bfloat16",
     ) -> None:
         self.net = _Autocast(net.to(device).eval(), device, DTYPES[dtype])
         self.tiling, self.device, self.dtype = tiling, device, dtype
-        self.noise_sigma, self.halve_tiles, self.finite_only, self.do = noise_sigma, halve_tiles, finite_only, do
+        self.noise_sigma, self.finite_only, self.do = noise_sigma, finite_only, do
 
     def describe(self) -> str:
         return self.tiling.describe()
@@ -84,7 +83,7 @@ class Restorer:
             raise DataError("out of memory", what, "tiles that fit into memory", self.do) from e
 
     def _stream(self, cache: FrameCache, wanted: range) -> Iterator[Tensor]:
-        """`stream_clip`; with halve_tiles, again with smaller tiles after an out-of-memory error.
+        """`stream_clip`; where the tiles are halved, again with smaller tiles after an out-of-memory error.
 
         All tiles of a clip have the same size, so if memory suffices for the first frame, it does for the last.
         """
@@ -103,7 +102,7 @@ class Restorer:
                 first = next(frames)
                 break
             except (RuntimeError, MemoryError) as e:
-                shrunk = smaller(self.tiling, height, width) if self.halve_tiles and is_out_of_memory(e) else None
+                shrunk = smaller(self.tiling, height, width) if self.tiling.is_halved and is_out_of_memory(e) else None
                 if shrunk is None:
                     raise
             # After the except block, because the traceback keeps the tensors that filled the memory.

@@ -20,9 +20,6 @@ from utils.options.file import Sources, apply_override
 from utils.options.models import LoaderOptions, Options, PathOptions, ValOptions
 from utils.run.resume import differences
 
-# Frames and side of a tile where neither the user nor the authors of the weights give them, see docs/testing.md.
-AUTO_FRAMES = 12
-AUTO_SIDE_CPU = 256
 KIND = ("representation", "gamma")  # what one network can take of one value alone
 
 logger = logging.getLogger(__name__)
@@ -170,20 +167,17 @@ def automatic_tiles(saved: SavedNetwork, args: TestArgs) -> ValOptions:
         frames, side = RELEASED_TILES[saved.released[:3]]
         return ValOptions(num_frame_testing=frames, size_patch_testing=side)
     # A full GPU raises an error and the tiles are halved; a CPU that runs out of memory starts to swap.
-    multiple = saved.spec.multiple
-    side = 0 if utils_dist.get_device().type == "cuda" else -(-AUTO_SIDE_CPU // multiple) * multiple
-    return ValOptions(num_frame_testing=AUTO_FRAMES, size_patch_testing=side)
+    return ValOptions(size_patch_testing=0 if utils_dist.get_device().type == "cuda" else "auto")
 
 
-def tiling_of(val: ValOptions, spec: InputSpec, args: TestArgs, blend: str) -> Tiling:
-    """The tiles of `val` and `blend`, with the changes of the command line."""
+def tiling_of(val: ValOptions, spec: InputSpec, args: TestArgs, **defaults: Any) -> Tiling:
+    """The tiles of `val`, with the changes of the command line. defaults: fields that `val` does not have."""
     tile = args.tile if isinstance(args.tile, tuple) else ()
     asked = dict(zip(("num_frame_testing", "size_patch_testing"), tile, strict=False))
     asked |= dict(zip(("num_frame_overlapping", "size_patch_overlapping"), args.overlap or (), strict=False))
-    asked |= {key: True for key in ("flip_seq", "pad_seq", "center_frame_only") if getattr(args, key)}
-    if args.batch_tiles is not None:
-        asked["batch_tiles"] = args.batch_tiles
-    tiling = Tiling.of(val, spec, blend=args.blend or blend, **asked)
+    flags = {key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only", "batch_tiles", "blend")}
+    asked |= {key: value for key, value in flags.items() if value is not None and value is not False}
+    tiling = Tiling.of(val, spec, **{**defaults, **asked})
     if spec.interpolates and (tiling.flip_seq or tiling.pad_seq):
         raise OptionError(
             "these weights interpolate new frames", "--flip-seq, --pad-seq", "neither of them", "drop these flags"
@@ -196,5 +190,6 @@ def saved_network(args: TestArgs, opt: Options, section: LoaderOptions) -> Netwo
     saved = saved_for(find_weights(opt.path, opt.folder, args.weights), opt)
     val = opt.val.model_copy(update={"pad_seq": True}) if getattr(section, "pad_sequence", False) else opt.val
     sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
-    tiling = tiling_of(val, saved.spec, args, blend="kair")
-    return NetworkMethod(saved, tiling, args.tile == "auto", args.dtype, sigma)
+    if args.tile == "auto":
+        val = val.model_copy(update={"num_frame_testing": "auto", "size_patch_testing": "auto"})
+    return NetworkMethod(saved, tiling_of(val, saved.spec, args), args.dtype, sigma)

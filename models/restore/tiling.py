@@ -26,6 +26,8 @@ from utils.options.models import ValOptions
 Moment = tuple[int, bool]
 # Moments -> lq (B, n, C, H, W) and spike (B, n, S, H, W) or None, in this order.
 Reader = Callable[[Sequence[Moment]], tuple[Tensor, Tensor | None]]
+# Frames and side of an "auto" tile, on every machine: no score depends on how much memory it has, see docs/testing.md.
+AUTO_FRAMES, AUTO_SIDE = 12, 256
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Tiling:
     pad_seq: repeat the last frame before restoring; the result for the copy is dropped.
     center_frame_only: restore only frame n // 2 of n.
     batch_tiles: spatial tiles per pass of the network; faster on a GPU, uses more memory.
+    is_halved: after an out-of-memory error, smaller tiles are tried.
     window_size, stride, least_size, min_frames: of the network, see InputSpec; tiles are padded accordingly.
     out_instants: of the network; in the time-reversed copy the instants of a frame are in reversed order too.
     """
@@ -54,6 +57,7 @@ class Tiling:
     pad_seq: bool = False
     center_frame_only: bool = False
     batch_tiles: int = 1
+    is_halved: bool = False
     min_frames: int = 2
     stride: int = 8
     out_instants: int = 1
@@ -89,7 +93,14 @@ class Tiling:
         of_network = ("window_size", "scale", "stride", "least_size", "out_instants")
         fields |= {key: getattr(spec, key) for key in of_network}
         fields["min_frames"] = 1 if spec.interpolates else spec.least_frames
-        return cls(**{**fields, **changes})
+        fields |= changes
+        auto = {
+            "num_frame_testing": (AUTO_FRAMES, spec.window_size[0]), "size_patch_testing": (AUTO_SIDE, spec.multiple),
+        }  # fmt: skip
+        for key, (size, multiple) in auto.items():
+            if fields[key] == "auto":
+                fields = {"blend": "smooth", "is_halved": True} | fields | {key: -(-size // multiple) * multiple}
+        return cls(**fields)
 
     def frames_of(self, count: int) -> range:
         """The frames to restore of a clip of `count` frames: all, or the middle one."""

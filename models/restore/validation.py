@@ -74,7 +74,7 @@ def validate(
 ) -> Validation | None:
     """Restore and score every clip, one frame at a time. Collective.
 
-    Memory holds one tile in time: the whole clip with val.num_frame_testing 0.
+    Memory holds one tile in time: the whole clip where val.num_frame_testing is 0.
     clips: of the test split, with sharp frames.
     should_stop: called by all ranks after each round of one clip per rank, except the last; must return the same on
     all ranks. True ends the validation without a result (None).

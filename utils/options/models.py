@@ -133,9 +133,15 @@ class ValOptions(Section):
     pad_seq: bool = Field(False, description="Repeat the last frame once before restoring.")
     flip_seq: bool = Field(False, description="Restore the clip followed by its time-reversed copy, and average.")
     center_frame_only: bool = Field(False, description="Keep the middle frame only.")
-    num_frame_testing: int = Field(0, ge=0, description="Frames restored at a time; 0: the whole clip.")
+    num_frame_testing: Literal["auto"] | Count = Field(
+        "auto", description='Frames restored at a time; "auto": 12; 0: the whole clip, however long.'
+    )
     num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
-    size_patch_testing: int = Field(0, ge=0, description="Side of a spatial tile; 0: the whole frame.")
+    size_patch_testing: Literal["auto"] | Count = Field(
+        "auto",
+        description='Side of a spatial tile; "auto": 256. 0: the whole frame. With "auto" in either key, tiles overlap '
+        "in ramps, what fits in one tile is restored as a whole, and tiles are halved where memory is short.",
+    )
     size_patch_overlapping: int = Field(20, ge=0, description="Pixels shared by neighbouring tiles.")
     batch_tiles: int = Field(1, ge=1, description="Spatial tiles that go through the network at once.")
 
