@@ -19,7 +19,7 @@ from data.spike.represent_exposure import exposure_estimate
 from data.spike.simulate import DISPLAY_GAMMA, to_display, to_uint8
 from data.spike.stream import SpikeFile
 from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of, spike_errors_as_data_errors
-from utils.contract import FrameReader
+from utils.contract import FrameReader, Tick
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.options.models import LoaderOptions
@@ -118,12 +118,13 @@ class Reconstruction:
     def describe(self) -> str:
         return "none: each pixel by itself"
 
-    def frames(self, reader: FrameReader, wanted: range) -> Iterator[Tensor]:
+    def frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
         for index in wanted:
             watchdog.go_on()
             item = reader.frame(index)
             blurry = item["lq"][:3].permute(1, 2, 0).numpy()
             yield torch.from_numpy(self.formula.picture(blurry, item["spike"].numpy())).permute(2, 0, 1)
+            tick(1)
 
 
 def spike_section(section: Section, method: Reconstruction, recorded: float | None) -> Section:

@@ -56,8 +56,8 @@ class VRT(nn.Module):
     use_checkpoint_attn, use_checkpoint_ffn: recompute this branch of every block in backward, except in the stages
     of no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into depths).
     checkpoint: "auto" chooses the recomputed branches at the first training step, so that a step fits
-    memory_budget_gb (null: 90 % of the GPU); null: the four keys above decide. `memory_gb` in the log is the measured
-    memory.
+    memory_budget_gb (null: 90 % of the GPU); null: the four keys above decide. `memory_gb` in
+    training_history.json is the measured memory.
     kernels: "auto" selects the fastest tested implementation for the device (on a GPU the kernels of
     models/vrt/triton_*.py, if a measurement on this machine found them faster), "plain" the one with torch's autograd
     only, "triton" those GPU kernels.

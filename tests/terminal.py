@@ -20,14 +20,14 @@ ESCAPE = re.compile(r"\x1b\[(\d*)([A-Za-z])|\r|\n|[^\x1b\r\n]+")
 
 
 def in_terminal(
-    script: str, *arguments: str, env: dict[str, str] | None = None, limit_s: float = 120
+    script: str, *arguments: str, env: dict[str, str] | None = None, limit_s: float = 120, size: tuple[int, int] = SIZE
 ) -> tuple[int, bytes]:
-    """Exit code, and all that the script wrote to a terminal of SIZE, from which it could also read.
+    """Exit code, and all that the script wrote to a terminal of this size, from which it could also read.
 
     For a picture: print the bytes in one. env: more variables; an empty value removes one.
     """
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *SIZE, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     written: list[bytes] = []
 
     def read() -> None:

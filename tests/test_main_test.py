@@ -334,6 +334,9 @@ def test_long_clips_and_large_frames_are_restored_in_tiles_unless_0_asks_for_the
         result = run_ranks(1, "tests/dist/peak_worker.py", *args, "--output", out, *changes)
         assert result.exit_codes == [0], result.text
         found[name], peaks[name] = metrics(out), result.json["peak_gb"]
+        # Of the protocol, table.txt has all lines, the console what tells most.
+        assert "\ntile: tiles of" in result.text and "crop: " not in result.text
+        assert "\ncrop: none" in (out / "table.txt").read_text()
 
     assert found["auto"]["protocol"]["tile"].startswith("tiles of 12 frames x 256 px, overlap 2 frames, 20 px, smooth")
     assert found["whole"]["protocol"]["tile"].startswith("tiles of the whole clip x the whole frame")

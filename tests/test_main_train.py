@@ -49,8 +49,9 @@ def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished):
     assert any(name.startswith("tb_logger/events") for name in left)
     assert any(name.startswith("options/") for name in left)
     log = (folder / "log" / "train.log").read_text()
-    line = r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] Epoch: 1, Iter: 3, Loss: \d\.\d{4}, .*, memory_gb: \d\.\d"
+    line = r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] Epoch: 1, Iter: 3, Loss: \d\.\d{4}, lr: .*, it/s: \d"
     assert re.search(line, log, re.MULTILINE)
+    assert result.text.count("validating 3 clips, tiles of 12 frames x 256 px, ") == 2
     assert "Finished at iter 4" in result.text and re.search(r"^mean  \|", result.text, re.MULTILINE)
 
 

@@ -57,6 +57,18 @@ def test_lines_come_at_each_tenth_also_where_there_is_no_terminal_for_a_bar(monk
     assert re.fullmatch(line.format(10, 3), lines[0]) and re.fullmatch(line.format(100, 30), lines[-1])
 
 
+def test_parts_of_a_unit_add_up_to_the_whole_and_a_slow_one_is_told_in_seconds(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with open_progress("line", 2, "restoring", "frames") as progress:
+        for _ in range(6):
+            now += 30.0
+            progress.update(1 / 3)
+    assert caplog.messages[0] == "restoring: 16 %, 0.3 of 2 frames, 90.0 s each, 00:02:30 left"
+    assert caplog.messages[-1] == "restoring: 100 %, 2 of 2 frames, 90.0 s each, 00:00:00 left"
+
+
 def test_an_action_of_seconds_has_no_line(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     now = 100.0

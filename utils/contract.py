@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -98,10 +98,14 @@ class ClipReader(FrameReader, Protocol):
         ...
 
 
+# Takes the work done since the last call, in frames where nothing else is said; a tile is a part of several.
+Tick = Callable[[float], object]
+
+
 class FrameRestorer(Protocol):
     """Restores frames on one device."""
 
-    def frames(self, reader: FrameReader, wanted: range) -> Iterator[Tensor]:
+    def frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """The restored frames `wanted` of a clip, in order, each (K C, sH, sW) float32 on the CPU, K instants."""
         ...
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models.restore.restorer import Restorer
 from models.restore.tiling import Tiling
-from utils.contract import ClipReader, FrameReader, InputSpec
+from utils.contract import ClipReader, FrameReader, InputSpec, Tick
 from utils.errors import DataError
 
 
@@ -114,11 +114,12 @@ class Interpolator(Restorer):
         """Windows with a cache; clips with gaps as they are."""
         return super().cached(reader) if isinstance(reader, _Windows) else reader
 
-    def frames(self, reader: InterpolatedClip | LeftOutFrames, wanted: range) -> Iterator[Tensor]:
+    def frames(self, reader: InterpolatedClip | LeftOutFrames, wanted: range, tick: Tick) -> Iterator[Tensor]:
         gaps = [gap for index in wanted if (gap := reader.gap_of(index)) is not None]
         first, stop = (gaps[0], gaps[-1] + 1) if gaps else (0, 0)
         windows = _Windows(reader.source, self.length)
-        made = super().frames(windows, range(first * self.length, stop * self.length))
+        inner = range(first * self.length, stop * self.length)
+        made = super().frames(windows, inner, lambda done: tick(done * len(wanted) / len(inner)))
         between = islice(made, 0, None, self.length)
         for index in wanted:
             yield reader.frame(index)["lq"] if reader.gap_of(index) is None else next(between)

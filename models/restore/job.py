@@ -126,13 +126,13 @@ def restore_share(job: Job, restorer: FrameRestorer, mine: Sequence[Work], lpips
     """Restore this rank's parts. Each frame is written as soon as it is restored; whole clips are finished."""
     total = sum(len(work.frames) for work in mine)
     seconds, count = 0.0, 0
+    logger.info("restoring %d frames of %d clips (%s)", total, len(mine), restorer.describe())
     with open_progress("bar", total, "restoring", "frames") as bar:
         for work in mine:
             clip, begin = job.clips[work.clip], time.perf_counter()
             watchdog.phase(f"restore: {clip.name}", count)
-            for index, frame in zip(work.frames, restorer.frames(clip, work.frames), strict=True):
+            for index, frame in zip(work.frames, restorer.frames(clip, work.frames, bar.update), strict=True):
                 job.outputs.write_frame(clip.name, clip.stems[index], frame)
-                bar.update()
                 count += 1
                 watchdog.phase(f"restore: {clip.name}", count)
             seconds += time.perf_counter() - begin

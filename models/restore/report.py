@@ -30,6 +30,8 @@ from utils.page import render
 
 # Pages of more than some tens of megabytes open slowly.
 MAX_CLIPS = 24
+# Of the protocol in the log, which never has both of the first; table.txt and metrics.json have all of it.
+SHOWN = ("weights", "method", "tile", "speed")
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,8 @@ def write_report(job: Job) -> None:
     made.write(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
     images = {entry["name"]: example_images(job, entry) for entry in entries[:MAX_CLIPS]}
     made.write(folder / "report.html", build_report(job.title, results, images).encode())
-    logger.info("%s\n%s\n%s", job.title, table, lines)
+    shown = [f"{key}: {results['protocol'][key]}" for key in SHOWN if key in results["protocol"]]
+    logger.info("%s\n%s\n%s", job.title, table, "\n".join(shown))
     logger.info("results are in %s (open report.html)", folder)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.out_of_memory import is_out_of_memory
 from models.restore.tiling import Moment, Tiling, smaller, stream_clip
-from utils.contract import FrameReader
+from utils.contract import FrameReader, Tick
 from utils.dist import watchdog
 from utils.errors import DataError
 
@@ -61,7 +61,7 @@ class Restorer:
         """The reader with a cache for the frames of one tile in time."""
         return FrameCache(reader, (self.tiling.num_frame_testing or len(reader.stems)) + 2)
 
-    def frames(self, reader: FrameReader, wanted: range) -> Iterator[Tensor]:
+    def frames(self, reader: FrameReader, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
         """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
 
         The tile in time bounds the memory. A reader from `cached` still has the input of the frame restored last.
@@ -69,7 +69,8 @@ class Restorer:
         if not wanted:
             return
         try:
-            for frame in self._stream(reader if isinstance(reader, FrameCache) else self.cached(reader), wanted):
+            cache = reader if isinstance(reader, FrameCache) else self.cached(reader)
+            for frame in self._stream(cache, wanted, tick):
                 if self.finite_only and not torch.isfinite(frame).all():
                     raise DataError(
                         f"the network gave NaN or Inf for clip {reader.name}", reader.name, "finite values",
@@ -82,7 +83,7 @@ class Restorer:
             what = f"the network with {self.tiling.describe()}"
             raise DataError("out of memory", what, "tiles that fit into memory", self.do) from e
 
-    def _stream(self, cache: FrameCache, wanted: range) -> Iterator[Tensor]:
+    def _stream(self, cache: FrameCache, wanted: range, tick: Tick) -> Iterator[Tensor]:
         """`stream_clip`; where the tiles are halved, again with smaller tiles after an out-of-memory error.
 
         All tiles of a clip have the same size, so if memory suffices for the first frame, it does for the last.
@@ -97,7 +98,7 @@ class Restorer:
 
         height, width = cache.frame(0)["lq"].shape[-2:]
         while True:
-            frames = stream_clip(self.net, read, len(cache.stems), self.tiling, wanted)
+            frames = stream_clip(self.net, read, len(cache.stems), self.tiling, wanted, lambda p: tick(p * len(wanted)))
             try:
                 first = next(frames)
                 break

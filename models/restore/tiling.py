@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.contract import InputSpec, reversed_instants
+from utils.contract import InputSpec, Tick, reversed_instants
 from utils.errors import OptionError
 from utils.options.models import ValOptions
 
@@ -120,20 +120,22 @@ class Tiling:
 
 
 @torch.no_grad()
-def stream_clip(net: nn.Module, read: Reader, num_frames: int, tiling: Tiling, wanted: range) -> Iterator[Tensor]:
+def stream_clip(
+    net: nn.Module, read: Reader, num_frames: int, tiling: Tiling, wanted: range, tick: Tick = lambda part: None
+) -> Iterator[Tensor]:
     """The restored frames `wanted`, (B, C', sH, sW) each, in order, on the CPU. Memory holds one tile in time.
 
     Only the tiles that contain wanted frames are computed (with flip_seq all tiles). The frames equal those of a run
-    over the whole clip bit for bit. The network must be in eval mode.
+    over the whole clip bit for bit. The network must be in eval mode. tick: takes the part, 0..1, that was done.
     """
     order = [(index, False) for index in [*range(num_frames), *([num_frames - 1] if tiling.pad_seq else [])]]
     if tiling.flip_seq:
         both = order + [(index, True) for index, _ in reversed(order)]
-        restored = _stream_sequence(net, read, both, tiling, range(len(both)))
+        restored = _stream_sequence(net, read, both, tiling, range(len(both)), tick)
         halves = _average_halves(restored, len(order), tiling.out_instants)
         yield from (frame for index, frame in enumerate(halves) if index in wanted)
     else:
-        yield from _stream_sequence(net, read, order, tiling, wanted)
+        yield from _stream_sequence(net, read, order, tiling, wanted, tick)
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
@@ -150,17 +152,16 @@ def mirror_index(length: int, target: int) -> Tensor:
 
 
 def _stream_sequence(
-    net: nn.Module, read: Reader, order: Sequence[Moment], tiling: Tiling, wanted: range
+    net: nn.Module, read: Reader, order: Sequence[Moment], tiling: Tiling, wanted: range, tick: Tick
 ) -> Iterator[Tensor]:
     """Restored frames at positions `wanted` of the sequence `order`, computed tile by tile in time."""
     length = len(order)
     size = min(tiling.num_frame_testing or length, length)
     starts = tile_starts(length, size, tiling.num_frame_overlapping)
+    needed = [(n, at) for n, at in enumerate(starts) if at + size > wanted.start and at < wanted.stop]
     pending: deque[tuple[Tensor, float]] = deque()  # weighted sums and weights, from `start` on
-    for number, start in enumerate(starts):
-        if start + size <= wanted.start or start >= wanted.stop:
-            continue
-        clip = restore_space(net, *read(order[start : start + size]), tiling)
+    for number, start in needed:
+        clip = restore_space(net, *read(order[start : start + size]), tiling, lambda part: tick(part / len(needed)))
         weights = _blend_weights(starts, number, size, tiling.num_frame_overlapping, tiling.blend, trim=False)
         for position, weight in enumerate(weights.tolist()):
             frame = clip[:, position] * weight
@@ -176,7 +177,9 @@ def _stream_sequence(
                 yield total / total_weight
 
 
-def restore_space(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tiling) -> Tensor:
+def restore_space(
+    net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tiling, tick: Tick = lambda part: None
+) -> Tensor:
     """One tile in time, restored tile by tile in space: lq (B, n, C, H, W) -> (B, n, C', sH, sW) on the CPU."""
     height, width = lq.shape[-2:]
     patch = tiling.size_patch_testing
@@ -184,7 +187,9 @@ def restore_space(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tili
     tops = tile_starts(height, rows, tiling.size_patch_overlapping)
     lefts = tile_starts(width, cols, tiling.size_patch_overlapping)
     if len(tops) == len(lefts) == 1:
-        return _run(net, lq, spike, tiling)
+        whole = _run(net, lq, spike, tiling)
+        tick(1)
+        return whole
 
     s = tiling.scale
     # KAIR trims overlap / 2 output pixels at any scale; a ramp must span the whole overlap in output pixels.
@@ -204,6 +209,7 @@ def restore_space(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tili
             place = (..., slice(top * s, (top + rows) * s), slice(left * s, (left + cols) * s))
             total[place] += out * weight.to(out.dtype)
             total_weight[place] += weight
+        tick(len(batch) / len(tiles))
     return total.div_(total_weight.to(total.dtype))
 
 

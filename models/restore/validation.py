@@ -18,7 +18,7 @@ from models.restore.interpolate import restorer_of, scored_clips
 from models.restore.restorer import Restorer
 from models.restore.tiling import Tiling
 from utils import utils_dist
-from utils.contract import FrameReader, input_spec, middle_instant
+from utils.contract import FrameReader, Tick, input_spec, middle_instant
 from utils.dist import watchdog
 from utils.image import comparison, imwrite_rgb
 from utils.metrics import ClipScores, averages, psnr, ssim, tensor_to_uint8
@@ -89,6 +89,7 @@ def validate(
     with ExitStack() as stack, evaluated(model) as restorer:
         own = [clips[index] for index in range(rank, len(clips), world)]
         total = sum(len(restorer.tiling.frames_of(len(clip.stems))) for clip in own)
+        logger.info("validating %d clips, %s", len(clips), restorer.describe())
         shown = stack.enter_context(open_progress(kind, total, "validation", "frames"))
         for first in range(0, len(clips), world):
             if first:
@@ -128,13 +129,12 @@ def clips_with_strips(count: int) -> list[int]:
 
 
 def _validate_clip(
-    validation: Validation, restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None,
-    tick: Callable[[], object],
+    validation: Validation, restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None, tick: Tick
 ) -> None:  # fmt: skip
-    """Scores of all frames, the strip of the middle one; restored frames to out/<clip>/<stem>.png. tick: per frame."""
+    """Scores of all frames, the strip of the middle one; restored frames to out/<clip>/<stem>.png."""
     cache, middle, nonfinite = restorer.cached(clip), len(clip.stems) // 2, 0
     wanted = restorer.tiling.frames_of(len(clip.stems))
-    for index, frame in zip(wanted, restorer.frames(cache, wanted), strict=True):
+    for index, frame in zip(wanted, restorer.frames(cache, wanted, tick), strict=True):
         watchdog.go_on()
         item = cache.frame(index)
         lq, gt = item["lq"], item["gt"]
@@ -153,7 +153,6 @@ def _validate_clip(
         if out is not None:
             with best_effort("restored frames"):
                 imwrite_rgb(out / clip.name / f"{clip.stems[index]}.png", restored)
-        tick()
     if nonfinite:
         logger.warning("validation: NaN or Inf in %d restored frames of clip %s", nonfinite, clip.name)
 

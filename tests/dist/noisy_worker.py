@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ class Noisy(nn.Module):
             warnings.warn("a library warns", stacklevel=2)
             print("a library prints to stderr", file=sys.stderr)
             print("a library prints to stdout")
+        else:
+            time.sleep(0.05)  # as a tile of a real network takes a while
         return self.conv(lq.flatten(0, 1)).view_as(lq)
 
 

@@ -65,12 +65,9 @@ class Experiment:
         ranks: of the steps since the last line. grad_norms: of these steps. eta: see RunProgress.eta.
         """
         values = log_values(ranks)
-        extra = dict(values)
-        loss, lr = extra.pop("loss"), extra.pop("lr")
-        shown = [f"loss {loss:.4f}", f"lr {lr:.2e}"]
-        shown += [f"data wait {100 * extra['data_share']:.0f} %"] if "data_share" in extra else []
-        self.last_values = ", ".join([*shown, f"{extra['memory_gb']:.1f} GB"])
-        fields = (f", eta: {eta}" if eta else "") + "".join(f", {name}: {value:.3g}" for name, value in extra.items())
+        loss, lr, speed = values["loss"], values["lr"], values.get("it_per_s")
+        self.last_values = f"loss {loss:.4f}, lr {lr:.1e}"
+        fields = (f", it/s: {speed:.3g}" if speed else "") + (f", eta: {eta}" if eta else "")
         logger.info("Epoch: %d, Iter: %d, Loss: %.4f, lr: %.3e%s", progress.epoch + 1, progress.step, loss, lr, fields)
         tagged = {f"train/{name}": value for name, value in values.items()}
         self.writers.scalars(tagged | {f"ranks/{k}": value for k, value in rank_values(ranks).items()}, progress.step)
@@ -92,7 +89,7 @@ class Experiment:
     ) -> None:
         """The validation's means as one line and curves; strips of its panels to images/<clip>/<step>.png."""
         logger.info(
-            "Epoch: %d, Iter: %d, validation PSNR: %.2f dB, SSIM: %.4f (blurry input %.2f dB, %.4f)",
+            "Epoch: %d, Iter: %d, validation PSNR: %.2f dB, SSIM: %.4f (input %.2f, %.4f)",
             progress.epoch + 1, progress.step,
             scalars["val/psnr"], scalars["val/ssim"], scalars["val/psnr_input"], scalars["val/ssim_input"],
         )  # fmt: skip

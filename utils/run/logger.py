@@ -98,6 +98,7 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     The warnings of Python, such as those of torch, take the same way.
     """
     logging.captureWarnings(True)
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of its font cache
     logging.getLogger("py.warnings").addFilter(_without_newline)
     root = logging.getLogger()
     root.handlers.clear()

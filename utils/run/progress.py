@@ -16,6 +16,7 @@ from tqdm import tqdm
 from utils.dist.state import RUN
 
 LINES = 10
+FORM = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 LINE_S = 60.0
 QUIET_S = 5.0  # an action that is over by then needs no line in the log of a run
 
@@ -62,7 +63,7 @@ def shown_kind(kind: str) -> str:
 
 
 class Hidden:
-    def update(self, count: int = 1) -> None: ...
+    def update(self, count: float = 1) -> None: ...
 
 
 class Bar:
@@ -77,8 +78,9 @@ class Bar:
                 self._above.callback(above.finish)
                 self._above.enter_context(redirect(above))
         self._bar: Any = tqdm(
-            total=total, desc=name, unit=f" {unit}", file=terminal, leave=is_kept, dynamic_ncols=True, **options
-        )
+            total=total, desc=name, unit=f" {unit}", file=terminal, leave=is_kept, dynamic_ncols=True, miniters=0,
+            bar_format=FORM, **options,
+        )  # fmt: skip
 
     def __enter__(self) -> Bar:
         return self
@@ -88,13 +90,15 @@ class Bar:
             self._bar.close()
         self._above.close()
 
-    def update(self, count: int = 1, name: str = "", values: str = "") -> None:
-        """`count` more are done. name: in place of the former one; values: what to show beside the bar."""
+    def update(self, count: float = 1, name: str = "", values: str = "") -> None:
+        """`count` more are done. name: in place of the former one. values: what to show beside the bar, without braces;
+        at most 55 characters leave a bar on a terminal of 80 columns.
+        """
         with suppress(OSError):
             if name:
                 self._bar.set_description_str(name, refresh=False)
             if values:
-                self._bar.set_postfix_str(values, refresh=False)
+                self._bar.bar_format = "{desc}: {percentage:3.0f}%|{bar}| " + values
             self._bar.update(count)
 
 
@@ -122,26 +126,30 @@ class AboveBars:
 
 
 class Lines:
-    """A line at each tenth, and after a minute without one, with the rate and the time that remains."""
+    """A line after the first seconds, at each tenth, and after a minute without one, with the time that remains."""
 
     def __init__(self, total: int, name: str, unit: str, say: Callable[[str], object], quiet_s: float = 0.0) -> None:
         self.total, self.name, self.unit, self.done, self._say = max(total, 1), name, unit, 0, say
-        self._begin = self._spoken = time.monotonic()
-        self._quiet_until = self._begin + quiet_s
+        self._begin = time.monotonic()
+        self._quiet_until, self._due = self._begin + quiet_s, self._begin + QUIET_S
 
-    def update(self, count: int = 1) -> None:
+    def update(self, count: float = 1) -> None:
         before, self.done = self.done, self.done + count
         now = time.monotonic()
-        is_tenth = self.done * LINES // self.total > before * LINES // self.total
-        if now >= self._quiet_until and (is_tenth or now - self._spoken > LINE_S):
-            self._spoken = now
+        is_tenth = self._share(LINES, self.done) > self._share(LINES, before)
+        if now >= self._quiet_until and (is_tenth or now >= self._due):
+            self._due = now + LINE_S
             self._say(self._line(now - self._begin))
 
+    def _share(self, parts: int, done: float) -> int:
+        return int(parts * done / self.total + 1e-6)  # thirds of a frame do not add up to 1
+
     def _line(self, seconds: float) -> str:
-        rate = self.done / max(seconds, 1e-6)
-        left = duration((self.total - self.done) / rate) if self.done else "?"
-        share = 100 * self.done // self.total
-        return f"{self.name}: {share} %, {self.done} of {self.total} {self.unit}, {rate:.1f} a second, {left} left"
+        rate = max(self.done, 1e-6) / max(seconds, 1e-6)
+        pace = f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
+        done, left = f"{self.done:.1f}".removesuffix(".0"), duration(max(self.total - self.done, 0) / rate)
+        share = self._share(100, self.done)
+        return f"{self.name}: {share} %, {done} of {self.total} {self.unit}, {pace}, {left} left"
 
 
 def duration(seconds: float) -> str:

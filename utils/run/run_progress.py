@@ -36,9 +36,7 @@ class RunProgress:
         """epoch: from 0; `step` is done. The first call opens the bar: by then no rank waits for this one."""
         self._name = f"epoch {epoch + 1}"
         if self.kind == "bar" and self._shown is None and sys.stderr.isatty():
-            form = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
-            bar = Bar(self.total_iter, self._name, "it", initial=step, bar_format=form, miniters=1)
-            self._shown = self._open.enter_context(bar)
+            self._shown = self._open.enter_context(Bar(self.total_iter, self._name, "it", initial=step))
 
     def update(self, step: int, values: str) -> None:
         """`step` is done. values: of the newest log line."""
