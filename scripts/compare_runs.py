@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
-"""Compare the scores of several tests, or the smoothed loss curves of two runs with the difference between seeds.
+"""Compare training runs, or the scores of tests, in a table; or the loss curves of two runs with those of other seeds.
 
-    python scripts/compare_runs.py experiments/a/test experiments/a/test_tfp experiments/a/test_exposure
+    python scripts/compare_runs.py experiments/a experiments/b
+    python scripts/compare_runs.py experiments/a/test experiments/a/test_tfp experiments/a/test_exposure --md
     python scripts/compare_runs.py experiments/fp32 experiments/bf16 --noise experiments/seed1 --out docs/benchmarks/amp
 
-Folders of tests (main_test_vrt.py): prints one table with a row for each; they must have scored the same frames.
-Runs: each is given by its folder, its training_history.jsonl or .json. --noise: one or more repetitions of the first
-run with another train.manual_seed. Writes OUT.png and OUT.json, prints a table. Exit code 1 where the difference is
-larger than that between seeds.
+Folders of runs (main_train_vrt.py): a row for each, and the options that differ. Folders of tests (main_test_vrt.py): a
+row for each; they must have scored the same frames. With --noise, one or more repetitions of the first run with another
+train.manual_seed: writes the smoothed curves to OUT.png and OUT.json; exit code 1 where the difference is larger than
+that between seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +33,13 @@ from scripts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
 from utils.run.history import read_history, run_names
+from utils.run.report import newest_options
+from utils.run.writers import flat
 
 METRICS = "metrics.json"
+COLUMNS, LEAST_WIDTH = 100, 8  # of a table, of a column that is cut
+OF_ONE_RUN = (".task", ".path.root")  # options that differ in any case
+Table = tuple[list[str], list[list[str]]]  # header and rows
 
 
 @with_exit_code
@@ -41,21 +50,61 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--tag", default="train/loss", help="scalar of the history (default %(default)s)")
     parser.add_argument("--smooth", type=int, default=5, help="log entries in a running mean (default %(default)s)")
     parser.add_argument("--out", type=Path, help="path without suffix")
+    parser.add_argument("--md", action="store_true", help=f"Markdown, uncut; else at most {COLUMNS} columns")
     args = parser.parse_args(argv)
+    if args.noise or args.out:
+        if len(args.runs) != 2 or not args.noise or not args.out:
+            raise OptionError(
+                f"{len(args.runs)} runs, with --noise or --out", "the command line", "two runs, --noise and --out",
+                "add what is missing, or give the runs alone",
+            )  # fmt: skip
+        return compare_losses(args)
     without = [str(folder) for folder in args.runs if not (folder / METRICS).is_file()]
-    if len(without) < len(args.runs):
-        if without:
-            do = "test there with main_test_vrt.py, or leave it out"
-            raise DataError(f"no {METRICS}", ", ".join(without), "folders of tests, as the others", do)
-        header, rows = compare_tests({str(folder): read_json(folder / METRICS) for folder in args.runs})
-        print(table(rows, header))
-        return 0
-    if len(args.runs) != 2 or not args.noise or not args.out:
-        raise OptionError(
-            f"{len(args.runs)} runs", "the command line", "two runs, --noise and --out; or folders of tests",
-            "see --help",
-        )  # fmt: skip
-    return compare_losses(args)
+    if without and len(without) < len(args.runs):
+        do = "test there with main_test_vrt.py, or leave it out"
+        raise DataError(f"no {METRICS}", ", ".join(without), "folders of tests, as the others", do)
+    names = run_names(args.runs)
+    if without:
+        tables = runs_table(dict(zip(names, args.runs, strict=True)))
+    else:
+        tests = zip(names, (read_json(folder / METRICS) for folder in args.runs), strict=True)
+        tables = [compare_tests(dict(tests))]
+    print("\n\n".join(table(rows, header) if args.md else shown(header, rows) for header, rows in tables))
+    return 0
+
+
+def runs_table(runs: dict[str, Path]) -> list[Table]:
+    """Scores, speed and size of training runs by name, and the options that differ between them, one in a row."""
+    rows, options = [], []
+    for name, run in runs.items():
+        history, folder = read_history(run), run.parent if run.suffix in (".json", ".jsonl") else run
+        psnr = [(value, step) for step, value in history.get("val/psnr", []) if math.isfinite(value)]
+        best, at = (f"{max(psnr)[0]:.2f}", str(max(psnr)[1])) if psnr else ("-", "-")
+        last = [f"{history[tag][-1][1]:.4g}" if tag in history else "-" for tag in ("train/loss", "train/it_per_s")]
+        log = folder / "log" / "train.log"
+        sizes = re.findall(r"([\d.]+ M) parameters", log.read_text(encoding="utf-8")) if log.is_file() else []
+        rows.append([name, best, at, *last, sizes[-1] if sizes else "-"])
+        saved = newest_options(folder / "options")
+        options.append(dict(flat(json.loads(saved.read_text(encoding="utf-8")), "")) if saved else {})
+    scores = (["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"], rows)
+    values = {key: [known.get(key, "-") for known in options] for known in options for key in known}
+    changed = [[key[1:], *found] for key, found in values.items() if len(set(found)) > 1 and key not in OF_ONE_RUN]
+    return [scores, (["option", *runs], changed)] if changed else [scores]
+
+
+def shown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A text table of at most COLUMNS columns: the middle of long cells is left out, in the widest columns first."""
+    lines = [list(map(str, line)) for line in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > COLUMNS and max(widths) > LEAST_WIDTH:
+        widths[widths.index(max(widths))] -= 1
+    cut = [[_cut(cell, width).ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in cut)
+
+
+def _cut(text: str, width: int) -> str:
+    tail = (width - 2) // 2
+    return text if len(text) <= width else f"{text[: width - 2 - tail]}..{text[-tail:]}"
 
 
 def compare_losses(args: argparse.Namespace) -> int:

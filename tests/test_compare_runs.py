@@ -39,6 +39,45 @@ def test_a_difference_is_judged_by_that_of_another_seed(tmp_path, write_run, cap
     assert "bf16 - fp32" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("is_md", [False, True])
+def test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_differ(tmp_path, capsys, is_md):
+    folders = []
+    for name, lr, psnr in (("a_run_with_a_long_name", 2e-3, 30.5), ("b", 1e-3, 31.25)):
+        folder = tmp_path / "experiments" / name
+        for part in ("options", "log"):
+            (folder / part).mkdir(parents=True)
+        history = {"train/loss": [[10, 0.5], [20, 0.25]], "train/it_per_s": [[20, 1.5]]}
+        history["val/psnr"] = [[10, psnr], [20, psnr - 1]]
+        (folder / "training_history.json").write_text(json.dumps(history))
+        options = {"task": name, "train": {"G_optimizer_lr": lr, "total_iter": 20}, "netG": {"depths": [2] * 40 + [lr]}}
+        (folder / "options" / "x.json").write_text(json.dumps(options))
+        (folder / "log" / "train.log").write_text("[2026-01-01 00:00:00] Network:  vrt, 1.23 M parameters; 0.1 GB\n")
+        folders.append(str(folder))
+
+    assert main([*folders, *(["--md"] if is_md else [])]) == 0
+
+    rows = [line.strip("| ").replace(" | ", "  ").split() for line in capsys.readouterr().out.splitlines()]
+    assert ["b", "31.25", "10", "0.25", "1.5", "1.23", "M"] in rows
+    assert ["train.G_optimizer_lr", "0.002", "0.001"] in rows and not any("total_iter" in row[:1] for row in rows)
+    assert is_md or all(len("  ".join(row)) <= 100 for row in rows)
+
+
+def test_tests_give_a_table_of_at_most_100_columns(tmp_path, capsys):
+    folders = [tmp_path / ("long_" * 8) / name for name in ("test", "test_other")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        scores = {kind: {"psnr": 30.0, "ssim": 0.9, "psnr_y": 31.0, "ssim_y": 0.91} for kind in ("restored", "input")}
+        weights = {"weights": f"{folder.parent}/checkpoints/checkpoint_best.pth (sha256 0123), network from the file"}
+        content = {"protocol": weights, "clips": {}, "averages": scores}
+        (folder / "metrics.json").write_text(json.dumps(content))
+
+    assert main(list(map(str, folders))) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all(len(line) <= 100 for line in lines), lines
+    assert lines[2].startswith("test  ") and "30.00" in lines[2]
+
+
 def test_a_run_that_is_not_there_is_named(tmp_path, write_run, capsys):
     here = write_run("fp32", 1.0)
 

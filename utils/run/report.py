@@ -99,7 +99,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         clips=_panels(folder / "images", steps[-1]) if steps else {},
         strip_width=STRIP_WIDTH,
         environment=environment_of(folder / ENVIRONMENT_NAME),
-        options=max((folder / "options").glob("*.json"), key=lambda path: path.stat().st_mtime, default=None),
+        options=newest_options(folder / "options"),
     )
 
 
@@ -134,6 +134,11 @@ def _panels(images: Path, step: int) -> dict[str, dict[str, np.ndarray]]:
             panels = panels_of(imread_rgb(file), names)
             found[file.parent.relative_to(images).as_posix()] = {k: v for k, v in panels.items() if k != ERROR}
     return found
+
+
+def newest_options(folder: Path) -> Path | None:
+    """The options that a run was started with last; None where the folder holds none."""
+    return max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def environment_of(path: Path) -> dict[str, Any]:
