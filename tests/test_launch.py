@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -234,7 +235,10 @@ def fake_python(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_launcher_sets_what_the_user_has_not_set(count, fake_python):
+def test_the_launcher_sets_what_the_user_has_not_set(tmp_path, count, fake_python):
+    getconf = tmp_path / "bin" / "getconf"
+    getconf.write_text("#!/bin/sh\necho 100000\n")  # so many cores that most of them are idle
+    getconf.chmod(0o755)
     own = {"CUDA_DEVICE_MAX_CONNECTIONS": "7", "NCCL_DEBUG": "INFO"}
 
     lines = run_command([ROOT / "launch_train.sh", str(count), SAMPLE], 20, fake_python | own).text.splitlines()
@@ -288,6 +292,20 @@ def test_an_active_environment_without_python_is_passed_over(tmp_path, fake_pyth
     own = ROOT / ".venv/bin/python"
     assert passed_over.text.strip() == (str(own) if own.exists() else "python3")
     assert taken.text.strip() == "python"
+
+
+def test_threads_do_not_spin_where_others_keep_the_cores_busy(fake_python):
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
+    try:
+        text = run_command([ROOT / "launch_train.sh", "1", SAMPLE], 20, fake_python).text
+        own = run_command([ROOT / "launch_train.sh", "1", SAMPLE], 20, fake_python | {"GOMP_SPINCOUNT": "7"}).text
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+
+    assert "OMP_WAIT_POLICY=passive" in text and "GOMP_SPINCOUNT" not in text
+    assert "GOMP_SPINCOUNT=7" in own.splitlines()
 
 
 def test_the_launcher_runs_on_linux_only_and_says_so(tmp_path, fake_python):
