@@ -84,7 +84,7 @@ def load_weights(net: nn.Module, weights: dict[str, Tensor], where: str, strict:
     own = net.state_dict()
     report = LoadReport(missing=[k for k in own if k not in weights], unexpected=[k for k in weights if k not in own])
     fitting: dict[str, Tensor] = {}
-    for key in own.keys() & weights.keys():
+    for key in sorted(own.keys() & weights.keys()):
         given, wanted = weights[key], own[key]
         if given.shape == wanted.shape:
             fitting[key] = given

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Show one sample as the network sees it, in a page of one file: frames, every spike channel, crop, flips, alignment.
 
-    python scripts/show_sample.py --opt options/vrt/000_train_vrt_sample_rgbspike.json --index 0 --out sample.html
+    python scripts/show_sample.py --opt options/vrt/000_train_vrt_sample_rgbspike.json
     python scripts/show_sample.py --opt FILE --index 3 --split test --out test3.html datasets.test.spike.flip=false
 
 The sample is the one that training gets for (epoch, index); of a test clip, the first frames are shown. One sentence
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from data.select_dataset import build_dataset
 from main_train_vrt import PARTS
 from scripts.exit_codes import with_exit_code
 from scripts.sample_page import Sample, build_page
+from scripts.spike_guess import in_words
 from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
 from utils.options.load import load_options
@@ -40,12 +42,13 @@ MEASURED = 5  # frames of which the alignment is measured, and the middle one
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--opt", required=True, help="option file")
-    parser.add_argument("--index", type=int, required=True, metavar="N", help="of the sample; in testing, of the clip")
+    parser.add_argument("--index", type=int, default=0, metavar="N", help="of the sample or test clip; default 0")
     parser.add_argument("--split", choices=("train", "test"), default="train", help="default %(default)s")
     parser.add_argument("--epoch", type=int, default=0, help="of training, the first is 0")
-    parser.add_argument("--out", type=Path, required=True, metavar="PAGE", help="a new file, .html")
+    parser.add_argument("--out", type=Path, metavar="PAGE", help="a new file; default: sample_SPLIT_INDEX.html")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     command = parser.parse_intermixed_args(arguments)
+    command.out = command.out or Path(f"sample_{command.split}_{command.index}.html")
     refuse_existing(command.out, "--out")
     opt = load_options(command.opt, command.overrides, parts=PARTS)
     sample = read_sample(opt, command)
@@ -108,6 +111,12 @@ def aligned(dataset: Any, draw: Draw) -> dict[str, Any]:
     return {"verdict": look.sentence, "is_right": look.is_right, "numbers": numbers, "aligned": look.shown}
 
 
+def in_short(values: Mapping[str, Any]) -> str:
+    """E.g. "half_windows 2 6 12, num_bins 8"."""
+    shown = {key: np.array2string(np.asarray(value), precision=3).strip("[]'") for key, value in values.items()}
+    return ", ".join(f"{key} {value}" for key, value in shown.items())
+
+
 def facts(dataset: Any, draw: Draw, option_file: str) -> dict[str, str]:
     aug, clip, spikes = draw.aug, draw.clip, dataset.spikes
     frames, backwards = draw.played
@@ -123,14 +132,13 @@ def facts(dataset: Any, draw: Draw, option_file: str) -> dict[str, str]:
         return about
     first = frames[0]
     exposure, own = clip.exposures[first], clip.exposures[first].own
-    options = ", ".join(f"{key} {value}" for key, value in spikes.options.items())
     about |= {
-        "spikes": f"{spikes.geometry!r}, rate {spikes.rate}, {spikes.light} light, gamma {spikes.gamma:g}",
+        "spikes": f"{in_words(spikes.geometry)}; rate {spikes.rate}, {spikes.light} light, gamma {spikes.gamma:g}",
         "planes": f"{own.count} from plane {own.first} of {clip.planes[first]}; "
         f"sharp frame at plane {exposure.origin + exposure.center:g}"
         + (", time runs backwards" if backwards[0] else ""),
-        "channels": f"{spikes.channels}: {spikes.name} ({options})",
-        "camera": f"{draw.camera}" if draw.camera else "as recorded",
+        "channels": f"{spikes.channels}: {spikes.name} ({in_short(spikes.options)})",
+        "camera": in_short(vars(draw.camera)) if draw.camera else "as recorded",
     }
     if spikes.calibration:
         grid = spikes.grid(clip.size)

@@ -4,9 +4,9 @@
 info FILE                  what the file most likely is: the geometries that fit it, ranked by the smoothness of the
                            image each gives, what speaks against each, the bit order, firing rates; with --picture,
                            the frame of that time: the rate, which light the spikes integrate, the order of rows
-view FILE --out a.png      flipped or not? the mean image as read and flipped, side by side
-play FILE --out a.mp4      a video: the single planes beside their reconstruction
-recon FILE --planes 100 200 --out a.png
+view FILE                  flipped or not? the mean image as read and flipped, side by side
+play FILE                  a video: the single planes beside their reconstruction
+recon FILE --planes 100 200
                            the reconstruction (--method tfp, tfi or tfstp) at these planes: a picture, folder or video
 convert FILE OUT           to the format of OUT's suffix (.dat, .bin, .npy, .npz), part by part
 simulate INPUT OUT.dat     a folder of images, an image or a video -> one .dat
@@ -46,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     with spike_errors_as_data_errors():
         if "out" in command:
+            command.out = command.out or spike_views.default_out(command)
             refuse_existing(command.out, "the output")
         {"info": info, **VIEWS, "convert": convert, "simulate": simulate}[command.action](command)
     return 0

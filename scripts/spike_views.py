@@ -29,6 +29,7 @@ LEAST_HEIGHT = 320  # smaller pictures are enlarged by repetition, to see single
 HISTORY = 128  # planes on either side that a method without a window gets
 LONGEST = 500  # video frames of `play`, unless --step says otherwise
 VIEW_HALF_WINDOW = 32
+SUFFIXES = {"view": ".png", "recon": ".png", "play": ".mp4"}  # of the file that a command writes by default
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def recon(command: argparse.Namespace) -> None:
         )  # fmt: skip
     file = open_spikes(command.file, best_geometry(command))
     look = Look.of(command, file, method_section(command))
-    planes, last = sorted(set(command.planes)), look.last_plane(file.planes)
+    planes, last = sorted(set(command.planes or [file.planes // 2])), look.last_plane(file.planes)
     if outside := [plane for plane in planes if not 0 <= plane <= last]:
         raise OptionError(
             f"no {look.name} at plane {', '.join(map(str, outside))}", "--planes", f"0 to {last}", "correct them"
@@ -187,6 +188,10 @@ def panels(pictures: dict[str, np.ndarray]) -> np.ndarray:
     return side_by_side(shown, list(pictures), (factor * height, factor * width))
 
 
+def default_out(command: argparse.Namespace) -> Path:
+    return Path(f"{command.file.stem}_{command.action}{SUFFIXES[command.action]}")
+
+
 def add_arguments(action: argparse.ArgumentParser, name: str) -> None:
     """The options of `view`, `recon` or `play` beside those of the geometry."""
     add = action.add_argument
@@ -196,7 +201,7 @@ def add_arguments(action: argparse.ArgumentParser, name: str) -> None:
         "video frame each",
         "play": ".mp4",
     }
-    add("--out", type=Path, required=True, help=outputs[name])
+    add("--out", type=Path, help=f"{outputs[name]}; default: FILE's name with _{name}{SUFFIXES[name]}, in this folder")
     add(
         "--rate", type=float, help="spikes per plane at full light; default: dataset.json, else bright pixels are white"
     )
@@ -208,7 +213,7 @@ def add_arguments(action: argparse.ArgumentParser, name: str) -> None:
     add("--tick-hz", type=float, help="planes per second, to show the time")
     add("--fps", type=float, default=25.0, help="video frames per second; default %(default)g")
     if name == "recon":
-        add("--planes", type=int, nargs="+", required=True, metavar="N", help="the first is 0")
+        add("--planes", type=int, nargs="+", metavar="N", help="the first is 0; default: the one in the middle")
     else:
         add("--first", type=int, default=0, help="plane")
         add("--count", type=int, help="planes; default: to the end")

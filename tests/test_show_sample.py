@@ -151,6 +151,15 @@ def test_a_test_clip_and_a_set_without_spikes(home, tmp_path):
     assert verdict(page) == ("none", "This data set has no spikes.") and "lq: 3 x 3 x 48 x 48" in page
 
 
+def test_the_first_sample_is_shown_by_default_on_a_page_without_python(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    camera = 'datasets.train.camera={"type": "perturb", "threshold_prob": 1.0}'
+    assert show_sample.main(["--opt", str(home / "options.json"), camera]) == 0
+    page = (tmp_path / "sample_train_0.html").read_text(encoding="utf-8")
+    assert "threshold " in page and "bottom row first" in page
+    assert not re.search(r"SpikeGeometry\(|CameraDraw\(|\w+=\w+, \w+=", page)
+
+
 def test_nothing_is_overwritten_and_wrong_indices_are_named(home, tmp_path, capfd):
     (tmp_path / "a.html").write_text("mine")
     cases = {

@@ -121,6 +121,15 @@ def test_a_long_stream_is_read_in_parts(tmp_path):
     assert peak < 3000 * 64 * 64 / 2  # the whole stream takes a byte for each spike
 
 
+def test_outputs_have_names_by_default_and_recon_shows_the_middle(published, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for action in ("view", "recon", "play"):
+        assert tool(action, published, *CAMERA) == 0
+    written = {path.name for path in tmp_path.iterdir() if path != published}
+    assert written >= {f"{published.stem}_view.png", f"{published.stem}_recon.png", f"{published.stem}_play.mp4"}
+    assert tool("view", published, *CAMERA) == 2 and "exists already" in capfd.readouterr().err
+
+
 def test_view_needs_a_picture_file(published, tmp_path, capfd):
     assert tool("view", published, *CAMERA, "--out", tmp_path / "a.png") == 0
     both = cv2.imread(str(tmp_path / "a.png"))[LABEL:]
