@@ -8,7 +8,7 @@ import re
 from data.sampler import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from tests.dist.launching import run_ranks
-from tests.train_files import experiment, latest, write_options
+from tests.train_files import experiment, history, latest, write_options
 
 WORKER = "tests/dist/odd_worker.py"
 BATCH = "datasets.train.dataloader_batch_size={}"
@@ -56,5 +56,21 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     assert "a step takes 1 samples now, and took 4 before the checkpoint" in refused.text
 
     assert f"resumed from {source} at iter 1" in four.text
-    assert "this run itself at iter 2 already" in one.text and f"resumed from {own} at iter 2" in one.text
+    assert "this run has a checkpoint of its own at iter 2" in one.text and f"resumed from {own} at iter 2" in one.text
     assert latest(options)["step"] == 1 and latest(options, "other")["step"] == 3
+
+
+def test_a_branch_resumes_its_own_checkpoint_where_its_source_has_gone_further(tmp_path):
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+    source = str(experiment(options) / "checkpoints" / "checkpoint_latest.pth")
+    branch = ("task=branch", "--resume", source)
+
+    assert run(options, 1, 2, 1, 1).exit_codes == [0]
+    assert run(options, 1, 4, 1, 1, *branch).exit_codes == [0]
+    assert run(options, 1, 6, 1, 1).exit_codes == [0]
+    before = latest(options, "branch")
+    again = run(options, 1, 8, 1, 1, *branch)
+
+    assert again.exit_codes == [0] and "starting at iter 4 of 8" in again.text, again.text
+    assert before["step"] == 4 and latest(options, "branch")["step"] == 8 and latest(options)["step"] == 6
+    assert [step for step, _ in history(options, "branch")["train/loss"]] == [3, 4, 5, 6, 7, 8]

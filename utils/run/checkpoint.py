@@ -104,7 +104,7 @@ def load(path: Path) -> dict[str, Any]:
         faults.append(f"{candidate.name}: {fault}")
     raise CheckpointError(
         f"no readable checkpoint: {'; '.join(faults)}", str(path), "a file of this project, sha256 as its sidecar says",
-        "go on from another checkpoint with --resume PATH, or start anew with another task name",
+        "go on from another checkpoint of this run (--resume .../checkpoint_best.pth), or choose another task name",
     )  # fmt: skip
 
 

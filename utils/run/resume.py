@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -72,37 +73,54 @@ class Resumed:
 
 
 def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
-    """The full checkpoint that the run in `folder` resumes from, or None for a fresh start, as path.resume says.
+    """The full checkpoint that the run in `folder` resumes from, or None for a fresh start: the one place that decides.
 
-    "auto": the run's own latest one, if there is any. null: none, refused where the folder already holds a run.
-    A path: that file, or the run's own latest one where that is further, so that a command with a path can be repeated
-    after an interruption and overwrites nothing. Raises CheckpointError where a named file is missing, damaged, or no
-    checkpoint.
+    path.resume            with a checkpoint_latest of its own     without
+    null                   refused                                 fresh start
+    "auto"                 that one                                fresh start
+    a file of another run  that one, whatever the steps of both    the named one
+    a file of this run     the further one; if it can be read      the named one
+
+    So a command with a path can be repeated after an interruption, and overwrites nothing. A folder means the latest
+    checkpoint of the run in it. Raises CheckpointError where a file is missing, damaged, or no checkpoint.
     """
     latest = own_checkpoint(folder, "latest")
-    if resume is None:
-        if checkpoint.exists(latest):
-            raise OptionError(
-                "path.resume is null, yet the folder holds a run", str(latest),
-                "an empty folder for a run from zero",
-                "--resume auto resumes it; for a new run set another task name or move the folder away",
-            )  # fmt: skip
-        return None
-    if resume == "auto":
-        return Resumed(latest, _read_state(latest)) if checkpoint.exists(latest) else None
-    if not Path(resume).exists():
+    has_own = checkpoint.exists(latest)
+    if resume is None and has_own:
+        raise OptionError(
+            "path.resume is null, yet the folder holds a run", str(latest),
+            "an empty folder for a run from zero",
+            "--resume auto resumes it; for a new run set another task name or move the folder away",
+        )  # fmt: skip
+    if resume in (None, "auto"):
+        return Resumed(latest, _read_state(latest)) if has_own else None
+    named = own_checkpoint(Path(resume), "latest") if Path(resume).is_dir() else Path(resume)
+    if has_own and not _is_of(named, folder):
+        return _instead(named, latest, _read_state(latest))
+    if not checkpoint.exists(named):
         raise CheckpointError(
-            "no such checkpoint", str(resume), "an existing file, auto, or null for a fresh start", "correct it"
+            "no such checkpoint", str(named), "an existing file, auto, or null for a fresh start", "correct it"
         )
-    named = Resumed(Path(resume), _read_state(Path(resume)), is_named=True)
-    if own := _further(latest, named.state["step"]):
-        if utils_dist.is_main_process():
-            logger.warning(
-                "%s is at iter %d, this run itself at iter %d already, and resumes there; "
-                "to go back, choose another task name", named.path, named.state["step"], own["step"],
-            )  # fmt: skip
-        return Resumed(latest, own)
-    return named
+    found = Resumed(named, _read_state(named), is_named=True)
+    if has_own and named.name != latest.name:
+        with suppress(CheckpointError):
+            state = _read_state(latest)
+            return _instead(named, latest, state) if state["step"] > found.state["step"] else found
+    return found
+
+
+def _instead(named: Path, latest: Path, state: dict[str, Any]) -> Resumed:
+    """The run's own checkpoint, where the user named another one."""
+    logger.warning(
+        "%s is not used: this run has a checkpoint of its own at iter %d; to go back to that file, choose another "
+        "task name", named, state["step"],
+    )  # fmt: skip
+    return Resumed(latest, state)
+
+
+def _is_of(path: Path, folder: Path) -> bool:
+    """Whether `path` lies with the checkpoints of the run in `folder`."""
+    return path.parent.resolve() == own_checkpoint(folder, "latest").parent.resolve()
 
 
 def own_checkpoint(folder: Path, name: str) -> Path:
@@ -121,12 +139,6 @@ def _read_state(path: Path) -> dict[str, Any]:
         "a file checkpoints/checkpoint_*.pth of a run",
         f"give such a file; to start a new run from these weights: path.pretrained_netG={path}",
     )  # fmt: skip
-
-
-def _further(latest: Path, step: int) -> dict[str, Any] | None:
-    """The run's own state, where it is further than `step`."""
-    own = _read_state(latest) if checkpoint.exists(latest) else None
-    return own if own and own["step"] > step else None
 
 
 def restore_progress(resumed: Resumed, opt: Options, order: DataOrder) -> Progress:
@@ -198,7 +210,7 @@ def _short(value: Any) -> str:
 
 def _reset_foreign(progress: Progress, resumed: Resumed, folder: Path, changes: dict[str, tuple[Any, Any]]) -> None:
     """Reset what belongs to another run or another test split."""
-    if resumed.path.resolve().parent != own_checkpoint(folder, "latest").resolve().parent:
+    if not _is_of(resumed.path, folder):
         progress.wandb_id, progress.validated = None, 0
     other_test = [key for key in changes if key.startswith(("datasets.test.", "val.")) and not key.startswith(NO_SCORE)]
     if progress.best_psnr is not None and (other_test or not checkpoint.exists(own_checkpoint(folder, "best"))):

@@ -1,0 +1,73 @@
+"""The life of a run: which checkpoint it resumes from, and when it is finished. Both are tables of cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from utils.errors import CheckpointError, OptionError
+from utils.run import checkpoint
+from utils.run.resume import find_checkpoint
+
+
+def write(folder, name, step):
+    """A checkpoint of `step` as checkpoints/checkpoint_<name>.pth of the run in `folder`; "damaged": not readable."""
+    path = folder / "checkpoints" / f"checkpoint_{name}.pth"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if step == "damaged":
+        path.write_bytes(b"")
+    elif step is not None:
+        parts = ("model_state_dict", "optimizer", "epoch", "batch", "options")
+        checkpoint.save({"step": step} | dict.fromkeys(parts, 0), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("resume", "own", "best", "other", "expected"),
+    [
+        # path.resume, steps in this run's latest and best checkpoint and in another run's latest, what it resumes from
+        (None, None, None, None, None),
+        (None, 4, None, None, "path.resume is null"),
+        ("auto", None, None, None, None),
+        ("auto", 4, 2, None, ("own", 4)),
+        ("auto", "damaged", 2, None, "no readable checkpoint"),
+        ("other", None, None, 4, ("other", 4)),
+        ("other", 4, None, 2, ("own", 4)),
+        ("other", 4, None, 4, ("own", 4)),
+        ("other", 4, None, 6, ("own", 4)),
+        # What is left of this run must not be overwritten by another's checkpoint, unless a person decides so.
+        ("other", "damaged", None, 6, "no readable checkpoint"),
+        ("other", 4, None, None, ("own", 4)),
+        ("other", None, None, None, "no such checkpoint"),
+        ("other", None, None, "damaged", "no readable checkpoint"),
+        ("best", 4, 2, None, ("own", 4)),
+        ("best", 4, 4, None, ("best", 4)),
+        ("best", "damaged", 2, None, ("best", 2)),
+        ("best", None, 2, None, ("best", 2)),
+        ("best", 4, "damaged", None, "no readable checkpoint"),
+        ("own", 4, 2, None, ("own", 4)),
+        ("folder of own", 4, None, None, ("own", 4)),
+        ("folder of other", None, None, 4, ("other", 4)),
+        ("folder of other", 2, None, 4, ("own", 2)),
+        ("folder of other", None, None, None, "no such checkpoint"),
+    ],
+)
+def test_which_checkpoint_wins(tmp_path, resume, own, best, other, expected):
+    runs = {"own": tmp_path / "run", "other": tmp_path / "other"}
+    files = {name: write(runs[name], "latest", step) for name, step in (("own", own), ("other", other))}
+    files["best"] = write(runs["own"], "best", best)
+    named = {f"folder of {name}": folder for name, folder in runs.items()} | files
+
+    def find():
+        return find_checkpoint(str(named.get(resume, resume)) if resume else None, runs["own"])
+
+    if isinstance(expected, str):
+        with pytest.raises((CheckpointError, OptionError), match=expected):
+            find()
+    elif expected is None:
+        assert find() is None
+    else:
+        name, step = expected
+        found = find()
+        assert (found.path, found.state["step"]) == (files[name], step)
+        # Only a file that the user named, and got, allows other data than before.
+        assert found.is_named == (resume.removeprefix("folder of ") == name)
