@@ -56,7 +56,7 @@ from utils.run.logger import setup_logging
 from utils.run.measure import measured
 from utils.run.overview import RunLength, overview
 from utils.run.progress import open_progress
-from utils.run.resume import Progress, find_checkpoint, plan_notes, planned_steps, restore_progress
+from utils.run.resume import Progress, find_checkpoint, left_to_do, plan_notes, planned_steps, restore_progress
 from utils.run.run_progress import RunProgress
 from utils.run.timer import StepTimer
 from utils.run.writers import check_writers
@@ -91,18 +91,19 @@ def train(opt: Options) -> int:
     total_iter = planned_steps(opt.train, loader.steps_per_epoch, progress)
     announce(opt, model, loader, clips, progress, total_iter, origin)
 
-    is_new = progress.step < total_iter
-    if is_new:
-        write_environment(opt.folder, opt.logging.wandb_api_key)
     timer = StepTimer()
     every = {"validation": opt.train.checkpoint_test if clips is not None else 0, "save": opt.train.checkpoint_save}
+    left = left_to_do(progress, total_iter, every["validation"])
+    if left != "nothing":
+        write_environment(opt.folder, opt.logging.wandb_api_key)
     health = Health(opt, total_iter)
     health.planned(lr_floor(opt.train, total_iter))
-    run = Experiment(opt, progress, loader.order(), health)
+    run = Experiment(opt, progress, loader.order(), health, is_finished=left == "nothing")
     with utils_dist.closed_after_report(run) as experiment, status.answering(opt.folder):
-        # First the validation of this step, if it was interrupted; a complete one is not repeated.
-        is_due = progress.step % opt.train.checkpoint_test == 0 and progress.validated != progress.step
-        if is_due and is_new:
+        if progress.validation_stops > 1:
+            logger.warning("the validation at iter %d was stopped twice: it is left out", progress.step)
+        # A validation that was interrupted comes first; `finish` has that of the last step.
+        if left == "validation" and progress.step < total_iter:
             with timer.paused("validation"):
                 is_stopped = not run_validation(model, clips, experiment, progress)
             if is_stopped:
@@ -114,7 +115,7 @@ def train(opt: Options) -> int:
                         return stop_early(model, experiment, progress)
                 if progress.batch == 0:
                     experiment.log_epoch(progress.epoch, model.epoch_log(), timer)
-        return finish(model, clips, experiment, progress, is_new)
+        return finish(model, clips, experiment, progress, is_finished=left == "nothing")
 
 
 def step(
@@ -143,7 +144,7 @@ def step(
         with timer.paused("save"):
             save(model, experiment, progress)
             experiment.health.saved(progress.step)
-    if progress.step % train.checkpoint_test == 0:
+    if left_to_do(progress, shown.total_iter, shown.every["validation"]) == "validation":
         with timer.paused("validation"):
             return run_validation(model, clips, experiment, progress)
     return True
@@ -296,14 +297,7 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
 
     The steps so far are saved first: a run that is stopped or killed here loses none, and validates again.
     """
-    if clips is None or progress.validated == progress.step:
-        return True
-    if progress.validation_stops > 1:
-        logger.warning(
-            "the validation at iter %d was stopped twice: it is left out, or no step would follow", progress.step
-        )
-        return True
-    if experiment.saved_step != progress.step:
+    if progress.saved != progress.step:
         save(model, experiment, progress, with_weights=False)
     validation = validate(model, dataset_clips(clips), preempt.is_stop_requested)
     if validation is None:
@@ -323,38 +317,37 @@ def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress
 
 
 def save(model: ModelVRT, experiment: Experiment, progress: Progress, with_weights: bool = True) -> None:
-    """Save the checkpoint to resume from, and the bare weights. Collective: all ranks wait for the save."""
+    """Save the bare weights, then the checkpoint to resume from. Collective: all ranks wait for the save."""
     watchdog.phase("save", progress.step)
-    experiment.save("latest", model.training_state, progress)
     if with_weights and utils_dist.is_main_process():
         model.save_weights(experiment.folder / "models", progress.step)
+    experiment.save("latest", model.training_state, progress)
     utils_dist.barrier()
 
 
 def stop_early(model: ModelVRT, experiment: Experiment, progress: Progress) -> int:
     """After a signal: save what an exact resume needs. Gives the exit code for "start again". Collective."""
-    if experiment.saved_step != progress.step:
+    if progress.saved != progress.step:
         save(model, experiment, progress)
     logger.info("stopped by a signal at iter %d; the same command resumes here", progress.step)
     utils_dist.write_exit_file(preempt.PREEMPTED)
     return preempt.PREEMPTED
 
 
-def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress, is_new: bool) -> int:
+def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress, is_finished: bool) -> int:
     """The last save and validation, and the table of scores. Exit code. Collective.
 
     A run that was finished before is validated again; its checkpoints, curves and pictures stay as they are.
     """
-    if is_new:
+    if not is_finished:
         save(model, experiment, progress)
-        if not run_validation(model, clips, experiment, progress):
-            return stop_early(model, experiment, progress)
         if clips is not None:
-            save(model, experiment, progress, with_weights=False)  # the best PSNR is known only now
+            if not run_validation(model, clips, experiment, progress):
+                return stop_early(model, experiment, progress)
+            save(model, experiment, progress, with_weights=False)  # with the validation on record, the run is finished
     else:
         logger.info("already finished at iter %d: nothing is trained", progress.step)
-        experiment.saved_step = progress.step
-        if clips is not None:
+        if clips is not None and progress.validated == progress.step:
             validation = validate(model, dataset_clips(clips), preempt.is_stop_requested)
             if validation is None:
                 return stop_early(model, experiment, progress)

@@ -103,7 +103,7 @@ def test_a_kill_while_saving_leaves_a_readable_file(tmp_path):
     script.write_text(
         "import sys, torch; from pathlib import Path; from utils.run import checkpoint\n"
         "for step in range(1, 10**6):\n"
-        "    checkpoint.save({'step': step, 'w': torch.zeros(200000)}, Path(sys.argv[1]))\n"
+        "    checkpoint.save({'step': step, 'w': torch.zeros(200000)}, Path(sys.argv[1]), keep=step % 2)\n"
         "    print('saved', step, flush=True)\n"
     )
     for trial in range(8):
@@ -131,6 +131,15 @@ def test_as_many_former_versions_as_asked_for_are_kept_and_used_in_turn(tmp_path
     assert found == [5, 4, 3, 2]
     with pytest.raises(CheckpointError):
         checkpoint.load(path)
+
+
+def test_a_file_that_takes_the_place_of_the_newest_one_leaves_the_former_versions(tmp_path):
+    path = tmp_path / "checkpoint_latest.pth"
+    for step, keep in ((1, 1), (2, 1), (3, 0)):
+        checkpoint.save(state(step), path, keep=keep)
+
+    assert [checkpoint.load(tmp_path / f"checkpoint_latest{n}.pth")["step"] for n in ("", "_previous")] == [3, 1]
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_what_a_killed_save_left_is_swept_away(tmp_path):

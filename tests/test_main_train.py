@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.terminal import in_terminal
-from tests.train_files import MAIN, experiment, history, latest, train, write_options
+from tests.train_files import MAIN, experiment, files_of_run, history, latest, train, write_options
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +87,8 @@ def test_saved_weights_load_into_the_network_without_trust(finished):
     weights = torch.load(folder / "models" / "4_G.pth", weights_only=True)
     state = torch.load(folder / "checkpoints" / "checkpoint_latest.pth", weights_only=True)
 
+    previous = torch.load(folder / "checkpoints" / "checkpoint_latest_previous.pth", weights_only=True)
+    assert previous["step"] == 2  # the last step is saved before and after its validation
     assert weights["iter"] == state["step"] == 4 and weights["options"]["netG"]["net_type"] == "vrt"
     assert same(weights["params"], state["model_state_dict"])
 
@@ -143,12 +144,6 @@ def test_a_finished_run_is_validated_again_but_not_overwritten(finished):
     assert again.exit_codes == [0] and "already finished at iter 4" in again.text
     assert re.search(r"^mean  \|", again.text, re.MULTILINE)
     assert files_of_run(experiment(options)) == before
-
-
-def files_of_run(folder: Path) -> dict[str, bytes]:
-    """The content of all files but the log, the options of each start, and the lock's owner."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(p): p.read_bytes() for p in paths if p.relative_to(folder).parts[0] not in ("log", "options")}
 
 
 def test_impossible_tiles_are_refused_before_the_first_step(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from utils.errors import CheckpointError, OptionError
 from utils.run import checkpoint
-from utils.run.resume import find_checkpoint
+from utils.run.resume import Progress, find_checkpoint, left_to_do
 
 
 def write(folder, name, step):
@@ -71,3 +71,30 @@ def test_which_checkpoint_wins(tmp_path, resume, own, best, other, expected):
         assert (found.path, found.state["step"]) == (files[name], step)
         # Only a file that the user named, and got, allows other data than before.
         assert found.is_named == (resume.removeprefix("folder of ") == name)
+
+
+@pytest.mark.parametrize(
+    ("step", "validated", "stops", "test_every", "left"),
+    [
+        # a run of 10 steps; test_every 0: without a test split
+        (0, 0, 0, 4, "steps"),
+        (3, 0, 0, 4, "steps"),
+        (4, 0, 0, 4, "validation"),  # cut before its validation, or in it
+        (4, 0, 1, 4, "validation"),
+        (4, 0, 2, 4, "steps"),
+        (4, 4, 0, 4, "steps"),
+        (4, 0, 0, 0, "steps"),
+        (8, 4, 0, 4, "validation"),
+        (10, 8, 0, 4, "validation"),  # the last step, whatever its number
+        (10, 0, 0, 5, "validation"),
+        (10, 8, 1, 4, "validation"),
+        (10, 8, 2, 4, "nothing"),
+        (10, 10, 0, 4, "nothing"),
+        (10, 0, 0, 0, "nothing"),
+        (12, 12, 0, 4, "nothing"),  # total_iter was lowered
+        (11, 8, 0, 4, "validation"),
+    ],
+)
+def test_when_a_run_is_finished(step, validated, stops, test_every, left):
+    progress = Progress(step=step, validated=validated, validation_stops=stops)
+    assert left_to_do(progress, 10, test_every) == left

@@ -66,3 +66,9 @@ def latest(options: Path, task: str = "run") -> dict[str, Any]:
 
 def history(options: Path, task: str = "run") -> dict[str, list[list[float]]]:
     return json.loads((experiment(options, task) / "training_history.json").read_text())
+
+
+def files_of_run(folder: Path) -> dict[str, bytes]:
+    """The content of all files but the log, the options of each start, and the lock's owner."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(p): p.read_bytes() for p in paths if p.relative_to(folder).parts[0] not in ("log", "options")}

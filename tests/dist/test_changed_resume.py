@@ -7,9 +7,10 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from tests.dist.launching import run_ranks
-from tests.train_files import experiment, latest, write_options
+from tests.train_files import experiment, files_of_run, history, latest, write_options
 
 WORKER = "tests/dist/odd_worker.py"
 
@@ -131,3 +132,59 @@ def test_a_run_killed_in_its_last_validation_has_its_final_weights(tmp_path):
 
     assert killed.exit_codes == [-9] and latest(options)["step"] == 2, killed.text
     assert (experiment(options) / "models/2_G.pth").exists()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The checkpoint of a run of two steps that nobody stopped."""
+    options = write_options(tmp_path_factory.mktemp("whole"), netG={"net_type": "odd"})
+    result = run(options, "train.total_iter=2")
+    assert result.exit_codes == [0], result.text
+    return latest(options)
+
+
+@pytest.mark.parametrize(
+    ("case", "step", "writers", "code"),
+    [
+        ("term", 1, [], 75),  # the stop comes into effect after step 2
+        ("signal", 2, [], 75),
+        ("kill", 2, [], -9),
+        ("none", 0, ["killing"], -9),  # between the history and the checkpoint
+    ],
+    ids=["stopped before it", "stopped in it", "killed in it", "killed as it is recorded"],
+)
+def test_the_last_validation_is_recorded_whenever_the_run_was_cut_and_only_once(
+    tmp_path, whole, case, step, writers, code
+):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+    args = ("train.total_iter=2", "logging.use_tensorboard=true")
+
+    cut = run(options, *args, f"logging.writers={json.dumps(writers)}", case=case, struck=(0, step))
+    second = run(options, *args)
+    files = files_of_run(experiment(options))
+    third = run(options, *args)
+
+    assert [r.exit_codes for r in (cut, second, third)] == [[code], [0], [0]], cut.text + second.text
+    assert second.text.count("Iter: 2, validation") == 1 and "Iter: 2, validation" not in third.text
+    assert "already finished at iter 2" in third.text and "mean  |" in third.text
+    assert files_of_run(experiment(options)) == files  # what is recorded stays as it is
+    state, best = latest(options), experiment(options) / "checkpoints/checkpoint_best.pth"
+    assert (state["validated"], state["best_step"]) == (2, 2) and state["best_psnr"] == whole["best_psnr"]
+    assert torch.load(best, weights_only=True)["best_psnr"] == whole["best_psnr"]
+    assert history(options)["val/psnr"] == [[2, whole["best_psnr"]]]
+    events = EventAccumulator(str(experiment(options) / "tb_logger"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("val/psnr")] == [2]
+    assert "<td>2 (best)</td>" in (experiment(options) / "report.html").read_text()
+
+
+def test_a_last_validation_that_was_stopped_twice_does_not_keep_a_queue_busy(tmp_path):
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+
+    stopped = [run(options, "train.total_iter=2", case="signal", struck=(0, step)) for step in (2, 0)]
+    last = run(options, "train.total_iter=2", case="signal", struck=(0, 0))
+
+    assert [r.exit_codes for r in (*stopped, last)] == [[75], [75], [0]], last.text
+    assert "the validation at iter 2 was stopped twice" in last.text

@@ -1,7 +1,8 @@
 """Atomic checkpoints: each file is written under a temporary name, then renamed, and verified when it is read.
 
 A file `X.pth` has a sidecar `X.pth.sha256`. Before a new file takes its name, the old pair is renamed to
-`X_previous.pth`, that one to `X_previous2.pth` and so on: one verified pair exists whenever the process dies.
+`X_previous.pth`, that one to `X_previous2.pth` and so on. Whenever the process dies, a whole file has the name, with
+its sidecar or, between two renames, without one.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ _PLAIN = (str, int, float, bool, type(None), torch.Tensor)
 def save(state: dict[str, Any], path: Path, keep: int = 1) -> None:
     """Write `state` to `path` atomically. Returns only when file, sidecar and folder are on the disk.
 
-    keep: former versions to keep, at least one.
+    keep: former versions to keep; 0: the new file takes the place of the newest one, whose state it completes.
     Raises CheckpointError where `state` holds anything but plain types and tensors (it could not be loaded with
     ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
     """
     with _writing(path, state) as temp:
-        digest = _write_hashed(state, temp)
-        _keep_previous(path, max(1, keep))
-        _replace_text(_sidecar(path), digest)
+        sidecar = _sidecar(path)
+        sidecar_temp = _write_text(sidecar, _write_hashed(state, temp))
+        if keep:
+            _keep_previous(path, keep)
+        sidecar.unlink(missing_ok=True)  # meanwhile the file, old or new, is taken as it is
         os.replace(temp, path)
+        os.replace(sidecar_temp, sidecar)
         _fsync_folder(path.parent)
 
 
@@ -193,13 +197,14 @@ def _link(source: Path, target: Path) -> None:
     os.replace(link, target)
 
 
-def _replace_text(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> Path:
+    """A temporary file with the text, which may take the name `path`."""
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temp, "w") as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temp, path)
+    return temp
 
 
 def _fsync_folder(folder: Path) -> None:

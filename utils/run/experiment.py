@@ -43,18 +43,19 @@ WRITTEN = (
 class Experiment:
     """The log line, numbers, pictures and checkpoints of a run. Only rank 0 writes.
 
-    opt: all options, for each checkpoint holds them.
+    opt: all options, for each checkpoint holds them. is_finished: nothing is left to write.
     """
 
-    def __init__(self, opt: Options, progress: Progress, order: DataOrder, health: Health) -> None:
+    def __init__(
+        self, opt: Options, progress: Progress, order: DataOrder, health: Health, is_finished: bool = False
+    ) -> None:
         self.folder, self.order, self.health = opt.folder, order, health
-        self.saved_step = -1  # of the newest checkpoint_latest of this process
         self.table = ""  # of the newest validation
         self.last_values = ""  # of the newest log line, for the progress bar
         self.keep, self.is_main = opt.train.keep_checkpoints, utils_dist.is_main_process()
         self.options = redact(opt.plain())
         self.writers = Writers()
-        if self.is_main:
+        if self.is_main and not is_finished:
             self.writers = build_writers(opt, progress.step, progress.wandb_id)
         wandb = next((w for w in self.writers.writers if isinstance(w, WandbWriter)), None)
         progress.wandb_id = wandb.run_id if wandb else progress.wandb_id
@@ -107,14 +108,15 @@ class Experiment:
 
         state: called on rank 0 only, for it copies all weights and moments to the CPU.
         """
+        is_again = name == "latest" and progress.saved == progress.step
         if name == "latest":
-            self.saved_step = progress.step
+            progress.saved = progress.step
         if not self.is_main:
             return
         begin = time.perf_counter()
         path = own_checkpoint(self.folder, name)
         position = {**asdict(progress), "order": asdict(self.order), "world_size": utils_dist.get_world_size()}
-        checkpoint.save({**state(), **position, "options": self.options}, path, keep=self.keep)
+        checkpoint.save({**state(), **position, "options": self.options}, path, keep=0 if is_again else self.keep)
         logger.info("saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin)
 
     def close(self) -> None:

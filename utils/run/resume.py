@@ -11,7 +11,7 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from utils import utils_dist
 from utils.errors import CheckpointError, DataError, OptionError
@@ -38,6 +38,7 @@ class Progress:
     best_step: int = 0
     validated: int = 0  # step of the last complete validation
     validation_stops: int = 0  # how often a signal ended the validation of this step
+    saved: int = -1  # step of the run's newest checkpoint_latest
     wandb_id: str | None = None
 
     def advance(self) -> None:
@@ -141,6 +142,20 @@ def _read_state(path: Path) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def left_to_do(progress: Progress, total_iter: int, test_every: int) -> Literal["validation", "steps", "nothing"]:
+    """What comes next in the life of a run; "nothing": it is finished. The one place that decides.
+
+    A run is finished when its last step is validated, and the checkpoint records that (`validated`). A validation that
+    a signal stopped twice is left out: a run whose allocations are too short for it would never go on.
+    test_every: steps between validations; the last step has one in any case. 0: no test split.
+    """
+    is_last = progress.step >= total_iter
+    is_due = test_every and (is_last or progress.step % test_every == 0)
+    if is_due and progress.validated != progress.step and progress.validation_stops < 2:
+        return "validation"
+    return "nothing" if is_last else "steps"
+
+
 def restore_progress(resumed: Resumed, opt: Options, order: DataOrder) -> Progress:
     """The position of the run in `order`, this run's data. Raises OptionError or DataError where it cannot continue.
 
@@ -210,8 +225,10 @@ def _short(value: Any) -> str:
 
 def _reset_foreign(progress: Progress, resumed: Resumed, folder: Path, changes: dict[str, tuple[Any, Any]]) -> None:
     """Reset what belongs to another run or another test split."""
-    if not _is_of(resumed.path, folder):
-        progress.wandb_id, progress.validated = None, 0
+    is_own = _is_of(resumed.path, folder)
+    progress.saved = progress.step if is_own else -1
+    if not is_own:
+        progress.wandb_id, progress.validated, progress.validation_stops = None, 0, 0
     other_test = [key for key in changes if key.startswith(("datasets.test.", "val.")) and not key.startswith(NO_SCORE)]
     if progress.best_psnr is not None and (other_test or not checkpoint.exists(own_checkpoint(folder, "best"))):
         reason = f"{', '.join(other_test)} changed" if other_test else "this run's folder holds no checkpoint_best.pth"
