@@ -213,18 +213,12 @@ def announce(
     for note in plan_notes(opt.train, loader.steps_per_epoch, progress, total_iter):
         logger.info("%s", note)
     loader.seek(progress.epoch, progress.batch)
-    weights, place = weights_hash(model.netG), [progress.step, progress.epoch, progress.batch]
     status.tell(
         device=str(model.device), samples=loader.steps_per_epoch * loader.sampler.batch_size,
         first=[index for _, index in itertools.islice(loader.sampler, 3)],
-        loss_is_finite=True, weights=weights, weights_step=progress.step,
+        loss_is_finite=True, weights=weights_hash(model.netG), weights_step=progress.step,
     )  # fmt: skip
     logger.info("%s", "\n".join(utils_dist.gather_objects(status.own_line())))
-    # A shared file system may show one host an older file than the others, or none.
-    utils_dist.check_same_on_all_ranks(
-        "the checkpoints to resume from", [*place, weights if progress.step else ""],
-        "start again once all hosts see the same file",
-    )  # fmt: skip
     devices = utils_dist.gather_objects((socket.gethostname(), device_name(model.device)))
     length = RunLength(total_iter, loader.steps_per_epoch, loader.sampler.dataset_len)
     for line in overview(opt, devices, model.describe(), length, len(clips) if clips is not None else 0):

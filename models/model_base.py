@@ -77,10 +77,4 @@ class ModelBase:
 
 def to_cpu(value: Any) -> Any:
     """`value` with all tensors in its dicts, lists and tuples on the CPU, detached and contiguous."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().contiguous()
-    if isinstance(value, dict):
-        return {key: to_cpu(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(to_cpu(item) for item in value)
-    return value
+    return utils_dist.map_tensors(value, lambda tensor: tensor.detach().cpu().contiguous())

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -203,6 +203,34 @@ def from_rank(source: int, obj: Any) -> Any:
     with watchdog.collective("broadcast"):
         dist.broadcast_object_list(holder, source, device=get_device())
     return holder[0]
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A copy of `value` in which each tensor t of its dicts, lists and tuples is change(t), in their order."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, change) for key, item in value.items()}
+    return type(value)(map_tensors(item, change) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def state_from_rank_0(state: Any) -> Any:
+    """The nested `state` of rank 0 on every rank, tensors on the CPU. Collective.
+
+    One tensor at a time is on the device: a checkpoint may be larger than what is free there.
+    """
+    if get_world_size() == 1:
+        return state
+    outline = from_rank(0, map_tensors(state, lambda tensor: tensor.to("meta")))
+
+    def broadcast(tensor: Tensor) -> Tensor:
+        given = tensor.reshape(-1) if is_main_process() else torch.empty(tensor.numel(), dtype=tensor.dtype)
+        sent = given.view(torch.uint8).to(get_device())  # bytes, for gloo does not know every dtype
+        dist.broadcast(sent, 0)
+        return tensor if is_main_process() else sent.cpu().view(tensor.dtype).view(tensor.shape)
+
+    with watchdog.collective("broadcast"):
+        return map_tensors(state if is_main_process() else outline, broadcast)
 
 
 def check_same_on_all_ranks(name: str, value: Any, do: str = "start all ranks from the same files") -> None:

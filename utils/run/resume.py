@@ -74,7 +74,17 @@ class Resumed:
 
 
 def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
-    """The full checkpoint that the run in `folder` resumes from, or None for a fresh start: the one place that decides.
+    """The full checkpoint that the run in `folder` resumes from, or None for a fresh start. Collective.
+
+    Rank 0 alone reads the folder, which other hosts may not have. Raises OptionError and CheckpointError, as `_find`.
+    """
+    found = _find(resume, folder) if utils_dist.is_main_process() else None
+    shared = utils_dist.state_from_rank_0(found and vars(found))
+    return shared and Resumed(**shared)
+
+
+def _find(resume: str | None, folder: Path) -> Resumed | None:
+    """The one place that decides which checkpoint wins:
 
     path.resume            with a checkpoint_latest of its own     without
     null                   refused                                 fresh start
