@@ -1,8 +1,11 @@
 import os
 import signal
 
+import numpy as np
 import pytest
 
+from data.spike.formats import write_spikes
+from data.spike.stream import SpikeGeometry
 from utils.errors import DataError, OptionError
 from utils.files import (
     Made,
@@ -14,6 +17,7 @@ from utils.files import (
     scratch_folder,
     write_whole,
 )
+from utils.video import VideoWriter
 
 
 def test_natural_order_counts():
@@ -77,10 +81,25 @@ def test_nothing_is_written_through_a_link_or_out_of_the_folder(tmp_path):
 
 def test_ctrl_c_while_a_file_is_written_leaves_the_former_one_and_nothing_else(tmp_path, monkeypatch):
     (tmp_path / "a.json").write_text("before")
-    monkeypatch.setattr(os, "chmod", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(os, "replace", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "a.json", b"after")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o027, 0o640), (0o002, 0o664)])
+def test_files_have_the_permissions_that_the_umask_gives(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "a.json", b"{}")
+        write_spikes(tmp_path / "a.dat", np.zeros((8, 8, 8), np.uint8), SpikeGeometry(8, 8))
+        with VideoWriter(tmp_path / "a.mp4", 25) as video:
+            video.write(np.zeros((32, 32, 3), np.uint8))
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("a.json", "a.dat", "a.mp4"), mode
+    )
 
 
 def test_a_scratch_folder_clears_only_its_own(tmp_path):

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -42,14 +43,13 @@ def write_whole(path: str | Path, content: bytes) -> None:
     path = Path(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # one of tempfile ignores the umask
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with open(temporary, "xb") as file:
                 file.write(content)
-            os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
@@ -70,6 +70,14 @@ def writing(
     except OSError as e:
         needed = "room on the disk, and permission to write"
         raise DataError(f"cannot write: {e.strerror or e}", str(path), needed, do) from e
+
+
+def free_bytes(folder: Path) -> float:
+    """Free space where `folder` lies, or would lie; infinity where the file system does not say."""
+    while not folder.exists():
+        folder = folder.parent
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize if found.f_blocks else math.inf
 
 
 def sha256_of(path: Path, on_read: Callable[[], object] = lambda: None) -> str:

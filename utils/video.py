@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 import os
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
@@ -159,9 +159,8 @@ class VideoWriter:
             math.lcm(*((t.denominator for t in times) if times else (self._fps.numerator,))), FINEST_CLOCK
         )
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{self.path.stem}.", suffix=self.path.suffix, dir=self.path.parent)
-        os.close(handle)
-        self._temporary = Path(name)
+        # One of tempfile ignores the umask.
+        self._temporary = self.path.with_name(f".{self.path.stem}.{uuid.uuid4().hex[:8]}{self.path.suffix}")
         self._out: av.container.OutputContainer | None = None
         self._sound: _Sound | None = None
         self._count = 0
@@ -196,7 +195,6 @@ class VideoWriter:
                         self._sound.copy(None)
                     self._close()
                 self._check_whole()
-                os.chmod(self._temporary, 0o644)
                 if self._made:
                     self._made.publish(self._temporary, self.path)
                 else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,15 +136,13 @@ def write_spikes(path: PathLike, spikes: np.ndarray | Iterable[np.ndarray], geom
     """
     path = Path(path)
     parts = [spikes] if isinstance(spikes, np.ndarray) else spikes
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # one of tempfile ignores the umask
     try:
-        with open(temporary, "w+b") as file:
+        with open(temporary, "x+b") as file:
             format_of(path).write(file, parts, geometry)
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
