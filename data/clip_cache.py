@@ -31,7 +31,7 @@ from data.spike.formats import PackedPlanes
 from data.spike.stream import Crop, SpikeGeometry, pack
 from data.spike_source import DatSpikes, spike_errors_as_data_errors
 from utils.errors import DataError
-from utils.files import MARK, publish_folder, refuse_foreign, refuse_overlap, scratch_folder, write_whole
+from utils.files import MARK, free_bytes, publish_folder, refuse_foreign, refuse_overlap, scratch_folder, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ def _sizes(clip: Clip, plane_bytes: int) -> dict[str, int]:
 
 def _check_room(clips: list[Clip], source: Source, folder: Path) -> None:
     need = sum(sum(_sizes(clip, _plane_bytes(source)).values()) for clip in clips if not (folder / clip.name).exists())
-    free = shutil.disk_usage(folder).free
+    free = free_bytes(folder)
     if need > 0.95 * free:
         raise DataError(
             f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free", str(folder.parent),

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -36,7 +35,7 @@ from scripts.exit_codes import with_exit_code
 from scripts.prepare_summary import NAMES, summarise, write_summary
 from scripts.shown import shown
 from utils.errors import DataError, OptionError
-from utils.files import Made, natural_key, refuse_overlap, write_whole
+from utils.files import Made, free_bytes, natural_key, refuse_overlap, write_whole
 
 
 def cores() -> int:
@@ -306,7 +305,7 @@ def print_offset(job: Job, offset: int, recipe: Recipe) -> None:
 
 def check_room(out: Path, need: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(out).free
+    free = free_bytes(out)
     if need > 0.95 * free:
         raise DataError(
             f"about {need / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free",

@@ -1,6 +1,8 @@
+import errno
 import hashlib
 import os
 import signal
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert loaded["options"] == {"a": [1, None, "x"]} and torch.equal(loaded["weights"], state(1)["weights"])
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone", "EIO", "folder", "torn sidecar", "no sidecar"])
 def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path, damage, caplog):
     path = tmp_path / "checkpoint_latest.pth"
     for step in (1, 2, 3):
@@ -34,13 +36,43 @@ def test_a_damaged_file_gives_way_to_the_previous_one(tmp_path, damage, caplog):
     content = bytearray(path.read_bytes())
     if damage == "flip":
         content[2000] ^= 1  # torch.load would not notice
-    if damage == "gone":
+    if damage in ("gone", "EIO", "folder"):
         path.unlink()
-    else:
+    if damage == "EIO":
+        path.symlink_to("/proc/self/mem")  # opens, and cannot be read
+    elif damage == "folder":
+        path.mkdir()
+    elif damage == "torn sidecar":
+        path.with_name(f"{path.name}.sha256").write_bytes(b"\xff\xfe")
+    elif damage == "no sidecar":
+        path.with_name(f"{path.name}.sha256").unlink()
+        path.write_bytes(content[:-100])
+    elif damage != "gone":
         path.write_bytes({"flip": content, "cut": content[:-100], "empty": b""}[damage])
 
     assert checkpoint.load(path)["step"] == 2
     assert "the former version is used instead" in caplog.text and "checkpoint_latest_previous.pth" in caplog.text
+    if damage == "EIO":  # the run goes on, and its next save keeps the version that can be read
+        checkpoint.save(state(4), path)
+        path.write_bytes(b"")
+        assert checkpoint.load(path)["step"] == 2
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_syncs_no_folders_and_tells_no_sizes_takes_checkpoints(tmp_path, monkeypatch, code):
+    sync, path = os.fsync, tmp_path / "checkpoint_latest.pth"
+
+    def of_files_only(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files_only)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255)))
+
+    checkpoint.save(state(1), path)
+
+    assert checkpoint.load(path)["step"] == 1
 
 
 def test_no_readable_file_is_an_error_that_names_it(tmp_path):

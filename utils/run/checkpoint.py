@@ -7,24 +7,25 @@ its sidecar or, between two renames, without one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
-import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
 from utils import utils_dist
 from utils.errors import CheckpointError
-from utils.files import sha256_of
+from utils.files import free_bytes, sha256_of
 
-# What torch.load raises for a file of something else.
-UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError)
+# What torch.load raises for a file of something else, or one that cannot be read.
+UNREADABLE = (UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, OSError)
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,7 @@ def _writing(path: Path, state: dict[str, Any]) -> Iterator[Path]:
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        free_mb = _free_mb(path.parent)
-        if free_mb < need_mb:
+        if (free_mb := free_bytes(path.parent) / 2**20) < need_mb:
             raise CheckpointError(
                 f"the disk is too full for a checkpoint: {free_mb:.0f} MB free", str(path),
                 f"at least {need_mb:.0f} MB", "free some space or set path.root to another disk, then resume",
@@ -75,7 +75,7 @@ def _writing(path: Path, state: dict[str, Any]) -> Iterator[Path]:
     except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
         raise CheckpointError(
             f"cannot write the checkpoint: {e}", str(path),
-            f"a writable folder with room for {need_mb:.0f} MB ({_free_mb(path.parent):.0f} MB are free)",
+            f"a writable folder with room for {need_mb:.0f} MB ({free_bytes(path.parent) / 2**20:.0f} MB are free)",
             "free some space or quota, or set path.root to another disk, then resume",
         ) from e  # fmt: skip
     finally:
@@ -91,20 +91,19 @@ def load(path: Path) -> dict[str, Any]:
     """
     faults = []
     for candidate in (path, *_versions(path)):
-        if not candidate.exists():
+        if not os.path.lexists(candidate):
             faults.append(f"{candidate.name} does not exist")
             continue
         fault = _fault(candidate)
         if fault is None:
             try:
                 state = torch.load(candidate, map_location="cpu", weights_only=True)
-                if candidate != path and utils_dist.is_main_process():
+                if candidate != path:
                     logger.warning("the former version is used instead: %s", candidate)
                 return state
-            except UNREADABLE:
-                fault = "not a file of plain types and tensors alone"
-        if utils_dist.is_main_process():
-            logger.warning("%s is damaged (%s)", candidate, fault)
+            except UNREADABLE as e:
+                fault = f"{e}" if isinstance(e, OSError) else "not a file of plain types and tensors alone"
+        logger.warning("%s is damaged (%s)", candidate, fault)
         faults.append(f"{candidate.name}: {fault}")
     raise CheckpointError(
         f"no readable checkpoint: {'; '.join(faults)}", str(path), "a file of this project, sha256 as its sidecar says",
@@ -113,8 +112,8 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def exists(path: Path) -> bool:
-    """Whether `path` or its kept previous version is there to resume from."""
-    return path.exists() or any(_versions(path))
+    """Whether `path` or its kept previous version is there to resume from; `load` says whether it can be read."""
+    return os.path.lexists(path) or any(_versions(path))
 
 
 def check_plain(value: Any, where: str = "state") -> None:
@@ -158,10 +157,12 @@ def _write_hashed(state: dict[str, Any], temp: Path) -> str:
 def _fault(path: Path) -> str | None:
     """What is wrong with the file, or None."""
     sidecar = _sidecar(path)
-    if not sidecar.exists():
-        return None  # weights from elsewhere have no sidecar
-    found = sha256_of(path)
-    expected = sidecar.read_text().strip()
+    try:
+        if not sidecar.exists():
+            return None  # weights from elsewhere have no sidecar
+        found, expected = sha256_of(path), sidecar.read_text(errors="replace").strip()
+    except OSError as e:
+        return f"{e}"
     return None if found == expected else f"sha256 {found[:12]}, expected {expected[:12]}"
 
 
@@ -211,24 +212,18 @@ def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # some file systems sync no folders
+            raise
     finally:
         os.close(descriptor)
 
 
-def _bytes_of(value: Any) -> int:
+def _bytes_of(state: dict[str, Any]) -> int:
     """Of all tensors in a nested state: nearly the size of the file."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(map(_bytes_of, value.values()))
-    return sum(map(_bytes_of, value)) if isinstance(value, (list, tuple)) else 0
-
-
-def _free_mb(folder: Path) -> float:
-    """Free space where `folder` lies, or would lie."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free / 2**20
+    sizes: list[int] = []
+    utils_dist.map_tensors(state, lambda tensor: sizes.append(tensor.nbytes))
+    return sum(sizes)
 
 
 def _sidecar(path: Path) -> Path:

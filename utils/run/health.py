@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import statistics
 from collections import Counter, deque
 from itertools import pairwise
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from utils import utils_dist
+from utils.files import free_bytes
 from utils.options.models import Options
 from utils.run.measure import Measured
 
@@ -174,7 +174,7 @@ class Health:
         weights = sum(_size(path) for path in (self.opt.folder / "models").glob(f"{step}_*.pth"))
         if not left or not weights:
             return
-        room = max(0, int((shutil.disk_usage(self.opt.folder).free - whole) // weights))
+        room = max(0, (free_bytes(self.opt.folder) - whole) / weights)
         if room < min(SAVES, left):
             self._warn(
                 "disk",
