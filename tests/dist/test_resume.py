@@ -53,7 +53,7 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     seen = samples_of_steps(two.stdout) | samples_of_steps(four.stdout) | samples_of_steps(one.stdout)
     assert seen[1] + seen[2] + seen[3] == expected[:12]
     assert four.text.count("4 ranks now, 2 before: the same samples in the same order, but sums round differently") == 1
-    assert "a step takes 1 samples now, and took 4 before the checkpoint" in refused.text
+    assert "samples a step 4 -> 1" in refused.text
 
     assert f"resumed from {source} at iter 1" in four.text
     assert "this run has a checkpoint of its own at iter 2" in one.text and f"resumed from {own} at iter 2" in one.text
@@ -74,3 +74,20 @@ def test_a_branch_resumes_its_own_checkpoint_where_its_source_has_gone_further(t
     assert again.exit_codes == [0] and "starting at iter 4 of 8" in again.text, again.text
     assert before["step"] == 4 and latest(options, "branch")["step"] == 8 and latest(options)["step"] == 6
     assert [step for step, _ in history(options, "branch")["train/loss"]] == [3, 4, 5, 6, 7, 8]
+
+
+def test_another_number_of_samples_a_step_needs_a_named_checkpoint_and_begins_the_next_epoch(tmp_path):
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+    named = ("--resume", str(experiment(options) / "checkpoints" / "checkpoint_latest.pth"))
+
+    first = run(options, 2, 1, 2, 1)
+    refused = run(options, 1, 3, 1, 1)
+    other = run(options, 1, 3, 1, 1, *named)
+    again = run(options, 1, 4, 1, 1)
+
+    said = "samples a step 4 -> 1"
+    assert [r.exit_codes for r in (first, refused, other, again)] == [[0, 0], [2], [0], [0]], refused.text + other.text
+    assert said in refused.text and f"--resume {named[1]}" in refused.text
+    assert f"({said}): epoch 2 begins with its first sample" in other.text and "ranks now" not in other.text
+    state = latest(options)
+    assert (state["step"], state["epoch"], state["batch"]) == (4, 1, 3) and "begins with" not in again.text

@@ -183,13 +183,7 @@ def restore_progress(resumed: Resumed, opt: Options, order: DataOrder) -> Progre
         logger.warning("options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines))
     _reset_foreign(progress, resumed, opt.folder, changes)
     if progress.step < planned_steps(opt.train, (was or order).steps, progress):
-        _check_total_batch(state, opt.datasets.train.dataloader_batch_size, opt.train.accumulation_steps)
-        _find_place(progress, was, order, resumed)
-        if state["world_size"] != utils_dist.get_world_size() and utils_dist.is_main_process():
-            logger.warning(
-                "%d ranks now, %d before: the same samples in the same order, but sums round differently",
-                utils_dist.get_world_size(), state["world_size"],
-            )  # fmt: skip
+        _find_place(progress, was, order, resumed, opt)
     return progress
 
 
@@ -246,48 +240,39 @@ def _reset_foreign(progress: Progress, resumed: Resumed, folder: Path, changes: 
         progress.best_psnr, progress.best_step = None, 0
 
 
-def _check_total_batch(state: dict[str, Any], per_gpu: int, accumulated: int) -> None:
-    """Raises OptionError where a step takes more or fewer samples than before: the position in the data counts steps.
+def _find_place(progress: Progress, was: DataOrder | None, order: DataOrder, resumed: Resumed, opt: Options) -> None:
+    """Start the next epoch, with a warning, where a position in the data means other samples than before.
 
-    With the same total a run continues with the next sample, on any number of ranks.
+    With the same number of samples a step, a run continues with the next sample on any number of ranks. Raises
+    OptionError where that number differs, and DataError where the samples do, unless the user named the checkpoint: a
+    run that a queue starts again must not continue with half of its GPUs or clips because a host or disk is missing.
     """
-    then, ranks = state["options"], utils_dist.get_world_size()
-    was = state["world_size"] * then["datasets"]["train"]["dataloader_batch_size"] * then["train"]["accumulation_steps"]
-    if (now := per_gpu * ranks * accumulated) != was:
-        raise OptionError(
-            f"a step takes {now} samples now, and took {was} before the checkpoint",
-            f"batch {per_gpu} x {ranks} ranks x {accumulated} accumulated", f"a product of {was}, to resume",
-            "set datasets.train.dataloader_batch_size and train.accumulation_steps to that, or start a new task from "
-            "the weights (path.pretrained_netG)",
+    then, ranks, ranks_then = resumed.state["options"], utils_dist.get_world_size(), resumed.state["world_size"]
+    now = ranks * opt.datasets.train.dataloader_batch_size * opt.train.accumulation_steps
+    before = ranks_then * then["datasets"]["train"]["dataloader_batch_size"] * then["train"]["accumulation_steps"]
+    pairs = [("samples a step", before, now)]
+    if was is not None:
+        pairs += [("samples an epoch", was.samples, order.samples), ("seed of the order", was.seed, order.seed)]
+    changed = [f"{name} {old} -> {new}" for name, old, new in pairs if old != new]
+    is_other = was is not None and was.sample_list != order.sample_list
+    changed += ["other clips, frames or spikes"] * is_other
+    if (is_other or now != before) and not resumed.is_named:
+        raise (DataError if is_other else OptionError)(
+            f"the training data or the batch are not those of the checkpoint: {', '.join(changed)}", str(resumed.path),
+            f"the same clips, frames, sizes, dataset.json and calibration, and {before} samples a step, as before",
+            "bring the files back, and choose ranks x datasets.train.dataloader_batch_size x train.accumulation_steps "
+            f"= {before}; or, to continue with the present ones from a new epoch: --resume {resumed.path}",
         )  # fmt: skip
-
-
-def _find_place(progress: Progress, was: DataOrder | None, order: DataOrder, resumed: Resumed) -> None:
-    """Start the next epoch, with a warning, where the samples come in another order than before.
-
-    Raises DataError where the samples themselves differ, unless the user named the checkpoint: a run that a queue
-    starts again must not continue with half of its clips because a disk is missing.
-    """
-    if was is None:
-        changed = [f"position {progress.batch}, yet {order.steps} steps an epoch"] * (progress.batch > order.steps)
-    else:
-        pairs = (("samples an epoch", was.samples, order.samples), ("seed of the order", was.seed, order.seed))
-        changed = [f"{name} {then} -> {now}" for name, then, now in pairs if then != now]
-        if was.sample_list != order.sample_list:
-            changed.append("other clips, frames or spikes")
-            if not resumed.is_named:
-                raise DataError(
-                    f"the training data are not those of the checkpoint: {', '.join(changed)}", str(resumed.path),
-                    "the same clips, frames and sizes, with the same dataset.json and calibration, as before",
-                    "bring the files back; or, to continue with the present clips from a new epoch: "
-                    f"--resume {resumed.path}",
-                )  # fmt: skip
-    if not changed:
-        return
-    if progress.batch:
+    if not changed and progress.batch > order.steps:
+        changed = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
+    if changed and progress.batch:
         progress.next_epoch()
-    if utils_dist.is_main_process():
+    if changed and utils_dist.is_main_process():
         logger.warning(
-            "the training data changed since the checkpoint (%s): epoch %d begins with its first sample",
+            "the training data or the batch changed since the checkpoint (%s): epoch %d begins with its first sample",
             ", ".join(changed), progress.epoch + 1,
         )  # fmt: skip
+    elif ranks != ranks_then and utils_dist.is_main_process():
+        logger.warning(
+            "%d ranks now, %d before: the same samples in the same order, but sums round differently", ranks, ranks_then
+        )
