@@ -257,10 +257,10 @@ class ModelVRT(ModelBase):
             self.scaler.update()
 
     def current_log(self) -> dict[str, Any]:
-        """Of this rank since the last call: mean `loss`, also of each of its terms, 0 if no step counted; `lr`;
+        """Of this rank since the last call: mean `loss`, also of each of its terms, NaN if no step counted; `lr`;
         `grad_norms` of the steps, before clipping; `forward_s`, seconds of all forward passes.
         """
-        losses = {"loss": 0.0} | {name: loss.take_own() for name, loss in self.line_losses.items()}
+        losses = {"loss": math.nan} | {name: loss.take_own() for name, loss in self.line_losses.items()}
         norms, self.grad_norms = self.grad_norms, []
         lr = self.optimizer.param_groups[0]["lr"]
         return {**losses, "lr": lr, "grad_norms": norms, "forward_s": self.forward_clock.read()}
@@ -286,7 +286,7 @@ class MeanLoss:
         self.sum, self.count = self.sum + loss, self.count + 1
 
     def take_own(self) -> float:
-        """The mean since the last call."""
-        mean = float(self.sum) / max(1, self.count)
+        """The mean since the last call; NaN without a step."""
+        mean = float(self.sum) / self.count if self.count else math.nan
         self._clear()
         return mean

@@ -188,3 +188,21 @@ def test_a_last_validation_that_was_stopped_twice_does_not_keep_a_queue_busy(tmp
 
     assert [r.exit_codes for r in (*stopped, last)] == [[75], [75], [0]], last.text
     assert "the validation at iter 2 was stopped twice" in last.text
+
+
+def test_a_line_of_skipped_steps_has_no_loss_and_a_new_start_hides_the_curves_of_the_one_before(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+    args = ("train.total_iter=4", "datasets.test={}", "logging.use_tensorboard=true", "train.max_nonfinite_steps=2")
+
+    failed = run(options, *args, case="nan", struck=(0, 3))
+    losses = history(options)["train/loss"]
+    again = run(options, *args)
+
+    assert [r.exit_codes for r in (failed, again)] == [[4], [0]], failed.text + again.text
+    assert "Iter: 3, Loss: none (all steps skipped), lr" in failed.text and "Loss: 0.0000" not in failed.text
+    assert [step for step, _ in losses] == [1, 2, 3] and losses[2][1] is None and losses[0][1] > 0
+    events = EventAccumulator(str(experiment(options) / "tb_logger"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4]

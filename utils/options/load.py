@@ -91,7 +91,9 @@ def redact(value: Any) -> Any:
 def save_options(opt: Options, folder: str | Path) -> Path:
     """Write the resolved options, without secrets, to <folder>/<option file's name>_<time>.json and return its path."""
     folder = Path(folder)
-    target = folder / f"{Path(opt.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}.json"
+    name = f"{Path(opt.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
+    starts = sum(path.name.startswith(name) for path in folder.glob("*.json"))  # within this second
+    target = folder / f"{name}{f'_{starts + 1}' if starts else ''}.json"
     write_whole(target, f"{json.dumps(redact(opt.plain()), indent=2)}\n".encode())
     return target
 
@@ -168,6 +170,11 @@ def _without(section: dict[str, Any], where: str, registry: Registry, soft: Coll
 def _check_conflicts(opt: Options) -> None:
     """Raises OptionError for values that contradict one another."""
     train = opt.train
+    if opt.task == ".preflight" or len(os.fsencode(opt.task)) > 255:
+        raise OptionError(
+            f"task is {opt.task[:80]}{'...' * (len(opt.task) > 80)}", "task",
+            "a folder name: at most 255 bytes, and not .preflight, which has the data checks", "choose another name",
+        )  # fmt: skip
     if opt.use_static_graph and opt.find_unused_parameters:
         raise OptionError(
             "use_static_graph and find_unused_parameters are both true", "find_unused_parameters",

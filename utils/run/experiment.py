@@ -67,9 +67,10 @@ class Experiment:
         """
         values = log_values(ranks)
         loss, lr, speed = values["loss"], values["lr"], values.get("it_per_s")
-        self.last_values = f"loss {loss:.4f}, lr {lr:.1e}"
+        said = f"{loss:.4f}" if grad_norms else "none (all steps skipped)"
+        self.last_values = f"loss {said}, lr {lr:.1e}"
         fields = (f", it/s: {speed:.3g}" if speed else "") + (f", eta: {eta}" if eta else "")
-        logger.info("Epoch: %d, Iter: %d, Loss: %.4f, lr: %.3e%s", progress.epoch + 1, progress.step, loss, lr, fields)
+        logger.info("Epoch: %d, Iter: %d, Loss: %s, lr: %.3e%s", progress.epoch + 1, progress.step, said, lr, fields)
         tagged = {f"train/{name}": value for name, value in values.items()}
         self.writers.scalars(tagged | {f"ranks/{k}": value for k, value in rank_values(ranks).items()}, progress.step)
         self.health.logged(ranks, grad_norms)

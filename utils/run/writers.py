@@ -73,7 +73,7 @@ class Writers:
 
 
 class TensorBoardWriter:
-    """Scalars and pictures for TensorBoard; entries after the step of a resume are hidden (`purge_step`).
+    """Scalars and pictures for TensorBoard; entries after the step of a start are hidden (`purge_step`).
 
     options: without secrets; shown as text, and those of HPARAMS as hyperparameters beside the newest METRICS.
     """
@@ -83,7 +83,7 @@ class TensorBoardWriter:
 
         before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
-            self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+            self.writer = SummaryWriter(str(folder), purge_step=step + 1)
         # Its thread raises an error in the next call here, and prints it as an uncaught one as well.
         threads, hook = set(threading.enumerate()) - before, threading.excepthook
         threading.excepthook = lambda args: None if args.thread in threads else hook(args)
