@@ -95,7 +95,7 @@ def train(opt: Options) -> int:
     every = {"validation": opt.train.checkpoint_test if clips is not None else 0, "save": opt.train.checkpoint_save}
     left = left_to_do(progress, total_iter, every["validation"])
     if left != "nothing":
-        write_environment(opt.folder, opt.logging.wandb_api_key)
+        write_environment(opt.folder)
     health = Health(opt, total_iter)
     health.planned(lr_floor(opt.train, total_iter))
     run = Experiment(opt, progress, loader.order(), health, is_finished=left == "nothing")

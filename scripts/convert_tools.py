@@ -17,7 +17,7 @@ from utils.options.file import key_lines
 from utils.options.load import PART_SECTIONS
 from utils.options.models import KAIR_ONLY, Options
 from utils.options.registry import Registry
-from utils.options.section import SECRET, Section, describe
+from utils.options.section import Section, describe, is_secret
 
 WIDTH = 120
 MISSING = object()
@@ -153,7 +153,7 @@ def drop_secrets(c: Conversion) -> None:
     drop_matching(
         c, other.fullmatch, "this program reports to TensorBoard and Weights & Biases; nothing of it is copied"
     )
-    drop_matching(c, SECRET.search, "secrets are never copied; give WANDB_API_KEY in the environment")
+    drop_matching(c, is_secret, "secrets are never copied; give WANDB_API_KEY in the environment")
 
 
 def is_yaml(path: Path) -> bool:

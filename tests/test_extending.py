@@ -64,7 +64,7 @@ from utils.contract import InputSpec
 class Tiny(nn.Module):
     """One convolution of RGB and spikes. width: of nothing in particular."""
 
-    def __init__(self, width: int = 3, spike_channels: int = 0) -> None:
+    def __init__(self, width: int = 3, token_dim: int = 1, spike_channels: int = 0) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3 + spike_channels, width, 3, 1, 1)
         self.input_spec = InputSpec(stride=16, spike_channels=spike_channels)
@@ -169,7 +169,7 @@ from utils.run.writers import WRITERS
 class TableWriter:
     """Numbers as lines of text."""
 
-    def __init__(self, folder: Path, step: int, separator: str = ",") -> None:
+    def __init__(self, folder: Path, step: int, separator: str = ",", token: str = "") -> None:
         self.file, self.separator = open(folder / "numbers.txt", "a"), separator
 
     def scalars(self, values: dict[str, float], step: int) -> None:
@@ -195,7 +195,8 @@ FILES = {
 
 # To Python the new files lie where a user puts them; then the programs run as from their command lines.
 PROGRAM = """
-import sys
+import json, sys
+from pathlib import Path
 root, new, options, *misspelt = sys.argv[1:]
 sys.path.insert(0, root)
 import data, data.spike, models, models.fusion, utils
@@ -209,9 +210,15 @@ for key in misspelt:
     try:
         main_train_vrt.read_options([*opt, key])
     except OptionError as e:
-        print("refused", key, e, flush=True)
+        print("refused", misspelt.index(key), e, flush=True)
 assert check_data.main(opt) == 0
-assert main_train_vrt.main(opt) == 0
+sys.argv[1:] = [
+    *opt, 'logging={"use_tensorboard":false,"wandb_api_key":"canary-1"}',
+    'logging.writers=[{"type":"table","separator":" ","token":"canary-2"}]',
+]
+assert main_train_vrt.main(sys.argv[1:]) == 0
+(saved,) = Path(new).glob("experiments/tiny/options/*.json")
+assert main_train_vrt.main(["--opt", str(saved), 'logging.writers=["table"]']) == 0
 cached = []
 for split in ("train", "test"):
     path = f"{new}/cache_{split}"
@@ -255,7 +262,7 @@ def used(tmp_path_factory):
                       "camera": {"type": "slow", "every": 3}, "dataloader_num_workers": 0},
             "test": {"dataset_type": "LabTest", **test, **spikes},
         },
-        "netG": {"net_type": "tiny"},
+        "netG": {"net_type": "tiny", "token_dim": 7},
         "train": {"total_iter": 2, "G_lossfn_type": "power", "G_power": 1.5, "checkpoint_print": 1},
         "logging": {"use_tensorboard": False, "writers": [{"type": "table", "separator": " "}]},
     }  # fmt: skip
@@ -273,7 +280,19 @@ MISSPELT = {
     "datasets.train.spike.representation.part=2": "parts",
     'logging.writers=[{"type":"table","seperator":""}]': "separator",
     'netG={"net_type":"vrt","fusion":{"type":"add","gian":1}}': "gain",
+    'logging={"wandb_api_key":"canary-3","progres":"bar"}': "progress",
+    'logging.writers=[{"type":"table","token":["canary-4"]}]': "***",
+    'logging={"writers":"{token: canary-5"}': "***",
 }  # fmt: skip
+
+
+def test_secrets_of_a_new_part_reach_no_file_and_no_message_and_the_saved_options_start_again(used):
+    runs, text = used
+    assert "canary" not in text and "***" in text
+    files = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    assert not [path for path, content in files.items() if b"canary" in content]
+    assert b'"token\\": \\"***' in files[runs / "tiny/environment.json"]
+    assert torch.load(runs / "tiny/models/2_G.pth", weights_only=True)["options"]["netG"]["token_dim"] == 7
 
 
 def test_a_dataset_trains_is_checked_cached_validated_and_tested(used):
@@ -309,11 +328,11 @@ def test_a_loss_and_a_writer_are_used(used):
         ]
         loss = [float(line.split(" ")[2]) for line in lines if " train/loss " in line]
         assert len(terms) == 4 and sum(terms) == pytest.approx(sum(loss))
-        (options,) = (runs / task / "options").iterdir()
-        assert json.loads(options.read_text())["train"]["G_power"] == 1.5
+        saved = [json.loads(path.read_text()) for path in (runs / task / "options").iterdir()]
+        assert saved and all(options["train"]["G_power"] == 1.5 for options in saved)
 
 
 @pytest.mark.parametrize("key", MISSPELT)
 def test_a_misspelt_key_of_a_new_part_is_refused_with_the_right_one(used, key):
-    said = used[1].partition(f"refused {key}")[2].partition("refused ")[0]
-    assert f"the nearest is {MISSPELT[key]}" in said
+    said = used[1].partition(f"refused {list(MISSPELT).index(key)} ")[2].partition("refused ")[0]
+    assert f"the nearest is {MISSPELT[key]}" in said or "***" in MISSPELT[key] in said

@@ -16,7 +16,8 @@ from scripts.run_report import main
 from tests.headless import check_offline
 from tests.test_report import browser, pixel  # noqa: F401
 from utils.image import comparison, comparison_strip, imwrite_rgb, panels_of
-from utils.run.environment import command_line, write_environment
+from utils.options.file import shown_argument
+from utils.run.environment import write_environment
 from utils.run.history import HistoryWriter
 from utils.run.logger import setup_logging
 from utils.run.report import ReportWriter
@@ -125,7 +126,7 @@ def test_anothers_file_of_a_name_of_ours_stays(tmp_path, caplog, name, content):
     (tmp_path / name).write_bytes(content)
 
     for step in (1, 2):
-        write_environment(tmp_path, None)
+        write_environment(tmp_path)
         for writer in (HistoryWriter(tmp_path, step), ReportWriter(tmp_path)):
             writer.scalars({"val/psnr": 30.0 + step}, step)
 
@@ -134,7 +135,7 @@ def test_anothers_file_of_a_name_of_ours_stays(tmp_path, caplog, name, content):
     others = {"report.html", "curves.png", "environment.json", "training_history.json"} - {name}
     before = {other: (tmp_path / other).stat().st_ino for other in others}
     assert "<dt>torch</dt>" in (tmp_path / "report.html").read_text() or name in ("report.html", "environment.json")
-    write_environment(tmp_path, None)
+    write_environment(tmp_path)
     ReportWriter(tmp_path).scalars({"val/psnr": 33.0}, 3)
     assert all((tmp_path / other).stat().st_ino != inode for other, inode in before.items())  # ours are replaced
 
@@ -151,6 +152,9 @@ def test_the_panels_of_a_strip_are_what_it_was_made_of(spike):
 def test_the_command_holds_no_secret():
     command = ["main_train_vrt.py", "logging.wandb_api_key=abc", 'logging={"wandb_api_key": "key1"}', "task=a"]
 
-    shown = command_line(command, "key1")
+    command += ['logging={wandb_api_key: "key2"}', "--wandb-token=key3", "a.apiKey=key4", "token_dim=5", "x=a token"]
 
-    assert "abc" not in shown and "key1" not in shown and shown.endswith("task=a")
+    shown = " ".join(map(shown_argument, command))
+
+    assert "abc" not in shown and "key" not in shown.replace("api_key", "") and "***" in shown
+    assert shown.endswith("token_dim=5 x=a token") and "task=a" in shown

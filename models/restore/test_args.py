@@ -11,6 +11,7 @@ from models.restore.outputs import VIDEOS
 from models.restore.restorer import DTYPES
 from utils.errors import OptionError
 from utils.files import refuse_overlap
+from utils.options.section import redact
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class TestArgs:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # argparse would print usage and exit, once on every rank
-        raise OptionError(message, "the command line", "one of the two forms in --help", "see --help, docs/testing.md")
+        what, expected = redact(message, shown="***"), "one of the two forms in --help"
+        raise OptionError(what, "the command line", expected, "see --help, docs/testing.md")
 
 
 def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import json5
 
 from utils.errors import OptionError
-from utils.options.section import SECRET, nearest
+from utils.options.section import nearest, redact
 
 # Keys that name a registered part, whose parameters stand beside them.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
@@ -63,7 +63,8 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> Command
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # argparse would print and exit, once on every rank
-        raise OptionError(message, "the command line", "--opt FILE [section.key=value ...]", "see --help")
+        what, expected = redact(message, shown="***"), "--opt FILE [section.key=value ...]"
+        raise OptionError(what, "the command line", expected, "see --help")
 
 
 class Sources:
@@ -184,12 +185,10 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     key, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"[\w$\-]+(\.[\w$\-]+)*", key):
         raise OptionError(
-            f"cannot read {override!r}", "the command line", "section.key=value", "see docs/options.md for the keys"
-        )
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
+            f"cannot read {shown_argument(override)!r}", "the command line", "section.key=value",
+            "see docs/options.md for the keys",
+        )  # fmt: skip
+    value = _value_of(text)
     *sections, last = key.split(".")
     target = raw
     for depth, name in enumerate(sections):
@@ -199,8 +198,9 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
         if not isinstance(inner, dict):
             place = ".".join(sections[: depth + 1])
             raise OptionError(
-                f"{place} has no keys", f"the command line ({override})", f"{place}=value", "correct the override"
-            )
+                f"{place} has no keys", f"the command line ({shown_argument(override)})", f"{place}=value",
+                "correct the override",
+            )  # fmt: skip
         target[name] = inner
         target = inner
     if last == "type" and target.get(last) != value:
@@ -210,4 +210,21 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     target[last] = value
     sources.soft.discard(key)
     sources.overridden.add(key)
-    sources.places[key] = f"the command line ({key}={'***' if SECRET.search(key) else text})"
+    sources.places[key] = f"the command line ({shown_argument(override)})"
+
+
+def _value_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def shown_argument(argument: str) -> str:
+    """An argument of a command line, without secrets: as it was typed if there are none."""
+    key, equals, text = argument.partition("=")
+    value = _value_of(text)
+    clean = redact(value, key.lstrip("-").replace("-", "_"), "***")
+    if not equals or clean == value:
+        return redact(argument, shown="***")
+    return f"{key}={clean if isinstance(clean, str) else json.dumps(clean)}"

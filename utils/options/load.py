@@ -22,7 +22,7 @@ from utils.files import write_whole
 from utils.options.file import Sources, apply_override, read_with_base
 from utils.options.models import FORMERLY_OURS, KAIR_ONLY, Options
 from utils.options.registry import Registry
-from utils.options.section import SECRET, joined, read_section
+from utils.options.section import joined, read_section, redact
 
 logger = logging.getLogger(__name__)
 
@@ -79,13 +79,6 @@ def read_options(
     opt = _typed(raw, parts, soft, {"opt_path": opt_path, "kair_totals": totals if dropped - FORMERLY_OURS else []})
     _check_conflicts(opt)
     return opt
-
-
-def redact(value: Any) -> Any:
-    """A copy in which every value whose key looks like a secret is null."""
-    if isinstance(value, Mapping):
-        return {k: None if SECRET.search(str(k)) else redact(v) for k, v in value.items()}
-    return [redact(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def save_options(opt: Options, folder: str | Path) -> Path:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import create_model
 
 from utils.errors import OptionError
-from utils.options.section import Section, nearest, read_section
+from utils.options.section import Section, nearest, read_section, redact
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -81,7 +81,7 @@ class Registry:
             return section
         if not isinstance(section, (str, Mapping)):
             expected = f"an object {{ ... }}, or the name of a {self.kind}"
-            raise OptionError(f"{where} is {section!r}", where, expected, f"correct {where}")
+            raise OptionError(f"{where} is {redact(section, where, '***')!r}", where, expected, f"correct {where}")
         values = {self.type_key: section} if isinstance(section, str) else dict(section)
         name = values.get(self.type_key)
         if name not in self._parts:

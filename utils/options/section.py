@@ -14,7 +14,12 @@ from pydantic_core import ErrorDetails
 
 from utils.errors import OptionError
 
-SECRET = re.compile(r"api_key|token|password|secret", re.IGNORECASE)
+_NAME = "(?i:(?:api|access|secret)_?keys?|(?:auth)?tokens?|passwords?|passwd|secrets?)"
+_KEY = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
+# In text that is no JSON: "token: value", or "--token value" on a command line.
+_IN_TEXT = re.compile(
+    rf"""(?<![^\W_])({_NAME}["']?\s*[:=]\s*|--(?:[\w-]*[_-])?{_NAME}[ =])("(?:\\.|[^"\\])*"?|'[^']*'?|[^\s,;&}}\]]+)"""
+)
 
 
 class Section(BaseModel):
@@ -31,6 +36,22 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
+
+
+def is_secret(key: str) -> bool:
+    """Whether the last words of an option's name say that its value is a secret: "api_key", but not "token_dim"."""
+    return bool(_KEY.search(key))
+
+
+def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
+    """A copy of `value` of option `key` in which `shown` stands for each string that is a secret, however deep."""
+    if isinstance(value, Mapping):
+        return {k: redact(v, key if is_secret(key) else str(k), shown) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact(v, key, shown) for v in value]
+    if is_secret(key) and isinstance(value, str if shown is None else (str, int, float)):
+        return shown  # in a message also a number, which may be a key without its quotes
+    return _IN_TEXT.sub(rf"\1{shown}", value) if shown is not None and isinstance(value, str) else value
 
 
 def nearest(name: str, valid: Collection[str]) -> str:
@@ -77,7 +98,7 @@ def _error_of(
     expected = "an object { ... }" if _model_of(owner, names[depth]) else describe(owner.model_fields[names[depth]])
     if error["type"] == "missing":
         return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
-    shown = "***" if SECRET.search(names[depth]) else repr(_look_up(values, names[: depth + 1]))
+    shown = repr(redact(_look_up(values, names[: depth + 1]), names[depth], "***"))
     return OptionError(f"{dotted} is {shown}", dotted, expected, f"correct {dotted}; docs/options.md lists all keys")
 
 

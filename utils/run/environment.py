@@ -16,20 +16,20 @@ import torch
 from utils import utils_dist
 from utils.dist.gpu import device_name
 from utils.files import write_own
-from utils.options.section import SECRET
+from utils.options.file import shown_argument
 from utils.run.logger import best_effort
 from utils.run.report import ENVIRONMENT_NAME, environment_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def write_environment(folder: Path, key: str | None) -> None:
-    """folder/environment.json, on rank 0. key: the W&B key of the options, which must not appear in it."""
+def write_environment(folder: Path) -> None:
+    """folder/environment.json, on rank 0."""
     if not utils_dist.is_main_process():
         return
     device = utils_dist.get_device()
     values = {
-        "command": command_line(sys.argv, key),
+        "command": " ".join(map(shown_argument, sys.argv)),
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
         "commit": commit(),
         "python": platform.python_version(),
@@ -42,16 +42,6 @@ def write_environment(folder: Path, key: str | None) -> None:
     path = folder / ENVIRONMENT_NAME
     with best_effort(str(path)):
         write_own(path, f"{json.dumps(known, indent=2)}\n".encode(), lambda path: bool(environment_of(path)))
-
-
-def command_line(arguments: list[str], key: str | None) -> str:
-    """The arguments as one line, without the values of secrets."""
-    shown = []
-    for argument in arguments:
-        name, is_given, _ = argument.partition("=")
-        clean = f"{name}=***" if is_given and SECRET.search(name) else argument
-        shown.append(clean.replace(key, "***") if key else clean)
-    return " ".join(shown)
 
 
 def commit() -> str | None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from utils.files import OTHER_ROOT, writing
+from utils.options.file import shown_argument
 from utils.options.load import redact
 from utils.options.models import Options
 from utils.options.registry import Registry, import_parts
@@ -123,8 +124,8 @@ class WandbWriter:
 
         if key := opt.logging.wandb_api_key:
             os.environ["WANDB_API_KEY"] = key
-            # wandb copies the command line into its files, and the key may be part of it.
-            sys.argv = [argument.replace(key, "***") for argument in sys.argv]
+        # wandb copies the command line into its files.
+        sys.argv = [shown_argument(argument) for argument in sys.argv]
         about = {
             "project": opt.logging.wandb_project, "entity": opt.logging.wandb_entity, "name": opt.task,
             "dir": str(opt.folder), "id": run_id, "resume": "allow" if run_id else None, "config": options,
