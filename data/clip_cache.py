@@ -235,7 +235,7 @@ def _digests(source: Source, kinds: Collection[str]) -> dict[str, str]:
 
 def _selection(source: Source) -> list[Any]:
     """The clips and frames that the meta file selects, and the clips left out."""
-    listed = read_meta(source.meta_info_file) if source.meta_info_file else {}
+    listed = read_meta(source.meta) if source.meta else {}
     return [{name: list(frames) for name, frames in listed.items()}, sorted(source.left_out)]
 
 

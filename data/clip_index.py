@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from data.clip import Clip, Exposure
 from data.frame_io import picture_size
 from data.instants import find_instants
-from data.meta_file import read_meta
+from data.meta_file import KAIR_LISTS, read_meta
 from data.names import FrameKey, digits_of, frame_key, frame_name
 from data.roots import FileEntry, Listing, is_lmdb, list_root
 from data.spike.formats import FORMATS, count_planes
@@ -77,10 +77,27 @@ class Source:
         single_files = kind == "spike" and self.has_one_spike_file
         return list_root(*self.kinds()[kind], single_files=single_files, names=names)
 
+    @property
+    def meta(self) -> str | None:
+        """The list of clips; None without one, and where one of KAIR's is missing: the folders then replace it."""
+        is_missing = self.meta_info_file in KAIR_LISTS and not os.path.exists(self.meta_info_file)
+        return None if is_missing else self.meta_info_file
+
+    def notes(self, clips: int) -> list[Problem]:
+        """Warnings of clips that are left out or not listed. clips: how many are read."""
+        found, gone = [], self.left_out
+        if self.meta_info_file and not self.meta:
+            what = f"the list of the clips is missing: all {clips} in the folders are used, KAIR's list has "
+            found.append(Problem("meta_info_file", f"{what}{KAIR_LISTS[self.meta_info_file]}", self.meta_info_file))
+        if gone and (gone := sorted(gone & (self.listed() or self.listing("lq")).keys())):
+            what = f"{len(gone)} of {clips + len(gone)} clips are left out, {', '.join(gone)}"
+            found.append(Problem("val_partition", f"{what}: KAIR trains on them, as null does here", self.dataroot_lq))
+        return found
+
     def listed(self) -> dict[str, tuple[int, str]] | None:
         """Clip -> (number of frames, first frame) of the meta file; None without one. Raises DataError."""
-        meta, first = self.meta_info_file, "1" if self.septuplets else "0"
-        return read_meta(meta, first, is_required=self.septuplets) if meta else None
+        first = "1" if self.septuplets else "0"
+        return read_meta(self.meta, first, is_required=self.septuplets) if self.meta else None
 
     def wanted(self) -> str:
         """The files that every clip must have, in words."""
@@ -92,7 +109,7 @@ class Source:
 
     def choice(self) -> str:
         """What says which clips are part of the data set."""
-        return f"the meta list {self.meta_info_file}" if self.meta_info_file else "the folders"
+        return f"the meta list {self.meta}" if self.meta else "the folders"
 
     def layout(self) -> str:
         """The files of this data set, one line for each kind of path, with an example of a name."""
@@ -107,8 +124,8 @@ class Source:
                 lines[f"{root}/meta_info.txt"] = f"a line for each key: {key}.{ext} (<height>,<width>,3) 1"
             else:
                 lines[f"{root}/{inner if self.dataroot_spike else key}.{ext}"] = more
-        if self.meta_info_file:
-            lines[self.meta_info_file] = f"a line for each clip: {clip} <frames> (<height>,<width>,3)"
+        if self.meta:
+            lines[self.meta] = f"a line for each clip: {clip} <frames> (<height>,<width>,3)"
         return "".join(f"\n    {path}  {what}".rstrip() for path, what in lines.items())
 
 

@@ -55,6 +55,16 @@ def picture_size(path: str) -> tuple[int, int]:
     return height, width
 
 
+def reductions(path: str) -> list[str]:
+    """What reading a PNG as 8-bit RGB changes, in words; [] for other files."""
+    head = read_bytes(path, 26)
+    if head[:8] != PNG_SIGNATURE or len(head) < 26:
+        return []
+    changes = [(head[24] == 16, "has 16 bits: they are cut to 8")]
+    changes += [(head[25] in (0, 4), "is a grey picture: its value is used for R, G and B")]
+    return [what for applies, what in changes if applies]
+
+
 def _no_picture(path: str, reason: str) -> DataError:
     return DataError(
         f"cannot read picture: {reason}", path, "a whole PNG or JPEG file", "restore the file, or remove its clip"

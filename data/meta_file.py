@@ -10,6 +10,11 @@ from utils.errors import DataError
 
 # The shape may contain blanks, "(720,1280,3)" or "(720, 1280, 3)"; S-VRT writes 0 instead.
 _LINE = re.compile(r"(\S+)\s+(\d+)\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d+))?", re.ASCII)
+# KAIR brings these lists of whole training sets along; path in its option files -> number of clips.
+KAIR_LISTS = {
+    f"data/meta_info/meta_info_{name}_GT.txt": clips
+    for name, clips in (("REDS", 270), ("DVD_train", 61), ("GoPro_train", 22), ("DAVIS_train", 90))
+}
 _FORM = "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
 
 

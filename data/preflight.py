@@ -27,7 +27,7 @@ import numpy as np
 from data.augment import Augment
 from data.clip import Clip
 from data.clip_index import Problem, Source, digest, joined_errors, list_source, problems_error, scan
-from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr
+from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr, reductions
 from data.meta_file import read_meta
 from data.roots import FROM_START, LMDB_MARK, is_read_from_start
 from data.spike.formats import open_spikes, read_spikes
@@ -131,7 +131,7 @@ def check_source(
             split, source, places, [], warnings=before["warnings"], note=f"{before['counts']}, as checked before"
         )
     clips, problems = scan(source)
-    report = Report(split, source, places, clips, problems)
+    report = Report(split, source, places, clips, problems, source.notes(len(clips)) + _reductions(clips))
     jobs = ((clip, kind, path) for clip in clips for kind in clip.picture_kinds for path in getattr(clip, kind))
     files = ((clip, path) for clip in clips for path in clip.spike_files)
     total = sum(len(getattr(clip, kind)) for clip in clips for kind in (*clip.picture_kinds, "spike_files"))
@@ -173,6 +173,17 @@ def _check_picture(clip: Clip, kind: str, path: str, decode: bool) -> Problem | 
     except DataError as e:
         return Problem(clip.name, e.what, path)
     return None
+
+
+def _reductions(clips: list[Clip]) -> list[Problem]:
+    """What is lost of the first picture of each clip: one warning for each kind of loss."""
+    found: dict[str, Problem] = {}
+    for clip in clips:
+        for kind in clip.picture_kinds:
+            path = getattr(clip, kind)[0]
+            for what in reductions(path):
+                found.setdefault(what, Problem(clip.name, f"{kind} {what}", path))
+    return list(found.values())
 
 
 def _check_spike_file(clip: Clip, path: str, spikes: DatSpikes) -> Problem | None:
@@ -274,7 +285,7 @@ def _source_digest(source: Source) -> str:
     spikes = source.spikes
     asked = [
         FORMAT, digest(list_source(source)), source.kinds(), source.filename_tmpl, sorted(source.left_out),
-        read_meta(source.meta_info_file) if source.meta_info_file else None,
+        read_meta(source.meta) if source.meta else None,
         [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name, repr(spikes.options),
          spikes.rate, spikes.light, spikes.timing.describe()] if spikes else None,
     ]  # fmt: skip

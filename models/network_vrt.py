@@ -6,6 +6,7 @@ the parts, which are in models/vrt/ and models/fusion/.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,12 +27,19 @@ from models.vrt.spynet import SpyNet
 from models.vrt.stage import RefineLayer, Stage
 from models.vrt.window_attention import Block
 from models.weights import read_weights
+from utils import utils_dist
 from utils.contract import InputSpec
 from utils.errors import OptionError
+
+logger = logging.getLogger(__name__)
 
 # How stages 1 to 7 change the resolution at their entry, and how much smaller than the input they then work.
 KINDS = ("none", "down", "down", "down", "up", "up", "up")
 STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
+# KAIR's scripts download this file; where it is missing, the weights that this project ships stand in.
+PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
+FLOW_ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
+OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
 # Share of a GPU's memory that a step may use with checkpoint "auto" and no budget.
 GPU_SHARE = 0.9
 
@@ -48,7 +56,8 @@ class VRT(nn.Module):
     0 to 6 are stages 1 to 7, the rest the layers of stage 8. indep_reconsts: indices (7 = first layer of
     stage 8) of layers that process each frame separately. mul_attn_ratio: share of blocks with mutual attention.
     pa_frames: neighbours aligned by parallel warping, 2, 4 or 6; 0 makes the network interpolate frames.
-    spynet_path: weights of the flow network; null starts training from zero flow.
+    spynet_path: weights of the flow network; null starts training from zero flow. Where KAIR's
+    "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth" is missing, models/vrt/spynet_scenes.pth is used, with a warning.
     flow_input: what the flow network sees: "rgb" the blurry frames, as published; "spike" grey pictures of the spike
     channels flow_channels; "both" the blurry frames times the relative rate in these channels. The spike channels are
     then rates of linear light that together cover the exposure, as of "voxel". flow_channels: those around the sharp
@@ -178,13 +187,22 @@ class VRT(nn.Module):
             self.notes.append("netG.spynet_path is null: optical flow starts at zero and is learned")
             self.spynet.start_at_zero()
             return
-        if not Path(spynet_path).is_file():
+        is_here = Path(spynet_path).is_file()
+        if not is_here and spynet_path != PUBLISHED_FLOW:
             raise OptionError(
-                f"no file {spynet_path}", "netG.spynet_path", "SpyNet weights, or null to start from zero flow",
-                "correct the path, or set netG.spynet_path to null",
+                f"no file {spynet_path}", "netG.spynet_path",
+                f"SpyNet weights: the published ones ({FLOW_ADDRESS}) or models/vrt/{OWN_FLOW.name}",
+                "correct the path, or set netG.spynet_path to null to start from zero flow",
             )  # fmt: skip
         if self.conv_last.weight.is_meta:  # only the options are being checked
             return
+        if not is_here:
+            spynet_path = str(OWN_FLOW)
+            if utils_dist.is_main_process():
+                logger.warning(
+                    "netG.spynet_path: no file %s; models/vrt/%s of this project stands in for it (docs/model.md). "
+                    "The published weights: %s", PUBLISHED_FLOW, OWN_FLOW.name, FLOW_ADDRESS,
+                )  # fmt: skip
         weights = read_weights(spynet_path)
         # Some files lack the two constants of the normalisation.
         weights = {"mean": self.spynet.mean, "std": self.spynet.std, **weights}

@@ -98,7 +98,7 @@ def write_data(folder: Path, options: dict[str, Any], side: int = 64) -> None:
 
 
 def in_folder(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """`options` with the paths of data, results and SpyNet below `folder`."""
+    """`options` with the paths of data and results below `folder`."""
     parts = ("dataroot_", "meta_info_file", "path.root", "pretrained_net")
     is_path = {key: isinstance(value, str) and any(p in key for p in parts) for key, value in options.items()}
     return {key: str(folder / value) if is_path[key] else value for key, value in options.items()}
@@ -116,5 +116,5 @@ def small(options: dict[str, Any]) -> dict[str, Any]:
         "val.size_patch_testing": 0, "val.size_patch_overlapping": 0, "logging.use_tensorboard": False,
     }  # fmt: skip
     if pa_frames:
-        changes |= {"netG.deformable_groups": pa_frames, "netG.spynet_path": None}
+        changes["netG.deformable_groups"] = pa_frames
     return options | changes

@@ -19,6 +19,7 @@ from tests.train_files import history, train
 from utils.errors import OptionError
 from utils.options.models import KAIR_ONLY, note_on_totals
 
+ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
 SPYNET = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 
 
@@ -33,11 +34,9 @@ def value_of(opt: Any, key: str) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_of_kair_loads_unchanged(name, tmp_path, monkeypatch):
-    # A file of SpyNet's name stands in for its weights: reading options checks that it exists. Data are not read.
-    (tmp_path / SPYNET).parent.mkdir(parents=True)
-    (tmp_path / SPYNET).touch()
-    monkeypatch.chdir(tmp_path)
+def test_a_file_of_kair_loads_unchanged(name, tmp_path):
+    # Neither the data nor SpyNet's weights are on this machine.
+    assert not Path(SPYNET).exists()
     options = options_of(name)
 
     opt = read(write_file(tmp_path / f"{name}.json", options))
@@ -71,6 +70,20 @@ def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, ranks,
     check_kind(prepare(tmp_path, number), frames, ranks)
 
 
+def test_a_missing_list_of_kair_is_replaced_by_the_folders_and_a_misspelt_path_is_not(tmp_path):
+    options = prepare(tmp_path, "006", **{"netG.spynet_path": f"{SPYNET}.pht"})
+    lists, flow = "datasets.train.meta_info_file=data/meta_info/meta_info_GoPro_%s_GT.txt", f"netG.spynet_path={SPYNET}"
+
+    no_flow, no_list = train(options), train(options, flow, lists % "trian")
+    good = train(options, flow, lists % "train")
+
+    assert no_flow.exit_codes == [2] and f"no file {SPYNET}.pht" in no_flow.text and ADDRESS in no_flow.text
+    assert no_list.exit_codes == [3] and "cannot read the meta file" in no_list.text
+    assert good.exit_codes == [0], good.text
+    told = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
+    assert good.text.count(told) == 1 and "2 clips, 12 frames of 64 x 80" in good.text
+
+
 def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path):
     # 003 starts from 002, whose network has other deformable groups; G_param_strict is false.
     options = prepare(tmp_path, "003", **{"path.pretrained_netG": "002.pth"})
@@ -102,6 +115,10 @@ def check_kind(options: Path, frames: int, ranks: int = 1) -> RankResult:
     second = train(options, ranks=ranks)
 
     assert first.exit_codes == second.exit_codes == [0] * ranks, first.text + second.text
+    stands_in = f"WARNING: netG.spynet_path: no file {SPYNET}; models/vrt/spynet_scenes.pth of this project stands in"
+    has_flow = 1 if read(options).netG.pa_frames else 0
+    assert first.text.count(stands_in) == second.text.count(stands_in) == first.text.count(ADDRESS) == has_flow
+    assert (stands_in in (options.parent / "experiments/run/log/train.log").read_text()) == bool(has_flow)
     assert "at iter 1" in second.text
     told = "dataloader_batch_size 1 x 2 ranks = 2 in all, in KAIR 1"
     assert first.text.count(told) == first.text.count("keys that only KAIR has") == ranks - 1

@@ -137,6 +137,26 @@ def test_ratios_that_do_not_fit_the_frames_are_a_warning(root):
     assert "half_windows" not in said([6])
 
 
+def test_clips_that_are_held_out_and_pictures_that_lose_bits_are_told_once(root, caplog):
+    for number in ("011", "020", "100"):
+        write_clip(root, number, seed=int(number))
+    deep, grey = frame(root, "sharp/000000.png", "100"), frame(root, "blur/000000.png", "100")
+    cv2.imwrite(str(deep), cv2.imread(str(deep)).astype(np.uint16) * 257)
+    cv2.imwrite(str(grey), cv2.imread(str(grey), cv2.IMREAD_GRAYSCALE))
+    rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
+
+    for _ in range(2):
+        caplog.clear()
+        preflight(*options(root, **rgb, val_partition="REDS4"))
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert warnings == [
+            "data train: val_partition: 2 of 5 clips are left out, 011, 020: KAIR trains on them, as null does here"
+            f"  [{root}/GOPRO_Large/train]",
+            f"data train: 100: lq is a grey picture: its value is used for R, G and B  [{grey}]",
+            f"data train: 100: gt has 16 bits: they are cut to 8  [{deep}]",
+        ]
+
+
 def test_a_cache_is_checked_for_its_freshness(root, caplog):
     caplog.set_level("INFO")
     build_cache(source_of(section(root)), str(root / "cache"))
