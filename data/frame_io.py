@@ -55,14 +55,12 @@ def picture_size(path: str) -> tuple[int, int]:
     return height, width
 
 
-def reductions(path: str) -> list[str]:
-    """What reading a PNG as 8-bit RGB changes, in words; [] for other files."""
+def reduction(path: str) -> str:
+    """What reading a PNG as 8-bit RGB changes, in words; "" for nothing, and for other files."""
     head = read_bytes(path, 26)
-    if head[:8] != PNG_SIGNATURE or len(head) < 26:
-        return []
-    changes = [(head[24] == 16, "has 16 bits: they are cut to 8")]
-    changes += [(head[25] in (0, 4), "is a grey picture: its value is used for R, G and B")]
-    return [what for applies, what in changes if applies]
+    depth, color = head[24:26] if head[:8] == PNG_SIGNATURE and len(head) > 25 else (8, 2)
+    grey = "is a grey picture: its value is used for R, G and B" if color in (0, 4) else ""
+    return "has 16 bits: they are cut to 8" if depth == 16 else grey
 
 
 def _no_picture(path: str, reason: str) -> DataError:

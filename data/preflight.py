@@ -27,7 +27,7 @@ import numpy as np
 from data.augment import Augment
 from data.clip import Clip
 from data.clip_index import Problem, Source, digest, joined_errors, list_source, problems_error, scan
-from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr, reductions
+from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr, reduction
 from data.meta_file import read_meta
 from data.roots import FROM_START, LMDB_MARK, is_read_from_start
 from data.spike.formats import open_spikes, read_spikes
@@ -84,7 +84,7 @@ def preflight(datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN) -> N
     """
     reports, unreadable = [], []
     for split, section in datasets:
-        if section is None:
+        if section is None or not hasattr(section.constructor, "check"):  # a plain torch Dataset
             continue
         start = time.monotonic()
         try:
@@ -131,7 +131,10 @@ def check_source(
             split, source, places, [], warnings=before["warnings"], note=f"{before['counts']}, as checked before"
         )
     clips, problems = scan(source)
-    report = Report(split, source, places, clips, problems, source.notes(len(clips)) + _reductions(clips))
+    report = Report(split, source, places, clips, problems, source.notes(len(clips)))
+    first = [(clip, kind, getattr(clip, kind)[0]) for clip in clips[::-1] for kind in clip.picture_kinds[::-1]]
+    lossy = {what: Problem(clip.name, f"{kind} {what}", p) for clip, kind, p in first if (what := reduction(p))}
+    report.warnings += lossy.values()
     jobs = ((clip, kind, path) for clip in clips for kind in clip.picture_kinds for path in getattr(clip, kind))
     files = ((clip, path) for clip in clips for path in clip.spike_files)
     total = sum(len(getattr(clip, kind)) for clip in clips for kind in (*clip.picture_kinds, "spike_files"))
@@ -173,17 +176,6 @@ def _check_picture(clip: Clip, kind: str, path: str, decode: bool) -> Problem | 
     except DataError as e:
         return Problem(clip.name, e.what, path)
     return None
-
-
-def _reductions(clips: list[Clip]) -> list[Problem]:
-    """What is lost of the first picture of each clip: one warning for each kind of loss."""
-    found: dict[str, Problem] = {}
-    for clip in clips:
-        for kind in clip.picture_kinds:
-            path = getattr(clip, kind)[0]
-            for what in reductions(path):
-                found.setdefault(what, Problem(clip.name, f"{kind} {what}", path))
-    return list(found.values())
 
 
 def _check_spike_file(clip: Clip, path: str, spikes: DatSpikes) -> Problem | None:

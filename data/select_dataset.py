@@ -22,12 +22,13 @@ def build_dataset(section: LoaderOptions | Mapping[str, Any], split: str, seed: 
     """
     section = DATASETS.resolve(section, f"datasets.{split}")
     name = section.dataset_type
-    if section.constructor.is_training != (split == "train"):
+    # A plain torch Dataset is one for training.
+    is_training = {n: getattr(DATASETS.constructor(n), "is_training", True) for n in DATASETS.names()}
+    if is_training[name] != (split == "train"):
         raise OptionError(
             f"datasets.{split}.dataset_type is {name}", f"datasets.{split}.dataset_type",
             f"a dataset for {'training' if split == 'train' else 'testing'}: "
-            f"{', '.join(n for n in DATASETS.names() if DATASETS.constructor(n).is_training == (split == 'train'))}",
-            "choose one of these",
+            f"{', '.join(n for n in is_training if is_training[n] == (split == 'train'))}", "choose one of these",
         )  # fmt: skip
     return DATASETS.build(section, f"datasets.{split}", seed=seed)
 

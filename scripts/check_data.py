@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     opt = load_options(command.opt, command.overrides, parts=PARTS)
     reports = []
     for split, section in opt.datasets:
-        if section is not None:
+        if section is not None and hasattr(section.constructor, "check"):
             report = section.constructor.check(section, split, decode=command.decode, show=shown)
             print(describe(report))
             reports.append(report)

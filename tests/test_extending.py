@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -53,73 +54,6 @@ class LabTest(Lab, TestClips):
         super().__init__(section, seed)
 """
 
-NETWORK = '''
-import torch
-from torch import nn
-from models.select_network import NETWORKS
-from utils.contract import InputSpec
-
-
-@NETWORKS.register("tiny", given=("spike_channels",))
-class Tiny(nn.Module):
-    """One convolution of RGB and spikes. width: of nothing in particular."""
-
-    def __init__(self, width: int = 3, token_dim: int = 1, spike_channels: int = 0) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3 + spike_channels, width, 3, 1, 1)
-        self.input_spec = InputSpec(stride=16, spike_channels=spike_channels)
-
-    def forward(self, lq, spike=None):
-        assert lq.shape[3] % 16 == lq.shape[4] % 16 == 0
-        return lq + self.conv(torch.cat((lq, spike), dim=2).flatten(0, 1)).view_as(lq)
-'''
-
-FUSION = '''
-from torch import nn
-from models.fusion.operators import FUSIONS, Fusion, checked_spike
-
-
-@FUSIONS.register("add", given=("spike_channels", "feature_channels"))
-class Add(Fusion):
-    """Adds a linear map of the spike channels to the first features."""
-
-    def __init__(self, gain: float = 1.0, spike_channels: int = 0, feature_channels: list[int] = []) -> None:
-        super().__init__()
-        self.gain, self.spike_channels = gain, spike_channels
-        self.mix = nn.Linear(spike_channels, feature_channels[0])
-
-    def on_features(self, features, spike):
-        spike = checked_spike(features.movedim(-1, 2), spike, self.spike_channels)
-        return features + self.gain * self.mix(spike.movedim(2, -1))
-'''
-
-LOSS = """
-from torch import nn
-from models.losses import LOSSES
-
-
-@LOSSES.register("power")
-class PowerLoss(nn.Module):
-    def __init__(self, G_power: float = 2.0) -> None:
-        super().__init__()
-        self.power = G_power
-
-    def forward(self, restored, gt):
-        difference = restored - gt
-        return {"power": difference.abs().pow(self.power).mean(), "bias": difference.mean().square()}
-"""
-
-REPRESENTATION = '''
-import numpy as np
-from data.spike.represent import representation
-
-
-@representation("count", proportional=False, is_centered=lambda **_: False)
-def count(stream: np.ndarray, center: int, parts: int = 1) -> np.ndarray:
-    """Spikes in each of so many parts of the file, over 8."""
-    return np.stack([part.sum(axis=0, dtype=np.float32) / 8 for part in np.array_split(stream, parts)])
-'''
-
 SOURCE = '''
 from data.spike_source import SPIKE_SOURCES, DatSpikes
 
@@ -159,38 +93,15 @@ class Slow:
         return SlowDraw(self.every)
 '''
 
-WRITER = '''
-from pathlib import Path
-import numpy as np
-from utils.run.writers import WRITERS
-
-
-@WRITERS.register("table", given=("folder", "step"))
-class TableWriter:
-    """Numbers as lines of text."""
-
-    def __init__(self, folder: Path, step: int, separator: str = ",", token: str = "") -> None:
-        self.file, self.separator = open(folder / "numbers.txt", "a"), separator
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        self.file.writelines(f"{step}{self.separator}{tag}{self.separator}{value}\\n" for tag, value in values.items())
-
-    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        self.file.write(f"{step}{self.separator}{tag}{self.separator}{rgb.shape[1]}\\n")
-
-    def close(self) -> None:
-        self.file.close()
-'''
-
-FILES = {
+# The page's own code: each block begins with the name of its file.
+TEXT = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+PAGE = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", TEXT, re.DOTALL))
+TINY = PAGE["models/network_tiny.py"]
+PAGE["models/network_tiny.py"] = TINY.replace("width: int = 3,", "width: int = 3, token_dim: int = 1,")
+FILES = PAGE | {
     "data/dataset_lab.py": DATASET,
-    "models/network_tiny.py": NETWORK,
-    "models/fusion/fusion_add.py": FUSION,
-    "models/loss_power.py": LOSS,
-    "data/spike/represent_count.py": REPRESENTATION,
     "data/spike_source_inverted.py": SOURCE,
     "data/camera_slow.py": CAMERA,
-    "utils/writer_table.py": WRITER,
 }
 
 # To Python the new files lie where a user puts them; then the programs run as from their command lines.
@@ -217,6 +128,9 @@ sys.argv[1:] = [
     'logging.writers=[{"type":"table","separator":" ","token":"canary-2"}]',
 ]
 assert main_train_vrt.main(sys.argv[1:]) == 0
+noise = {"train": {"dataset_type": "Noise", "samples": 4, "dataloader_num_workers": 1}}
+assert main_train_vrt.main([*opt, "task=noise", f"datasets={json.dumps(noise)}"]) == 0
+assert check_data.main([*opt, f"datasets={json.dumps(noise)}"]) == 0
 (saved,) = Path(new).glob("experiments/tiny/options/*.json")
 assert main_train_vrt.main(["--opt", str(saved), 'logging.writers=["table"]']) == 0
 cached = []
@@ -305,6 +219,11 @@ def test_a_dataset_trains_is_checked_cached_validated_and_tested(used):
         table = json.loads((runs / task / "test" / "metrics.json").read_text())
         assert list(table["clips"]) == ["clip2"] and table["averages"]["restored"]["frames"] == 2
         assert len(list((runs / task / "test" / "clip2").glob("*.png"))) == 2
+
+
+def test_a_plain_dataset_of_torch_is_trained_on(used):
+    history = json.loads((used[0] / "noise/training_history.json").read_text())
+    assert [step for step, _ in history["train/loss"]] == [1, 2]
 
 
 def test_a_network_and_an_operator_are_built_with_the_channels_of_a_new_representation(used):

@@ -152,8 +152,8 @@ def test_clips_that_are_held_out_and_pictures_that_lose_bits_are_told_once(root,
         assert warnings == [
             "data train: val_partition: 2 of 5 clips are left out, 011, 020: KAIR trains on them, as null does here"
             f"  [{root}/GOPRO_Large/train]",
-            f"data train: 100: lq is a grey picture: its value is used for R, G and B  [{grey}]",
             f"data train: 100: gt has 16 bits: they are cut to 8  [{deep}]",
+            f"data train: 100: lq is a grey picture: its value is used for R, G and B  [{grey}]",
         ]
 
 

@@ -37,12 +37,12 @@ class LoaderOptions(Section):
     @property
     def spike_channels(self) -> int:
         """S, the spike channels of the dataset's samples; 0 for RGB. Its class says so."""
-        return self.constructor.spike_channels(self)
+        return self.constructor.spike_channels(self) if hasattr(self.constructor, "spike_channels") else 0
 
     @property
     def spike_data(self) -> dict[str, Any] | None:
         """What those who use the weights need to know of the spikes; see data.spike_source. Reads dataset.json."""
-        return self.constructor.spike_data(self)
+        return self.constructor.spike_data(self) if hasattr(self.constructor, "spike_data") else None
 
 
 class PathOptions(Section):
