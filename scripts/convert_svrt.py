@@ -9,7 +9,7 @@ from data.frame_io import picture_size
 from data.roots import list_root
 from data.spike_info import DatasetInfo, load_info
 from data.spike_source import channels_of
-from scripts.convert_tools import Conversion, look_up
+from scripts.convert_tools import Conversion, leaves, look_up
 from utils.errors import SpikeVRTError
 
 MARKS = (
@@ -302,16 +302,23 @@ def _network(c: Conversion, has_spikes: bool) -> None:
     for key, value in modes.items():
         if value != "concat":
             what = f"{value!r}: S-VRT's other ways to join RGB and spikes have no counterpart"
-            c.problems[key] = (what, f"--drop {key}, and give netG.fusion=gated, none or concat")
+            c.problems[key] = (what, f"--drop {key}, and give netG.fusion=exposure, gated, concat or none")
     if modes:
         c.put("netG.fusion", {"type": "concat"})
     if modes and all(value == "concat" for value in modes.values()):
         c.translated[", ".join(modes)] = "netG.fusion = concat"
+    if "netG.optical_flow" in c.dropped:
+        c.unsaid["netG.optical_flow"] = "its weights went with it: give netG.spynet_path=FILE, or flow starts at 0"
     module, checkpoint = c.take("netG.optical_flow.module"), c.take("netG.optical_flow.checkpoint")
     if module not in (None, "spynet"):
         what = f"{module!r}: the only flow network here is SpyNet, on the RGB frames"
         c.problems["netG.optical_flow.module"] = (what, "--drop netG.optical_flow, and give netG.spynet_path=FILE")
     elif module or checkpoint:
+        for key, value in leaves(c.take("netG.optical_flow", {}), "netG.optical_flow"):
+            if value in ({}, None):
+                c.dropped[key] = "it says nothing"
+            else:
+                c.problems[key] = ("SpyNet has no parameters here", f"--drop {key}, if it may be left out")
         c.put("netG.spynet_path", checkpoint)
         c.translated["netG.optical_flow"] = f"netG.spynet_path = {json.dumps(checkpoint)}"
 
