@@ -37,6 +37,7 @@ from models.restore.method import NetworkMethod
 from models.restore.outputs import Outputs
 from models.restore.report import write_report
 from models.restore.setup import (
+    answered_by_flags,
     automatic_tiles,
     changed_spikes,
     check_inputs,
@@ -74,7 +75,8 @@ def main(argv: list[str]) -> int:
             if not args.is_direct:
                 job = dataset_job(args, opt, formula)
             else:
-                job = formula_job(args, formula) if formula else direct_job(args, opt)
+                with answered_by_flags():
+                    job = formula_job(args, formula) if formula else direct_job(args, opt)
         boot.begin(opt)
         restore_clips(job)
         if utils_dist.is_main_process():

@@ -26,10 +26,11 @@ def read_meta(path: str, first: str = "0", is_required: bool = False) -> dict[st
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
+        reason = getattr(e, "strerror", None) or "it is not UTF-8 text"
+        do = "correct meta_info_file" if isinstance(e, OSError) else "save it as UTF-8"
         raise DataError(
-            f"cannot read the meta file: {getattr(e, 'strerror', None) or e}", path,
-            "a text file with one line per clip",
-            "correct meta_info_file" + ("" if is_required else ", or set it to null to use all folders"),
+            f"cannot read the meta file: {reason}", path, "a text file with one line per clip",
+            do + ("" if is_required else ", or set meta_info_file to null to use all folders"),
         ) from e  # fmt: skip
     clips: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(lines, 1):

@@ -26,7 +26,7 @@ from models.vrt.precision import LayerNorm, full_float32
 from models.vrt.spynet import SpyNet
 from models.vrt.stage import RefineLayer, Stage
 from models.vrt.window_attention import Block
-from models.weights import read_weights
+from models.weights import PUBLISHED, read_weights
 from utils import utils_dist
 from utils.contract import InputSpec
 from utils.errors import OptionError
@@ -38,7 +38,6 @@ KINDS = ("none", "down", "down", "down", "up", "up", "up")
 STAGE_SCALES = (1, 2, 4, 8, 4, 2, 1)
 # KAIR's scripts download this file; where it is missing, the weights that this project ships stand in.
 PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
-FLOW_ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
 OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
 # Share of a GPU's memory that a step may use with checkpoint "auto" and no budget.
 GPU_SHARE = 0.9
@@ -191,7 +190,7 @@ class VRT(nn.Module):
         if not is_here and spynet_path != PUBLISHED_FLOW:
             raise OptionError(
                 f"no file {spynet_path}", "netG.spynet_path",
-                f"SpyNet weights: the published ones ({FLOW_ADDRESS}) or models/vrt/{OWN_FLOW.name}",
+                f"SpyNet weights: the published ones ({PUBLISHED}) or models/vrt/{OWN_FLOW.name}",
                 "correct the path, or set netG.spynet_path to null to start from zero flow",
             )  # fmt: skip
         if self.conv_last.weight.is_meta:  # only the options are being checked
@@ -201,9 +200,9 @@ class VRT(nn.Module):
             if utils_dist.is_main_process():
                 logger.warning(
                     "netG.spynet_path: no file %s; models/vrt/%s of this project stands in for it (docs/model.md). "
-                    "The published weights: %s", PUBLISHED_FLOW, OWN_FLOW.name, FLOW_ADDRESS,
+                    "The published weights: %s", PUBLISHED_FLOW, OWN_FLOW.name, PUBLISHED,
                 )  # fmt: skip
-        weights = read_weights(spynet_path)
+        weights = read_weights(spynet_path, key="netG.spynet_path")
         # Some files lack the two constants of the normalisation.
         weights = {"mean": self.spynet.mean, "std": self.spynet.std, **weights}
         try:

@@ -96,7 +96,7 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     unknown.
     """
     path = Path(path)
-    weights = read_weights(path, prefer="ema_state_dict")
+    weights = read_weights(path, prefer="ema_state_dict", key="--weights")
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     options = content.get("options") if isinstance(content, dict) else None
     if not isinstance(options, dict):

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 # Keys under which published files and ours hold the state dict. A file may also be a state dict itself.
 CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
+PUBLISHED = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"  # the authors' weights, those of SpyNet included
 # If fewer tensors match, the file most likely belongs to another network.
 MIN_MATCHED = 0.9
 
@@ -49,14 +50,15 @@ class LoadReport:
         return "\n".join(lines)
 
 
-def read_weights(path: str | Path, prefer: str = "params") -> dict[str, Tensor]:
+def read_weights(path: str | Path, prefer: str = "params", key: str = "the path") -> dict[str, Tensor]:
     """The state dict in a weights file, on the CPU; the file holds it directly or under one of CONTAINERS.
 
-    prefer: the key to take if the file has several. Raises CheckpointError if the file is missing or holds no weights.
+    prefer: the key to take if the file has several. key: what names the file, for the error.
+    Raises CheckpointError if the file is missing or holds no weights.
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError("no such weights file", str(path), "an existing file", "correct the path, or use null")
+        raise CheckpointError("no such weights file", str(path), "an existing file", f"correct {key}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except checkpoint.UNREADABLE as e:
@@ -128,7 +130,8 @@ def load_pretrained(net: nn.Module, path: str | None, strict: bool, which: str =
     """
     if not path:
         return None
-    weights = read_weights(path, prefer="params" if which == "netG" else "ema_state_dict")
+    own = "params" if which == "netG" else "ema_state_dict"
+    weights = read_weights(path, own, f"path.pretrained_{which}, or set it to null; published weights: {PUBLISHED}")
     report = load_weights(net, weights, str(path), strict)
     logger.info("Pretrained %s %s: %s", which, path, report)
     return report

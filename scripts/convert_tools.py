@@ -17,7 +17,7 @@ from utils.options.file import key_lines
 from utils.options.load import PART_SECTIONS
 from utils.options.models import KAIR_ONLY, Options
 from utils.options.registry import Registry
-from utils.options.section import Section, describe, is_secret
+from utils.options.section import SECRET, Section, describe
 
 WIDTH = 120
 MISSING = object()
@@ -153,7 +153,7 @@ def drop_secrets(c: Conversion) -> None:
     drop_matching(
         c, other.fullmatch, "this program reports to TensorBoard and Weights & Biases; nothing of it is copied"
     )
-    drop_matching(c, is_secret, "secrets are never copied; give WANDB_API_KEY in the environment")
+    drop_matching(c, SECRET.search, "secrets are never copied; give WANDB_API_KEY in the environment")
 
 
 def is_yaml(path: Path) -> bool:
@@ -168,10 +168,9 @@ def read_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        reason = getattr(e, "strerror", None) or "it is no UTF-8 text"
-        raise OptionError(
-            f"cannot read the option file: {reason}", str(path), "a JSON or YAML file", "correct the path"
-        ) from e
+        reason = getattr(e, "strerror", None) or "it is not UTF-8 text"
+        do = "correct the path" if isinstance(e, OSError) else "save it as UTF-8"
+        raise OptionError(f"cannot read the option file: {reason}", str(path), "a JSON or YAML file", do) from e
     twice: list[str] = []
     if is_yaml(path):
         values = _read_yaml(text, path)

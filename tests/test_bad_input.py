@@ -37,6 +37,15 @@ def nothing(folder):
     pass
 
 
+def in_gbk(folder):
+    path = folder / "options.json"
+    path.write_bytes("// 模糊\n".encode("gbk") + path.read_bytes())
+
+
+def list_in_gbk(folder):
+    (folder / "list.txt").write_bytes("训练 4 0 0\n".encode("gbk"))
+
+
 CASES = {
     "unknown option": (
         nothing,
@@ -49,6 +58,18 @@ CASES = {
     "channels": (nothing, "netG.fusion=concat", OPTION, ("netG.in_chans", "5, which", "3 RGB and 2 spike channels")),
     "batch": (nothing, "datasets.train.dataloader_batch_size=9", OPTION, ("9",)),
     "pretrained": (nothing, "path.pretrained_netG=/nowhere.pth", DATA, ("/nowhere.pth",)),
+    "encoding": (in_gbk, "task=x", OPTION, ("options.json", "not UTF-8", "save it as UTF-8")),
+    "encoding of a list": (
+        list_in_gbk,
+        "datasets.train.meta_info_file={}/list.txt",
+        DATA,
+        ("list.txt", "not UTF-8", "save it as UTF-8"),
+    ),
+    "learning_rate": (nothing, "train.learning_rate=1e-4", OPTION, ("rename it: train.G_optimizer_lr",)),
+    "lr": (nothing, "lr=1e-4", OPTION, ("rename it: train.G_optimizer_lr",)),
+    "batch_size": (nothing, "train.batch_size=4", OPTION, ("rename it: datasets.train.dataloader_batch_size",)),
+    "epochs": (nothing, "epochs=4", OPTION, ("rename it: train.epochs",)),
+    "workers": (nothing, "datasets.train.workers=4", OPTION, ("rename it: datasets.train.dataloader_num_workers",)),
     "missing folder": (missing_folder, "task=x", DATA, ("GOPRO_Large/test",)),
     "missing spikes": (missing_spikes, "task=x", DATA, ("GOPRO_Large_spike_seq/train", "make the data")),
     "short dat": (short_dat, "task=x", DATA, ("train1", "000002.dat")),
@@ -57,16 +78,20 @@ CASES = {
 }
 
 
+ONE_RANK = ("encoding of a list", "lr", "batch_size", "epochs", "workers")
 ONE_RANK_TOO = ("unknown option", "crop", "channels", "missing folder", "short dat", "unmatched frames")
 
 
-@pytest.mark.parametrize(("case", "ranks"), [*((case, 2) for case in CASES), *((case, 1) for case in ONE_RANK_TOO)])
+ALL = [*((case, 1) for case in (*ONE_RANK, *ONE_RANK_TOO)), *((case, 2) for case in CASES if case not in ONE_RANK)]
+
+
+@pytest.mark.parametrize(("case", "ranks"), ALL)
 def test_bad_input_ends_every_rank_with_one_message(tmp_path, case, ranks):
     spoil, override, code, words = CASES[case]
     options = write_options(tmp_path)
     spoil(tmp_path)
 
-    result = train(options, override, ranks=ranks, limit_s=60)
+    result = train(options, override.replace("{}", str(tmp_path)), ranks=ranks, limit_s=60)
 
     kind = {OPTION: "OptionError: ", DATA: "DataError: "}[code]
     kind = "CheckpointError: " if case == "pretrained" else kind

@@ -46,6 +46,7 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
         "4 frames, 3 spike files; unpaired: 000001": (3, [*spike, "--input", clip, "--spike", tmp_path / "few"]),
         "holds no plane of 160 x 160": (3, [*spike[:3], 160, 160, "--input", clip, "--spike", spikes]),
         "these weights need spikes": (2, [*spike[:2], "--input", clip]),
+        "spike.h is missing": (2, [*spike[:2], "--input", clip, "--spike", tmp_path / "few/000000.dat"]),
         "no such weights file": (3, ["--weights", tmp_path / "none.pth", "--input", clip]),
         "not a weights file": (3, ["--weights", tmp_path / "foreign.pth", "--input", clip]),
         "does not say what network": (3, ["--weights", tmp_path / "unknown.pth", "--input", clip]),
@@ -72,6 +73,9 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
         place = [] if "--output" in args or "nothing" in expected else ["--output", out]
         args = args[:-1] if args[-1] == "--output" else args
         text, got = message(capfd, *args, *place)
+        flag = {"holds no plane": "--spike-size H W", "spike.h is": "--spike-size H W", "no such weights": "--weights"}
+        cure = next((word for start, word in flag.items() if expected.startswith(start)), "")
+        assert cure in text.partition("\n  do ")[2] and "null" not in text and '"spike": {' not in text, text
         assert expected in text and "  expected  " in text and "  do  " in text, text
         assert got == code, text
     assert finished(out) == []

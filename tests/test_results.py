@@ -55,6 +55,11 @@ def test_clips_without_reference_have_no_averages():
 def test_the_two_forms_of_the_command_line():
     args = parse_test_args(["--opt", "x.json", "val.save_img=true", "--tile", "12,256", "scale=1"], "")
     assert not args.is_direct and args.tile == (12, 256) and args.overrides == ("val.save_img=true", "scale=1")
+    for line in ("--save frames datasets.test.x=y a=b --tile 2,2", "--tile 2,2 --save frames datasets.test.x=y a=b"):
+        args = parse_test_args(["--opt", "x.json", *line.split()], "")
+        assert args.save == ("frames",) and args.overrides == ("datasets.test.x=y", "a=b")
+    args = parse_test_args(["--opt", "x", "--lpips", "a.pth", "b.pth", "val.save_img=true", "--overwrite"], "")
+    assert args.lpips == ("a.pth", "b.pth") and args.overrides == ("val.save_img=true",) and args.overwrite
     line = "--weights w --input i --output o --spike s --spike-size 250 400 --tile auto"
     args = parse_test_args(line.split(), "")
     assert args.is_direct and args.spike_size == (250, 400) and args.tile == "auto"

@@ -34,7 +34,7 @@ class Lpips(nn.Module):
 
         Raises CheckpointError, naming what is missing.
         """
-        given = {key: value for file in files for key, value in read_weights(file).items()}
+        given = {key: value for file in files for key, value in read_weights(file, key="--lpips").items()}
         net = cls().eval().requires_grad_(False)
         wanted = {
             key: f"lin{key.removeprefix('lin.')}.model.1.weight" if key.startswith("lin.") else key

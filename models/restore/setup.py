@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from models.restore.test_args import TestArgs
 from models.restore.tiling import Tiling
 from utils import utils_dist
 from utils.contract import InputSpec
-from utils.errors import CheckpointError, OptionError
+from utils.errors import CheckpointError, OptionError, SpikeVRTError
 from utils.options.file import Sources, apply_override
 from utils.options.models import LoaderOptions, Options, PathOptions, ValOptions
 from utils.run.resume import differences
@@ -23,6 +24,17 @@ from utils.run.resume import differences
 KIND = ("representation", "gamma")  # what one network can take of one value alone
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def answered_by_flags() -> Iterator[None]:
+    """Errors of the form with --input: a missing or wrong size of the spike planes is answered by --spike-size."""
+    try:
+        yield
+    except SpikeVRTError as e:
+        if e.where.startswith("spike.h") or "spike height and width" in e.do:
+            e.do = "give --spike-size H W; scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
+        raise
 
 
 def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:

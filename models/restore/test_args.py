@@ -90,7 +90,7 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
         metavar="section.key=value",
         help="any option (with --input: spike.key=value); of a --method: method.key=value",
     )
-    values = vars(parser.parse_intermixed_args(list(argv)))
+    values = vars(parser.parse_intermixed_args(_with_ended_lists(argv)))
     for key in ("overrides", "lpips", "save", "spike_size"):
         values[key] = tuple(values[key] or ())
     for key in ("tile", "overlap"):
@@ -99,6 +99,15 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     args = TestArgs(**values)
     _check(args)
     return args
+
+
+def _with_ended_lists(argv: Sequence[str]) -> list[str]:
+    """`argv` with the options key=value that follow --save or --lpips at the front: they are no part of the list."""
+    front, rest, is_list = [], [], False
+    for argument in argv:
+        is_list = argument in ("--save", "--lpips") if argument.startswith("--") else is_list
+        (front if is_list and "=" in argument else rest).append(argument)
+    return [*front, *rest]
 
 
 def _pair(text: str, flag: str) -> tuple[int, int]:

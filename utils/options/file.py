@@ -16,17 +16,11 @@ from typing import Any, NamedTuple
 import json5
 
 from utils.errors import OptionError
-from utils.options.section import nearest, redact
+from utils.options.section import SHORT_FLAGS, nearest, redact
 
 # Keys that name a registered part, whose parameters stand beside them.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
 SCHEMA_KEY = "$schema"  # names the JSON Schema for editors; no option
-SHORT_FLAGS = {
-    "batch_size": "datasets.train.dataloader_batch_size",
-    "num_workers": "datasets.train.dataloader_num_workers",
-    "epochs": "train.epochs",
-    "learning_rate": "train.G_optimizer_lr",
-}
 
 
 class CommandLine(NamedTuple):
@@ -110,7 +104,10 @@ def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
 
 def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as e:
+        what = f"the option file is not UTF-8 text (byte {e.start + 1})"
+        raise OptionError(what, str(path), "a JSON file in UTF-8", "save it as UTF-8") from e
     except OSError as e:
         siblings = [str(p) for p in path.parent.glob("*.json")] if path.parent.is_dir() else []
         raise OptionError(
@@ -183,11 +180,11 @@ def _merge(base: dict[str, Any], own: dict[str, Any], where: str, sources: Sourc
 
 def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None:
     key, equals, text = override.partition("=")
+    shown = shown_argument(override)
     if not equals or not re.fullmatch(r"[\w$\-]+(\.[\w$\-]+)*", key):
         raise OptionError(
-            f"cannot read {shown_argument(override)!r}", "the command line", "section.key=value",
-            "see docs/options.md for the keys",
-        )  # fmt: skip
+            f"cannot read {shown!r}", "the command line", "section.key=value", "see docs/options.md for the keys"
+        )
     value = _value_of(text)
     *sections, last = key.split(".")
     target = raw
@@ -198,9 +195,8 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
         if not isinstance(inner, dict):
             place = ".".join(sections[: depth + 1])
             raise OptionError(
-                f"{place} has no keys", f"the command line ({shown_argument(override)})", f"{place}=value",
-                "correct the override",
-            )  # fmt: skip
+                f"{place} has no keys", f"the command line ({shown})", f"{place}=value", "correct the override"
+            )
         target[name] = inner
         target = inner
     if last == "type" and target.get(last) != value:
@@ -210,7 +206,7 @@ def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None
     target[last] = value
     sources.soft.discard(key)
     sources.overridden.add(key)
-    sources.places[key] = f"the command line ({shown_argument(override)})"
+    sources.places[key] = f"the command line ({shown})"
 
 
 def _value_of(text: str) -> Any:

@@ -14,8 +14,17 @@ from pydantic_core import ErrorDetails
 
 from utils.errors import OptionError
 
+# What other programs, and the flags of the command line, call some options.
+SHORT_FLAGS = {
+    "batch_size": "datasets.train.dataloader_batch_size",
+    "num_workers": "datasets.train.dataloader_num_workers",
+    "epochs": "train.epochs",
+    "learning_rate": "train.G_optimizer_lr",
+}
+OTHER_NAMES = SHORT_FLAGS | {"lr": SHORT_FLAGS["learning_rate"], "workers": SHORT_FLAGS["num_workers"]}
+# The last words of a key say that its value is a secret: "wandb_api_key", but not "token_dim".
 _NAME = "(?i:(?:api|access|secret)_?keys?|(?:auth)?tokens?|passwords?|passwd|secrets?)"
-_KEY = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
+SECRET = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
 # In text that is no JSON: "token: value", or "--token value" on a command line.
 _IN_TEXT = re.compile(
     rf"""(?<![^\W_])({_NAME}["']?\s*[:=]\s*|--(?:[\w-]*[_-])?{_NAME}[ =])("(?:\\.|[^"\\])*"?|'[^']*'?|[^\s,;&}}\]]+)"""
@@ -38,18 +47,13 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
-def is_secret(key: str) -> bool:
-    """Whether the last words of an option's name say that its value is a secret: "api_key", but not "token_dim"."""
-    return bool(_KEY.search(key))
-
-
 def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
     """A copy of `value` of option `key` in which `shown` stands for each string that is a secret, however deep."""
     if isinstance(value, Mapping):
-        return {k: redact(v, key if is_secret(key) else str(k), shown) for k, v in value.items()}
+        return {k: redact(v, key if SECRET.search(key) else str(k), shown) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [redact(v, key, shown) for v in value]
-    if is_secret(key) and isinstance(value, str if shown is None else (str, int, float)):
+    if SECRET.search(key) and isinstance(value, str if shown is None else (str, int, float)):
         return shown  # in a message also a number, which may be a key without its quotes
     return _IN_TEXT.sub(rf"\1{shown}", value) if shown is not None and isinstance(value, str) else value
 
@@ -111,10 +115,9 @@ def _unknown(section: str, key: str, model: type[Section], kind: str) -> OptionE
     dotted = f"{section}.{key}".strip(".")
     place = f'one of the keys of "{section}"' if section else "a section"
     place += f" with {kind}" if kind else ""
-    return OptionError(
-        f"unknown option {dotted}", dotted, f"{place}{hint}",
-        "rename it" if hint else f"remove it; the keys are {', '.join(valid)}",
-    )  # fmt: skip
+    do = "rename it" if hint else f"remove it; the keys are {', '.join(valid)}"
+    do = f"rename it: {OTHER_NAMES[key]}" if key in OTHER_NAMES else do
+    return OptionError(f"unknown option {dotted}", dotted, f"{place}{hint}", do)
 
 
 def _model_of(model: type[BaseModel], name: str) -> type[Section] | None:
