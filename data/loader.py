@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,7 +85,7 @@ class TrainLoader:
         """An iterator over the steps of `epoch` from `batch` on, with its workers already started."""
         self.seek(epoch, batch)
         with self._loader_errors(0), signals_held():
-            iterator = iter(self.loader)  # starts the workers; a generator alone would wait for its first next()
+            iterator = self._unless_suspended(self._start_workers)
         return self._steps(self._batches(iterator))
 
     def _batches(self, iterator: Iterator[Any]) -> Iterator[dict[str, Any]]:
@@ -93,7 +93,7 @@ class TrainLoader:
         for count in itertools.count():
             try:
                 with self._loader_errors(count):
-                    batch = next(iterator)
+                    batch = self._unless_suspended(lambda: next(iterator))
             except StopIteration:
                 return
             if isinstance(batch, SpikeVRTError):
@@ -101,6 +101,23 @@ class TrainLoader:
                 raise batch
             watchdog.go_on()  # a step may take several batches, and each of them up to dataloader_timeout_s
             yield batch
+
+    def _start_workers(self) -> Iterator[Any]:
+        try:
+            return iter(self.loader)  # a generator alone would start them at its first next()
+        except RuntimeError:
+            self.loader._iterator = None  # kept workers that did not answer: the next iterator starts others
+            raise
+
+    def _unless_suspended(self, read: Callable[[], Any]) -> Any:
+        """read(); again where torch's time-out passed while the run was suspended."""
+        begin = watchdog.awake_s()
+        while True:
+            try:
+                return read()
+            except RuntimeError as e:
+                if "timed out" not in str(e) or watchdog.awake_s() - begin > self.timeout_s / 2:
+                    raise
 
     @contextmanager
     def _loader_errors(self, count: int) -> Iterator[None]:

@@ -24,7 +24,14 @@ from utils.dist import gpu, rendezvous, watchdog
 from utils.dist.beats import REPORTED, claim_failure, is_gone, read_states
 from utils.dist.failure import is_consequence, lost_contact, text_of
 from utils.dist.launch import LaunchInfo, gpu_index
-from utils.dist.process import children_of, die_with_parent, ignore_ended_children, kill_loader_processes, kill_tree
+from utils.dist.process import (
+    children_of,
+    die_with_parent,
+    ignore_ended_children,
+    kill_loader_processes,
+    kill_tree,
+    write_exit_file,
+)
 from utils.dist.rendezvous import JOINED, MET, Round
 from utils.dist.state import RUN
 from utils.dist.watchdog import EXIT_S, Watchdog, say
@@ -96,6 +103,8 @@ def watch(budgets: WatchdogOptions) -> None:
 
 def _start_watchdog() -> None:
     store = RUN.store.clone() if RUN.store else None
+    if store:
+        store.set_timeout(timedelta(days=365))  # a pause is no failure; the watchdog's guard has the limit
     RUN.watchdog = Watchdog(get_rank(), get_world_size(), store, _leave)
     RUN.watchdog.start()
 
@@ -370,7 +379,6 @@ def _leave(code: int, store: Store | None) -> NoReturn:
     for child in children_of(os.getpid()):
         kill_tree(child)
     with suppress(Exception):
-        RUN.watchdog.clean()
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
@@ -389,12 +397,3 @@ def _sign_off(store: Store) -> None:
         new = [rank for rank, state in states.items() if rank not in gone and is_gone(state)]
         gone |= {rank: not store.check([f"left/{rank}"]) for rank in new}
         count = store.add("left", 0)
-
-
-def write_exit_file(code: int) -> None:
-    """torchrun turns every exit code into 1; scripts/torchrun_quiet.py reads the run's own code here."""
-    path = os.environ.get("SPIKEVRT_EXIT_FILE")
-    if path:
-        # The first line counts: the rank that failed writes before those that end because of it.
-        with suppress(OSError), open(path, "a", encoding="ascii") as file:  # a full disk must not change the code
-            file.write(f"{code}\n")

@@ -12,7 +12,7 @@ from tests.train_files import write_options
 STALL_S = 3.0
 
 
-@pytest.mark.parametrize(("kind", "ranks", "rank"), [("worker", 2, 1), ("gil", 2, 1), ("kill", 3, 0)])
+@pytest.mark.parametrize(("kind", "ranks", "rank"), [("worker", 2, 1), ("gil", 2, 1), ("stop", 2, 1), ("kill", 3, 0)])
 def test_a_struck_rank_is_named_and_all_ranks_leave(kind, ranks, rank):
     trial = run_stall(kind, ranks, rank, stall_s=STALL_S)
 

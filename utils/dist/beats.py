@@ -5,19 +5,19 @@ the states of rank 0, of the next rank and of the next rank on its host. So of a
 is watched by a rank that still beats. Which rank the others wait for shows only in the states of all ranks: one rank at
 a time reads them, and only while it has been too long in a phase itself.
 
-Ages are measured on the observer's clock, so the clocks of the hosts need not agree.
+Ages are measured on the observer's AwakeClock, so the clocks of the hosts need not agree, and a pause is no age.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 from torch.distributed import Store
 
 from utils.dist.process import machine, process_state
 from utils.dist.rendezvous import MET
+from utils.dist.stall import AwakeClock, kind_of_stall
 
 FAILURE = "failure"  # store key: the first failure, {"rank", "code", "by"}; empty while there is none
 REPORTED = "reported"  # store key: the failure has been reported; all ranks may end
@@ -34,7 +34,7 @@ class Beats:
     def __init__(self, rank: int, world_size: int, store: Store | None, machine_name: str = "") -> None:
         self.rank, self.world_size, self.store = rank, world_size, store
         self.machine = machine_name or machine()
-        self.number = 0
+        self.number, self.clock = 0, AwakeClock()
         self.watched: list[int] | None = None  # None until all ranks have met
         self.states: dict[int, State] = {}  # the newest known of each rank
         self.seen: dict[int, tuple[int, float]] = {}  # watched rank -> (its last beat, when it came)
@@ -63,7 +63,7 @@ class Beats:
         for rank, text in zip(self.watched or (), found[1:], strict=True):
             state = self.states[rank] = json.loads(text)
             if self.seen.get(rank, (-1, 0.0))[0] != state["beat"]:
-                self.seen[rank] = (state["beat"], time.monotonic())
+                self.seen[rank] = (state["beat"], self.clock.now())
         return json.loads(found[0]) if found[0] else None
 
     def meet_rank_0(self, store: Store) -> None:
@@ -91,17 +91,19 @@ class Beats:
 
     def verdict(self, stall_s: float | None) -> Verdict | None:
         """What stops the run, or None. stall_s: None before the watch has begun, when only deaths count."""
-        for rank in self.watched or ():
-            if is_gone(self.states[rank]):
-                state = self.states[rank]
-                return rank, "DEAD", f"its process {state['pid']} is gone; last seen in {where(state)}"
-        if stall_s is None:
-            return None
+        now, found = self.clock.now(), dict[str, tuple[int, float]]()
         for rank, (_, when) in self.seen.items():
-            silent_s = time.monotonic() - when
-            if self.states[rank]["budget"] and silent_s > stall_s - 0.5:
-                return self._silent(rank, silent_s)
-        if not self._may_look():
+            state, silent_s = self.states[rank], now - when
+            # How long it has been in its phase counts only beside the others: see `most_stuck`.
+            kind = kind_of_stall(is_gone(state), silent_s, 0.0, state["budget"], stall_s)
+            found.setdefault(kind, (rank, silent_s))
+        if "DEAD" in found:
+            rank = found["DEAD"][0]
+            state = self.states[rank]
+            return rank, "DEAD", f"its process {state['pid']} is gone; last seen in {where(state)}"
+        if "SILENT" in found:
+            return self._silent(*found["SILENT"])
+        if not self._may_look(stall_s):
             return None
         self.read_all()
         rank = most_stuck(self.states)
@@ -114,7 +116,7 @@ class Beats:
 
         The age that a rank published does not grow after it fell silent: the oldest one may be that of a rank that waits.
         """
-        now, is_known = time.monotonic(), True
+        now, is_known = self.clock.now(), True
         for other, state in self.states.items():
             if other in (rank, self.rank) or state["syncs"] != self.states[rank]["syncs"]:
                 continue
@@ -130,10 +132,10 @@ class Beats:
     def _silent(self, rank: int, silent_s: float) -> Verdict:
         return rank, "SILENT", f"no beat for {silent_s:.1f} s; last seen in {where(self.states[rank])}"
 
-    def _may_look(self) -> bool:
+    def _may_look(self, stall_s: float | None) -> bool:
         """Whether this rank has been too long in its phase, and no other rank is looking for the cause already."""
         own, mine = self.states[self.rank], str(self.rank)
-        if not own["budget"] or own["age"] <= own["budget"]:
+        if not kind_of_stall(False, 0.0, own["age"], own["budget"], stall_s):
             self.stop_looking()
             return False
         if self.store is not None and not self.is_looking:

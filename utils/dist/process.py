@@ -72,7 +72,7 @@ def open_closed_streams() -> None:
 
 
 # What a launcher, a cluster or a terminal sends to all processes of a rank at once.
-GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 @contextmanager
@@ -91,8 +91,8 @@ def leave_signals_to_parent() -> None:
     torchrun signals the process group of a rank, SLURM all its descendants; a loader process that ended would fail the
     rank in the middle of a step. The second SIGTERM ends the child: that is how the rank itself ends its children.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for number in set(GROUP_SIGNALS) - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
@@ -158,3 +158,12 @@ def die_with_parent() -> None:
     """SIGKILL for this process as soon as its parent is gone, so that no process is left over after a kill -9."""
     with suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def write_exit_file(code: int) -> None:
+    """torchrun turns every exit code into 1; scripts/torchrun_quiet.py reads the run's own code here."""
+    path = os.environ.get("SPIKEVRT_EXIT_FILE")
+    if path:
+        # The first line counts: the rank that failed writes before those that end because of it.
+        with suppress(OSError), open(path, "a", encoding="ascii") as file:  # a full disk must not change the code
+            file.write(f"{code}\n")

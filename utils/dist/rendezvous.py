@@ -25,6 +25,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from utils.errors import DistError
 from utils.dist.launch import LaunchInfo
 from utils.dist.process import first_to_claim
+from utils.dist.stall import AwakeClock
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +48,14 @@ def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
 
 
 def _check_resolves(launch: LaunchInfo) -> None:
-    deadline = time.monotonic() + _check_s()
+    clock, limit_s = AwakeClock(), _check_s()
     while True:
         try:
-            _within(deadline - time.monotonic(), lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
+            _within(limit_s - clock.now(), lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
             return
         except (OSError, TimeoutError) as e:
             # A job's DNS entry may appear a moment after its containers.
-            if time.monotonic() > deadline - CHECK_S / 2:
+            if clock.now() > limit_s - CHECK_S / 2:
                 raise DistError(
                     f"MASTER_ADDR does not resolve: {launch.master_addr}", _place(launch),
                     "the name or address of the host of rank 0", f"correct MASTER_ADDR ({e})",
@@ -85,14 +86,14 @@ def _serve(launch: LaunchInfo) -> TCPStore:
 
 def _connect(launch: LaunchInfo) -> TCPStore:
     """A client of rank 0's store; waits for rank 0 to open it."""
-    address, start, told = (launch.master_addr, launch.master_port), time.monotonic(), False
+    address, clock, told = (launch.master_addr, launch.master_port), AwakeClock(), False
     limit_s = _limit_s()
     while True:
         try:
             socket.create_connection(address, timeout=5).close()
             break
         except OSError as e:
-            waited = time.monotonic() - start
+            waited = clock.now()
             if waited > limit_s:
                 raise DistError(
                     f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({_errno_name(e)})",
@@ -132,9 +133,9 @@ def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
 
 def _answer_requests(tcp: Store, name: str) -> None:
     """In a thread of rank 0, until all ranks have met. Nobody reads the answers to ranks of an earlier start."""
-    heard, unanswered, deadline = 0, set(), time.monotonic() + _limit_s()
+    heard, unanswered, clock = 0, set(), AwakeClock(1.0)
     with suppress(RuntimeError):  # the store is lost
-        while time.monotonic() < deadline and not tcp.check([f"spikevrt/{name}/{MET}"]):
+        while clock.now() < _limit_s() and not tcp.check([f"spikevrt/{name}/{MET}"]):
             count = tcp.add("requests", 0)
             unanswered |= set(range(heard + 1, count + 1))
             heard = count
@@ -218,9 +219,9 @@ def wait_for(store: Store, key: str, seconds: float, warn: Callable[[], None] = 
 
     Polls, in the end four times a second: torch's own wait ignores Ctrl-C, and prints when the time is over.
     """
-    start, pause_s, told = time.monotonic(), 0.01, False
+    clock, pause_s, told = AwakeClock(1.0), 0.01, False
     while not store.check([key]):
-        waited = time.monotonic() - start
+        waited = clock.now()
         if waited > seconds:
             return False
         if waited > _check_s() and not told:
@@ -277,7 +278,9 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join(seconds)
+    clock = AwakeClock(1.0)
+    while thread.is_alive() and clock.now() < seconds:
+        thread.join(min(0.5, max(0.0, seconds - clock.now())))
     if not box:
         raise TimeoutError(f"no answer in {seconds:.0f} s")
     if isinstance(box[0], BaseException):

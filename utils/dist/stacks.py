@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import os
 import signal
 import time
@@ -21,21 +22,33 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
     else:
         _signal_dump(pid, file)
     for child in children_of(pid or os.getpid()):
-        file.write(f"\nchild process {child}:\n".encode())
-        _signal_dump(child, file)
+        _signal_dump(child, file, f"\nchild process {child}:\n")
     file.seek(0)
     return file.read().decode(errors="replace")
 
 
-def _signal_dump(pid: int, file: Any) -> None:
+def open_stack_file() -> Any:
+    """In memory, so that nothing is left on the disk; see `path_of`."""
+    file = open(os.memfd_create("spikevrt-stack"), "r+b", buffering=0)  # noqa: SIM115 - as long as the process lives
+    fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # several processes write to it
+    return file
+
+
+def path_of(file: Any) -> str:
+    """Where other processes open a file of this one that has no name."""
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
+
+
+def _signal_dump(pid: int, file: Any, title: str = "") -> None:
     """Ask `pid` for its stacks if it handles SIGUSR2, which would kill it otherwise."""
     state = process_state(pid)
     with suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         caught = int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16)
         if state == "T":
-            file.write(b"(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)\n")
+            file.write(title.encode() + b"(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)\n")
         elif caught >> (signal.SIGUSR2 - 1) & 1:
+            file.write(title.encode())
             before = os.fstat(file.fileno()).st_size
             os.kill(pid, signal.SIGUSR2)
             deadline = time.monotonic() + 0.5

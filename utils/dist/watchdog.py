@@ -12,26 +12,25 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 from torch.distributed import Store
 
 from utils.options.models import WatchdogOptions
 from utils.dist.beats import REPORTED, Beats, State, claim_failure, is_gone, is_here, where
 from utils.errors import StallError
+from utils.dist.guard import start_guard
 from utils.dist.process import first_to_claim, kill_tree
-from utils.dist.stacks import dump_stacks
+from utils.dist.stacks import dump_stacks, open_stack_file, path_of
+from utils.dist.stall import AwakeClock
 from utils.dist.state import RUN, Place
 
 STALL_CODE = StallError.exit_code
-STDERR = 2  # the file descriptor
 EXIT_S = 8.0  # a rank that knows of a failure ends within this time
 
 
@@ -48,6 +47,11 @@ def go_on() -> None:
 def sync(name: str) -> None:
     """As `phase`, for a phase that ends only when all ranks have entered it."""
     RUN.place = Place(_staged(name), RUN.place.step, time.monotonic(), RUN.place.syncs + 1)
+
+
+def awake_s() -> float:
+    """Seconds in which this process ran, from any start; see AwakeClock."""
+    return RUN.watchdog.beats.clock.now() if RUN.watchdog else time.monotonic()
 
 
 @contextmanager
@@ -91,11 +95,12 @@ class Watchdog(threading.Thread):
         self.failure: State | None = None  # the failure that ends the run, once it is known
         self.stopped = threading.Event()
         self.hurried, self.has_turned = threading.Event(), threading.Event()  # of the next turn
-        self.turned = time.monotonic()
+        self.turns = 0
+        self.guard: subprocess.Popen | None = None  # the process; it has a heartbeat from each turn
+        self.place, self.entered = RUN.place, self.beats.clock.now()  # the phase of the last beat, and when it began
         self.host = socket.gethostname()
         self.by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then the store outlives rank 0
-        path = tempfile.mkstemp(prefix="spikevrt-stack-")[1]
-        self.stack_file = open(path, "a+b", buffering=0)  # noqa: SIM115 - several processes append to it
+        self.stack_file = open_stack_file()
         # The C-level handler answers even while another thread holds the GIL; loader processes inherit it.
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
         self.beats.publish(self._own_state())
@@ -108,19 +113,22 @@ class Watchdog(threading.Thread):
 
     def _guard(self) -> None:
         """End the process if the thread hangs in a call to the store: if packets are dropped, its time-out fails."""
+        clock, seen, since = AwakeClock(), 0, 0.0
         while not self.stopped.wait(self.interval_s):
-            if self.budgets is None or self.ending:
+            clock.slice_s, now = 2 * self.interval_s, clock.now()
+            if seen != self.turns or self.budgets is None or self.ending:
+                seen, since = self.turns, now
                 continue
             patience_s = min(1.5, self.budgets.stall_s) if self._store_is_gone() else self.budgets.stall_s
-            if time.monotonic() - self.turned > (EXIT_S if self.failure else patience_s):
+            if now - since > (EXIT_S if self.failure else patience_s):
                 self._store_lost()
 
     def run(self) -> None:
         while self._next_turn():
-            self.turned, is_watching = time.monotonic(), self.budgets is not None
-            # While a thread holds the GIL for ever, only C code can end the process.
-            if is_watching:
-                faulthandler.dump_traceback_later(self.budgets.stall_s + 4, exit=True, file=self._dump_file())
+            self.turns, is_watching = self.turns + 1, self.budgets is not None
+            if self.guard:
+                with suppress(OSError):
+                    self.guard.stdin.write(b".")
             try:
                 self._turn()
             except RuntimeError:  # the store is lost
@@ -129,7 +137,6 @@ class Watchdog(threading.Thread):
                 self._store_lost()
             if is_watching:
                 self.has_turned.set()
-        faulthandler.cancel_dump_traceback_later()
 
     def _next_turn(self) -> bool:
         """Wait for the next turn. False: `stop` was called."""
@@ -140,7 +147,11 @@ class Watchdog(threading.Thread):
     def watch(self, budgets: WatchdogOptions) -> None:
         """From now on a stall ends the run."""
         go_on()
-        self.budgets, self.interval_s = budgets, min(0.5, budgets.stall_s / 6)
+        self.interval_s = min(0.5, budgets.stall_s / 6)
+        self.beats.clock.slice_s = 2 * self.interval_s
+        # After the other ranks, which see more.
+        self.guard = start_guard(self.rank, budgets.stall_s + 4, self.stack_file, is_alone=self.store is None)
+        self.budgets = budgets
         # Others report a silent rank only once its beat has shown that it is watched: beat before going on.
         self.has_turned.clear()
         self.hurried.set()
@@ -151,14 +162,9 @@ class Watchdog(threading.Thread):
         self.hurried.set()
         self.join()
         faulthandler.unregister(signal.SIGUSR2)
-        self.clean()
-
-    def clean(self) -> None:
-        Path(self.stack_file.name).unlink(missing_ok=True)
-
-    def _dump_file(self) -> Any:
-        # Not sys.stderr: in a notebook it is no file.
-        return STDERR if self.store is None else self.stack_file
+        if self.guard:
+            self.guard.kill()
+            self.guard.wait()
 
     def _turn(self) -> None:
         self.beats.publish(self._own_state())
@@ -170,11 +176,13 @@ class Watchdog(threading.Thread):
             self._report(*verdict)
 
     def _own_state(self) -> State:
-        place = RUN.place
+        place, now = RUN.place, self.beats.clock.now()
+        if place is not self.place:
+            self.place, self.entered = place, now - min(time.monotonic() - place.since, self.beats.clock.slice_s)
         return {
             "phase": place.phase, "step": place.step, "syncs": place.syncs,
-            "age": time.monotonic() - place.since, "budget": self.budgets.of(place.phase) if self.budgets else 0.0,
-            "pid": os.getpid(), "host": self.host, "stack_file": self.stack_file.name,
+            "age": now - self.entered, "budget": self.budgets.of(place.phase) if self.budgets else 0.0,
+            "pid": os.getpid(), "host": self.host, "stack_file": path_of(self.stack_file),
         }  # fmt: skip
 
     # ---- failures --------------------------------------------------------------------------------------------------
@@ -222,7 +230,7 @@ class Watchdog(threading.Thread):
             "see its stack below" if stacks else "look for the out-of-memory killer or a signal on that host",
         )
         lines = [str(error), "", "rank  host              pid  step  seconds  collectives  phase"]
-        now = time.monotonic()
+        now = self.beats.clock.now()
         for other, s in sorted(self.beats.states.items()):
             unheard_s = now - self.beats.seen[other][1] if other in self.beats.seen else 0.0
             age, host = s["age"] + unheard_s, s["host"][:12]

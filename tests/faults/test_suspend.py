@@ -1,0 +1,78 @@
+"""A run that is suspended as a whole goes on when it wakes; what stands still while the others run is a stall."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.dist.launching import Ranks
+from tests.faults.stalls import run_stall
+from tests.train_files import write_options
+from utils.dist.process import children_of
+from utils.dist.stall import kind_of_stall
+
+STALL_S = 5.0
+PAUSE_S = STALL_S + 6  # more than any limit that follows from it
+
+
+@pytest.mark.parametrize(
+    ("is_gone", "silent_s", "age_s", "budget_s", "stall_s", "kind"),
+    [
+        (False, 0.5, 10, 300, 300, ""),
+        (False, 0.5, 301, 300, 300, "STUCK"),
+        (False, 0.5, 301, 900, 300, ""),  # a phase that may take longer
+        (False, 300, 10, 300, 300, "SILENT"),
+        (False, 300, 301, 300, 300, "SILENT"),  # its age is not known
+        (False, 300, 301, 0, 300, ""),  # it is not watched yet
+        (False, 300, 301, 300, None, ""),  # the observer is not watched yet
+        (True, 0.5, 10, 300, 300, "DEAD"),
+        (True, 0.5, 10, 0, None, "DEAD"),
+    ],
+)
+def test_what_is_a_stall(is_gone, silent_s, age_s, budget_s, stall_s, kind):
+    assert kind_of_stall(is_gone, silent_s, age_s, budget_s, stall_s) == kind
+
+
+@pytest.mark.parametrize(("ranks", "last"), [(1, "its loader process"), (2, "rank 1"), (2, "rank 0")])
+def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, ranks, last):
+    options = write_options(tmp_path, netG={"net_type": "odd"})
+    arguments = (
+        "none", "0", "0", "train", "--opt", str(options), "datasets.test={}", "train.total_iter=300",
+        f"watchdog.stall_s={STALL_S}", "datasets.train.dataloader_persistent_workers=true",
+    )  # fmt: skip
+    with Ranks(ranks, "tests/dist/odd_worker.py", *arguments) as running:
+        running.wait_for("Iter: 20,", 0, 120)
+        pids = [process.pid for process in running.processes]
+        # The last process to wake is the first to stop: the others wait for it when they are stopped.
+        groups = {
+            "its loader process": [pids, children_of(pids[0])],
+            "rank 1": [[-pid] for pid in pids],  # with all that the rank started
+            "rank 0": [[-pid] for pid in pids[::-1]],
+        }[last]
+        _signal(groups[-1], signal.SIGSTOP)
+        time.sleep(0.5)
+        for group in groups:
+            _signal(group, signal.SIGSTOP)
+        time.sleep(PAUSE_S)
+        for group in groups:
+            _signal(group, signal.SIGCONT)
+            time.sleep(0.5)
+        result = running.wait(60)
+
+    assert result.exit_codes == [0] * ranks, result.text
+    assert "Finished at iter 300" in result.text and "StallError" not in result.text
+
+
+def test_one_process_whose_c_code_never_lets_go_ends_with_a_reason_and_its_stack():
+    trial = run_stall("gil", 1, 0, stall_s=STALL_S)
+
+    assert trial.is_right and "Timeout (" not in trial.text, trial.text
+    assert trial.gone_s < STALL_S + 9
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        os.kill(pid, number)

@@ -1,0 +1,69 @@
+"""A small process beside each rank, which ends it where no Python code of its own can.
+
+While C code holds Python's lock (the GIL), no thread of the rank runs. faulthandler's timer needs no lock, but it counts
+the time in which the process is suspended, and says "Timeout (0:00:10)!".
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from utils.dist.process import die_with_parent, process_state, signals_held, write_exit_file
+from utils.dist.stacks import dump_stacks, path_of
+from utils.dist.stall import AwakeClock
+from utils.errors import StallError
+
+
+def start_guard(rank: int, limit_s: float, stack_file: Any, is_alone: bool) -> subprocess.Popen | None:
+    """The guard of this process; write to its stdin at each beat. is_alone: no other rank reports the stall.
+
+    None where the system starts no more processes. It keeps the signals of GROUP_SIGNALS blocked, as it starts.
+    """
+    arguments = map(str, (rank, os.getpid(), limit_s, path_of(stack_file), int(is_alone)))
+    root = Path(__file__).resolve().parents[2]
+    with suppress(OSError), signals_held():
+        return subprocess.Popen(
+            [sys.executable, "-S", "-m", "utils.dist.guard", *arguments], cwd=root, stdin=subprocess.PIPE, bufsize=0
+        )
+    return None
+
+
+def guard(rank: int, pid: int, limit_s: float, stack_file: str, is_alone: bool) -> None:
+    """Until the rank ends. A rank that is stopped by a signal is left to the other ranks, or to who stopped it."""
+    clock, heard = AwakeClock(slice_s=min(1.0, limit_s / 3)), 0.0
+    while os.getppid() == pid:
+        is_ready = bool(select.select([0], [], [], clock.slice_s / 2)[0])
+        if is_ready and not os.read(0, 4096):
+            return
+        now = clock.now()
+        if is_ready or process_state(pid) in ("T", "t"):
+            heard = now
+        elif now - heard > limit_s:
+            if is_alone:
+                _report(rank, pid, now - heard, stack_file)
+            write_exit_file(StallError.exit_code)
+            os.kill(pid, signal.SIGKILL)
+            return
+
+
+def _report(rank: int, pid: int, silent_s: float, stack_file: str) -> None:
+    error = StallError(
+        f"rank {rank} is SILENT: its threads did not run for {silent_s:.1f} s: C code holds Python's lock",
+        f"host {socket.gethostname()}, pid {pid}", "a beat each half second (option watchdog.stall_s)",
+        "see its stack below",
+    )  # fmt: skip
+    with suppress(OSError), open(stack_file, "a+b", buffering=0) as file:
+        os.write(2, f"{error}\n\nStacks of rank {rank}:\n{dump_stacks(file, pid)}\n".encode())
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    guard(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], sys.argv[5] == "1")
