@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils.errors import DistError
 
 # Without SIGUSR1 here that signal would kill the launcher without reaching the ranks.
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+SIGNALS = "SIGTERM,SIGINT,SIGQUIT,SIGUSR1"
 # After a signal the ranks finish their step and save; torchrun's 30 s would cut a large checkpoint short.
 GRACE_S = 180
 
@@ -39,12 +39,14 @@ GRACE_S = 180
 def parse_args(argv: list[str]) -> Namespace:
     """torchrun's arguments, with SIGNALS and GRACE_S: by torchrun's own flags where this version has them."""
     known = run.get_args_parser().format_help()
-    own = []
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # the ranks inherit it where torchrun leaves it alone
+    own, handled = [], SIGNALS if is_nohup else f"{SIGNALS},SIGHUP"
     if "--signals-to-handle" in known:
-        own.append(f"--signals-to-handle={SIGNALS}")
-    else:  # torch 2.8: torchrun handles the other four
+        own.append(f"--signals-to-handle={handled}")
+    else:  # torch 2.8: torchrun handles all but SIGUSR1
         signal.signal(signal.SIGUSR1, _on_signal)
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = SIGNALS  # what newer versions tell the ranks
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP} if is_nohup else ())
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled  # what newer versions tell the ranks
     if "--shutdown-timeout" in known:
         own.append(f"--shutdown-timeout={GRACE_S}")
     else:  # the agent calls close(signal): the time is the default of the argument `timeout`

@@ -77,6 +77,22 @@ def test_a_signal_to_the_launcher_saves_and_ends_with_the_code_that_asks_for_ano
     assert latest(options)["step"] >= 1
 
 
+@pytest.mark.parametrize(("prefix", "code"), [("nohup", 0), ("env --default-signal=HUP", 75)])
+def test_a_launcher_whose_terminal_is_gone_saves_and_ends_unless_nohup_started_it(tmp_path, log, prefix, code):
+    options = write_options(tmp_path)
+    command = [*prefix.split(), str(ROOT / "launch_train.sh"), "2", str(options), "train.total_iter=10", *SHORT[:1]]
+    process = start(command, log)
+    try:
+        wait_for(log, "Iter: 1,")
+        for _ in range(2):  # the shell sends it, and the system as the shell ends
+            os.killpg(process.pid, signal.SIGHUP)
+            time.sleep(0.05)
+        assert process.wait(120) == code
+    finally:
+        kill_session(process)
+    assert ("stopped by a signal at iter" if code else "Finished at iter 10") in log.read_text()
+
+
 def test_nobody_is_left_when_the_launcher_is_killed(tmp_path, log):
     options = write_options(tmp_path)
     process = start([str(ROOT / "launch_train.sh"), "2", str(options), "train.total_iter=1000", *SHORT[:1]], log)

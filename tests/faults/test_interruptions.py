@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from tests.dist.launching import Ranks
 from tests.faults.runs import interrupt, reference
 from tests.train_files import MAIN, write_options
+from utils.dist import preempt
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,35 @@ def test_a_run_in_the_background_of_a_shell_script_ignores_ctrl_c(tmp_path):
         result = running.wait(60)
 
     assert result.exit_codes == [0] and "Ctrl-C" not in result.text, result.text
+
+
+@pytest.mark.parametrize(
+    ("names", "is_ignored", "modes", "stops"),
+    [
+        ("SIGTERM SIGUSR1", False, "single platform torchrun slurm", True),
+        ("SIGTERM SIGUSR1", True, "single platform torchrun slurm", True),
+        ("SIGHUP SIGINT", False, "single platform torchrun slurm", True),
+        ("SIGHUP SIGINT", True, "single platform slurm", False),
+        ("SIGHUP", True, "torchrun", False),  # `nohup ./launch_train.sh 2`
+        ("SIGINT", True, "torchrun", True),  # torchrun kills the ranks that go on
+    ],
+)
+def test_which_signals_ask_a_rank_to_save_and_stop(names, is_ignored, modes, stops):
+    for name in names.split():
+        for mode in modes.split():
+            assert preempt.means_stop(getattr(signal, name), is_ignored, mode) == stops
+
+
+@pytest.mark.parametrize(("prefix", "code"), [(("nohup",), 0), (("env", "--default-signal=HUP"), 75)])
+def test_a_run_whose_terminal_is_gone_saves_and_ends_unless_nohup_started_it(tmp_path, prefix, code):
+    options = write_options(tmp_path)
+    with Ranks(1, MAIN, "--opt", str(options), "train.total_iter=8", "datasets.test={}", prefix=prefix) as running:
+        running.wait_for("Iter: 1,", 0, 120)
+        os.killpg(running.processes[0].pid, signal.SIGHUP)
+        result = running.wait(60)
+
+    assert result.exit_codes == [code], result.text
+    assert ("stopped by a signal at iter" if code else "Finished at iter 8") in result.text
 
 
 def test_two_signals_a_moment_apart_are_one_request_and_the_run_saves(tmp_path):

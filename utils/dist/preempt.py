@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C: save and exit, to be started again. All ranks stop after the same step, whichever got it."""
+"""SIGTERM, SIGUSR1, SIGHUP and Ctrl-C: save and exit, to be started again. All ranks stop after the same step, whichever got it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,28 @@ from utils import utils_dist
 from utils.dist.state import RUN
 
 PREEMPTED = 75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 # From the first signal on, another of these ends the rank at once. scancel sends SIGTERM to the step and to the job, a
 # moment apart, and some launchers pass on the SIGINT that a terminal has sent to all: that is one request.
 REPEATED_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
 
 logger = logging.getLogger(__name__)
+
+
+def means_stop(number: int, is_ignored: bool, mode: str) -> bool:
+    """Whether a signal asks a rank to save and stop. is_ignored: as the rank was started. mode: of its LaunchInfo.
+
+    `nohup` starts a program so that it ignores SIGHUP, and a shell script starts `command &` so that it ignores Ctrl-C:
+    it goes on. But torchrun takes Ctrl-C in any case, passes it on and kills the ranks that do not end.
+    """
+    if number in (signal.SIGTERM, signal.SIGUSR1):
+        return True
+    return not is_ignored or (number == signal.SIGINT and mode == "torchrun")
+
+
+def _take(number: int) -> None:
+    if means_stop(number, signal.getsignal(number) is signal.SIG_IGN, utils_dist.get_launch().mode):
+        signal.signal(number, _on_signal)
 
 
 def install() -> None:
@@ -36,18 +52,12 @@ def install() -> None:
             "start scripts/torchrun_quiet.py in its place, which takes the same arguments"
         )
     for number in SIGNALS:
-        signal.signal(number, _on_signal)
+        _take(number)
 
 
 def save_on_interrupt() -> None:
-    """From now on Ctrl-C does the same. Before the first step nothing is lost, and KeyboardInterrupt ends the run.
-
-    A process that was started to ignore it, as a shell script starts `command &`, still does; but not under torchrun,
-    which takes Ctrl-C in any case, passes it on and kills the ranks that do not end.
-    """
-    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    if not is_ignored or utils_dist.get_launch().mode == "torchrun":
-        signal.signal(signal.SIGINT, _on_signal)
+    """From now on Ctrl-C does the same. Before the first step nothing is lost, and KeyboardInterrupt ends the run."""
+    _take(signal.SIGINT)
 
 
 def _on_signal(number: int, _: FrameType | None) -> None:
