@@ -20,18 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
-from utils.dist import gpu, rendezvous, watchdog
+from utils.dist import gpu, process, rendezvous, watchdog
 from utils.dist.beats import REPORTED, claim_failure, is_gone, read_states
 from utils.dist.failure import is_consequence, lost_contact, text_of
 from utils.dist.launch import LaunchInfo, gpu_index
-from utils.dist.process import (
-    children_of,
-    die_with_parent,
-    ignore_ended_children,
-    kill_loader_processes,
-    kill_tree,
-    write_exit_file,
-)
+from utils.dist.process import children_of, die_with_parent, drop_claims, kill_tree, write_exit_file
 from utils.dist.rendezvous import JOINED, MET, Round
 from utils.dist.state import RUN
 from utils.dist.watchdog import EXIT_S, Watchdog, say
@@ -325,8 +318,9 @@ def _fail(error: BaseException) -> NoReturn:
     if RUN.store is not None:
         _leave(code, RUN.store)
     write_exit_file(code)
+    drop_claims()
     sys.stdout.flush()
-    kill_loader_processes()
+    process.kill_loader_processes()
     if get_world_size() == 1:
         sys.exit(code)
     os._exit(code)
@@ -375,10 +369,11 @@ def _leave(code: int, store: Store | None) -> NoReturn:
         write_exit_file(code)
         if store is not None:
             _sign_off(store)
-    ignore_ended_children()
+    process.ignore_ended_children()
     for child in children_of(os.getpid()):
         kill_tree(child)
     with suppress(Exception):
+        drop_claims()
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 from contextlib import closing
 
 import pytest
 
-from tests.dist.launching import free_port, run_ranks
+from tests.dist.launching import ROOT, Ranks, clean_env, free_port, run_command, run_ranks
 from tests.train_files import train, write_options
+from utils.options.models import WatchdogOptions
 
 WORKER = ("tests/dist/helpers_worker.py", "collectives")
 SOON = {"SPIKEVRT_JOIN_TIMEOUT": "3"}
@@ -90,3 +94,55 @@ def test_a_time_out_of_the_group_that_comes_before_the_watchdog_is_refused(tmp_p
 
     assert result.exit_codes == [2, 2]
     assert result.text.count("stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s; the") == 1
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"},  # `srun --pty bash`
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"},  # the same in an allocation of 8 tasks
+        {"RANK": "0", "WORLD_SIZE": "2"},
+    ],
+)
+def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch):
+    command = f"for i in 1 2; do {sys.executable} main_train_vrt.py --opt nothere.json; done"
+
+    result = run_command(["bash", "-c", command], env={**launch, "TMPDIR": str(tmp_path)}, limit_s=120)
+
+    assert result.text.count("Error: ") == 2, result.text
+    assert not list(tmp_path.glob("spikevrt-*"))
+
+
+@pytest.mark.parametrize("launcher", ["platform", "torchrun"])
+def test_ranks_of_one_launch_report_the_same_error_once(tmp_path, launcher):
+    env = {"SPIKEVRT_JOIN_TIMEOUT": "abc", "TMPDIR": str(tmp_path)}
+    if launcher == "torchrun":
+        result = run_command(["./launch_train.sh", "2", "nothere.json"], env=env, limit_s=120)
+    else:
+        result = run_ranks(2, "main_train_vrt.py", "--opt", "nothere.json", env=env)
+
+    assert set(result.exit_codes) == {2}
+    assert result.text.count("SPIKEVRT_JOIN_TIMEOUT is 'abc'") == 1 and "Traceback" not in result.text, result.text
+    assert not list(tmp_path.glob("spikevrt-*"))
+
+
+def test_an_error_in_bytes_that_are_no_text_is_reported(tmp_path):
+    command = b"LC_ALL=C exec %s main_train_vrt.py --opt %s train.nothere=h\xfcbsch" % (
+        sys.executable.encode(), bytes(write_options(tmp_path)),
+    )  # fmt: skip
+    ended = subprocess.run([b"bash", b"-c", command], capture_output=True, timeout=600, env=clean_env(), cwd=ROOT)
+
+    assert ended.returncode == 2 and b"OptionError: " in ended.stderr and b"Traceback" not in ended.stderr, ended.stderr
+
+
+def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
+    options, temporary = write_options(tmp_path), tmp_path / "temporary"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary)}
+    with Ranks(1, "main_train_vrt.py", "--opt", str(options), "datasets.test={}", env=env) as running:
+        running.wait_for("Iter: 1,", 0, 120)
+        running.processes[0].send_signal(signal.SIGKILL)
+        running.wait(20)
+
+    assert not list(temporary.glob("spikevrt-*"))

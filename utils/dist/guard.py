@@ -14,25 +14,26 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from utils.dist.process import die_with_parent, process_state, signals_held, write_exit_file
-from utils.dist.stacks import dump_stacks, path_of
+from utils.dist.stacks import dump_stacks
 from utils.dist.stall import AwakeClock
 from utils.errors import StallError
 
 
-def start_guard(rank: int, limit_s: float, stack_file: Any, is_alone: bool) -> subprocess.Popen | None:
+def start_guard(rank: int, limit_s: float, stack_file: str, is_alone: bool) -> subprocess.Popen | None:
     """The guard of this process; write to its stdin at each beat. is_alone: no other rank reports the stall.
 
     None where the system starts no more processes. It keeps the signals of GROUP_SIGNALS blocked, as it starts.
     """
-    arguments = map(str, (rank, os.getpid(), limit_s, path_of(stack_file), int(is_alone)))
+    arguments = map(str, (rank, os.getpid(), limit_s, stack_file, int(is_alone)))
     root = Path(__file__).resolve().parents[2]
     with suppress(OSError), signals_held():
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-S", "-m", "utils.dist.guard", *arguments], cwd=root, stdin=subprocess.PIPE, bufsize=0
         )
+        os.set_blocking(process.stdin.fileno(), False)  # no beat waits for the guard
+        return process
     return None
 
 

@@ -24,6 +24,8 @@ if not sys.platform.startswith("linux"):
 # Private, without a public equivalent: see `end`.
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+CLAIM_S = 10.0  # ranks of one start that fail alike do so within this time
+CLAIMS: list[Path] = []  # of this process
 
 
 @cache
@@ -97,19 +99,49 @@ def leave_signals_to_parent() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
 
-def first_to_claim(name: str, window_s: float) -> bool:
-    """Whether this process is the first on its host, within window_s, to claim the name; it alone reports."""
+def started_at() -> float:
+    """When this process started, as time.time() says it."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def first_to_claim(name: str) -> bool:
+    """Whether no process of its host has claimed the name since this one started; it alone reports.
+
+    Before it ends, it calls `drop_claims`.
+    """
     claim = Path(tempfile.gettempdir()) / f"spikevrt-{os.getuid()}-{name}"
-    with suppress(OSError):
-        if time.time() - claim.stat().st_mtime > window_s:
-            claim.unlink()  # of an earlier run
     try:
+        if claim.exists() and claim.stat().st_mtime < started_at():
+            claim.unlink()  # of an earlier start, which was killed
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
     except OSError:  # no process can claim a name here: reporting twice is better than not at all
         return True
+    CLAIMS.append(claim)
     return True
+
+
+def drop_claims() -> None:
+    """Remove this process's claims once the other ranks on its host, which would report the same, have gone too."""
+    deadline = time.monotonic() + CLAIM_S
+    with signals_held():  # torchrun sends SIGTERM to the others as soon as one has gone
+        while CLAIMS and _has_siblings() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        while CLAIMS:
+            CLAIMS.pop().unlink(missing_ok=True)
+
+
+def _has_siblings() -> bool:
+    """Whether other processes of Python live that the same parent started, as launchers start the ranks of a host."""
+    return any(_program(pid) == _program(os.getpid()) for pid in children_of(os.getppid()) if pid != os.getpid())
+
+
+def _program(pid: int) -> str:
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/exe")
+    return ""  # it is gone
 
 
 def ignore_ended_children() -> None:

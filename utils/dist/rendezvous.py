@@ -10,11 +10,12 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
@@ -232,22 +233,18 @@ def wait_for(store: Store, key: str, seconds: float, warn: Callable[[], None] = 
     return True
 
 
-def is_first_to_report(error: BaseException) -> bool:
-    """Whether this rank is the first of its launch on this host with this error: before joining there is no store to ask."""
-    if "RANK" not in os.environ and "SLURM_PROCID" not in os.environ:
+def is_first_to_report(error: BaseException, env: Mapping[str, str] = os.environ) -> bool:
+    """Whether this rank reports an error that it met before joining, where there is no store to ask.
+
+    A single process always does, and of the ranks that one launcher started on this host the first with this error at
+    this place. A process that started later, as the next command of a shell, reports again.
+    """
+    size = env.get("WORLD_SIZE") or (env.get("SLURM_NTASKS") if "SLURM_PROCID" in env else "") or "1"
+    if size.strip() == "1":
         return True
-    # Where the launch has no id, the same message under the same parent process within 10 s counts as the same error.
-    names = (
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_RESTART_COUNT",
-        "SLURM_JOB_ID",
-        "SLURM_STEP_ID",
-        "SLURM_RESTART_COUNT",
-    )
-    name = " ".join(os.environ.get(key, "") for key in names).strip()
-    window_s = 600 if name else 10
-    what = f"{getattr(error, 'what', error)} {name} {os.getppid()} {os.getuid()}"
-    return first_to_claim(f"said-{hashlib.sha256(what.encode()).hexdigest()[:16]}", window_s)
+    where = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))  # what differs between ranks is no other place
+    what = f"{getattr(error, 'what', error)} {where} {os.getppid()}"
+    return first_to_claim(f"said-{hashlib.sha256(what.encode(errors='replace')).hexdigest()[:16]}")
 
 
 def _check_s() -> float:
@@ -255,7 +252,11 @@ def _check_s() -> float:
 
 
 def _limit_s() -> float:
-    return float(os.environ.get("SPIKEVRT_JOIN_TIMEOUT", "300"))
+    text = os.environ.get("SPIKEVRT_JOIN_TIMEOUT") or "300"
+    with suppress(ValueError):
+        if float(text) > 0:
+            return float(text)
+    raise DistError(f"SPIKEVRT_JOIN_TIMEOUT is {text!r}", "the environment", "seconds > 0", "correct or unset it")
 
 
 def _errno_name(error: OSError) -> str:

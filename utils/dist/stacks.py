@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import os
 import signal
 import time
@@ -28,15 +27,8 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
 
 
 def open_stack_file() -> Any:
-    """In memory, so that nothing is left on the disk; see `path_of`."""
-    file = open(os.memfd_create("spikevrt-stack"), "r+b", buffering=0)  # noqa: SIM115 - as long as the process lives
-    fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # several processes write to it
-    return file
-
-
-def path_of(file: Any) -> str:
-    """Where other processes open a file of this one that has no name."""
-    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    """In memory, so that nothing is left on the disk; open it by its name."""
+    return open(f"/proc/{os.getpid()}/fd/{os.memfd_create('spikevrt-stack')}", "a+b", buffering=0)
 
 
 def _signal_dump(pid: int, file: Any, title: str = "") -> None:

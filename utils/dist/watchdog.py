@@ -26,7 +26,7 @@ from utils.dist.beats import REPORTED, Beats, State, claim_failure, is_gone, is_
 from utils.errors import StallError
 from utils.dist.guard import start_guard
 from utils.dist.process import first_to_claim, kill_tree
-from utils.dist.stacks import dump_stacks, open_stack_file, path_of
+from utils.dist.stacks import dump_stacks, open_stack_file
 from utils.dist.stall import AwakeClock
 from utils.dist.state import RUN, Place
 
@@ -149,8 +149,9 @@ class Watchdog(threading.Thread):
         go_on()
         self.interval_s = min(0.5, budgets.stall_s / 6)
         self.beats.clock.slice_s = 2 * self.interval_s
+        self._end_guard()
         # After the other ranks, which see more.
-        self.guard = start_guard(self.rank, budgets.stall_s + 4, self.stack_file, is_alone=self.store is None)
+        self.guard = start_guard(self.rank, budgets.stall_s + 4, self.stack_file.name, is_alone=self.store is None)
         self.budgets = budgets
         # Others report a silent rank only once its beat has shown that it is watched: beat before going on.
         self.has_turned.clear()
@@ -162,6 +163,9 @@ class Watchdog(threading.Thread):
         self.hurried.set()
         self.join()
         faulthandler.unregister(signal.SIGUSR2)
+        self._end_guard()
+
+    def _end_guard(self) -> None:
         if self.guard:
             self.guard.kill()
             self.guard.wait()
@@ -182,7 +186,7 @@ class Watchdog(threading.Thread):
         return {
             "phase": place.phase, "step": place.step, "syncs": place.syncs,
             "age": now - self.entered, "budget": self.budgets.of(place.phase) if self.budgets else 0.0,
-            "pid": os.getpid(), "host": self.host, "stack_file": path_of(self.stack_file),
+            "pid": os.getpid(), "host": self.host, "stack_file": self.stack_file.name,
         }  # fmt: skip
 
     # ---- failures --------------------------------------------------------------------------------------------------
@@ -269,9 +273,9 @@ class Watchdog(threading.Thread):
         if self.failure:  # known, and reported by another rank
             self.leave(self.failure["code"], None)
         names = [os.environ.get(key, "") for key in ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
-        # Ranks notice it up to seconds apart; within a minute, the same port, restart and process are the same run.
+        # Ranks notice it up to seconds apart; the same port, restart and process are the same run.
         pid = self.beats.states[0]["pid"] if 0 in self.beats.states else 0
-        if not first_to_claim(f"lost-{self.host}-{'-'.join(names)}-{pid}", 60):
+        if not first_to_claim(f"lost-{self.host}-{'-'.join(names)}-{pid}"):
             time.sleep(2.0)  # for the rank that reports; torchrun ends all ranks when the first has ended
             self.leave(STALL_CODE, None)
         if self.by_agent or 0 not in self.beats.states:
@@ -301,6 +305,7 @@ class Watchdog(threading.Thread):
 
 def say(text: str) -> None:
     """One write to stderr, and to the log file where this rank has one."""
+    text = text.encode(errors="backslashreplace").decode()  # under LC_ALL=C, arguments hold bytes that are no text
     with suppress(Exception):
         sys.stdout.flush()
     with suppress(OSError):
