@@ -29,7 +29,7 @@ from utils.dist.rendezvous import JOINED, MET, Round
 from utils.dist.state import RUN
 from utils.dist.watchdog import EXIT_S, Watchdog, say
 from utils.errors import DistError, StallError
-from utils.options.models import WatchdogOptions
+from utils.options.models import MULTIPLES, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,11 @@ def watch(budgets: WatchdogOptions) -> None:
     """From now on a rank that stays too long in one phase ends the run (utils.dist.watchdog)."""
     if RUN.watchdog is None:
         _start_watchdog()
+    if get_world_size() > 1 and (wanted_s := _nccl_timeout_s()):
+        budgets = budgets.allowing(wanted_s)
+        if is_main_process():
+            limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in ("stall_s", *MULTIPLES))
+            logger.info("NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", wanted_s, limits)
     warning = budgets.check_against(RUN.timeout_s)
     if warning and is_main_process():
         logger.warning(warning)
@@ -114,7 +119,7 @@ def init_dist(timeout_s: float = 1800) -> None:
         gpu.require_kernels(device)
     if launch.world_size == 1:
         return
-    RUN.timeout_s = _timeout_s(timeout_s)
+    RUN.timeout_s = _nccl_timeout_s() or timeout_s
     if device.type == "cuda":
         torch.cuda.set_device(device)
         gpu.claim(RUN.store, launch.rank, str(torch.cuda.get_device_properties(device).uuid))
@@ -147,15 +152,15 @@ def close() -> None:
     RUN.store, RUN.watchdog, RUN.launch, RUN.rounds = None, None, LaunchInfo("single"), 0
 
 
-def _timeout_s(option: float) -> float:
+def _nccl_timeout_s() -> float | None:
+    """NCCL_TIMEOUT in seconds; None where it is not set. Raises DistError."""
     text = os.environ.get("NCCL_TIMEOUT", "")
-    try:
-        seconds = float(text) if text else option
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 10**6:
-        raise DistError(f"NCCL_TIMEOUT is {text!r}", "the environment", "seconds > 0", "correct or unset NCCL_TIMEOUT")
-    return seconds
+    if not text:
+        return None
+    with suppress(ValueError):
+        if 0 < float(text) < 10**6:
+            return float(text)
+    raise DistError(f"NCCL_TIMEOUT is {text!r}", "the environment", "seconds > 0", "correct or unset NCCL_TIMEOUT")
 
 
 def _print_setup(launch: LaunchInfo) -> None:

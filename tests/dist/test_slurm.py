@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.dist.launching import ROOT
 from tests.train_files import experiment, latest, write_options
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"no SLURM: {slurm.missing()}")
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
@@ -82,6 +84,20 @@ def test_a_job_goes_on_after_its_time_limit_and_after_pre_emption_and_ends_by_sc
     checkpoint = experiment(options) / "checkpoints" / "checkpoint_latest.pth"
     assert f"resumed from {checkpoint} at iter {stopped_at(first)}" in second
     assert f"resumed from {checkpoint} at iter {stopped_at(second)}" in third
+
+
+def test_a_job_that_is_suspended_goes_on_when_it_is_resumed(tmp_path, cluster):
+    options, log = write_options(tmp_path), tmp_path / "job.out"
+    arguments = ("submit_job.sh", str(options), "datasets.test={}", "train.total_iter=30", "watchdog.stall_s=8")
+    job = cluster.submit(f"--output={log}", *NO_GPU, *arguments)
+    cluster.wait_for_text(log, "Iter: 2,", 180)
+    cluster.run("scontrol", "suspend", job)
+    time.sleep(15)  # longer than the limits of the watchdog
+    before = log.read_text()
+    cluster.run("scontrol", "resume", job)
+
+    after = cluster.wait_for_text(log, "Finished at iter", 180)
+    assert "Finished at iter" not in before and "StallError" not in after and "Timeout" not in after
 
 
 def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder(tmp_path, cluster):

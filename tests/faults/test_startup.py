@@ -146,3 +146,28 @@ def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
         running.wait(20)
 
     assert not list(temporary.glob("spikevrt-*"))
+
+
+def test_a_longer_nccl_timeout_lengthens_the_limits_of_slow_phases_and_says_which_option_does_the_rest(tmp_path):
+    result = train(
+        write_options(tmp_path), "train.total_iter=1", "datasets.test={}", ranks=2, env={"NCCL_TIMEOUT": "7200"}
+    )
+
+    assert result.exit_codes == [0, 0], result.text
+    assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "limits", "timeout_s"),
+    [
+        ({}, [300, 900, 1500, 900], 1800),
+        ({"stall_s": 5}, [5, 900, 1500, 900], 1800),
+        ({"stall_s": 1000}, [1000, 3000, 5000, 3000], 6000),
+        ({"stall_s": 5, "start_s": 60, "validate_s": 1, "save_s": 1}, [5, 60, 5, 5], 1800),
+    ],
+)
+def test_the_limits_of_time_follow_from_one_number(values, limits, timeout_s):
+    budgets = WatchdogOptions(**values)
+
+    assert [budgets.of(phase) for phase in ("data", "start", "validate: a clip", "save")] == limits
+    assert budgets.timeout_s(1800) == timeout_s

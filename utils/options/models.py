@@ -171,41 +171,53 @@ class DebugOptions(Section):
     compare_every: int = Field(500, ge=0, description="Steps between comparisons of the ranks' weights; 0: never.")
 
 
+# Limits that follow from watchdog.stall_s where they are null: so many times as long, and of 300 s at least.
+MULTIPLES = {"start_s": 3, "validate_s": 5, "save_s": 3}
+
+
 class WatchdogOptions(Section):
-    """A rank that stays longer in one phase ends the run, by name: stall_s, or more where a phase may take longer."""
+    """A rank that stays longer in one phase ends the run, by name. Set stall_s; the other limits follow from it."""
 
     stall_s: float = Field(300, ge=1, description="Seconds for any phase: a batch, a step, a barrier.")
-    start_s: float = Field(
-        900, ge=1, description="Seconds until the first step, and for it: it also compiles, and tunes kernels."
+    start_s: float | None = Field(
+        None, ge=1, description="Seconds for start and first step, which compiles. null: 3 stall_s, at least 900."
     )
-    validate_s: float = Field(
-        1500, ge=1, description="Seconds for one tile of a validation or test, or for the scores of one frame."
+    validate_s: float | None = Field(
+        None, ge=1, description="Seconds for a tile of a test, or scores of a frame. null: 5 stall_s, at least 1500."
     )
-    save_s: float = Field(900, ge=1, description="Seconds for a checkpoint.")
+    save_s: float | None = Field(None, ge=1, description="Seconds for a checkpoint. null: 3 stall_s, at least 900.")
+
+    def limit(self, name: str) -> float:
+        """The seconds of stall_s, or of one of MULTIPLES."""
+        return getattr(self, name) or MULTIPLES[name] * max(300.0, self.stall_s)
 
     def of(self, name: str) -> float:
         outermost = name.partition(":")[0].rpartition(" in ")[2]  # what follows the colon names a clip
-        clip_s = self.validate_s
-        first = {"start": self.start_s, "first step": self.start_s}
-        special = first | {"save": self.save_s, "validate": clip_s, "restore": clip_s, "score": clip_s}
-        return max(self.stall_s, special.get(outermost, 0.0))
+        options = {"start": "start_s", "first step": "start_s", "save": "save_s"}
+        options |= dict.fromkeys(("validate", "restore", "score"), "validate_s")
+        return max(self.stall_s, self.limit(options[outermost]) if outermost in options else 0.0)
+
+    def allowing(self, timeout_s: float) -> WatchdogOptions:
+        """The limits where NCCL_TIMEOUT says what slow ranks are allowed: they may need it while the others wait."""
+        unset = [name for name in MULTIPLES if getattr(self, name) is None]
+        return self.model_copy(update={name: max(self.limit(name), 0.9 * timeout_s) for name in unset})
+
+    def timeout_s(self, least_s: float) -> float:
+        """The time-out of a process group that the watchdog comes before: least_s (dist_timeout_s) or more."""
+        return max(least_s, 1.2 * max(self.stall_s, *map(self.limit, MULTIPLES)))
 
     def check_against(self, timeout_s: float) -> str:
         """What to warn of, where the process group's time-out ends a run, without a name, before the watchdog can.
 
         Raises DistError where it always would.
         """
-        late = [
-            f"{name} is {s:g} s"
-            for name in ("stall_s", "start_s", "validate_s", "save_s")
-            if (s := getattr(self, name)) >= timeout_s
-        ]
+        late = [f"{name} is {s:g} s" for name in ("stall_s", *MULTIPLES) if (s := self.limit(name)) >= timeout_s]
         what = f"watchdog: {', '.join(late)}; the time-out of the process group is {timeout_s:g} s"
         if self.stall_s >= timeout_s:
             raise DistError(
-                what, "dist_timeout_s or NCCL_TIMEOUT",
+                what, "NCCL_TIMEOUT",
                 "the watchdog first: only it can say which rank stands still, and where",
-                "raise dist_timeout_s (or NCCL_TIMEOUT), or lower watchdog.stall_s",
+                "raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s",
             )  # fmt: skip
         return f"{what}: a rank that takes so long is ended without a name" if late else ""
 
@@ -234,7 +246,11 @@ class Options(Section):
     dist: bool = Field(False, description="For the reader only: what the launch says wins.")
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
     use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
-    dist_timeout_s: float = Field(1800, gt=0, description="Time-out of the process group (NCCL_TIMEOUT wins).")
+    dist_timeout_s: float = Field(
+        1800,
+        gt=0,
+        description="Time-out of the process group (NCCL_TIMEOUT wins); longer where the watchdog's limits are.",
+    )
     scale: int = Field(1, ge=1, description="Size of the output over size of the input.")
     n_channels: int = Field(3, ge=1, description="Channels of the picture.")
     path: PathOptions = PathOptions()

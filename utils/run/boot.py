@@ -46,7 +46,7 @@ def begin(opt: Options | None) -> None:
 
     opt: None for a test without an option file.
     """
-    utils_dist.init_dist(*([opt.dist_timeout_s] if opt else []))
+    utils_dist.init_dist(*([opt.watchdog.timeout_s(opt.dist_timeout_s)] if opt else []))
     utils_dist.check_same_on_all_ranks("the options", opt and options_digest(opt))
     # A single process without options may be as slow as it likes: no other rank waits for it.
     if opt or utils_dist.get_world_size() > 1:
