@@ -126,11 +126,13 @@ def first_to_claim(name: str) -> bool:
 def drop_claims() -> None:
     """Remove this process's claims once the other ranks on its host, which would report the same, have gone too."""
     deadline = time.monotonic() + CLAIM_S
-    with signals_held():  # torchrun sends SIGTERM to the others as soon as one has gone
-        while CLAIMS and _has_siblings() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        while CLAIMS:
-            CLAIMS.pop().unlink(missing_ok=True)
+    if CLAIMS:
+        with suppress(ValueError):  # in another thread than the main one
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it as soon as one of the others has gone
+    while CLAIMS and _has_siblings() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    while CLAIMS:
+        CLAIMS.pop().unlink(missing_ok=True)
 
 
 def _has_siblings() -> bool:
