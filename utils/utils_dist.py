@@ -374,11 +374,11 @@ def _leave(code: int, store: Store | None) -> NoReturn:
         write_exit_file(code)
         if store is not None:
             _sign_off(store)
+        drop_claims()  # with the loader processes alive: their end would raise an error in the main thread
     process.ignore_ended_children()
     for child in children_of(os.getpid()):
         kill_tree(child)
     with suppress(Exception):
-        drop_claims()
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -137,7 +137,8 @@ def drop_claims() -> None:
 
 def _has_siblings() -> bool:
     """Whether other processes of Python live that the same parent started, as launchers start the ranks of a host."""
-    return any(_program(pid) == _program(os.getpid()) for pid in children_of(os.getppid()) if pid != os.getpid())
+    others = set(children_of(os.getppid())) - {os.getpid(), *children_of(os.getpid())}
+    return any(_program(pid) == _program(os.getpid()) for pid in others)
 
 
 def _program(pid: int) -> str:
