@@ -28,7 +28,6 @@ import numpy as np
 
 from models.restore.results import compare as compare_tests
 from models.restore.results import read_json
-from scripts.benchmark_tools import table
 from scripts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
@@ -105,6 +104,14 @@ def shown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _cut(text: str, width: int) -> str:
     tail = (width - 2) // 2
     return text if len(text) <= width else f"{text[: width - 2 - tail]}..{text[-tail:]}"
+
+
+def table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
+    """Rows as a Markdown table."""
+    cells = [[f"{c:.3g}" if isinstance(c, float) else str(c) for c in row] for row in rows]
+    widths = [max(len(r[i]) for r in [list(header), *cells]) for i in range(len(header))]
+    lines = [header, ["-" * w for w in widths], *cells]
+    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
 
 
 def compare_losses(args: argparse.Namespace) -> int:

@@ -3,13 +3,10 @@
 
     python scripts/make_sample_data.py
     python scripts/make_sample_data.py --root trainsets/other --seed 1 --instants 5
-    python scripts/make_sample_data.py --size full
 
 Each clip shows moving textured layers with occlusion under a shaking camera. The scene is rendered once per spike
 plane, in linear light: the mean over an exposure is the blurry frame, its middle plane the sharp one, and the grey
-image at half resolution is the input of an integrate-and-fire sensor. --size full has more scenes, with zoom, turning
-objects, detail finer than a spike pixel, colour that spikes do not see, lamps and darkness. The result depends on the
-seed only.
+image at half resolution is the input of an integrate-and-fire sensor. The result depends on the seed only.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.exit_codes import with_exit_code
-from scripts.full_scenes import FullScene
 from scripts.sample_recording import GT_PLANE, SPIKES, Cameras, Recording, instant_planes
 from scripts.sample_scenes import PLANES, SIZE, make_layers, render
 from scripts.shown import tracked
@@ -46,12 +42,13 @@ Scene = Callable[[int], np.ndarray]  # plane -> light (SIZE, SIZE, 3) float32
 
 @dataclass(frozen=True)
 class Size:
-    """How much is made, of which scenes.
+    """How much is made, of which scenes. name: of the set, for its clips and its dataset.json.
 
     scene: (generator, planes, number of the clip in its split) -> Scene. version: to be raised when the same seed gives
     other files than before.
     """
 
+    name: str
     clips: Mapping[str, int]
     frames: int
     scene: Callable[[np.random.Generator, int, int], Scene]
@@ -62,10 +59,7 @@ def sample_scene(rng: np.random.Generator, planes: int, _: int) -> Scene:
     return partial(render, make_layers(rng, planes))
 
 
-SIZES = {
-    "sample": Size({"train": 8, "test": 2}, 12, sample_scene, 2),  # 2: the sensor's modulo reset
-    "full": Size({"train": 32, "test": 4}, 6, FullScene, 1),
-}
+SAMPLE = Size("sample", {"train": 8, "test": 2}, 12, sample_scene, 2)  # 2: the sensor's modulo reset
 
 
 def make_sample(
@@ -75,7 +69,7 @@ def make_sample(
     frames: int | None = None,
     instants: int = 0,
     conditions: dict[str, Cameras] | None = None,
-    size: str = "sample",
+    size: Size = SAMPLE,
 ) -> None:
     """Write the data set to `root`, complete or not at all. An older, unchanged one there is replaced.
 
@@ -83,15 +77,15 @@ def make_sample(
     conditions: name -> cameras that record each test clip as <name>/<clip>, the same scene each time; None: it is
     recorded once, as the training clips are.
     """
-    clips, frames = clips or SIZES[size].clips, frames or SIZES[size].frames
+    clips, frames = clips or size.clips, frames or size.frames
     root.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
     new = temporary / "new"
     try:
         jobs = [(number, split, index) for number, (split, count) in enumerate(clips.items()) for index in range(count)]
         for number, split, index in tracked(jobs, len(jobs), "making", "clips"):
-            rng, name = published_stream(seed, number, index), f"{size.upper()}{index:02d}_{split}"
-            scene = SIZES[size].scene(rng, frames * PLANES, index)
+            rng, name = published_stream(seed, number, index), f"{size.name.upper()}{index:02d}_{split}"
+            scene = size.scene(rng, frames * PLANES, index)
             seen = {f"{condition}/{name}": cameras for condition, cameras in (conditions or {}).items()}
             seen = seen if conditions and split == "test" else {name: CAMERAS}
             recordings = [Recording(new, split, clip, cameras, rng, instants) for clip, cameras in seen.items()]
@@ -102,10 +96,10 @@ def make_sample(
         about = {
             "format": 1, "h": SIZE // 2, "w": SIZE // 2, "flip": True, "planes": PLANES, "rate": CAMERAS.rate,
             "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed,
-            "version": SIZES[size].version,
+            "version": size.version,
             "files": sha256_of(new), "made_by": "scripts/make_sample_data.py",
             **({"instants": instant_planes(instants)} if instants else {}),
-            **({"size": size} if size != "sample" else {}),
+            **({"size": size.name} if size.name != "sample" else {}),
         }  # fmt: skip
         (new / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         if root.exists() and list(root.iterdir()):
@@ -125,7 +119,7 @@ def sha256_of(root: Path) -> str:
     return table.hexdigest()
 
 
-def check_made(root: Path, seed: int, instants: int = 0, size: str = "sample") -> bool:
+def check_made(root: Path, seed: int, instants: int = 0, size: Size = SAMPLE) -> bool:
     """Whether `root` is the data set of `seed` and `size`; False if made by another version, or without instants.
 
     Raises DataError for anything else: other data, or a sample set with changed, missing or added files.
@@ -147,10 +141,10 @@ def check_made(root: Path, seed: int, instants: int = 0, size: str = "sample") -
             do,
         )
     made_size = about.get("size", "sample")
-    if (made_seed, made_size) != (seed, size):
+    if (made_seed, made_size) != (seed, size.name):
         what = f"the sample set was made with seed {made_seed} and size {made_size}"
-        raise DataError(what, str(root), f"seed {seed} and size {size}", do)
-    return version == SIZES[size].version and (not instants or about.get("instants") == instant_planes(instants))
+        raise DataError(what, str(root), f"seed {seed} and size {size.name}", do)
+    return version == size.version and (not instants or about.get("instants") == instant_planes(instants))
 
 
 def check_instants(instants: int) -> None:
@@ -165,23 +159,22 @@ def check_instants(instants: int) -> None:
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="sample", help="which scenes, and how many (default sample)")
-    parser.add_argument("--root", type=Path, help="folder to make (default trainsets/SIZE)")
+    parser.add_argument("--root", type=Path, default=Path("trainsets/sample"), help="folder to make (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--instants", type=int, default=0, metavar="K", help="also write K sharp instants of each exposure (K odd)"
     )
     command = parser.parse_args(arguments)
     check_instants(command.instants)
-    root, seed, size = command.root or Path("trainsets", command.size), command.seed, command.size
+    root, seed = command.root, command.seed
     if root.is_file() or (root.is_dir() and list(root.iterdir())):
-        if check_made(root, seed, command.instants, size):
+        if check_made(root, seed, command.instants, SAMPLE):
             print(f"{root} is complete: nothing to do")
             return 0
         print(f"{root} was made by another version of this script, or without these instants: making it again")
-    make_sample(root, seed, instants=command.instants, size=size)
-    made = SIZES[size]
-    print(f"made {root}: {made.clips['train']} training and {made.clips['test']} test clips of {made.frames} frames")
+    make_sample(root, seed, instants=command.instants, size=SAMPLE)
+    clips = SAMPLE.clips
+    print(f"made {root}: {clips['train']} training and {clips['test']} test clips of {SAMPLE.frames} frames")
     return 0
 
 

@@ -37,9 +37,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lab.tools import NAMED
 from models.network_vrt import VRT
 from models.vrt import gpu_attention, kernels, window_attention, windows
-from scripts.benchmark_net import NAMED
 from tests import sdpa_rules
 from tests.cuda_autocast import CudaAutocast
 from tests.naive_vrt import NaiveVRT
@@ -52,8 +52,6 @@ CASES = {
     "auto, bfloat16, checkpointed": (VRT, True, CHECKPOINTED),
     "plain, bfloat16": (VRT, True, {"kernels": "plain"}),
     "plain, bfloat16, checkpointed": (VRT, True, {"kernels": "plain", **CHECKPOINTED}),
-    "triton, bfloat16": (VRT, True, {"kernels": "triton"}),
-    "triton, bfloat16, checkpointed": (VRT, True, {"kernels": "triton", **CHECKPOINTED}),
 }
 FAKE = FakeTensorMode()
 DEVICE, META = torch.ops.prim.device.default, torch.device("meta")

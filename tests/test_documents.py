@@ -20,8 +20,9 @@ from tests.gopro_files import moving_frames, write_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-PATH = re.compile(r"(?<![\w/.])((?:scripts|tests|docs|models|data|utils|options)/[\w./-]+\.(?:py|md|sh|json|png))\b")
-WITH_PARTS = ("scripts/benchmark.py", "scripts/spike_tool.py")  # programs with subcommands
+FOLDERS = "scripts|lab|tests|docs|models|data|utils|options"
+PATH = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]+\.(?:py|md|sh|json|png))\b")
+WITH_PARTS = ("lab/benchmark.py", "scripts/spike_tool.py")  # programs with subcommands
 FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
@@ -57,7 +58,7 @@ def flags_in_pages() -> dict[str, set[str]]:
         lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
         for line in [*lines, *re.findall(r"`((?:python|torchrun|\./launch)[^`\n]*)`", text)]:
             call = re.search(
-                r"(scripts/\w+\.py|(?:main|\./launch)_(?:train|test)\w*\.\w+)(.*)", re.sub(r"\s+#.*", "", line)
+                r"((?:scripts|lab)/\w+\.py|(?:main|\./launch)_(?:train|test)\w*\.\w+)(.*)", re.sub(r"\s+#.*", "", line)
             )
             flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", call[2])) if call else set()
             if flags:

@@ -10,7 +10,6 @@ import pytest
 
 import main_test_vrt
 from scripts import (
-    benchmark,
     build_clip_cache,
     compare_runs,
     convert_options,
@@ -82,7 +81,6 @@ def programs(home):
             lambda out: convert_options.main([str(ROOT / "tests/data/options/svrt_006.json"), "--out", str(out)]),
             "a.json",
         ),
-        "benchmark": (lambda out: benchmark.main(["net", "--json", str(out)]), "a.json"),
     }  # fmt: skip
 
 
@@ -102,9 +100,6 @@ def test_foreign_files_stay_whatever_program_writes_there(home, tmp_path, name):
     for seed in range(3):
         folder, outside = tmp_path / f"{seed} populated", tmp_path / f"{seed} outside"
         populate(folder, outside, names, np.random.default_rng([seed, NAMES.index(name)]))
-        if name == "benchmark":  # hours, where nothing is in the way
-            (folder / below).unlink(missing_ok=True)
-            (folder / below).write_bytes(CONTENT)
         (tmp_path / f".{folder.name}.partial").mkdir()  # the name of the cache's temporary folder
         (tmp_path / f".{folder.name}.partial" / "mine").write_bytes(CONTENT)
         before = snapshot(tmp_path) | snapshot(home)

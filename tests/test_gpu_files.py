@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import main_train_vrt
-from tests.card_recipes import (
+from lab.card_recipes import (
     CARDS,
     GPUS,
     ROOT,

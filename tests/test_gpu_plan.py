@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +13,6 @@ from main_train_vrt import build, read_options
 from models.model_vrt import ModelVRT
 from models.vrt import kernels
 from tests.test_fake_gpu import counted
-from tests.test_gpu_check import WITHOUT
 from tests.train_files import write_options
 from utils.dist.launch import LaunchInfo
 from utils.dist.state import RUN
@@ -25,24 +20,6 @@ from utils.run import checkpoint
 from utils.run.experiment import Experiment
 from utils.run.health import Health
 from utils.run.resume import Progress
-
-ROOT = Path(__file__).parent.parent
-
-
-def test_the_form_and_the_recipe_to_measure_are_chosen_on_a_machine_with_torch_alone(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT)
-    shape = "--config small --frames 2 --crop 32 --repeats 1 --warmup 0 --threads 1 --no-shares --device cpu"
-    command = [sys.executable, "scripts/benchmark.py", "train", *shape.split(), "--kernels", "plain", "--recipe-flags"]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-
-    done = subprocess.run(
-        [*command, "--json", str(tmp_path / "out.json")], cwd=ROOT, env=env, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
-    numbers = json.loads((tmp_path / "out.json").read_text())
-    assert numbers["kernels"] == "plain" and numbers["recipe_flags"] and numbers["runs"]["ours"]["median_s"] > 0
 
 
 @pytest.mark.parametrize(

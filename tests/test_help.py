@@ -20,7 +20,7 @@ LAUNCHERS = [
     for path in [*sorted(ROOT.glob("*.sh")), *sorted(ROOT.glob("scripts/*.sh"))]
     if path.read_text(encoding="utf-8").startswith("#!")  # the others are sourced
 ]
-WITH_PARTS = ("scripts/benchmark.py", "scripts/spike_tool.py")  # programs with subcommands
+WITH_PARTS = ("scripts/spike_tool.py",)  # programs with subcommands
 TRAIN = "main_train_vrt.py"
 MAIN_OF = {"launch_train.sh": TRAIN, "launch_test.sh": "main_test_vrt.py", "submit_job.sh": TRAIN}
 

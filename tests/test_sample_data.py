@@ -17,14 +17,15 @@ from data.select_dataset import build_dataset
 from data.spike import simulate
 from data.spike.formats import read_spikes
 from data.spike.stream import SpikeGeometry
-from scripts import full_scenes, make_sample_data
-from scripts.full_scenes import FullScene
+from lab import full_scenes
+from lab.full_scenes import FULL, FullScene
+from scripts import make_sample_data
 from scripts.make_sample_data import make_sample
 from tests.clip_files import section
 from tests.dist.launching import ROOT
 from tests.train_files import write_options
 from tests.weights_files import save_weights
-from utils.image import imread_rgb, split_strip
+from utils.image import imread_rgb, panels_of
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,8 @@ def sample(tmp_path_factory):
 
 def smaller(monkeypatch, frames):
     """Let the program make one clip of each split."""
-    size = dataclasses.replace(make_sample_data.SIZES["sample"], clips={"train": 1, "test": 1}, frames=frames)
-    monkeypatch.setitem(make_sample_data.SIZES, "sample", size)
+    size = dataclasses.replace(make_sample_data.SAMPLE, clips={"train": 1, "test": 1}, frames=frames)
+    monkeypatch.setattr(make_sample_data, "SAMPLE", size)
 
 
 def first_test_clip(root, gamma=2.2):
@@ -80,7 +81,8 @@ def test_the_picture_of_the_spikes_shows_the_scene(sample, tmp_path, representat
     weights = save_weights(opt, tmp_path / "w.pth", "netG.fusion=none")
     out = tmp_path / "out"
     assert main_test_vrt.main(["--opt", str(opt), "--weights", weights, "--output", str(out), "netG.fusion=none"]) == 0
-    panels = split_strip(imread_rgb(next((out / "strips").rglob("000000.png"))))
+    strip = imread_rgb(next((out / "strips").rglob("000000.png")))
+    panels = panels_of(strip, ["blurry", "spikes", "restored", "sharp", "error x5"])
     spikes, sharp = (panels[name][..., 0].astype(float) for name in ("spikes", "sharp"))
     assert (spikes > 230).mean() < 0.3 and spikes.std() > 25
     assert np.corrcoef(spikes.ravel(), sharp.ravel())[0, 1] > 0.8
@@ -181,15 +183,13 @@ def test_an_even_number_of_instants_is_refused(tmp_path, capsys):
     assert "an odd number" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_the_full_set_has_the_rates_of_bright_light_and_is_not_the_sample(tmp_path, monkeypatch, capsys):
-    size = dataclasses.replace(make_sample_data.SIZES["full"], clips={"train": 2, "test": 0}, frames=1)
-    monkeypatch.setitem(make_sample_data.SIZES, "full", size)
+def test_the_full_set_has_the_rates_of_bright_light_and_is_not_the_sample(tmp_path, capsys):
     root = tmp_path / "full"
-    assert make_sample_data.main(["--size", "full", "--root", str(root)]) == 0
+    make_sample(root, clips={"train": 2}, frames=1, size=FULL)
     spikes = root / "GOPRO_Large_spike_seq/train"
     rates = [read_spikes(p, SpikeGeometry(64, 64)).mean() for p in sorted(spikes.glob("*/spike/*.dat"))]
     assert len(rates) == 2 and all(0.16 < rate < 0.3 for rate in rates)
-    assert make_sample_data.main(["--size", "full", "--root", str(root)]) == 0
+    assert make_sample_data.check_made(root, 0, size=FULL)
     assert make_sample_data.main(["--root", str(root)]) == 3 and "size full" in capsys.readouterr().err
 
 
@@ -232,7 +232,7 @@ def test_an_unchanged_set_of_another_version_is_made_again(copy, monkeypatch, ca
     info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 1}))
     assert make_sample_data.main(["--root", str(copy)]) == 0
     assert "was made by another version of this script" in capsys.readouterr().out
-    assert json.loads(info.read_text())["version"] == make_sample_data.SIZES["sample"].version
+    assert json.loads(info.read_text())["version"] == make_sample_data.SAMPLE.version
 
 
 @pytest.mark.parametrize("change", ["foreign", "missing", "changed", "new", "seed", "a file"])

@@ -43,7 +43,6 @@ STATE = {
     "models.vrt.windows.relative_position_index": _SHAPES,
     "models.vrt.windows.window_plan": _SHAPES,
     "os.environ": "CUDA, torch and W&B read their settings there; child processes inherit it",
-    "sys.modules": "stand-ins for pydantic on a machine that lacks it; gpu_check alone puts them there",
     "sys.argv": "W&B notes the command line: the key is struck out first",
     "sys.stdout": "where the shell has closed it, what is printed is dropped",
     "sys.stderr": "likewise",

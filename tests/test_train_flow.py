@@ -1,13 +1,9 @@
-"""scripts/train_flow.py: training that goes on where it stopped, and figures of any weights in the published form."""
+"""lab/train_flow.py: its training, its scenes, and figures of any weights in the published form; the shipped ones."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
-import shutil
-import sys
 
 import cv2
 import numpy as np
@@ -15,10 +11,10 @@ import pytest
 import torch
 
 from data.spike import simulate
+from lab import train_flow
+from lab.flow_scenes import KINDS, SHEET, STEPS, make_pair, recorded
 from models.vrt.spynet import SpyNet
 from models.vrt.warp import flow_warp
-from scripts import train_flow
-from scripts.flow_scenes import KINDS, SHEET, STEPS, make_pair, recorded
 from scripts.sample_scenes import Layer, texture
 from tests.test_flow_input import network
 
@@ -34,54 +30,18 @@ def opencv_as_before():
     cv2.setNumThreads(threads)
 
 
-class Terminal(io.StringIO):
-    """At which someone presses Ctrl-C after the first step."""
-
-    def write(self, text):
-        if text.startswith("step 1:"):
-            raise KeyboardInterrupt
-        return super().write(text)
-
-
 def errors_in(text):
     return {name: float(error) for name, error in re.findall(r"^\| ([a-z ]+?) +\| ([\d.]+)", text, re.MULTILINE)}
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The folder of a finished training, and what it printed."""
-    folder, printed = tmp_path_factory.mktemp("whole"), io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        assert train_flow.main(["--out", str(folder), *SHORT]) == 0
-    return folder, printed.getvalue()
+def test_a_training_writes_weights_and_the_figures_that_it_prints(tmp_path, capsys):
+    assert train_flow.main(["--out", str(tmp_path / "flow"), *SHORT]) == 0
 
-
-def test_a_stopped_training_goes_on_and_gives_the_same_weights(whole, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(train_flow, "SAVE_EVERY", 1)
-    shown = errors_in(whole[1])
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", Terminal())
-        assert train_flow.main(["--out", str(tmp_path / "stopped"), *SHORT]) == 130
-    assert not (tmp_path / "stopped/spynet_scenes.pth").exists()
-
-    assert train_flow.main(["--out", str(tmp_path / "stopped"), *SHORT]) == 0
-
-    assert "step 2:" in (text := capsys.readouterr().out) and "step 1:" not in text
-    one, two = (torch.load(f / "spynet_scenes.pth")["params"] for f in (whole[0], tmp_path / "stopped"))
-    assert all(torch.equal(value, two[name]) for name, value in one.items())
-    written = json.loads((tmp_path / "stopped/flow.json").read_text())["end_point_error_px"]
+    shown = errors_in(capsys.readouterr().out)
+    written = json.loads((tmp_path / "flow/flow.json").read_text())["end_point_error_px"]
     assert shown.keys() == {"zero flow", "blurry", "sharp", "spike", "both"} == written.keys()
-    assert shown == errors_in(text)
-
-
-def test_another_training_in_the_folder_is_neither_continued_nor_overwritten(whole, tmp_path, capsys):
-    (tmp_path / "flow.json").write_text("mine")
-    assert train_flow.main(["--out", str(tmp_path), *SHORT]) == 2
-    assert (tmp_path / "flow.json").read_text() == "mine"
-
-    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
-    assert train_flow.main(["--out", str(tmp_path), "--steps", "5", "--scenes", "1", "--test", "1"]) == 2
-    assert "the same --seed, --steps and --scenes" in capsys.readouterr().err
+    assert train_flow.main(["--weights", str(tmp_path / "flow/spynet_scenes.pth"), "--test", "1"]) == 0
+    assert errors_in(capsys.readouterr().out) == shown
 
 
 def test_weights_of_another_source_are_measured(tmp_path, capsys):

@@ -1,6 +1,6 @@
 """How many clips each GPU takes at once, from the counted memory of docs/ddp.md: the table of README.md.
 
-    python -m tests.card_recipes
+    python lab/card_recipes.py
 
 As many clips as fit without recomputation; where not even one does, one, and netG.checkpoint "auto" recomputes a part.
 Accumulation costs no arithmetic, recomputation does.
@@ -9,12 +9,15 @@ Accumulation costs no arithmetic, recomputation does.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from lab.tools import ROOT
 from models.vrt.fit_memory import BYTES_PER_PARAMETER, GB, MARGIN
 
-ROOT = Path(__file__).resolve().parents[1]
 BATCH = 8  # in all, as published
 SHARE = 0.9  # of a card's memory; CUDA itself needs some
 PARAMETERS = 20e6  # of network 006 with its fusion, at most

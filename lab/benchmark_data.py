@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,14 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from data.clip_cache import build_cache
-from data.sampler import ResumableDistributedSampler
 from data.select_dataset import DATASETS, build_dataset
 from data.spike.formats import read_spikes, write_spikes
 from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
 from data.spike.stream import Crop, SpikeGeometry
-from scripts.benchmark_tools import in_turn, seconds, table
+from lab.tools import in_turn, seconds, table
 from scripts.sample_scenes import texture
 
 HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88
@@ -40,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, default=6, help="frames of a sample")
     parser.add_argument("--crop", type=int, default=192, help="side of the crop, in RGB pixels")
     parser.add_argument("--repeats", type=int, default=10, help="timed samples of each kind")
-    parser.add_argument("--samples", type=int, default=10000, help="cached samples read to measure memory growth")
     parser.add_argument("--clips", type=int, default=2)
 
 
@@ -58,8 +53,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return {
             "samples": time_samples(root, cache, args),
             "dat": time_dat(root, args),
-            "memory": watch_memory(root, cache, args),
-            "epoch": time_epoch_start(root, cache, args),
         }
 
 
@@ -142,54 +135,3 @@ def time_dat(root: Path, args: argparse.Namespace) -> dict[str, float]:
     print(table([[name, f"{ms:.2f}"] for name, ms in best.items()], ["", "ms"]))
     print(f"the crop takes 1 / {best['whole file'] / best['96 x 96 crop']:.1f} of the whole file")
     return best
-
-
-def watch_memory(root: Path, cache: str, args: argparse.Namespace) -> dict[str, float]:
-    """Resident MB of a loader worker that reads cached samples: after the first 100 and at the end."""
-    dataset = build_dataset(section(root, args, io_backend={"type": "cache", "path": cache}), "train", 0)
-    reader, writer = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            sizes = []
-            for index in range(args.samples):
-                dataset[(index // len(dataset), index % len(dataset))]
-                if index in (99, args.samples - 1):
-                    sizes.append(resident_mb())
-            os.write(writer, " ".join(map(str, sizes)).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        first, last = (float(word) for word in pipe.read().split())
-    os.waitpid(child, 0)
-    print(f"\nMemory of a worker: {first:.0f} MB after 100 cached samples, {last:.0f} MB after {args.samples}")
-    return {"after_100_mb": first, f"after_{args.samples}_mb": last}
-
-
-def resident_mb() -> float:
-    """Resident memory of this process without what it shares with its parent since the fork (torch's libraries)."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    private = int(fields["Private_Dirty"].split()[0]) + int(fields["Private_Clean"].split()[0])
-    return private / 1024
-
-
-def time_epoch_start(root: Path, cache: str, args: argparse.Namespace) -> dict[str, float]:
-    """Seconds from the end of an epoch to the first batch of the next one, with two newly started workers."""
-    dataset = build_dataset(section(root, args, io_backend={"type": "cache", "path": cache}), "train", 0)
-    sampler = ResumableDistributedSampler(len(dataset), world_size=1, rank=0, batch_size=1, seed=0)
-    loader = DataLoader(dataset, batch_size=1, sampler=sampler, num_workers=2)
-    turns = []
-    for epoch in range(4):
-        sampler.set_epoch(epoch)
-        start = time.perf_counter()
-        iterator = iter(loader)
-        next(iterator)
-        turns.append(time.perf_counter() - start)
-        for _ in iterator:
-            pass
-    turn = float(np.median(turns[1:]))
-    print(f"\nEpoch turn (2 workers start, first batch arrives): {turn:.2f} s")
-    return {"turn_s": turn}
-
-
-SUBCOMMANDS = {"data": (add_arguments, run)}

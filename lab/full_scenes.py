@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 
 from data.spike import simulate
+from scripts.make_sample_data import Size
 from scripts.sample_scenes import MARGIN, PLANES, SIZE, blob, smooth_walk, texture
 
 FINE = 2  # rendered pixels per RGB pixel
@@ -117,3 +118,6 @@ def add_lamps(rng: np.random.Generator, sheet: np.ndarray) -> None:
         cv2.circle(lamp, (int(x), int(y)), int(radius), 1.0, -1, cv2.LINE_AA)
         colour = np.array([1.0, rng.uniform(0.7, 1.0), rng.uniform(0.4, 0.9)], np.float32)
         sheet[..., :3] += lamp[..., None] * np.float32(light) * colour
+
+
+FULL = Size("full", {"train": 32, "test": 4}, 6, FullScene, 1)

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
 """Train SpyNet, the flow network of VRT, on procedural scenes with exact flow; or measure the weights in a file.
 
-    python scripts/train_flow.py --out experiments/flow
-    python scripts/train_flow.py --weights models/vrt/spynet_scenes.pth
-    python scripts/train_flow.py --weights model_zoo/vrt/spynet_sintel_final-3d2a1287.pth
+    python lab/train_flow.py --out experiments/flow
+    python lab/train_flow.py --weights models/vrt/spynet_scenes.pth
+    python lab/train_flow.py --weights model_zoo/vrt/spynet_sintel_final-3d2a1287.pth
 
 Each scene shows two frames: blurry and sharp ones, and pictures from spikes (netG.flow_input "spike" and "both"). The
 pyramid is trained from coarse to fine, each finer level from the weights of the one before (Ranjan and Black, CVPR
-2017). The same command goes on where it was stopped. At the end --out holds spynet_scenes.pth, for
-netG.spynet_path, in half precision, and flow.json: end-point errors on scenes that were not trained on, beside those
-of zero flow.
+2017). --out, a new folder, then holds spynet_scenes.pth, for netG.spynet_path, in half precision, and flow.json:
+end-point errors on scenes that were not trained on, beside those of zero flow.
 """
 
 from __future__ import annotations
@@ -30,21 +29,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.flow_scenes import KINDS, Pair, make_pair
+from lab.tools import environment, table
 from models.vrt.spynet import LEVELS, SpyNet
 from models.weights import read_weights
-from scripts.benchmark_tools import environment, table
-from scripts.exit_codes import with_exit_code
-from scripts.flow_scenes import KINDS, Pair, make_pair
-from scripts.shown import tracked
-from utils.errors import OptionError
-from utils.files import refuse_existing, write_whole
 from utils.random_streams import published_stream
-from utils.run import checkpoint
 
 TRAIN, TEST, DRAW = range(3)  # of seeds: scenes to train on, scenes to measure, samples of a step
 LEARNING_RATE = 1e-3
-SAVE_EVERY = 100
-WEIGHTS, FIGURES, STATE = "spynet_scenes.pth", "flow.json", "checkpoint.pth"
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,6 @@ PHASES = (
 )
 
 
-@with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     cv2.setNumThreads(1)
@@ -85,13 +76,14 @@ def main(arguments: list[str] | None = None) -> int:
         weights = read_weights(command.weights)
         net.load_state_dict({"mean": net.mean, "std": net.std, **weights})
     else:
+        command.out.mkdir(parents=True)
         train(net, command)
     found = errors(net, held_out(command))
     print(table([(name, error, error / found["zero flow"]) for name, error in found.items()], COLUMNS))
     if command.out is not None:
         about = {"seed": command.seed, "steps": command.steps, "scenes": command.scenes, "test_scenes": command.test}
         content = {**about, **environment(), "end_point_error_px": found}
-        write_whole(command.out / FIGURES, (json.dumps(content, indent=2) + "\n").encode())
+        (command.out / "flow.json").write_text(json.dumps(content, indent=2) + "\n")
     return 0
 
 
@@ -102,7 +94,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--out", type=Path, help="folder to train in")
+    what.add_argument("--out", type=Path, help="new folder to train in")
     what.add_argument("--weights", type=Path, help="SpyNet weights in the published form, to measure")
     add("--seed", type=int, default=0)
     add("--steps", type=int, default=6000, help="of training; default %(default)s")
@@ -112,55 +104,25 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def train(net: SpyNet, command: argparse.Namespace) -> None:
-    """Train `net` to the end, from the checkpoint in --out if there is one, and round it to the weights written there.
-
-    A step depends on (seed, step) and the weights only, so a resumed training equals an uninterrupted one.
-    """
-    about = {"seed": command.seed, "steps": command.steps, "scenes": command.scenes}
-    state = open_state(command.out, about)
+    """Train `net`, and round it to the weights written to --out. A step depends on (seed, step) and the weights."""
     start_anew(net, command.seed)
-    if state is not None:
-        net.load_state_dict(state["weights"])
-    done = state["step"] if state else 0
-    scenes = tracked(range(command.scenes), command.scenes, "making", "scenes") if done < command.steps else ()
-    pairs = [make_pair(published_stream(command.seed, TRAIN, number)) for number in scenes]
+    pairs = [make_pair(published_stream(command.seed, TRAIN, number)) for number in range(command.scenes)]
     for phase, steps in schedule(command.steps):
         part, trained = up_to(net, phase), net.basic_module[phase.trained.start : phase.trained.stop]
         optimizer = torch.optim.Adam(trained.parameters())
-        if steps.start < done < steps.stop:
-            optimizer.load_state_dict(state["optimizer"])
-        for step in range(max(done, steps.start), steps.stop):
+        for step in steps:
             optimizer.param_groups[0]["lr"] = learning_rate(step - steps.start, len(steps))
             loss = loss_of(part, phase, pairs, published_stream(command.seed, DRAW, step))
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
             optimizer.step()
-            done = step + 1
-            if done == steps.stop:
-                copy_to_finer(net, phase.trained[-1])
-            if done % SAVE_EVERY == 0 or done == steps.stop:
-                now = {"step": done, "weights": net.state_dict(), "optimizer": optimizer.state_dict(), "about": about}
-                checkpoint.save(now, command.out / STATE)
-                print(f"step {done}: levels to {phase.levels[-1]}, loss {loss.item():.3f}", flush=True)
+            if step % 100 == 0:
+                print(f"step {step}: levels to {phase.levels[-1]}, loss {loss.item():.3f}", flush=True)
+        copy_to_finer(net, phase.trained[-1])
     halved = {name: value.half() for name, value in net.state_dict().items()}
-    checkpoint.save_bare({"params": halved}, command.out / WEIGHTS)
+    torch.save({"params": halved}, command.out / "spynet_scenes.pth")
     net.load_state_dict(halved)
-
-
-def open_state(out: Path, about: dict[str, int]) -> dict | None:
-    """The checkpoint in `out`, None for a new training. Raises OptionError for one of other settings."""
-    if not checkpoint.exists(out / STATE):
-        for name in (WEIGHTS, FIGURES):
-            refuse_existing(out / name, "--out")
-        return None
-    state = checkpoint.load(out / STATE)
-    if state["about"] != about:
-        raise OptionError(
-            f"the training in the folder has {state['about']}, the command {about}", f"--out {out}",
-            "the same --seed, --steps and --scenes", "use these, or another folder",
-        )  # fmt: skip
-    return state
 
 
 def schedule(steps: int) -> Iterator[tuple[Phase, range]]:

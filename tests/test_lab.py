@@ -1,23 +1,22 @@
-"""scripts/benchmark.py quality from its command line, with tiny networks on tiny clips."""
+"""The measurements of lab/ from their command lines, with tiny networks on tiny clips."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 
 from data.spike.formats import read_spikes
 from data.spike.stream import SpikeGeometry
-from scripts.benchmark import main
-from scripts.make_sample_data import INFO, sha256_of
-from scripts.quality_report import Outcome, difference, report, spread
+from lab import benchmark, gpu
+from lab.quality import main
+from lab.quality_report import Outcome, difference, report, spread
+from lab.tools import NAMED, ROOT
+from main_train_vrt import read_options
 from tests.train_files import network
-from utils.image import imread_rgb, imwrite_rgb
+from utils.image import imread_rgb
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY = ("--clips", "1", "1", "--frames", "2", "--steps", "2", "--seeds", "0")
 
 
@@ -35,7 +34,7 @@ def finished(tmp_path_factory):
     """A results folder with two methods, and the arguments of the command."""
     folder = tmp_path_factory.mktemp("quality")
     files = [write_file(folder / f"{name}.json") for name in ("concat", "none")]
-    arguments = ["quality", "--opt", *files, *TINY, "--out", str(folder / "out")]
+    arguments = ["--opt", *files, *TINY, "--out", str(folder / "out")]
     assert main(arguments) == 0
     return folder, arguments
 
@@ -80,36 +79,18 @@ def test_the_conditions_record_the_same_scene_and_change_one_thing_each(finished
 
 def test_a_second_call_repeats_no_finished_run_and_uses_no_result_of_other_options(finished, tmp_path, capsys):
     out = finished[0] / "out"
-    # As after its result was copied from another machine, where the last digit of a rendered value was another one.
-    [pictures] = (out / "tests").glob("concat_*")
-    shutil.rmtree(pictures)
-    [info] = out.glob(f"data*/{INFO}")
-    data = info.parents[1]
-    imwrite_rgb(next(data.glob("GOPRO_Large/train/*/blur/000000.png")), np.zeros((128, 128, 3), np.uint8))
-    info.write_text(json.dumps(json.loads(info.read_text()) | {"files": sha256_of(data)}))
     before = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
     assert main(finished[1]) == 0 and "trained" not in capsys.readouterr().out
     other = write_file(tmp_path / "none.json", use_rot=False)
-    assert main([*finished[1][:2], finished[1][2], other, *finished[1][4:], "--only", "concat"]) == 0
+    assert main(["--opt", finished[1][1], other, *finished[1][3:], "--only", "concat"]) == 0
     assert {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()} == before
     assert list(json.loads((out / "table.json").read_text())["methods"]) == ["concat", "exposure estimate"]
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "said"), [("crop", 2, "of concat"), ("only", 2, "concat, none"), ("table", 3, "table.md")]
-)
-def test_what_cannot_be_compared_or_written_is_refused_first(finished, tmp_path, capsys, change, code, said):
-    folder, arguments = finished
-    shutil.copytree(folder / "out", tmp_path / "out", ignore=shutil.ignore_patterns("runs", "tests"))
-    arguments = [*arguments[:-1], str(tmp_path / "out")]
-    if change == "crop":
-        arguments[3] = write_file(tmp_path / "none.json", gt_size=64)
-    elif change == "only":
-        arguments += ["--only", "gated"]
-    else:
-        (tmp_path / "out/table.md").write_text("mine")
-    assert main(arguments) == code and said in capsys.readouterr().err
-    assert not (tmp_path / "out/runs").exists()
+def test_files_whose_steps_see_other_amounts_of_data_are_not_compared(finished, tmp_path):
+    arguments = [*finished[1][:2], write_file(tmp_path / "none.json", gt_size=64), *finished[1][3:]]
+    with pytest.raises(SystemExit, match="of concat"):
+        main(arguments)
 
 
 def outcome(name, parameters, *psnr, condition="recorded"):
@@ -147,3 +128,28 @@ def test_the_interval_over_clips_is_of_the_clips_mean_differences_over_shared_se
     text, numbers = report(outcomes, "concat", ["recorded"])
     assert "| best   | +2.00 ± 0.00 |" in text and "| best   | +2.00 ± 2.48 |" in text
     assert numbers["methods"]["best"]["recorded"]["to_reference_over_clips"][1] == pytest.approx(4.303 / 3**0.5)
+
+
+@pytest.mark.parametrize("command", ["net", "train"])
+def test_the_benchmark_compares_with_the_oracle(tmp_path, capsys, command):
+    threads = torch.get_num_threads()
+    arguments = [command, "--quick", "--device", "cpu", "--threads", "1", "--against", "naive"]
+    assert benchmark.main([*arguments, "--json", str(tmp_path / "numbers.json")]) == 0
+    torch.set_num_threads(threads)
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert numbers["largest_difference"] < 1e-4 and "ours / naive" in capsys.readouterr().out
+    ours = numbers["runs"]["ours"]
+    assert ours["flops_per_s"] == pytest.approx(numbers["model_flops"] / ours["median_s"]) and ours["process_mb"] > 0
+
+
+def test_the_named_network_is_that_of_the_option_file():
+    net = read_options(["--opt", "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"]).netG.plain()
+    assert {key: net[key] for key in NAMED["006"]} == NAMED["006"]
+
+
+def test_a_gpu_measurement_is_a_process_of_its_own_and_one_that_fails_is_noted(tmp_path):
+    out = tmp_path / "gpu.json"
+    assert gpu.main(["--device", "cpu", "--only", "ceilings", "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["figures"]["ceilings"]["copy GB/s"] > 0
+    assert "failed" in gpu.in_process("no such measurement", "cpu", 60)
+    assert "not finished" in gpu.in_process("ceilings", "cpu", 0)["failed"]

@@ -1,4 +1,4 @@
-"""The tables and the picture of benchmark.py quality, from the results of its runs."""
+"""The tables and the picture of quality.py, from the results of its runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from models.restore.results import read_json
-from scripts.benchmark_tools import table
-from scripts.quality_data import RECORDED
+from scripts.compare_runs import table
 from scripts.sample_recording import RGB
 from utils.image import encode_rgb, imread_rgb, side_by_side
 
+RECORDED = "recorded"  # the condition of the training clips
+ESTIMATE = "exposure estimate"  # main_test_vrt.py --method exposure: no network, no training
 ALIKE = 0.05  # largest difference in parameters of methods that are compared
 SHOWN = (RECORDED, "x4", "dark")  # conditions in the picture
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one serves for more, which is too wide.

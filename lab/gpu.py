@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""How fast a GPU trains and restores with network 006, and how much memory that takes: one command, under 10 minutes.
+
+    python lab/gpu.py --out gpu.json
+    python lab/gpu.py --out gpu.json --only "step, batch 8, no checkpointing"
+
+Each measurement is a process of its own: one that fails, hangs or runs out of memory is noted, and the next begins.
+FILE is written after each. Whether the results are right: pytest -m cuda. --device cpu: tiny sizes, to try it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from lab.benchmark import Clip, costliest, networks
+from lab.tools import NAMED, compared, environment, matmul_rate, seconds, table
+from models.vrt.fit_memory import MARGIN, count_step
+from models.vrt.precision import tf32
+from tests.tensor_clip import restore_clip
+
+BUDGET_S, MOST_S = 540.0, 150.0  # of all measurements, of each
+CURVE_STEPS = 300
+Figures = dict[str, Any]
+
+
+def made(
+    device: str,
+    batch: int = 1,
+    dtype: str = "bfloat16",
+    checkpoint: bool = False,
+    net: str = "ours",
+    small: bool = False,
+) -> tuple[Any, Clip, torch.optim.Optimizer]:
+    """(network, clip, optimizer) of benchmark.py, as in the GoPro recipe on a GPU; small on a CPU."""
+    options, size = (NAMED["006"], (6, 192, 192)) if device == "cuda" and not small else (NAMED["small"], (2, 32, 32))
+    args = argparse.Namespace(
+        device=device,
+        batch=batch,
+        dtype=dtype,
+        checkpoint=checkpoint,
+        against=net == "naive",
+        compile=False,
+        kernels=None,
+    )
+    chosen = networks(args, options)[net].train()
+    return chosen, Clip(args, options, size), torch.optim.Adam(chosen.parameters(), lr=1e-4, fused=device == "cuda")
+
+
+def figures_of(run: Any, device: str, repeats: int = 3) -> Figures:
+    """Median seconds, and peak GB: of tensors on a GPU, else of the process."""
+    found = compared({"": run}, torch.device(device), repeats, 1)[""]
+    return {"s": found["median_s"], "peak GB": found.get("allocated_mb", found["process_mb"]) * 2**20 / 1e9}
+
+
+def ceilings(device: str) -> Figures:
+    """What no kernel can exceed: GB/s of a copy, TFLOP/s of a matrix product."""
+    place = torch.device(device)
+    source = torch.empty(2**28 if place.type == "cuda" else 2**20, device=place)
+    target = torch.empty_like(source)
+    copy_s = min(seconds(lambda: target.copy_(source), place) for _ in range(5))
+    found = {"copy GB/s": 2 * source.nbytes / copy_s / 1e9}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        found[f"{dtype} TFLOP/s"] = matmul_rate(place, dtype) / 1e12
+    with tf32(True):
+        return {**found, "TF32 TFLOP/s": matmul_rate(place, torch.float32) / 1e12}
+
+
+def step(device: str, **how: Any) -> Figures:
+    """A training step."""
+    net, clip, optimizer = made(device, **how)
+    return figures_of(partial(clip.train_step, net, optimizer), device)
+
+
+def counted(device: str, checkpoint: bool) -> Figures:
+    """The GB of a step on one clip that netG.checkpoint "auto" counts, without its margin."""
+    net, clip, _ = made(device, checkpoint=checkpoint)
+    with torch.autocast(device, torch.bfloat16):  # as in training: blocks are counted one by one
+        return {"counted GB": count_step(net, partial(clip, net)).gb() / MARGIN}
+
+
+def profile(device: str) -> Figures:
+    """The costliest operations of a training step."""
+    net, clip, optimizer = made(device, batch=8 if device == "cuda" else 1)
+    clip.train_step(net, optimizer)
+    return {"table": costliest(partial(clip.train_step, net, optimizer), clip.device, 30).splitlines()}
+
+
+@torch.no_grad()
+def restore(device: str, side: int, dtype: str) -> Figures:
+    """12 frames of 1280 x 720, in tiles of `side` pixels; 0: whole."""
+    size = (12, 3, 720, 1280) if device == "cuda" else (2, 3, 48, 64)
+    net, _, _ = made(device)
+    tiling = {
+        "size_patch_testing": side if device == "cuda" else min(side, 32), "size_patch_overlapping": 16,
+        "window_size": net.input_spec.window_size, "least_size": net.input_spec.least_size,
+    }  # fmt: skip
+    net, frames = net.eval(), torch.rand(1, *size, device=device)
+    with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
+        found = figures_of(lambda: restore_clip(net, frames, **tiling), device, 2)
+    return {**found, "s a frame": found["s"] / size[0]}
+
+
+def curve(device: str, dtype: str, seed: int) -> Figures:
+    """Mean loss of every 25 of 300 steps of the small network on moving random textures."""
+    net, _, optimizer = made(device, small=True)
+    optimizer.param_groups[0]["lr"] = 1e-3
+    torch.manual_seed(seed)
+    for parameter in net.parameters():
+        parameter.data += 1e-3 * torch.randn(parameter.shape).to(device)
+    losses, generator = [], torch.Generator().manual_seed(6)
+    for _ in range(CURVE_STEPS if device == "cuda" else 2):
+        coarse = torch.rand(1, 3, 20, 20, generator=generator)
+        texture = torch.nn.functional.interpolate(coarse, scale_factor=4)[..., :64, :64].to(device)
+        moments = torch.stack([texture.roll((i, 2 * i), (2, 3)) for i in range(48)], dim=1).unflatten(1, (6, 8))
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
+            restored = net(moments[:, :, :7].mean(2))
+        loss = (restored.float() - moments[:, :, 3]).square().add(1e-6).sqrt().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return {"loss": [round(float(part.mean()), 5) for part in torch.stack(losses).split(25)]}
+
+
+MEASUREMENTS = {
+    "ceilings": ceilings,
+    **{
+        f"step, batch {batch}, {'all' if checkpoint else 'no'} checkpointing": partial(
+            step, batch=batch, checkpoint=checkpoint
+        )
+        for batch in (8, 1) for checkpoint in (False, True)
+    },
+    "step, batch 1, float32": partial(step, dtype="float32"),
+    "naive step, batch 1, float32": partial(step, dtype="float32", net="naive"),
+    "counted, no checkpointing": partial(counted, checkpoint=False),
+    "counted, all checkpointing": partial(counted, checkpoint=True),
+    "profile of a step": profile,
+    "restore, whole": partial(restore, side=0, dtype="bfloat16"),
+    "restore, tiles of 256": partial(restore, side=256, dtype="bfloat16"),
+    "restore, whole, float32": partial(restore, side=0, dtype="float32"),
+    **{
+        f"curve, {dtype}, seed {seed}": partial(curve, dtype=dtype, seed=seed)
+        for dtype, seed in (("float32", 0), ("float32", 1), ("bfloat16", 0))
+    },
+}  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="new file for the figures, JSON", metavar="FILE")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", choices=MEASUREMENTS, metavar="NAME", help=", ".join(MEASUREMENTS))
+    parser.add_argument("--here", action="store_true", help="measure in this process, print JSON")
+    args = parser.parse_args(argv)
+    if args.here:
+        print(json.dumps(MEASUREMENTS[args.only](args.device)))
+        return 0
+    if not args.out or args.out.exists():
+        parser.error("--out needs a new file")
+    found: Figures = {**environment(), "figures": {}}
+    end = time.monotonic() + BUDGET_S
+    for name in [args.only] if args.only else MEASUREMENTS:
+        found["figures"][name] = figures = in_process(name, args.device, min(MOST_S, end - time.monotonic()))
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        print(table([[name, json.dumps(figures)[:150]]], ("measurement", "figures")).splitlines()[-1], flush=True)
+    return int(any("failed" in figures for figures in found["figures"].values()))
+
+
+def in_process(name: str, device: str, limit_s: float) -> Figures:
+    command = [sys.executable, __file__, "--device", device, "--only", name, "--here"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, limit_s), check=False)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not finished after {limit_s:.0f} s"}
+    last = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()[-1:]
+    return (
+        json.loads(last[0])
+        if done.returncode == 0
+        else {"failed": (last or ["no message"])[0], "code": done.returncode}
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

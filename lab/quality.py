@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Which method restores best: trains option files alike, tests them under several cameras and ranks them.
+
+    python lab/quality.py --suite sample
+    python lab/quality.py --suite full --opt options/operators/exposure_alone.json --seeds 0
+
+Every file is trained with the same seeds, data and steps by main_train_vrt.py and tested by main_test_vrt.py. Repeat
+the command to go on where it stopped: a finished run is repeated only if its options have changed, and those committed
+in docs/benchmarks/quality count as finished. docs/benchmarks/quality.md has the protocol.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from lab.full_scenes import FULL
+from lab.quality_report import ESTIMATE, RECORDED, Outcome, report, strip
+from lab.tools import ROOT
+from main_train_vrt import read_options
+from models.optim import fixed_keys, is_fix_key
+from models.restore.results import read_json
+from models.select_network import define_G
+from scripts.make_sample_data import CAMERAS, SAMPLE, check_made, make_sample
+from scripts.sample_recording import RGB, SPIKES, Cameras
+from utils.dist.process import die_with_parent
+from utils.options.file import Sources, read_with_base
+from utils.run.history import read_history
+
+SUITES = {"sample": SAMPLE, "full": FULL}
+COMMITTED = {"sample": ROOT / "docs/benchmarks/quality", "full": ROOT / "docs/benchmarks/quality/full"}
+INSTANTS = 5
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--suite", choices=SUITES, default="sample", help="which scenes (default %(default)s)")
+    add("--opt", type=Path, nargs="+", metavar="FILE", help="default: all of options/benchmark")
+    add("--only", nargs="+", metavar="NAME", help="train these option files only (names without .json)")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default 0 1 2")
+    add("--steps", type=int, default=500, help="default %(default)s")
+    add("--reference", default="concat", metavar="NAME", help="compared with (default %(default)s)")
+    add("--clips", type=int, nargs=2, metavar=("TRAIN", "TEST"), help="default: those of the suite")
+    add("--frames", type=int, help="of a clip (default: those of the suite)")
+    add("--out", type=Path, help="results folder (default experiments/quality/SUITE)")
+    args = parser.parse_args(argv)
+    out = (args.out or ROOT / "experiments/quality" / args.suite).resolve()
+    clips = dict(zip(("train", "test"), args.clips, strict=True)) if args.clips else None
+    data, digest = make_data(out, args.suite, clips, args.frames)
+    files = args.opt or sorted((ROOT / "options/benchmark").glob("*.json"))
+    methods = [read_method(file, data, digest, args.steps) for file in files]
+    check_alike(methods)
+    for seed in args.seeds:
+        for method in methods:
+            if (args.only is None or method.name in args.only) and not find_result(out, args.suite, method, seed):
+                run_one(out, data, method, seed)
+    print(write_tables(args, out, data, digest, methods))
+    return 0
+
+
+@dataclass(frozen=True)
+class Method:
+    """An option file of the benchmark, as it is trained here.
+
+    parameters: those that are trained. work: samples x frames x pixels of an optimizer step. digest: changes with the
+    options, the number of steps and the scenes and cameras of the data, but not with the defaults of keys that the file
+    does not give, nor from one machine to another.
+    """
+
+    name: str
+    file: Path
+    overrides: tuple[str, ...]
+    parameters: int
+    work: int
+    digest: str
+
+    def run_name(self, seed: int) -> str:
+        return f"{self.name}_seed{seed}_{self.digest}"
+
+
+def conditions(cameras: Cameras) -> dict[str, Cameras]:
+    """Name -> cameras of the test. All record the same scenes; each differs from `cameras` in one thing.
+
+    x0.5, x2, x4: factor of the threshold; charge and its noise stay, so that in thresholds all of them are divided.
+    dark: a quarter of the light, for both cameras, with the same exposure. noise: of both sensors.
+    """
+
+    def with_threshold(factor: float) -> Cameras:
+        keys = ("rate", "shot_noise", "dark_rate")
+        return dataclasses.replace(cameras, **{key: getattr(cameras, key) / factor for key in keys})
+
+    return {
+        RECORDED: cameras,
+        **{f"x{factor:g}": with_threshold(factor) for factor in (0.5, 2, 4)},
+        "dark": dataclasses.replace(cameras, light=0.25),
+        "noise": dataclasses.replace(
+            cameras, shot_noise=0.1, dark_rate=0.005, threshold_mismatch=0.05, rgb_shot=0.03, rgb_read=0.005
+        ),
+    }
+
+
+def make_data(out: Path, suite: str, clips: dict[str, int] | None, frames: int | None) -> tuple[Path, str]:
+    """Make the data in a folder of `out`, unless they are there; the folder, and the digest of what is asked for.
+
+    The digest is not that of the files, which differ between machines in the last digit of a few pixels. dataset.json
+    has the rate of the training clips: the user does not know of another threshold.
+    """
+    size = SUITES[suite]
+    clips, frames = clips or dict(size.clips), frames or size.frames
+    cameras = {name: dataclasses.asdict(each) for name, each in conditions(CAMERAS).items()}
+    asked = json.dumps([suite, size.version, clips, frames, INSTANTS, cameras], sort_keys=True)
+    digest = hashlib.sha256(asked.encode()).hexdigest()[:8]
+    folder = out / f"data_{digest}"
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / ".data.lock", "a") as file:  # another command may make them at this moment
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not folder.exists() or not check_made(folder, 0, INSTANTS, size):
+            make_sample(folder, 0, clips, frames, INSTANTS, conditions(CAMERAS), size)
+    return folder, digest
+
+
+def roots(data: Path, split: str) -> dict[str, str]:
+    """The dataroots of a split, as option keys."""
+    frames = str(data / RGB / split)
+    return {"dataroot_lq": frames, "dataroot_gt": frames, "dataroot_spike": str(data / SPIKES / split)}
+
+
+def read_method(file: Path, data: Path, data_digest: str, steps: int) -> Method:
+    raw = read_with_base(file, Sources(str(file)))
+    section = (raw.get("datasets") or {}).get("train") or {}
+    train = raw.get("train") or {}
+    # Without sharp frames (dataroot_gt null) a method learns from its input alone.
+    places = {k: v for k, v in roots(data, "train").items() if not (k in section and section[k] is None)}
+    changes = {
+        **{f"datasets.train.{key}": value for key, value in places.items()},
+        "datasets.test": None, "train.total_iter": steps, "train.epochs": None, "train.G_scheduler_periods": steps,
+        "train.checkpoint_print": max(1, min(10, steps // 2)), "logging.use_tensorboard": False,
+        "logging.use_wandb": False,
+    }  # fmt: skip
+    if (train.get("fix_iter") or 0) > (train.get("total_iter") or 0):  # frozen in the whole run
+        changes["train.fix_iter"] = steps + 1
+    overrides = tuple(f"{key}={json.dumps(value)}" for key, value in changes.items())
+    opt = read_options(["--opt", str(file), *overrides])
+    loader = opt.datasets.train
+    frozen = fixed_keys(opt.train.fix_iter, opt.train.fix_keys) if (opt.train.fix_iter or 0) > steps else ()
+    parameters = sum(p.numel() for key, p in define_G(opt).named_parameters() if not is_fix_key(key, frozen))
+    work = loader.dataloader_batch_size * opt.train.accumulation_steps * loader.num_frame * loader.gt_size**2
+    about = {k: v for k, v in raw.items() if k not in ("task", "path", "logging", "$schema")}
+    digest = hashlib.sha256(json.dumps([about, steps, data_digest], sort_keys=True).encode()).hexdigest()[:8]
+    return Method(file.stem, file.resolve(), overrides, parameters, work, digest)
+
+
+def check_alike(methods: Sequence[Method]) -> None:
+    for method in methods[1:]:
+        if method.work != methods[0].work:
+            sys.exit(f"a step of {method.name} sees {method.work} pixels, one of {methods[0].name} {methods[0].work}")
+
+
+def find_result(out: Path, suite: str, method: Method, seed: int) -> Path | None:
+    """The result of a finished run, of this machine or committed."""
+    places = [folder / f"{method.run_name(seed)}.json" for folder in (out / "results", COMMITTED[suite])]
+    return next((place for place in places if place.exists()), None)
+
+
+def run_one(out: Path, data: Path, method: Method, seed: int) -> None:
+    """Train and test, or go on where an earlier call stopped."""
+    name = method.run_name(seed)
+    run = out / "runs" / name
+    task = [f"task={name}", f"path.root={out / 'runs'}", f"train.manual_seed={seed}"]
+    call("main_train_vrt.py", out, name, "--opt", str(method.file), *method.overrides, *task)
+    # The averaged weights, where the file asks for them.
+    scores = test(out, data, name, method.file, "--weights", str(run / "checkpoints/checkpoint_latest.pth"))
+    speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
+    s_per_step = statistics.median(1 / speed for speed in speeds) if speeds else None
+    write_result(out, name, {"method": method.name, "seed": seed, "s_per_step": s_per_step, "clips": scores})
+    print(f"{name}: trained and tested", flush=True)
+
+
+def write_result(out: Path, name: str, about: dict[str, Any]) -> None:
+    (out / "results").mkdir(exist_ok=True)
+    (out / "results" / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+def test(out: Path, data: Path, name: str, file: Path, *how: str) -> dict[str, Any]:
+    """Clip -> its metrics "restored" and "input", with main_test_vrt.py."""
+    folder = out / "tests" / name
+    places = [f"datasets.test.{key}={value}" for key, value in roots(data, "test").items()]
+    call("main_test_vrt.py", out, name, "--opt", str(file), *how, "--output", str(folder), *places)
+    clips = read_json(folder / "metrics.json")["clips"]
+    return {clip: {kind: about[kind] for kind in ("restored", "input")} for clip, about in clips.items()}
+
+
+def call(program: str, out: Path, name: str, *arguments: str) -> None:
+    """Run a main program, which ends with this process; what it prints goes to logs/<name>.txt."""
+    log = out / "logs" / f"{name}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / program), *arguments], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"}, preexec_fn=die_with_parent, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{program} of {name} ended with exit code {done.returncode}: see {log}")
+
+
+def write_tables(args: argparse.Namespace, out: Path, data: Path, digest: str, methods: Sequence[Method]) -> str:
+    """Write table.md, table.json and strip.png of all finished runs; the text of table.md."""
+    estimate = f"estimate_{digest}"
+    if not (out / "results" / f"{estimate}.json").exists():
+        scores = test(out, data, estimate, methods[0].file, "--method", "exposure")
+        write_result(out, estimate, {"clips": scores})
+    found = {
+        method: {seed: read_json(file) for seed in args.seeds if (file := find_result(out, args.suite, method, seed))}
+        for method in methods
+    }
+    outcomes = [Outcome(method.name, method.parameters, runs) for method, runs in found.items() if runs]
+    whole = read_json(out / "results" / f"{estimate}.json")
+    outcomes.append(Outcome(ESTIMATE, 0, dict.fromkeys(args.seeds, whole)))
+    text, numbers = report(outcomes, args.reference, list(conditions(CAMERAS)))
+    text = f"{args.suite} suite, {args.steps} steps, data {digest}\n\n{text}"
+    numbers = {"suite": args.suite, "steps": args.steps, "seeds": args.seeds, "data": digest, **numbers}
+    tests = {method.name: out / "tests" / method.run_name(args.seeds[0]) for method in methods}
+    # A result that came from another machine has no pictures here.
+    tests = {name: folder for name, folder in {**tests, ESTIMATE: out / "tests" / estimate}.items() if folder.is_dir()}
+    (out / "table.md").write_text(text)
+    (out / "table.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    (out / "strip.png").write_bytes(strip(data, tests))
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""Shared by the measurements: the networks, timing of runs in turn, peak memory, the matmul rate of a device."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import platform
+import resource
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from scripts.compare_runs import table as table
+
+ROOT = Path(__file__).resolve().parent.parent
+MB = 2**20
+T = TypeVar("T")
+# 006: the deblurring network of the GoPro options; 006-half: with half the blocks, as a training step of the naive VRT
+# takes 16 GB at 6x64x64; small: similar to the sample run.
+NAMED: dict[str, dict[str, Any]] = {
+    "006": {
+        "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4,
+        "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4, "num_heads": [6] * 11, "pa_frames": 2,
+        "deformable_groups": 16,
+    },
+    "small": {
+        "upscale": 1, "img_size": [6, 32, 32], "window_size": [6, 4, 4], "depths": [2] * 7 + [1, 1],
+        "indep_reconsts": [8], "embed_dims": [32] * 9, "num_heads": [4] * 9, "pa_frames": 2, "deformable_groups": 4,
+    },
+}  # fmt: skip
+NAMED["006-half"] = {**NAMED["006"], "depths": [4] * 7 + [2] * 4}
+CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
+
+
+def environment() -> dict[str, Any]:
+    """Device, versions and commit of a measurement."""
+    command = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "commit": commit or None,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one run."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    run()
+    wait()
+    return time.perf_counter() - start
+
+
+def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
+    """Of one run: seconds, CPU seconds of all threads and of the kernel, peak memory of the process in MB and its rise,
+    and peak memory on a GPU."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # the next run must not count what this one freed
+    before = _status_mb("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    used, system = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_stime
+    wall = seconds(run, device)
+    used, system = time.process_time() - used, resource.getrusage(resource.RUSAGE_SELF).ru_stime - system
+    peak = _status_mb("VmHWM")
+    figures = {"s": wall, "cpu_s": used, "system_s": system, "process_mb": peak, "rise_mb": peak - before}
+    if device.type == "cuda":
+        figures["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
+    return figures
+
+
+def in_turn(
+    runs: dict[str, Callable[[], Any]], measure: Callable[[Callable[[], Any]], T], repeats: int, warmup: int
+) -> dict[str, list[T]]:
+    """`measure` of each run, `repeats` times in turn, so that all runs have the same load on a shared machine."""
+    found: dict[str, list[T]] = {name: [] for name in runs}
+    for turn in range(warmup + repeats):
+        for name, run in runs.items():
+            result = measure(run)
+            if turn >= warmup:
+                found[name].append(result)
+    return found
+
+
+def compared(
+    runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
+) -> dict[str, dict[str, float]]:
+    """Median and least seconds, median CPU seconds and largest memory of each run, measured in turn.
+
+    CPU seconds compare runs even on a busy machine.
+    """
+    found = in_turn(runs, lambda run: measured(run, device), repeats, warmup)
+    return {name: _summary(figures) for name, figures in found.items()}
+
+
+def _summary(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    summary = {f"median_{key}": statistics.median(run[key] for run in runs) for key in ("s", "cpu_s", "system_s")}
+    summary |= {"min_s": min(run["s"] for run in runs), "runs": len(runs)}
+    return summary | {key: max(run[key] for run in runs) for key in runs[0] if key.endswith("_mb")}
+
+
+def _status_mb(key: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large square matrix product on this device: best of several."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    times = [seconds(lambda: a @ b, device) for _ in range(9)]
+    return 2 * size**3 / min(times[1:])
