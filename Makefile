@@ -2,7 +2,7 @@
 # make quick    the tests that tell most, at most 90 s on two cores
 # make test     all tests
 # make versions the fast tests with other versions of torch (scripts/try_versions.sh; 5 GB each)
-# make gpu      the first minutes on a new GPU: measures it, writes gpu_report/gpu_check.md (docs/gpu.md)
+# make gpu      on a new GPU: are results right, how fast is it; writes gpu.json (docs/gpu.md)
 # make lint     ruff
 # make faults   the whole fault suite (an hour), and docs/reliability.md
 PYTHON ?= python3
@@ -47,8 +47,9 @@ faults: $(VENV)/.installed-test
 versions:
 	PYTHON=$(PYTHON) scripts/try_versions.sh
 
-gpu: $(VENV)/.installed
-	$(VENV)/bin/python scripts/gpu_check.py all --out gpu_report
+gpu: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -m cuda
+	$(VENV)/bin/python lab/gpu.py --out gpu.json
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
