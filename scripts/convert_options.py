@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Write an option file of S-VRT or BasicSR (JSON or YAML) as one of this project.
+"""Write an option file of S-VRT (JSON or YAML) as one of this project.
 
 It prints what was translated, what was dropped because it has no effect here, and what our options cannot say, with the
 size of the effect. Keys without a counterpart stop it, all named at once; --drop names those that may be left out.
-Files of KAIR need no conversion. Secrets are never copied.
+Files of KAIR need no conversion; docs/coming_from.md has a table for those of BasicSR. Secrets are never copied.
 
     python scripts/convert_options.py theirs.json --out ours.json
-    python scripts/convert_options.py theirs.yml path.root=runs --out ours.json --drop val.metrics
+    python scripts/convert_options.py theirs.yml path.root=runs --out ours.json --drop train.lora_rank
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from main_train_vrt import PARTS
 from models.released import RELEASED
 from models.select_network import check_options
-from scripts import convert_basicsr, convert_svrt
+from scripts import convert_svrt
 from scripts.convert_tools import (
     MISSING,
     Conversion,
@@ -51,7 +51,7 @@ PATHS = ("dataroot_lq", "dataroot_gt", "dataroot_spike", "meta_info_file")
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", help="option file of S-VRT or BasicSR, JSON or YAML")
+    parser.add_argument("file", help="option file of S-VRT, JSON or YAML")
     parser.add_argument("--out", required=True, help="the new option file; an existing file is never overwritten")
     parser.add_argument("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
     parser.add_argument("--drop", nargs="+", default=[], metavar="KEY", help="keys of FILE that may be left out")
@@ -67,10 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     c, manner, twice = read(source, [text for text in command.drop if "=" not in text])
     if manner == "KAIR" and not is_yaml(source):
         return keep(source)
-    if manner == "BasicSR":
-        convert_basicsr.convert(c)
-    else:  # S-VRT's keys are those of KAIR and some more
-        convert_svrt.convert(c, tuple(command.spike_size) if command.spike_size else None)
+    # S-VRT's keys are those of KAIR and some more.
+    convert_svrt.convert(c, tuple(command.spike_size) if command.spike_size else None)
     for key in twice:
         c.dropped[f"{key}, the first of two"] = "the last one counts, as in the original program"
     plain_values(c, PARTS)
@@ -110,15 +108,14 @@ def read(source: Path, drop: list[str]) -> tuple[Conversion, str, list[str]]:
         )
     for key in drop:
         c.drop(key, "as asked with --drop")
-    if convert_basicsr.is_basicsr(values):
-        return c, "BasicSR", twice
     if convert_svrt.is_svrt(values):
         return c, "S-VRT", twice
     if isinstance(values.get("netG"), dict) and isinstance(values.get("datasets"), dict):
         return c, "KAIR", twice
     raise OptionError(
         "the file is of no program that this script knows", str(source),
-        "S-VRT: netG and datasets with spike_h, ...; BasicSR: network_g, ...", "write one after those in options/vrt",
+        "S-VRT: netG and datasets with spike_h, ...",
+        "write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR",
     )  # fmt: skip
 
 

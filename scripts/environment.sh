@@ -16,6 +16,6 @@ export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
 export NCCL_ASYNC_ERROR_HANDLING="${NCCL_ASYNC_ERROR_HANDLING:-1}" # the old name
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 # Threads that wait for one another sleep. Spinning is faster on idle cores (a step on the CPU takes 0.6 of the time), but
-# 2 to 25 times slower as soon as anything else wants a core: docs/benchmarks/net.md, scripts/benchmark.py threads.
+# 2 to 25 times slower as soon as anything else wants a core: docs/benchmarks/net.md.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 if [[ -z ${NCCL_IB_DISABLE:-} && -z $(ls -A /sys/class/infiniband 2>/dev/null) ]]; then export NCCL_IB_DISABLE=1; fi
