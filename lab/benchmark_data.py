@@ -19,7 +19,7 @@ from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
 from data.spike.stream import Crop, SpikeGeometry
 from lab.tools import in_turn, seconds, table
-from scripts.sample_scenes import texture
+from scripts.parts.sample_scenes import texture
 
 HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88
 REPRESENTATIONS = {

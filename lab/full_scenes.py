@@ -11,7 +11,7 @@ import numpy as np
 
 from data.spike import simulate
 from scripts.make_sample_data import Size
-from scripts.sample_scenes import MARGIN, PLANES, SIZE, blob, smooth_walk, texture
+from scripts.parts.sample_scenes import MARGIN, PLANES, SIZE, blob, smooth_walk, texture
 
 FINE = 2  # rendered pixels per RGB pixel
 SHEET = FINE * (SIZE + 2 * MARGIN)

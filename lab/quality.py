@@ -35,7 +35,7 @@ from models.optim import fixed_keys, is_fix_key
 from models.restore.results import read_json
 from models.select_network import define_G
 from scripts.make_sample_data import CAMERAS, SAMPLE, check_made, make_sample
-from scripts.sample_recording import RGB, SPIKES, Cameras
+from scripts.parts.sample_recording import RGB, SPIKES, Cameras
 from utils.dist.process import die_with_parent
 from utils.options.file import Sources, read_with_base
 from utils.run.history import read_history

@@ -12,7 +12,7 @@ import numpy as np
 
 from models.restore.results import read_json
 from scripts.compare_runs import table
-from scripts.sample_recording import RGB
+from scripts.parts.sample_recording import RGB
 from utils.image import encode_rgb, imread_rgb, side_by_side
 
 RECORDED = "recorded"  # the condition of the training clips

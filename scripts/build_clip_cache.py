@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.clip_cache import build_cache
 from main_train_vrt import PARTS
-from scripts.exit_codes import with_exit_code
-from scripts.shown import tracked
+from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.shown import tracked
 from utils.errors import OptionError
 from utils.options.load import load_options
 

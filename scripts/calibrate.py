@@ -31,8 +31,8 @@ from data.spike.simulate import to_display, to_grey
 from data.spike.stream import SpikeGeometry
 from data.spike_grid import CalibratedGrid
 from data.spike_source import spike_errors_as_data_errors
-from scripts.exit_codes import with_exit_code
-from scripts.spike_guess import add_geometry, the_geometry
+from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.spike_guess import add_geometry, the_geometry
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing
 from utils.image import encode_rgb, imwrite_rgb

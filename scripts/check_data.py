@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.preflight import Report, raise_problems
 from main_train_vrt import PARTS
-from scripts.exit_codes import with_exit_code
-from scripts.shown import shown
+from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.shown import shown
 from utils.options.load import load_options
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.exit_codes import with_exit_code
+from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError
 from utils.run.history import read_history
 

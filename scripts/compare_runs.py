@@ -28,7 +28,7 @@ import numpy as np
 
 from models.restore.results import compare as compare_tests
 from models.restore.results import read_json
-from scripts.exit_codes import with_exit_code
+from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
 from utils.run.history import read_history, run_names

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from main_train_vrt import PARTS
 from models.released import RELEASED
 from models.select_network import check_options
-from scripts import convert_svrt
-from scripts.convert_tools import (
+from scripts.parts import convert_svrt
+from scripts.parts.convert_tools import (
     MISSING,
     Conversion,
     drop_secrets,
@@ -36,7 +36,7 @@ from scripts.convert_tools import (
     remove,
     render,
 )
-from scripts.exit_codes import with_exit_code
+from scripts.parts.exit_codes import with_exit_code
 from utils.errors import OptionError, SpikeVRTError
 from utils.files import refuse_existing, write_whole
 from utils.options.file import Sources, apply_override, read_with_base

@@ -29,7 +29,7 @@ import main_train_vrt
 from models.ddp import unwrap_ddp, weights_hash
 from models.model_vrt import ModelVRT
 from models.select_model import define_Model
-from scripts.doctor_checks import (
+from scripts.parts.doctor_checks import (
     FAIL,
     OK,
     WARN,
@@ -42,7 +42,7 @@ from scripts.doctor_checks import (
     read_log,
     table,
 )
-from scripts.exit_codes import with_exit_code
+from scripts.parts.exit_codes import with_exit_code
 from utils import utils_dist
 from utils.dist import process
 from utils.errors import SpikeVRTError

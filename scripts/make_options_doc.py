@@ -27,7 +27,7 @@ from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES
 from models.fusion.operators import FUSIONS
 from models.losses import LOSSES
 from models.select_network import NETWORKS
-from scripts.options_schema import schema_text
+from scripts.parts.options_schema import schema_text
 from utils.files import write_whole
 from utils.options.models import KAIR_ONLY, LoaderOptions, Options
 from utils.options.registry import Registry

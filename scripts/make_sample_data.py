@@ -27,10 +27,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.exit_codes import with_exit_code
-from scripts.sample_recording import GT_PLANE, SPIKES, Cameras, Recording, instant_planes
-from scripts.sample_scenes import PLANES, SIZE, make_layers, render
-from scripts.shown import tracked
+from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.sample_recording import GT_PLANE, SPIKES, Cameras, Recording, instant_planes
+from scripts.parts.sample_scenes import PLANES, SIZE, make_layers, render
+from scripts.parts.shown import tracked
 from utils.errors import DataError, OptionError
 from utils.random_streams import published_stream
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.exit_codes import with_exit_code
+from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError
 from utils.files import refuse_existing
 from utils.run.curves import draw_panels, draw_scalars, write_figure

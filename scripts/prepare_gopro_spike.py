@@ -31,9 +31,9 @@ from data.pool import run_parallel
 from data.prepare import Job, Plan, Recipe, make_folder, plan_clip
 from data.raw_video import SPLITS, RawClip, find_raw_clips
 from data.spike_info import FILE_NAME, FORMAT
-from scripts.exit_codes import with_exit_code
-from scripts.prepare_summary import NAMES, summarise, write_summary
-from scripts.shown import shown
+from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.prepare_summary import NAMES, summarise, write_summary
+from scripts.parts.shown import shown
 from utils.errors import DataError, OptionError
 from utils.files import Made, free_bytes, natural_key, refuse_overlap, write_whole
 

@@ -26,9 +26,9 @@ from data.clip_dataset import Draw
 from data.first_look import compare, pixel_of
 from data.select_dataset import build_dataset
 from main_train_vrt import PARTS
-from scripts.exit_codes import with_exit_code
-from scripts.sample_page import Sample, build_page
-from scripts.spike_guess import in_words
+from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.sample_page import Sample, build_page
+from scripts.parts.spike_guess import in_words
 from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
 from utils.options.load import load_options

@@ -31,10 +31,10 @@ from data.spike.formats import FORMATS, format_of, open_spikes, write_spikes
 from data.spike.simulate import IntegrateAndFire
 from data.spike.stream import SpikeGeometry
 from data.spike_source import spike_errors_as_data_errors
-from scripts import spike_views
-from scripts.exit_codes import with_exit_code
-from scripts.shown import tracked
-from scripts.spike_guess import add_geometry, candidate, in_words, info, the_geometry
+from scripts.parts import spike_views
+from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.shown import tracked
+from scripts.parts.spike_guess import add_geometry, candidate, in_words, info, the_geometry
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing
 

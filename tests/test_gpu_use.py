@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scripts.doctor_checks import check_ranks
+from scripts.parts.doctor_checks import check_ranks
 from utils.dist import gpu_use
 from utils.dist.status import line
 

@@ -12,7 +12,7 @@ import pytest
 
 import main_train_vrt
 from scripts.make_options_doc import Translations, make_page
-from scripts.options_schema import made_with
+from scripts.parts.options_schema import made_with
 from tests.dist.launching import run_command
 from tests.json_schema import faults
 from tests.kair_files import options_of, write_file

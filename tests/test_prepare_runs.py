@@ -18,7 +18,7 @@ from data.pool import run_parallel
 from data.spike.formats import read_spikes
 from data.spike.represent import represent
 from data.spike.stream import SpikeGeometry
-from scripts.shown import shown
+from scripts.parts.shown import shown
 from tests.dist.launching import ROOT
 from tests.gopro_files import SIZE, files, prepare, write_raw, write_tree
 from tests.test_progress import Terminal

@@ -15,7 +15,7 @@ from lab import train_flow
 from lab.flow_scenes import KINDS, SHEET, STEPS, make_pair, recorded
 from models.vrt.spynet import SpyNet
 from models.vrt.warp import flow_warp
-from scripts.sample_scenes import Layer, texture
+from scripts.parts.sample_scenes import Layer, texture
 from tests.test_flow_input import network
 
 SHIPPED = "models/vrt/spynet_scenes.pth"

@@ -12,7 +12,7 @@ import numpy as np
 from data.spike import simulate
 from data.spike.formats import write_spikes
 from data.spike.stream import SpikeGeometry
-from scripts.sample_scenes import PLANES, SIZE
+from scripts.parts.sample_scenes import PLANES, SIZE
 from utils.image import imwrite_rgb
 
 GT_PLANE = PLANES // 2  # the plane of the sharp frame

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from scripts.doctor_failures import KNOWN_FAILURES
+from scripts.parts.doctor_failures import KNOWN_FAILURES
 from utils import utils_dist
 from utils.dist import gpu_use
 

@@ -16,8 +16,8 @@ from data.spike.represent import REPRESENTATIONS, represent
 from data.spike.simulate import DISPLAY_GAMMA, to_uint8
 from data.spike.stream import SpikeFile
 from data.spike_info import nearest_info
-from scripts.shown import tracked
-from scripts.spike_guess import best_geometry, middle
+from scripts.parts.shown import tracked
+from scripts.parts.spike_guess import best_geometry, middle
 from utils.errors import DataError, OptionError
 from utils.files import publish_folder, scratch_folder
 from utils.image import IMAGE_SUFFIXES, imwrite_rgb, side_by_side

@@ -9,7 +9,7 @@ from data.frame_io import picture_size
 from data.roots import list_root
 from data.spike_info import DatasetInfo, load_info
 from data.spike_source import channels_of
-from scripts.convert_tools import Conversion, leaves, look_up
+from scripts.parts.convert_tools import Conversion, leaves, look_up
 from utils.errors import SpikeVRTError
 
 MARKS = (
