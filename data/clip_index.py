@@ -151,7 +151,7 @@ def problems_error(problems: Sequence[Problem], sources: Sequence[Source], shown
     more = len(problems) - len(rows)
     return DataError(
         f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(rows)}"
-        + (f"\n    ... and {more} more; scripts/check_data.py --opt FILE lists all" if more else ""),
+        + (f"\n    ... and {more} more; scripts/doctor.py --data --opt FILE lists all" if more else ""),
         ", ".join(dict.fromkeys(root for source in sources for root, _, _ in source.kinds().values())),
         _joined_expected([source.wanted() for source in sources]),
         f"restore these files, or remove the clips from {' and '.join(dict.fromkeys(s.choice() for s in sources))}",

@@ -3,6 +3,7 @@
 
     python scripts/doctor.py                                     this host and its environment
     python scripts/doctor.py --opt FILE [section.key=value ...]  also the data, the network, one process
+    python scripts/doctor.py --opt FILE --data --decode          only the data: every clip, every problem; exit code 3
     torchrun --nproc_per_node=N scripts/doctor.py --opt FILE     also the ranks together (or srun, or a platform launch)
     python scripts/doctor.py --log FILE                          what the failure in a log means
 
@@ -29,6 +30,7 @@ import main_train_vrt
 from models.ddp import unwrap_ddp, weights_hash
 from models.model_vrt import ModelVRT
 from models.select_model import define_Model
+from scripts.parts.check_data import check_data
 from scripts.parts.doctor_checks import (
     FAIL,
     OK,
@@ -56,9 +58,16 @@ STEPS = 3  # timed steps
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--opt", metavar="FILE", help="option file: check its data and its network too")
+    parser.add_argument("--data", action="store_true", help="list the clips of --opt and all problems of its data")
+    parser.add_argument("--decode", action="store_true", help="with --data: decode every image (finds flipped bits)")
     parser.add_argument("--log", metavar="FILE", help="read this log instead of checking anything")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     args = parser.parse_args(argv)
+    if args.data:
+        if not args.opt:
+            parser.error("--data needs --opt")
+        check_data(args.opt, args.overrides, args.decode)
+        return 0
     if args.log:
         try:
             findings = read_log(Path(args.log).read_text(errors="replace"))

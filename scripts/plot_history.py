@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Plot the curves of one or more runs into one figure: loss, PSNR, learning rate, speed.
+"""Plot the curves of one or more runs into one figure (loss, PSNR, learning rate, speed), or report one as it stands.
 
     python scripts/plot_history.py experiments/first experiments/second --out curves.png
     python scripts/plot_history.py experiments/first experiments/second --tags val/ train/loss --out scalars.pdf
+    python scripts/plot_history.py experiments/first --out report.html
 
 A run is given by its folder, its training_history.jsonl or its training_history.json. With --tags: one panel for each
-scalar whose name begins so. The suffix of --out sets the file format.
+scalar whose name begins so. The suffix of --out sets the file format; .html: the report of one run, with its pictures,
+as the run itself writes it at each validation.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError
-from utils.files import refuse_existing
+from utils.files import refuse_existing, write_whole
 from utils.run.curves import draw_panels, draw_scalars, write_figure
 from utils.run.history import History, read_history, run_names
+from utils.run.report import build_report, curves_of
 
 
 @with_exit_code
@@ -31,10 +34,22 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new file")
     args = parser.parse_args(argv)
     refuse_existing(args.out, "--out")
+    if args.out.suffix == ".html":
+        return write_report(args.runs, args.out)
     histories = read(args.runs)
     figure = draw_scalars(chosen(histories, tuple(args.tags))) if args.tags else draw_panels(histories)
     write_figure(figure, args.out)
     print(f"{args.out}: {', '.join(histories)}")
+    return 0
+
+
+def write_report(runs: list[Path], out: Path) -> int:
+    if len(runs) != 1 or not runs[0].is_dir():
+        what = f"{', '.join(map(str, runs))}: not the folder of one run"
+        raise DataError(what, "RUN", "the folder of one run, for .html", "correct the path")
+    history = read_history(runs[0])
+    write_whole(out, build_report(runs[0], history, curves_of(runs[0], history)).encode())
+    print(f"{out}: {runs[0]}")
     return 0
 
 

@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     calls = [(job, recipe, plan.offset) for job, plan in plans.items()]
     clips = run_counted(command.workers, summarise, calls, [1] * len(calls), "summary", "clips")
     page = write_summary(made, recipe, clips)
-    print(f"made {command.out}: see {page}; check it with scripts/check_data.py --opt FILE")
+    print(f"made {command.out}: see {page}; check it with scripts/doctor.py --data --opt FILE")
     return 0
 
 

@@ -38,7 +38,8 @@ def commands(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_exist(page):
     text = page.read_text(encoding="utf-8")
-    missing = {name for name in PATH.findall(text) if not (ROOT / name).exists()}
+    # The change log also names what has left since.
+    missing = {name for name in PATH.findall(text) if not (ROOT / name).exists() and page.name != "CHANGELOG.md"}
     missing |= {link for link in LINK.findall(text) if ":" not in link and not (page.parent / link).exists()}
     assert not missing
 

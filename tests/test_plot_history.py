@@ -1,4 +1,4 @@
-"""scripts/plot_history.py and scripts/run_report.py from their command lines, and the figures of a run."""
+"""scripts/plot_history.py from its command line, and the figures of a run."""
 
 from __future__ import annotations
 

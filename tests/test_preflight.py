@@ -11,7 +11,7 @@ from data.clip_cache import build_cache
 from data.preflight import preflight
 from data.spike.formats import write_spikes
 from data.spike.stream import SpikeGeometry
-from scripts import check_data
+from scripts import doctor
 from tests.clip_files import check, resolved, section, source_of, write_clip, write_info
 from utils.errors import DataError
 from utils.options.models import DatasetsOptions
@@ -181,7 +181,7 @@ def test_the_script_says_the_same_with_exit_code_3(root, capsys, damaged):
     opt["train"] = {"G_lossfn_type": "l1"}
     (root / "opt.json").write_text(json.dumps(opt))
 
-    assert check_data.main(["--opt", str(root / "opt.json"), "--decode"]) == (3 if damaged else 0)
+    assert doctor.main(["--data", "--opt", str(root / "opt.json"), "--decode"]) == (3 if damaged else 0)
     said = capsys.readouterr()
     assert "train: " in said.out and "clip1" in said.out
     expected = "clip0 | lq lacks 1 of 6 frames: 000003.png" if damaged else "no problem found"

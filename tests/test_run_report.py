@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.run_report import main
+from scripts.plot_history import main
 from tests.headless import check_offline
 from tests.test_report import browser, pixel  # noqa: F401
 from utils.image import comparison, comparison_strip, imwrite_rgb, panels_of

@@ -15,7 +15,7 @@ from data.clip_reader import user_clips
 from data.select_dataset import build_dataset
 from data.spike.formats import count_planes, open_spikes, read_spikes, write_spikes
 from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
-from scripts import check_data
+from scripts import doctor
 from tests.clip_files import section, source_of, write_clip, write_info
 from tests.spike_files import restore_dat, tool
 from tests.train_files import network
@@ -181,10 +181,10 @@ def as_format(root, suffix, geometry=None):
 
 
 def check(root, **changes):
-    """The exit code of scripts/check_data.py."""
+    """The exit code of scripts/doctor.py --data."""
     options = {"task": "x", "datasets": {"train": section(root, **changes)}, "netG": network()}
     (root / "opt.json").write_text(json.dumps(options | {"train": {"G_lossfn_type": "charbonnier"}}))
-    return check_data.main(["--opt", str(root / "opt.json")])
+    return doctor.main(["--data", "--opt", str(root / "opt.json")])
 
 
 def build(root, **changes):

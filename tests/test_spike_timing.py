@@ -14,7 +14,7 @@ from data.spike.formats import read_spikes, write_spikes
 from data.spike.represent import represent
 from data.spike.stream import SpikeGeometry
 from data.spike_timing import Exposures
-from scripts import check_data
+from scripts import doctor
 from tests.clip_files import PLANES, check, section, source_of, write_clip, write_info
 from tests.train_files import network
 from utils.errors import DataError, OptionError
@@ -228,7 +228,7 @@ def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(tmp
         "test": section(tmp_path, "test", spike={"type": "dat", "exposure": {"start": 0, "length": 24, "period": 24}}),
     }}  # fmt: skip
     (tmp_path / "opt.json").write_text(json.dumps(options))
-    assert check_data.main(["--opt", str(tmp_path / "opt.json")]) == 0
+    assert doctor.main(["--data", "--opt", str(tmp_path / "opt.json")]) == 0
 
 
 def test_exposures_outside_of_the_file_and_missing_ones_name_clip_frame_and_planes(tmp_path):
