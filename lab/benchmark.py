@@ -42,8 +42,7 @@ def main(argv: list[str]) -> int:
     for sub in commands.choices.values():
         sub.add_argument("--json", type=Path, help="write the numbers to this new file")
     args = parser.parse_args(argv)
-    if args.json and args.json.exists():
-        parser.error(f"{args.json} exists already")
+    assert not (args.json and args.json.exists()), f"{args.json} exists already"
     numbers = benchmark_data.run(args) if args.command == "data" else run(args)
     if args.json:
         args.json.write_text(json.dumps({"command": " ".join(argv), **environment(), **numbers}, indent=2) + "\n")

@@ -14,22 +14,13 @@ import torch
 
 from data.clip_cache import build_cache
 from data.select_dataset import DATASETS, build_dataset
-from data.spike.formats import read_spikes, write_spikes
-from data.spike.represent import represent
+from data.spike.formats import write_spikes
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
-from data.spike.stream import Crop, SpikeGeometry
+from data.spike.stream import SpikeGeometry
 from lab.tools import in_turn, seconds, table
 from scripts.parts.sample_scenes import texture
 
 HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88
-REPRESENTATIONS = {
-    "tfp": {"half_window": 10, "offsets": [-20, 0, 20]},
-    "voxel": {"num_bins": 8},
-    "tfi": {"half_window": 20, "offsets": [-8, 0, 8]},
-    "raw": {"window": 21},
-    "encoding25": {},
-    "relative": {"half_windows": [2, 6, 12], "num_bins": 8},
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +41,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         cache = str(root / "cache")
         options = DATASETS.resolve(section(root, args), "datasets.train")
         build_cache(options.constructor.source(options), cache)
-        return {
-            "samples": time_samples(root, cache, args),
-            "dat": time_dat(root, args),
-        }
+        return {"samples": time_samples(root, cache, args)}
 
 
 def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
@@ -109,29 +97,9 @@ def time_samples(root: Path, cache: str, args: argparse.Namespace) -> dict[str, 
     rows = [[name, f"{ms:.1f}", f"{1e3 / ms:.1f}", f"{ms / decode:.3f}"] for name, ms in best.items()]
     print(table(rows, ["", "ms", "samples/s", "of decoding"]))
     print(f"spikes add {100 * (best['png + .dat'] / best['png'] - 1):.1f} % to the PNG path")
-    print(f"the cache is {best['png + .dat'] / best['cache, RGB + spikes']:.1f} x the PNG path, RGB + spikes")
     return best
 
 
 def median_ms(runs: dict[str, Callable[[], Any]], repeats: int, warmup: int) -> dict[str, float]:
     times = in_turn(runs, lambda run: seconds(run, torch.device("cpu")), repeats, warmup)
     return {name: 1e3 * float(np.median(values)) for name, values in times.items()}
-
-
-def time_dat(root: Path, args: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds to unpack one whole file and a crop, and for each representation of both."""
-    path = next(root.glob("GOPRO_Large_spike_seq/train/*/spike/000000.dat"))
-    geometry, crop = SpikeGeometry(HEIGHT // RATIO, WIDTH // RATIO), Crop(100, 203, 96, 96)
-    streams = {"": read_spikes(path, geometry, crop=crop), ", whole frame": read_spikes(path, geometry)}
-    runs: dict[str, Callable[[], Any]] = {
-        "whole file": lambda: read_spikes(path, geometry),
-        "96 x 96 crop": lambda: read_spikes(path, geometry, crop=crop),
-    }
-    for part, stream in streams.items():
-        for name, options in REPRESENTATIONS.items():
-            runs[name + part] = lambda n=name, s=stream, o=options: represent(n, s, PLANES // 2, rate=0.5, **o)
-    best = median_ms(runs, 5 * args.repeats, 5)
-    print(f"\nOne .dat of {PLANES} planes; representations of the crop and of the whole frame")
-    print(table([[name, f"{ms:.2f}"] for name, ms in best.items()], ["", "ms"]))
-    print(f"the crop takes 1 / {best['whole file'] / best['96 x 96 crop']:.1f} of the whole file")
-    return best

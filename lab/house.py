@@ -21,17 +21,13 @@ FOLDERS = {"utils", "data", "models", "scripts"}
 
 def tracked(*kinds: str) -> list[Path]:
     """Files of the working tree, new ones too."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *kinds]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", *kinds]
+    names = subprocess.check_output(command, text=True).splitlines()
     return [ROOT / name for name in dict.fromkeys(names) if (ROOT / name).is_file()]
 
 
-def lines(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").splitlines())
-
-
-def below(path: Path, *names: str) -> bool:
-    return path.relative_to(ROOT).parts[0] in names
+def lines(*paths: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
 def reachable(start: str) -> set[str]:
@@ -49,27 +45,29 @@ def reachable(start: str) -> set[str]:
 
 def main() -> None:
     files = tracked("*.py", "*.sh")
-    product = [path for path in files if not below(path, "tests", "lab")]
+    lab, tests = ([path for path in files if path.is_relative_to(ROOT / name)] for name in ("lab", "tests"))
+    product = [path for path in files if path not in lab and path not in tests]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in product if path.suffix == ".py"}
     nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    sizes = {(path, n): n.end_lineno - n.lineno + 1 for path, n in nodes if hasattr(n, "end_lineno")}
     functions = [(path, n) for path, n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    imports = sum(n.end_lineno - n.lineno + 1 for _, n in nodes if isinstance(n, ast.Import | ast.ImportFrom))
-    code = sum(map(lines, trees))
-    longest, (where, function) = max(product, key=lines), max(functions, key=lambda f: f[1].end_lineno - f[1].lineno)
-    with_opt = [n for _, n in functions if any(a.arg == "opt" for a in (*n.args.args, *n.args.kwonlyargs))]
-    print(f"product lines             {sum(map(lines, product))}")
-    print(f"modules                   {sum(lines(path) > 0 for path in trees)}")
-    print(f"functions per 1,000 lines {1000 * len(functions) / code:.1f}")
-    print(f"lines of imports          {100 * imports / code:.1f} %")
-    print(f"longest file              {lines(longest)}  {longest.relative_to(ROOT)}")
-    length = function.end_lineno - function.lineno + 1
-    print(f"longest function          {length}  {where.relative_to(ROOT)}: {function.name}")
-    print(f"main_train_vrt.py reaches {len(reachable('main_train_vrt'))} modules")
-    print(f"functions that take opt   {len(with_opt)}")
-    for folder in ("lab", "tests"):
-        print(f"{folder:5} lines               {sum(lines(path) for path in files if below(path, folder))}")
-    print(f"scripts                   {len([path for path in files if path.parent == ROOT / 'scripts'])} programs")
-    print(f"README lines              {lines(ROOT / 'README.md')}")
+    imports = sum(sizes[path, n] for path, n in nodes if isinstance(n, ast.Import | ast.ImportFrom))
+    file, function = max(product, key=lines), max(functions, key=sizes.get)
+    figures = {
+        "product lines": lines(*product),
+        "modules": sum(lines(path) > 0 for path in trees),
+        "functions per 1,000 lines": round(1000 * len(functions) / lines(*trees), 1),
+        "lines of imports, %": round(100 * imports / lines(*trees), 1),
+        "longest file": f"{lines(file)}  {file.relative_to(ROOT)}",
+        "longest function": f"{sizes[function]}  {function[0].relative_to(ROOT)}: {function[1].name}",
+        "modules that main_train_vrt reaches": len(reachable("main_train_vrt")),
+        "functions that take opt": sum(any(a.arg == "opt" for a in n.args.args) for _, n in functions),
+        "files in scripts/": sum(path.parent == ROOT / "scripts" for path in files),
+        "lab lines": lines(*lab),
+        "tests lines": lines(*tests),
+        "README lines": lines(ROOT / "README.md"),
+    }
+    print("\n".join(f"{name:36} {figure}" for name, figure in figures.items()))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,9 @@ def main(argv: list[str]) -> int:
     data, digest = make_data(out, args.suite, clips, args.frames)
     files = args.opt or sorted((ROOT / "options/benchmark").glob("*.json"))
     methods = [read_method(file, data, digest, args.steps) for file in files]
-    check_alike(methods)
+    for method in methods:
+        if method.work != methods[0].work:
+            sys.exit(f"a step of {method.name} sees {method.work} pixels, one of {methods[0].name} {methods[0].work}")
     for seed in args.seeds:
         for method in methods:
             if (args.only is None or method.name in args.only) and not find_result(out, args.suite, method, seed):
@@ -125,7 +127,7 @@ def make_data(out: Path, suite: str, clips: dict[str, int] | None, frames: int |
     asked = json.dumps([suite, size.version, clips, frames, INSTANTS, cameras], sort_keys=True)
     digest = hashlib.sha256(asked.encode()).hexdigest()[:8]
     folder = out / f"data_{digest}"
-    out.mkdir(parents=True, exist_ok=True)
+    (out / "results").mkdir(parents=True, exist_ok=True)
     with open(out / ".data.lock", "a") as file:  # another command may make them at this moment
         fcntl.flock(file, fcntl.LOCK_EX)
         if not folder.exists() or not check_made(folder, 0, INSTANTS, size):
@@ -164,12 +166,6 @@ def read_method(file: Path, data: Path, data_digest: str, steps: int) -> Method:
     return Method(file.stem, file.resolve(), overrides, parameters, work, digest)
 
 
-def check_alike(methods: Sequence[Method]) -> None:
-    for method in methods[1:]:
-        if method.work != methods[0].work:
-            sys.exit(f"a step of {method.name} sees {method.work} pixels, one of {methods[0].name} {methods[0].work}")
-
-
 def find_result(out: Path, suite: str, method: Method, seed: int) -> Path | None:
     """The result of a finished run, of this machine or committed."""
     places = [folder / f"{method.run_name(seed)}.json" for folder in (out / "results", COMMITTED[suite])]
@@ -186,13 +182,9 @@ def run_one(out: Path, data: Path, method: Method, seed: int) -> None:
     scores = test(out, data, name, method.file, "--weights", str(run / "checkpoints/checkpoint_latest.pth"))
     speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
     s_per_step = statistics.median(1 / speed for speed in speeds) if speeds else None
-    write_result(out, name, {"method": method.name, "seed": seed, "s_per_step": s_per_step, "clips": scores})
-    print(f"{name}: trained and tested", flush=True)
-
-
-def write_result(out: Path, name: str, about: dict[str, Any]) -> None:
-    (out / "results").mkdir(exist_ok=True)
+    about = {"method": method.name, "seed": seed, "s_per_step": s_per_step, "clips": scores}
     (out / "results" / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
+    print(f"{name}: trained and tested", flush=True)
 
 
 def test(out: Path, data: Path, name: str, file: Path, *how: str) -> dict[str, Any]:
@@ -220,19 +212,19 @@ def call(program: str, out: Path, name: str, *arguments: str) -> None:
 def write_tables(args: argparse.Namespace, out: Path, data: Path, digest: str, methods: Sequence[Method]) -> str:
     """Write table.md, table.json and strip.png of all finished runs; the text of table.md."""
     estimate = f"estimate_{digest}"
-    if not (out / "results" / f"{estimate}.json").exists():
+    result = out / "results" / f"{estimate}.json"
+    if not result.exists():
         scores = test(out, data, estimate, methods[0].file, "--method", "exposure")
-        write_result(out, estimate, {"clips": scores})
+        result.write_text(json.dumps({"clips": scores}, indent=1) + "\n")
     found = {
         method: {seed: read_json(file) for seed in args.seeds if (file := find_result(out, args.suite, method, seed))}
         for method in methods
     }
     outcomes = [Outcome(method.name, method.parameters, runs) for method, runs in found.items() if runs]
-    whole = read_json(out / "results" / f"{estimate}.json")
-    outcomes.append(Outcome(ESTIMATE, 0, dict.fromkeys(args.seeds, whole)))
+    outcomes.append(Outcome(ESTIMATE, 0, dict.fromkeys(args.seeds, read_json(result))))
     text, numbers = report(outcomes, args.reference, list(conditions(CAMERAS)))
     text = f"{args.suite} suite, {args.steps} steps, data {digest}\n\n{text}"
-    numbers = {"suite": args.suite, "steps": args.steps, "seeds": args.seeds, "data": digest, **numbers}
+    numbers |= {"suite": args.suite, "steps": args.steps, "seeds": args.seeds, "data": digest}
     tests = {method.name: out / "tests" / method.run_name(args.seeds[0]) for method in methods}
     # A result that came from another machine has no pictures here.
     tests = {name: folder for name, folder in {**tests, ESTIMATE: out / "tests" / estimate}.items() if folder.is_dir()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import platform
 import resource
 import statistics
 import subprocess
@@ -41,19 +40,12 @@ def environment() -> dict[str, Any]:
     """Device, versions and commit of a measurement."""
     command = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "commit": commit or None,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "cpu": _cpu_name(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
-
-
-def _cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+        "commit": commit or None, "gpu": gpu,
+        "cpu": next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
+        "threads": torch.get_num_threads(), "torch": torch.__version__,
+    }  # fmt: skip
 
 
 def seconds(run: Callable[[], Any], device: torch.device) -> float:
@@ -111,8 +103,11 @@ def compared(
 
 def _summary(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     summary = {f"median_{key}": statistics.median(run[key] for run in runs) for key in ("s", "cpu_s", "system_s")}
-    summary |= {"min_s": min(run["s"] for run in runs), "runs": len(runs)}
-    return summary | {key: max(run[key] for run in runs) for key in runs[0] if key.endswith("_mb")}
+    return (
+        summary
+        | {"min_s": min(run["s"] for run in runs), "runs": len(runs)}
+        | {key: max(run[key] for run in runs) for key in runs[0] if key.endswith("_mb")}
+    )
 
 
 def _status_mb(key: str) -> float:

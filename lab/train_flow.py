@@ -3,7 +3,6 @@
 
     python lab/train_flow.py --out experiments/flow
     python lab/train_flow.py --weights models/vrt/spynet_scenes.pth
-    python lab/train_flow.py --weights model_zoo/vrt/spynet_sintel_final-3d2a1287.pth
 
 Each scene shows two frames: blurry and sharp ones, and pictures from spikes (netG.flow_input "spike" and "both"). The
 pyramid is trained from coarse to fine, each finer level from the weights of the one before (Ranjan and Black, CVPR
@@ -78,16 +77,15 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         command.out.mkdir(parents=True)
         train(net, command)
-    found = errors(net, held_out(command))
-    print(table([(name, error, error / found["zero flow"]) for name, error in found.items()], COLUMNS))
+    held_out = (make_pair(published_stream(command.seed, TEST, number)) for number in range(command.test))
+    found = errors(net, held_out)
+    columns = ("input of SpyNet", "end-point error in px", "relative to zero flow")
+    print(table([(name, error, error / found["zero flow"]) for name, error in found.items()], columns))
     if command.out is not None:
         about = {"seed": command.seed, "steps": command.steps, "scenes": command.scenes, "test_scenes": command.test}
         content = {**about, **environment(), "end_point_error_px": found}
         (command.out / "flow.json").write_text(json.dumps(content, indent=2) + "\n")
     return 0
-
-
-COLUMNS = ("input of SpyNet", "end-point error in px", "relative to zero flow")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -199,11 +197,6 @@ def draw(pair: Pair, crop: int, rng: np.random.Generator) -> tuple[Tensor, Tenso
 def end_point_error(found: Tensor, true: Tensor) -> Tensor:
     """Mean distance of two flows (n, 2, h, w), in pixels."""
     return ((found - true).square().sum(1) + 1e-12).sqrt().mean()
-
-
-def held_out(command: argparse.Namespace) -> Iterator[Pair]:
-    for number in range(command.test):
-        yield make_pair(published_stream(command.seed, TEST, number))
 
 
 @torch.no_grad()
