@@ -32,10 +32,10 @@ from data.prepare import Job, Plan, Recipe, make_folder, plan_clip
 from data.raw_video import SPLITS, RawClip, find_raw_clips
 from data.spike_info import FILE_NAME, FORMAT
 from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.prepare_summary import NAMES, summarise, write_summary
+from scripts.parts.prepare_summary import check_summary, summarise, write_summary
 from scripts.parts.shown import shown
 from utils.errors import DataError, OptionError
-from utils.files import Made, free_bytes, natural_key, refuse_overlap, write_whole
+from utils.files import free_bytes, natural_key, refuse_overlap, write_whole
 
 
 def cores() -> int:
@@ -108,13 +108,12 @@ def main(arguments: list[str] | None = None) -> int:
         print_plans(plans, recipe)
         return 0
     check_room(command.out, total)
-    made = Made(info_path(command.out).parent)
-    made.check(made.folder / name for name in NAMES)
+    check_summary(info_path(command.out).parent)
     write_info(command.out, recipe, plans)
     make_all(plans, recipe, command.workers)
     calls = [(job, recipe, plan.offset) for job, plan in plans.items()]
     clips = run_counted(command.workers, summarise, calls, [1] * len(calls), "summary", "clips")
-    page = write_summary(made, recipe, clips)
+    page = write_summary(info_path(command.out).parent, recipe, clips)
     print(f"made {command.out}: see {page}; check it with scripts/doctor.py --data --opt FILE")
     return 0
 

@@ -8,12 +8,13 @@ from data.spike.formats import write_spikes
 from data.spike.stream import SpikeGeometry
 from utils.errors import DataError, OptionError
 from utils.files import (
-    Made,
     natural_key,
     publish_folder,
     refuse_existing,
     refuse_foreign,
+    refuse_links,
     refuse_overlap,
+    remove_files,
     scratch_folder,
     write_whole,
 )
@@ -25,58 +26,23 @@ def test_natural_order_counts():
     assert sorted(names, key=natural_key) == ["1", "01", "2", "10", "a2", "a10"]
 
 
-def test_only_listed_and_unchanged_files_are_replaced_or_removed(tmp_path):
-    made, other = Made(tmp_path), Made(tmp_path, "1")
-    made.write(tmp_path / "clip" / "0.png", b"ours")
-    made.write(tmp_path / "clip" / "1.png", b"ours")
-    other.write(tmp_path / "more" / "x.png", b"ours")
-    (tmp_path / "clip" / "note.txt").write_text("theirs")
-    (tmp_path / "clip" / "1.png").write_bytes(b"theirs")
-
-    again = Made(tmp_path)
-    again.write(tmp_path / "clip" / "0.png", b"new")
-    with pytest.raises(DataError, match=r"not made by this program.*clip/1\.png"):
-        again.write(tmp_path / "clip" / "1.png", b"new")
-    again.remove_all()
-    assert sorted(p.name for p in (tmp_path / "clip").iterdir()) == ["1.png", "note.txt"]
-    assert (tmp_path / "clip" / "1.png").read_bytes() == b"theirs" and not (tmp_path / "more").exists()
-
-
-def test_a_file_is_listed_before_it_appears(tmp_path):
-    made = Made(tmp_path)
-    made._note(tmp_path / "a", "0" * 64)  # killed here: nothing of that name is ours, neither is one that comes later
-    (tmp_path / "a").write_text("theirs")
-    assert not Made(tmp_path).is_ours(tmp_path / "a")
-
-
-@pytest.mark.parametrize("left", [30, 64, 70, 78])
-def test_a_line_that_a_full_disk_cut_off_stops_nobody(tmp_path, left):
-    Made(tmp_path).write(tmp_path / "first.png", b"ours")
-    names = tmp_path / ".spikevrt" / "0.txt"
-    whole = names.read_bytes()
-    names.write_bytes(whole + whole[:left])
-
-    made = Made(tmp_path)
-    made.write(tmp_path / "second.png", b"ours")
-    made.write(tmp_path / "third.png", b"ours")
-
-    assert all(Made(tmp_path).is_ours(tmp_path / f"{name}.png") for name in ("first", "second", "third"))
-    Made(tmp_path).remove_all()
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_nothing_is_written_through_a_link_or_out_of_the_folder(tmp_path):
+def test_nothing_is_written_or_removed_through_a_link_or_out_of_the_folder(tmp_path):
     inner, outer = tmp_path / "out", tmp_path / "elsewhere"
-    inner.mkdir(), outer.mkdir()
+    (inner / "folder.png").mkdir(parents=True), outer.mkdir(), (inner / "ours").mkdir()
     (inner / "clip").symlink_to(outer)
     (inner / "link.png").symlink_to(outer / "x.png")
-    for name in ("clip/0.png", "../elsewhere/0.png", "link.png"):
-        with pytest.raises(DataError):
-            Made(inner).write(inner / name, b"ours")
-    (inner / ".spikevrt").symlink_to(outer)
-    with pytest.raises(DataError):
-        Made(inner).write(inner / "a", b"ours")
-    assert list(outer.iterdir()) == []
+    (outer / "x.png").write_text("theirs")
+    (inner / "file").write_text("theirs")
+    names = ("clip/x.png", "../elsewhere/x.png", "link.png", "folder.png", "file/0.png")
+    for name in names:
+        with pytest.raises(DataError, match="leads out of the output folder, or is no file"):
+            refuse_links(inner, [inner / name])
+    refuse_links(inner, [inner / "file", inner / "new/0.png"])
+
+    (inner / "ours/0.png").write_text("ours")
+    remove_files(inner, [*(inner / name for name in names), inner / "ours/0.png", inner / "none.png"])
+    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert left == ["elsewhere", "elsewhere/x.png", "out", "out/clip", "out/file", "out/folder.png", "out/link.png"]
 
 
 def test_ctrl_c_while_a_file_is_written_leaves_the_former_one_and_nothing_else(tmp_path, monkeypatch):

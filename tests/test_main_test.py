@@ -97,7 +97,7 @@ def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(home, tm
 
 def test_what_a_test_leaves(tested):
     assert sorted(p.name for p in tested.iterdir()) == [
-        ".spikevrt", "clips", "metrics.json", "report.html", "run.json", "strips", "table.txt", "test0",
+        "clips", "metrics.json", "report.html", "run.json", "strips", "table.txt", "test0",
         "test0_comparison.mp4", "test1", "test1_comparison.mp4", "test2", "test2_comparison.mp4",
     ]  # fmt: skip
     assert VideoReader(tested / "test2_comparison.mp4").num_frames == 4

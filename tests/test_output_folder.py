@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import cv2
@@ -17,7 +18,7 @@ from tests.weights_files import make_home, message
 from utils.dist import watchdog
 from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
-from utils.files import MARK, Made, claim_run_folder
+from utils.files import MARK, RESULTS, claim_run_folder
 from utils.video import VideoReader
 
 
@@ -65,13 +66,13 @@ def test_results_of_others_and_of_changed_inputs_are_not_taken_over(home, clip, 
     shutil.copytree(clip / "sharp", out / "clip1")  # PSNR inf, if taken for ours
     command = args(home, clip, out, "--gt", clip / "sharp", "--save", "frames")
     text, code = message(capfd, *command)
-    assert code == 3 and "were not made by this program" in text and "clip1/000000.png" in text
+    assert code == 3 and "no test of this program made: clip1" in text
     shutil.rmtree(out)
 
     main_test_vrt.main(command)
     (out / "run.json").rename(tmp_path / "run.json")
     text, code = message(capfd, *command)
-    assert code == 2 and "run.json, which says how they were made, is missing" in text
+    assert code == 3 and "no test of this program made" in text and "with its run.json" in text
     (tmp_path / "run.json").rename(out / "run.json")
 
     picture = cv2.imread(str(clip / "blur" / "000000.png"))
@@ -161,8 +162,9 @@ def test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start(t
     outputs = Outputs(tmp_path, ("video",))
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"theirs")
-    with pytest.raises(DataError, match=f"not made by this program, or were changed since: {name}\n"):
-        claim_folder(outputs, {}, {"x": "0"}, {"x": ["0", "1", "2"]}, False)
+    for overwrite in (False, True):
+        with pytest.raises(DataError, match=f"no test of this program made: {re.escape(name.split('/')[0])}"):
+            claim_folder(outputs, {}, {"x": "0"}, {"x": ["0", "1", "2"]}, overwrite)
     assert not (tmp_path / "run.json").exists()
 
 
@@ -178,7 +180,7 @@ def test_results_and_training_runs_do_not_share_a_folder(tmp_path):
     with pytest.raises(OptionError, match="holds the results of a test"):
         claim_run_folder(results, ["log"], False)
     claim_run_folder(results, ["log"], True)  # a run's checkpoints lie there
-    assert (run / MARK).is_file() and (results / MARK).is_dir()
+    assert (run / MARK).is_file() and (results / RESULTS).is_file()
 
 
 def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path):
@@ -197,20 +199,33 @@ def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path
     seen.append(RUN.place)
     assert len(indices) > 1 and len({place.since for place in seen}) == 2 * len(indices) + 1
 
-    claim_folder(outputs, {}, {"clip1": "0"}, {"other": ["0"]}, False)
-    since = RUN.place.since
-    claim_folder(outputs, {}, {"clip1": "0"}, {"clip1": reader.stems}, False)
-    assert RUN.place.since > since
     assert {place.phase for place in [*seen, RUN.place]} == {"score: clip1"}
     watchdog.phase("start")
 
 
-def test_a_file_is_read_once_to_tell_whose_it_is(tmp_path):
-    reads = []
-    made = Made(tmp_path, on_read=lambda: reads.append(1))
-    for name in ("a", "b"):
-        made.write(tmp_path / name, b"")
-    made.check([tmp_path / "a", tmp_path / "b", tmp_path / "a"])
-    assert len(reads) == 2
-    made.remove_all()
-    assert len(reads) == 4 and not (tmp_path / "a").exists()
+def test_overwrite_removes_the_results_of_the_earlier_test_and_nothing_else(home, clip, tmp_path):
+    out = tmp_path / "out"
+    saved = ("frames", "video", "comparison")
+    assert main_test_vrt.main(args(home, clip, out, "--gt", clip / "sharp", "--save", *saved)) == 0
+    (out / "clip1" / "notes.txt").write_text("mine")
+    (out / "clips" / "mine.png").write_text("mine")
+    (clip.parent / "second").mkdir()
+    shutil.copytree(clip / "blur", clip.parent / "second" / "blur")
+
+    command = args(home, clip.parent / "second", out, "--overwrite", "--save", "video", "--dtype", "bfloat16")
+    assert main_test_vrt.main(command) == 0
+
+    names = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert {name for name in names if "clip1" in name} == {"clip1/notes.txt"}
+    assert {"second.mp4", "clips/second.json", "clips/mine.png"} <= names
+
+
+def test_a_file_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path):
+    outputs = Outputs(tmp_path, ("video",))
+    claim_folder(outputs, {}, {"x": "0"}, {"x": ["0"]}, False)
+    (tmp_path / "mine.mp4").write_bytes(b"theirs")
+    for overwrite in (False, True):
+        with pytest.raises(DataError, match=r"no test of this program made: mine\.mp4"):
+            claim_folder(outputs, {}, {"mine": "0"}, {"mine": ["0"]}, overwrite)
+    claim_folder(outputs, {"other": 1}, {"x": "0"}, {"x": ["0"]}, True)
+    assert (tmp_path / "mine.mp4").read_bytes() == b"theirs"

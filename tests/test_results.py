@@ -3,10 +3,10 @@ import math
 
 import pytest
 
-from models.restore.results import clip_file, collect, load_clip, save_clip, text_table
+from models.restore.results import clip_file, collect, json_bytes, load_clip, text_table
 from models.restore.test_args import parse_test_args
 from utils.errors import DataError, OptionError
-from utils.files import Made
+from utils.files import write_whole
 
 
 def entry(name, values, bonus=3.0):
@@ -17,7 +17,7 @@ def entry(name, values, bonus=3.0):
 
 
 def test_a_finished_clip_comes_back_with_infinite_values(tmp_path):
-    save_clip(Made(tmp_path), entry("a", [30.0, math.inf]))
+    write_whole(clip_file(tmp_path, "a"), json_bytes(entry("a", [30.0, math.inf])))
     stored = json.loads(clip_file(tmp_path, "a").read_text(), parse_constant=pytest.fail)
     assert stored["per_frame"]["input"]["psnr"] == [30.0, "inf"]
     assert load_clip(tmp_path, "a")["per_frame"]["input"]["psnr"] == [30.0, math.inf]

@@ -1,7 +1,7 @@
 """Files: order by name, atomic writing, and telling the project's own files from others.
 
 No program of the project changes or removes a file that it did not make:
-`Made` lists every file that goes into a results folder, and replaces or removes only listed, unchanged files.
+A folder of results or of a run is new, or holds our mark, else it is refused as a whole.
 `scratch_folder` makes a temporary folder with a mark, and clears only a marked one.
 `refuse_existing`, `refuse_overlap` and `refuse_foreign` refuse outputs before any work is done.
 """
@@ -9,7 +9,6 @@ No program of the project changes or removes a file that it did not make:
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -22,10 +21,10 @@ from pathlib import Path, PurePath
 from utils.errors import DataError, OptionError
 
 MARK = ".spikevrt"
+RESULTS = "run.json"  # the mark of a folder of results
 SHOWN = 5
 OTHER_ROOT = "free some space, or set path.root to another disk"
 _NUMBER = re.compile(r"(\d+)")
-_LISTED = re.compile(r'([0-9a-f]{64}) ("(?:[^"\\]|\\.)*")')  # a line of a list: SHA-256 and name as JSON
 
 
 def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
@@ -91,140 +90,44 @@ def sha256_of(path: Path, on_read: Callable[[], object] = lambda: None) -> str:
     return digest.hexdigest()
 
 
-class Made:
-    """The files below `folder` that this project made: the only ones that it replaces or removes there.
-
-    The SHA-256 and the name of a file are listed in <folder>/.spikevrt/<writer>.txt before the file appears. So every
-    file of ours is listed whenever a process dies, and a file that somebody changed is no longer ours.
-    writer: names the process; several may write into one folder at the same time, each with its own list.
-    on_read: called after every file and every MiB that is read to check a digest: a large folder takes long.
-    """
-
-    def __init__(self, folder: str | Path, writer: str = "0", on_read: Callable[[], object] = lambda: None) -> None:
-        self.folder, self.list_file = Path(folder), Path(folder) / MARK / f"{writer}.txt"
-        self._on_read = on_read
-        self._listed: dict[str, set[str]] | None = None
-        self._is_open = False  # whether this process may append to its list
-
-    def write(self, path: Path, content: bytes) -> None:
-        """Write a file of ours, whole or not at all. Raises DataError where a file that is not ours has that name."""
-        self.check([path])
-        self._note(path, hashlib.sha256(content).hexdigest())
-        write_whole(path, content)
-
-    def publish(self, temporary: Path, path: Path) -> None:
-        """Give the finished file `temporary` its name. Raises DataError as `write` does."""
-        self.check([path])
-        self._note(path, sha256_of(temporary, self._on_read))
-        os.replace(temporary, path)
-
-    def is_ours(self, path: Path) -> bool:
-        """Whether `path` is a file that this project put there, unchanged since. Reads the file."""
-        if not self._is_inside(path) or path.is_symlink() or not path.is_file():
-            return False
-        known = self._lists().get(self._name(path))
-        return known is not None and sha256_of(path, self._on_read) in known
-
-    def check(self, paths: Iterable[Path]) -> None:
-        """Raises DataError where one of our files would take the place of another's, or lie outside of the folder."""
-        paths = list(dict.fromkeys(paths))  # each file is read once
-        outside = [path for path in paths if not self._is_inside(path)]
-        if outside:
-            raise DataError(
-                f"{_some(outside)} leads out of the output folder", str(self.folder),
-                'files below the folder, without symbolic links and without ".." in names',
-                "choose another output folder, or rename the clip",
-            )  # fmt: skip
-        folders = {parent for path in paths for parent in path.parents if self.folder in parent.parents}
-        foreign = [path for path in sorted(folders) if os.path.lexists(path) and not path.is_dir()]
-        foreign += [path for path in paths if os.path.lexists(path) and not self.is_ours(path)]
-        if foreign:
-            raise DataError(
-                f"{len(foreign)} files in the output folder were not made by this program, or were changed since: "
-                f"{_some(path.relative_to(self.folder) for path in foreign)}", str(self.folder),
-                "no files under the names of the results", "choose another output folder, or move these files away",
-            )  # fmt: skip
-
-    def remove(self, paths: Iterable[Path]) -> None:
-        """Remove those of `paths` that are ours, and the folders below `folder` that are empty then."""
-        folders = set()
-        self._listed = None  # other writers may have added to theirs
-        for path in paths:
-            if self.is_ours(path):
-                path.unlink()
-                folders |= {p for p in path.parents if self.folder in p.parents}
-        for folder in sorted(folders, key=lambda p: -len(p.parts)):
-            if not any(folder.iterdir()):
-                folder.rmdir()
-
-    def remove_all(self) -> None:
-        """Remove every file of ours, and the lists."""
-        self.remove([self.folder / name for name in sorted(self._lists())])
-        if self._is_inside(self.list_file):
-            for file in self.list_file.parent.glob("*.txt"):
-                if _read_list(file) is not None:
-                    file.unlink()
-        self._listed, self._is_open = None, False
-
-    def _lists(self) -> dict[str, set[str]]:
-        """Name below `folder` -> digests under which it was put there, by any writer."""
-        if self._listed is None:
-            self._listed = {}
-            files = sorted(self.list_file.parent.glob("*.txt")) if self._is_inside(self.list_file) else []
-            for file in files:
-                for digest, name in _read_list(file) or ():
-                    self._listed.setdefault(name, set()).add(digest)
-        return self._listed
-
-    def _note(self, path: Path, digest: str) -> None:
-        name = self._name(path)
-        self._lists().setdefault(name, set()).add(digest)
-        with writing(self.list_file):
-            if not self._is_open:
-                self._open_list()
-            with open(self.list_file, "a", encoding="utf-8") as file:
-                file.write(f"{digest} {json.dumps(name)}\n")
-
-    def _open_list(self) -> None:
-        """Make sure that the list is ours, and remove a last line that a kill or a full disk cut off."""
-        is_there = os.path.lexists(self.list_file)
-        if not self._is_inside(self.list_file) or (is_there and _read_list(self.list_file) is None):
-            raise DataError(
-                "the list of our files is somebody else's file, or leads out of the folder", str(self.list_file),
-                "nothing but our own lists in this folder", "move it away",
-            )  # fmt: skip
-        self.list_file.parent.mkdir(parents=True, exist_ok=True)
-        if is_there:
-            os.truncate(self.list_file, self.list_file.read_bytes().rfind(b"\n") + 1)
-        self._is_open = True
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.folder).as_posix()
-
-    def _is_inside(self, path: Path) -> bool:
-        """Whether the file lies below the folder, and no symbolic link below the folder leads to it."""
-        parent = self.folder.resolve() / path.parent.relative_to(self.folder)
-        return ".." not in parent.parts and path.name != ".." and path.parent.resolve() == parent
+def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
+    """Raises DataError where one of `paths`, to be written below `folder`, leads out of it, or is no plain file."""
+    wrong = [path for path in dict.fromkeys(paths) if not _is_plain(folder, path)]
+    if wrong:
+        raise DataError(
+            f"{_some(path.relative_to(folder) for path in wrong)} leads out of the output folder, or is no file",
+            str(folder), 'files below the folder, without symbolic links and without ".." in names',
+            "choose another output folder, or rename the clip",
+        )  # fmt: skip
 
 
-def _read_list(file: Path) -> list[tuple[str, str]] | None:
-    """Digests and names in a list of `Made`; None for any other file. A last line that was cut off does not count."""
-    if file.is_symlink() or not file.is_file():
-        return None
-    *lines, last = file.read_text(encoding="utf-8", errors="replace").split("\n")
-    found = [_LISTED.fullmatch(line) for line in lines]
-    if not all(found) or not re.fullmatch(r"[0-9a-f]{0,64}( .*)?", last):
-        return None
-    return [(match[1], json.loads(match[2])) for match in found]
+def remove_files(folder: Path, paths: Iterable[Path]) -> None:
+    """Remove those of `paths` that are plain files below `folder`, and the folders below it that are empty then."""
+    folders = set()
+    for path in paths:
+        if path.is_file() and _is_plain(folder, path):
+            path.unlink()
+            folders |= {p for p in path.parents if folder in p.parents}
+    for inner in sorted(folders, key=lambda p: -len(p.parts)):
+        if not any(inner.iterdir()):
+            inner.rmdir()
+
+
+def _is_plain(folder: Path, path: Path) -> bool:
+    """Whether a file can be at `path`: below the folder, with no link below the folder and nothing else in its way."""
+    parent = folder.resolve() / path.parent.relative_to(folder)
+    if ".." in parent.parts or path.name == ".." or path.parent.resolve() != parent or path.is_symlink():
+        return False
+    return not path.is_dir() and all(p.is_dir() for p in path.parents if folder in p.parents and os.path.lexists(p))
 
 
 def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
-    """Mark the folder of a run as ours, by a file; a results folder (`Made`) has a folder of that name.
+    """Mark the folder of a run as ours, by a file; a results folder has RESULTS.
 
     names: patterns of what a run writes there. Raises OptionError for a results folder, and where one of these names is
     taken, and neither the mark nor `is_ours` says that it is ours.
     """
-    if not is_ours and (folder / MARK).is_dir():
+    if not is_ours and (folder / RESULTS).is_file():
         raise OptionError(
             "the folder of the run holds the results of a test", str(folder),
             "an empty folder, or one of an earlier run", "choose another task name, or move the results away",

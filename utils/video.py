@@ -21,7 +21,6 @@ import cv2
 import numpy as np
 
 from utils.errors import DataError
-from utils.files import Made
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +138,7 @@ class VideoWriter:
     Use as a context manager: leaving it after an error removes what was written. Frames (H, W, 3) uint8 of one size.
     times: seconds at which each frame is shown; default: `fps` frames a second. sound: a video whose sound is taken
     over. chroma: "444" keeps the colour of every pixel; "420", a quarter of it, plays everywhere, and needs even sizes:
-    the last row and column are then repeated. made: the list of our files in the output folder, if it keeps one.
+    the last row and column are then repeated.
     """
 
     def __init__(
@@ -150,9 +149,8 @@ class VideoWriter:
         times: Sequence[Fraction] | None = None,
         sound: Path | None = None,
         chroma: str = "420",
-        made: Made | None = None,
     ) -> None:
-        self.path, self.chroma, self._made = Path(path), chroma, made
+        self.path, self.chroma = Path(path), chroma
         self._fps = Fraction(fps).limit_denominator(100_000)
         self._times, self._source = times, sound
         self._clock = min(
@@ -195,10 +193,7 @@ class VideoWriter:
                         self._sound.copy(None)
                     self._close()
                 self._check_whole()
-                if self._made:
-                    self._made.publish(self._temporary, self.path)
-                else:
-                    os.replace(self._temporary, self.path)
+                os.replace(self._temporary, self.path)
         finally:
             try:
                 with _ffmpeg_errors(self._unwritable):

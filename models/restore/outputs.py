@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.restore.results import clip_file, json_bytes, read_json, save_clip
-from utils import utils_dist
+from models.restore.results import clip_file, json_bytes, load_clip, read_json
 from utils.contract import ClipReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
-from utils.files import Made, refuse_run_folder
+from utils.files import RESULTS, refuse_links, refuse_run_folder, remove_files, write_whole
 from utils.image import comparison, comparison_strip, encode_rgb, imread_rgb, side_by_side
 from utils.metrics import LUMA_METRICS, frame_scores, psnr, tensor_to_uint8
 from utils.video import VideoWriter
 
 STRIPS_PER_CLIP = 3
 VIDEOS = {"video": "", "comparison": "_comparison", "slowmotion": "_slowmotion"}  # kind -> end of the file's name
-OF_ALL_CLIPS = ("run.json", "metrics.json", "table.txt", "report.html")
+OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
 
 
 @dataclass(frozen=True)
@@ -38,18 +36,13 @@ class Outputs:
     folder/<clip>_slowmotion.mp4, all instants of all frames; always folder/strips/<clip>/<stem>.png and folder/clips/.
     fps: of the videos where the input has no frame rate. instants: restored for each frame; of several, "frames" saves
     the middle one, and all of them as folder/instants/<clip>/<stem>_<number>.png.
-    Everything is written through `made`, which never changes or removes a file that this program did not make.
+    The folder is new, or one of an earlier test: see `claim_folder`.
     """
 
     folder: Path
     save: tuple[str, ...] = ("frames",)
     fps: float = 25.0
     instants: int = 1
-
-    @cached_property
-    def made(self) -> Made:
-        """The files that this program has made in the folder."""
-        return Made(self.folder, f"rank{utils_dist.get_rank()}", watchdog.go_on)
 
     def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """The files to save of a clip with these frames."""
@@ -94,7 +87,7 @@ class Outputs:
 
     def write_image(self, path: Path, image: np.ndarray) -> None:
         """Write (H, W, 3) uint8 to `path` below the folder."""
-        self.made.write(path, encode_rgb(path, image))
+        write_whole(path, encode_rgb(path, image))
 
     def write_frame(self, clip: str, stem: str, frame: Tensor) -> None:
         """Write a restored frame (3 K, H, W) with its K instants; the file of the frame comes last."""
@@ -113,37 +106,71 @@ def claim_folder(
 ) -> None:
     """Take the output folder for one test: its earlier results are kept, those of another test are refused.
 
-    settings: everything that the results depend on; inputs: clip -> digest of its files. Both are kept in run.json.
-    stems: clip -> frames to restore. overwrite: remove what this program made there before, and nothing else.
-    Raises OptionError for results of other settings or inputs and for the folder of a training run, DataError where
-    other files have the names of results, or two results the same name.
+    settings: everything that the results depend on; inputs: clip -> digest of its files. Both are kept in run.json,
+    which marks the folder as ours. stems: clip -> frames to restore. overwrite: remove the results that are there.
+    Raises OptionError for results of other settings or inputs and for the folder of a training run, DataError for a
+    folder with other files, for links under the names of results, and for two results of the same name.
     """
-    file, made = outputs.folder / OF_ALL_CLIPS[0], outputs.made
     refuse_run_folder(outputs.folder)
+    known = _known_results(outputs.folder)
     common = [outputs.folder / name for name in OF_ALL_CLIPS]
     planned = {"all clips": common} | {f"clip {name}": outputs.planned(name, of) for name, of in stems.items()}
     _refuse_same_names(planned, outputs.folder)
-    if overwrite:
-        made.remove_all()
-    made.check(path for files in planned.values() for path in files)
-    changed = []
-    if file.exists():
-        known = read_json(file)
+    refuse_links(outputs.folder, [path for files in planned.values() for path in files])
+    new = [
+        path for name, of in stems.items() if name not in known.get("inputs", ()) for path in outputs.planned(name, of)
+    ]
+    if taken := [str(path.relative_to(outputs.folder)) for path in new if path.exists()]:
+        raise _foreign(outputs.folder, taken)
+    if overwrite and known:
+        remove_files(outputs.folder, [*_results_of(outputs, known["inputs"], stems), *common[1:]])
+    elif known:
         changed = _differences(known["settings"], settings)
         old = [name for name, digest in known["inputs"].items() if inputs.get(name, digest) != digest]
         changed += [f"the files of clip {name} have changed" for name in old]
+        if changed:
+            raise OptionError(
+                f"the folder holds results of another test: {'; '.join(changed[:3])}", str(outputs.folder),
+                "the same settings and input files, to continue that test",
+                "choose another --output, or add --overwrite",
+            )  # fmt: skip
         earlier = sorted(known["inputs"].keys() - stems)
         there = {f"clip {name}, which is there already": outputs.planned(name, ()) for name in earlier}
         _refuse_same_names(planned | there, outputs.folder)
         inputs = known["inputs"] | inputs
-    elif any(path.exists() for files in planned.values() for path in files):
-        changed = ["run.json, which says how they were made, is missing"]
-    if changed:
-        raise OptionError(
-            f"the folder holds results of another test: {'; '.join(changed[:3])}", str(outputs.folder),
-            "the same settings and input files, to continue that test", "choose another --output, or add --overwrite",
-        )  # fmt: skip
-    made.write(file, json_bytes({"settings": settings, "inputs": inputs}))
+    write_whole(common[0], json_bytes({"settings": settings, "inputs": inputs}))
+
+
+def _known_results(folder: Path) -> dict[str, Any]:
+    """The contents of run.json; {} for a new or empty folder. Raises DataError for a folder that is not ours."""
+    file = folder / RESULTS
+    if file.is_file() and not file.is_symlink():
+        known = read_json(file)
+        if isinstance(known, dict) and {"settings", "inputs"} <= known.keys():
+            return known
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if names:
+        raise _foreign(folder, names)
+    return {}
+
+
+def _foreign(folder: Path, names: Sequence[str]) -> DataError:
+    return DataError(
+        f"the output folder holds files that no test of this program made: {', '.join(names[:5])}", str(folder),
+        f"a new or empty folder, or one of an earlier test, with its {RESULTS}",
+        "choose another output folder, or move these files away",
+    )  # fmt: skip
+
+
+def _results_of(outputs: Outputs, clips: Iterable[str], stems: Mapping[str, Sequence[str]]) -> Iterator[Path]:
+    """Every file that an earlier test wrote for these clips, whatever it saved. stems: of this test."""
+    for name in clips:
+        finished = load_clip(outputs.folder, name)
+        of = [*stems.get(name, ()), *(finished["stems"] if finished else ())]
+        for save in (("frames", *VIDEOS), ()):
+            every = replace(outputs, save=save)
+            yield from every.planned(name, of)
+            yield from (every.strip_file(name, stem) for stem in of)
 
 
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:
@@ -228,9 +255,9 @@ def finish_clip(
         "name": clip.name, "frames": len(indices), "stems": [clip.stems[i] for i in indices],
         "example": clip.stems[example], "per_frame": per_frame,
     }  # fmt: skip
-    save_clip(outputs.made, {**about, **notes})
+    write_whole(clip_file(outputs.folder, clip.name), json_bytes({**about, **notes}))
     if "frames" not in outputs.save:
-        outputs.made.remove(outputs.frame_files(clip.name, clip.stems))
+        remove_files(outputs.folder, outputs.frame_files(clip.name, clip.stems))
 
 
 def _add(per_frame: dict[str, dict[str, list[float]]], kind: str, values: Mapping[str, float]) -> None:
@@ -257,7 +284,7 @@ def _open_videos(clip: ClipReader, outputs: Outputs, count: int, stack: ExitStac
     videos = {}
     for kind in (kind for kind in VIDEOS if kind in outputs.save):
         path = outputs.video_file(clip.name, kind)
-        video = VideoWriter(path, clip.fps or outputs.fps, made=outputs.made, **how[kind])
+        video = VideoWriter(path, clip.fps or outputs.fps, **how[kind])
         videos[kind] = stack.enter_context(video)
         stack.callback(watchdog.go_on)  # closing a video encodes the last frames and reads the file back
     return videos

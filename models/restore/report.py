@@ -24,6 +24,7 @@ from models.restore.results import (
 from utils import utils_dist
 from utils.dist import watchdog
 from utils.dist.gpu import device_name
+from utils.files import write_whole
 from utils.image import imread_rgb
 from utils.metrics import PROTOCOL, tensor_to_uint8
 from utils.page import render
@@ -39,15 +40,15 @@ logger = logging.getLogger(__name__)
 def write_report(job: Job) -> None:
     """metrics.json, table.txt and report.html over the clips of the job; the table goes to the log too."""
     watchdog.phase("report")
-    folder, made = job.outputs.folder, job.outputs.made
+    folder = job.outputs.folder
     entries = [entry for clip in job.clips if (entry := load_clip(folder, clip.name)) is not None]
     results = {"protocol": protocol(job, entries), **collect(entries, job.expected)}
-    made.write(folder / "metrics.json", json_bytes(results))
+    write_whole(folder / "metrics.json", json_bytes(results))
     table = text_table(results)
     lines = "\n".join(f"{key}: {value}" for key, value in results["protocol"].items())
-    made.write(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
+    write_whole(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
     images = {entry["name"]: example_images(job, entry) for entry in entries[:MAX_CLIPS]}
-    made.write(folder / "report.html", build_report(job.title, results, images).encode())
+    write_whole(folder / "report.html", build_report(job.title, results, images).encode())
     shown = [f"{key}: {results['protocol'][key]}" for key in SHOWN if key in results["protocol"]]
     logger.info("%s\n%s\n%s", job.title, table, "\n".join(shown))
     logger.info("results are in %s (open report.html)", folder)

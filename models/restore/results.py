@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from utils.errors import DataError
-from utils.files import Made, natural_key
+from utils.files import natural_key
 from utils.metrics import ClipScores, averages
 
 COLUMNS = {"psnr": "PSNR dB", "ssim": "SSIM", "psnr_y": "PSNR-Y dB", "ssim_y": "SSIM-Y", "lpips": "LPIPS"}
@@ -19,13 +19,8 @@ COLUMNS = {"psnr": "PSNR dB", "ssim": "SSIM", "psnr_y": "PSNR-Y dB", "ssim_y": "
 Row = tuple[str, int, Mapping[str, Any], Mapping[str, Any]]
 
 
-def save_clip(made: Made, clip: Mapping[str, Any]) -> None:
-    """Mark a clip as finished: <folder>/clips/<name>.json. clip: "name", "frames", "stems", "per_frame", ..."""
-    made.write(clip_file(made.folder, clip["name"]), json_bytes(clip))
-
-
 def load_clip(folder: Path, name: str) -> dict[str, Any] | None:
-    """What `save_clip` wrote, or None where the clip is not finished."""
+    """<folder>/clips/<name>.json ("name", "frames", "stems", "per_frame", ...); None where the clip is not finished."""
     path = clip_file(folder, name)
     return read_json(path) if path.exists() else None
 

@@ -18,7 +18,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     opt = load_options(file, overrides, parts=PARTS)
     reports = []
     for split, section in opt.datasets:
-        if section is not None:
+        if section is not None and hasattr(section.constructor, "check"):
             report = section.constructor.check(section, split, decode=decode, show=shown)
             print(describe(report))
             reports.append(report)

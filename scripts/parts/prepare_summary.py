@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from data.spike.formats import read_spikes
 from data.spike.represent import represent
 from data.spike.simulate import to_grey, to_uint8
 from data.spike.stream import SpikeGeometry
-from utils.files import Made
+from utils.errors import DataError
+from utils.files import write_whole
 from utils.image import side_by_side
 from utils.page import render
 
-NAMES = ("summary.html", "summary.json")
+NAMES = {"summary.html": " prepared clips</title>", "summary.json": '{\n  "recipe": {'}  # -> how it begins
 WIDTH, LEAST_WIDTH = 320, 160  # of one picture
 FILES = 8  # spike files of a clip that are read for its rates
 HALF_WINDOW = 10  # planes before and after the sharp one, as in the default of tfp
@@ -101,8 +103,21 @@ def strip_of(panels: dict[str, np.ndarray], size: tuple[int, int]) -> np.ndarray
     return side_by_side(small, list(panels), size)
 
 
-def write_summary(made: Made, recipe: Recipe, clips: list[ClipSummary]) -> Path:
-    """Write both files into the folder of `made`; its path of the page. An unchanged file is left as it is."""
+def check_summary(folder: Path) -> None:
+    """Raises DataError where files of the names of a summary are not ours."""
+    for name, begin in NAMES.items():
+        path = folder / name
+        if os.path.lexists(path) and not (path.is_file() and begin.encode() in path.read_bytes()[:200]):
+            raise DataError(
+                f"{name} was not made by this program",
+                str(path),
+                "a summary of an earlier run, or none",
+                "move it away",
+            )
+
+
+def write_summary(folder: Path, recipe: Recipe, clips: list[ClipSummary]) -> Path:
+    """Write both files into the folder; the path of the page. An unchanged file is left as it is."""
     numbers = [clip.numbers for clip in clips]
     settings = recipe.record()
     contents = (
@@ -110,10 +125,10 @@ def write_summary(made: Made, recipe: Recipe, clips: list[ClipSummary]) -> Path:
         (json.dumps({"recipe": settings, "clips": numbers}, indent=2) + "\n").encode(),
     )
     for name, content in zip(NAMES, contents, strict=True):
-        path = made.folder / name
+        path = folder / name
         if not path.is_file() or path.read_bytes() != content:
-            made.write(path, content)
-    return made.folder / NAMES[0]
+            write_whole(path, content)
+    return folder / next(iter(NAMES))
 
 
 def build_page(settings: dict[str, Any], clips: list[ClipSummary]) -> str:
