@@ -240,7 +240,7 @@ def test_one_round_of_what_a_refusal_advises_is_enough(tmp_path, capsys, changes
     ("network", "groups"), [({"depths": [8] * 7 + [4] * 4}, 12), ({"pa_frames": 6, "depths": [8] * 7 + [4] * 6}, 24)]
 )
 def test_a_network_without_deformable_groups_is_valid(tmp_path, network, groups):
-    sizes = {"embed_dims": [96] * 7 + [120] * (len(network["depths"]) - 7), "num_heads": [6] * len(network["depths"])}
+    sizes = {"embed_dims": [120] * 7 + [180] * (len(network["depths"]) - 7), "num_heads": [6] * len(network["depths"])}
     path = write_svrt(tmp_path, **{f"netG__{key}": value for key, value in (network | sizes).items()})
     values = json.loads(path.read_text())
     values["netG"].pop("deformable_groups", None)
