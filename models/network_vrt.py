@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from models.fusion.operators import FUSIONS, checked_spike
 from models.select_network import NETWORKS
+from models.vrt.block import Block
+from models.vrt.chunks import Kernels
 from models.vrt.fit_memory import fit_memory
 from models.vrt.flow_input import FlowInput, flow_frames, middle_channels
 from models.vrt.flows import Flows, aligned_input, estimate_flows
 from models.vrt.frame_conv import FrameConv, Upsample
-from models.vrt.kernels import Kernels
 from models.vrt.limits import check_input, check_options, vrt_input_spec
 from models.vrt.precision import LayerNorm, full_float32
 from models.vrt.spynet import SpyNet
 from models.vrt.stage import RefineLayer, Stage
-from models.vrt.window_attention import Block
 from models.weights import PUBLISHED, read_weights
 from utils import utils_dist
 from utils.contract import InputSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.vrt import attention_core
+from models.vrt import attention
 from tests.sdpa_rules import backend, copies_mask
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -49,11 +49,11 @@ def test_padded_heads_and_few_windows_a_call_change_no_number(is_masked, is_bias
     weight = torch.randn(7, 6, 3, 5, dtype=torch.float64)
 
     def numbers():
-        out = attention_core.attend(q, k, v, 0.3, bias, mask)
+        out = attention.attend(q, k, v, 0.3, bias, mask)
         return out, *torch.autograd.grad((out * weight).sum(), inputs)
 
     plain = numbers()
-    monkeypatch.setattr(attention_core, "HEAD_BYTES", {"cpu": 64})  # 5 channels to 8
-    monkeypatch.setattr(attention_core, "MOST_HEADS", 10)  # three windows a call
+    monkeypatch.setattr(attention, "HEAD_BYTES", {"cpu": 64})  # 5 channels to 8
+    monkeypatch.setattr(attention, "MOST_HEADS", 10)  # three windows a call
     for found, expected in zip(numbers(), plain, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -7,9 +7,9 @@ import torch
 
 from models.network_vrt import VRT
 from models.vrt import kernels
+from models.vrt.block import Block
 from models.vrt.deform_conv import deform_conv
 from models.vrt.precision import tf32, uses_tf32
-from models.vrt.window_attention import Block
 from tests.cuda_autocast import CudaAutocast
 from tests.test_vrt_modules import SMALL
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from models.network_vrt import VRT
+from models.vrt.block import Block
 from models.vrt.cost import flops
 from models.vrt.fit_memory import MARGIN, count_step, fit_memory, saved_bytes
-from models.vrt.window_attention import Block
 from tests.test_vrt_modules import SMALL
 from utils.errors import OptionError
 

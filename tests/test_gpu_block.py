@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.vrt import attention_core, kernels
-from models.vrt.window_attention import BlockGroup
+from models.vrt.block import BlockGroup
 
 FLAGS = [{}, {"checkpoint_attn": True}, {"checkpoint_ffn": True}, {"checkpoint_attn": True, "checkpoint_ffn": True}]
 

@@ -20,7 +20,7 @@ for name in names:
 from models.vrt import torch_private
 for name in names:
     delattr(torch.ops.aten, name)  # torch's own modules need them
-from models.vrt.window_attention import BlockGroup
+from models.vrt.block import BlockGroup
 from tests import golden
 
 assert torch_private.fused_attention is torch_private.public_attention

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from models.network_vrt import VRT
+from models.vrt.block import BlockGroup
 from models.vrt.deform_align import DeformAlign, align_clip
 from models.vrt.deform_conv import deform_conv
 from models.vrt.flows import compose_flows
-from models.vrt.mlp import DropPath
+from models.vrt.layers import DropPath
 from models.vrt.spynet import SpyNet
 from models.vrt.warp import flow_warp, nearest4
-from models.vrt.window_attention import BlockGroup
 from models.vrt.windows import sine_positions, window_plan
 from tests import golden
 from utils.errors import DataError, OptionError

@@ -6,11 +6,11 @@ import math
 
 from torch import nn
 
+from models.vrt.block import Block
 from models.vrt.deform_align import DeformAlign
 from models.vrt.frame_conv import FrameConv
 from models.vrt.spynet import SpyNet
 from models.vrt.stage import RefineLayer, Stage
-from models.vrt.window_attention import Block
 
 
 def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:

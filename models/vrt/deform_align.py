@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from models.vrt.deform_conv import TAPS, deform_conv
-from models.vrt.kernels import use_triton
-from models.vrt.precision import compute_dtype
-from models.vrt.recompute import recomputed
+from models.vrt.layers import recomputed
 from models.vrt.warp import flow_warp
 
 # Pixels per deformable convolution on a CPU: larger batches do not fit the cache. A GPU takes all frames at once.
@@ -25,11 +23,9 @@ class DeformAlign(nn.Module):
     sources: number of source frames, each with its own weight group; max_residual: in pixels.
     """
 
-    def __init__(
-        self, dim: int, deformable_groups: int, sources: int, max_residual: float, kernels: str = "auto"
-    ) -> None:
+    def __init__(self, dim: int, deformable_groups: int, sources: int, max_residual: float) -> None:
         super().__init__()
-        self.groups, self.sources, self.max_residual, self.kernels = deformable_groups, sources, max_residual, kernels
+        self.groups, self.sources, self.max_residual = deformable_groups, sources, max_residual
         self.weight = nn.Parameter(torch.empty(dim, dim, 3, 3))
         self.bias = nn.Parameter(torch.zeros(dim))
         nn.init.uniform_(self.weight, -1.0 / math.sqrt(9 * dim), 1.0 / math.sqrt(9 * dim))
@@ -82,7 +78,7 @@ class DeformAlign(nn.Module):
         base = torch.stack(flows, dim=1).flip(2).unsqueeze(2)
         offset = torch.add(base, residual, alpha=self.max_residual).view(n, -1, h, w)
         mask = torch.sigmoid(factors)
-        return deform_conv(x, offset, mask, self.weight, self.bias, self.kernels)
+        return deform_conv(x, offset, mask, self.weight, self.bias)
 
     def transient(self, target: Tensor) -> int:
         """Bytes that the backward pass on a GPU holds at most besides what was saved; target: (n, d, h, w).
@@ -95,9 +91,6 @@ class DeformAlign(nn.Module):
             return 0  # a few frames at a time
         n, d, h, w = target.shape
         offsets, inputs, samples = 27 * self.groups, (1 + self.sources) * d, TAPS * self.sources * d
-        if use_triton("deform_conv", self.kernels, target):
-            size = torch.finfo(compute_dtype(target)).bits // 8
-            return n * h * w * (8 * offsets + size * (4 * inputs + 2 * samples))
         at_once = max(k for k in range(1, TORCHVISION_FRAMES + 1) if n % k == 0)
         return h * w * (n * (12 * offsets + 16 * inputs) + 4 * at_once * samples)
 

@@ -8,12 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.vrt.kernels import use_triton
-
 TAPS = 9
 
 
-def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor, kernels: str = "auto") -> Tensor:
+def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """3x3 convolution whose nine samples per output pixel and offset group have their own offset and factor.
 
     x: (n, c, h, w); offset: (n, 18 g, h, w), float32 or float64 whatever x is, channel 2 * (group * 9 + tap) = dy, the
@@ -23,10 +21,6 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     """
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    if use_triton("deform_conv", kernels, x):
-        from models.vrt.triton_deform import triton_deform_conv  # Triton is optional
-
-        return triton_deform_conv(x.to(dtype), offset, mask, weight.to(dtype), bias.to(dtype))
     if kind == "cpu":
         return sampled_conv(x, offset, mask.to(x.dtype), weight, bias).to(dtype)
     from torchvision.ops import deform_conv2d  # takes seconds to import, so only when it is needed

@@ -11,14 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.vrt.block import Block, block_transient
 from models.vrt.cost import block_flops
 from models.vrt.deform_align import DeformAlign
-from models.vrt.gpu_block import block_transient
-from models.vrt.kernels import use_gpu_blocks
-from models.vrt.mlp import GatedMlp
+from models.vrt.layers import GatedMlp
 from models.vrt.stage import Stage
-from models.vrt.window_attention import Block
-from models.vrt.windows import window_plan
 
 logger = logging.getLogger(__name__)
 
@@ -223,10 +220,7 @@ def _measure_branches(net: nn.Module, inputs: dict[Block | GatedMlp, Tensor]) ->
 
 
 def _transient(owner: Block | GatedMlp, x: Tensor) -> int:
-    if not isinstance(owner, Block) or not use_gpu_blocks(owner.kernels, x):
-        return 0
-    plan = window_plan(tuple(x.shape[1:4]), owner.window, owner.shift, x.device, len(x))
-    return block_transient(owner.attn.heads, plan.count, plan.tokens, x)
+    return block_transient(owner, x) if isinstance(owner, Block) else 0
 
 
 def _bytes_per_flag(net: nn.Module, owner: Block | GatedMlp, x: Tensor) -> dict[str, int]:

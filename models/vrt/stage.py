@@ -7,13 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.vrt.cpu_block import mlp_in_cache
+from models.vrt.block import BlockGroup
 from models.vrt.deform_align import DeformAlign, align_clip
-from models.vrt.gpu_block import mlp_at_once
-from models.vrt.kernels import use_cache_blocks, use_gpu_blocks
-from models.vrt.mlp import GatedMlp
+from models.vrt.layers import GatedMlp
 from models.vrt.precision import LayerNorm
-from models.vrt.window_attention import BlockGroup
 
 
 class FoldPatches(nn.Module):
@@ -73,10 +70,10 @@ class Stage(nn.Module):
             dim, depth - mutual_depth, heads, window, False, drop_path, kernels=kernels, **block
         )
         self.linear2 = nn.Linear(dim, dim)
-        self.aligns, self.kernels = pa_frames > 0, kernels
+        self.aligns = pa_frames > 0
         if self.aligns:
-            self.pa_deform = DeformAlign(dim, deformable_groups, pa_frames // 2, 10.0 / scale, kernels)
-            self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim, block.get("checkpoint_ffn", False))
+            self.pa_deform = DeformAlign(dim, deformable_groups, pa_frames // 2, 10.0 / scale)
+            self.pa_fuse = GatedMlp(3 * dim, 3 * dim, dim, block.get("checkpoint_ffn", False), kernels)
 
     def forward(self, x: Tensor, backward: list[Tensor], forward: list[Tensor]) -> Tensor:
         """x: (B, N, H, W, C) at the previous scale; backward, forward: flows at this stage's scale, nearest first."""
@@ -86,10 +83,7 @@ class Stage(nn.Module):
         if not self.aligns:
             return x
         later, earlier = align_clip(self.pa_deform, x.permute(0, 1, 4, 2, 3), backward, forward)
-        x = torch.cat((x, later.permute(0, 1, 3, 4, 2), earlier.permute(0, 1, 3, 4, 2)), dim=-1)
-        if use_gpu_blocks(self.kernels, x):
-            return mlp_at_once(self.pa_fuse, x, self.kernels)
-        return mlp_in_cache(self.pa_fuse, x) if use_cache_blocks(self.kernels, x) else self.pa_fuse(x)
+        return self.pa_fuse(torch.cat((x, later.permute(0, 1, 3, 4, 2), earlier.permute(0, 1, 3, 4, 2)), dim=-1))
 
 
 class RefineLayer(nn.Module):

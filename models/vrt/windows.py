@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import product
 
 import torch
@@ -23,13 +24,27 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """Windows that are computed together. rows: as in the plan; padding: True at padding, (rows, 1), or None.
+
+    kept: positions of the rows that are no padding; results: their tokens. spans: counted from the first window.
+    """
+
+    rows: Tensor
+    padding: Tensor | None
+    kept: Tensor | None
+    results: Tensor
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
 class WindowPlan:
     """Padding, shift and partition of the tokens of one sample, (D, H, W, C), as token indices.
 
     window: its size, clipped to the clip. tokens: T of a window. rows: index of the token at each position of each
     window, (windows * T,) int64. real: False at padding, (windows * T,), or None if there is none. places: position of
     each token in `rows`, (D * H * W,). Windows are sorted by mask pattern (at most 8: last or not along each axis), so
-    that each pattern is one span; `merge` restores the order of the tokens.
+    that each pattern is one span; `merge` restores the order of the tokens. chunks: of windows that have one mask.
     """
 
     window: tuple[int, int, int]
@@ -38,6 +53,7 @@ class WindowPlan:
     real: Tensor | None
     places: Tensor
     spans: tuple[Span, ...]
+    chunks: tuple[Chunk, ...]
 
     @property
     def count(self) -> int:
@@ -45,38 +61,18 @@ class WindowPlan:
         return self.spans[-1].stop
 
     @property
-    def frame_spans(self) -> tuple[Span, ...]:
-        """The spans if each frame of a two-frame window counts as a window: masks within one frame."""
-        half = self.tokens // 2
-        return tuple(
-            Span(2 * s.start, 2 * s.stop, None if s.mask is None else s.mask[:half, :half]) for s in self.spans
-        )
-
-    @cached_property
-    @torch.inference_mode(False)
-    def patterns(self) -> tuple[Tensor | None, Tensor | None]:
-        """The masks of all spans, (spans, T, T), and the span of each window, int32; (None, None) without masks."""
-        if all(span.mask is None for span in self.spans):
-            return None, None
-        blank = self.rows.new_zeros((self.tokens, self.tokens), dtype=torch.float32)
-        counts = torch.tensor([span.stop - span.start for span in self.spans])
-        pattern = torch.arange(len(self.spans), dtype=torch.int32).repeat_interleave(counts)
-        masks = torch.stack([blank if span.mask is None else span.mask for span in self.spans])
-        return masks, pattern.to(self.rows.device)
-
-    @cached_property
-    @torch.inference_mode(False)
-    def tokens_in_windows(self) -> Tensor:
-        """`rows` as int32, -1 at padding, for the kernels of triton_rows.py."""
-        return (self.rows if self.real is None else self.rows.masked_fill(~self.real, -1)).int()
+    def whole(self) -> Chunk:
+        """All windows, with their masks."""
+        padding = None if self.real is None else ~self.real[:, None]
+        return Chunk(self.rows, padding, None, self.rows, self.spans)
 
     def partition(self, x: Tensor) -> Tensor:
         """(B, D, H, W, C) -> (B * windows, T, C). Padding is zero and takes part in attention."""
-        return _Partition.apply(x.flatten(1, 3), self).view(-1, self.tokens, x.shape[-1])
+        return _Partition.apply(x.reshape(-1, len(self.places), x.shape[-1]), self).view(-1, self.tokens, x.shape[-1])
 
     def merge(self, windows: Tensor, size: torch.Size) -> Tensor:
         """(B * windows, T, C) -> (B, D, H, W, C); size: of the clip."""
-        return _Merge.apply(windows.reshape(size[0], -1, windows.shape[-1]), self).view(*size[:4], -1)
+        return _Merge.apply(windows.reshape(-1, len(self.rows), windows.shape[-1]), self).view(*size[:4], -1)
 
     def gather(self, x: Tensor) -> Tensor:
         """Tokens (B, D * H * W, C) in window order, (B, windows * T, C)."""
@@ -110,6 +106,23 @@ class _Merge(torch.autograd.Function):
         return _Partition.apply(grad, ctx.plan), None
 
 
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.shape = x.shape
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return grad.new_zeros(ctx.shape).index_copy_(0, *ctx.saved_tensors, grad), None
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows], each row at most once: its gradient is then a copy, many times faster than autograd's index_add."""
+    return _Take.apply(x, rows)
+
+
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)  # a mask is saved for backward
 def window_plan(
@@ -118,10 +131,12 @@ def window_plan(
     shift: tuple[int, int, int],
     device: torch.device,
     batch: int = 1,
+    most: int = 1 << 40,
 ) -> WindowPlan:
     """The plan for clips of size (D, H, W). An axis that is not longer than the window is not shifted.
 
-    batch: number of clips that count as one sample; windows with one mask then lie next to each other.
+    batch: number of clips that count as one sample; windows with one mask then lie next to each other. most: windows
+    of a chunk.
     """
     fits = [s <= w for s, w in zip(size, window, strict=True)]
     window = tuple(s if f else w for s, w, f in zip(size, window, fits, strict=True))
@@ -154,8 +169,26 @@ def window_plan(
     real = rows >= 0
     inverse = torch.empty(batch * pixels, dtype=torch.long)
     inverse[rows[real]] = real.nonzero().flatten()
-    real = None if padded == size else real.to(device)
-    return WindowPlan(window, tokens, rows.clamp(min=0).to(device), real, inverse.to(device), tuple(spans))
+    real = None if padded == size else real
+    chunks = tuple(_chunks(rows, real, spans, tokens, most, device))
+    real = None if real is None else real.to(device)
+    return WindowPlan(window, tokens, rows.clamp(min=0).to(device), real, inverse.to(device), tuple(spans), chunks)
+
+
+def _chunks(
+    rows: Tensor, real: Tensor | None, spans: list[Span], tokens: int, most: int, device: torch.device
+) -> Iterator[Chunk]:
+    """rows: -1 at padding."""
+    for span in spans:
+        for first in range(span.start, span.stop, most):
+            count = min(most, span.stop - first)
+            part = slice(first * tokens, (first + count) * tokens)
+            own, spans = rows[part].clamp(min=0).to(device), (Span(0, count, span.mask),)
+            if real is None:
+                yield Chunk(own, None, None, own, spans)
+            else:
+                kept = real[part].nonzero().flatten()
+                yield Chunk(own, ~real[part, None].to(device), kept.to(device), rows[part][kept].to(device), spans)
 
 
 def _mask(window: tuple[int, int, int], shift: tuple[int, int, int]) -> Tensor | None:
