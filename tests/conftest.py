@@ -10,7 +10,7 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONG = ("test_slurm", "test_network_vrt", "test_compile", "test_triton_kernels", "test_fake_gpu", "test_lab")
+LONG = ("test_slurm", "test_network_vrt", "test_compile", "test_fake_gpu", "test_lab")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

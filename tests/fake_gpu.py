@@ -33,17 +33,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lab.tools import NAMED
 from models.network_vrt import VRT
-from models.vrt import gpu_attention, kernels, window_attention, windows
+from models.vrt import block, windows
+from models.vrt.attention import MOST_HEADS
 from tests import sdpa_rules
 from tests.cuda_autocast import CudaAutocast
 from tests.naive_vrt import NaiveVRT
 
+NETWORK = {  # of the GoPro recipe
+    "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4, "pa_frames": 2,
+    "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4, "num_heads": [6] * 11, "deformable_groups": 16,
+}  # fmt: skip
 CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
 CASES = {
     "naive, float32": (NaiveVRT, False, {}),
@@ -93,6 +96,9 @@ class Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
+        if name == "_scaled_dot_product_efficient_attention_backward":
+            # The kernel reads `out` (n, heads, T, hd) with the stride of a row that its forward pass gives it.
+            assert args[5].transpose(1, 2).is_contiguous(), f"out has strides {args[5].stride()}"
         made = tensors(out)
         if {t.device.type for t in (*tensors((args, kwargs)), *made)} == {"cpu", "cuda"}:
             self.copies_from_host += 1
@@ -151,6 +157,7 @@ def attention_of_a_gpu(
     added = "none" if attn_mask is None else "with gradient" if attn_mask.requires_grad else "constant"
     CHOSEN[f"{kind}: head {q.shape[3]}, {q.shape[2]} tokens, {gradient}, mask {added}"] += 1
     mask = None if attn_mask is None else attn_mask.expand(*q.shape[:3], k.shape[2])
+    assert max(q.shape[0] * q.shape[1], 1) <= MOST_HEADS
     if kind == "efficient":
         saves = torch.is_grad_enabled()
         return EFFICIENT(q, k, v, mask, saves, 0.0, False, scale=scale)[0]
@@ -163,14 +170,6 @@ def attention_of_a_gpu(
         return (logits.softmax(-1) @ v.float()).to(q.dtype)
 
 
-def efficient_attention(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, *args: Any, scale: float) -> Any:
-    """The operator, which raises on a GPU where the rules would not choose it with the other kernels switched off."""
-    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        CHOSEN[f"{sdpa_rules.backend(q, k, v, added)}: head {q.shape[3]}, {q.shape[2]} tokens, direct"] += 1
-    assert added is None or not sdpa_rules.copies_mask(added)
-    return EFFICIENT(q, k, v, added, *args, scale=scale)
-
-
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
@@ -179,17 +178,22 @@ def on_gpu(t: Tensor | None) -> Tensor | None:
 
 
 @functools.cache
-def fake_plan(size, window, shift, device, batch=1) -> windows.WindowPlan:
+def fake_plan(size, window, shift, device, batch=1, most=1 << 40, joins=False) -> windows.WindowPlan:
     """window_plan depends on numbers, so it is made for the CPU."""
     with unset_fake_temporarily():
-        plan = windows.window_plan(size, window, shift, torch.device("cpu"), batch)
-        patterns = plan.patterns
-    spans = tuple(windows.Span(s.start, s.stop, on_gpu(s.mask)) for s in plan.spans)
-    moved = dataclasses.replace(
-        plan, rows=on_gpu(plan.rows), real=on_gpu(plan.real), places=on_gpu(plan.places), spans=spans
-    )
-    vars(moved)["patterns"] = tuple(map(on_gpu, patterns))
-    return moved
+        plan = windows.window_plan(size, window, shift, torch.device("cpu"), batch, most, joins)
+    return moved_to_gpu(plan)
+
+
+def moved_to_gpu(value: Any) -> Any:
+    """A plan, or a part of it."""
+    if isinstance(value, Tensor):
+        return on_gpu(value)
+    if isinstance(value, tuple):
+        return tuple(map(moved_to_gpu, value))
+    if dataclasses.is_dataclass(value):
+        return type(value)(*(moved_to_gpu(getattr(value, f.name)) for f in dataclasses.fields(value)))
+    return value
 
 
 def to_gpu(net: nn.Module) -> None:
@@ -202,7 +206,7 @@ def to_gpu(net: nn.Module) -> None:
 
 def network(make: type[nn.Module], options: dict, batch: int) -> tuple[nn.Module, Tensor]:
     with unset_fake_temporarily():
-        net = make(**NAMED["006"], **options)
+        net = make(**NETWORK, **options)
     to_gpu(net)
     return net, torch.rand(batch, 6, 3, 192, 192, device="cuda")
 
@@ -299,12 +303,10 @@ def needs_a_real_gpu() -> str:
 def stand_in() -> None:
     """What torch asks of a GPU that is there, and what depends on numbers."""
     torch.backends.cudnn.enabled = False
-    kernels.read_choice = lambda kernel, device: "plain"
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *_: True
     F.scaled_dot_product_attention = attention_of_a_gpu
-    gpu_attention.EFFICIENT = efficient_attention
-    window_attention.window_plan = fake_plan
+    block.window_plan = fake_plan
 
 
 def rounded(tree: Any) -> Any:

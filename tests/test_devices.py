@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.network_vrt import VRT
-from models.vrt import kernels
+from models.vrt import chunks
 from models.vrt.block import Block
 from models.vrt.deform_conv import deform_conv
 from models.vrt.precision import tf32, uses_tf32
@@ -65,9 +65,9 @@ def test_the_setting_of_tf32_is_read_in_the_form_in_which_it_was_made(is_on):
     assert precision() == before
 
 
-@pytest.mark.parametrize("device_types", [("cuda",), ("cuda", "cpu")])  # of gpu_block.py; else the plain form
+@pytest.mark.parametrize("device_types", [("cuda",), ("cuda", "cpu")])  # with public attention; else with our own
 def test_under_autocast_every_block_takes_and_gives_the_dtype_of_autocast(device_types, monkeypatch):
-    monkeypatch.setattr(kernels, "AT_ONCE", device_types)
+    monkeypatch.setattr(chunks, "PUBLIC_ATTENTION", device_types)
     net, seen = VRT(**SMALL), set()
     for block in (m for m in net.modules() if isinstance(m, Block)):
         block.register_forward_hook(lambda _, args, out: seen.update((args[0].dtype, out.dtype)))

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from main_train_vrt import build, read_options
 from models.model_vrt import ModelVRT
-from models.vrt import kernels
+from models.vrt import chunks
 from tests.test_fake_gpu import counted
 from tests.train_files import write_options
 from utils.dist.launch import LaunchInfo
@@ -80,7 +80,7 @@ class Waits(TorchDispatchMode):
 # The form for GPUs and, in bfloat16, in which a CPU cannot run that, the plain form.
 @pytest.mark.parametrize(("form", "amp"), [("auto", False), ("plain", True)])
 def test_a_step_waits_for_the_gpu_once_for_the_norm_that_decides_on_it(tmp_path, monkeypatch, form, amp):
-    monkeypatch.setattr(kernels, "AT_ONCE", ("cuda", "cpu"))
+    monkeypatch.setattr(chunks, "PUBLIC_ATTENTION", ("cuda", "cpu"))
     changed = [f"train.amp.enable={str(amp).lower()}", f"netG.kernels={form}", "train.G_optimizer_clipgrad=1.0"]
     opt = read_options(["--opt", str(write_options(tmp_path)), *changed])
     model = ModelVRT(opt)

@@ -36,7 +36,6 @@ STATE = {
     "models.select_network.NETWORKS": _REGISTRY,
     "utils.run.writers.WRITERS": _REGISTRY,
     "models.released._shapes_of": "cache: the tensors of a published network never change",
-    "models.vrt.kernel_choice._choices": "the kernels must not change in the middle of a run",
     "models.vrt.deform_conv._tap_positions": _SHAPES,
     "models.vrt.warp.pixel_grid": _SHAPES,
     "models.vrt.warp.unit_scale": _SHAPES,

@@ -306,6 +306,7 @@ def test_a_fresh_network_moves_everywhere_as_soon_as_its_last_convolution_has_mo
         ({"indep_reconsts": [11]}, "netG.indep_reconsts"),
         ({"out_chans": 1}, "netG.out_chans"),
         ({"in_chans": 2}, "netG.in_chans"),
+        ({"kernels": "triton"}, "netG.kernels"),
     ],
 )
 def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):

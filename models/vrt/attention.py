@@ -51,8 +51,9 @@ def window_attention(
     `CpuAttention`, which records on the tape or reads from it. Returns (n, T, heads * hd).
     """
     parts = []
-    for span in spans:
-        part, mask = qkv[span.start : span.stop], mask_of(span.mask, mutual)
+    # The gradient of a slice would be as large as the whole.
+    for part, span in zip(qkv.split([span.stop - span.start for span in spans]), spans, strict=True):
+        mask = mask_of(span.mask, mutual)
         if own:
             out = CpuAttention.apply(part, bias, mask, scale, mutual, tape)
         else:

@@ -32,7 +32,7 @@ from models.vrt.precision import LayerNorm, compute_dtype, layer_norm
 from models.vrt.windows import Chunk, WindowPlan, relative_position_index, sine_positions, take, window_plan
 
 # Torch's attention on a GPU writes a gradient of the bias for each window: at most so many bytes of them at a time.
-BIAS_BYTES = 1_000_000_000
+BIAS_BYTES = 1 << 29
 
 
 class BlockWeights(NamedTuple):
@@ -260,7 +260,7 @@ class Block(nn.Module):
         if not has_public_attention(x):
             return window_plan(size, self.window, self.shift, x.device, 1, max(1, CPU_TOKENS // tokens))
         most = min(GPU_TOKENS // tokens, BIAS_BYTES // (self.attn.heads * tokens**2 * x.element_size()))
-        return window_plan(size, self.window, self.shift, x.device, len(x), max(1, most))
+        return window_plan(size, self.window, self.shift, x.device, len(x), max(1, most), joins=True)
 
     def weights(self, tokens: int) -> BlockWeights:
         """tokens: of a window."""

@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Kernels = Literal["auto", "plain"]
+# "triton" is read, and refused with a reason (limits.py).
+Kernels = Literal["auto", "plain", "triton"]
 
 # Devices whose attention is torch's public one, under autograd.
 PUBLIC_ATTENTION = ("cuda",)
 # Tokens of a chunk on a CPU, whose widest intermediate should fit the last-level cache, and on a GPU.
-CPU_TOKENS, GPU_TOKENS = 2048, 1 << 19
+CPU_TOKENS, GPU_TOKENS = 2048, 1 << 17
 
 
 def runs_in_chunks(kernels: str, x: Tensor) -> bool:
@@ -129,7 +130,7 @@ def _gradients(
         if h is not None:
             g = scaled(g, piece.factors[1])
             if sums[-2] is not None:
-                sums[-2] += g.t() @ h.detach()
+                _add_product(sums[-2], g.t(), h.detach())
             if sums[-1] is not None:
                 sums[-1] += g.sum(0)
             outputs, gradients = [*outputs, h], [*gradients, g @ w.fc2]
@@ -159,6 +160,13 @@ def add_scaled(x: Tensor, branch: Tensor, factor: float | Tensor) -> Tensor:
     if isinstance(factor, Tensor):
         return torch.addcmul(x, branch, factor.to(x.dtype))
     return torch.add(x, branch, alpha=factor)
+
+
+def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
+    if out.dtype == a.dtype:
+        out.addmm_(a, b)
+    else:
+        out += a @ b
 
 
 def _take(x: Tensor, rows: slice | Tensor) -> Tensor:

@@ -31,6 +31,11 @@ def check_options(o: dict[str, Any], image: int) -> None:
 
     image: image channels per frame.
     """
+    if o["kernels"] == "triton":
+        raise OptionError(
+            'netG.kernels is "triton", and the Triton kernels were removed: no GPU has run them; history keeps them at '
+            "commit b504aba", "netG.kernels", '"auto" or "plain"', 'set netG.kernels to "auto"',
+        )  # fmt: skip
     depths, dims, heads = o["depths"], o["embed_dims"], o["num_heads"]
     _need(len(depths) >= 8, "depths", f"{len(depths)} entries", "7 stages and at least one layer of stage 8")
     for key, values in (("embed_dims", dims), ("num_heads", heads)):

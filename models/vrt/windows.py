@@ -44,7 +44,7 @@ class WindowPlan:
     window: its size, clipped to the clip. tokens: T of a window. rows: index of the token at each position of each
     window, (windows * T,) int64. real: False at padding, (windows * T,), or None if there is none. places: position of
     each token in `rows`, (D * H * W,). Windows are sorted by mask pattern (at most 8: last or not along each axis), so
-    that each pattern is one span; `merge` restores the order of the tokens. chunks: of windows that have one mask.
+    that each pattern is one span; `merge` restores the order of the tokens. chunks: see window_plan.
     """
 
     window: tuple[int, int, int]
@@ -132,11 +132,12 @@ def window_plan(
     device: torch.device,
     batch: int = 1,
     most: int = 1 << 40,
+    joins: bool = False,
 ) -> WindowPlan:
     """The plan for clips of size (D, H, W). An axis that is not longer than the window is not shifted.
 
     batch: number of clips that count as one sample; windows with one mask then lie next to each other. most: windows
-    of a chunk.
+    of a chunk; joins: it may have windows with several masks, for fewer launches.
     """
     fits = [s <= w for s, w in zip(size, window, strict=True)]
     window = tuple(s if f else w for s, w, f in zip(size, window, fits, strict=True))
@@ -170,25 +171,37 @@ def window_plan(
     inverse = torch.empty(batch * pixels, dtype=torch.long)
     inverse[rows[real]] = real.nonzero().flatten()
     real = None if padded == size else real
-    chunks = tuple(_chunks(rows, real, spans, tokens, most, device))
+    chunks = tuple(_chunks(rows, real, spans, tokens, most, joins, device))
     real = None if real is None else real.to(device)
     return WindowPlan(window, tokens, rows.clamp(min=0).to(device), real, inverse.to(device), tuple(spans), chunks)
 
 
 def _chunks(
-    rows: Tensor, real: Tensor | None, spans: list[Span], tokens: int, most: int, device: torch.device
+    rows: Tensor, real: Tensor | None, spans: list[Span], tokens: int, most: int, joins: bool, device: torch.device
 ) -> Iterator[Chunk]:
     """rows: -1 at padding."""
+    for first, own_spans in _groups(spans, most, joins):
+        part = slice(first * tokens, (first + own_spans[-1].stop) * tokens)
+        own = rows[part].clamp(min=0).to(device)
+        if real is None:
+            yield Chunk(own, None, None, own, own_spans)
+        else:
+            kept = real[part].nonzero().flatten()
+            yield Chunk(own, ~real[part, None].to(device), kept.to(device), rows[part][kept].to(device), own_spans)
+
+
+def _groups(spans: list[Span], most: int, joins: bool) -> Iterator[tuple[int, tuple[Span, ...]]]:
+    """(first window, spans counted from it) of the chunks."""
+    first, group = 0, []
     for span in spans:
-        for first in range(span.start, span.stop, most):
-            count = min(most, span.stop - first)
-            part = slice(first * tokens, (first + count) * tokens)
-            own, spans = rows[part].clamp(min=0).to(device), (Span(0, count, span.mask),)
-            if real is None:
-                yield Chunk(own, None, None, own, spans)
-            else:
-                kept = real[part].nonzero().flatten()
-                yield Chunk(own, ~real[part, None].to(device), kept.to(device), rows[part][kept].to(device), spans)
+        for start in range(span.start, span.stop, most):
+            stop = min(start + most, span.stop)
+            if group and (not joins or stop - first > most):
+                yield first, tuple(group)
+                group = []
+            first = first if group else start
+            group.append(Span(start - first, stop - first, span.mask))
+    yield first, tuple(group)
 
 
 def _mask(window: tuple[int, int, int], shift: tuple[int, int, int]) -> Tensor | None:

@@ -14,6 +14,7 @@ from tests.faults.refusals import break_file
 from tests.train_files import train, write_options
 from utils.dist.process import children_of
 
+
 @pytest.mark.parametrize("kind", ["vanished frame", "cut spikes"])
 def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name(kind):
     assert (trial := break_file(kind, ranks=2)).is_named, trial.text

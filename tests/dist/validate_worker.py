@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from main_train_vrt import PARTS
 from models.model_vrt import ModelVRT
-from models.select_network import NETWORKS
 from models.restore.validation import validate
+from models.select_network import NETWORKS
 from utils import utils_dist
 from utils.dist import process
 from utils.dist.state import RUN
