@@ -66,8 +66,8 @@ class VRT(nn.Module):
     checkpoint: "auto" chooses the recomputed branches at the first training step, so that a step fits
     memory_budget_gb (null: 90 % of the GPU); null: the four keys above decide. `memory_gb` in
     training_history.json is the measured memory.
-    kernels: "auto" runs blocks in chunks that backward recomputes, the fastest form for the device; "plain" runs them as
-    a whole under torch's autograd; "triton" was removed, and is refused.
+    kernels: "auto" runs blocks in chunks that backward recomputes, the fastest form for the device; "plain" runs them
+    as a whole under torch's autograd; "triton" was removed, and is refused.
     fusion: how the spikes enter, see models/fusion/operators.py; `spike_channels` comes from the data.
 
     out_instants: K sharp frames for each blurry one, (B, N, K out_chans, sH, sW) in the order of time: the middles of K
