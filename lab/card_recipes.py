@@ -2,7 +2,7 @@
 
     python lab/card_recipes.py
 
-As many clips as fit without recomputation; where not even one does, one, and netG.checkpoint "auto" recomputes a part.
+As many clips as fit into half of what a step may use: no GPU has confirmed the count.
 Accumulation costs no arithmetic, recomputation does.
 """
 
@@ -39,7 +39,7 @@ def step_gb(clips: int, activations_gb: float) -> float:
 def clips_at_once(gpus: int, card: int) -> int:
     """Clips per GPU and pass, a divisor of the GPU's share of the batch."""
     most, share = counted_gb()[0], BATCH // gpus
-    return max((n for n in (1, 2, 4, 8) if n <= share and step_gb(n, most) <= SHARE * card), default=1)
+    return max((n for n in (1, 2, 4, 8) if n <= share and step_gb(n, most) <= 0.5 * SHARE * card), default=1)
 
 
 def file_for(gpus: int, card: int) -> Path:

@@ -286,13 +286,16 @@ class Block(nn.Module):
 
 
 def block_transient(block: Block, x: Tensor) -> int:
-    """Bytes that the backward pass of a block on a GPU holds at most besides what was saved: x (B, D, H, W, C)."""
+    """Bytes that the backward pass of a block on a GPU holds at most besides what was saved: x (B, D, H, W, C).
+
+    Counted on fake tensors (tests/fake_gpu.py): those of a chunk, and the gradients of the bias, one for each window.
+    """
     if not has_public_attention(x) or not runs_in_chunks(block.kernels, x) or block.is_compiled:
         return 0
     size, plan = torch.finfo(compute_dtype(x)).bits // 8, block.chunk_plan(x.to(compute_dtype(x)))
     windows, tokens = max(chunk.spans[-1].stop for chunk in plan.chunks), plan.tokens
     of_bias = windows * block.attn.heads * tokens**2
-    return size * (2 * x.numel() + 24 * windows * tokens * x.shape[-1] + of_bias)
+    return size * (2 * x.numel() + 13 * windows * tokens * x.shape[-1] + of_bias)
 
 
 class BlockGroup(nn.Module):
