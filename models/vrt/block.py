@@ -100,8 +100,11 @@ def _drops(factor: float | Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _BlockWork:
-    """A block on tokens (B * D * H * W, C), see chunks.Work. factors: of both branches, one number for each sample of
-    the plan on a CPU; on a GPU, which has one plan for all, (2, B, 1) or None."""
+    """A block on tokens (B * D * H * W, C), see chunks.Work.
+
+    factors: of both branches, a number for each of `samples`, or None; with one plan for all clips, (2, B, 1).
+    records: keep the results of the attention for backward.
+    """
 
     plan: WindowPlan
     heads: Heads

@@ -152,13 +152,14 @@ def rows_in_chunks(count: int, x: Tensor) -> Iterator[Piece]:
 
 
 def scaled(x: Tensor, factor: float | Tensor) -> Tensor:
-    return x if isinstance(factor, float) and factor == 1.0 else x * factor
+    """x times a number, or a column of float32, in the dtype of x."""
+    return x if isinstance(factor, float) and factor == 1.0 else (x * factor).to(x.dtype)
 
 
 def add_scaled(x: Tensor, branch: Tensor, factor: float | Tensor) -> Tensor:
     """x + factor * branch."""
     if isinstance(factor, Tensor):
-        return torch.addcmul(x, branch, factor.to(x.dtype))
+        return x + scaled(branch, factor)
     return torch.add(x, branch, alpha=factor)
 
 
