@@ -167,10 +167,10 @@ def test_pictures_without_room_are_said_once_and_end_nothing(tmp_path, caplog):
     scalars = {f"val/{name}{into}": 1.0 for name in ("psnr", "ssim") for into in ("", "_input")}
 
     for _ in range(2):
-        run.log_validation(Progress(), scalars, {"clip": np.zeros((8, 8, 3), np.uint8)})
+        run.log_validation(Progress(), scalars, {"clip": {"restored": np.zeros((8, 8, 3), np.uint8)}})
     run.close()
 
-    assert caplog.text.count("cannot write pictures") == 1
+    assert caplog.text.count("cannot write images") == 1
 
 
 def test_a_run_does_not_start_on_a_full_disk(tmp_path):
