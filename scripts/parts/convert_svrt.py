@@ -313,6 +313,7 @@ def _network(c: Conversion, has_spikes: bool) -> None:
     if module not in (None, "spynet"):
         what = f"{module!r}: the only flow network here is SpyNet, on the RGB frames"
         c.problems["netG.optical_flow.module"] = (what, "--drop netG.optical_flow, and give netG.spynet_path=FILE")
+        c.take("netG.optical_flow")
     elif module or checkpoint:
         for key, value in leaves(c.take("netG.optical_flow", {}), "netG.optical_flow"):
             if value in ({}, None):

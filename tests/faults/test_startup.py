@@ -6,7 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -137,15 +139,16 @@ def test_an_error_in_bytes_that_are_no_text_is_reported(tmp_path):
 
 
 def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
-    options, temporary = write_options(tmp_path), tmp_path / "temporary"
-    temporary.mkdir()
-    env = {"TMPDIR": str(temporary)}
-    with Ranks(1, "main_train_vrt.py", "--opt", str(options), "datasets.test={}", env=env) as running:
-        running.wait_for("Iter: 1,", 0, 120)
-        running.processes[0].send_signal(signal.SIGKILL)
-        running.wait(20)
+    options = write_options(tmp_path)
+    # Not below tmp_path: the sockets of loader processes need a short path.
+    with tempfile.TemporaryDirectory() as temporary:
+        command = ("main_train_vrt.py", "--opt", str(options), "datasets.test={}")
+        with Ranks(1, *command, env={"TMPDIR": temporary}) as running:
+            running.wait_for("Iter: 1,", 0, 120)
+            running.processes[0].send_signal(signal.SIGKILL)
+            running.wait(20)
 
-    assert not list(temporary.glob("spikevrt-*"))
+        assert not list(Path(temporary).glob("spikevrt-*"))
 
 
 def test_a_longer_nccl_timeout_lengthens_the_limits_of_slow_phases_and_says_which_option_does_the_rest(tmp_path):
