@@ -53,12 +53,11 @@ from utils.run.experiment import Experiment, is_better
 from utils.run.health import Health
 from utils.run.lock import only_run_in
 from utils.run.logger import setup_logging
-from utils.run.measure import measured
+from utils.run.measure import StepTimer, measured
 from utils.run.overview import RunLength, overview
 from utils.run.progress import open_progress
 from utils.run.resume import Progress, find_checkpoint, left_to_do, plan_notes, planned_steps, restore_progress
 from utils.run.run_progress import RunProgress
-from utils.run.timer import StepTimer
 from utils.run.writers import check_writers
 
 logger = logging.getLogger(__name__)

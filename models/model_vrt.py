@@ -26,7 +26,7 @@ from utils.dist import watchdog
 from utils.errors import CheckpointError
 from utils.options.models import Options
 from utils.random_streams import mix_seed
-from utils.run.device_clock import DeviceClock
+from utils.run.measure import DeviceClock
 from utils.run.resume import differences
 
 logger = logging.getLogger(__name__)

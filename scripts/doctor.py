@@ -49,7 +49,7 @@ from utils import utils_dist
 from utils.dist import process
 from utils.errors import SpikeVRTError
 from utils.run import boot
-from utils.run.timer import seconds_of
+from utils.run.measure import seconds_of
 
 STEPS = 3  # timed steps
 

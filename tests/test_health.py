@@ -26,8 +26,7 @@ from tests.train_files import write_options
 from tests.two_cameras import texture
 from utils.image import imwrite_rgb
 from utils.run.health import Health, loader_advice
-from utils.run.measure import Measured
-from utils.run.memory import host_memory
+from utils.run.measure import Measured, host_memory
 
 GB = 10**9
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from utils.run.measure import StepTimer
 from utils.run.progress import duration
 from utils.run.run_progress import RunProgress
-from utils.run.timer import StepTimer
 
 
 class Clock:

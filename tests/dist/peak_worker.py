@@ -10,7 +10,7 @@ import sys
 
 import main_test_vrt
 from utils.dist import process
-from utils.run.timer import peak_memory_gb
+from utils.run.measure import peak_memory_gb
 
 if __name__ == "__main__":
     code = main_test_vrt.main(sys.argv[1:])

@@ -22,11 +22,10 @@ from utils.run import checkpoint
 from utils.run.health import Health
 from utils.run.history import HISTORY_NAME, LINES_NAME
 from utils.run.logger import best_effort
-from utils.run.measure import Measured, log_values, rank_values
+from utils.run.measure import Measured, StepTimer, log_values, rank_values
 from utils.run.progress import duration
 from utils.run.report import CURVES_NAME, ENVIRONMENT_NAME, PANELS_NAME, REPORT_NAME
 from utils.run.resume import DataOrder, Progress, own_checkpoint
-from utils.run.timer import StepTimer
 from utils.run.writers import WandbWriter, Writers, build_writers
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ import logging
 import sys
 from contextlib import ExitStack
 
+from utils.run.measure import StepTimer
 from utils.run.progress import LINES, Bar, duration, shown_kind
-from utils.run.timer import StepTimer
 
 logger = logging.getLogger(__name__)
 
