@@ -106,8 +106,13 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
         )
     if r := results.get("preemptions"):
         yield (
-            f"| SIGTERM or SIGUSR1 to one or all ranks, {r.get('ranks', '1/2/4')} ranks, resumed | {r['trials']} trials | {r['codes_right']} ended "
+            f"| SIGTERM, SIGUSR1 or SIGHUP to one or all ranks, {r.get('ranks', '1/2/4')} ranks, resumed | {r['trials']} trials | {r['codes_right']} ended "
             f"with 75 on all ranks, {r['identical']} identical; gone after {r['gone_s_max']} s at worst |"
+        )
+    if r := results.get("suspensions"):
+        yield (
+            f"| a run is suspended as a whole for longer than T, 1/2/4 ranks | {r['trials']} trials | {r['right']} went on when they "
+            "woke and finished |"
         )
     if r := results.get("environments"):
         worst = max(r["each"], key=r["each"].get)
@@ -129,6 +134,6 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
         )
     if r := results.get("launcher"):
         yield (
-            f"| SIGTERM or SIGUSR1 to launch_train.sh, 2/4 ranks | {r['trials']} trials | {r['right']} ended with 75; gone after "
+            f"| SIGTERM, SIGUSR1 or SIGHUP to launch_train.sh, 2/4 ranks | {r['trials']} trials | {r['right']} ended with 75; gone after "
             f"{r['gone_s_max']} s at worst |"
         )

@@ -73,7 +73,7 @@ def reference(ranks: int) -> str:
 def interrupt(options: Path, ranks: int, how: str, seed: int, expected: str) -> Interruption:
     """Strike a fresh run once, at a random moment from its start on, and let the same command finish it.
 
-    how: "kill" (SIGKILL to a random rank), "SIGTERM" or "SIGUSR1" (to a random rank, or to all).
+    how: "kill" (SIGKILL to a random rank), "SIGTERM", "SIGUSR1" or "SIGHUP" (to a random rank, or to all).
     `identical` also means that the history has each step once.
     at_iter of the result is 0 where the run was struck before its first checkpoint.
     """
@@ -104,8 +104,31 @@ def interrupt(options: Path, ranks: int, how: str, seed: int, expected: str) -> 
     )  # fmt: skip
 
 
+def suspend(options: Path, ranks: int, seed: int, stall_s: float) -> str:
+    """Stop all processes of a run for longer than what follows from `stall_s`; "" if it then goes on and ends.
+
+    The ranks, each with its process group, stop and wake in random orders.
+    """
+    rng = random.Random(seed)
+    arguments = (
+        "none", "0", "0", "train", "--opt", str(options), f"task=suspend-{ranks}-{seed}", "datasets.test={}",
+        "train.total_iter=300", f"watchdog.stall_s={stall_s}",
+    )  # fmt: skip
+    with Ranks(ranks, "tests/dist/odd_worker.py", *arguments) as running:
+        running.wait_for(f"Iter: {rng.randint(5, 40)},", 0, 300)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for process in rng.sample(running.processes, ranks):
+                os.killpg(process.pid, number)
+                time.sleep(rng.uniform(0, 0.5))
+            if number == signal.SIGSTOP:
+                time.sleep(stall_s + 6)
+        result = running.wait(180)
+    is_right = result.exit_codes == [0] * ranks and "StallError" not in result.text
+    return "" if is_right else f"exit codes {result.exit_codes}: {result.text}"
+
+
 def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
-    """launch_train.sh, sent SIGTERM or SIGUSR1 while it trains: its exit code, and the seconds until it was gone."""
+    """launch_train.sh, sent a signal while it trains: its exit code, and the seconds until it was gone."""
     rng, task = random.Random(seed), f"launcher-{ranks}-{seed}"
     command = [
         ROOT / "launch_train.sh",
@@ -123,7 +146,7 @@ def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
             deadline, awaited = time.monotonic() + 300, f"Iter: {rng.randint(1, 4)},".encode()
             while awaited not in os.pread(log.fileno(), 2**20, 0) and time.monotonic() < deadline:
                 time.sleep(0.02)
-            process.send_signal((signal.SIGTERM, signal.SIGUSR1)[seed % 2])
+            process.send_signal((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)[seed % 3])
             struck = time.monotonic()
             code = process.wait(120)
         finally:

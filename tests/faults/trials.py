@@ -27,7 +27,7 @@ from tests.dist.launching import ROOT, Ranks
 from tests.faults.agents import restart_of_one_agent
 from tests.faults.refusals import BROKEN, ENVIRONMENTS, break_file, seconds_until_explained
 from tests.faults.report import page
-from tests.faults.runs import STEPS, interrupt, reference, signal_launcher
+from tests.faults.runs import STEPS, interrupt, reference, signal_launcher, suspend
 from tests.faults.saving import kill_while_saving
 from tests.faults.stalls import KINDS, Trial, run_stall
 from tests.train_files import write_options
@@ -111,7 +111,7 @@ def interruptions(how: str, share: float) -> dict[str, Any]:
         for ranks, count in {1: 18, 2: 20, 4: 12}.items():
             expected = reference(ranks)
             for seed in range(max(1, round(count * share))):
-                kind = how if how == "kill" else ("SIGTERM", "SIGUSR1")[seed % 2]
+                kind = how if how == "kill" else ("SIGTERM", "SIGUSR1", "SIGHUP")[seed % 3]
                 found.append(interrupt(options, ranks, kind, seed, expected))
     codes_right = [t for t in found if how == "kill" or set(t.exit_codes) == {75}]
     return {
@@ -134,8 +134,17 @@ def preemptions(share: float) -> dict[str, Any]:
     return interruptions("signal", share)
 
 
+def suspensions(share: float) -> dict[str, Any]:
+    """Whole runs of 1, 2 and 4 ranks, stopped for longer than the watchdog waits, and woken, each in a random order."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = write_options(Path(folder), netG={"net_type": "odd"})
+        count = max(1, round(5 * share))
+        found = [suspend(options, ranks, seed, STALL_S) for ranks in (1, 2, 4) for seed in range(count)]
+    return {"trials": len(found), "right": found.count(""), "wrong": [text[-500:] for text in found if text]}
+
+
 def launcher(share: float) -> dict[str, Any]:
-    """SIGTERM or SIGUSR1 to launch_train.sh, whose torchrun turns every exit code into 1."""
+    """SIGTERM, SIGUSR1 or SIGHUP to launch_train.sh, whose torchrun turns every exit code into 1."""
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
         count = max(1, round(10 * share))
@@ -220,8 +229,9 @@ def overhead(share: float) -> dict[str, Any]:
 
 KINDS_OF_TRIAL = {
     "stalls": stalls, "deaths": deaths, "store_host": store_host, "saves": saves, "kills": kills,
-    "preemptions": preemptions, "launcher": launcher, "agents": agents, "environments": environments,
-    "broken_files": broken_files, "epochs": epochs, "overhead": overhead, "false_alarms": false_alarms,
+    "preemptions": preemptions, "suspensions": suspensions, "launcher": launcher, "agents": agents,
+    "environments": environments, "broken_files": broken_files, "epochs": epochs, "overhead": overhead,
+    "false_alarms": false_alarms,
 }  # fmt: skip
 
 
