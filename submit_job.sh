@@ -21,10 +21,11 @@
 set -euo pipefail
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^#SBATCH/{/^#SBATCH/d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit; fi
-if [[ -z ${SLURM_JOB_ID:-} ]]; then echo "no SLURM job: start it as  sbatch submit_job.sh $*" >&2; exit 2; fi
+if [[ -z ${SLURM_JOB_ID:-} ]]; then echo "no SLURM job: start it with sbatch in the place of bash" >&2; exit 2; fi
 
 # SLURM runs a copy of this script from its spool folder. Relative paths belong to the folder of sbatch.
-command=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* Command=\([^ ]*\).*/\1/p')
+command=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* Command=\(.*\) WorkDir=.*/\1/p') # with arguments
+until [[ -f $command || $command != *' '* ]]; do command=${command% *}; done
 here=$(dirname "$(readlink -f "$command")")/
 if [[ . -ef $here || ! -f ${here}main_train_vrt.py ]]; then here=''; fi # or the script is a copy
 file=${here}options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json

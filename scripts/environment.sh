@@ -8,7 +8,7 @@ fi
 
 # An active conda environment may have no python of its own.
 own=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")/.venv/bin/python
-if [[ -x ${VIRTUAL_ENV:-}/bin/python || -x ${CONDA_PREFIX:-}/bin/python ]]; then python=python
+if [[ -x ${VIRTUAL_ENV:-/dev/null}/bin/python || -x ${CONDA_PREFIX:-/dev/null}/bin/python ]]; then python=python
 elif [[ -x $own ]]; then python=$own
 else python=python3; fi
 

@@ -25,7 +25,11 @@ count=${count:-$per_node}
 
 if [[ -z $per_node && -n ${RANK:-} && ${WORLD_SIZE:-1} != 1 ]]; then
     # torchrun would overwrite the variables in silence, and every rank would start a world of its own.
-    again="python -u $main $*"
+    again="python -u $main"
+    for argument in "$@"; do
+        if [[ ${argument,,} =~ key|token|secret|password ]]; then argument="${argument%%=*}=..."; fi
+        again+=" $(printf '%q' "$argument")"
+    done
     [[ -n ${LOCAL_RANK:-} ]] || again+=$'\n            one process per node:  '"NPROC_PER_NODE=$count $again"
     fail "a platform has injected RANK=$RANK and WORLD_SIZE=$WORLD_SIZE" "no launcher inside a launch" "$again"
 fi

@@ -242,10 +242,11 @@ def read_offsets(texts: list[str]) -> dict[str, int]:
 def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
     """Clip name -> split. Where the source has none, `share` of the clips are for testing: at least one, never all.
 
-    Existing clips keep their split when clips are added.
+    Clips of an earlier start keep their split: those in dataset.json, which is written before any clip is made.
     """
     names = [clip.name for clip in raw if not clip.split]
     here = {n: s for s in SPLITS for n in names if (out / "GOPRO_Large" / s / n).is_dir()}
+    here |= {n: clip["split"] for n, clip in read_info(out)["clips"].items() if n in names and "split" in clip}
     free = [name for name in names if name not in here]
     wanted = min(max(1, round(share * len(names))), len(names) - 1) if share > 0 and len(names) > 1 else 0
     count = min(max(0, wanted - sum(split == "test" for split in here.values())), len(free))
@@ -356,7 +357,8 @@ def write_info(out: Path, recipe: Recipe, plans: dict[Job, Plan]) -> None:
         )  # fmt: skip
     clips = table["clips"]
     for job, plan in plans.items():
-        clips[job.name] = {"planes": recipe.planes_of(job.name), "gt_plane": recipe.gt_plane_of(job.name)}
+        planes, gt_plane = recipe.planes_of(job.name), recipe.gt_plane_of(job.name)
+        clips[job.name] = {"split": job.split, "planes": planes, "gt_plane": gt_plane}
         if plan.offset:
             clips[job.name]["offset"] = plan.offset
     counts = Counter(clip["planes"] for clip in clips.values())

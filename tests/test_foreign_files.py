@@ -148,7 +148,12 @@ def test_training_refuses_a_folder_with_strangers_under_its_names_and_leaves_all
     refused = train(options, "train.total_iter=1")
     assert refused.exit_codes == [2] and "no run of this program made: options, models" in refused.text, refused.text
 
-    for name in ("options", "models"):
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints/checkpoint_best.pth").write_bytes(CONTENT)  # a name that others use as well
+    refused = train(options, "train.total_iter=1")
+    assert refused.exit_codes == [2] and "no run of this program made: options, checkpoints, models" in refused.text
+
+    for name in ("options", "models", "checkpoints"):
         (run / name).rename(tmp_path / name)
     before = snapshot(tmp_path)
     done = train(options, "train.total_iter=1", "datasets.test={}")

@@ -189,10 +189,11 @@ def test_a_slurm_task_without_job_id_or_nodes_is_refused():
 
 
 def test_the_launcher_refuses_to_start_inside_a_platform_launch():
-    result = run_command([ROOT / "launch_train.sh", "2", SAMPLE, "scale=1"], 10, PLATFORM)
+    given = ("scale=1", "task=a b", 'logging={"wandb_api_key": "canary"}')
+    result = run_command([ROOT / "launch_train.sh", "2", SAMPLE, *given], 10, PLATFORM)
 
     assert result.exit_codes == [2]
-    assert f"do        python -u main_train_vrt.py --opt {SAMPLE} scale=1" in result.text
+    assert f"do        python -u main_train_vrt.py --opt {SAMPLE} scale=1 task=a\\ b logging=..." in result.text
 
 
 def test_where_the_launcher_cannot_tell_ranks_from_nodes_it_gives_both_commands():
@@ -256,7 +257,7 @@ def test_the_launcher_sets_what_the_user_has_not_set(tmp_path, count, fake_pytho
 
 def test_the_ranks_of_torchrun_share_the_cores(tmp_path):
     script = tmp_path / "threads.py"
-    script.write_text("import os; print('threads', os.environ['OMP_NUM_THREADS'])\n")
+    script.write_text("import os; os.write(1, f\"threads {os.environ['OMP_NUM_THREADS']}\\n\".encode())\n")
     torchrun = [sys.executable, "scripts/torchrun_quiet.py", "--standalone", "--nproc_per_node=2", script]
 
     result = run_command(torchrun, 60, {"OMP_NUM_THREADS": ""})

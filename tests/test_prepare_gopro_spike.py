@@ -69,7 +69,7 @@ def test_blur_is_the_mean_sharp_the_middle_and_the_spikes_see_the_sharp_moment(r
     linear = ((frames[5:10] / 255) ** 2.2).mean(0) ** (1 / 2.2) * 255
     assert np.abs(picture["blur_gamma"] - linear).max() <= 0.51
     about = json.loads((tmp_path / "out/GOPRO_Large_spike_seq/dataset.json").read_text())
-    assert about["clips"]["GOPR0002_05_00"] == {"planes": 40, "gt_plane": 16}  # 4 n - 4 with n = 5
+    assert about["clips"]["GOPR0002_05_00"] == {"split": "train", "planes": 40, "gt_plane": 16}  # 4 n - 4
     path = tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0002_05_00/spike/000001.dat"
     spikes = read_spikes(path, SpikeGeometry(16, 16))
     seen = represent("tfp", spikes, 16, half_window=12, rate=0.9)[0]
@@ -389,3 +389,17 @@ def test_light_moves_from_one_frame_to_the_next(method):
     assert max(errors[0], errors[4], errors[8]) == 0.0
     assert max(errors) < (0.01 if method == "flow" else 0.04)
     assert np.array_equal(path.at(-1), path.at(0)) and np.array_equal(path.at(99), path.at(2))
+
+
+def test_a_second_start_keeps_the_split_of_the_first(tmp_path):
+    for number in range(6):
+        write_folder(tmp_path / "raw" / f"c{number}", moving_frames(9, seed=number))
+    arguments = ("--source", tmp_path / "raw", "--out", tmp_path / "out", "--average", 3, "--test-share", 0.4)
+    assert prepare(*arguments) == 0
+    whole = files(tmp_path / "out")
+    # What an interruption leaves: dataset.json, and the spikes of the clips that were begun.
+    shutil.rmtree(tmp_path / "out/GOPRO_Large")
+    for clip in (tmp_path / "out/GOPRO_Large_spike_seq").glob("*/c[2-5]"):
+        shutil.rmtree(clip)
+
+    assert prepare(*arguments) == 0 and files(tmp_path / "out") == whole

@@ -14,6 +14,7 @@ import torch
 from utils import utils_dist
 from utils.dist.launch import node_variables, read_launch
 from utils.dist.process import open_closed_streams
+from utils.options.file import shown_argument
 from utils.options.load import options_digest
 from utils.options.models import Options, WatchdogOptions
 from utils.run.logger import setup_logging
@@ -34,7 +35,7 @@ def ranks(log: bool = True) -> Iterator[None]:
         if node := node_variables(os.environ, gpu_count):
             torchrun = str(Path(__file__).parents[2] / "scripts/torchrun_quiet.py")
             os.execve(sys.executable, [sys.executable, "-u", torchrun, *sys.argv], os.environ | node)
-        launch = read_launch(os.environ, gpu_count, shlex.join(["python", "-u", *sys.argv]))
+        launch = read_launch(os.environ, gpu_count, shlex.join(["python", "-u", *map(shown_argument, sys.argv)]))
         if log:
             setup_logging(launch.rank)
         utils_dist.join(launch)

@@ -130,5 +130,5 @@ def is_better(psnr: float, best: float | None) -> bool:
 
 def claim(folder: Path) -> None:
     """Mark the folder of the run. Raises OptionError where files that no run made have the names of ours."""
-    # Runs of former versions left no mark. KAIR's runs have options/*.json and models/*.pth too.
-    claim_run_folder(folder, WRITTEN, is_ours=any(folder.glob("checkpoints/checkpoint_*.pth")))
+    # Runs of former versions left no mark. Those of others have options/*.json, models/*.pth and checkpoints, too.
+    claim_run_folder(folder, WRITTEN, is_ours=any(folder.glob("checkpoints/checkpoint_*.pth.sha256")))
