@@ -165,3 +165,14 @@ def test_a_video_of_a_phone_held_upright_is_read_upright(tmp_path):
     upright = VideoReader(tmp_path / "r.mp4").read(0)
     assert upright.shape == (64, 48, 3)
     assert np.array_equal(upright, np.rot90(VideoReader(tmp_path / "v.mp4").read(0), -1))
+
+
+def test_a_library_that_switches_pyavs_own_log_on_does_not_bring_its_deadlock_back(tmp_path):
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(b"\0\0\0\x18ftypmp42" + bytes(4000))
+    av.logging.set_level(av.logging.ERROR)  # as torchvision 0.23 does on import
+
+    with av.logging.Capture() as lines, pytest.raises(DataError):
+        VideoReader(path)
+
+    assert lines == []

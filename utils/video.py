@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import av.logging
@@ -24,10 +25,6 @@ from utils.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-# PyAV's own log callback needs the GIL: a decoder thread that logs while close() waits for it, GIL in hand, never ends
-# (PyAV #751). FFmpeg's own callback needs none; its lines are silenced, errors come as exceptions.
-av.logging.restore_default_callback()
-av.logging.set_libav_level(av.logging.PANIC)
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
 # Of the frames before one that a video was wound back to.
@@ -40,6 +37,18 @@ BT709, LIMITED = 1, 1
 COPIED_SOUND = ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac")
 LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}
 FINEST_CLOCK = 2**24  # ticks a second
+
+
+def open_container(path: str, mode: str = "r", **options: Any) -> Any:
+    """A container of PyAV.
+
+    PyAV's own log callback needs the GIL: a decoder thread that logs while close() waits for it, GIL in hand, never
+    ends (PyAV #751). FFmpeg's own needs none; its lines are silenced, errors come as exceptions. Each time, because
+    importing torchvision 0.23 switches PyAV's on again.
+    """
+    av.logging.restore_default_callback()
+    av.logging.set_libav_level(av.logging.PANIC)
+    return av.open(path, mode, **options)
 
 
 class VideoReader:
@@ -73,7 +82,7 @@ class VideoReader:
 
     def _scan(self) -> tuple[list[Fraction | None], Fraction]:
         stamps: list[Fraction | None] = []
-        with self._errors("not a video"), av.open(str(self.path)) as container:
+        with self._errors("not a video"), open_container(str(self.path)) as container:
             if not container.streams.video:
                 raise self._unreadable("the file holds no video")
             stream = container.streams.video[0]
@@ -120,7 +129,7 @@ def _pictures(path: Path, is_wanted: Callable[[int], bool]) -> Iterator[np.ndarr
     """All frames in order; those that are not wanted as empty arrays, not converted."""
     # Not a method: in a reference cycle with the reader, the file could stay open until a forked worker collects it,
     # and that worker would wait for decoder threads that a fork does not copy.
-    with av.open(str(path)) as container:
+    with open_container(str(path)) as container:
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         for number, frame in enumerate(container.decode(stream)):
@@ -216,7 +225,7 @@ class VideoWriter:
         # mp4 and mov give the start of each stream in a clock of their own, of milliseconds by default.
         is_mp4 = self.path.suffix.lower() in (".mp4", ".mov", ".m4v")
         options = {"movie_timescale": str(self._clock), "movflags": "+faststart"} if is_mp4 else {}
-        self._out = av.open(str(self._temporary), "w", options=options)
+        self._out = open_container(str(self._temporary), "w", options=options)
         self._stream = self._out.add_stream("libx264", rate=self._fps, options={"crf": QUALITY})
         self._stream.height, self._stream.width = height, width
         self._stream.pix_fmt = f"yuv{self.chroma}p"
@@ -235,7 +244,7 @@ class VideoWriter:
 
     def _check_whole(self) -> None:
         # Not every error of a write is told when it happens: only reading back shows that all is there.
-        with _ffmpeg_errors(self._unwritable), av.open(str(self._temporary)) as container:
+        with _ffmpeg_errors(self._unwritable), open_container(str(self._temporary)) as container:
             readable = sum(packet.size > 0 for packet in container.demux(container.streams.video[0]))
         if readable != self._count:
             raise self._unwritable(OSError(0, f"{readable} of {self._count} frames can be read back"))
@@ -251,7 +260,7 @@ class _Sound:
     """The sound of one video, on its way into another, in step with the frames."""
 
     def __init__(self, source: Path, out: av.container.OutputContainer) -> None:
-        self._out, self._in = out, av.open(str(source))
+        self._out, self._in = out, open_container(str(source))
         self._streams = {}
         for stream in self._in.streams.audio:
             name = stream.codec_context.name
