@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_flatten
 
 from tests.dist.launching import run_ranks
 from tests.train_files import write_options
+from utils.files import MARK
 
 # path.root is relative, and each rank works in a folder of its own.
 SCRIPT = """
@@ -52,6 +53,7 @@ def test_a_checkpoint_that_rank_0_cannot_read_is_reported_once_and_ends_both_ran
     damaged = tmp_path / "experiments/run/checkpoints/checkpoint_latest.pth"
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"")
+    (tmp_path / "experiments/run" / MARK).touch()
 
     result = run_ranks(2, "main_train_vrt.py", "--opt", str(options), limit_s=60)
 
