@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+BEFORE = "SIGTERM or SIGUSR1"  # of results until 2026-11-23
+
 
 def page(results: dict[str, Any], scale: list[dict[str, Any]]) -> str:
     return "\n".join([HEAD, *rows(results), "", *exceptions(results), TAIL, *watching_at_scale(scale)])
@@ -106,7 +108,7 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
         )
     if r := results.get("preemptions"):
         yield (
-            f"| SIGTERM, SIGUSR1 or SIGHUP to one or all ranks, {r.get('ranks', '1/2/4')} ranks, resumed | {r['trials']} trials | {r['codes_right']} ended "
+            f"| {r.get('signals', BEFORE)} to one or all ranks, {r.get('ranks', '1/2/4')} ranks, resumed | {r['trials']} trials | {r['codes_right']} ended "
             f"with 75 on all ranks, {r['identical']} identical; gone after {r['gone_s_max']} s at worst |"
         )
     if r := results.get("suspensions"):
@@ -134,6 +136,6 @@ def rows(results: dict[str, Any]) -> Iterator[str]:
         )
     if r := results.get("launcher"):
         yield (
-            f"| SIGTERM, SIGUSR1 or SIGHUP to launch_train.sh, 2/4 ranks | {r['trials']} trials | {r['right']} ended with 75; gone after "
+            f"| {r.get('signals', BEFORE)} to launch_train.sh, 2/4 ranks | {r['trials']} trials | {r['right']} ended with 75; gone after "
             f"{r['gone_s_max']} s at worst |"
         )

@@ -36,6 +36,7 @@ RESULTS = ROOT / "docs/benchmarks/faults.json"
 SCALE = ROOT / "docs/benchmarks/scale.json"  # tests/faults/scale.py writes it
 STALL_KINDS = [kind for kind, (verdict, _) in KINDS.items() if verdict in ("STUCK", "SILENT")]
 STALL_S = 5.0
+SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")
 
 
 def stalls(share: float) -> dict[str, Any]:
@@ -111,11 +112,12 @@ def interruptions(how: str, share: float) -> dict[str, Any]:
         for ranks, count in {1: 18, 2: 20, 4: 12}.items():
             expected = reference(ranks)
             for seed in range(max(1, round(count * share))):
-                kind = how if how == "kill" else ("SIGTERM", "SIGUSR1", "SIGHUP")[seed % 3]
+                kind = how if how == "kill" else SIGNALS[seed % 3]
                 found.append(interrupt(options, ranks, kind, seed, expected))
     codes_right = [t for t in found if how == "kill" or set(t.exit_codes) == {75}]
     return {
-        "trials": len(found), "identical": sum(t.identical for t in found), "codes_right": len(codes_right),
+        "trials": len(found), "signals": ", ".join(SIGNALS),
+        "identical": sum(t.identical for t in found), "codes_right": len(codes_right),
         "resumed_at": [sum(t.at_iter == i for t in found) for i in range(STEPS + 1)],
         "gone_s_max": round(max(t.gone_s for t in found), 2),
         "wrong": [
@@ -150,7 +152,7 @@ def launcher(share: float) -> dict[str, Any]:
         count = max(1, round(10 * share))
         found = [signal_launcher(options, ranks, seed) for ranks in (2, 4) for seed in range(count)]
     return {
-        "trials": len(found), "right": sum(code == 75 for code, _ in found),
+        "trials": len(found), "signals": ", ".join(SIGNALS), "right": sum(code == 75 for code, _ in found),
         "gone_s_max": round(max(seconds for _, seconds in found), 2),
         "wrong": [f"launch_train.sh ended with {code}" for code, _ in found if code != 75],
     }  # fmt: skip
