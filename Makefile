@@ -15,7 +15,7 @@ SAMPLE := options/vrt/000_train_vrt_sample_rgbspike.json
 sample: $(VENV)/.installed
 	@$(VENV)/bin/python scripts/make_sample_data.py
 	@./launch_train.sh 1 $(SAMPLE)
-	@$(VENV)/bin/python scripts/check_gain.py experiments/$(basename $(notdir $(SAMPLE))) --at-least 3
+	@$(VENV)/bin/python scripts/compare_runs.py experiments/$(basename $(notdir $(SAMPLE))) --at-least 3
 
 # The steps of a run from its data to its checkpoint, each where it would be seen first; `make test` has all the rest.
 QUICK := layers option option_files documents clip_index preflight dataset_video_rgbspike augment sampler \

@@ -19,35 +19,31 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.clip_dataset import check_scale
+from data.alignment_check import warning_of_clips
+from data.clip_dataset import check_clips
 from data.clip_reader import DatasetClip, dataset_clips, described, user_clips
-from data.first_look import warning_of_clips
-from data.instants import check_instants
 from data.reconstruct import SET_BY_METHOD, Reconstruction, method_options, section_for, spike_clip, spike_section
 from data.select_dataset import DATASETS, build_dataset
 from data.spike_source import SPIKE_SOURCES
 from models.losses import LOSSES
 from models.restore.interpolate import InterpolatedClip, scored_clips
-from models.restore.job import Job, restore_clips
-from models.restore.method import NetworkMethod
+from models.restore.job import Job, restore_clips, write_report
 from models.restore.outputs import Outputs
-from models.restore.report import write_report
 from models.restore.setup import (
+    TestArgs,
     answered_by_flags,
-    automatic_tiles,
     changed_spikes,
     check_inputs,
-    saved_for,
-    saved_network,
+    find_weights,
+    method_of_test,
+    method_of_user,
+    network_of,
+    parse_test_args,
     spike_options,
-    split_method,
-    tiling_of,
 )
-from models.restore.test_args import TestArgs, parse_test_args
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.contract import ClipReader, InputSpec, Method
@@ -55,7 +51,7 @@ from utils.dist import process
 from utils.dist.gpu import choose_gpus
 from utils.errors import OptionError
 from utils.files import refuse_overlap
-from utils.options.load import load_options
+from utils.options.load import Sources, apply_override, load_options
 from utils.options.models import Options
 from utils.run import boot
 
@@ -69,15 +65,16 @@ def main(argv: list[str]) -> int:
     with boot.ranks():
         with utils_dist.all_ranks_or_none():
             args = parse_test_args(argv, __doc__)
-            formula, args = reconstruction(args) if args.method else (None, args)
+            formula = reconstruction(args) if args.method else None
             # With --input, the overrides are those of the spikes, see spike_options.
             opt = read_options(args.opt, () if args.is_direct else args.overrides) if args.opt else None
             if not args.is_direct:
                 job = dataset_job(args, opt, formula)
             else:
                 with answered_by_flags():
-                    job = formula_job(args, formula) if formula else direct_job(args, opt)
-        boot.begin(opt)
+                    network = opt.portable() if opt else None
+                    job = formula_job(args, formula) if formula else network_job(args, network)
+        boot.begin(*((opt.watchdog, opt.dist_timeout_s, opt.digest()) if opt else ()))
         restore_clips(job)
         if utils_dist.is_main_process():
             write_report(job)
@@ -85,8 +82,10 @@ def main(argv: list[str]) -> int:
 
 
 def read_options(path: str, overrides: Sequence[str] = ()) -> Options:
-    checks = [partial(choose_gpus, utils_dist.get_launch()), check_options]
-    return load_options(path, overrides, parts=PARTS, check=checks)
+    checks = [lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale)]
+    opt = load_options(path, overrides, parts=PARTS, check=checks)
+    choose_gpus(utils_dist.get_launch(), opt.gpu_ids, opt.opt_path)
+    return opt
 
 
 def dataset_job(args: TestArgs, opt: Options, formula: Reconstruction | None) -> Job:
@@ -96,20 +95,23 @@ def dataset_job(args: TestArgs, opt: Options, formula: Reconstruction | None) ->
         raise OptionError("datasets.test is missing", args.opt, "the clips to test on", "add the section")
     # Each frame is read once or twice: without a cache, memory does not grow with the length of a clip.
     section = section.model_copy(update={"cache_data": False}) if hasattr(section, "cache_data") else section
-    method = formula or saved_network(args, opt, section)
     if formula:
-        section = section_for(formula, section, args.opt, opt.scale)
+        method, section = formula, section_for(formula, section, args.opt, opt.scale)
+    else:
+        saved = network_of(find_weights(opt.path, opt.folder, args.weights), opt.portable())
+        method = method_of_test(saved, args, opt.val, section)
     seed = opt.train.manual_seed
     dataset = build_dataset(section, "test", seed)
-    check_scale(dataset, opt.scale, "test")
-    if not formula:
-        check_instants(dataset, method.instants, "test")
+    check_clips(dataset, "test", opt.scale, None if formula else method.instants)
     spec = InputSpec() if formula else method.saved.spec
     clips = scored_clips(dataset_clips(dataset), spec)
     folder = Path(args.output or opt.folder / (f"test_{args.method}" if formula else "test"))
     refuse_overlap(folder, dataset.roots)
     save = args.save or (("frames",) if opt.val.save_img else ())
     first = getattr(section, "num_frame", -1)
+    frames = f"the first {first} of each clip" if first > 0 else "all"
+    if spec.interpolates:
+        frames = f"made between every second of {frames}; input: mean of both neighbours"
     read = {key: value for key, value in section.plain().items() if not key.startswith(("dataloader_", "cache_data"))}
     return Job(
         method=method,
@@ -119,29 +121,18 @@ def dataset_job(args: TestArgs, opt: Options, formula: Reconstruction | None) ->
         title=f"Test of {args.method or opt.task}" + (f" on the test set of {opt.task}" if formula else ""),
         expected=max(len(clips), dataset.count_folders()),
         section={"datasets.test": read, "train.manual_seed": seed},
-        frames_note=_frames_note(spec, first),
+        frames_note=frames,
     )
 
 
-def _frames_note(spec: InputSpec, first: int) -> str:
-    """Which frames of a clip are scored. first: how many of them are read; below 1: all."""
-    read = f"the first {first} of each clip" if first > 0 else "all"
-    return f"made between every second of {read}; input: mean of both neighbours" if spec.interpolates else read
-
-
-def direct_job(args: TestArgs, opt: Options | None) -> Job:
-    """A user's own clips. Without `opt`, the weights file says which network it belongs to."""
-    saved = saved_for(args.weights, opt)
+def network_job(args: TestArgs, network: dict[str, Any] | None) -> Job:
+    """A user's own clips. network: `Options.portable` of the option file; None: the weights file describes it."""
+    saved = network_of(args.weights, network)
     check_inputs(saved, args)
     spike = spike_options(saved, args) if args.spike and saved.spike is not None else None
-    clips = user_clips(args.input, args.spike, args.gt, spike, saved.scale, saved.spike_data)
-    warn_of_geometry(clips)
-    if saved.spec.interpolates:
-        clips = [InterpolatedClip(clip) for clip in clips]
-    is_halved = args.tile in (None, "auto")
-    tiling = tiling_of(automatic_tiles(saved, args), saved.spec, args, blend="smooth", is_halved=is_halved)
-    method = NetworkMethod(saved, tiling, args.dtype, args.sigma)
-    return user_job(args, method, clips, {"spike": spike})
+    clips = own_clips(args, spike, saved.scale, saved.spike_data)
+    method = method_of_user(saved, args)
+    return user_job(args, method, [InterpolatedClip(c) for c in clips] if saved.spec.interpolates else clips, spike)
 
 
 def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
@@ -151,8 +142,7 @@ def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
     spike = spike_section(spike, formula, info.rate)
     frames = "all"
     if args.input:
-        clips = user_clips(args.input, args.spike, args.gt, spike.plain())
-        warn_of_geometry(clips)
+        clips = own_clips(args, spike.plain())
     elif formula.is_grey:
         clips = [spike_clip(args.spike, args.gt, spike)]
         source = "exposure" if spike.exposure else "spike file"
@@ -162,18 +152,23 @@ def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
             f"--method {args.method} needs the blurry frames", "--input", "the frames of the exposures",
             "add --input PATH, or use another method",
         )  # fmt: skip
-    return user_job(args, formula, clips, {"spike": spike.plain()}, frames)
+    return user_job(args, formula, clips, spike.plain(), frames)
 
 
-def warn_of_geometry(clips: Sequence[DatasetClip]) -> None:
-    """Rank 0 alone warns, as it alone looks, where spikes and frames do not show the same."""
+def own_clips(
+    args: TestArgs, spike: dict[str, Any] | None, scale: int = 1, trained: dict[str, Any] | None = None
+) -> list[DatasetClip]:
+    """See `user_clips`. Rank 0 warns, as it alone looks, where spikes and frames do not show the same."""
+    clips = user_clips(args.input, args.spike, args.gt, spike, scale, trained)
     if utils_dist.is_main_process() and (warning := warning_of_clips(clips)):
         logger.warning("%s", warning)
+    return clips
 
 
 def user_job(
-    args: TestArgs, method: Method, clips: Sequence[ClipReader], section: dict[str, Any], frames_note: str = "all"
+    args: TestArgs, method: Method, clips: Sequence[ClipReader], spike: dict[str, Any] | None, frames_note: str = "all"
 ) -> Job:
+    """The clips of the command line. spike: the section of the options with which their spikes are read."""
     slow = ("slowmotion",) if method.instants > 1 else ()
     save = args.save or ("video" if clips[0].fps is not None else "frames", "comparison", *slow)
     return Job(
@@ -183,7 +178,7 @@ def user_job(
         args=args,
         title=clips[0].name if len(clips) == 1 else Path(args.input).name,
         expected=len(clips),
-        section=section,
+        section={"spike": spike},
         frames_note=frames_note,
     )
 
@@ -198,16 +193,25 @@ def outputs_of(folder: Path, save: Sequence[str], args: TestArgs, method: Method
     return Outputs(folder, tuple(sorted(save)), args.fps, method.instants)
 
 
-def reconstruction(args: TestArgs) -> tuple[Reconstruction, TestArgs]:
-    """The formula of --method, and the arguments without its options."""
-    section, args = split_method(args)
-    formula = Reconstruction(method_options(section), args.center_frame_only)
+def reconstruction(args: TestArgs) -> Reconstruction:
+    """The formula of --method, with the overrides method.key=value, which it takes from the arguments."""
+    table: dict[str, Any] = {"method": {"type": args.method}}
+    mine = [override for override in args.overrides if override.startswith("method.")]
+    for override in mine:
+        if override.startswith("method.type="):
+            raise OptionError(
+                f"{override} with --method {args.method}", "the command line", "the name of the method once",
+                "give the name with --method alone",
+            )  # fmt: skip
+        apply_override(table, override, Sources(None))
+    formula = Reconstruction(method_options(table["method"]), args.center_frame_only)
     if formula.is_grey and args.lpips:
         raise OptionError(
             f"--lpips with --method {args.method}, whose frames are grey", "--lpips",
             "frames in colour: LPIPS has no luma form", "remove --lpips, or use --method exposure",
         )  # fmt: skip
-    return formula, args
+    args.overrides = tuple(override for override in args.overrides if override not in mine)
+    return formula
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import math
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -22,17 +24,14 @@ from typing import Any
 
 import torch
 
-from data.clip_dataset import check_scale
+from data.alignment_check import warning_of
+from data.clip_dataset import check_clips
 from data.clip_reader import dataset_clips
-from data.first_look import warning_of
-from data.instants import check_instants
 from data.loader import TrainLoader
 from data.preflight import preflight
 from data.select_dataset import DATASETS, build_dataset
-from models.ddp import weights_hash
-from models.debug_lines import print_debug_lines
 from models.losses import LOSSES, check_loss
-from models.model_vrt import ModelVRT
+from models.model_base import weights_hash
 from models.optim import lr_floor
 from models.restore.interpolate import scored_clips
 from models.restore.tiling import Tiling
@@ -41,24 +40,19 @@ from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.contract import input_spec
-from utils.dist import preempt, process, status, watchdog
-from utils.dist.gpu import choose_gpus, device_name
+from utils.dist import gpu, preempt, process, state, watchdog
 from utils.errors import DataError
-from utils.options.file import parse_command_line
-from utils.options.load import load_options, save_options
-from utils.options.models import Options, note_on_totals
+from utils.options.load import load_options, parse_command_line
+from utils.options.models import Options
+from utils.options.section import redact
 from utils.run import boot
-from utils.run.environment import write_environment
-from utils.run.experiment import Experiment, is_better
+from utils.run.experiment import Experiment, only_run_in, write_environment
 from utils.run.health import Health
-from utils.run.lock import only_run_in
 from utils.run.logger import setup_logging
 from utils.run.measure import StepTimer, measured
-from utils.run.overview import RunLength, overview
-from utils.run.progress import open_progress
-from utils.run.resume import Progress, find_checkpoint, left_to_do, plan_notes, planned_steps, restore_progress
-from utils.run.run_progress import RunProgress
-from utils.run.writers import check_writers
+from utils.run.progress import RunProgress, open_progress
+from utils.run.resume import Progress, find_checkpoint, left_to_do, planned_steps, restore_progress
+from utils.run.writers import Writers, build_writers, check_writers
 
 logger = logging.getLogger(__name__)
 
@@ -70,107 +64,283 @@ def main(argv: list[str]) -> int:
     with boot.ranks():
         with utils_dist.all_ranks_or_none():
             opt = read_options(argv)
-        boot.begin(opt)
+        boot.begin(opt.watchdog, opt.dist_timeout_s, opt.digest())
         preempt.install()
         with only_run_in(opt.folder):
             return train(opt)
 
 
 def read_options(argv: list[str]) -> Options:
-    command = parse_command_line(argv, __doc__)
-    checks = [partial(choose_gpus, utils_dist.get_launch()), check_options, check_loss, check_writers]
-    return load_options(command.opt_path, command.overrides, parts=PARTS, check=checks)
+    file, overrides = parse_command_line(argv, __doc__)
+    checks = [
+        lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale),
+        lambda opt: check_loss(opt.train, opt.datasets.train, opt.netG, opt.scale),
+        lambda opt: check_writers(opt.logging.writers),
+    ]
+    opt = load_options(file, overrides, parts=PARTS, check=checks)
+    gpu.choose_gpus(utils_dist.get_launch(), opt.gpu_ids, opt.opt_path)
+    return opt
 
 
 def train(opt: Options) -> int:
     """Build, resume, then step until the planned end, with logs, saves and validations. Exit code. Collective."""
     with utils_dist.all_ranks_or_none():
-        model, loader, clips, progress, origin = build(opt)
+        run = Training(opt)
     preempt.save_on_interrupt()
-    total_iter = planned_steps(opt.train, loader.steps_per_epoch, progress)
-    announce(opt, model, loader, clips, progress, total_iter, origin)
-
-    timer = StepTimer()
-    every = {"validation": opt.train.checkpoint_test if clips is not None else 0, "save": opt.train.checkpoint_save}
-    left = left_to_do(progress, total_iter, every["validation"])
-    if left != "nothing":
-        write_environment(opt.folder)
-    health = Health(opt, total_iter)
-    health.planned(lr_floor(opt.train, total_iter))
-    run = Experiment(opt, progress, loader.order(), health, is_finished=left == "nothing")
-    with utils_dist.closed_after_report(run) as experiment, status.answering(opt.folder):
-        if progress.validation_stops > 1:
-            logger.warning("the validation at iter %d was stopped twice: it is left out", progress.step)
+    run.announce()
+    with utils_dist.closed_after_report(run.begin()) as experiment, state.answering(opt.folder):
         # A validation that was interrupted comes first; `finish` has that of the last step.
-        if left == "validation" and progress.step < total_iter:
-            with timer.paused("validation"):
-                is_stopped = not run_validation(model, clips, experiment, progress)
-            if is_stopped:
-                return stop_early(model, experiment, progress)
-        with RunProgress(opt.logging.progress, total_iter, timer, every) as shown:
-            while progress.step < total_iter:
-                for micro_batches in steps_of_epoch(opt, loader, progress, shown):
-                    if not step(opt, model, clips, micro_batches, experiment, progress, shown):
-                        return stop_early(model, experiment, progress)
-                if progress.batch == 0:
-                    experiment.log_epoch(progress.epoch, model.epoch_log(), timer)
-        return finish(model, clips, experiment, progress, is_finished=left == "nothing")
+        if run.at_start == "validation" and run.progress.step < run.total_iter and not run.validate():
+            return run.stop_early()
+        with RunProgress(opt.logging.progress, run.total_iter, run.timer, run.every) as run.shown:
+            while run.progress.step < run.total_iter:
+                for micro_batches in run.steps_of_epoch():
+                    if not run.step(micro_batches):
+                        return run.stop_early()
+                if run.progress.batch == 0:
+                    experiment.log_epoch(run.progress.epoch, run.model.epoch_log(), run.timer)
+        return run.finish()
 
 
-def step(
-    opt: Options, model: ModelVRT, clips: Any, micro_batches: list[dict[str, Any]], experiment: Experiment,
-    progress: Progress, shown: RunProgress,
-) -> bool:  # fmt: skip
-    """One optimizer step, and the log line, save and validation due then. False: a signal ends the run. Collective."""
-    train, timer = opt.train, shown.timer
-    vote = preempt.StopVote()
-    with timer.part("compute"):
-        model.optimize_parameters(progress.step + 1, micro_batches)
-    progress.advance()
-    timer.step_done()
-    if opt.debug.every:
-        print_debug_lines(model, progress.step, micro_batches, opt.debug.every)
-    if progress.step % train.checkpoint_print == 0:
-        log_steps(model, experiment, progress, shown)
-    shown.update(progress.step, experiment.last_values)
-    if opt.debug.compare_every and progress.step % opt.debug.compare_every == 0:
-        compare_weights(model, progress)
-    if vote.is_stop():
-        return False
-    if progress.step == shown.total_iter:
-        return True  # `finish` saves and validates
-    if progress.step % train.checkpoint_save == 0:
-        with timer.paused("save"):
-            save(model, experiment, progress)
-            experiment.health.saved(progress.step)
-    if left_to_do(progress, shown.total_iter, shown.every["validation"]) == "validation":
-        with timer.paused("validation"):
-            return run_validation(model, clips, experiment, progress)
-    return True
+class Training:
+    """What a run trains on what, where it stands (`progress`), and what comes in which order."""
 
+    def __init__(self, opt: Options) -> None:
+        """Model, loader, test clips (None without a test split) and position. The checkpoint is not kept in memory."""
+        self.opt, rank = opt, utils_dist.get_rank()
+        if rank == 0:
+            setup_logging(rank, opt.folder / "log" / "train.log")
+            opt.save(opt.folder / "options")
+            preflight(opt.datasets, opt.folder.parent / ".preflight", partial(open_progress, opt.logging.progress))
+        resumed = find_checkpoint(opt.path.resume, opt.folder)
+        self.loader, self.clips = build_data(opt)
+        if rank == 0 and (warning := warning_of(self.loader.dataset, opt.opt_path)):
+            logger.warning("%s", warning)
+        order, self.progress = self.loader.order(), Progress()
+        if resumed is not None:
+            self.progress = restore_progress(resumed, opt.folder, redact(opt.plain()), opt.train, order)
+        self.model = define_Model(opt)
+        if self.clips is not None:
+            # Refuse impossible tiles, and clips too short to score, before the first step.
+            Tiling.of(opt.val, input_spec(self.model.netG))
+            scored_clips(dataset_clips(self.clips), input_spec(self.model.netG))
+        self.model.init_train(resumed.state if resumed is not None else None)
+        self.origin = f"resumed from {resumed.path} at iter {resumed.state['step']}" if resumed else "fresh start"
+        self.total_iter = planned_steps(opt.train, order.steps, self.progress)
+        test_every = opt.train.checkpoint_test if self.clips is not None else 0
+        self.every = {"validation": test_every, "save": opt.train.checkpoint_save}
+        self.at_start = left_to_do(self.progress, self.total_iter, test_every)
 
-def build(opt: Options) -> tuple[ModelVRT, TrainLoader, Any, Progress, str]:
-    """Model, training loader, test clips, position of the run and its origin. The checkpoint is not kept in memory."""
-    rank = utils_dist.get_rank()
-    if rank == 0:
-        setup_logging(rank, opt.folder / "log" / "train.log")
-        save_options(opt, opt.folder / "options")
-        preflight(opt.datasets, opt.folder.parent / ".preflight", partial(open_progress, opt.logging.progress))
-    resumed = find_checkpoint(opt.path.resume, opt.folder)
-    loader, clips = build_data(opt)
-    if rank == 0 and (warning := warning_of(loader.dataset, opt.opt_path)):
-        logger.warning("%s", warning)
-    progress = Progress()
-    if resumed is not None:
-        progress = restore_progress(resumed, opt, loader.order())
-    model = define_Model(opt)
-    if clips is not None:
-        # Refuse impossible tiles, and clips too short to score, before the first step.
-        Tiling.of(opt.val, input_spec(model.netG))
-        scored_clips(dataset_clips(clips), input_spec(model.netG))
-    model.init_train(resumed.state if resumed is not None else None)
-    origin = f"resumed from {resumed.path} at iter {resumed.state['step']}" if resumed else "fresh start"
-    return model, loader, clips, progress, origin
+    def announce(self) -> None:
+        """Log the line of every rank, what is trained on what, and where training starts. Collective."""
+        train, loader, progress = self.opt.train, self.loader, self.progress
+        if (warning := self.opt.note_on_totals(utils_dist.get_world_size())) and utils_dist.is_main_process():
+            logger.warning("%s", warning)
+        of_epochs = planned_steps(train.model_copy(update={"total_iter": None}), loader.steps_per_epoch, progress)
+        if train.epochs is not None and self.total_iter < of_epochs:
+            logger.info(
+                "train.total_iter = %d ends the run before train.epochs = %d; --epochs on the command line, or "
+                "total_iter null, lets the epochs decide", self.total_iter, train.epochs,
+            )  # fmt: skip
+        loader.sampler.seek(progress.epoch, progress.batch)
+        state.tell(
+            device=str(self.model.device), samples=loader.steps_per_epoch * loader.sampler.batch_size,
+            first=[index for _, index in itertools.islice(loader.sampler, 3)],
+            loss_is_finite=True, weights=weights_hash(self.model.netG), weights_step=progress.step,
+        )  # fmt: skip
+        logger.info("%s", "\n".join(utils_dist.gather_objects(state.status_line())))
+        for name, text in self.overview().items():
+            logger.info("%-9s %s", f"{name}:", text)
+        logger.info(
+            "%s: starting at iter %d of %d, epoch %d, batch %d",
+            self.origin, progress.step, self.total_iter, progress.epoch + 1, progress.batch,
+        )  # fmt: skip
+
+    def overview(self) -> dict[str, str]:
+        """Task and results, ranks, data, batch, network and schedule in words. Collective."""
+        opt, train, section, loader = self.opt, self.opt.train, self.opt.datasets.train, self.loader
+        places = utils_dist.gather_objects((socket.gethostname(), gpu.device_name(self.model.device)))
+        ranks, hosts = len(places), len({host for host, _ in places})
+        kinds = Counter(device for _, device in places)
+
+        values, channels = section.plain(), opt.spike_channels
+        spike = values.get("spike")
+        kind = spike.get("representation") if isinstance(spike, dict) else None
+        name = kind["type"] if isinstance(kind, dict) else kind
+        spikes = f"spikes as {channels} channels" + (f" ({name})" if name else "") if channels else "no spikes"
+        frames, crop = values.get("num_frame"), values.get("gt_size")
+        size = f" of {frames} frames, {crop} x {crop}" if frames and crop else ""
+        test = f"{len(self.clips)} test clips" if self.clips is not None else "no test clips"
+        batch, accumulated = section.dataloader_batch_size, train.accumulation_steps
+        epochs = -(-self.total_iter // loader.steps_per_epoch)
+        warmup = f" after {train.G_warmup_iter:,} steps of warm-up" if train.G_warmup_iter else ""
+        validate = f"validate every {train.checkpoint_test:,}, " if self.clips is not None else ""
+        return {
+            "Task": f"{opt.task} ({opt.opt_path}), results in {opt.folder}",
+            "Ranks": f"{ranks} on {hosts} host{'s' * (hosts > 1)}: "
+            + ", ".join(f"{count} x {device}" for device, count in kinds.items()),
+            "Data": f"{loader.sampler.dataset_len:,} samples an epoch{size}; {spikes}; {test}",
+            "Batch": f"{batch} a rank x {ranks} ranks x {accumulated} accumulated = {batch * ranks * accumulated}; "
+            f"{section.dataloader_num_workers * ranks} loader workers in all",
+            "Network": self.model.describe(),
+            "Schedule": f"{self.total_iter:,} steps, {epochs:,} epochs of {loader.steps_per_epoch:,}; "
+            f"{train.G_optimizer_type} lr {train.G_optimizer_lr:g}{warmup}, {train.G_scheduler_type}; "
+            f"log every {train.checkpoint_print:,}, {validate}save every {train.checkpoint_save:,}",
+        }
+
+    def begin(self) -> Experiment:
+        """Open what the run writes; nothing of it where the run was finished before."""
+        opt, options, writers = self.opt, redact(self.opt.plain()), Writers()
+        self.timer = StepTimer()
+        if self.at_start != "nothing" and utils_dist.is_main_process():
+            write_environment(opt.folder)
+            writers = build_writers(opt.logging, opt.folder, options, self.progress)
+        health = Health(opt.folder, opt.train, opt.datasets, self.total_iter)
+        health.planned(lr_floor(opt.train, self.total_iter))
+        if self.progress.validation_stops > 1:
+            logger.warning("the validation at iter %d was stopped twice: it is left out", self.progress.step)
+        self.experiment = Experiment(opt.folder, options, self.loader.order(), health, writers)
+        return self.experiment
+
+    def steps_of_epoch(self) -> Iterator[list[dict[str, Any]]]:
+        """The steps of the current epoch from `progress.batch` on; then `progress` moves to the next one. Collective.
+
+        The order prevents the known deadlocks: all ranks finish the last epoch, clean up and start their workers; only
+        then does rank 0 show its progress bar. Nothing in between can block a single rank.
+        """
+        progress, loader, timer = self.progress, self.loader, self.timer
+        watchdog.phase("epoch turn", progress.step)
+        utils_dist.barrier()
+        gc.collect()
+        if self.opt.train.empty_cache:
+            torch.cuda.empty_cache()
+        iterator = loader.start(progress.epoch, progress.batch)
+        utils_dist.barrier()
+        left = min(loader.steps_per_epoch - progress.batch, self.total_iter - progress.step)
+        if left <= 0:
+            raise RuntimeError(f"no step is left at {progress}, of {loader.steps_per_epoch} steps an epoch")
+        self.shown.begin_epoch(progress.epoch, progress.step)
+        for number in range(left):
+            watchdog.phase("data", progress.step)
+            # The first batch waits for new workers, which is no sign that they are too few.
+            with timer.part("data"), nullcontext() if number else timer.part("epoch_start"):
+                micro_batches = next(iterator)
+            yield micro_batches
+        if progress.batch == loader.steps_per_epoch:
+            progress.next_epoch()
+
+    def step(self, micro_batches: list[dict[str, Any]]) -> bool:
+        """One optimizer step, and the log line, save and validation due then. False: a signal ends it. Collective."""
+        train, debug, progress = self.opt.train, self.opt.debug, self.progress
+        vote = preempt.StopVote()
+        with self.timer.part("compute"):
+            self.model.optimize_parameters(progress.step + 1, micro_batches)
+        progress.advance()
+        self.timer.step_done()
+        if debug.every:
+            self.model.print_debug_lines(progress.step, micro_batches, debug.every)
+        if progress.step % train.checkpoint_print == 0:
+            self.log_steps()
+        self.shown.update(progress.step, self.experiment.last_values)
+        if debug.compare_every and progress.step % debug.compare_every == 0:
+            self.compare_weights()
+        if vote.is_stop():
+            return False
+        if progress.step == self.total_iter:
+            return True  # `finish` saves and validates
+        if progress.step % train.checkpoint_save == 0:
+            with self.timer.paused("save"):
+                self.save()
+                self.experiment.health.saved(progress.step)
+        if left_to_do(progress, self.total_iter, self.every["validation"]) == "validation":
+            return self.validate()
+        return True
+
+    def log_steps(self) -> None:
+        """The log line of the steps since the last one, and warnings of what slows the run down. Collective."""
+        steps, model_log = self.timer.line.steps, self.model.current_log()
+        own = measured(steps, model_log, self.timer.read())
+        if own.gpu:
+            state.tell(gpu=gpu.describe(own.gpu))
+        ranks = utils_dist.gather_objects(own)
+        self.experiment.log_training(self.progress, ranks, model_log["grad_norms"], self.shown.eta(self.progress.step))
+
+    def compare_weights(self) -> None:
+        """Raises DistError where the weights of the ranks differ: nothing else detects that. Collective."""
+        watchdog.phase("compare weights", self.progress.step)
+        found = weights_hash(self.model.netG)
+        state.tell(weights=found, weights_step=self.progress.step)
+        utils_dist.check_same_on_all_ranks(
+            f"the weights after iteration {self.progress.step}", found,
+            "resume from a checkpoint before this iteration; run scripts/doctor.py on these hosts: memory, GPU or "
+            "network of the odd one may be faulty",
+        )  # fmt: skip
+
+    def validate(self) -> bool:
+        """Validate, and save checkpoint_best if it is the best so far. False: a signal ended it. Collective.
+
+        The steps so far are saved first: a run that is stopped or killed here loses none, and validates again.
+        """
+        progress, experiment = self.progress, self.experiment
+        with self.timer.paused("validation"):
+            if progress.saved != progress.step:
+                self.save(with_weights=False)
+            validation = validate(self.model, dataset_clips(self.clips), preempt.is_stop_requested)
+            if validation is None:
+                progress.validation_stops += 1
+                self.save(with_weights=False)
+                return False
+            progress.validation_stops = 0
+            experiment.log_validation(progress, validation.scalars, validation.panels)
+            experiment.table, progress.validated = validation.table, progress.step
+            psnr, best = validation.scalars["val/psnr"], progress.best_psnr
+            watchdog.phase("save", progress.step)
+            if math.isfinite(psnr) and (best is None or psnr > best):
+                progress.best_psnr, progress.best_step = psnr, progress.step
+                experiment.save("best", self.model.training_state, progress)
+            utils_dist.barrier()
+            return True
+
+    def save(self, with_weights: bool = True) -> None:
+        """Save the bare weights, then the checkpoint to resume from. Collective: all ranks wait for the save."""
+        watchdog.phase("save", self.progress.step)
+        if with_weights and utils_dist.is_main_process():
+            self.model.save_weights(self.opt.folder / "models", self.progress.step)
+        self.experiment.save("latest", self.model.training_state, self.progress)
+        utils_dist.barrier()
+
+    def stop_early(self) -> int:
+        """After a signal: save what an exact resume needs. Gives the exit code for "start again". Collective."""
+        if self.progress.saved != self.progress.step:
+            self.save()
+        logger.info("stopped by a signal at iter %d; the same command resumes here", self.progress.step)
+        process.write_exit_file(preempt.PREEMPTED)
+        return preempt.PREEMPTED
+
+    def finish(self) -> int:
+        """The last save and validation, and the table of scores. Exit code. Collective.
+
+        A run that was finished before is validated again; its checkpoints, curves and images stay as they are.
+        """
+        progress, experiment = self.progress, self.experiment
+        if self.at_start != "nothing":
+            self.save()
+            if self.clips is not None:
+                if not self.validate():
+                    return self.stop_early()
+                self.save(with_weights=False)  # with the validation on record, the run is finished
+        else:
+            logger.info("already finished at iter %d: nothing is trained", progress.step)
+            if self.clips is not None and progress.validated == progress.step:
+                validation = validate(self.model, dataset_clips(self.clips), preempt.is_stop_requested)
+                if validation is None:
+                    return self.stop_early()
+                experiment.table = validation.table
+        experiment.close()
+        if experiment.table:
+            logger.info("test split after %d iterations:\n%s", progress.step, experiment.table)
+        logger.info("Finished at iter %d. Results are in %s", progress.step, experiment.folder)
+        return 0
 
 
 def build_data(opt: Options) -> tuple[TrainLoader, Any]:
@@ -179,8 +349,7 @@ def build_data(opt: Options) -> tuple[TrainLoader, Any]:
     dataset = build_dataset(sections.train, "train", seed)
     clips = build_dataset(sections.test, "test", seed) if sections.test else None
     for split, data in (("train", dataset), ("test", clips)):
-        check_scale(data, opt.scale, split)
-        check_instants(data, getattr(opt.netG, "out_instants", 1), split)
+        check_clips(data, split, opt.scale, getattr(opt.netG, "out_instants", 1))
     loader = TrainLoader(
         dataset,
         sections.train,
@@ -197,159 +366,6 @@ def build_data(opt: Options) -> tuple[TrainLoader, Any]:
             "set datasets.test.dataroot_gt, or leave datasets.test out and test with main_test_vrt.py",
         )  # fmt: skip
     return loader, clips
-
-
-def announce(
-    opt: Options, model: ModelVRT, loader: TrainLoader, clips: Any, progress: Progress, total_iter: int, origin: str
-) -> None:
-    """Log the line of every rank, what is trained on what, and where training starts. Collective.
-
-    origin: the checkpoint that the run resumes from, or that it is fresh.
-    """
-    world = utils_dist.get_world_size()
-    if (warning := note_on_totals(opt, world)) and utils_dist.is_main_process():
-        logger.warning("%s", warning)
-    for note in plan_notes(opt.train, loader.steps_per_epoch, progress, total_iter):
-        logger.info("%s", note)
-    loader.seek(progress.epoch, progress.batch)
-    status.tell(
-        device=str(model.device), samples=loader.steps_per_epoch * loader.sampler.batch_size,
-        first=[index for _, index in itertools.islice(loader.sampler, 3)],
-        loss_is_finite=True, weights=weights_hash(model.netG), weights_step=progress.step,
-    )  # fmt: skip
-    logger.info("%s", "\n".join(utils_dist.gather_objects(status.own_line())))
-    devices = utils_dist.gather_objects((socket.gethostname(), device_name(model.device)))
-    length = RunLength(total_iter, loader.steps_per_epoch, loader.sampler.dataset_len)
-    for line in overview(opt, devices, model.describe(), length, len(clips) if clips is not None else 0):
-        logger.info("%s", line)
-    logger.info(
-        "%s: starting at iter %d of %d, epoch %d, batch %d",
-        origin, progress.step, total_iter, progress.epoch + 1, progress.batch,
-    )  # fmt: skip
-
-
-def steps_of_epoch(
-    opt: Options, loader: TrainLoader, progress: Progress, shown: RunProgress
-) -> Iterator[list[dict[str, Any]]]:
-    """The steps of the current epoch from `progress.batch` on; then `progress` moves to the next epoch. Collective.
-
-    The order prevents the known deadlocks: all ranks finish the last epoch, clean up and start their workers; only then
-    does rank 0 show its progress bar. Nothing in between can block a single rank.
-    """
-    watchdog.phase("epoch turn", progress.step)
-    utils_dist.barrier()
-    gc.collect()
-    if opt.train.empty_cache:
-        torch.cuda.empty_cache()
-    iterator = loader.start(progress.epoch, progress.batch)
-    utils_dist.barrier()
-    left = min(loader.steps_per_epoch - progress.batch, shown.total_iter - progress.step)
-    if left <= 0:
-        raise RuntimeError(f"no step is left at {progress}, of {loader.steps_per_epoch} steps an epoch")
-    shown.begin_epoch(progress.epoch, progress.step)
-    for number in range(left):
-        watchdog.phase("data", progress.step)
-        # The first batch waits for new workers, which is no sign that they are too few.
-        first = nullcontext() if number else shown.timer.part("epoch_start")
-        with shown.timer.part("data"), first:
-            micro_batches = next(iterator, None)
-        if micro_batches is None:
-            raise DataError(
-                f"no step {progress.batch + 1} in epoch {progress.epoch + 1}", "datasets.train",
-                f"{loader.steps_per_epoch} steps an epoch", "the dataset must keep its length within a run",
-            )  # fmt: skip
-        yield micro_batches
-    if progress.batch == loader.steps_per_epoch:
-        progress.next_epoch()
-
-
-def log_steps(model: ModelVRT, experiment: Experiment, progress: Progress, shown: RunProgress) -> None:
-    """The log line of the steps since the last one, and warnings of what slows the run down. Collective."""
-    steps, model_log = shown.timer.line.steps, model.current_log()
-    own = measured(steps, model_log, shown.timer.read())
-    if own.gpu:
-        status.tell(gpu=own.gpu)
-    ranks = utils_dist.gather_objects(own)
-    experiment.log_training(progress, ranks, model_log["grad_norms"], shown.eta(progress.step))
-
-
-def compare_weights(model: ModelVRT, progress: Progress) -> None:
-    """Raises DistError where the weights of the ranks differ: nothing else detects that. Collective."""
-    watchdog.phase("compare weights", progress.step)
-    found = weights_hash(model.netG)
-    status.tell(weights=found, weights_step=progress.step)
-    utils_dist.check_same_on_all_ranks(
-        f"the weights after iteration {progress.step}", found,
-        "resume from a checkpoint before this iteration; run scripts/doctor.py on these hosts: memory, GPU or network "
-        "of the odd one may be faulty",
-    )  # fmt: skip
-
-
-def run_validation(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress) -> bool:
-    """Validate, and save checkpoint_best if it is the best so far. False: a signal ended it. Collective.
-
-    The steps so far are saved first: a run that is stopped or killed here loses none, and validates again.
-    """
-    if progress.saved != progress.step:
-        save(model, experiment, progress, with_weights=False)
-    validation = validate(model, dataset_clips(clips), preempt.is_stop_requested)
-    if validation is None:
-        progress.validation_stops += 1
-        save(model, experiment, progress, with_weights=False)
-        return False
-    progress.validation_stops = 0
-    experiment.log_validation(progress, validation.scalars() | validation.clip_scalars(), validation.panels)
-    experiment.table, progress.validated = validation.table(), progress.step
-    psnr = validation.scalars()["val/psnr"]
-    watchdog.phase("save", progress.step)
-    if is_better(psnr, progress.best_psnr):
-        progress.best_psnr, progress.best_step = psnr, progress.step
-        experiment.save("best", model.training_state, progress)
-    utils_dist.barrier()
-    return True
-
-
-def save(model: ModelVRT, experiment: Experiment, progress: Progress, with_weights: bool = True) -> None:
-    """Save the bare weights, then the checkpoint to resume from. Collective: all ranks wait for the save."""
-    watchdog.phase("save", progress.step)
-    if with_weights and utils_dist.is_main_process():
-        model.save_weights(experiment.folder / "models", progress.step)
-    experiment.save("latest", model.training_state, progress)
-    utils_dist.barrier()
-
-
-def stop_early(model: ModelVRT, experiment: Experiment, progress: Progress) -> int:
-    """After a signal: save what an exact resume needs. Gives the exit code for "start again". Collective."""
-    if progress.saved != progress.step:
-        save(model, experiment, progress)
-    logger.info("stopped by a signal at iter %d; the same command resumes here", progress.step)
-    utils_dist.write_exit_file(preempt.PREEMPTED)
-    return preempt.PREEMPTED
-
-
-def finish(model: ModelVRT, clips: Any, experiment: Experiment, progress: Progress, is_finished: bool) -> int:
-    """The last save and validation, and the table of scores. Exit code. Collective.
-
-    A run that was finished before is validated again; its checkpoints, curves and pictures stay as they are.
-    """
-    if not is_finished:
-        save(model, experiment, progress)
-        if clips is not None:
-            if not run_validation(model, clips, experiment, progress):
-                return stop_early(model, experiment, progress)
-            save(model, experiment, progress, with_weights=False)  # with the validation on record, the run is finished
-    else:
-        logger.info("already finished at iter %d: nothing is trained", progress.step)
-        if clips is not None and progress.validated == progress.step:
-            validation = validate(model, dataset_clips(clips), preempt.is_stop_requested)
-            if validation is None:
-                return stop_early(model, experiment, progress)
-            experiment.table = validation.table()
-    experiment.close()
-    if experiment.table:
-        logger.info("test split after %d iterations:\n%s", progress.step, experiment.table)
-    logger.info("Finished at iter %d. Results are in %s", progress.step, experiment.folder)
-    return 0
 
 
 if __name__ == "__main__":

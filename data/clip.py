@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
-PICTURE_KINDS = ("lq", "gt", "gt_instants")
+from utils.errors import DataError
+
+IMAGE_KINDS = ("lq", "gt", "gt_instants")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,8 @@ class Clip:
         return len(self.gt_instants) // len(self)
 
     @property
-    def picture_kinds(self) -> list[str]:
-        return [kind for kind in PICTURE_KINDS if getattr(self, kind)]
+    def image_kinds(self) -> list[str]:
+        return [kind for kind in IMAGE_KINDS if getattr(self, kind)]
 
     def size_of(self, kind: str) -> tuple[int, int]:
         """(height, width) of the frames of one kind."""
@@ -83,3 +86,20 @@ class Clip:
     def scale_of(self, kind: str) -> int:
         """Size of the frames of one kind over that of the lq frames."""
         return 1 if kind == "lq" else self.scale
+
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def checked_name(name: str, where: str) -> str:
+    """`name`, read from `where`, if it can name a clip or frame: results are written under it.
+
+    Raises DataError for names that lead out of their folder, control characters, and bytes that are not UTF-8.
+    """
+    parts = name.split("/")
+    if {"", ".", ".."} & set(parts) or _UNPRINTABLE.search(name):
+        raise DataError(
+            f"{name!r} cannot be the name of a clip or frame", where,
+            'a name without "..", without an empty part and without control characters', "rename it",
+        )  # fmt: skip
+    return name

@@ -1,39 +1,90 @@
-"""What datasets of clips share: random crops for training, whole clips for testing."""
+"""What datasets of clips share: their option keys, random crops for training, whole clips for testing."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from data.augment import Augment
-from data.camera import CAMERAS, CameraDraw
+from data.augment import CAMERAS, Augment, CameraDraw
 from data.clip import Clip
-from data.clip_index import Problem, Source, held_out
-from data.clip_options import FileReading
-from data.instants import instants_of
+from data.files import is_lmdb, list_root
 from data.io_backend import IO_BACKENDS
+from data.manifest import HELD_OUT, Problem, Source
 from data.preflight import Report, check_source
-from data.roots import is_lmdb, list_root
 from data.spike_grid import warn_uncovered
-from data.spike_source import build_spikes, channels_of, describe_spikes
+from data.spike_source import SPIKE_SOURCES, build_spikes, channels_of, describe_spikes
 from utils import utils_dist
 from utils.contract import middle_instant
 from utils.errors import DataError, OptionError
+from utils.options.section import Section
 from utils.random_streams import random_stream
 
 logger = logging.getLogger(__name__)
 
-PLACES = (
-    "dataroot_lq", "dataroot_gt", "dataroot_gt_instants", "dataroot_spike", "lq_folder", "meta_info_file",
-    "filename_tmpl", "filename_ext",
-)  # fmt: skip
+
+class FileReading(Section):
+    """How files are read; every dataset of clips has these keys."""
+
+    io_backend: Annotated[Any, IO_BACKENDS] = Field("disk", description="How files are read.")
+    cache_data: bool = Field(False, description="Keep decoded pictures in memory.")
+
+
+class ClipFiles(FileReading):
+    """Where the frames are."""
+
+    dataroot_lq: str = Field(description="Folder (or LMDB) of the blurry frames.")
+    dataroot_gt: str | None = Field(
+        None,
+        description="Folder of the sharp frames; null for real data: to test on, or to train with a loss without gt.",
+    )
+    lq_folder: str = Field("blur", description="Folder of the blurry frames within a clip, where it has such folders.")
+    meta_info_file: str | None = Field(None, description="List of the clips to use; null: all folders.")
+    filename_tmpl: str | None = Field(None, description='Form of the frame numbers, e.g. "08d"; null: any.')
+    filename_ext: str = Field("png", description="Ending of the frames' names.")
+
+
+class SharpFiles(Section):
+    """Training needs sharp frames."""
+
+    dataroot_gt: str = Field(description="Folder of the sharp frames.")
+
+
+class Spikes(Section):
+    """The meaning of the spikes."""
+
+    spike: Annotated[Any, SPIKE_SOURCES] = Field(
+        "dat", description="What the spikes mean, and how they become channels."
+    )
+    camera: Annotated[Any, CAMERAS] = Field(
+        None, description='Changes of the spike camera to train against, "perturb" or its options; null for none.'
+    )
+
+
+class Crops(Section):
+    """Length, crop and augmentation of a training sample."""
+
+    num_frame: int = Field(ge=1, description="In training: frames of a sample.")
+    gt_size: int = Field(ge=1, description="Side of the crop of the sharp frames, in pixels.")
+    interval_list: list[Annotated[int, Field(ge=1)]] = Field(
+        [1], min_length=1, description="Steps from frame to frame, of which one is drawn for each sample."
+    )
+    random_reverse: bool = Field(False, description="Play half of the samples backwards.")
+    use_hflip: bool = Field(False, description="Mirror half of the samples.")
+    use_rot: bool = Field(False, description="Turn samples by multiples of 90 degrees.")
+
+
+class WholeClips(Section):
+    """The tested part of a clip."""
+
+    num_frame: int = Field(-1, description="In testing: only so many frames of each clip; -1 for all.")
 
 
 @dataclass(frozen=True)
@@ -68,6 +119,7 @@ class ClipDataset(Dataset):
     """
 
     is_training = False
+    septuplets = other_images = False  # see `Source`
     rate_windows = 0  # firing rates of a sample for each frame, beside those that the representation has
 
     def __init__(self, section: FileReading, seed: int) -> None:
@@ -83,15 +135,15 @@ class ClipDataset(Dataset):
             )  # fmt: skip
         self.files = IO_BACKENDS.build(section.io_backend, "io_backend", cache_data=section.cache_data)
         self.clips: list[Clip] = self.files.clips(source)
-        self.lq_place = source.kinds()["lq"]  # root, folder within a clip, file name extension
-        self.roots = {f"dataroot_{kind}": root for kind, (root, _, _) in source.kinds().items()}  # never written to
+        self.lq_place = source.kinds()["lq"]  # root, folder within a clip, endings of the names
+        self.roots = source.roots()  # never written to
 
     # The class methods are called before a dataset is built; `section` holds its resolved options.
 
     @classmethod
     def places(cls, section: Any) -> dict[str, Any]:
         """Where the clips are, as fields of `Source`; to be overridden where the option keys have other names."""
-        return {key: getattr(section, key) for key in PLACES if hasattr(section, key)}
+        return {key.name: getattr(section, key.name) for key in fields(Source) if hasattr(section, key.name)}
 
     @classmethod
     def source(cls, section: Any) -> Source:
@@ -103,8 +155,10 @@ class ClipDataset(Dataset):
                 "both: gt_instants has several sharp frames of an exposure, gt the one in the middle",
                 "set dataroot_gt too, or remove dataroot_gt_instants",
             )  # fmt: skip
-        spikes = build_spikes(section.spike, places["dataroot_spike"], "spike") if hasattr(section, "spike") else None
-        return Source(**places, spikes=spikes, left_out=held_out(getattr(section, "val_partition", None)))
+        spikes = build_spikes(section.spike, places["dataroot_spike"]) if hasattr(section, "spike") else None
+        left_out = HELD_OUT.get(getattr(section, "val_partition", None), frozenset())
+        kind = {"septuplets": cls.septuplets, "other_images": cls.other_images}
+        return Source(**places, **kind, spikes=spikes, left_out=left_out)
 
     @classmethod
     def spike_channels(cls, section: Any) -> int:
@@ -124,7 +178,7 @@ class ClipDataset(Dataset):
         source = cls.source(section)
         if section.io_backend.type == "cache":  # a cache is checked by the digest of its source files
             clips = IO_BACKENDS.build(section.io_backend, "io_backend").clips(source)
-            report = Report(split, source, {}, clips, note=f"{len(clips)} cached clips")
+            report = Report(split, source, clips, note=f"{len(clips)} cached clips")
         else:
             report = check_source(source, split, **how)
         if source.spikes and not source.spikes.is_rate_known:
@@ -141,19 +195,26 @@ class ClipDataset(Dataset):
         Where there are any, also gt_instants (T, 3 K, s h, s w), and rates (T, rate_windows, h, w).
         """
         clip, aug, (frames, backwards) = draw.clip, draw.aug, draw.played
-        wanted = {kind: self.frames_of(kind, frames) for kind in clip.picture_kinds}
+        wanted = {kind: self.frames_of(kind, frames) for kind in clip.image_kinds}
         if clip.instants:
-            wanted["gt_instants"] = instants_of(clip.instants, frames, backwards)
+            numbers = range(clip.instants)  # in the order of playing
+            wanted["gt_instants"] = [
+                i * clip.instants + k
+                for i, back in zip(frames, backwards, strict=True)
+                for k in (reversed(numbers) if back else numbers)
+            ]
             del wanted["gt"]  # the middle instant
-        pictures = {kind: self.files.pictures(clip, kind, numbers, aug) for kind, numbers in wanted.items()}
-        item = {kind: _to_tensor(values, aug) for kind, values in pictures.items()}
+        images = {kind: self.files.images(clip, kind, numbers, aug) for kind, numbers in wanted.items()}
+        # (T, h, w, 3) in the order B, G, R -> (T, 3, h, w) in the order R, G, B
+        flipped = {kind: aug.flip(values[..., ::-1].transpose(0, 3, 1, 2)) for kind, values in images.items()}
+        item = {kind: torch.from_numpy(values).to(torch.float32).div_(255.0) for kind, values in flipped.items()}
         if clip.instants:
             item["gt_instants"] = item["gt_instants"].unflatten(0, (len(frames), -1)).flatten(1, 2)
             item["gt"] = middle_instant(item["gt_instants"], clip.instants)
         if self.spikes:
             channels = [
-                self.spikes.read(self.files, clip, i, aug, picture, back, draw.camera, self.rate_windows)
-                for i, picture, back in zip(frames, pictures["lq"], backwards, strict=True)
+                self.spikes.read(self.files, clip, i, aug, image, back, draw.camera, self.rate_windows)
+                for i, image, back in zip(frames, images["lq"], backwards, strict=True)
             ]
             spike = torch.from_numpy(aug.flip(np.stack(channels)))
             item["spike"] = spike[:, : self.spikes.channels]
@@ -163,12 +224,6 @@ class ClipDataset(Dataset):
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
         """Which of the frames of a sample, in the order of playing, are read of kind "lq" or "gt"."""
         return frames
-
-
-def _to_tensor(pictures: np.ndarray, aug: Augment) -> Tensor:
-    """(T, h, w, 3) uint8 in the order B, G, R -> (T, 3, h, w) float32 in [0, 1] in the order R, G, B, flipped."""
-    frames = aug.flip(pictures[..., ::-1].transpose(0, 3, 1, 2))
-    return torch.from_numpy(frames).to(torch.float32).div_(255.0)
 
 
 class TrainClips(ClipDataset):
@@ -183,11 +238,8 @@ class TrainClips(ClipDataset):
         self.intervals = section.interval_list
         self.turns = {"hflip": section.use_hflip, "rot": section.use_rot, "reverse": section.random_reverse}
         self.ends = np.cumsum([self.samples_of(clip) for clip in self.clips])
-        self._check_fit()
-
-    def _check_fit(self) -> None:
         for clip in self.clips:
-            _, (height, width), step = self._croppable(clip)
+            (_, _, height, width), step = self._croppable(clip)
             if self.gt_size % (clip.scale * step):
                 raise OptionError(
                     f"datasets.train.gt_size is {self.gt_size}", "datasets.train.gt_size",
@@ -199,7 +251,7 @@ class TrainClips(ClipDataset):
                 seen = "" if (height, width) == clip.gt_size else ", which is what the spike camera sees of them"
                 raise DataError(
                     f"crops of {self.gt_size} do not fit into clip {clip.name}", (clip.gt or clip.lq)[0],
-                    f"pictures of at least {self.gt_size} x {self.gt_size}, not {height} x {width}{seen}",
+                    f"images of at least {self.gt_size} x {self.gt_size}, not {height} x {width}{seen}",
                     "lower datasets.train.gt_size, or correct dataroot_gt",
                 )  # fmt: skip
         frames = (self.num_frame - 1) * max(self.intervals) + 1
@@ -209,13 +261,10 @@ class TrainClips(ClipDataset):
             text = "%d clips have fewer than %d frames and are played back and forth: %s"
             logger.warning(text, len(short), frames, names)
 
-    def _croppable(self, clip: Clip) -> tuple[tuple[int, int], tuple[int, int], int]:
-        """(top, left) and (height, width) of the part of the lq frames from which crops are drawn, and their step."""
-        if not self.spikes:
-            return (0, 0), clip.size, 1
-        grid = self.spikes.grid(clip.size)
-        top, left, height, width = grid.region
-        return (top, left), (height, width), grid.step
+    def _croppable(self, clip: Clip) -> tuple[tuple[int, int, int, int], int]:
+        """(top, left, height, width) of the part of the lq frames from which crops are drawn, and their step."""
+        grid = self.spikes.grid(clip.size) if self.spikes else None
+        return (grid.region, grid.step) if grid else ((0, 0, *clip.size), 1)
 
     def sample_names(self) -> list[str]:
         """Properties of each clip and of the spikes, then clip/frame of every sample, in order.
@@ -266,8 +315,9 @@ class TrainClips(ClipDataset):
         interval = int(rng.choice(self.intervals))
         last = len(clip) - 1 - (self.num_frame - 1) * interval
         first = self.first_of(sample, last, rng)
-        origin, size, step = self._croppable(clip)
-        aug = Augment.draw(rng, size, self.gt_size // clip.scale, step, origin=origin, **self.turns)
+        (top, left, height, width), step = self._croppable(clip)
+        patch = self.gt_size // clip.scale
+        aug = Augment.draw(rng, (height, width), patch, step, origin=(top, left), **self.turns)
         positions = [first + i * interval for i in range(self.num_frame)]
         frames, backwards = zip(*(bounce(p, len(clip)) for p in positions), strict=True)
         camera = self.camera.draw([self.seed, epoch, index]) if self.camera else None
@@ -290,9 +340,10 @@ class TestClips(ClipDataset):
         return len(self.clips)
 
     def count_folders(self) -> int:
-        """Number of clips in the data folder, including those that the meta file does not list; 0 for an LMDB."""
-        root, folder, ext = self.lq_place
-        return 0 if is_lmdb(root) or not Path(root).is_dir() else len(list_root(root, folder, ext))
+        """Number of clips in the data folder, including those that the meta file does not list; 0: nobody knows."""
+        root, folder, suffixes = self.lq_place
+        is_counted = Path(root).is_dir() and not is_lmdb(root) and not self.septuplets
+        return len(list_root(root, folder, suffixes)) if is_counted else 0
 
     def frame_count(self, index: int) -> int:
         """How many frames of clip `index` are read: all, or the first num_frame."""
@@ -320,16 +371,26 @@ class TestClips(ClipDataset):
         return Draw(clip, frames, [reverse] * count, Augment.whole(clip.size), camera)
 
 
-def check_scale(dataset: Dataset, scale: int, split: str) -> None:
-    """Raise DataError where the sharp frames of clips are not `scale` times as large as the lq frames."""
-    wrong = [clip for clip in getattr(dataset, "clips", ()) if clip.gt and clip.scale != scale]
-    if wrong:
-        clip = wrong[0]
+def check_clips(dataset: Dataset, split: str, scale: int, instants: int | None) -> None:
+    """Raise DataError where clips have another scale, or number of sharp instants, than the network restores.
+
+    instants: None where any number will do.
+    """
+    clips = getattr(dataset, "clips", ())
+    clip = next((clip for clip in clips if clip.gt and clip.scale != scale), None)
+    if clip:
         sizes = "gt of {} x {} for lq of {} x {}".format(*clip.gt_size, *clip.size)
         raise DataError(
             f"datasets.{split} has {sizes} in clip {clip.name}, but scale is {scale}", clip.gt[0],
             f"sharp frames {scale} times as large as the lq frames",
             f"correct datasets.{split}.dataroot_gt or dataroot_lq, or scale and netG.upscale",
+        )  # fmt: skip
+    clip = next((clip for clip in clips if instants and clip.instants not in (0, instants)), None)
+    if clip:
+        raise DataError(
+            f"datasets.{split} has {clip.instants} sharp frames for each blurry one in clip {clip.name}, but "
+            f"netG.out_instants is {instants}", clip.gt_instants[0], f"{instants} for each",
+            f"set netG.out_instants to {clip.instants}, or correct datasets.{split}.dataroot_gt_instants",
         )  # fmt: skip
 
 

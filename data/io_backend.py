@@ -1,89 +1,302 @@
-"""`io_backend`: where the frames and spikes of clips are read from."""
+"""`io_backend`: where the frames and spikes of clips are read from: their files, or a clip cache.
+
+A clip cache holds every clip as raw arrays on disk, from which a sample reads only its frames and its crop:
+
+<path>/index.json       format, digest of the source files, spike geometry, and the `Clip` record of every clip
+<path>/<clip>/lq.u8     (frames, H, W, 3) uint8 in the order B, G, R; gt.u8 and gt_instants.u8 likewise
+<path>/<clip>/spike.u8  the planes of all spike files, packed as in a .dat: (all planes, plane_bytes) uint8
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+import json
+import logging
+import math
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from data.augment import Augment
-from data.clip import Clip, Piece
-from data.clip_cache import CacheReader
-from data.clip_index import Source, find_clips
-from data.frame_io import read_bgr
-from data.picture_memory import PictureMemory
-from data.roots import is_lmdb, open_spike_file
-from data.spike.stream import Crop
+from data.clip import IMAGE_KINDS, Clip, Piece, checked_name
+from data.files import Frames, open_spike_file, read_bgr
+from data.manifest import Source, digest, find_clips, list_source, read_meta
+from data.spike.formats import Crop, PackedPlanes, SpikeGeometry, pack
+from data.spike_info import spike_errors_as_data_errors
 from data.spike_source import DatSpikes
-from utils.errors import DataError, OptionError
-from utils.options.registry import Registry
+from utils.errors import DataError
+from utils.files import MARK, free_bytes, publish_folder, refuse_foreign, refuse_overlap, scratch_folder, write_whole
+from utils.options.section import Registry
+
+logger = logging.getLogger(__name__)
 
 IO_BACKENDS = Registry("io backend", "type")
+FORMAT = 1
+INDEX = "index.json"
 
 
-@IO_BACKENDS.register("disk", given=("cache_data",))
+@IO_BACKENDS.register("disk", given=("cache_data", "opened"))
 class DiskFiles:
     """PNG or JPEG and spike files, each opened when it is read.
 
     cache_data: decoded images stay in memory, shared by all loader workers of a rank.
     """
 
-    def __init__(self, cache_data: bool = False) -> None:
-        self.cache_data = cache_data
-        self._kept: PictureMemory | None = None
+    def __init__(self, cache_data: bool = False, opened: Mapping[str, Frames] | None = None) -> None:
+        """opened: "lq", "gt" -> frames of a clip, such as those of a video, in the place of their files."""
+        self.cache_data, self.opened = cache_data, opened
+        self._kept: dict[str, np.ndarray] = {}  # path -> a byte that is 1 once the image is there, and its values
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": {}}  # only forked processes share memory; others fill their own
 
     def clips(self, source: Source) -> list[Clip]:
         """The clips of the source, checked. Raises DataError with all problems."""
-        self._check_roots(source)
         clips = find_clips(source)
-        if self.cache_data:
-            pictures = [(clip, kind) for clip in clips for kind in clip.picture_kinds]
-            sizes = {path: clip.size_of(kind) for clip, kind in pictures for path in getattr(clip, kind)}
-            self._kept = PictureMemory(sizes)
+        if not self.cache_data:
+            return clips
+        # Forked workers inherit this memory; it is allocated as images are decoded.
+        kinds = [(clip, kind) for clip in clips for kind in clip.image_kinds]
+        sizes = {path: 3 * math.prod(clip.size_of(kind)) + 1 for clip, kind in kinds for path in getattr(clip, kind)}
+        total, memory = sum(sizes.values()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if total > 0.8 * memory:
+            logger.warning(
+                "cache_data is ignored: it would keep %.1f GB of images, this host has %.1f GB of memory; "
+                'use io_backend "cache" instead', total / 1e9, memory / 1e9,
+            )  # fmt: skip
+            self.cache_data = False
+            return clips
+        images = np.frombuffer(mmap.mmap(-1, total), np.uint8)
+        ends = itertools.accumulate(sizes.values())
+        self._kept = {path: images[end - sizes[path] : end] for path, end in zip(sizes, ends, strict=True)}
         return clips
 
-    def _check_roots(self, source: Source) -> None:
-        databases = [root for root, _, _ in source.kinds().values() if is_lmdb(root)]
-        if databases:
-            raise OptionError(
-                'io_backend.type is "disk", but a dataroot is an LMDB', databases[0], '"lmdb"',
-                'set io_backend to {"type": "lmdb"}',
-            )  # fmt: skip
+    def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
+        """The crop of `aug` in images of one kind (data.clip.IMAGE_KINDS): (T, h, w, 3) uint8, B, G, R."""
+        return np.stack([aug.crop(self._image(clip, kind, i), clip.scale_of(kind)) for i in frames])
 
-    def pictures(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
-        """The crop of `aug` in pictures of one kind (data.clip.PICTURE_KINDS): (T, h, w, 3) uint8, B, G, R."""
-        paths, size, scale = getattr(clip, kind), clip.size_of(kind), clip.scale_of(kind)
-        return np.stack([aug.crop(self._picture(paths[i], size), scale) for i in frames])
+    def _image(self, clip: Clip, kind: str, number: int) -> np.ndarray:
+        if self.opened:
+            return self.opened[kind].read(number)[..., ::-1]
+        path, size = getattr(clip, kind)[number], clip.size_of(kind)
+        if not self.cache_data:
+            return read_bgr(path, size)
+        if path not in self._kept:
+            self._kept[path] = np.zeros(3 * math.prod(size) + 1, np.uint8)
+        kept = self._kept[path]
+        if not kept[0]:  # two processes may fill it at once: they write the same bytes
+            kept[1:] = read_bgr(path, size).ravel()
+            kept[0] = 1
+        return kept[1:].reshape(*size, 3)
 
     def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
         """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
         file, known = open_spike_file(piece.file, spikes.geometry, spikes.remainder), clip.spike_files[piece.file]
         if file.planes != known:
-            raise DataError(
-                f"spike file has {file.planes} planes now", piece.file, f"{known}, as when the run started",
-                "restore the file",
-            )  # fmt: skip
+            what, expected = f"spike file has {file.planes} planes now", f"{known}, as when the run started"
+            raise DataError(what, piece.file, expected, "restore the file")
         return file.read(piece.first, piece.count, crop)
 
-    def _picture(self, path: str, size: tuple[int, int]) -> np.ndarray:
-        picture = self._kept.get(path) if self._kept else None
-        if picture is None:
-            picture = read_bgr(path, size)
-            if self._kept:
-                self._kept.put(path, picture)
-        return picture
 
-
-@IO_BACKENDS.register("lmdb", given=("cache_data",))
+@IO_BACKENDS.register("lmdb", given=("cache_data", "opened"))
 class LmdbFiles(DiskFiles):
     """As "disk", but each dataroot whose name ends in .lmdb is a database, in the layout of KAIR and BasicSR."""
 
-    def _check_roots(self, source: Source) -> None:
-        if not any(is_lmdb(root) for root, _, _ in source.kinds().values()):
-            raise OptionError(
-                'io_backend.type is "lmdb", but no dataroot is an LMDB', source.dataroot_lq, "a folder named *.lmdb",
-                "correct the dataroots, or io_backend.type",
-            )  # fmt: skip
+
+@IO_BACKENDS.register("cache")
+class CacheReader:
+    """A clip cache made by scripts/build_clip_cache.py in the folder `path`.
+
+    Each read maps its file and releases it afterwards, so memory does not grow.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._first_plane: dict[str, dict[str, int]] = {}  # clip -> spike file -> its first plane in spike.u8
+
+    def clips(self, source: Source) -> list[Clip]:
+        """The cached clips, after a check that the cache still matches the source.
+
+        Source folders that are not on this machine are not compared. Raises DataError for a stale or broken cache.
+        """
+        index, kinds, spikes = _load_index(self.path), source.kinds(), source.spikes
+        if missing := sorted(kinds.keys() - index["source"].keys()):
+            raise self._stale(f"it holds no {', '.join(missing)}")
+        if spikes and SpikeGeometry(**index["spike"]) != spikes.geometry.stored_as_raster:
+            raise self._stale(f"its spikes are {index['spike']}")
+        if index["selection"] != _selection(source):
+            raise self._stale("it was built for another selection of clips (meta_info_file, val_partition)")
+        here = [kind for kind, (root, _, _) in kinds.items() if os.path.exists(root)]
+        changed = [kind for kind, value in _digests(source, here).items() if index["source"][kind] != value]
+        if changed:
+            raise self._stale(f"{', '.join(changed)} files of the source have changed since")
+        if len(here) < len(kinds):
+            logger.info("the source of cache %s is not on this machine: not checked for changes", self.path)
+        unused = {kind: () for kind in ("gt", "gt_instants", "spike") if kind not in kinds}
+        clips = []
+        for record in index["clips"]:
+            values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+            clip = Clip(**values | unused)
+            for kind, shape in _arrays(clip, source).items():
+                path = Path(self.path, clip.name, f"{kind}.u8")
+                found, need = path.stat().st_size if path.exists() else 0, math.prod(shape)
+                if found != need:
+                    raise self._stale(f"{path} has {found} bytes, expected {need}")
+            if spikes:
+                is_one_file = len(clip.spike_files) < len(clip)
+                if len(clip) > 1 and is_one_file != source.has_one_spike_file:
+                    held = "one spike file" if is_one_file else "a spike file of each frame"
+                    raise self._stale(f"it holds {held} of clip {clip.name} (spike.exposure)")
+                firsts = itertools.accumulate(clip.spike_files.values(), initial=0)
+                self._first_plane[clip.name] = dict(zip(clip.spike_files, firsts, strict=False))
+                exposures = spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip))
+                clip = dataclasses.replace(clip, exposures=exposures)
+            clips.append(clip)
+        return clips
+
+    def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
+        """The crop of `aug` in images of one kind (data.clip.IMAGE_KINDS): (T, h, w, 3) uint8, B, G, R."""
+        stored = self._map(clip, kind, (len(getattr(clip, kind)), *clip.size_of(kind), 3))
+        return np.stack([aug.crop(stored[i], clip.scale_of(kind)) for i in frames])
+
+    def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
+        """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
+        geometry = spikes.geometry.stored_as_raster
+        stored = self._map(clip, "spike", (sum(clip.spike_files.values()), geometry.plane_bytes))
+        first = self._first_plane[clip.name][piece.file] + piece.first
+        return PackedPlanes(piece.file, geometry, stored).read(first, piece.count, crop)
+
+    def _map(self, clip: Clip, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+        path = Path(self.path, clip.name, f"{kind}.u8")
+        try:
+            return np.memmap(path, np.uint8, "r", shape=shape)
+        except (OSError, ValueError) as e:
+            do = "build the cache again: scripts/build_clip_cache.py"
+            raise DataError(f"cannot map cached clip: {e}", str(path), f"{math.prod(shape)} bytes", do) from e
+
+    def _stale(self, why: str) -> DataError:
+        return DataError(
+            f"the clip cache does not fit the data: {why}", self.path, "a cache built from the data as they are now",
+            "build it again: python scripts/build_clip_cache.py --opt FILE --split SPLIT",
+        )  # fmt: skip
 
 
-IO_BACKENDS.register("cache")(CacheReader)
+def build_cache(source: Source, path: str, track: Callable[[list[Clip]], Iterable[Clip]] = iter) -> list[Clip]:
+    """Write the clips of `source` to the folder `path`, which appears complete or not at all.
+
+    After an interruption, a second call writes only the missing clips. track: shows the progress over the clips.
+    Raises DataError for wrong data and, before anything is written, for a disk without enough room.
+    """
+    target = Path(os.path.abspath(path))
+    refuse_overlap(target, source.roots(), "--out")
+    _refuse_foreign_files(target)
+    clips = find_clips(source)
+    index = _load_index(str(target), any_format=True) if (target / INDEX).is_file() else {"clips": ()}
+    cached = {clip["name"] for clip in index["clips"]}
+    if cached and not cached & {clip.name for clip in clips}:
+        raise DataError(
+            f"the folder holds the cache of other clips: {min(cached)} and {len(cached) - 1} more", str(target),
+            "a cache of the same clips, to be replaced", "choose another --out for each split",
+        )  # fmt: skip
+    partial = target.with_name(f".{target.name}.partial")
+    index = {
+        "format": FORMAT,
+        "source": _digests(source, source.kinds()),
+        "selection": _selection(source),
+        "spike": dataclasses.asdict(source.spikes.geometry.stored_as_raster) if source.spikes else None,
+        "clips": [dataclasses.asdict(dataclasses.replace(clip, exposures=())) for clip in clips],
+    }
+    begun, wanted = partial / INDEX, json.dumps(index)
+    if not (partial / MARK).is_file() or not begun.is_file() or begun.read_text(encoding="utf-8") != wanted:
+        scratch_folder(partial)
+        write_whole(begun, wanted.encode())
+    left = [clip for clip in clips if not (partial / clip.name).exists()]
+    need = sum(math.prod(shape) for clip in left for shape in _arrays(clip, source).values())
+    if need > 0.95 * (free := free_bytes(partial)):
+        raise DataError(
+            f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free", str(partial.parent),
+            "enough free space", "free some space, or choose another disk",
+        )  # fmt: skip
+    for clip in track(left):
+        _write_clip(clip, source.spikes, partial)
+    if target.exists():
+        _refuse_foreign_files(target)
+        shutil.rmtree(target)
+    publish_folder(partial, target)
+    return clips
+
+
+def _refuse_foreign_files(target: Path) -> None:
+    """Raise DataError where `target` holds anything but a clip cache: only that is replaced."""
+    if not os.path.lexists(target):
+        return
+    names = {INDEX}
+    if (target / INDEX).is_file():
+        index = _load_index(str(target), any_format=True)
+        names |= {f"{clip['name']}/{kind}.u8" for clip in index["clips"] for kind in (*IMAGE_KINDS, "spike")}
+    ours = {name: (target / name).stat().st_size for name in names if (target / name).is_file()}
+    refuse_foreign(target, ours, "a clip cache")
+
+
+def _write_clip(clip: Clip, spikes: DatSpikes | None, folder: Path) -> None:
+    temporary = folder / ".clip.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    for kind in clip.image_kinds:
+        with open(temporary / f"{kind}.u8", "wb") as file:
+            for path in getattr(clip, kind):
+                file.write(read_bgr(path, clip.size_of(kind)).tobytes())
+    if clip.spike:
+        stored = spikes.geometry.stored_as_raster
+        with open(temporary / "spike.u8", "wb") as file, spike_errors_as_data_errors():
+            for path in clip.spike_files:
+                planes = open_spike_file(path, spikes.geometry, spikes.remainder)
+                if isinstance(planes, PackedPlanes) and spikes.geometry == stored:
+                    file.write(planes.packed)
+                else:
+                    file.writelines(pack(part, stored) for part in planes.parts(0, planes.planes))
+    (folder / clip.name).parent.mkdir(parents=True, exist_ok=True)
+    os.replace(temporary, folder / clip.name)
+
+
+def _arrays(clip: Clip, source: Source) -> dict[str, tuple[int, ...]]:
+    """Kind of array -> its shape."""
+    shapes = {kind: (len(getattr(clip, kind)), *clip.size_of(kind), 3) for kind in clip.image_kinds}
+    if clip.spike:
+        shapes["spike"] = (sum(clip.spike_files.values()), source.spikes.geometry.stored_as_raster.plane_bytes)
+    return shapes
+
+
+def _digests(source: Source, kinds: Collection[str]) -> dict[str, str]:
+    """Kind of file -> digest of all its files, for these kinds."""
+    return {kind: digest({kind: listing}) for kind, listing in list_source(source, kinds).items()}
+
+
+def _selection(source: Source) -> list[Any]:
+    """The clips and frames that the meta file selects, and the clips left out."""
+    listed = read_meta(source.meta) if source.meta else {}
+    return [{name: list(frames) for name, frames in listed.items()}, sorted(source.left_out)]
+
+
+def _load_index(path: str, any_format: bool = False) -> dict[str, Any]:
+    where = Path(path, INDEX)
+    try:
+        index = json.loads(where.read_text(encoding="utf-8"))
+        found = index["format"]
+        for clip in index["clips"]:
+            checked_name(clip["name"], str(where))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        why = f"no {e}" if isinstance(e, KeyError) else str(e)
+        raise DataError(
+            f"cannot read the clip cache: {why}", str(where), "a folder made by scripts/build_clip_cache.py",
+            "build it: python scripts/build_clip_cache.py --opt FILE --split SPLIT",
+        ) from e  # fmt: skip
+    if found != FORMAT and not any_format:
+        raise DataError(f"clip cache of format {found}", path, f"format {FORMAT}", "build the cache again")
+    return index

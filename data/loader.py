@@ -5,19 +5,70 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import cv2
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
-from data.sampler import ResumableDistributedSampler
 from utils.dist import watchdog
 from utils.dist.process import die_with_parent, leave_signals_to_parent, signals_held
-from utils.errors import DataError, SpikeVRTError
+from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.options.models import LoaderOptions
+from utils.random_streams import published_stream
 from utils.run.resume import DataOrder
+
+
+class ResumableDistributedSampler(Sampler[tuple[int, int]]):
+    """Yields (epoch, index) for one rank.
+
+    The order of an epoch is one permutation P of all samples, drawn from (seed, epoch). Global batch b is
+    P[b G : (b + 1) G] with G = world_size * batch_size; rank r takes every world_size-th of it from r on. So a step has
+    the same samples for any number of ranks with the same G. An incomplete last batch is dropped.
+
+    The index comes with `epoch` because persistent workers do not see later changes of the dataset object.
+    Raises OptionError where the dataset cannot fill one global batch.
+    """
+
+    def __init__(
+        self, dataset_len: int, *, world_size: int, rank: int, batch_size: int, seed: int, shuffle: bool = True
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of {world_size}")
+        self.dataset_len, self.world_size, self.rank = dataset_len, world_size, rank
+        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
+        self.global_batch = world_size * batch_size
+        self.batches_per_epoch = dataset_len // self.global_batch
+        self.epoch = self.start_batch = 0
+        if dataset_len < self.global_batch:
+            raise OptionError(
+                f"{dataset_len} training samples are fewer than one batch of {self.global_batch}",
+                "datasets.train",
+                f"at least {world_size} ranks x {batch_size} samples each",
+                "add clips, lower dataloader_batch_size or the number of ranks, or raise dataloader_epoch_repeat",
+            )
+
+    def seek(self, epoch: int, batch: int = 0) -> None:
+        """Continue with the first sample of this rank in that global batch."""
+        self.epoch, self.start_batch = epoch, batch
+
+    def order(self) -> np.ndarray:
+        """(dataset_len,) sample indices of all ranks in the order of this epoch."""
+        if not self.shuffle:
+            return np.arange(self.dataset_len)
+        return published_stream(self.seed, self.epoch).permutation(self.dataset_len)
+
+    def __len__(self) -> int:
+        """How many samples this rank has left in this epoch."""
+        return (self.batches_per_epoch - self.start_batch) * self.batch_size
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        order = self.order()
+        for batch in range(self.start_batch, self.batches_per_epoch):
+            start = batch * self.global_batch
+            for index in order[start + self.rank : start + self.global_batch : self.world_size]:
+                yield self.epoch, int(index)
 
 
 class TrainLoader:
@@ -48,6 +99,7 @@ class TrainLoader:
             seed=seed,
             shuffle=section.dataloader_shuffle,
         )
+        self.steps_per_epoch = self.sampler.batches_per_epoch
         workers = section.dataloader_num_workers
         self.rank, self.section = rank, section
         self.timeout_s = section.dataloader_timeout_s or 0.8 * stall_s
@@ -67,40 +119,34 @@ class TrainLoader:
             worker_init_fn=_init_worker,
         )
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.sampler.batches_per_epoch
-
     def order(self) -> DataOrder:
         """What a position refers to; stored in checkpoints."""
         s = self.sampler
         return DataOrder(s.dataset_len, self.sample_list, s.seed if s.shuffle else None, s.batches_per_epoch)
 
-    def seek(self, epoch: int, batch: int) -> None:
-        """Continue with the first sample of this rank in that global batch."""
-        self.sampler.set_epoch(epoch)
-        self.sampler.start_batch = batch
-
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
         """An iterator over the steps of `epoch` from `batch` on, with its workers already started."""
-        self.seek(epoch, batch)
-        with self._loader_errors(0), signals_held():
-            iterator = self._unless_suspended(self._start_workers)
-        return self._steps(self._batches(iterator))
+        self.sampler.seek(epoch, batch)
+        with signals_held():
+            iterator = self._answer_of(self._start_workers, 0)
+        return self._steps(iterator)
 
-    def _batches(self, iterator: Iterator[Any]) -> Iterator[dict[str, Any]]:
-        """The batches. Raises DataError, naming the sample and the rank."""
+    def _steps(self, iterator: Iterator[Any]) -> Iterator[list[dict[str, Any]]]:
+        """The micro-batches of each step. Raises DataError, naming the sample and the rank."""
+        step = []
         for count in itertools.count():
             try:
-                with self._loader_errors(count):
-                    batch = self._unless_suspended(lambda: next(iterator))
+                batch = self._answer_of(lambda: next(iterator), count)
             except StopIteration:
                 return
             if isinstance(batch, SpikeVRTError):
                 batch.where += f", rank {self.rank}"
                 raise batch
             watchdog.go_on()  # a step may take several batches, and each of them up to dataloader_timeout_s
-            yield batch
+            step.append(batch)
+            if len(step) == self.accumulation_steps:
+                yield step
+                step = []
 
     def _start_workers(self) -> Iterator[Any]:
         try:
@@ -109,36 +155,29 @@ class TrainLoader:
             self.loader._iterator = None  # kept workers that did not answer: the next iterator starts others
             raise
 
-    def _unless_suspended(self, read: Callable[[], Any]) -> Any:
-        """read(); again where torch's time-out passed while the run was suspended."""
+    def _answer_of(self, read: Callable[[], Any], count: int) -> Any:
+        """read(); again where torch's time-out passed while the run was suspended.
+
+        Raises DataError where a loader worker hangs or dies while it reads batch `count` of this iterator.
+        """
         begin = watchdog.awake_s()
         while True:
             try:
                 return read()
             except RuntimeError as e:
-                if "timed out" not in str(e) or watchdog.awake_s() - begin > self.timeout_s / 2:
+                is_late = "timed out" in str(e)
+                if is_late and watchdog.awake_s() - begin <= self.timeout_s / 2:
+                    continue
+                if not is_late and "killed by signal" not in str(e):
                     raise
-
-    @contextmanager
-    def _loader_errors(self, count: int) -> Iterator[None]:
-        """Raise a DataError where a loader worker hangs or dies while it reads batch `count` of this iterator."""
-        try:
-            yield
-        except RuntimeError as e:
-            if "timed out" not in str(e) and "killed by signal" not in str(e):
-                raise
-            size, workers = self.section.dataloader_batch_size, self.section.dataloader_num_workers
-            samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
-            raise DataError(
-                f"no batch: {str(e).splitlines()[0]}",
-                f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}",  # workers take turns
-                f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s",
-                "check the disk and the memory of this host, or raise the time-out",
-            ) from e  # fmt: skip
-
-    def _steps(self, batches: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-        while micro_batches := list(itertools.islice(batches, self.accumulation_steps)):
-            yield micro_batches
+                size, workers = self.section.dataloader_batch_size, self.section.dataloader_num_workers
+                samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
+                raise DataError(
+                    f"no batch: {str(e).splitlines()[0]}",
+                    f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}",  # they take turns
+                    f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s",
+                    "check the disk and the memory of this host, or raise the time-out",
+                ) from e  # fmt: skip
 
 
 class _ErrorsAsItems(Dataset):

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,15 +25,12 @@ import cv2
 import numpy as np
 
 from data.augment import Augment
-from data.clip import Clip
-from data.clip_index import Problem, Source, digest, joined_errors, list_source, problems_error, scan
-from data.frame_io import PNG_SIGNATURE, picture_size, read_bgr, reduction
-from data.meta_file import read_meta
-from data.roots import FROM_START, LMDB_MARK, is_read_from_start
-from data.spike.formats import open_spikes, read_spikes
-from data.spike.light import fit_light
+from data.clip import IMAGE_KINDS, Clip
+from data.files import FROM_START, LMDB_MARK, PNG_SIGNATURE, image_size, is_read_from_start, read_bgr, reduction
+from data.manifest import Problem, Source, digest, joined_errors, list_source, problems_error, read_meta, scan
+from data.spike.formats import SpikeFileError, open_spikes, read_spikes
 from data.spike.represent import REPRESENTATIONS
-from data.spike.stream import SpikeFileError
+from data.spike.simulate import fit_light
 from data.spike_source import DatSpikes
 from utils.errors import DataError
 from utils.files import write_whole
@@ -56,13 +53,11 @@ PNG_END = b"IEND\xaeB`\x82"
 class Report:
     """The result for one split: its clips without problems, the problems, and the warnings.
 
-    places: kind of file -> (root, pattern of the file names below it). note: replaces the counts in the log where no
-    file was read.
+    note: replaces the counts in the log where no file was read.
     """
 
     split: str
     source: Source
-    places: dict[str, tuple[str, str]]
     clips: list[Clip]
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
@@ -111,11 +106,7 @@ def raise_problems(reports: list[Report], shown: int | None = None) -> None:
 
 
 def check_source(
-    source: Source,
-    split: str,
-    stored: Path | None = None,
-    decode: bool = False,
-    show: Show = HIDDEN,
+    source: Source, split: str, stored: Path | None = None, decode: bool = False, show: Show = HIDDEN
 ) -> Report:
     """Check clips in folders or LMDBs.
 
@@ -123,33 +114,32 @@ def check_source(
     decode: decode every image, which also finds flipped bits; otherwise only its header and its end are read.
     show: called with the number of files, opens their progress.
     """
-    kinds = source.kinds().items()
-    places = {kind: (root, f"<clip>/[{folder}/]<frame>.{'|'.join(exts)}") for kind, (root, folder, exts) in kinds}
     file = stored / f"{_source_digest(source)}.json" if stored else None
-    if file and (before := _read_stored(file)):
-        return Report(
-            split, source, places, [], warnings=before["warnings"], note=f"{before['counts']}, as checked before"
-        )
+    if file:
+        try:
+            before = json.loads(file.read_text(encoding="utf-8"))
+            warnings = [Problem(*warning) for warning in before["warnings"]]
+            return Report(split, source, [], warnings=warnings, note=f"{before['counts']}, as checked before")
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # never checked, or a result that cannot be read
     clips, problems = scan(source)
-    report = Report(split, source, places, clips, problems, source.notes(len(clips)))
-    first = [(clip, kind, getattr(clip, kind)[0]) for clip in clips[::-1] for kind in clip.picture_kinds[::-1]]
-    lossy = {what: Problem(clip.name, f"{kind} {what}", p) for clip, kind, p in first if (what := reduction(p))}
-    report.warnings += lossy.values()
-    jobs = ((clip, kind, path) for clip in clips for kind in clip.picture_kinds for path in getattr(clip, kind))
-    files = ((clip, path) for clip in clips for path in clip.spike_files)
-    total = sum(len(getattr(clip, kind)) for clip in clips for kind in (*clip.picture_kinds, "spike_files"))
+    report = Report(split, source, clips, problems, source.notes(len(clips)))
+    places = [(clip, kind) for kinds in (IMAGE_KINDS, ("spike_files",)) for clip in clips for kind in kinds]
+    jobs = ((clip, kind, path) for clip, kind in places for path in getattr(clip, kind))
+    total = sum(len(getattr(clip, kind)) for clip, kind in places)
     with ThreadPoolExecutor(THREADS) as pool, show(total, f"checking {split}", "files") as progress:
-
-        def add(found: Iterable[Problem | None]) -> None:
-            for problem in found:
+        while some := list(itertools.islice(jobs, 4096)):  # the pool's record of a million jobs would take gigabytes
+            for problem in pool.map(lambda job: _check_file(*job, source, decode), some):
                 progress.update()
                 if problem:
                     report.problems.append(problem)
-
-        while some := list(itertools.islice(jobs, 4096)):  # the pool's record of a million jobs would take gigabytes
-            add(pool.map(lambda job: _check_picture(*job, decode=decode), some))
-        while some := list(itertools.islice(files, 4096)):
-            add(pool.map(lambda job: _check_spike_file(*job, source.spikes), some))
+    lossy = {}
+    for clip in clips:
+        for kind in clip.image_kinds:
+            path = getattr(clip, kind)[0]
+            if what := reduction(path):
+                lossy.setdefault(what, Problem(clip.name, f"{kind} {what}", path))
+    report.warnings += lossy.values()
     if source.spikes:
         for clip in clips:
             report.warnings += _check_spikes(clip, source.spikes, is_first=clip is clips[0])
@@ -164,42 +154,29 @@ def check_source(
     return report
 
 
-def _check_picture(clip: Clip, kind: str, path: str, decode: bool) -> Problem | None:
-    size = clip.size_of(kind)
+def _check_file(clip: Clip, kind: str, path: str, source: Source, decode: bool) -> Problem | None:
+    """kind: of data.clip.IMAGE_KINDS, or "spike_files". Spikes in an LMDB are not read."""
     try:
-        found = read_bgr(path).shape[:2] if decode else picture_size(path)
+        if kind == "spike_files":
+            if LMDB_MARK not in path:  # a header, or the lines of another sensor
+                open_spikes(path, source.spikes.geometry, source.spikes.remainder)
+            return None
+        size, found = clip.size_of(kind), read_bgr(path).shape[:2] if decode else image_size(path)
         if found != size:
             what = f"{kind} frame of {found[0]} x {found[1]}, the first of the clip has {size[0]} x {size[1]}"
             return Problem(clip.name, what, path)
         if not decode and LMDB_MARK not in path:
-            _check_end(path)
-    except DataError as e:
+            with open(path, "rb") as file:
+                is_png = file.read(8) == PNG_SIGNATURE
+                length = file.seek(0, os.SEEK_END)
+                file.seek(max(0, length - len(PNG_END)))
+                if is_png and file.read() != PNG_END:
+                    return Problem(clip.name, f"PNG of {length} bytes is cut short", path)
+    except (DataError, SpikeFileError) as e:
         return Problem(clip.name, e.what, path)
-    return None
-
-
-def _check_spike_file(clip: Clip, path: str, spikes: DatSpikes) -> Problem | None:
-    """A file that begins with a header, or holds the lines of another sensor; values of an LMDB are not read."""
-    if LMDB_MARK in path:
-        return None
-    try:
-        open_spikes(path, spikes.geometry, spikes.remainder)
-    except SpikeFileError as e:
-        return Problem(clip.name, e.what, path)
-    return None
-
-
-def _check_end(path: str) -> None:
-    try:
-        with open(path, "rb") as file:
-            is_png = file.read(8) == PNG_SIGNATURE
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - len(PNG_END)))
-            tail = file.read()
     except OSError as e:
-        raise DataError(f"cannot read: {e.strerror or e}", path) from e
-    if is_png and tail != PNG_END:
-        raise DataError(f"PNG of {size} bytes is cut short", path)
+        return Problem(clip.name, f"cannot read: {e.strerror or e}", path)
+    return None
 
 
 def _check_spikes(clip: Clip, spikes: DatSpikes, is_first: bool) -> list[Problem]:
@@ -225,11 +202,11 @@ def _check_spikes(clip: Clip, spikes: DatSpikes, is_first: bool) -> list[Problem
         window = grid.window(Augment.whole(clip.size))
         top, left, height, width = grid.region
         seen, read = (slice(top, top + height), slice(left, left + width)), window.crop.slices
-        grey, both = grey[seen], tuple(window.to_rgb(picture[read][None])[0][seen] for picture in both)
+        grey, both = grey[seen], tuple(window.to_rgb(image[read][None])[0][seen] for image in both)
         rates = both[0]
     else:
         grey = cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA)
-    as_read, flipped = (_correlation(grey.astype(np.float32), picture) for picture in both)
+    as_read, flipped = (_correlation(grey.astype(np.float32), image) for image in both)
     if flipped > 0.5 and flipped > as_read + 0.3:
         found.append(
             f"spikes look upside down: correlation with the frame {as_read:.2f}, flipped {flipped:.2f} (spike.flip)"
@@ -283,12 +260,3 @@ def _source_digest(source: Source) -> str:
     ]  # fmt: skip
     asked += [spikes.calibration.digest()] if spikes and spikes.calibration else []
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-
-
-def _read_stored(file: Path) -> dict[str, Any] | None:
-    """Counts and warnings of an earlier check of the same files and options; None without a readable result."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return {"counts": found["counts"], "warnings": [Problem(*warning) for warning in found["warnings"]]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -1,4 +1,4 @@
-"""Make one clip of RGB frames and spikes from high-frame-rate video: settings, checks, files."""
+"""RGB + spike clips from high-frame-rate video: the light between its frames, settings, checks and files."""
 
 from __future__ import annotations
 
@@ -6,49 +6,55 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
 
-from data.alignment import find_offset
-from data.frame_io import picture_size
-from data.pictures import Pictures
-from data.raw_video import LightPath, RawClip, exposures
-from data.spike.formats import write_spikes
-from data.spike.simulate import IntegrateAndFire
-from data.spike.stream import SpikeGeometry
+from data.files import Frames, FrameSource, clips_in, image_size
+from data.frame_matching import find_offset
+from data.spike.formats import SpikeGeometry, write_spikes
+from data.spike.simulate import IntegrateAndFire, to_grey
 from utils.dist.process import peak_process_gb
 from utils.errors import DataError
 from utils.files import publish_folder, scratch_folder, write_whole
 from utils.image import imwrite_rgb, list_images
 from utils.random_streams import published_stream
 
+SPLITS = ("train", "test")
 # To be raised when the same recipe and source give other files than before (2: the sensor's modulo reset).
 VERSION = 2
 RECORD = "made.json"
 KINDS = ("blur", "blur_gamma", "sharp")
 
 
+def _setting(default: Any, text: str, choices: tuple[str, ...] | None = None, **bounds: float) -> Any:
+    """A field of `Recipe` and what a command line needs of it. bounds: at_least, above, at_most."""
+    return field(default=default, metadata={"help": text, "choices": choices, "bounds": bounds})
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """The settings that clips are made with; recorded in dataset.json. instants: sharp frames of an exposure, or 0."""
+    """The settings that clips are made with; recorded in dataset.json."""
 
-    average: int | None  # raw frames per exposure; None: from the clip's name, as in GOPR0372_07_00
-    interpolate: int
-    method: str
-    ratio: int
-    gamma: float
-    light: str
-    rate: float
-    threshold: float
-    initial_charge: float
-    shot_noise: float
-    dark_rate: float
-    threshold_mismatch: float
-    seed: int
-    instants: int = 0
+    average: int | None = _setting(None, "raw frames per exposure, odd; default: from GoPro names, else 7", at_least=1)
+    interpolate: int = _setting(8, "spike planes per raw frame", at_least=1)
+    method: str = _setting("flow", "interpolation between raw frames", ("flow", "linear"))
+    ratio: int = _setting(2, "RGB pixels per spike pixel, each way", at_least=1)
+    gamma: float = _setting(2.2, "exponent from display values to light", above=0)
+    light: str = _setting("linear", "what the sensor integrates", ("linear", "display"))
+    # A pixel fires once per plane at most.
+    rate: float = _setting(0.5, "spikes per plane at full light (gain / threshold)", above=0, at_most=1)
+    threshold: float = _setting(1.0, "of the sensor; noise values are relative to it", above=0)
+    initial_charge: float = _setting(1.0, "upper end of the uniform first charge, in thresholds", at_least=0)
+    shot_noise: float = _setting(0.0, "standard deviation per plane at full light, in thresholds", at_least=0)
+    dark_rate: float = _setting(0.0, "spikes per plane without light", at_least=0)
+    threshold_mismatch: float = _setting(0.0, "relative standard deviation between pixels", at_least=0)
+    seed: int = _setting(0, "of the sensor's noise and first charge")
+    instants: int = _setting(0, "also write so many sharp instants of each exposure, an odd number", at_least=0)
 
     def record(self) -> dict[str, Any]:
         """The settings as JSON. Without instants as before there were any, so that older clips are still continued."""
@@ -63,6 +69,37 @@ class Recipe:
 
     def gt_plane_of(self, clip: str) -> int:
         return self.interpolate * (self.average_of(clip) // 2)
+
+
+@dataclass(frozen=True)
+class RawClip:
+    """A clip of raw video: a folder of images or a video file. split: "" without split folders."""
+
+    name: str
+    path: Path
+    split: str
+
+    def files(self) -> list[Path]:
+        return [self.path] if self.path.is_file() else list_images(self.path)
+
+
+def find_raw_clips(source: Path) -> list[RawClip]:
+    """The clips in `source` or, where there are such folders, in its `train` and `test`. Raises DataError for none."""
+    if source.is_file():
+        return [RawClip(source.stem, source, "")]
+    roots = [(source / split, split) for split in SPLITS if (source / split).is_dir()] or [(source, "")]
+    clips = [RawClip(*clip, split) for root, split in roots if root.is_dir() for clip in clips_in(root)]
+    if not clips:
+        raise DataError(
+            "no raw clip found", str(source), "folders of images or video files, with or without train/ and test/",
+            "correct --source",
+        )  # fmt: skip
+    twice = [name for name, count in Counter(clip.name for clip in clips).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"two raw clips of the same name: {', '.join(twice[:5])}", str(source), "one clip per name", "rename one"
+        )
+    return clips
 
 
 @dataclass(frozen=True)
@@ -88,8 +125,13 @@ class Job:
         return self.out / "GOPRO_Large_spike_seq" / self.split / self.name
 
     @property
+    def source(self) -> Path:
+        """The frames that its exposures and spike files are counted by."""
+        return self.sharp or self.raw.path
+
+    @property
     def where(self) -> str:
-        return str(self.sharp or self.raw.path)
+        return str(self.source)
 
 
 @dataclass(frozen=True)
@@ -115,8 +157,7 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
     """Check a clip before it is made. An error is returned, so that the errors of all clips can be shown."""
     cv2.setNumThreads(1)
     try:
-        # Exposures and spike files are counted by the sharp frames where they exist, else by the raw ones.
-        frames, average = Pictures(job.sharp or job.raw.path), recipe.average_of(job.name)
+        frames, average = FrameSource(job.source), recipe.average_of(job.name)
         height, width = spike_size(frames.size, recipe, job)
         count = len(frames) if job.sharp else len(frames) // average
         if recipe.instants > average:
@@ -129,54 +170,45 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
                 f"clip {job.name} has {len(frames)} frames", job.where,
                 f"at least {average}, which make one exposure", "lower --average, or remove the clip",
             )  # fmt: skip
-        record = {"version": VERSION, "recipe": recipe.record(), "source": source_digest(job)}
+        sources = {"raw": job.raw.files() if job.raw else [], "sharp": list_images(job.sharp) if job.sharp else []}
+        digest = hashlib.sha256()  # changes with the name, size or time of change of any file of the source
+        for kind, files in sources.items():
+            for path in files:
+                about = path.stat()
+                digest.update(f"{kind}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
+        record = {"version": VERSION, "recipe": recipe.record(), "source": digest.hexdigest()[:16]}
         made = _made_before(job, record)
-        todo = missing_folders(job)
+        pictures = () if job.sharp or job.rgb.is_dir() else ("pictures",)
+        todo = (*pictures, *(() if job.spikes.is_dir() else ("spikes",)))
         if todo:
-            check_frame_sizes(job)
-        record["offset"] = made["offset"] if made else _offset(job, recipe)
+            for files in sources.values():
+                _check_frame_sizes(job, files)
+        record["offset"] = made["offset"] if made else 0
+        if not made and job.raw and job.sharp:
+            where = f"{job.raw.path}, {job.sharp}"
+            record["offset"] = find_offset(FrameSource(job.raw.path), frames, average, job.name, where, job.offset)
     except DataError as e:
         return e
-    pictures = 0 if job.sharp else (len(KINDS) + recipe.instants) * len(cv2.imencode(".png", frames.read(0))[1])
-    size = count * (pictures + recipe.planes_of(job.name) * height * width // 8)
+    images = 0 if job.sharp else (len(KINDS) + recipe.instants) * len(cv2.imencode(".png", frames.read(0))[1])
+    size = count * (images + recipe.planes_of(job.name) * height * width // 8)
     return Plan(frames.size, size, todo, count * average if job.raw else count, record)
 
 
-def missing_folders(job: Job) -> tuple[str, ...]:
-    """The folders of a clip that are still to be made: "pictures", "spikes"."""
-    pictures = () if job.sharp or job.rgb.is_dir() else ("pictures",)
-    return (*pictures, *(() if job.spikes.is_dir() else ("spikes",)))
-
-
-def check_frame_sizes(job: Job) -> None:
+def _check_frame_sizes(job: Job, files: list[Path]) -> None:
     """Raise DataError where PNGs of a clip differ in size.
 
     Only their headers are read. Frames of other formats are checked when they are decoded.
     """
-    for files in (job.raw.files() if job.raw else [], list_images(job.sharp) if job.sharp else []):
-        sizes = {path: picture_size(str(path)) for path in files if path.suffix.lower() == ".png"}
-        first = next(iter(sizes.values()), None)
-        odd = [path for path, size in sizes.items() if size != first]
-        if odd:
-            height, width = sizes[odd[0]]
-            raise DataError(
-                f"clip {job.name}: {len(odd)} frames of another size, the first of them a frame of {height} x {width}",
-                str(odd[0]), f"{first[0]} x {first[1]}, as the first frame of the clip",
-                "remove the frames, or make them again",
-            )  # fmt: skip
-
-
-def source_digest(job: Job) -> str:
-    """16 hex digits that change with the name, size or time of change of any file that the clip is made from."""
-    table = hashlib.sha256()
-    for kind, files in (
-        ("raw", job.raw.files() if job.raw else []),
-        ("sharp", list_images(job.sharp) if job.sharp else []),
-    ):
-        for path in files:
-            about = path.stat()
-            table.update(f"{kind}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
-    return table.hexdigest()[:16]
+    sizes = {path: image_size(str(path)) for path in files if path.suffix.lower() == ".png"}
+    first = next(iter(sizes.values()), None)
+    odd = [path for path, size in sizes.items() if size != first]
+    if odd:
+        height, width = sizes[odd[0]]
+        raise DataError(
+            f"clip {job.name}: {len(odd)} frames of another size, the first of them a frame of {height} x {width}",
+            str(odd[0]), f"{first[0]} x {first[1]}, as the first frame of the clip",
+            "remove the frames, or make them again",
+        )  # fmt: skip
 
 
 def _made_before(job: Job, record: dict[str, Any]) -> dict[str, Any] | None:
@@ -200,13 +232,6 @@ def _made_before(job: Job, record: dict[str, Any]) -> dict[str, Any] | None:
     return made
 
 
-def _offset(job: Job, recipe: Recipe) -> int:
-    if not (job.raw and job.sharp):
-        return 0
-    raw, sharp, where = Pictures(job.raw.path), Pictures(job.sharp), f"{job.raw.path}, {job.sharp}"
-    return find_offset(raw, sharp, recipe.average_of(job.name), job.name, where, job.offset)
-
-
 def spike_size(frame: tuple[int, int], recipe: Recipe, job: Job) -> tuple[int, int]:
     """(h, w) of the spike camera for frames of size (H, W). Raises DataError where --ratio does not divide it."""
     height, width = (side // recipe.ratio for side in frame)
@@ -228,7 +253,7 @@ def make_folder(job: Job, recipe: Recipe, record: dict[str, Any], kind: str) -> 
     folder = job.rgb if kind == "pictures" else job.spikes
     scratch = scratch_folder(folder.with_name(f".{job.name}.tmp"))
     if kind == "pictures":
-        make_pictures(job, recipe, scratch)
+        make_images(job, recipe, scratch)
     else:
         (scratch / "spike").mkdir()
         make_spikes(job, recipe, record["offset"], scratch / "spike")
@@ -237,13 +262,34 @@ def make_folder(job: Job, recipe: Recipe, record: dict[str, Any], kind: str) -> 
     return peak_process_gb()
 
 
-def make_pictures(job: Job, recipe: Recipe, folder: Path) -> None:
-    """Write the blurry and sharp frames of all exposures, and their instants, below `folder`."""
-    average = recipe.average_of(job.name)
-    for number, pictures in enumerate(exposures(Pictures(job.raw.path), average, recipe.gamma, recipe.instants)):
-        for kind, picture in pictures.items():
-            name = f"{kind}/{number:06d}" if kind in KINDS else f"instants/{number:06d}_{kind}"
-            imwrite_rgb(folder / f"{name}.png", picture)
+def make_images(job: Job, recipe: Recipe, folder: Path) -> None:
+    """Write the frames of all exposures, each of `average` raw frames, below `folder`.
+
+    blur: mean of the display values, as in GoPro; blur_gamma: mean of linear light; sharp: the middle raw frame;
+    instants: the raw frames nearest to the middles of equal parts of the exposure.
+    """
+    average, instants, frames = recipe.average_of(job.name), recipe.instants, FrameSource(job.raw.path)
+    # round() takes halves to the even number on both sides of 0, so that reversed time has the same instants.
+    offsets = [average // 2 + round((k - instants // 2) * average / instants) for k in range(instants)]
+    curve = (np.arange(256, dtype=np.float32) / 255.0) ** np.float32(recipe.gamma)
+    for number, first in enumerate(range(0, len(frames) - average + 1, average)):
+        plain = linear = np.float32(0.0)
+        kept = {}
+        for index in range(average):
+            image = frames.read(first + index)
+            if index in (average // 2, *offsets):
+                kept[index] = np.ascontiguousarray(image)
+            plain = plain + image.astype(np.float32)
+            linear = linear + cv2.LUT(image, curve)
+        blur_gamma = 255.0 * np.power(linear / average, np.float32(1.0 / recipe.gamma))
+        made = {
+            f"blur/{number:06d}": np.rint(plain / average).astype(np.uint8),
+            f"blur_gamma/{number:06d}": np.rint(blur_gamma).astype(np.uint8),
+            f"sharp/{number:06d}": kept[average // 2],
+            **{f"instants/{number:06d}_{k}": kept[offset] for k, offset in enumerate(offsets)},
+        }
+        for name, image in made.items():
+            imwrite_rgb(folder / f"{name}.png", image)
 
 
 def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path) -> None:
@@ -253,8 +299,8 @@ def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path) -> None:
     assumed constant; after the last one it is unknown, so the last file may be short.
     """
     average, planes = recipe.average_of(job.name), recipe.planes_of(job.name)
-    sharp = Pictures(job.sharp) if job.sharp else None
-    frames = Pictures(job.raw.path) if job.raw else sharp
+    sharp = FrameSource(job.sharp) if job.sharp else None
+    frames = FrameSource(job.raw.path) if job.raw else sharp
     stems = sharp.stems if sharp else [f"{number:06d}" for number in range(len(frames) // average)]
     size = spike_size(frames.size, recipe, job)
     light = LightPath(frames, size, recipe.gamma if recipe.light == "linear" else 1.0, recipe.method)
@@ -271,3 +317,55 @@ def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path) -> None:
             times = [number + (p - recipe.gt_plane_of(job.name)) / planes for p in range(planes)]
         lights = map(light.at, times)
         write_spikes(folder / f"{stem}.dat", sensor.run_parts(lights), SpikeGeometry(*size))
+
+
+class LightPath:
+    """The grey light at any time between the frames of a clip, at the resolution of the spike camera.
+
+    size: (h, w) of the spike camera; the frame size is a multiple of it.
+    gamma: exponent from display values to light (1: the sensor integrates display values, as most simulators do).
+    method: "flow" warps along the optical flow (DIS) between neighbouring frames, "linear" blends them.
+    """
+
+    def __init__(self, frames: Frames, size: tuple[int, int], gamma: float, method: str) -> None:
+        self.frames, self.size, self.method = frames, size, method
+        self.curve = (np.arange(256, dtype=np.float32) / 255.0) ** np.float32(gamma)
+        self._lights: dict[int, np.ndarray] = {}
+        self._flows: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._dis = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
+
+    def at(self, time: float) -> np.ndarray:
+        """Light (h, w) float32 at `time` in frames; constant before the first and after the last frame."""
+        time = min(max(time, 0.0), len(self.frames) - 1.0)
+        index = min(int(time), max(len(self.frames) - 2, 0))
+        part = time - index
+        if part < 1e-9:
+            return self._light(index)
+        if part > 1 - 1e-9:
+            return self._light(index + 1)
+        if self.method == "linear":
+            return (1 - part) * self._light(index) + part * self._light(index + 1)
+        return self._along_flow(index, np.float32(part))
+
+    def _light(self, index: int) -> np.ndarray:
+        if index not in self._lights:
+            grey = to_grey(cv2.LUT(self.frames.read(index), self.curve))
+            self._lights[index] = cv2.resize(grey, self.size[::-1], interpolation=cv2.INTER_AREA)
+            for old in [i for i in self._lights if abs(i - index) > 1]:
+                del self._lights[old]
+        return self._lights[index]
+
+    def _along_flow(self, index: int, part: np.float32) -> np.ndarray:
+        before, after = self._light(index), self._light(index + 1)
+        if self._flows is None or self._flows[0] != index:
+            a, b = ((np.sqrt(np.clip(light, 0, 1)) * 255).astype(np.uint8) for light in (before, after))
+            self._flows = (index, self._dis.calc(a, b, None), self._dis.calc(b, a, None))
+        _, forward, backward = self._flows
+        return (1 - part) * _warp(before, -part * forward) + part * _warp(after, (part - 1) * backward)
+
+
+def _warp(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """Light (h, w) sampled at (x, y) + shift(x, y), with shift (h, w, 2)."""
+    height, width = light.shape
+    x, y = np.meshgrid(np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32))
+    return cv2.remap(light, x + shift[..., 0], y + shift[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.clip_reader import DatasetClip, check_reference, described, spike_files, user_clip
-from data.pictures import Pictures
-from data.spike.formats import FORMATS, open_spikes
-from data.spike.represent_exposure import exposure_estimate
+from data.clip_reader import DatasetClip, described, spike_files, user_clip
+from data.spike.formats import FORMATS, SpikeFile, open_spikes
+from data.spike.represent import exposure_estimate
 from data.spike.simulate import DISPLAY_GAMMA, to_display, to_uint8
-from data.spike.stream import SpikeFile
-from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of, spike_errors_as_data_errors
+from data.spike_info import spike_errors_as_data_errors
+from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES, DatSpikes, channels_of
 from utils.contract import FrameReader, Tick
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
@@ -150,11 +149,9 @@ def section_for(method: Reconstruction, section: LoaderOptions, path: str, scale
         raise OptionError("datasets.test has no spikes", path, "an RGB + spike test set", "choose another option file")
     if scale != 1:
         raise OptionError(
-            f"scale is {scale}",
-            path,
-            "1: a formula gives frames of the size of the input",
+            f"scale is {scale}", path, "1: a formula gives frames of the size of the input",
             "choose another option file",
-        )
+        )  # fmt: skip
     recorded = section.constructor.spike_data(section)["rate"]
     return section.model_copy(update={"spike": spike_section(section.spike, method, recorded)})
 
@@ -162,7 +159,7 @@ def section_for(method: Reconstruction, section: LoaderOptions, path: str, scale
 class LongExposures:
     """Stand-ins for the frames of a clip of which there are only spikes: the mean of the planes of each, in grey.
 
-    As data.pictures.Pictures: a frame for each file or, with spike.exposure, for each exposure in the one file. The
+    As data.files.FrameSource: a frame for each file or, with spike.exposure, for each exposure in the one file. The
     brightness is that of the rate, or, where it is unknown, that of the brightest pixels of the first frame (99.5th
     percentile).
     """
@@ -177,6 +174,7 @@ class LongExposures:
         self.stems = [file.stem for file in self.files]
         if source.timing.is_one_file:
             self.stems = [f"{i:06d}" for i in range(source.timing.frames(clip, self._open(0).planes))]
+            self.files *= len(self.stems)
         self.size = (source.geometry.height, source.geometry.width)
         known = source.rate != "match"
         self._white = source.rate if known else max(float(np.percentile(self._rates(0), 99.5)), 1e-6)
@@ -217,7 +215,4 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> Dat
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     name = path.resolve().parent.name if path.name == "spike" else path.stem
     frames = LongExposures(path, name, source)
-    reference = Pictures(Path(gt)) if gt is not None else None
-    if reference is not None:
-        check_reference(frames, reference, 1)
-    return user_clip(name, frames, reference, path, source)
+    return user_clip(name, frames, gt, path, source)

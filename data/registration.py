@@ -1,20 +1,22 @@
-"""Find where the pixels of a spike camera lie in the frames of an RGB camera, from pictures of the same moments.
+"""Find where the pixels of a spike camera lie in the frames of an RGB camera, from images of the same moments.
 
 Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring; maximising the correlation of the whole
-pictures (ECC: Evangelidis and Psarakis, "Parametric Image Alignment Using Enhanced Correlation Coefficient
+images (ECC: Evangelidis and Psarakis, "Parametric Image Alignment Using Enhanced Correlation Coefficient
 Maximization", TPAMI 30, 2008) makes it exact. Patches that are matched on their own, by phase correlation, measure what
-is left. All places are (x, y) with pixel centres at whole numbers, see data/calibration.py.
+is left. All places are (x, y) with pixel centres at whole numbers, see data/spike_grid.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
 
 from data.spike.simulate import to_display
+from data.spike_grid import scale_of
 from utils.errors import DataError
 
 MODELS = {"similarity": cv2.MOTION_AFFINE, "affine": cv2.MOTION_AFFINE, "homography": cv2.MOTION_HOMOGRAPHY}
@@ -31,72 +33,49 @@ BORDER = 2  # spike pixels at the edge of the plane that are not compared
 
 @dataclass(frozen=True)
 class View:
-    """One moment: display values in [0, 1] of the upright spike picture (h, w) and of the frame (H, W), float32."""
+    """One moment: display values in [0, 1] of the upright spike image (h, w) and of the frame (H, W), float32."""
 
     spikes: np.ndarray
     frame: np.ndarray
 
-
-@dataclass(frozen=True)
-class Registration:
-    """matrix: (3, 3), mirrored spike pixel -> RGB pixel. mirror: "none" or "columns".
-
-    inliers, matches: of the features. correlation: of the two pictures, blurred by one spike pixel, without their slow
-    changes of brightness. residual_px, residual_p90_px: median and 90th percentile, over `patches` patches, of the
-    distance in RGB pixels between where a patch is and where the matrix maps it.
-    """
-
-    matrix: np.ndarray
-    mirror: str
-    inliers: int
-    matches: int
-    correlation: float
-    residual_px: float
-    residual_p90_px: float
-    patches: int
-
-    @property
-    def scale(self) -> float:
-        """RGB pixels per spike pixel."""
-        return scale_of(self.matrix)
-
-
-def scale_of(matrix: np.ndarray) -> float:
-    return float(np.sqrt(abs(np.linalg.det(matrix[:2, :2]))))
+    def mirrored(self, mirror: str) -> View:
+        """The view with a mirrored spike image."""
+        axes = {"none": (), "columns": (1,), "rows": (0,), "both": (0, 1)}[mirror]
+        return View(np.ascontiguousarray(np.flip(self.spikes, axes)), self.frame)
 
 
 def register(
     views: Sequence[View], model: str, where: str, mirrors: Sequence[str] = ("none", "columns")
-) -> Registration:
-    """The matrix that fits all views, of `model` "similarity", "affine" or "homography".
+) -> tuple[np.ndarray, str, dict[str, Any]]:
+    """The matrix (3, 3), mirrored spike pixel -> RGB pixel, that fits all views, its mirror, and how well it fits.
 
-    mirrors: the mirrorings to try; rows are mirrored where columns are and the picture is turned by 180 degrees.
-    Raises DataError where the pictures do not show the same, or give too little to judge by.
+    model: "similarity", "affine" or "homography". mirrors: the mirrorings to try; rows are mirrored where columns are
+    and the image is turned by 180 degrees. How well: features that agree, of how many; correlation of the two images,
+    blurred by one spike pixel, without their slow changes of brightness; residual_px, residual_p90_px: median and 90th
+    percentile, over `patches` patches, of the distance in RGB pixels between where a patch is and where it is mapped.
+    Raises DataError where the images do not show the same, or give too little to judge by.
     """
-    starts = {mirror: _from_features([mirrored(view, mirror) for view in views]) for mirror in mirrors}
+    starts = {mirror: _from_features([view.mirrored(mirror) for view in views]) for mirror in mirrors}
     mirror = max(starts, key=lambda name: starts[name][1])
     start, inliers, matches = starts[mirror]
     if inliers < LEAST_INLIERS:
         raise _wrong(f"only {inliers} of {matches} features match in one position", where)
-    upright = [mirrored(view, mirror) for view in views]
+    upright = [view.mirrored(mirror) for view in views]
     refined = [_refined(view, start, model, where) for view in upright]
     matrix = joint([each[0] for each in refined], model, upright[0].spikes.shape)
     correlation = float(np.mean([each[1] for each in refined]))
     if correlation < LEAST_CORRELATION:
-        raise _wrong(f"the correlation of the aligned pictures is {correlation:.2f}", where)
+        raise _wrong(f"the correlation of the aligned images is {correlation:.2f}", where)
     distances = np.concatenate([patch_distances(view, matrix) for view in upright])
     if len(distances) < LEAST_PATCHES:
         raise _wrong(f"only {len(distances)} patches have enough texture to measure the residual", where)
     residual, p90 = float(np.median(distances)), float(np.percentile(distances, 90))
     if residual > MOST_RESIDUAL * max(1.0, scale_of(matrix)):
         raise _wrong(f"single patches lie {residual:.2f} RGB pixels from where the {model} maps them", where)
-    return Registration(matrix, mirror, inliers, matches, correlation, residual, p90, len(distances))
-
-
-def mirrored(view: View, mirror: str) -> View:
-    """The view with a mirrored spike picture."""
-    axes = {"none": (), "columns": (1,), "rows": (0,), "both": (0, 1)}[mirror]
-    return View(np.ascontiguousarray(np.flip(view.spikes, axes)), view.frame)
+    return matrix, mirror, {
+        "features": [inliers, matches], "correlation": round(correlation, 4), "residual_px": round(residual, 3),
+        "residual_p90_px": round(p90, 3), "patches": len(distances),
+    }  # fmt: skip
 
 
 def _from_features(views: Sequence[View]) -> tuple[np.ndarray, int, int]:
@@ -107,26 +86,25 @@ def _from_features(views: Sequence[View]) -> tuple[np.ndarray, int, int]:
     tolerance = 0.008 * max(views[0].frame.shape)  # the perspective of a homography is no part of an affine matrix
     cv2.setRNGSeed(0)
     found, used = cv2.estimateAffine2D(
-        pairs[:, 0].copy(),
-        pairs[:, 1].copy(),
-        method=cv2.RANSAC,
-        ransacReprojThreshold=tolerance,
-        maxIters=20000,
+        pairs[:, 0].copy(), pairs[:, 1].copy(), method=cv2.RANSAC, ransacReprojThreshold=tolerance, maxIters=20000,
         confidence=0.9999,
-    )
-    # A mirrored picture is tried on its own; what collapses or mirrors is no view of the same scene.
+    )  # fmt: skip
+    # A mirrored image is tried on its own; what collapses or mirrors is no view of the same scene.
     if found is None or not 1e-3 < np.linalg.det(found[:, :2]) < 1e3:
         return np.eye(3), 0, len(pairs)
     return np.vstack((found, (0, 0, 1))), int(used.sum()), len(pairs)
 
 
 def _matches(view: View) -> np.ndarray:
-    """(n, 2, 2): places in the spike picture and in the frame of features that are each other's nearest."""
-    factor = max(1, round(view.frame.shape[1] / FEATURE_WIDTH))
+    """(n, 2, 2): places in the spike image and in the frame of features that are each other's nearest."""
+    factor, features = max(1, round(view.frame.shape[1] / FEATURE_WIDTH)), []
     small = cv2.resize(view.frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
     sift = cv2.SIFT_create(nfeatures=5000, contrastThreshold=0.02)
-    pictures = cv2.GaussianBlur(view.spikes, (0, 0), 0.8), small
-    (ours, a), (theirs, b) = (sift.detectAndCompute(_to_bytes(picture), None) for picture in pictures)
+    for image in (cv2.GaussianBlur(view.spikes, (0, 0), 0.8), small):
+        low, high = np.percentile(image, (0.5, 99.5))
+        stretched = 255 * np.clip((image - low) / max(high - low, 1e-6), 0, 1)
+        features.append(sift.detectAndCompute(stretched.astype(np.uint8), None))
+    (ours, a), (theirs, b) = features
     if a is None or b is None or len(b) < 2:
         return np.empty((0, 2, 2))
     matcher = cv2.BFMatcher(cv2.NORM_L2)
@@ -140,11 +118,6 @@ def _matches(view: View) -> np.ndarray:
     return np.array(places, np.float64).reshape(-1, 2, 2)
 
 
-def _to_bytes(picture: np.ndarray) -> np.ndarray:
-    low, high = np.percentile(picture, (0.5, 99.5))
-    return (255 * np.clip((picture - low) / max(high - low, 1e-6), 0, 1)).astype(np.uint8)
-
-
 def _masks(view: View, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where spike pixels lie in the frame (h, w), and where RGB pixels lie in the plane (H, W): 1 or 0, float32."""
     (h, w), (height, width) = view.spikes.shape, view.frame.shape
@@ -155,53 +128,48 @@ def _masks(view: View, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return in_frame, in_plane
 
 
-def _band(picture: np.ndarray, mask: np.ndarray, fine: float, coarse: float) -> np.ndarray:
+def _details(view: View, matrix: np.ndarray, blur: float) -> tuple[np.ndarray, np.ndarray]:
+    """The details that both cameras can show, of the spike image (h, w) and of the frame (H, W).
+
+    blur: in spike pixels; an RGB pixel larger than a spike pixel limits it.
+    """
+    scale, (in_frame, in_plane) = scale_of(matrix), _masks(view, matrix)
+    fine = max(blur, 0.7 / scale)
+    # A pixel is a mean over its area, of variance 1 / 12.
+    fine_rgb = np.sqrt(max((fine**2 + 1 / 12) * scale**2 - 1 / 12, 0.25))
+    return _band(view.spikes, in_frame, fine, 8 * fine), _band(view.frame, in_plane, fine_rgb, 8 * fine * scale)
+
+
+def _band(image: np.ndarray, mask: np.ndarray, fine: float, coarse: float) -> np.ndarray:
     """Details between two sizes, in pixels: without noise, and without slow changes of the brightness.
 
-    Only pixels of the mask count: what one camera sees beside the common view must not reach into it.
+    Everything outside of the mask, the overlap of the two views, is left out before blurring.
     """
     small, large = (
-        cv2.GaussianBlur(picture * mask, (0, 0), sigma, borderType=cv2.BORDER_CONSTANT)
+        cv2.GaussianBlur(image * mask, (0, 0), sigma, borderType=cv2.BORDER_CONSTANT)
         / np.maximum(cv2.GaussianBlur(mask, (0, 0), sigma, borderType=cv2.BORDER_CONSTANT), 1e-3)
         for sigma in (fine, coarse)
     )
     return (small - large) * mask
 
 
-def _spike_band(spikes: np.ndarray, mask: np.ndarray, scale: float, blur: float) -> np.ndarray:
-    """The details that both cameras can show, of the spike picture. scale: RGB pixels per spike pixel."""
-    fine = max(blur, 0.7 / scale)  # in spike pixels; an RGB pixel larger than a spike pixel limits it
-    return _band(spikes, mask, fine, 8 * fine)
-
-
-def _frame_band(frame: np.ndarray, mask: np.ndarray, scale: float, blur: float) -> np.ndarray:
-    """The same details of the frame."""
-    fine = max(blur, 0.7 / scale)
-    # A pixel is a mean over its area, of variance 1 / 12.
-    in_frame = np.sqrt(max((fine**2 + 1 / 12) * scale**2 - 1 / 12, 0.25))
-    return _band(frame, mask, in_frame, 8 * fine * scale)
-
-
 def _refined(view: View, start: np.ndarray, model: str, where: str) -> tuple[np.ndarray, float]:
-    """(matrix, correlation) where the pictures of one view correlate best, from `start`."""
-    matrix, correlation = start, 0.0
+    """(matrix, correlation) where the images of one view correlate best, from `start`."""
+    matrix, correlation, motion = start, 0.0, MODELS[model]
+    rows = 3 if motion == cv2.MOTION_HOMOGRAPHY else 2
     to_inner = np.array([[1, 0, BORDER], [0, 1, BORDER], [0, 0, 1.0]])
     criteria = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 200, 1e-7)
     for blur in BLURS:
-        scale, (in_frame, in_plane) = scale_of(matrix), _masks(view, matrix)
-        spikes = _spike_band(view.spikes, in_frame, scale, blur)
-        frame = _frame_band(view.frame, in_plane, scale, blur)
-        seen = cv2.erode(in_plane.astype(np.uint8), np.ones((3, 3)), iterations=max(1, round(scale)))
+        spikes, frame = _details(view, matrix, blur)
+        in_plane, reach = _masks(view, matrix)[1].astype(np.uint8), max(1, round(scale_of(matrix)))
+        seen = cv2.erode(in_plane, np.ones((3, 3)), iterations=reach)
         template = np.ascontiguousarray(spikes[BORDER:-BORDER, BORDER:-BORDER])
         warp = (matrix @ to_inner).astype(np.float32)
-        motion = MODELS[model]
-        rows = 3 if motion == cv2.MOTION_HOMOGRAPHY else 2
+        warp = np.ascontiguousarray(warp[:rows] / warp[2, 2])
         try:
-            correlation, warp = cv2.findTransformECC(
-                template, frame, np.ascontiguousarray(warp[:rows] / warp[2, 2]), motion, criteria, seen, 1
-            )
+            correlation, warp = cv2.findTransformECC(template, frame, warp, motion, criteria, seen, 1)
         except cv2.error as e:
-            raise _wrong("the pictures cannot be aligned from their features (ECC does not converge)", where) from e
+            raise _wrong("the images cannot be aligned from their features (ECC does not converge)", where) from e
         matrix = np.eye(3)
         matrix[:rows] = warp
         matrix = matrix @ np.linalg.inv(to_inner)
@@ -215,16 +183,10 @@ def joint(matrices: Sequence[np.ndarray], model: str, size: tuple[int, int]) -> 
     mapped = np.median([cv2.perspectiveTransform(places[None], matrix)[0] for matrix in matrices], axis=0)
     if model == "homography":
         return cv2.findHomography(places, mapped, 0)[0]
-    ones, zeros = np.ones(len(places)), np.zeros(len(places))
-    if model == "similarity":  # x' = a x - b y + c, y' = b x + a y + d
-        table = np.concatenate(
-            (
-                np.stack((places[:, 0], -places[:, 1], ones, zeros), axis=1),
-                np.stack((places[:, 1], places[:, 0], zeros, ones), axis=1),
-            )
-        )
-        a, b, c, d = np.linalg.lstsq(table, mapped.T.ravel(), rcond=None)[0]
-        return np.array([[a, -b, c], [b, a, d], [0, 0, 1.0]])
+    ones = np.ones(len(places))
+    if model == "similarity":  # with complex numbers, x' + i y' = turn (x + i y) + shift
+        turn, shift = np.linalg.lstsq(np.column_stack((places @ [1, 1j], ones)), mapped @ [1, 1j], rcond=None)[0]
+        return np.array([[turn.real, -turn.imag, shift.real], [turn.imag, turn.real, shift.imag], [0, 0, 1.0]])
     rows = np.linalg.lstsq(np.column_stack((places, ones)), mapped, rcond=None)[0].T
     return np.vstack((rows, (0, 0, 1.0)))
 
@@ -248,13 +210,11 @@ def patch_distances(view: View, matrix: np.ndarray) -> np.ndarray:
 
 
 def _side_by_side(view: View, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Details of the spike picture, those of the frame on the spike grid, and where both are seen, each (h, w)."""
-    scale, (in_frame, in_plane) = scale_of(matrix), _masks(view, matrix)
-    spikes = _spike_band(view.spikes, in_frame, scale, BLURS[-1])
-    frame = _frame_band(view.frame, in_plane, scale, BLURS[-1])
+    """Details of the spike image, those of the frame on the spike grid, and where both are seen, each (h, w)."""
+    spikes, frame = _details(view, matrix, BLURS[-1])
     size = view.spikes.shape[::-1]
     frame = cv2.warpPerspective(frame, matrix, size, flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
-    return spikes, frame, cv2.erode(in_frame, np.ones((3, 3))) > 0
+    return spikes, frame, cv2.erode(_masks(view, matrix)[0], np.ones((3, 3))) > 0
 
 
 def find_offset(moments: Sequence[tuple[np.ndarray, View]], count: int, matrix: np.ndarray, where: str) -> float:
@@ -265,7 +225,17 @@ def find_offset(moments: Sequence[tuple[np.ndarray, View]], count: int, matrix: 
     by a parabola through its neighbours.
     Raises DataError where the scene moves too little to tell, and where the best offset is the last one tried.
     """
-    scores = np.mean([_scores_over_time(stream, view, count, matrix) for stream, view in moments], axis=0)
+    found, fine = [], max(BLURS[-1], 0.7 / scale_of(matrix))
+    for stream, view in moments:
+        _, frame, seen = _side_by_side(view, matrix)
+        mask, total, scores = _masks(view, matrix)[0], stream[:count].sum(axis=0, dtype=np.int32), []
+        for start in range(len(stream) - count + 1):
+            if start:
+                total += stream[start + count - 1].astype(np.int32) - stream[start - 1]
+            spikes = _band(to_display((total / count).astype(np.float32)), mask, fine, 8 * fine)
+            scores.append(float(np.corrcoef(spikes[seen], frame[seen])[0, 1]))
+        found.append(scores)
+    scores = np.mean(found, axis=0)
     best, middle = int(scores.argmax()), len(scores) // 2
     if scores[best] - scores.min() < LEAST_RISE:
         raise _wrong(f"the scene moves too little: all offsets correlate with {scores[best]:.3f}", where)
@@ -273,20 +243,6 @@ def find_offset(moments: Sequence[tuple[np.ndarray, View]], count: int, matrix: 
         raise _wrong(f"the best offset, {best - middle} planes, is the last one searched", where)
     before, top, after = scores[best - 1 : best + 2]
     return best - middle + float((before - after) / (2 * (before - 2 * top + after)))
-
-
-def _scores_over_time(stream: np.ndarray, view: View, count: int, matrix: np.ndarray) -> np.ndarray:
-    """Correlation of the frame with the mean of planes o ... o + count - 1, for every o."""
-    _, frame, seen = _side_by_side(view, matrix)
-    frame, mask = frame[seen], _masks(view, matrix)[0]
-    total, scores = stream[:count].sum(axis=0, dtype=np.int32), []
-    for start in range(len(stream) - count + 1):
-        if start:
-            total += stream[start + count - 1].astype(np.int32) - stream[start - 1]
-        rates = to_display((total / count).astype(np.float32))
-        spikes = _spike_band(rates, mask, scale_of(matrix), BLURS[-1])
-        scores.append(float(np.corrcoef(spikes[seen], frame)[0, 1]))
-    return np.array(scores)
 
 
 def _wrong(what: str, where: str) -> DataError:

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from utils.errors import OptionError
 from utils.options.models import LoaderOptions
-from utils.options.registry import Registry, import_parts
+from utils.options.section import Registry, import_parts
 
 DATASETS = Registry("dataset", "dataset_type", base=LoaderOptions)
 
@@ -20,17 +20,16 @@ def build_dataset(section: LoaderOptions | Mapping[str, Any], split: str, seed: 
     seed: the random numbers of a sample depend only on (seed, epoch, index).
     Raises OptionError for a dataset of the other split, DataError (with all problems) for wrong files.
     """
-    section = DATASETS.resolve(section, f"datasets.{split}")
-    name = section.dataset_type
+    where, is_training = f"datasets.{split}", split == "train"
+    section = DATASETS.resolve(section, where)
     # A plain torch Dataset is one for training.
-    is_training = {n: getattr(DATASETS.constructor(n), "is_training", True) for n in DATASETS.names()}
-    if is_training[name] != (split == "train"):
+    fit = [n for n in DATASETS.names() if getattr(DATASETS.constructor(n), "is_training", True) == is_training]
+    if section.dataset_type not in fit:
         raise OptionError(
-            f"datasets.{split}.dataset_type is {name}", f"datasets.{split}.dataset_type",
-            f"a dataset for {'training' if split == 'train' else 'testing'}: "
-            f"{', '.join(n for n in is_training if is_training[n] == (split == 'train'))}", "choose one of these",
+            f"{where}.dataset_type is {section.dataset_type}", f"{where}.dataset_type",
+            f"a dataset for {'training' if is_training else 'testing'}: {', '.join(fit)}", "choose one of these",
         )  # fmt: skip
-    return DATASETS.build(section, f"datasets.{split}", seed=seed)
+    return DATASETS.build(section, where, seed=seed)
 
 
 import_parts("data", "dataset_*")

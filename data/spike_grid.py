@@ -1,57 +1,136 @@
 """Between the spike plane and the RGB grid: which spike pixels a crop of the frame needs, and how it is made of them.
 
-`ScaledGrid`: both cameras have the same view, and every spike pixel is a block of RGB pixels.
-`CalibratedGrid`: a second camera with another view, see data/calibration.py.
-A grid gives a window for each crop of the frame. The crop of a whole window's channels is, bit for bit, what the window
-of the crop gives.
+`ScaledGrid`: both cameras have the same view. `CalibratedGrid`: a second camera with another view, see `Calibration`.
+Both have: step, crops start at multiples of it, and their sides are multiples; pixel, RGB pixels per spike pixel, at
+least 1; region, (top, left, height, width), the RGB pixels from which crops for training are drawn; coverage, the share
+of the frame that the spike camera sees.
+A grid gives a window for each crop of the frame, whose `crop` is the spike pixels to read for it. The crop of a whole
+window's channels is, bit for bit, what the window of the crop gives.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import cv2
 import numpy as np
+from pydantic import Field
 
 from data.augment import Augment
-from data.calibration import Calibration
-from data.spike.stream import Crop, SpikeGeometry
+from data.spike.formats import Crop, SpikeGeometry
 from utils import utils_dist
-from utils.errors import DataError
+from utils.errors import DataError, OptionError
+from utils.files import write_whole
+from utils.options.section import Section, read_section
 
+KEYS = 'docs/data_format.md, section "Two cameras", explains the keys'
 LEAST_COVERAGE = 0.5
 
 logger = logging.getLogger(__name__)
 
-
-class Window(Protocol):
-    """One crop of the RGB frame. crop: the spike pixels to read for it."""
-
-    crop: Crop
-
-    def to_rgb(self, channels: np.ndarray) -> np.ndarray:
-        """Channels (S, h, w) float32 of `crop` -> (S, H, W) float32 on the RGB grid."""
-        ...
-
-    def brightness(self, stream: np.ndarray, picture: np.ndarray) -> tuple[float, np.ndarray]:
-        """Means of the stream (T, h, w) and of the picture (H, W, 3), as (3,), over what both cameras see."""
-        ...
+Size = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
+Row = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
-class Grid(Protocol):
-    """The RGB frames of one size. step: crops start at multiples of it, and their sides are multiples.
+class Calibration(Section):
+    """The contents of a calibration file."""
 
-    region: (top, left, height, width), the RGB pixels from which crops for training are drawn.
-    coverage: the share of the frame that the spike camera sees.
-    """
+    format: Literal[1] = Field(1, description="Format of this file.")
+    matrix: list[Row] = Field(
+        min_length=2,
+        max_length=3,
+        description="Mirrored spike pixel (x, y, 1) -> RGB pixel: 2 rows of 3 (affine) or 3 rows of 3 (homography).",
+    )
+    spike_size: Size = Field(description="Height and width of a spike plane.")
+    rgb_size: Size = Field(description="Height and width of the RGB frames.")
+    mirror: Literal["none", "columns", "rows", "both"] = Field(
+        "none", description="What is mirrored in the upright spike image before `matrix` applies."
+    )
+    region: Annotated[list[int], Field(min_length=4, max_length=4)] | None = Field(
+        None,
+        description="[top, left, height, width] in RGB pixels: the part of the frame with usable spikes; null: the "
+        "largest rectangle that the planes cover.",
+    )
+    time_offset_planes: float = Field(
+        0.0,
+        description="Added to the number of the plane at which an exposure should start: > 0 where the spike camera "
+        "started first.",
+    )
+    tick_hz: float | None = Field(None, gt=0, description="Planes per second; null: unknown.")
+    made: dict[str, Any] = Field(default_factory=dict, description="How the file was made; no effect.")
 
-    step: int
-    region: tuple[int, int, int, int]
-    coverage: float
+    def to_rgb(self) -> np.ndarray:
+        """(3, 3) float64: spike pixel (x, y, 1) of the upright image, not mirrored -> RGB pixel."""
+        matrix = np.eye(3)
+        matrix[: len(self.matrix)] = self.matrix
+        return matrix @ mirroring(self.mirror, (self.spike_size[0], self.spike_size[1]))
 
-    def window(self, aug: Augment) -> Window: ...
+    def digest(self) -> str:
+        """16 hex digits that change with every value that has an effect."""
+        values = {key: value for key, value in self.plain().items() if key not in ("made", "tick_hz")}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def mirroring(mirror: str, size: tuple[int, int]) -> np.ndarray:
+    """(3, 3) float64: pixel of an image of `size` (H, W) -> its place in the mirrored image."""
+    matrix = np.eye(3)
+    if mirror in ("columns", "both"):
+        matrix[0] = (-1, 0, size[1] - 1)
+    if mirror in ("rows", "both"):
+        matrix[1] = (0, -1, size[0] - 1)
+    return matrix
+
+
+def scale_of(matrix: np.ndarray) -> float:
+    """RGB pixels per spike pixel of a matrix that maps spike pixels to RGB pixels."""
+    return float(np.sqrt(abs(np.linalg.det(matrix[:2, :2]))))
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """The calibration in the JSON file `path`. Raises DataError for what is not a complete, usable calibration."""
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise DataError(
+            f"cannot read the calibration: {e}", str(path), "a JSON file made by scripts/calibrate.py",
+            "correct spike.calibration, or make the file: python scripts/calibrate.py --help",
+        ) from e  # fmt: skip
+    if not isinstance(table, dict):
+        raise DataError("the calibration is no JSON object", str(path), "an object with the key matrix", KEYS)
+    try:
+        calibration = read_section(Calibration, table, "", "a calibration file")
+    except OptionError as e:
+        raise DataError(e.what, f"{path}, {e.where}", e.expected, f"correct the file; {KEYS}") from e
+    # The matrix maps planes to frames one to one.
+    matrix = calibration.to_rgb()
+    if not np.linalg.cond(matrix) < 1e12:
+        raise DataError(
+            "the matrix of the calibration is singular", f"{path}, matrix",
+            "a matrix that maps spike pixels to RGB pixels one to one", "calibrate again: scripts/calibrate.py",
+        )  # fmt: skip
+    sides = (("spike", calibration.spike_size, matrix), ("RGB", calibration.rgb_size, np.linalg.inv(matrix)))
+    for kind, (height, width), mapping in sides:
+        right, bottom = width - 0.5, height - 0.5
+        depth = mapping[2] @ [[-0.5, right, -0.5, right], [-0.5, -0.5, bottom, bottom], [1, 1, 1, 1]]
+        if depth.min() <= 0 <= depth.max():
+            raise DataError(
+                f"the matrix of the calibration maps pixels of the {kind} image to infinity", f"{path}, matrix",
+                "a third row close to 0 0 1", "calibrate again: scripts/calibrate.py",
+            )  # fmt: skip
+    return calibration
+
+
+def save_calibration(path: str | Path, calibration: Calibration) -> None:
+    """Write a calibration file, complete or not at all."""
+    rows = {key: json.dumps(value) for key, value in calibration.plain().items()}
+    rows["matrix"] = "[\n    " + ",\n    ".join(json.dumps(row) for row in calibration.matrix) + "\n  ]"
+    text = "{\n" + ",\n".join(f"  {json.dumps(key)}: {row}" for key, row in rows.items()) + "\n}\n"
+    write_whole(path, text.encode())
 
 
 @dataclass(frozen=True)
@@ -64,33 +143,45 @@ class ScaledWindow:
     interpolation: int
 
     def to_rgb(self, channels: np.ndarray) -> np.ndarray:
+        """Channels (S, h, w) float32 of `crop` -> (S, H, W) float32 on the RGB grid."""
         if channels.shape[1:] != self.size:
             size = self.size[::-1]
             channels = np.stack([cv2.resize(channel, size, interpolation=self.interpolation) for channel in channels])
         return channels[:, self.inner[0], self.inner[1]]
 
-    def brightness(self, stream: np.ndarray, picture: np.ndarray) -> tuple[float, np.ndarray]:
-        return float(stream.mean()), picture.mean(axis=(0, 1))
+    def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
+        """Means of the stream (T, h, w) and of the image (H, W, 3), as (3,), over what both cameras see."""
+        return float(stream.mean()), image.mean(axis=(0, 1))
 
 
 class ScaledGrid:
-    """Frames of `size` (H, W), a whole multiple of the spike plane. Raises DataError for any other size."""
+    """Frames of `size` (H, W), a whole multiple of the spike plane. Raises DataError for any other size.
+
+    is_stretched: of any ratio to it, for whole frames, as a user's own clips may have.
+    """
 
     coverage = 1.0
 
-    def __init__(self, geometry: SpikeGeometry, size: tuple[int, int], interpolation: int) -> None:
-        self.step, rest = divmod(size[1], geometry.width)
-        if not self.step or rest or size[0] != self.step * geometry.height:
+    def __init__(
+        self, geometry: SpikeGeometry, size: tuple[int, int], interpolation: int, is_stretched: bool = False
+    ) -> None:
+        self.step = max(1, round(size[0] / geometry.height))
+        self._is_stretched = size != (self.step * geometry.height, self.step * geometry.width)
+        if self._is_stretched and not is_stretched:
             raise DataError(
                 f"lq is {size[0]} x {size[1]}, spikes {geometry.height} x {geometry.width}: no whole multiple "
                 "(spike.h, spike.w)", "spike.h, spike.w", "a whole number of RGB pixels per spike pixel",
                 "correct the sizes, or calibrate the two cameras: scripts/calibrate.py, spike.calibration",
             )  # fmt: skip
-        self.region = (0, 0, *size)
+        self.pixel, self.region = self.step, (0, 0, *size)
         self._geometry, self._interpolation = geometry, interpolation
 
     def window(self, aug: Augment) -> ScaledWindow:
         """Only the crop is read, with a border of one spike pixel, which interpolation needs."""
+        if self._is_stretched:
+            whole = Crop(0, 0, self._geometry.height, self._geometry.width)
+            inner = (slice(aug.top, aug.top + aug.height), slice(aug.left, aug.left + aug.width))
+            return ScaledWindow(whole, self.region[2:], inner, self._interpolation)
         ratio, spans, inner = self.step, [], []
         for start, length, limit in (
             (aug.top // ratio, aug.height // ratio, self._geometry.height),
@@ -102,21 +193,6 @@ class ScaledGrid:
         (top, height), (left, width) = spans
         crop, size = Crop(top, left, height, width), (height * ratio, width * ratio)
         return ScaledWindow(crop, size, (inner[0], inner[1]), self._interpolation)
-
-
-class StretchedGrid:
-    """Whole frames of `size` (H, W) of any ratio to the spike plane, as a user's own clips may have."""
-
-    coverage = 1.0
-
-    def __init__(self, geometry: SpikeGeometry, size: tuple[int, int], interpolation: int) -> None:
-        self.step, self.region = max(1, round(size[0] / geometry.height)), (0, 0, *size)
-        self._geometry, self._interpolation = geometry, interpolation
-
-    def window(self, aug: Augment) -> ScaledWindow:
-        whole = Crop(0, 0, self._geometry.height, self._geometry.width)
-        inner = (slice(aug.top, aug.top + aug.height), slice(aug.left, aug.left + aug.width))
-        return ScaledWindow(whole, self.region[2:], inner, self._interpolation)
 
 
 @dataclass(frozen=True)
@@ -143,10 +219,10 @@ class CalibratedWindow:
             out /= np.float32(len(self.samples))
         return out.reshape(len(channels), *self.covered.shape)
 
-    def brightness(self, stream: np.ndarray, picture: np.ndarray) -> tuple[float, np.ndarray]:
+    def brightness(self, stream: np.ndarray, image: np.ndarray) -> tuple[float, np.ndarray]:
         seen = self.covered if self.covered.any() else np.ones_like(self.covered)
         rates = self.to_rgb(stream.mean(axis=0, dtype=np.float32)[None])[0]
-        return float(rates[seen].mean(dtype=np.float64)), picture[seen].mean(axis=0)
+        return float(rates[seen].mean(dtype=np.float64)), image[seen].mean(axis=0)
 
 
 class CalibratedGrid:
@@ -170,12 +246,29 @@ class CalibratedGrid:
                 "correct spike.h and spike.w, or calibrate again: scripts/calibrate.py",
             )  # fmt: skip
         self.size = (calibration.rgb_size[0], calibration.rgb_size[1])
+        self.pixel = max(1, round(scale_of(calibration.to_rgb())))
         self._to_spike = np.linalg.inv(calibration.to_rgb())
-        self._samples = 1 if nearest else self._spike_pixels_across()
+        # Spike pixels across an RGB pixel in the middle of the frame, rounded up: 1 where they are larger.
+        middle = Augment((self.size[0] - 1) // 2, (self.size[1] - 1) // 2, 1, 1)
+        here, right, below = (np.ravel(self._centres(middle, *step)) for step in ((0, 0), (1, 0), (0, 1)))
+        across = max(np.hypot(*(right - here)), np.hypot(*(below - here)))
+        self._samples = 1 if nearest else max(1, int(np.ceil(across - 0.05)))
         self._last: tuple[tuple[int, ...], CalibratedWindow] | None = None
         covered = self._covered(*self._centres(Augment.whole(self.size)))
-        self.coverage = float(covered.mean())
-        self.region = self._checked_region(calibration.region, covered)
+        self.coverage, largest = float(covered.mean()), largest_rectangle(covered)
+        if largest is None:
+            raise DataError(
+                "the calibration maps all spike pixels outside of the frame", f"{path}, matrix",
+                "cameras with a common view", "calibrate again: scripts/calibrate.py",
+            )  # fmt: skip
+        self.region = top, left, height, width = tuple(calibration.region or largest)
+        inside = top >= 0 and left >= 0 and top + height <= self.size[0] and left + width <= self.size[1]
+        if height < 1 or width < 1 or not inside or not covered[top : top + height, left : left + width].all():
+            raise DataError(
+                f"the region {calibration.region} of the calibration is not within what the spike camera sees",
+                f"{path}, region", f"[top, left, height, width] such as {list(largest)}",
+                "correct it, or set it to null",
+            )  # fmt: skip
 
     def check_size(self, size: tuple[int, int]) -> None:
         """Raises DataError for frames of another size than the calibration's."""
@@ -189,17 +282,14 @@ class CalibratedGrid:
     def window(self, aug: Augment) -> CalibratedWindow:
         place = (aug.top, aug.left, aug.height, aug.width)
         if self._last is None or self._last[0] != place:  # all frames of a sample have the same crop
-            self._last = (place, self._window(aug))
+            shifts = (np.arange(self._samples) + 0.5) / self._samples - 0.5
+            corners = [self._neighbours(*self._centres(aug, dx, dy)) for dy in shifts for dx in shifts]
+            top, left = (min(int(c[axis].min()) for c in corners) for axis in (0, 1))
+            bottom, right = (max(int(c[axis].max()) for c in corners) for axis in (0, 1))
+            crop = Crop(top, left, bottom - top + 1, right - left + 1)
+            samples = tuple(((rows - top) * crop.width + cols - left, weights) for rows, cols, weights in corners)
+            self._last = (place, CalibratedWindow(crop, samples, self._covered(*self._centres(aug))))
         return self._last[1]
-
-    def _window(self, aug: Augment) -> CalibratedWindow:
-        shifts = (np.arange(self._samples) + 0.5) / self._samples - 0.5
-        corners = [self._neighbours(*self._centres(aug, dx, dy)) for dy in shifts for dx in shifts]
-        top, left = (min(int(c[axis].min()) for c in corners) for axis in (0, 1))
-        bottom, right = (max(int(c[axis].max()) for c in corners) for axis in (0, 1))
-        crop = Crop(top, left, bottom - top + 1, right - left + 1)
-        samples = tuple(((rows - top) * crop.width + cols - left, weights) for rows, cols, weights in corners)
-        return CalibratedWindow(crop, samples, self._covered(*self._centres(aug)))
 
     def _centres(self, aug: Augment, dx: float = 0.0, dy: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
         """Spike coordinates x and y, each (H, W), of the crop's RGB pixels moved by (dx, dy).
@@ -233,31 +323,9 @@ class CalibratedGrid:
         height, width = self._plane
         return (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
 
-    def _spike_pixels_across(self) -> int:
-        """Spike pixels across an RGB pixel in the middle of the frame, rounded up: 1 where they are larger."""
-        middle = Augment((self.size[0] - 1) // 2, (self.size[1] - 1) // 2, 1, 1)
-        moved = [[np.ravel(c)[0] for c in self._centres(middle, *step)] for step in ((0, 0), (1, 0), (0, 1))]
-        across = max(np.hypot(*np.subtract(place, moved[0])) for place in moved[1:])
-        return max(1, int(np.ceil(across - 0.05)))
 
-    def _checked_region(self, region: list[int] | None, covered: np.ndarray) -> tuple[int, int, int, int]:
-        if region is None:
-            largest = largest_rectangle(covered)
-            if largest is None:
-                raise DataError(
-                    "the calibration maps all spike pixels outside of the frame", f"{self._path}, matrix",
-                    "cameras with a common view", "calibrate again: scripts/calibrate.py",
-                )  # fmt: skip
-            return largest
-        top, left, height, width = region
-        inside = top >= 0 and left >= 0 and top + height <= self.size[0] and left + width <= self.size[1]
-        if height < 1 or width < 1 or not inside or not covered[top : top + height, left : left + width].all():
-            raise DataError(
-                f"the region {region} of the calibration is not within what the spike camera sees",
-                f"{self._path}, region", f"[top, left, height, width] such as {list(largest_rectangle(covered) or ())}",
-                "correct it, or set it to null",
-            )  # fmt: skip
-        return top, left, height, width
+Window = ScaledWindow | CalibratedWindow
+Grid = ScaledGrid | CalibratedGrid
 
 
 def warn_uncovered(grid: Grid, what: str, where: str) -> None:

@@ -1,19 +1,40 @@
-"""dataset.json: the properties of spike data that need not be repeated in option files."""
+"""What is known of spike files: dataset.json, and the planes of each frame (`spike.first`, `count`, `exposure`)."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
+import math
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from utils.errors import DataError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from data.clip import Piece
+from data.spike.formats import SpikeFileError
+from utils.errors import DataError, OptionError
 
 FILE_NAME = "dataset.json"
 FORMAT = 1
 GOPRO_INTERPOLATE = 8  # planes per 240-fps frame of the published Spk-GoPro streams
-LIGHTS = ("linear", "display")
+EXPOSURE_FORM = (
+    '{"start": planes, "length": planes, "period": planes}; {"<clip>": such an object, or a list with [start, length] '
+    "of every frame}; or the name of a JSON file that holds one of these"
+)
+
+
+@contextmanager
+def spike_errors_as_data_errors() -> Iterator[None]:
+    """Raise a SpikeFileError, which data/spike raises, as a DataError with the same four parts."""
+    try:
+        yield
+    except SpikeFileError as e:
+        raise DataError(e.what, e.where, e.expected, e.do) from e
 
 
 @dataclass(frozen=True)
@@ -32,10 +53,10 @@ class DatasetInfo:
     flip: bool | None = None
     planes: int | None = None
     gt_plane: int | None = None
-    rate: float | None = None
-    light: str | None = None
-    interpolate: int = GOPRO_INTERPOLATE
-    clips: dict[str, dict[str, int]] = field(default_factory=dict)
+    rate: float | int | None = None
+    light: Literal["linear", "display"] | None = None
+    interpolate: Annotated[int, Field(ge=1)] = GOPRO_INTERPOLATE
+    clips: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def planes_of(self, clip: str) -> int | None:
         return self.clips.get(clip, {}).get("planes", self.planes)
@@ -50,20 +71,17 @@ class DatasetInfo:
         return planes - (self.interpolate - 1) - late * self.interpolate
 
     def gt_plane_of(self, clip: str, planes: int) -> int | None:
-        """The sharp frame's plane in a file of `planes` planes, from dataset.json or from a GoPro clip name."""
+        """The sharp frame's plane in a file of `planes` planes, from dataset.json or from a Spk-GoPro clip name.
+
+        Of GOPR0372_07_00, n = 7 frames were averaged. Each 240-fps frame is followed by 7 interpolated ones, so frame i
+        of the n is plane 8 i, and the sharp frame, number (n - 1) / 2, is plane 4 n - 4. The last file of a clip may
+        lack 7 of its 8 n planes.
+        """
         known = self.clips.get(clip, {}).get("gt_plane", self.gt_plane)
-        return known if known is not None else gopro_gt_plane(clip, planes)
-
-
-def gopro_gt_plane(clip: str, planes: int) -> int | None:
-    """4 n - 4 for a Spk-GoPro clip such as GOPR0372_07_00, where n = 7 frames were averaged; None for others.
-
-    Each 240-fps frame is followed by 7 interpolated ones, so frame i of the n is plane 8 i, and the sharp frame is
-    number (n - 1) / 2. The last file of a clip may lack 7 of its 8 n planes.
-    """
-    found = re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)
-    n = int(found.group(1)) if found else 0
-    return 4 * n - 4 if n and 8 * n - 7 <= planes <= 8 * n else None
+        if known is None and (named := re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)):
+            n = int(named[1])
+            known = 4 * n - 4 if n and 8 * n - 7 <= planes <= 8 * n else None
+        return known
 
 
 def nearest_info(path: Path) -> DatasetInfo:
@@ -87,36 +105,198 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
         return DatasetInfo()
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        return _checked(table, str(path))
+        if table.get("format") != FORMAT:
+            raise ValueError(f"format is {table.get('format')!r}")
+        recipe = table.get("recipe") or {}
+        # Older files of scripts/prepare_gopro_spike.py name the light in their recipe only.
+        table = {"light": recipe.get("light"), **table, "path": str(path), "interpolate": recipe.get("interpolate")}
+        known = {f.name: table[f.name] for f in dataclasses.fields(DatasetInfo) if table.get(f.name) is not None}
+        return TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
     except (OSError, ValueError, TypeError, AttributeError) as e:
         raise DataError(
-            f"dataset.json cannot be used: {e}", str(path),
+            f"dataset.json cannot be used: {_in_words(e)}", str(path),
             f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"',
             "correct it, or make the data set again",
         ) from e  # fmt: skip
 
 
-def _checked(table: dict[str, Any], path: str) -> DatasetInfo:
-    if table.get("format") != FORMAT:
-        raise ValueError(f"format is {table.get('format')!r}")
-    types = {
-        "h": int, "w": int, "flip": bool, "planes": int, "gt_plane": int, "rate": (int, float), "light": str,
-        "clips": dict,
-    }  # fmt: skip
-    # Older files of scripts/prepare_gopro_spike.py name the light in their recipe only.
-    table = {"light": (table.get("recipe") or {}).get("light"), **table}
-    values = {}
-    for key, kind in types.items():
-        value = table.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise TypeError(f"{key} is {value!r}")
-        if key == "light" and value not in LIGHTS:
-            raise ValueError(f"light is {value!r}, not one of {', '.join(LIGHTS)}")
-        values[key] = value
-    interpolate = (table.get("recipe") or {}).get("interpolate", GOPRO_INTERPOLATE)
-    if not isinstance(interpolate, int) or interpolate < 1:
-        raise TypeError(f"recipe.interpolate is {interpolate!r}")
-    values["interpolate"] = interpolate
-    return DatasetInfo(path=path, **values)
+def _in_words(e: Exception) -> str:
+    """The first error of pydantic, or the system's reason, in one line."""
+    if isinstance(e, ValidationError):
+        first = e.errors()[0]
+        return " ".join([".".join(map(str, first["loc"])), f"is {first['input']!r}: {first['msg']}"]).strip()
+    return getattr(e, "strerror", None) or str(e)
+
+
+@dataclass(frozen=True)
+class Span:
+    """The planes of one frame: first ... first + count - 1 of its file.
+
+    origin, length: they are planes origin ... origin + count - 1 of the `length` planes that the plane of the sharp
+    frame (`spike.center`, gt_plane) is counted in: those of the file, or with `spike.exposure` of the exposure.
+    middle: of the planes that belong to the frame, counted in the same way; x.5 lies between two. It is not the middle
+    of the planes that are read where the file lacks some.
+    """
+
+    first: int
+    count: int
+    origin: int
+    length: int
+    middle: float
+
+
+def with_context(span: Span, own: int, files: Sequence[tuple[str, int]], context: int) -> tuple[list[Piece], int]:
+    """The planes of `span` of file number `own`, and up to `context` planes before and after them, as far as there are.
+
+    files: path and planes of each file of the clip, which follow one another in time. Returns the pieces in the order
+    of time, and how many planes lie before those of the span.
+    """
+    lo, hi = span.first - context, span.first + span.count + context
+    first_file, last_file = max(own - 1, 0), min(own + 2, len(files))
+    start = -sum(planes for _, planes in files[first_file:own])  # counted in the span's own file
+    before, pieces = min(context, span.first - start), []
+    for path, planes in files[first_file:last_file]:
+        first, stop = max(lo - start, 0), min(hi - start, planes)
+        if first < stop:
+            pieces.append(Piece(path, first, stop - first))
+        start += planes
+    return pieces, before
+
+
+@dataclass(frozen=True)
+class Exposures:
+    """The exposures of the frames of a clip in planes of its one file: (start, length) of frame i.
+
+    period: start + i period, length; else rows: row i. Times may lie between planes, for instance with the period
+    20000 / 24 of a 24-fps camera: the first plane is the start rounded to the nearest plane (half a plane: up), the
+    number of planes the rounded length, so rounding errors do not add up and all exposures of one length have as many.
+    """
+
+    start: float = 0.0
+    length: float = 0.0
+    period: float = 0.0
+    rows: tuple[tuple[float, float], ...] = ()
+
+    def planes_of(self, frame: int, offset: float = 0.0) -> tuple[int, int]:
+        """(first plane, number of planes) of frame `frame`. offset: planes by which the start moves."""
+        start, length = self.rows[frame] if self.rows else (self.start + frame * self.period, self.length)
+        return nearest_plane(start + offset), nearest_plane(length)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The planes that are read of each file.
+
+    first, count: of a file per frame; count None: to its end. exposures: of one file per clip, by clip, "" for every
+    other clip; None for a file per frame. offset: added to the first plane, see data/spike_grid.py.
+    """
+
+    first: int = 0
+    count: int | None = None
+    exposures: dict[str, Exposures] | None = None
+    offset: float = 0.0
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether the planes of all frames of a clip are in one file."""
+        return self.exposures is not None
+
+    def frames(self, clip: str, planes: int) -> int:
+        """How many frames a file of `planes` planes is for: the rows of `spike.exposure`, or as many as end in it.
+
+        At least 1, of which `span` may say that it is outside.
+        """
+        table = self._table(clip)
+        if table is None or table.rows:
+            return len(table.rows) if table else 1
+        return max(1, next(i for i in itertools.count() if sum(table.planes_of(i, self.offset)) > planes))
+
+    def span(self, clip: str, frame: int, planes: int, shared: int = 0) -> Span:
+        """The planes of frame number `frame` of a clip, in a file of `planes` planes.
+
+        shared: so many frames share the planes of their one file evenly.
+        Raises DataError where the planes reach outside of the file, and for a frame that `spike.exposure` lacks.
+        """
+        if self.exposures is not None:
+            table = self._table(clip)
+            if table is None or 0 < len(table.rows) <= frame:
+                what = f"lists {len(table.rows)} frames of" if table else "does not list"
+                raise DataError(
+                    f"spike.exposure {what} clip {clip}, which has a frame {frame}", f"clip {clip}",
+                    "an exposure for every frame of every clip", "complete spike.exposure",
+                )  # fmt: skip
+            first, count = table.planes_of(frame, self.offset)
+            span = Span(first, count, 0, count, (count - 1) / 2)
+        else:
+            count = planes - self.first if self.count is None else self.count
+            first, origin, length = self.first, self.first, planes
+            if shared:
+                first, after = (self.first + i * count // shared for i in (frame, frame + 1))
+                origin, count = 0, after - first
+                length = count
+            start = first + nearest_plane(self.offset)
+            lo, hi = start, start + count
+            if self.count is None:  # to the end of the file: what it lacks is left out
+                lo, hi = min(max(lo, 0), planes), min(hi, planes)
+            span = Span(lo, hi - lo, origin + lo - start, length, origin + (count - 1) / 2)
+        if span.first < 0 or span.count < 1 or span.first + span.count > planes:
+            keys = "spike.exposure" if self.is_one_file else "spike.first, spike.count"
+            shift = f", time offset {self.offset:g}" if self.offset else ""
+            raise DataError(
+                f"frame {frame} of clip {clip} needs planes {span.first} to {span.first + span.count - 1} "
+                f"({keys}{shift}), the file has {planes} planes", f"clip {clip}", f"planes within 0 to {planes - 1}",
+                f"correct {keys}, or restore the file",
+            )  # fmt: skip
+        return span
+
+    def _table(self, clip: str) -> Exposures | None:
+        return self.exposures.get(clip, self.exposures.get("")) if self.exposures else None
+
+    def describe(self) -> str:
+        """What differs from reading whole files of one frame each, for digests; "" for nothing."""
+        return "" if self == Timing() else f" {self}"
+
+
+def nearest_plane(time: float) -> int:
+    """The nearest whole number; half a plane is rounded up."""
+    return math.floor(time + 0.5)
+
+
+Start = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Length = Annotated[float, Field(strict=True, ge=0.5, allow_inf_nan=False)]  # rounded: at least one plane
+Rows = Annotated[list[tuple[Start, Length]], Field(min_length=1)]
+
+
+class Regular(BaseModel, extra="forbid"):
+    """Exposures at regular times, as `spike.exposure` gives them."""
+
+    start: Start
+    length: Length
+    period: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] | None:
+    """`spike.exposure` of the options. Raises OptionError for a wrong form, DataError for an unreadable file."""
+    if value is None:
+        return None
+    where = "spike.exposure"
+    if isinstance(value, str):
+        try:
+            where, value = value, json.loads(Path(value).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as e:
+            what = f"cannot read the exposures: {_in_words(e)}"
+            raise DataError(what, value, EXPOSURE_FORM, "correct spike.exposure") from e
+    is_one = isinstance(value, dict) and value.keys() & Regular.model_fields
+    found, clip = {}, ""
+    try:
+        for clip, entry in TypeAdapter(dict[str, Any]).validate_python({"": value} if is_one else value).items():
+            if isinstance(entry, list):
+                found[clip] = Exposures(rows=tuple(TypeAdapter(Rows).validate_python(entry)))
+            else:
+                found[clip] = Exposures(**Regular.model_validate(entry).model_dump())
+    except ValidationError as e:
+        what = f"spike.exposure is not of the expected form{f' for clip {clip}' if clip else ''}: {_in_words(e)}"
+        raise OptionError(what, where, EXPOSURE_FORM, "correct spike.exposure") from e
+    if not found:
+        raise OptionError("spike.exposure is empty", where, EXPOSURE_FORM, "correct spike.exposure")
+    return found

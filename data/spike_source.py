@@ -5,30 +5,36 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any, Literal, Protocol
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import cv2
 import numpy as np
 from pydantic import Field
 
-from data.augment import Augment
-from data.calibration import load_calibration
-from data.camera import CameraDraw
+from data.augment import Augment, CameraDraw
 from data.clip import Clip, Exposure, Piece
 from data.spike import represent as rp
-from data.spike.simulate import LUMA, to_linear
-from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
-from data.spike_grid import CalibratedGrid, Grid, ScaledGrid, StretchedGrid, Window
-from data.spike_info import DatasetInfo, load_info
-from data.spike_timing import Exposures, Span, Timing, read_exposures, with_context
+from data.spike.formats import SpikeFileError, SpikeGeometry
+from data.spike.represent import sharp_light
+from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear
+from data.spike_grid import CalibratedGrid, Grid, ScaledGrid, Window, load_calibration
+from data.spike_info import (
+    DatasetInfo,
+    Span,
+    Timing,
+    load_info,
+    read_exposures,
+    spike_errors_as_data_errors,
+    with_context,
+)
 from utils.errors import DataError, OptionError
-from utils.options.registry import Registry, import_parts
+from utils.options.section import Registry, import_parts
 
 logger = logging.getLogger(__name__)
 
 DISPLAY_TO_LIGHT = to_linear(np.arange(256, dtype=np.float32) / 255.0)
+NEAR = 10  # planes around the sharp frame; single planes are averaged over as many
 
 REPRESENTATIONS = Registry("spike representation", "type")
 SPIKE_SOURCES = Registry("spike source", "type")
@@ -36,23 +42,6 @@ SPIKE_SOURCES = Registry("spike source", "type")
 import_parts("data.spike", "represent_*")
 for _name, _known in rp.REPRESENTATIONS.items():
     REPRESENTATIONS.register(_name, given=("stream", "center"))(_known.function)
-
-
-class StreamReader(Protocol):
-    """The part of an io backend that reads spike streams."""
-
-    def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
-        """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
-        ...
-
-
-@contextmanager
-def spike_errors_as_data_errors() -> Iterator[None]:
-    """Raise a SpikeFileError, which data/spike raises, as a DataError with the same four parts."""
-    try:
-        yield
-    except SpikeFileError as e:
-        raise DataError(e.what, e.where, e.expected, e.do) from e
 
 
 @SPIKE_SOURCES.register("dat", given=("info",))
@@ -107,30 +96,35 @@ class DatSpikes:
         calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
     ) -> None:
-        height, width = _agreed("h", h, info, None), _agreed("w", w, info, None)
         try:
-            flipped = _agreed("flip", flip, info, layout == "raster")
-            self.geometry = SpikeGeometry(height, width, flipped, head_columns, bit_order, layout)
+            self.geometry = SpikeGeometry(
+                _agreed("h", h, info), _agreed("w", w, info), _agreed("flip", flip, info, layout == "raster"),
+                head_columns, bit_order, layout,
+            )  # fmt: skip
         except SpikeFileError as e:
             raise OptionError(e.what, "spike.h, spike.w, spike.head_columns", e.expected, "correct them") from e
         self.rate = "match" if rate == "match" else float(_agreed("rate", rate, info, 1.0))
         self.light = _agreed("light", light, info, "linear")
         if gamma <= 0 or (self.rate != "match" and self.rate <= 0):
             raise OptionError(f"spike.rate is {self.rate}, spike.gamma {gamma}", "spike", "numbers > 0", "correct them")
+        if exposure is not None and (first or count is not None):
+            raise OptionError(
+                "spike.exposure and spike.first or spike.count exclude one another", "spike.exposure",
+                "the planes of each file, or the exposures in one file per clip", "remove one of them",
+            )  # fmt: skip
         self.info, self.center, self.remainder, self.gamma, self.context = info, center, remainder, gamma, context
         self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
         self.is_stretched = False  # the planes to frames of any ratio, for whole frames
-        self.calibration = load_calibration(calibration) if calibration else None
-        self._calibrated = (
-            CalibratedGrid(self.calibration, self.geometry, calibration, resize == "nearest") if calibration else None
-        )
+        self.calibration = self._calibrated = None
+        if calibration:
+            self.calibration = load_calibration(calibration)
+            self._calibrated = CalibratedGrid(self.calibration, self.geometry, calibration, resize == "nearest")
         offset = self.calibration.time_offset_planes if self.calibration else 0.0
-        self.timing = Timing(first, count, _exposures(exposure, first, count), offset)
+        self.timing = Timing(first, count, read_exposures(exposure), offset)
         self.name, self.options = _name_and_options(representation)
         self.channels = channels_of(representation)
         self.ignored = rp.REPRESENTATIONS[self.name].ignored(**self.options)
-        given = {"rate": rate is not None, "light": light is not None, "gamma": gamma != 1.0, "center": center != "gt"}
-        given["context"] = context > 0
+        given = {"rate": rate, "light": light, "gamma": gamma != 1.0, "center": center != "gt", "context": context}
         _check_effect(self.name, self.options, [key for key in given if given[key] and key in self.ignored])
         self.is_light_known = "light" in self.ignored or (light or info.light) is not None
         self.is_rate_known = "rate" in self.ignored or (rate if rate is not None else info.rate) is not None
@@ -138,7 +132,7 @@ class DatSpikes:
     def grid(self, size: tuple[int, int]) -> Grid:
         """How planes lie on lq frames of `size` (H, W). Raises DataError where the sizes do not fit."""
         if self._calibrated is None:
-            return (StretchedGrid if self.is_stretched else ScaledGrid)(self.geometry, size, self.interpolation)
+            return ScaledGrid(self.geometry, size, self.interpolation, self.is_stretched)
         self._calibrated.check_size(size)
         return self._calibrated
 
@@ -154,7 +148,7 @@ class DatSpikes:
         for frame in range(frames):
             own = frame if len(files) > 1 else 0
             path, planes = files[own]
-            span = self.timing.share(clip, frame, frames, planes) if shared else self.timing.span(clip, frame, planes)
+            span = self.timing.span(clip, frame, planes, frames if shared else 0)
             pieces, before = with_context(span, own, files, self.context)
             after = sum(piece.count for piece in pieces) - before - span.count
             center = self.center_plane(clip, span)
@@ -162,17 +156,15 @@ class DatSpikes:
             found.append(Exposure(own_planes, tuple(pieces), before, after, center, span.origin))
             if (span.count, center) not in checked:
                 checked.add((span.count, center))
-                self._check_represented(own_planes, center)
+                try:
+                    self.represent(np.zeros((span.count, 1, 1), np.uint8), center, rate=1.0)
+                except ValueError as e:
+                    raise DataError(
+                        f"{span.count} planes are too few for spike.representation {self.name}: {e}", path,
+                        f"planes for {self.options} around plane {center:g}",
+                        "use smaller windows, or another spike.center",
+                    ) from e  # fmt: skip
         return tuple(found)
-
-    def _check_represented(self, planes: Piece, center: float) -> None:
-        try:
-            self.represent(np.zeros((planes.count, 1, 1), np.uint8), center, rate=1.0)
-        except ValueError as e:
-            raise DataError(
-                f"{planes.count} planes are too few for spike.representation {self.name}: {e}", planes.file,
-                f"planes for {self.options} around plane {center:g}", "use smaller windows, or another spike.center",
-            ) from e  # fmt: skip
 
     def center_plane(self, clip: str, span: Span) -> float:
         """The time of the sharp frame, counted in the planes of `span`; x.5 lies between two.
@@ -222,18 +214,19 @@ class DatSpikes:
 
     def read(
         self,
-        files: StreamReader,
+        files: Any,
         clip: Clip,
         frame: int,
         aug: Augment,
-        picture: np.ndarray,
+        image: np.ndarray,
         reverse: bool = False,
         camera: CameraDraw | None = None,
         windows: int = 0,
     ) -> np.ndarray:
         """The channels of one frame's file within the crop of `aug`, not flipped: (S, aug.height, aug.width) float32.
 
-        picture: the blurry frame there, (aug.height, aug.width, 3) uint8, B, G, R.
+        files: an io backend, see data/io_backend.py.
+        image: the blurry frame there, (aug.height, aug.width, 3) uint8, B, G, R.
         reverse: time runs backwards within the frame. camera: a simulated camera, None for the recording one.
         windows: so many more channels, the firing rates in equal parts of the exposure, as undivided linear light.
         Only the spike pixels that the crop needs are unpacked, so that it is exactly that crop of the whole frame.
@@ -244,7 +237,7 @@ class DatSpikes:
         if camera:
             stream = camera.apply(stream, frame)
         own = stream[exposure.before : len(stream) - exposure.after]
-        rate = self.rate_of(own, picture, window)
+        rate = self.rate_of(own, image, window)
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
         channels = self.represent(stream, exposure.center, rate, reverse, (exposure.before, exposure.after))
@@ -253,9 +246,32 @@ class DatSpikes:
             channels = np.concatenate((channels, rates))
         return window.to_rgb(channels)
 
+    def sharp_image(self, channels: np.ndarray, exposure: Exposure, reverse: bool = False) -> np.ndarray:
+        """What the channels (S, H, W) of a frame show of the sharp instant, in display values (H, W) float32, >= 0.
 
-def build_spikes(section: Any, dataroot_spike: str, where: str) -> DatSpikes:
-    """The spike source of a dataset section, completed with the data's dataset.json. where: for messages.
+        It is the mean of the channels nearest to the instant: the two middle ones of an even number of bins. Ratios to
+        the light of the exposure are turned into light. reverse: the frame is played backwards.
+        """
+        if self.name == "relative":
+            return sharp_light(channels, self.options["half_windows"], self.gamma, self.light)
+        is_proportional, offsets = rp.REPRESENTATIONS[self.name].proportional, self.options.get("offsets")
+        if offsets and self.options.get("num_bins") is None:
+            nearest = [int(np.argmin(np.abs(offsets)))]
+        else:
+            # How much each plane counts in each channel: plane t of pixel t alone fires.
+            count, center = exposure.own.count, exposure.center
+            impulses = np.eye(count, dtype=np.uint8)[:, None]
+            weights = rp.represent(self.name, impulses, center, reverse=reverse, **self.options)[:, 0]
+            distances = np.abs(np.arange(count) - center)
+            mean = (weights @ distances) / np.maximum(weights.sum(axis=1), 1e-9)
+            nearest = np.flatnonzero(mean <= mean.min() + (0.51 if is_proportional else NEAR)).tolist()
+        image = np.maximum(channels[nearest].mean(0), 0)
+        is_display = not is_proportional and self.light == "display"
+        return image if is_display else image ** (self.gamma / DISPLAY_GAMMA)
+
+
+def build_spikes(section: Any, dataroot_spike: str) -> DatSpikes:
+    """The spike source of a dataset section, completed with the data's dataset.json.
 
     Raises DataError where neither the options nor a folder of spikes give the size of a plane.
     """
@@ -265,7 +281,7 @@ def build_spikes(section: Any, dataroot_spike: str, where: str) -> DatSpikes:
             "correct dataroot_spike, or make the data: scripts/make_sample_data.py for the sample set, "
             "scripts/prepare_gopro_spike.py for GoPro",
         )  # fmt: skip
-    return SPIKE_SOURCES.build(section, where, info=load_info(dataroot_spike))
+    return SPIKE_SOURCES.build(section, "spike", info=load_info(dataroot_spike))
 
 
 def describe_spikes(section: Any, dataroot_spike: str) -> dict[str, Any]:
@@ -284,8 +300,8 @@ def describe_spikes(section: Any, dataroot_spike: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str) -> tuple[DatSpikes, str]:
-    """The source of a user's spikes for a network of `section`, and a text on what is assumed, "" for nothing.
+def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str) -> DatSpikes:
+    """The source of a user's spikes for a network of `section`; warns of what is assumed.
 
     trained: `describe_spikes` of the training data, None where it is not known. Where neither the user nor
     dataset.json gives the light, it is that of the training. Where they do not give the rate, it is measured
@@ -298,18 +314,18 @@ def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo,
             "spike.calibration if these are, too", clip,
         )  # fmt: skip
     if "light" in source.ignored:
-        return source, ""
-    light = section.light or info.light or (trained or {}).get("light")
-    section = section.model_copy(update={"light": light})
-    if source.is_rate_known:
-        return SPIKE_SOURCES.build(section, "spike", info=info), ""
-    if trained is not None and trained["rate"] is not None:
-        section = section.model_copy(update={"rate": "match"})
-        said = f"measured from the brightness of the frames, which show {light} light as in training (spike.rate=match)"
-    else:
-        said = "taken as 1, as for a network that learned from undivided firing rates of the same camera"
-    said = f"spikes of {clip}: the firing rate at full light is not known and {said}; give spike.rate if you know it"
-    return SPIKE_SOURCES.build(section, "spike", info=info), said
+        return source
+    changes = {"light": section.light or info.light or (trained or {}).get("light")}
+    if not source.is_rate_known:
+        how = "taken as 1, as for a network that learned from undivided firing rates of the same camera"
+        if trained is not None and trained["rate"] is not None:
+            changes["rate"] = "match"
+            how = "measured from the brightness of the frames, which show %s light as in training (spike.rate=match)"
+            how %= changes["light"]
+        logger.warning(
+            "spikes of %s: the firing rate at full light is not known and %s; give spike.rate if you know it", clip, how
+        )
+    return SPIKE_SOURCES.build(section.model_copy(update=changes), "spike", info=info)
 
 
 def channels_of(representation: dict[str, Any] | str) -> int:
@@ -330,7 +346,7 @@ def _name_and_options(representation: Any) -> tuple[str, dict[str, Any]]:
     return options.pop("type"), options
 
 
-def _agreed(key: str, option: Any, info: DatasetInfo, default: Any) -> Any:
+def _agreed(key: str, option: Any, info: DatasetInfo, default: Any = None) -> Any:
     """The option, else the value of dataset.json, else the default. Raises OptionError for a conflict or no value."""
     recorded = getattr(info, key)
     if option is not None and recorded is not None and option != recorded:
@@ -345,15 +361,6 @@ def _agreed(key: str, option: Any, info: DatasetInfo, default: Any) -> Any:
             'add for instance "spike": {"type": "dat", "h": 360, "w": 640} (360 x 640 for Spk-GoPro)',
         )  # fmt: skip
     return value
-
-
-def _exposures(exposure: Any, first: int, count: int | None) -> dict[str, Exposures] | None:
-    if exposure is not None and (first or count is not None):
-        raise OptionError(
-            "spike.exposure and spike.first or spike.count exclude one another", "spike.exposure",
-            "the planes of each file, or the exposures in one file per clip", "remove one of them",
-        )  # fmt: skip
-    return read_exposures(exposure)
 
 
 def _check_effect(name: str, options: dict[str, Any], keys: list[str]) -> None:

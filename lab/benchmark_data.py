@@ -12,13 +12,13 @@ import cv2
 import numpy as np
 import torch
 
-from data.clip_cache import build_cache
+from data.io_backend import build_cache
 from data.select_dataset import DATASETS, build_dataset
-from data.spike.formats import write_spikes
+from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
-from data.spike.stream import SpikeGeometry
-from lab.tools import in_turn, seconds, table
+from lab.tools import in_turn, seconds
 from scripts.parts.sample_scenes import texture
+from utils.page import markdown_table as table
 
 HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88
 

@@ -1,4 +1,4 @@
-"""How many clips each GPU takes at once, from the counted memory of docs/ddp.md: the table of README.md.
+"""How many clips each GPU takes at once, from the counted memory of docs/ddp.md: the table of docs/gpu.md.
 
     python lab/card_recipes.py
 

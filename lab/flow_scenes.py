@@ -10,9 +10,8 @@ from torch import Tensor
 
 from data.spike import simulate
 from data.spike.represent import represent
-from models.vrt.flow_input import flow_frames, middle_channels
-from scripts.parts.sample_recording import GT_PLANE
-from scripts.parts.sample_scenes import PLANES, SIZE, Layer, blob, render, texture
+from models.vrt.flow import flow_frames, middle_channels
+from scripts.parts.sample_scenes import GT_PLANE, PLANES, SIZE, Layer, blob, render, texture
 
 STEPS = 22  # pictures of one exposure, each shown to the sensor for PLANES / STEPS planes
 BINS = 8  # spike channels, as in the sample set

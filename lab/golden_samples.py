@@ -16,11 +16,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from data.clip_cache import build_cache
 from data.clip_reader import dataset_clips, user_clips
+from data.io_backend import build_cache
 from data.select_dataset import build_dataset
-from data.spike.formats import write_spikes
-from data.spike.stream import SpikeGeometry
+from data.spike.formats import SpikeGeometry, write_spikes
 from main_train_vrt import PARTS
 from tests import kair_files
 from tests.clip_files import section, source_of, write_clip, write_info

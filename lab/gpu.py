@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -25,8 +26,8 @@ import torch
 
 from lab.benchmark import Clip, costliest, networks
 from lab.tools import NAMED, compared, environment, matmul_rate, seconds
-from models.vrt.fit_memory import MARGIN, count_step
-from models.vrt.precision import tf32
+from models.vrt.fit_memory import MARGIN, fit_memory
+from models.vrt.layers import tf32
 from tests.tensor_clip import restore_clip
 
 BUDGET_S, MOST_S = 540.0, 150.0  # of all measurements, of each
@@ -79,7 +80,7 @@ def counted(device: str, checkpoint: bool) -> Figures:
     """The GB of a step on one clip that netG.checkpoint "auto" counts, without its margin."""
     net, clip, _ = made(device, checkpoint=checkpoint)
     with torch.autocast(device, torch.bfloat16):  # as in training: blocks are counted one by one
-        return {"counted GB": count_step(net, partial(clip, net)).gb() / MARGIN}
+        return {"counted GB": fit_memory(net, partial(clip, net), 0.0 if checkpoint else math.inf) / MARGIN}
 
 
 def profile(device: str) -> Figures:

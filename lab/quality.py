@@ -28,16 +28,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.full_scenes import FULL
-from lab.quality_report import ESTIMATE, RECORDED, Outcome, report, strip
+from lab.quality_report import ESTIMATE, RECORDED, Outcome, report
 from lab.tools import ROOT
 from main_train_vrt import read_options
 from models.optim import fixed_keys, is_fix_key
-from models.restore.results import read_json
 from models.select_network import define_G
 from scripts.make_sample_data import CAMERAS, SAMPLE, check_made, make_sample
-from scripts.parts.sample_recording import RGB, SPIKES, Cameras
+from scripts.parts.sample_scenes import RGB, SPIKES, Cameras
 from utils.dist.process import die_with_parent
-from utils.options.file import Sources, read_with_base
+from utils.metrics import read_json
+from utils.options.load import Sources, read_with_base
 from utils.run.history import read_history
 
 SUITES = {"sample": SAMPLE, "full": FULL}
@@ -210,7 +210,7 @@ def call(program: str, out: Path, name: str, *arguments: str) -> None:
 
 
 def write_tables(args: argparse.Namespace, out: Path, data: Path, digest: str, methods: Sequence[Method]) -> str:
-    """Write table.md, table.json and strip.png of all finished runs; the text of table.md."""
+    """Write table.md and table.json of all finished runs; the text of table.md."""
     estimate = f"estimate_{digest}"
     result = out / "results" / f"{estimate}.json"
     if not result.exists():
@@ -225,12 +225,8 @@ def write_tables(args: argparse.Namespace, out: Path, data: Path, digest: str, m
     text, numbers = report(outcomes, args.reference, list(conditions(CAMERAS)))
     text = f"{args.suite} suite, {args.steps} steps, data {digest}\n\n{text}"
     numbers |= {"suite": args.suite, "steps": args.steps, "seeds": args.seeds, "data": digest}
-    tests = {method.name: out / "tests" / method.run_name(args.seeds[0]) for method in methods}
-    # A result that came from another machine has no pictures here.
-    tests = {name: folder for name, folder in {**tests, ESTIMATE: out / "tests" / estimate}.items() if folder.is_dir()}
     (out / "table.md").write_text(text)
     (out / "table.json").write_text(json.dumps(numbers, indent=1) + "\n")
-    (out / "strip.png").write_bytes(strip(data, tests))
     return text
 
 

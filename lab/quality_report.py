@@ -1,24 +1,17 @@
-"""The tables and the picture of quality.py, from the results of its runs."""
+"""The tables of quality.py, from the results of its runs."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from models.restore.results import read_json
-from scripts.compare_runs import table
-from scripts.parts.sample_recording import RGB
-from utils.image import encode_rgb, imread_rgb, side_by_side
+from utils.page import markdown_table as table
 
 RECORDED = "recorded"  # the condition of the training clips
 ESTIMATE = "exposure estimate"  # main_test_vrt.py --method exposure: no network, no training
 ALIKE = 0.05  # largest difference in parameters of methods that are compared
-SHOWN = (RECORDED, "x4", "dark")  # conditions in the picture
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one serves for more, which is too wide.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -83,12 +76,13 @@ def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> tup
 
 def report(outcomes: Sequence[Outcome], reference: str, conditions: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """(the tables as Markdown, the numbers). outcomes: methods with results. reference: name of the one compared to."""
+    clips = next(iter(outcomes[0].runs.values()))["clips"]
     base = next((outcome for outcome in outcomes if outcome.name == reference), None)
     summary = [_summary(outcome, base) for outcome in outcomes]
     header = ["method", "parameters", f"to {reference}", "s/step", "seeds", "PSNR dB", "SSIM", "to input dB",
               f"to {reference} dB", "clips below input"]  # fmt: skip
     sections = ["Recorded camera", table(summary, header)]
-    blurry = [f"{mean_over_clips(_any(outcomes), c, 'psnr', 'input'):.2f}" for c in conditions]
+    blurry = [f"{mean_over_clips(clips, c, 'psnr', 'input'):.2f}" for c in conditions]
     rows = [[o.name, *(_cell(spread(o.scores(c, "psnr"))) for c in conditions)] for o in outcomes]
     sections += ["PSNR in dB", table([["blurry input", *blurry], *rows], ["method", *conditions])]
     if base:
@@ -99,7 +93,11 @@ def report(outcomes: Sequence[Outcome], reference: str, conditions: Sequence[str
         ]
         sections += ["The same, ± over test clips", table(rows, ["method", *conditions])]
     changed = [c for c in conditions if c.startswith("x")]
-    rows = [[o.name, *(f"{_loss(o, c):+.2f}" for c in changed)] for o in outcomes]
+    recorded = [o.scores(RECORDED, "psnr") for o in outcomes]
+    rows = [
+        [o.name, *(f"{difference(o.scores(c, 'psnr'), as_recorded)[0]:+.2f}" for c in changed)]
+        for o, as_recorded in zip(outcomes, recorded, strict=True)
+    ]
     sections += ["PSNR minus that at the recorded threshold, in dB", table(rows, ["method", *changed])]
     numbers = {o.name: _numbers(o, base, conditions) for o in outcomes}
     return "\n\n".join(sections) + "\n", {"reference": reference, "conditions": list(conditions), "methods": numbers}
@@ -108,22 +106,14 @@ def report(outcomes: Sequence[Outcome], reference: str, conditions: Sequence[str
 def _summary(outcome: Outcome, base: Outcome | None) -> list[Any]:
     psnr, blurry = outcome.scores(RECORDED, "psnr"), outcome.scores(RECORDED, "psnr", "input")
     speed, ssim = outcome.speed(), spread(outcome.scores(RECORDED, "ssim"))
-    share = f"{_share(outcome, base):+.1%}" if base and outcome.parameters else "-"
-    share += ", NOT ALIKE" if base and outcome.parameters and abs(_share(outcome, base)) > ALIKE else ""
+    more = outcome.parameters / base.parameters - 1 if base and outcome.parameters else None
+    share = "-" if more is None else f"{more:+.1%}" + ", NOT ALIKE" * (abs(more) > ALIKE)
     below, clips = outcome.below_input()
     return [
         outcome.name, f"{outcome.parameters:,}" if outcome.parameters else "-", share,
         "-" if speed is None else f"{speed:.2f}", len(outcome.runs), _cell(spread(psnr)), _cell(ssim, 4),
         f"{difference(psnr, blurry)[0]:+.2f}", _against(outcome, base, RECORDED), f"{below} of {clips}",
     ]  # fmt: skip
-
-
-def _share(outcome: Outcome, base: Outcome) -> float:
-    return outcome.parameters / base.parameters - 1
-
-
-def _any(outcomes: Sequence[Outcome]) -> Clips:
-    return next(iter(outcomes[0].runs.values()))["clips"]
 
 
 def _cell(value: tuple[float, float | None] | None, digits: int = 2, sign: str = "") -> str:
@@ -144,10 +134,6 @@ def _over_clips(outcome: Outcome, base: Outcome, condition: str) -> tuple[float,
     return difference(outcome.clips(condition, seeds), base.clips(condition, seeds))
 
 
-def _loss(outcome: Outcome, condition: str) -> float:
-    return difference(outcome.scores(condition, "psnr"), outcome.scores(RECORDED, "psnr"))[0]
-
-
 def _numbers(outcome: Outcome, base: Outcome | None, conditions: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"parameters": outcome.parameters, "s_per_step": outcome.speed(), "runs": outcome.runs}
     for condition in conditions:
@@ -159,20 +145,3 @@ def _numbers(outcome: Outcome, base: Outcome | None, conditions: Sequence[str]) 
             "to_reference_over_clips": _over_clips(outcome, base, condition) if base else None,
         }  # fmt: skip
     return found
-
-
-def strip(data: Path, tests: Mapping[str, Path]) -> bytes:
-    """A PNG of one frame of the first test clip: a row for each of SHOWN, with blurry, restored of each test, sharp.
-
-    tests: name -> folder of a test.
-    """
-    rows = []
-    for condition in SHOWN:
-        name = sorted(path.name for path in (data / RGB / "test" / condition).iterdir())[0]
-        clip = data / RGB / "test" / condition / name
-        stem = read_json(next(iter(tests.values())) / "clips" / condition / f"{name}.json")["example"]
-        restored = {test: imread_rgb(folder / "clips" / condition / f"{name}.png") for test, folder in tests.items()}
-        seen = {kind: imread_rgb(clip / kind / f"{stem}.png") for kind in ("blur", "sharp")}
-        pictures = {f"blurry, {condition}": seen["blur"], **restored, "sharp": seen["sharp"]}
-        rows.append(side_by_side(list(pictures.values()), list(pictures), seen["sharp"].shape[:2]))
-    return encode_rgb("strip.png", np.concatenate(rows))

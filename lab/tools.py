@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from scripts.compare_runs import table as table
-
 ROOT = Path(__file__).resolve().parent.parent
 MB = 2**20
 T = TypeVar("T")

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from models.amp import AMP_DTYPES, amp_dtype
-from models.ddp import unwrap_ddp, wrap_ddp
 from models.losses import LOSSES, taken_by
-from models.model_base import ModelBase, to_cpu
-from models.nonfinite import NonFiniteSteps
+from models.model_base import AMP_DTYPES, ModelBase, amp_dtype, to_cpu, unwrap_ddp, wrap_ddp
 from models.optim import build_optimizer, fixed_keys, is_fix_key, load_moments, set_lr
-from models.out_of_memory import StepOptions, is_out_of_memory, out_of_memory_error
+from models.select_network import define_G
+from models.vrt.fit_memory import is_out_of_memory, out_of_memory_error
 from models.weights import load_pretrained, load_weights
 from utils import utils_dist
 from utils.contract import input_spec
 from utils.dist import watchdog
-from utils.errors import CheckpointError
+from utils.dist.state import tell
+from utils.errors import CheckpointError, DataError, NonFiniteError
+from utils.files import write_whole
 from utils.options.models import Options
 from utils.random_streams import mix_seed
 from utils.run.measure import DeviceClock
@@ -42,8 +44,12 @@ class ModelVRT(ModelBase):
     """
 
     def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
-        super().__init__(opt, spike_channels)
-        self.train_opt = opt.train
+        """spike_channels: S of the batches; None: S of the options' datasets."""
+        channels = opt.spike_channels if spike_channels is None else spike_channels
+        # torch's layers draw their first weights from the default generator. Seeded: the same on every rank.
+        torch.manual_seed(opt.train.manual_seed)
+        super().__init__(define_G(opt, channels), {**opt.portable(), "spike_channels": channels})
+        self.opt, self.train_opt = opt, opt.train
         self.amp_dtype = amp_dtype(self.train_opt.amp, self.device)
         self.nonfinite = NonFiniteSteps(self.train_opt.max_nonfinite_steps, opt.folder)
         self.line_losses: dict[str, MeanLoss] = {}  # "loss" and, if the loss has several terms, each of them
@@ -64,6 +70,8 @@ class ModelVRT(ModelBase):
         else:
             self._load_checkpoint_weights(state)
         self.init_ema(self.train_opt.E_decay)
+        if path.pretrained_netE and self.netE is None and utils_dist.is_main_process():
+            logger.warning("path.pretrained_netE has no effect in training while train.E_decay is 0")
         if state is None and self.netE is not None:
             load_pretrained(self.netE, path.pretrained_netE, strict, "netE")
         if self.train_opt.compile:
@@ -177,9 +185,9 @@ class ModelVRT(ModelBase):
             except (RuntimeError, MemoryError) as e:
                 if not is_out_of_memory(e):
                     raise
-                options = StepOptions(self.train_opt, self.opt.datasets.train, self.opt.netG)
-                clips, net = (micro_batches[0]["lq"], micro_batches[0].get("spike")), unwrap_ddp(self.netG)
-                raise out_of_memory_error(e, f"iteration {step}", options, net, clips, self.autocast) from e
+                options = self.train_opt, self.opt.datasets.train, self.opt.netG, input_spec(unwrap_ddp(self.netG))
+                where = f"iteration {step}, clips of {tuple(micro_batches[0]['lq'].shape)}"
+                raise out_of_memory_error(where, self.device, *options) from e
             watchdog.phase("optimizer")
             self._apply_gradients(step, micro_batches)
             if is_start:
@@ -256,6 +264,22 @@ class ModelVRT(ModelBase):
         if self.scaler.is_enabled():
             self.scaler.update()
 
+    def print_debug_lines(self, step: int, micro_batches: Sequence[dict[str, Any]], every: int) -> None:
+        """Print the tensors of the first batch once per process, and loss and samples every `every` steps."""
+        rank = f"[Rank {utils_dist.get_rank()}/{utils_dist.get_world_size()}]"
+        loss, lines = self.step_losses["loss"], []
+        if not self.is_described:
+            self.is_described = True
+            tensors = {"lq": self.lq, "spike": self.spike, **self.compared, "loss": loss}
+            found = "; ".join(f"{name} {_describe(value)}" for name, value in tensors.items() if value is not None)
+            lines.append(f"{rank} First batch: {found}")
+        if step % every == 0:
+            keys = [key for batch in micro_batches for key in batch["key"]]
+            about = f"Batch size: {len(keys)}, Loss: {float(loss):.4f}, Samples: {', '.join(keys)}"
+            lines.append(f"{rank} Step {step}, {about}")
+        with suppress(OSError):  # a full disk behind stdout must not end the run
+            print("".join(f"{line}\n" for line in lines), end="", flush=True)
+
     def current_log(self) -> dict[str, Any]:
         """Of this rank since the last call: mean `loss`, also of each of its terms, NaN if no step counted; `lr`;
         `grad_norms` of the steps, before clipping; `forward_s`, seconds of all forward passes.
@@ -276,11 +300,7 @@ class MeanLoss:
     """The mean of a loss over the steps of this rank. No value leaves the device before `take_own`."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._clear()
-
-    def _clear(self) -> None:
-        self.sum, self.count, self.skipped = torch.zeros((), device=self.device), 0, 0
+        self.sum, self.count, self.skipped = torch.zeros((), device=device), 0, 0
 
     def add(self, loss: Tensor) -> None:
         self.sum, self.count = self.sum + loss, self.count + 1
@@ -288,5 +308,78 @@ class MeanLoss:
     def take_own(self) -> float:
         """The mean since the last call; NaN without a step."""
         mean = float(self.sum) / self.count if self.count else math.nan
-        self._clear()
+        self.sum, self.count, self.skipped = torch.zeros_like(self.sum), 0, 0
         return mean
+
+
+class NonFiniteSteps:
+    """Counts consecutive skipped steps, and records their numbers and samples.
+
+    limit: this many end the run (`train.max_nonfinite_steps`). folder: of the run, for the report file.
+    """
+
+    def __init__(self, limit: int, folder: Path) -> None:
+        self.limit, self.folder = limit, folder
+        self.in_a_row = 0
+        self.records: list[dict[str, Any]] = []
+
+    def passed(self) -> None:
+        """Reset the count after a finite step."""
+        if self.in_a_row:
+            self.in_a_row = 0
+            self.records.clear()
+            tell(loss_is_finite=True)
+
+    def skipped(self, step: int, loss: float, keys: list[str], grad_norm: float, lr: float, scale: float) -> None:
+        """Record a step that all ranks skip, and log the ranks whose loss was not finite. Collective.
+
+        loss, keys: loss and sample names of this rank. grad_norm: of the reduced gradient, the same on all ranks.
+        scale: the loss scale in float16, else 1. Raises NonFiniteError on all ranks when the limit is reached.
+        """
+        ranks = [
+            {"rank": rank, "loss": _plain(value), "finite": math.isfinite(value), "samples": samples}
+            for rank, (value, samples) in enumerate(utils_dist.gather_objects((loss, keys)))
+        ]
+        if scale > 1 and all(r["finite"] for r in ranks):
+            # Every float16 run starts like this: GradScaler lowers its scale until the gradients are finite.
+            logger.info("iteration %d: gradients overflow float16, so the loss scale is lowered", step)
+            return
+        self.in_a_row += 1
+        tell(loss_is_finite=math.isfinite(loss))
+        nonfinite = [r for r in ranks if not r["finite"]]
+        kind = "loss" if nonfinite else "gradient"
+        names = "; ".join(f"rank {r['rank']}: {', '.join(r['samples'])}" for r in nonfinite or ranks)
+        self.records.append(
+            {"step": step, "what": kind, "grad_norm": _plain(grad_norm), "lr": lr, "scale": scale, "ranks": ranks}
+        )
+        logger.warning("iteration %d: %s is NaN or Inf, step skipped on all ranks (%s)", step, kind, names)
+        if self.in_a_row < self.limit:
+            return
+        # The gather makes all ranks wait: a rank that exits early would kill rank 0 in the middle of the write.
+        saved = utils_dist.gather_objects(self._write(step) if utils_dist.is_main_process() else "")[0]
+        raise NonFiniteError(
+            f"{kind} NaN or Inf in {self.limit} steps in a row", f"iteration {step}, {names}; {saved}",
+            f"finite numbers, or fewer than {self.limit} skipped steps in a row (train.max_nonfinite_steps)",
+            "lower train.G_optimizer_lr, set train.G_optimizer_clipgrad, use bfloat16, or check these samples",
+        )  # fmt: skip
+
+    def _write(self, step: int) -> str:
+        """Write nonfinite_<step>.json to the folder of the run. Returns a sentence about it for the error message."""
+        path = self.folder / f"nonfinite_{step}.json"
+        try:
+            write_whole(path, json.dumps({"steps": self.records}, indent=2, allow_nan=False).encode())
+        except DataError as e:
+            return f"the report could not be written to {path} ({e.what})"
+        return f"report: {path}"
+
+
+def _plain(value: float) -> float | str:
+    """`value`, or "nan", "inf", "-inf": JSON has no such numbers."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _describe(value: Tensor) -> str:
+    """Shape, type, range and device, e.g. "(1, 2, 3, 32, 32) float32 0.012..0.98 on cpu"."""
+    low, high = value.aminmax()
+    kind = str(value.dtype).removeprefix("torch.")
+    return f"{tuple(value.shape)} {kind} {low.item():.3g}..{high.item():.3g} on {value.device}"

@@ -19,12 +19,9 @@ from models.select_network import NETWORKS
 from models.vrt.block import Block
 from models.vrt.chunks import Kernels
 from models.vrt.fit_memory import fit_memory
-from models.vrt.flow_input import FlowInput, flow_frames, middle_channels
-from models.vrt.flows import Flows, aligned_input, estimate_flows
-from models.vrt.frame_conv import FrameConv, Upsample
+from models.vrt.flow import FlowInput, Flows, SpyNet, aligned_input, estimate_flows, flow_frames, middle_channels
+from models.vrt.layers import FrameConv, LayerNorm, Upsample, full_float32
 from models.vrt.limits import check_input, check_options, vrt_input_spec
-from models.vrt.precision import LayerNorm, full_float32
-from models.vrt.spynet import SpyNet
 from models.vrt.stage import RefineLayer, Stage
 from models.weights import PUBLISHED, read_weights
 from utils import utils_dist
@@ -216,6 +213,8 @@ class VRT(nn.Module):
         """torch.compile of the blocks, in place. Compiling the whole network takes ten times as long."""
         import torch._dynamo  # takes seconds to import, so only when it is needed
 
+        if self.conv_first.weight.is_cuda and utils_dist.is_main_process():
+            logger.warning("train.compile: compiled blocks keep more memory for backward than blocks in chunks")
         # All blocks share one code object, which is compiled again per width, mask, size, and mutual or self attention.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         for block in (m for m in self.modules() if isinstance(m, Block)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Sequence
@@ -44,6 +45,10 @@ def build_optimizer(net: nn.Module, train: TrainOptions) -> torch.optim.Optimize
         if names
     ]
     cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.G_optimizer_type]
+    # Around these methods torch imports its compiler, two seconds of each process. The optimizer is not compiled.
+    methods = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    eager = {name: inspect.unwrap(getattr(cls, name)) for name in methods}
+    cls = type(cls.__name__, (cls,), {**eager, "step": torch.no_grad()(inspect.unwrap(cls.step))})
     fused = all(p.is_cuda for p in named.values())
     return cls(groups, betas=tuple(train.G_optimizer_betas), weight_decay=train.G_optimizer_wd, fused=fused)
 

@@ -1,24 +1,89 @@
-"""Weights files that contain the options of their network: written by training, read by testing."""
+"""Weights files and the options of their network: those written by training, and the nine published networks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
-from models.released import RELEASED, identify
 from models.select_network import NETWORKS
 from models.weights import load_weights, read_weights
 from utils.contract import InputSpec, input_spec
 from utils.errors import CheckpointError
 from utils.files import sha256_of
-from utils.options.models import Options
+
+_BIG: dict[str, Any] = {
+    "upscale": 4,
+    "depths": [8] * 7 + [4] * 6,
+    "indep_reconsts": [11, 12],
+    "embed_dims": [120] * 7 + [180] * 6,
+    "num_heads": [6] * 13,
+}
+_SMALL: dict[str, Any] = {
+    "upscale": 1,
+    "img_size": [6, 192, 192],
+    "window_size": [6, 8, 8],
+    "depths": [8] * 7 + [4] * 4,
+    "indep_reconsts": [9, 10],
+    "embed_dims": [96] * 7 + [120] * 4,
+    "num_heads": [6] * 11,
+}
+_DEBLUR: dict[str, Any] = {**_SMALL, "pa_frames": 2, "deformable_groups": 16}
+_VIMEO: dict[str, Any] = {
+    **_BIG,
+    "img_size": [8, 64, 64],
+    "window_size": [8, 8, 8],
+    "pa_frames": 4,
+    "deformable_groups": 16,
+}
+
+# File stem -> arguments of the network. 002 follows its released file; KAIR's option file differs.
+RELEASED: dict[str, dict[str, Any]] = {
+    "001_VRT_videosr_bi_REDS_6frames": {
+        **_BIG, "img_size": [6, 64, 64], "window_size": [6, 8, 8], "pa_frames": 2, "deformable_groups": 12,
+    },
+    "002_VRT_videosr_bi_REDS_16frames": {
+        **_BIG, "img_size": [16, 64, 64], "window_size": [8, 8, 8], "pa_frames": 6, "deformable_groups": 24,
+    },
+    "003_VRT_videosr_bi_Vimeo_7frames": _VIMEO,
+    "004_VRT_videosr_bd_Vimeo_7frames": _VIMEO,
+    "005_VRT_videodeblurring_DVD": _DEBLUR,
+    "006_VRT_videodeblurring_GoPro": _DEBLUR,
+    "007_VRT_videodeblurring_REDS": _DEBLUR,
+    "008_VRT_videodenoising_DAVIS": {**_DEBLUR, "nonblind_denoising": True},
+    "009_VRT_videofi_Vimeo_4frames": {
+        **_SMALL, "img_size": [4, 192, 192], "window_size": [4, 8, 8], "indep_reconsts": [], "pa_frames": 0,
+    },
+}  # fmt: skip
+
+# The authors' tiles (frames, side); they overlap by 2 frames and 20 pixels.
+RELEASED_TILES = {
+    "001": (40, 128), "002": (40, 128), "003": (32, 128), "004": (32, 128), "005": (12, 256), "006": (18, 192),
+    "007": (12, 256), "008": (12, 256), "009": (0, 0),
+}  # fmt: skip
+
+
+def identify(weights: Mapping[str, Tensor]) -> str | None:
+    """The published network whose tensors have exactly these names and shapes, or None.
+
+    Several networks differ only in their training data; the first of them is returned.
+    """
+    shapes = {key: value.shape for key, value in weights.items()}
+    return next((name for name in RELEASED if _shapes_of(name) == shapes), None)
+
+
+@cache
+def _shapes_of(name: str) -> dict[str, Size]:
+    with torch.device("meta"):
+        net = NETWORKS.build({"net_type": "vrt", **RELEASED[name]}, "netG", spike_channels=0)
+    return {key: value.shape for key, value in net.state_dict().items()}
 
 
 @dataclass(frozen=True)
@@ -69,29 +134,10 @@ class SavedNetwork:
         return hashlib.sha256(about.encode()).hexdigest()[:12]
 
 
-def portable_options(opt: Options) -> dict[str, Any]:
-    """The options that a weights file contains: plain types, no paths of the training data."""
-    section = opt.datasets.train or opt.datasets.test
-    spike = section.spike.plain() if hasattr(section, "spike") else None
-    return {
-        "scale": opt.scale, "netG": opt.netG.plain(), "spike_channels": opt.spike_channels, "spike": spike,
-        "spike_data": section.spike_data if section else None,
-    }  # fmt: skip
-
-
-def _from_old_checkpoint(saved: dict[str, Any]) -> dict[str, Any]:
-    """`portable_options` from the options in a checkpoint of an earlier version, which kept them under datasets."""
-    section = saved["datasets"].get("train") or saved["datasets"].get("test") or {}
-    about = {key: section.get(key) for key in ("spike", "spike_data")}
-    return {
-        "scale": saved["scale"], "netG": saved["netG"], "spike_channels": section.get("spike_channels") or 0, **about
-    }  # fmt: skip
-
-
 def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> SavedNetwork:
     """The weights in `path` (the averaged ones if there are any) and their network.
 
-    The network is `network` (portable_options of an option file) if given, else that of the options in the file, else
+    The network is `network` (Options.portable of an option file) if given, else that of the options in the file, else
     the published one with exactly these tensors. Raises CheckpointError if the file holds no weights or the network is
     unknown.
     """
@@ -101,8 +147,13 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     options = content.get("options") if isinstance(content, dict) else None
     if not isinstance(options, dict):
         options = None
-    elif "datasets" in options:  # a full checkpoint
-        options = content.get("network") or _from_old_checkpoint(options)
+    elif "network" in content:  # a full checkpoint
+        options = content["network"]
+    elif "datasets" in options:  # that of an earlier version
+        section = options["datasets"].get("train") or options["datasets"].get("test") or {}
+        about = {key: section.get(key) for key in ("spike", "spike_data")}
+        channels = section.get("spike_channels") or 0
+        options = {"scale": options["scale"], "netG": options["netG"], "spike_channels": channels, **about}
     if network is not None:
         # The weights file describes its training data; the option file may name other data, or none on this machine.
         network = {**network, "spike_data": (options or {}).get("spike_data") or network["spike_data"]}

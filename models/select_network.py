@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.vrt.flow_input import RATES
+from models.vrt.flow import RATES
 from utils.contract import InputSpec, input_spec
 from utils.errors import OptionError
-from utils.options.models import Options
-from utils.options.registry import Registry, import_parts
+from utils.options.models import DatasetsOptions, LoaderOptions, Options, ValOptions
+from utils.options.section import Registry, Section, import_parts
 
 logger = logging.getLogger(__name__)
 
@@ -35,31 +35,29 @@ def define_G(opt: Options | Mapping[str, Any], spike_channels: int | None = None
     return net
 
 
-def check_options(opt: Options) -> None:
+def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, scale: int) -> None:
     """Raise OptionError if the network cannot be built, or cannot take the clips of the datasets.
 
     Building on the meta device runs every check of the constructors without allocating weights.
     """
+    train, test = datasets.train, datasets.test
+    channels = next((section.spike_channels for section in (train, test) if section), 0)
     with torch.device("meta"):
-        spec = input_spec(NETWORKS.build(opt.netG, "netG", spike_channels=opt.spike_channels))
-    train, test = opt.datasets.train, opt.datasets.test
-    _check_task(opt, spec)
-    _check_representation(opt)
+        spec = input_spec(NETWORKS.build(netG, "netG", spike_channels=channels))
+    _check_task(netG, train, test, val, spec)
     if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
         raise OptionError(
             f"datasets.test gives {test.spike_channels} spike channels, datasets.train {train.spike_channels}",
             "datasets.test.spike", "the same number, because one network takes both",
             "copy the representation of datasets.train.spike to datasets.test.spike",
         )  # fmt: skip
-    learned, given = (getattr(section, "spike", None) for section in (train, test))
-    if spec.spike_channels and learned and given:
-        _check_same_channels(learned, given)
+    _check_spikes(netG, {"train": getattr(train, "spike", None), "test": getattr(test, "spike", None)}, spec)
     size = getattr(train, "gt_size", None)
     if size is None:
         return
-    crop, least = size // opt.scale, max(spec.least_size)
-    if size % opt.scale or crop % spec.multiple or crop < least:
-        near = max(least, round(crop / spec.multiple) * spec.multiple) * opt.scale
+    crop, least = size // scale, max(spec.least_size)
+    if size % scale or crop % spec.multiple or crop < least:
+        near = max(least, round(crop / spec.multiple) * spec.multiple) * scale
         raise OptionError(
             f"datasets.train.gt_size is {size}", "datasets.train.gt_size",
             f"input crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}, "
@@ -67,28 +65,15 @@ def check_options(opt: Options) -> None:
         )  # fmt: skip
 
 
-def _check_same_channels(train: Any, test: Any) -> None:
-    """Raise OptionError if the spike sections give channels of another kind: as many of them would pass unseen."""
-    for key, learned, given in (
-        ("representation", train.representation.type, test.representation.type), ("gamma", train.gamma, test.gamma),
-    ):  # fmt: skip
-        if given != learned:
-            raise OptionError(
-                f"datasets.test.spike has the {key} {given}, datasets.train.spike {learned}",
-                f"datasets.test.spike.{key}", f"{learned}, because one network takes both", "set it to that",
-            )  # fmt: skip
-
-
-def _check_representation(opt: Options) -> None:
-    """Raise OptionError if the fusion operator or the flow network cannot use the spike channels of the datasets."""
+def _check_spikes(netG: Section, spikes: dict[str, Any], spec: InputSpec) -> None:
+    """Raise OptionError if the spike sections "train" and "test" (None: without) do not fit together or the network."""
     known = {}
-    operator, flow_input = getattr(opt.netG, "fusion", None), getattr(opt.netG, "flow_input", "rgb")
+    operator, flow_input = getattr(netG, "fusion", None), getattr(netG, "flow_input", "rgb")
     if operator and operator.constructor.representation:
         known["netG.fusion", operator.type] = (operator.constructor.representation,)
     if flow_input != "rgb":
         known["netG.flow_input", flow_input] = RATES
-    for name in ("train", "test"):
-        spike = getattr(getattr(opt.datasets, name), "spike", None)
+    for name, spike in spikes.items():
         for (key, value), wanted in known.items():
             if spike and spike.representation.type not in wanted:
                 raise OptionError(
@@ -101,15 +86,24 @@ def _check_representation(opt: Options) -> None:
                 f"netG.flow_input {flow_input} with {key} {spike.gamma:g}", key,
                 "1: the flow network needs rates of linear light", "set it to 1, or netG.flow_input to rgb",
             )  # fmt: skip
+    if spec.spike_channels and all(spikes.values()):
+        kinds = [{"representation": s.representation.type, "gamma": s.gamma} for s in spikes.values()]
+        for key, learned in kinds[0].items():
+            if kinds[1][key] != learned:  # as many channels of another kind would pass unseen
+                raise OptionError(
+                    f"datasets.test.spike has the {key} {kinds[1][key]}, datasets.train.spike {learned}",
+                    f"datasets.test.spike.{key}", f"{learned}, because one network takes both", "set it to that",
+                )  # fmt: skip
 
 
-def _check_task(opt: Options, spec: InputSpec) -> None:
+def _check_task(
+    netG: Section, train: LoaderOptions | None, test: LoaderOptions | None, val: ValOptions, spec: InputSpec
+) -> None:
     """Raise OptionError if the network interpolates or denoises, and the datasets are not made for that, or vice versa.
 
     The keys of a dataset tell: temporal_scale 2 leaves every second frame out; sigma_max (training) and sigma (testing)
     add noise.
     """
-    train, test = opt.datasets.train, opt.datasets.test
     for name, section in (("train", train), ("test", test)):
         scale = getattr(section, "temporal_scale", None)
         # In testing, every second frame of any clip can be left out.
@@ -127,11 +121,11 @@ def _check_task(opt: Options, spec: InputSpec) -> None:
             f"datasets.train.num_frame is {train.num_frame}", "datasets.train.num_frame",
             f"{frames}: every second one is given, and netG.img_size[0] is {spec.least_frames}", f"set it to {frames}",
         )  # fmt: skip
-    if spec.interpolates and train and getattr(opt.netG, "out_chans", 3) != 3:
+    if spec.interpolates and train and getattr(netG, "out_chans", 3) != 3:
         raise OptionError(
-            f"netG.out_chans is {opt.netG.out_chans}", "netG.out_chans", "3: one new frame is trained", "set it to 3"
+            f"netG.out_chans is {netG.out_chans}", "netG.out_chans", "3: one new frame is trained", "set it to 3"
         )
-    if spec.interpolates and (opt.val.flip_seq or opt.val.pad_seq or getattr(test, "pad_sequence", False)):
+    if spec.interpolates and (val.flip_seq or val.pad_seq or getattr(test, "pad_sequence", False)):
         raise OptionError(
             "val.flip_seq, val.pad_seq or pad_sequence with a network that interpolates", "val",
             "false: each new frame is made from its neighbours alone", "set them to false",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.clip_cache import build_cache
+from data.io_backend import build_cache
 from main_train_vrt import PARTS
 from scripts.parts.exit_codes import with_exit_code
 from scripts.parts.shown import tracked

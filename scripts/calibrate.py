@@ -8,7 +8,7 @@
 The first form finds the geometry: capture flat or distant scenes with much texture, cameras and scene at rest, or
 planes of exactly the exposure of the frame. The second takes the geometry from a file and finds by how many planes the
 exposure starts later than --planes says; the scene has to move. Each writes the file for `spike.calibration`, and an
-overlay picture beside it to look at. Nothing is overwritten. docs/data_format.md, section "Two cameras".
+overlay image beside it to look at. Nothing is overwritten. docs/data_format.md, section "Two cameras".
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ import cv2
 import numpy as np
 
 from data.augment import Augment
-from data.calibration import Calibration, load_calibration, save_calibration
-from data.pictures import Pictures
-from data.registration import MODELS, Registration, View, find_offset, mirrored, patch_distances, register
-from data.spike.formats import read_spikes
+from data.files import FrameSource
+from data.registration import MODELS, View, find_offset, patch_distances, register
+from data.spike.formats import SpikeGeometry, read_spikes
 from data.spike.simulate import to_display, to_grey
-from data.spike.stream import SpikeGeometry
-from data.spike_grid import CalibratedGrid
-from data.spike_source import spike_errors_as_data_errors
+from data.spike_grid import CalibratedGrid, Calibration, load_calibration, save_calibration, scale_of
+from data.spike_info import spike_errors_as_data_errors
 from scripts.parts.exit_codes import with_exit_code
 from scripts.parts.spike_guess import add_geometry, the_geometry
 from utils.errors import DataError, OptionError
@@ -45,11 +43,15 @@ def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     for path, flag in ((command.out, "--out"), (command.overlay, "--overlay")):
         refuse_existing(path, flag)
-    encode_rgb(command.overlay, np.zeros((1, 1, 3), np.uint8))  # refuses a suffix that is no picture's
+    encode_rgb(command.overlay, np.zeros((1, 1, 3), np.uint8))  # refuses an unknown suffix before the work
     with spike_errors_as_data_errors():
         geometry = the_geometry(command.pairs[0][0], command)
         views = [view_of(spikes, frame, geometry, command) for spikes, frame in command.pairs]
-        check_sizes(views, command.pairs)
+        sizes = {view.frame.shape: frame for view, (_, frame) in zip(views, command.pairs, strict=True)}
+        if len(sizes) > 1:
+            found = ", ".join(f"{path} has {height} x {width}" for (height, width), path in sizes.items())
+            what = f"the frames differ in size: {found}"
+            raise DataError(what, "--pair", "frames of one camera", "leave out the others")
         if command.geometry:
             calibration = with_offset(load_calibration(command.geometry), geometry, views, command)
         else:
@@ -69,16 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add(
-        "--pair",
-        dest="pairs",
-        nargs=2,
-        type=Path,
-        action="append",
-        required=True,
-        metavar=("SPIKES", "FRAME"),
-        help="spikes, and a picture of that time (or a folder or video, of which the mean is taken); may be repeated",
-    )
+    text = "spikes, and an image of that time (or a folder or video, of which the mean is taken); may be repeated"
+    pair = {"nargs": 2, "type": Path, "action": "append", "required": True, "metavar": ("SPIKES", "FRAME")}
+    add("--pair", dest="pairs", **pair, help=text)
     add_geometry(parser)
     add("--planes", type=int, nargs=2, metavar=("FIRST", "COUNT"), help="planes of the exposure; default: all")
     add("--light", choices=("linear", "display"), default="linear", help="what the spike camera integrates")
@@ -89,7 +84,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--tick-hz", type=float, help="planes per second, for the file")
     add("--out", type=Path, required=True, help="the calibration, JSON")
     add("--overlay", type=Path, help="default: beside --out, .png")
-    command = parser.parse_args(arguments)  # fmt: skip
+    command = parser.parse_args(arguments)
     command.overlay = command.overlay or command.out.with_suffix(".png")
     if bool(command.geometry) != bool(command.search_planes) or (command.geometry and not command.planes):
         raise OptionError(
@@ -103,48 +98,33 @@ def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.
     stream = read_spikes(path, geometry, *(command.planes or (0, None)))
     rates = stream.mean(axis=0, dtype=np.float32)
     rates /= max(float(np.percentile(rates, 99.5)), 1e-6)
-    pictures = Pictures(frame)
-    grey = np.mean([to_grey(pictures.read(i)) for i in range(len(pictures))], axis=0, dtype=np.float32) / 255
+    frames = FrameSource(frame)
+    grey = np.mean([to_grey(frames.read(i)) for i in range(len(frames))], axis=0, dtype=np.float32) / 255
     return View(to_display(rates) if command.light == "linear" else np.clip(rates, 0, 1), grey)
-
-
-def check_sizes(views: list[View], pairs: list[tuple[Path, Path]]) -> None:
-    """Raise DataError where frames differ in size."""
-    sizes = {view.frame.shape: frame for view, (_, frame) in zip(views, pairs, strict=True)}
-    if len(sizes) > 1:
-        found = ", ".join(f"{path} has {height} x {width}" for (height, width), path in sizes.items())
-        raise DataError(f"the frames differ in size: {found}", "--pair", "frames of one camera", "leave out the others")
 
 
 def with_geometry(geometry: SpikeGeometry, views: list[View], command: argparse.Namespace) -> Calibration:
     where = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs)
     mirrors = ("none", "columns") if command.mirror == "auto" else (command.mirror,)
-    found = register(views, command.model, where, mirrors)
-    report(found)
-    rows = 3 if command.model == "homography" else 2
+    matrix, mirror, found = register(views, command.model, where, mirrors)
+    angle = np.degrees(np.arctan2(matrix[1, 0], matrix[0, 0]))
+    print(
+        "{} of {} features agree; ".format(*found["features"]) + f"correlation {found['correlation']:.3f}; mirrored: "
+        f"{mirror}; turned by {angle:.2f} degrees, {scale_of(matrix):.3f} RGB pixels per spike pixel\n"
+        f"residual of {found['patches']} single patches: median {found['residual_px']:.2f}, 90 % below "
+        f"{found['residual_p90_px']:.2f} RGB pixels"
+    )
     return Calibration(
-        matrix=found.matrix[:rows].tolist(),
+        matrix=matrix[: 3 if command.model == "homography" else 2].tolist(),
         spike_size=[geometry.height, geometry.width],
         rgb_size=list(views[0].frame.shape),
-        mirror=found.mirror,
+        mirror=mirror,
         tick_hz=command.tick_hz,
         made={
             "by": "scripts/calibrate.py", "model": command.model, "pairs": len(views),
-            "frames": [frame.name for _, frame in command.pairs], "features": [found.inliers, found.matches],
-            "correlation": round(found.correlation, 4), "residual_px": round(found.residual_px, 3),
-            "residual_p90_px": round(found.residual_p90_px, 3), "patches": found.patches,
+            "frames": [frame.name for _, frame in command.pairs], **found,
         },
     )  # fmt: skip
-
-
-def report(found: Registration) -> None:
-    angle = np.degrees(np.arctan2(found.matrix[1, 0], found.matrix[0, 0]))
-    print(
-        f"{found.inliers} of {found.matches} features agree; correlation {found.correlation:.3f}; mirrored: "
-        f"{found.mirror}; turned by {angle:.2f} degrees, {found.scale:.3f} RGB pixels per spike pixel\n"
-        f"residual of {found.patches} single patches: median {found.residual_px:.2f}, 90 % below "
-        f"{found.residual_p90_px:.2f} RGB pixels"
-    )
 
 
 def with_offset(
@@ -156,12 +136,11 @@ def with_offset(
     search, moments = command.search_planes, []
     for (path, _), view in zip(command.pairs, views, strict=True):
         stream = read_spikes(path, geometry, first - search, count + 2 * search)
-        sides = mirrored(View(np.moveaxis(stream, 0, 2), view.frame), known.mirror)
+        sides = View(np.moveaxis(stream, 0, 2), view.frame).mirrored(known.mirror)
         moments.append((np.moveaxis(sides.spikes, 2, 0), view))
-    matrix = np.eye(3)
-    matrix[: len(known.matrix)] = known.matrix
+    matrix = known.model_copy(update={"mirror": "none"}).to_rgb()
     offset = find_offset(moments, count, matrix, ", ".join(str(frame) for _, frame in command.pairs))
-    residual = np.concatenate([patch_distances(mirrored(view, known.mirror), matrix) for view in views])
+    residual = np.concatenate([patch_distances(view.mirrored(known.mirror), matrix) for view in views])
     text = f", residual there {np.median(residual):.2f} RGB pixels" if len(residual) else ""
     print(f"the exposures start {offset:+.2f} planes later than plane {first}{text} before the correction")
     changes = {"time_offset_planes": round(offset, 3), "tick_hz": command.tick_hz or known.tick_hz}
@@ -179,16 +158,16 @@ def overlay(view: View, grid: CalibratedGrid, calibration: Calibration) -> np.nd
     spikes = np.where(seen, np.clip(spikes, 0, 1), 0)
     y, x = np.mgrid[:height, :width] // TILE
     squares = np.where((x + y) % 2 == 0, frame, spikes)
-    picture = np.concatenate((np.stack((frame, spikes, frame), axis=2), np.repeat(squares[..., None], 3, axis=2)))
-    picture = np.ascontiguousarray((255 * picture + 0.5).astype(np.uint8))
+    image = np.concatenate((np.stack((frame, spikes, frame), axis=2), np.repeat(squares[..., None], 3, axis=2)))
+    image = np.ascontiguousarray((255 * image + 0.5).astype(np.uint8))
     top, left, rows, cols = grid.region
-    cv2.rectangle(picture, (left, top), (left + cols - 1, top + rows - 1), (255, 255, 0), 1)
+    cv2.rectangle(image, (left, top), (left + cols - 1, top + rows - 1), (255, 255, 0), 1)
     made = calibration.made
     if "residual_px" in made:
         text = f"residual {made['residual_px']:.2f} px (90%: {made['residual_p90_px']:.2f}), {made['patches']} patches"
-        cv2.rectangle(picture, (0, 0), (min(width, 9 * len(text)), 28), (0, 0, 0), -1)
-        cv2.putText(picture, text, (8, 20), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (255, 255, 0), 1, cv2.LINE_AA)
-    return picture
+        cv2.rectangle(image, (0, 0), (min(width, 9 * len(text)), 28), (0, 0, 0), -1)
+        cv2.putText(image, text, (8, 20), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (255, 255, 0), 1, cv2.LINE_AA)
+    return image
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 
     python scripts/compare_runs.py experiments/a experiments/b
     python scripts/compare_runs.py experiments/a/test experiments/a/test_tfp experiments/a/test_exposure --md
+    python scripts/compare_runs.py experiments/000_train_vrt_sample_rgbspike --at-least 3
     python scripts/compare_runs.py experiments/fp32 experiments/bf16 --noise experiments/seed1 --out docs/benchmarks/amp
 
 Folders of runs (main_train_vrt.py): a row for each, and the options that differ. Folders of tests (main_test_vrt.py): a
-row for each; they must have scored the same frames. With --noise, one or more repetitions of the first run with another
-train.manual_seed: writes the smoothed curves to OUT.png and OUT.json; exit code 1 where the difference is larger than
-that between seeds.
+row for each; they must have scored the same frames. With --at-least: exit code 1 where the last validation of a run
+gains fewer dB over its input. With --noise, one or more repetitions of the first run with another train.manual_seed:
+writes the smoothed curves to OUT.png and OUT.json; exit code 1 where the difference is larger than that between seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +27,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from models.restore.results import compare as compare_tests
-from models.restore.results import read_json
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
-from utils.run.history import read_history, run_names
+from utils.metrics import COLUMNS, format_score, read_json
+from utils.options.section import flat
+from utils.page import markdown_table, plain_table
+from utils.run.history import folder_of, read_history, run_names
 from utils.run.report import newest_options
-from utils.run.writers import flat
 
-METRICS = "metrics.json"
-COLUMNS, LEAST_WIDTH = 100, 8  # of a table, of a column that is cut
+METRICS, VALIDATED = "metrics.json", ("val/psnr", "val/psnr_input")
+WIDTH = 100  # characters in a line of a table
 OF_ONE_RUN = (".task", ".path.root")  # options that differ in any case
-Table = tuple[list[str], list[list[str]]]  # header and rows
+Table = tuple[list[list[str]], list[str]]  # rows and header
 
 
 @with_exit_code
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="FOLDER")
+    parser.add_argument("--at-least", type=float, metavar="DB", help="the least gain of the last validation")
     parser.add_argument("--noise", type=Path, nargs="+", metavar="RUN")
     parser.add_argument("--tag", default="train/loss", help="scalar of the history (default %(default)s)")
     parser.add_argument("--smooth", type=int, default=5, help="log entries in a running mean (default %(default)s)")
     parser.add_argument("--out", type=Path, help="path without suffix")
-    parser.add_argument("--md", action="store_true", help=f"Markdown, uncut; else at most {COLUMNS} columns")
+    parser.add_argument("--md", action="store_true", help=f"Markdown, uncut; else at most {WIDTH} columns")
     args = parser.parse_args(argv)
+    if args.at_least is not None:
+        return max(check_gain(run, args.at_least) for run in args.runs)
     if args.noise or args.out:
         if len(args.runs) != 2 or not args.noise or not args.out:
             raise OptionError(
@@ -58,112 +62,124 @@ def main(argv: list[str]) -> int:
                 "add what is missing, or give the runs alone",
             )  # fmt: skip
         return compare_losses(args)
+    runs = dict(zip(run_names(args.runs), args.runs, strict=True))
     without = [str(folder) for folder in args.runs if not (folder / METRICS).is_file()]
     if without and len(without) < len(args.runs):
         do = "test there with main_test_vrt.py, or leave it out"
         raise DataError(f"no {METRICS}", ", ".join(without), "folders of tests, as the others", do)
-    names = run_names(args.runs)
-    if without:
-        tables = runs_table(dict(zip(names, args.runs, strict=True)))
-    else:
-        tests = zip(names, (read_json(folder / METRICS) for folder in args.runs), strict=True)
-        tables = [compare_tests(dict(tests))]
-    print("\n\n".join(table(rows, header) if args.md else shown(header, rows) for header, rows in tables))
+    tables = runs_tables(runs) if without else [tests_table(runs)]
+    print("\n\n".join(markdown_table(*table) if args.md else plain_table(*table, most=WIDTH) for table in tables))
     return 0
 
 
-def runs_table(runs: dict[str, Path]) -> list[Table]:
+def check_gain(run: Path, at_least: float) -> int:
+    """Exit code 0 where the last validation of the run gains `at_least` dB over its input, 1 where it does not."""
+    history = read_history(run)
+    if not all(history.get(tag) for tag in VALIDATED):
+        raise DataError("the run has no validation", str(run), " and ".join(VALIDATED), "let it train to its end")
+    (step, restored), (_, blurry) = (history[tag][-1] for tag in VALIDATED)
+    is_enough = restored - blurry >= at_least  # False also for NaN
+    judged = "as expected" if is_enough else "NOT as expected"
+    print(f"gain after {step} iterations: {restored - blurry:+.2f} dB, {judged}: at least {at_least:g} dB")
+    return int(not is_enough)
+
+
+def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
     """Scores, speed and size of training runs by name, and the options that differ between them, one in a row."""
     rows, options = [], []
     for name, run in runs.items():
-        history, folder = read_history(run), run.parent if run.suffix in (".json", ".jsonl") else run
+        history, folder = read_history(run), folder_of(run)
         psnr = [(value, step) for step, value in history.get("val/psnr", []) if math.isfinite(value)]
         best, at = (f"{max(psnr)[0]:.2f}", str(max(psnr)[1])) if psnr else ("-", "-")
         last = [f"{history[tag][-1][1]:.4g}" if tag in history else "-" for tag in ("train/loss", "train/it_per_s")]
         log = folder / "log" / "train.log"
-        sizes = re.findall(r"([\d.]+ M) parameters", log.read_text(encoding="utf-8")) if log.is_file() else []
-        rows.append([name, best, at, *last, sizes[-1] if sizes else "-"])
+        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        rows.append([name, best, at, *last, *(re.findall(r"([\d.]+ M) parameters", text) or ["-"])[-1:]])
         saved = newest_options(folder / "options")
-        options.append(dict(flat(json.loads(saved.read_text(encoding="utf-8")), "")) if saved else {})
-    scores = (["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"], rows)
-    values = {key: [known.get(key, "-") for known in options] for known in options for key in known}
+        options.append(dict(flat(read_json(saved), "")) if saved else {})
+    scores = (rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])
+    values = {key: [str(known.get(key, "-")) for known in options] for known in options for key in known}
     changed = [[key[1:], *found] for key, found in values.items() if len(set(found)) > 1 and key not in OF_ONE_RUN]
-    return [scores, (["option", *runs], changed)] if changed else [scores]
+    return [scores, (changed, ["option", *runs])] if changed else [scores]
 
 
-def shown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A text table of at most COLUMNS columns: the middle of long cells is left out, in the widest columns first."""
-    lines = [list(map(str, line)) for line in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    while sum(widths) + 2 * (len(widths) - 1) > COLUMNS and max(widths) > LEAST_WIDTH:
-        widths[widths.index(max(widths))] -= 1
-    cut = [[_cut(cell, width).ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join("  ".join(line).rstrip() for line in cut)
+def tests_table(folders: Mapping[str, Path]) -> Table:
+    """A table of several tests on the same frames: the input, then one row for each.
+
+    A metric that a test does not have, such as RGB PSNR of grey frames, is a dash. Raises DataError for tests without
+    scores and for tests of different frames.
+    """
+    tests = {}
+    for name, folder in folders.items():
+        tests[name] = test = read_json(folder / METRICS)
+        if not isinstance(test, dict) or not {"protocol", "clips", "averages"} <= test.keys():
+            what = "the file holds no results of a test"
+            raise DataError(what, str(folder / METRICS), "as main_test_vrt.py writes it", "repeat the test")
+        if not test["averages"].get("restored"):
+            raise DataError("a test without scores", name, "a test with sharp frames", "leave it out")
+    (first, reference), *_ = tests.items()
+    for name, test in tests.items():
+        if odd := [c for c in {**reference["clips"], **test["clips"]} if _scored(reference, c) != _scored(test, c)]:
+            raise DataError(
+                f"{first} and {name} were not scored on the same frames and input: {', '.join(odd[:5])}", name,
+                "tests of the same clips, frames and input", "repeat one of the tests",
+            )  # fmt: skip
+    scores = {"input": ("", reference["averages"].get("input", {}))}
+    for name, test in tests.items():
+        about = test["protocol"]
+        scores[name] = (about.get("method") or f"network, {about.get('weights', '')}", test["averages"]["restored"])
+    metrics = [m for m in COLUMNS if any(m in found for _, found in scores.values())]
+    rows = [
+        [name, method, *(format_score(m, found.get(m)) for m in metrics)] for name, (method, found) in scores.items()
+    ]
+    return rows, ["test", "method", *(COLUMNS[m] for m in metrics)]
 
 
-def _cut(text: str, width: int) -> str:
-    tail = (width - 2) // 2
-    return text if len(text) <= width else f"{text[: width - 2 - tail]}..{text[-tail:]}"
-
-
-def table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
-    """Rows as a Markdown table."""
-    cells = [[f"{c:.3g}" if isinstance(c, float) else str(c) for c in row] for row in rows]
-    widths = [max(len(r[i]) for r in [list(header), *cells]) for i in range(len(header))]
-    lines = [header, ["-" * w for w in widths], *cells]
-    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
+def _scored(results: Mapping[str, Any], clip: str) -> tuple[Any, ...]:
+    """The frames of a clip and the scores of its input, to tell two test sets apart."""
+    about = results["clips"].get(clip, {})
+    given = {metric: round(value, 6) for metric, value in about.get("input", {}).items() if metric != "lpips"}
+    return about.get("stems"), given
 
 
 def compare_losses(args: argparse.Namespace) -> int:
     for suffix in (".json", ".png"):
         refuse_existing(args.out.with_suffix(suffix), "--out")
-    steps, curves = aligned([*args.runs, *args.noise], args.tag, args.smooth)
     names = run_names(args.runs)
-    result = {"tag": args.tag, "runs": names, "smooth": args.smooth, **compare(curves)}
-    write_whole(args.out.with_suffix(".json"), (json.dumps(result, indent=2) + "\n").encode())
-    draw(steps, curves, names, args.tag, args.out.with_suffix(".png"))
-    keys = ("rms", "largest", "last")
-    rows = [[f"{names[1]} - {names[0]}", *(result["difference"][key] for key in keys)]]
-    rows.append(["another seed - " + names[0], *(result["noise"][key] for key in keys)])
-    print(table(rows, ["smoothed difference, relative", *keys]))
-    print("within noise" if result["is_within_noise"] else "NOT within noise")
-    return int(not result["is_within_noise"])
-
-
-def aligned(runs: list[Path], tag: str, smooth: int) -> tuple[np.ndarray, np.ndarray]:
-    """Steps that all runs logged, (n,), and the running mean of `tag` over `smooth` entries per run, (runs, n)."""
-    histories = [dict(entries_of(run, tag)) for run in runs]
-    steps = sorted(set.intersection(*(set(history) for history in histories)))
-    if len(steps) < smooth:
-        what = f"{len(steps)} steps with {tag} in common"
-        raise DataError(
-            what, ", ".join(map(str, runs)), f"{smooth} or more", "give runs with the same checkpoint_print"
-        )
-    kernel = np.full(smooth, 1 / smooth)
-    curves = [np.convolve([history[step] for step in steps], kernel, "valid") for history in histories]
-    return np.array(steps[smooth - 1 :]), np.array(curves)
-
-
-def entries_of(run: Path, tag: str) -> list[list[float]]:
-    """[[step, value], ...] of one scalar. Raises DataError where the run has no such scalar."""
-    history = read_history(run)
-    if tag not in history:
-        raise DataError(f"no {tag} in {run}", "--tag", f"one of {', '.join(sorted(history))}", "choose one of these")
-    return history[tag]
-
-
-def compare(curves: np.ndarray) -> dict[str, Any]:
-    """Differences from the first curve, relative to it: of the second curve, and the largest of the others (seeds)."""
+    runs, histories = [*args.runs, *args.noise], []
+    for run in runs:
+        history = read_history(run)
+        if args.tag not in history:
+            expected = f"one of {', '.join(sorted(history))}"
+            raise DataError(f"no {args.tag} in {run}", "--tag", expected, "choose one of these")
+        histories.append(dict(history[args.tag]))
+    steps = sorted(set.intersection(*map(set, histories)))
+    if len(steps) < args.smooth:
+        what, do = f"{len(steps)} steps with {args.tag} in common", "give runs with the same checkpoint_print"
+        raise DataError(what, ", ".join(map(str, runs)), f"{args.smooth} or more", do)
+    kernel = np.full(args.smooth, 1 / args.smooth)
+    curves = np.array([np.convolve([history[step] for step in steps], kernel, "valid") for history in histories])
+    # Relative to the first curve: the second one, and those of other seeds, of which the largest count.
     relative = (curves[1:] - curves[0]) / np.abs(curves[0])
     figures = [
         {"rms": float(np.sqrt(np.mean(d**2))), "largest": float(np.abs(d).max()), "last": float(abs(d[-1]))}
         for d in relative
     ]
-    noise = {key: max(f[key] for f in figures[1:]) for key in figures[0]}
-    return {"difference": figures[0], "noise": noise, "is_within_noise": figures[0]["rms"] <= noise["rms"]}
+    difference, noise = figures[0], {key: max(f[key] for f in figures[1:]) for key in figures[0]}
+    is_within_noise = difference["rms"] <= noise["rms"]
+    result = {
+        "tag": args.tag, "runs": names, "smooth": args.smooth,
+        "difference": difference, "noise": noise, "is_within_noise": is_within_noise,
+    }  # fmt: skip
+    write_whole(args.out.with_suffix(".json"), (json.dumps(result, indent=2) + "\n").encode())
+    draw(steps[args.smooth - 1 :], curves, names, args.tag, args.out.with_suffix(".png"))
+    rows = [[f"{names[1]} - {names[0]}", *difference.values()], [f"another seed - {names[0]}", *noise.values()]]
+    print(markdown_table(rows, ["smoothed difference, relative", *difference]))
+    print("within noise" if is_within_noise else "NOT within noise")
+    return int(not is_within_noise)
 
 
-def draw(steps: np.ndarray, curves: np.ndarray, names: list[str], tag: str, path: Path) -> None:
+def draw(steps: list[int], curves: np.ndarray, names: list[str], tag: str, path: Path) -> None:
     from matplotlib.figure import Figure  # takes half a second to import, and a comparison of tests draws nothing
 
     figure = Figure(figsize=(7, 6))

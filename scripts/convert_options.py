@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write an option file of S-VRT (JSON or YAML) as one of this project.
 
-It prints what was translated, what was dropped because it has no effect here, and what our options cannot say, with the
-size of the effect. Keys without a counterpart stop it, all named at once; --drop names those that may be left out.
+It prints what was renamed, what was dropped because it has no effect here, and what our options cannot say, with the
+size of the effect. Keys without a counterpart stop it; --drop names those that may be left out.
 Files of KAIR need no conversion; docs/coming_from.md has a table for those of BasicSR. Secrets are never copied.
 
     python scripts/convert_options.py theirs.json --out ours.json
@@ -13,39 +13,109 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
+import re
 import sys
+import textwrap
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from main_train_vrt import PARTS
-from models.released import RELEASED
-from models.select_network import check_options
-from scripts.parts import convert_svrt
-from scripts.parts.convert_tools import (
-    MISSING,
-    Conversion,
-    drop_secrets,
-    drop_unused,
-    is_yaml,
-    look_up,
-    ordered,
-    plain_values,
-    read_file,
-    remove,
-    render,
-)
 from scripts.parts.exit_codes import with_exit_code
-from utils.errors import OptionError, SpikeVRTError
+from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
-from utils.options.file import Sources, apply_override, read_with_base
-from utils.options.load import read_options
+from utils.options.load import Sources, apply_override, drop_without_effect, read_options, read_with_base
+from utils.options.models import KAIR_ONLY
+from utils.options.section import SECRET
 
-# The keys of netG that must fit together.
-SIZES = {"netG.depths", "netG.embed_dims", "netG.num_heads", "netG.indep_reconsts", "netG.deformable_groups"}
-VALID = {"num_frame": 6, "gt_size": 192}  # of required keys that have no default
-PATHS = ("dataroot_lq", "dataroot_gt", "dataroot_spike", "meta_info_file")
+SPLITS = ("datasets.train", "datasets.test")
+# Keys of a dataset, and others, that only S-VRT has.
+OWN_OF_DATASETS = {
+    "spike_h", "spike_w", "spike_flipud", "input_pack_mode", "keep_legacy_l", "spike_reconstruction",
+    "middle_tfp_center", "rgb_normalize", "spike_normalize", "spike.reconstruction",
+}  # fmt: skip
+OWN = {"netG.input_mode", "netG.optical_flow", "swanlab", "logfire"}
+DROPPED = {  # key of S-VRT -> why it has no effect here
+    **dict.fromkeys(
+        [f"{split}.keep_legacy_l" for split in SPLITS], "it only kept a second copy of the input in the batch"
+    ),
+    **dict.fromkeys([f"{split}.scale" for split in SPLITS], "it follows from the sizes of the frames"),
+    **dict.fromkeys(
+        [f"datasets.test.dataloader_{key}" for key in ("shuffle", "num_workers", "batch_size")],
+        "clips are tested one after the other, without a loader",
+    ),
+}
+OURS = ("type", "h", "w", "flip", "rate", "gamma", "center", "representation")  # keys of our `spike` section
+REGULARIZERS = ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep")
+ROUNDED = (
+    "S-VRT rounds it down to a multiple of 1/255, we do not: our channels, in [0, 1], are 0.002 higher on average, "
+    "at most 0.004"
+)
+STRETCHED = (
+    "S-VRT averages 2 h planes and stretches each frame to [0, 1] by its minimum and maximum, which loses the "
+    "brightness; here it is the mean of 2 h + 1 planes as it is"
+)
+NORMALIZED = (
+    "S-VRT scales the input to about [-2.1, 2.6] while the sharp frames stay in [0, 1], and VRT adds its input to its "
+    "output; here both are in [0, 1], and weights trained the other way do not fit"
+)
+
+
+@dataclass
+class Conversion:
+    """The values of an option file on their way from S-VRT's keys to ours.
+
+    renamed, dropped, unsaid: key of S-VRT -> what became of it and why; unsaid: what our options cannot say.
+    problems: key -> (what is wrong, what to do); with any of them nothing is written.
+    """
+
+    values: dict[str, Any]
+    renamed: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    unsaid: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def get(self, where: str, default: Any = None) -> Any:
+        """The value of a dotted key."""
+        value: Any = self.values
+        for name in where.split("."):
+            if not isinstance(value, dict) or name not in value:
+                return default
+            value = value[name]
+        return value
+
+    def has(self, where: str) -> bool:
+        return self.get(where, self) is not self
+
+    def take(self, where: str) -> Any:
+        """The value of a dotted key, which is removed with the sections that it leaves empty; None without one."""
+        if not self.has(where):
+            return None
+        outer, _, last = where.rpartition(".")
+        section = self.get(outer) if outer else self.values
+        value = section.pop(last)
+        if outer and not section:
+            self.take(outer)
+        return value
+
+    def put(self, where: str, value: Any) -> None:
+        *sections, last = where.split(".")
+        section = self.values
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[last] = value
+
+    def rename(self, old: str, new: str, value: Any) -> None:
+        """Note `old`, and put `value` under `new`."""
+        self.put(new, value)
+        self.renamed[old] = f"{new} = {json.dumps(value)}"
+
+    def drop(self, where: str, why: str) -> None:
+        if self.has(where):
+            self.take(where)
+            self.dropped[where] = why
 
 
 @with_exit_code
@@ -57,181 +127,306 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--drop", nargs="+", default=[], metavar="KEY", help="keys of FILE that may be left out")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="options of ours to set in the new file")
     command = parser.parse_intermixed_args(arguments)
+    from main_train_vrt import PARTS  # not before --help: it brings torch
+
     source, out = Path(command.file), Path(command.out)
     refuse_existing(out, "--out")
     if out.suffix not in (".json", ".json5"):
+        what = "the new file has another ending"
+        raise OptionError(what, f"--out {out}", ".json, as launch_train.sh expects", "add it")
+    is_yaml = source.suffix.lower() in (".yml", ".yaml")
+    c = Conversion(read_yaml(source) if is_yaml else read_with_base(source, Sources(str(source))))
+    is_svrt = any(map(c.has, [*OWN, *(f"{split}.{key}" for split in SPLITS for key in OWN_OF_DATASETS)]))
+    if not is_svrt and not all(isinstance(c.get(name), dict) for name in ("netG", "datasets")):
         raise OptionError(
-            "the new file has another ending", f"--out {out}", ".json, as launch_train.sh expects", "add it"
-        )
-    overrides = [*command.overrides, *(text for text in command.drop if "=" in text)]  # --drop takes all that follows
-    c, manner, twice = read(source, [text for text in command.drop if "=" not in text])
-    if manner == "KAIR" and not is_yaml(source):
-        return keep(source)
-    # S-VRT's keys are those of KAIR and some more.
-    convert_svrt.convert(c, tuple(command.spike_size) if command.spike_size else None)
-    for key in twice:
-        c.dropped[f"{key}, the first of two"] = "the last one counts, as in the original program"
-    plain_values(c, PARTS)
-    drop_unused(c, PARTS)
-    for override in overrides:
-        apply_override(c.target, override, Sources(str(source)))
-    find_paths(c)
-    choose_groups(c)
-    for key, (what, do) in remaining_problems(c.target).items():
-        answer = f"give {key.partition('[')[0]}=VALUE, {what.partition('; expected ')[2]}"
-        if what.startswith("unknown option"):
-            answer = f"--drop {c.origin(key)}, if it may be left out"
-        c.problems.setdefault(c.origin(key), (what, f"{do}, or {answer}" if do == "rename it" else answer))
-    print(report(c, source, manner))
+            "unknown kind of option file", str(source), "S-VRT: netG and datasets with spike_h, ...",
+            "write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR",
+        )  # fmt: skip
+    if is_svrt or is_yaml:
+        convert(c, command, PARTS)
+        print(report(c, source))
+    judge(c, PARTS)
     if c.problems:
-        raise problems_error(c, source)
-    head = [f"Converted from {source.name}, in {manner}'s manner, by scripts/convert_options.py."]
-    head += [f"It cannot say: {key}: {why}." for key, why in c.unsaid.items()]
-    write_whole(out, render(ordered(c.target, PARTS), c.comments, head).encode())
-    gpus = len(c.target.get("gpu_ids") or [0]) if c.target.get("dist") else 1
+        rows = "".join(f"\n    {key}: {what}\n      do: {do}" for key, (what, do) in c.problems.items())
+        raise OptionError(
+            f"{len(c.problems)} problem{'s' * (len(c.problems) > 1)} in the option file, nothing was written:{rows}",
+            str(source), "keys and values that this program has, or that --drop leaves out",
+            "answer all of them in one command",
+        )  # fmt: skip
+    if not is_svrt and not is_yaml:
+        print(f"{source} is in the form that this program reads, KAIR's, and needs no conversion.")
+        print("dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of all GPUs in KAIR.")
+        print(f"nothing was written; train with: ./launch_train.sh N {source}")
+        return 0
+    write_whole(out, render(c, source).encode())
+    gpus = len(c.get("gpu_ids") or [0]) if c.get("dist") else 1
     print(f"written: {out}\ntrain with: ./launch_train.sh {gpus} {out}")
     return 0
 
 
-def read(source: Path, drop: list[str]) -> tuple[Conversion, str, list[str]]:
-    """The conversion with its source, without secrets and what --drop names; the manner of the file; keys given twice.
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Raises OptionError for a file that cannot be read."""
+    try:
+        import yaml  # comes with wandb
+    except ImportError as e:
+        what, expected = "a YAML file needs the package PyYAML", "an installed PyYAML"
+        raise OptionError(what, str(path), expected, "pip install pyyaml") from e
 
-    Raises OptionError for a file that is not readable or of another program, and for a --drop that is not in it.
-    """
-    values, twice = read_file(source)
-    c = Conversion(copy.deepcopy(values))
-    drop_secrets(c)
-    absent = [key for key in drop if not c.has(key) and key not in c.dropped]
-    if absent:
-        raise OptionError(
-            f"--drop {' '.join(absent)}: no such key", str(source), "dotted keys of the file", "correct --drop"
-        )
-    for key in drop:
+    class Loader(yaml.SafeLoader):
+        pass
+
+    # YAML 1.1 reads 4e-4, without a point, as text.
+    number = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, [*"+-0123456789"])
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+        mark = getattr(e, "problem_mark", None)  # the whole message may quote a secret
+        what = f"cannot read the option file{f': {e.strerror}' if isinstance(e, OSError) else ''}"
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise OptionError(what, where, "plain YAML in UTF-8", "correct it, or its path") from e
+    if not isinstance(values, dict):
+        raise OptionError("the option file holds no object", str(path), "sections and keys", "correct the file")
+    return values
+
+
+def drop_secrets(c: Conversion, values: Any, where: str) -> None:
+    """Leave out loggers of other programs, and all that looks like a key to a service, however deep."""
+    if isinstance(values, list):
+        for number, value in enumerate(values):
+            drop_secrets(c, value, f"{where}[{number}]")
+    for key in list(values) if isinstance(values, dict) else ():
+        dotted = f"{where}.{key}".lstrip(".")
+        if re.fullmatch(r"(?i)(use_)?(swanlab|logfire)(_.*)?", str(key)):
+            c.dropped[dotted] = "this program reports to TensorBoard and Weights & Biases; nothing of it is copied"
+        elif SECRET.search(str(key)):
+            c.dropped[dotted] = "secrets are never copied; give WANDB_API_KEY in the environment"
+        else:
+            drop_secrets(c, values[key], dotted)
+            continue
+        del values[key]
+
+
+def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> None:
+    """Give the values of `c` our keys; what has no counterpart keeps its key, which `judge` then refuses."""
+    drop_secrets(c, c.values, "")
+    for key in (text for text in command.drop if "=" not in text):
+        if not c.has(key) and key not in c.dropped:
+            raise OptionError(f"--drop {key}: no such key", command.file, "dotted keys of the file", "correct --drop")
         c.drop(key, "as asked with --drop")
-    if convert_svrt.is_svrt(values):
-        return c, "S-VRT", twice
-    if isinstance(values.get("netG"), dict) and isinstance(values.get("datasets"), dict):
-        return c, "KAIR", twice
-    raise OptionError(
-        "the file is of no program that this script knows", str(source),
-        "S-VRT: netG and datasets with spike_h, ...",
-        "write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR",
+    for split in SPLITS:
+        section = c.get(split)
+        if isinstance(section, dict) and (OWN_OF_DATASETS | {"dataroot_spike", "spike"}) & section.keys():
+            convert_spikes(c, split, command.spike_size)
+        sizes = c.get(f"{split}.gt_size")
+        if isinstance(sizes, list) and sizes and all(size == sizes[0] for size in sizes):
+            c.rename(f"{split}.gt_size", f"{split}.gt_size", sizes[0])
+        if kind := c.take(f"{split}.rgb_normalize"):
+            c.unsaid[f"{split}.rgb_normalize"] = f"{kind!r}: {NORMALIZED}"
+    convert_test_split(c)
+    convert_network(c)
+    for key, why in DROPPED.items():
+        c.drop(key, why)
+    for key in REGULARIZERS:
+        if c.get(key) is not None:
+            c.unsaid[key] = "there is no such regularizer; its effect has not been measured"
+    ids = c.get("gpu_ids")
+    gpus = len(ids) if c.get("dist") and isinstance(ids, list) else 1
+    for key in ("datasets.train.dataloader_num_workers", "datasets.train.dataloader_batch_size"):
+        total = c.get(key)
+        if gpus < 2 or not isinstance(total, int):
+            continue
+        each = max(total // gpus, min(total, 1))
+        c.rename(key, key, each)
+        c.renamed[key] = f"{total} for {gpus} GPUs in all -> {each} per GPU, {each * gpus} in all"
+        if each * gpus != total:
+            c.unsaid[key] = f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is {each * gpus} in all"
+    for key in drop_without_effect(c.values, parts):
+        where, _, last = key.rpartition(".")
+        c.dropped[key] = KAIR_ONLY[where][last]
+    for text in [*command.overrides, *(text for text in command.drop if "=" in text)]:  # --drop takes all that follows
+        apply_override(c.values, text, Sources(command.file))
+
+
+def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> None:
+    """The `spike` section of a split. Raises DataError for a dataset.json that cannot be used."""
+    from data.spike_info import DatasetInfo, load_info  # not before --help: it is slow
+
+    h, w, root = c.take(f"{split}.spike_h"), c.take(f"{split}.spike_w"), c.get(f"{split}.dataroot_spike")
+    key, said = f"{split}.spike_h, spike_w", f"the file says {h} x {w}"
+    info = load_info(root) if isinstance(root, str) else DatasetInfo()
+    c.put(f"{split}.spike.type", "dat")
+    size = spike_size or (None if info.h else [h, w])
+    if size:
+        c.put(f"{split}.spike.h", size[0])
+        c.put(f"{split}.spike.w", size[1])
+    c.renamed[key] = f"{split}.spike.h, w = {size or f'those of dataset.json, {info.h} x {info.w}'}; {said}"
+    if size and not spike_size:
+        c.unsaid[key] = (
+            f"{said}; the check of the data compares it with the files. S-VRT's published 250 x 400 contradicts its "
+            "data, 360 x 640: then give --spike-size H W"
+        )
+    if info.light == "display":
+        c.put(f"{split}.spike.gamma", 2.2)  # 2.2 / gamma = 1: the firing rates stay as S-VRT has them
+    if info.rate not in (None, 1.0):
+        c.unsaid[f"{split}, firing rates"] = (
+            f"dataset.json gives the rate at full light, {info.rate:g}, and channels are divided by it: they are "
+            f"{1 / info.rate:.3g} times those of S-VRT"
+        )
+    c.unsaid[f"{split}, missing spike files"] = "S-VRT replaces them by zeros; here they are an error"
+    if (flip := c.take(f"{split}.spike_flipud")) is not None:
+        c.rename(f"{split}.spike_flipud", f"{split}.spike.flip", flip)
+    convert_representation(c, split)
+
+    mean, std = (c.take(f"{split}.spike_normalize.{name}") for name in ("mean", "std"))
+    means, stds = (value if isinstance(value, list) else [value] for value in (mean or 0.0, std or 1.0))
+    key = f"{split}.spike_normalize"
+    if any(means) or len(set(stds)) != 1:
+        c.unsaid[key] = f"mean {means}, std {stds}: a scale and offset that the first convolution learns; not applied"
+    elif stds[0] != 1:
+        c.rename(key, f"{split}.spike.rate", float(stds[0]))
+    elif mean is not None or std is not None:
+        c.dropped[key] = "mean 0 and std 1 change nothing"
+    c.drop(key, "null changes nothing")
+
+
+def convert_representation(c: Conversion, split: str) -> None:
+    """`representation`, and `center` where it counts, from spike.reconstruction and the older flat keys."""
+    key, flat_key = f"{split}.spike.reconstruction", f"{split}.spike_reconstruction"
+    given = " ".join(filter(c.has, (key, flat_key)))
+    nested, flat = (
+        {"type": value} if isinstance(value, str) else dict(value or {})
+        for value in (c.take(key), c.take(flat_key))
     )  # fmt: skip
-
-
-def keep(source: Path) -> int:
-    """Say that a file of KAIR, or of ours, can be used as it is. Raises OptionError with all problems if it cannot."""
-    c = Conversion({}, read_with_base(source, Sources(str(source))))
-    find_paths(c)
-    c.problems = remaining_problems(c.target)
-    if c.problems:
-        raise problems_error(c, source)
-    print(f"{source} is in the form that this program reads, KAIR's, and needs no conversion; nothing was written.")
-    print("dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of all GPUs in KAIR.")
-    print("\n".join([*_paths_text(c), f"train with: ./launch_train.sh N {source}"]))
-    return 0
-
-
-def find_paths(c: Conversion) -> None:
-    """Note the data and weights that are not on this machine."""
-    keys = [f"datasets.{split}.{key}" for split in ("train", "test") for key in PATHS]
-    for key in (*keys, "netG.spynet_path", "path.pretrained_netG", "path.pretrained_netE"):
-        path = look_up(c.target, key)
-        if isinstance(path, str) and path and not Path(path).exists():
-            c.missing[key] = path
-
-
-def choose_groups(c: Conversion) -> None:
-    """Add deformable_groups to a VRT that leaves them out where the default, 16, does not divide its channels."""
-    net = c.target.get("netG")
-    if not isinstance(net, dict) or "deformable_groups" in net:
+    flat["middle_tfp_center"] = c.take(f"{split}.middle_tfp_center")
+    for name, value in flat.items():
+        if value is not None and nested.setdefault(name, value) != value:
+            second = f"{split}.{name}" if name == "middle_tfp_center" else flat_key
+            c.problems[f"{second}, {key}.{name}"] = (f"{value!r} and {nested[name]!r} are given", f"--drop {second}")
+    kind, half = (
+        str(nested.pop("type", "spikecv_tfp")),
+        nested.pop("half_win_length", nested.pop("half_window", None)) or 20,
+    )
+    channels = c.take(f"{split}.spike_channels")
+    bins, window = nested.pop("num_bins", None) or channels or 4, nested.pop("window", None) or 21
+    center = nested.pop("middle_tfp_center", None)
+    tfp, tfi, raw = {"type": "tfp", "half_window": half}, {"type": "tfi", "half_window": half}, {"type": "raw"}
+    known = {
+        "spikecv_tfp": (tfp | {"num_bins": bins}, bins, ROUNDED), "middle_tfp": (tfp, 1, f"{STRETCHED}, h = {half}"),
+        "spikecv_tfi": (tfi, 1, ROUNDED), "raw_window": (raw | {"window": window}, window, ""),
+        "encoding25": ({"type": "encoding25", "num_windows": bins}, None, ""),
+    }  # fmt: skip
+    names = {"tfp": "spikecv_tfp", "tfi": "spikecv_tfi", "middle_tfi": "spikecv_tfi", "raw": "raw_window"}
+    found, count, note = known.get(names.get(kind, kind), ({}, None, ""))
+    if not found:
+        what = f"{kind!r} has no counterpart; those of {', '.join(known)} do"
+        c.problems[key] = (what, f"--drop {given}, to write tfp with {bins} bins instead")
         return
-    same = [o for o in RELEASED.values() if o["pa_frames"] == net.get("pa_frames", 2)]
-    for groups in (16, *(o["deformable_groups"] for o in same if "deformable_groups" in o), 8, 4, 2, 1):
-        trial = {**c.target, "netG": {**net, "deformable_groups": groups}}
-        if "netG.deformable_groups" not in remaining_problems(trial):
-            break
-    if groups != 16:
-        c.put("netG.deformable_groups", groups, "Not in the original; VRT's default, 16, does not divide the channels.")
-        c.translated["netG.deformable_groups"] = f"{groups}: the default, 16, does not divide the channels"
+    for name in nested:
+        c.problems[f"{key}.{name}"] = ("unknown to this script", f"--drop {key}.{name}, if it may be left out")
+    if count and channels not in (None, count):
+        what = f"{channels}, but {json.dumps(found)} has {count} channels"
+        c.problems[f"{split}.spike_channels"] = (what, f"--drop {split}.spike_channels, or correct the reconstruction")
+    elif channels is not None:
+        c.dropped[f"{split}.spike_channels"] = "it follows from the representation"
+    c.rename(key, f"{split}.spike.representation", found)
+    if note:
+        c.unsaid[key] = note
+    if center is not None and kind == "middle_tfp":
+        c.rename(f"{split}.middle_tfp_center", f"{split}.spike.center", center)
+    elif center is not None:
+        c.dropped[f"{split}.middle_tfp_center"] = f"only middle_tfp uses it, not {kind}"
 
 
-def remaining_problems(target: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Key -> (what, do) of everything that the option models and the network refuse."""
-    values, problems = copy.deepcopy(target), {}
-    path, tried, is_default = look_up(values, "netG.spynet_path"), set(), False
+def convert_test_split(c: Conversion) -> None:
+    """S-VRT's test section may name no spikes; a network that reads them needs them there too."""
+    train, test = c.get(SPLITS[0]), c.get(SPLITS[1])
+    if not isinstance(train, dict) or not isinstance(test, dict) or not test:
+        return
+    name, key = test.get("dataset_type"), "datasets.test.dataset_type"
+    if "spike" not in train:
+        if name == "TestDataset":
+            c.rename(key, key, "VideoRecurrentTestDataset")
+        return
+    if name != "TestDatasetRGBSpike":
+        c.rename(key, key, "TestDatasetRGBSpike")
+        c.renamed[key] = f"{name} -> TestDatasetRGBSpike: the network reads spikes"
+    test.setdefault("spike", {key: value for key, value in train["spike"].items() if key in OURS})
+    root = str(train.get("dataroot_spike", "")).rstrip("/")
+    if "dataroot_spike" not in test and root.endswith("train"):
+        test["dataroot_spike"] = f"{root.removesuffix('train')}test"
+        c.renamed["datasets.test"] = (
+            f"dataroot_spike = {test['dataroot_spike']}, assumed: the original has no spikes for testing; its spike "
+            "section is that of training"
+        )
+
+
+def convert_network(c: Conversion) -> None:
+    if c.get("datasets.train.spike"):
+        c.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
+    for key in ("netG.input_mode", *(f"{split}.input_pack_mode" for split in SPLITS)):
+        mode = c.take(key)
+        if mode == "concat":
+            c.rename(key, "netG.fusion", {"type": "concat"})
+        elif mode is not None:
+            what = f"{mode!r}: S-VRT's other ways to join RGB and spikes have no counterpart"
+            c.problems[key] = (what, f"--drop {key}, and give netG.fusion=exposure, gated, concat or none")
+    if "netG.optical_flow" in c.dropped:
+        c.unsaid["netG.optical_flow"] = "its weights went with it: give netG.spynet_path=FILE"
+    flow = c.take("netG.optical_flow")
+    if not isinstance(flow, dict):
+        return
+    if flow.pop("module", "spynet") != "spynet":
+        what, do = "the only flow network here is SpyNet", "--drop netG.optical_flow, and give netG.spynet_path=FILE"
+        c.problems["netG.optical_flow.module"] = (what, do)
+        return
+    c.rename("netG.optical_flow", "netG.spynet_path", flow.pop("checkpoint", None))
+    for name, value in flow.items():
+        if value:
+            do = f"--drop netG.optical_flow.{name}, if it may be left out"
+            c.problems[f"netG.optical_flow.{name}"] = ("SpyNet has no parameters here", do)
+
+
+def judge(c: Conversion, parts: Any) -> None:
+    """Note what the option models and the network refuse."""
+    from models.select_network import check_options
+
+    values = copy.deepcopy(c.values)
+    path = c.get("netG.spynet_path")
     if isinstance(path, str) and not Path(path).is_file():
-        values["netG"]["spynet_path"] = None  # its absence is told with the other paths
-    while True:
-        try:
-            check_options(read_options(values, PARTS))
-            return problems
-        except SpikeVRTError as e:
-            found = getattr(e, "found", ()) or (e,)
-        new = [single for single in found if key_of(single) not in tried]
-        # A section counts as missing while something in it is wrong.
-        new = [s for s in new if not (s.what.endswith("is missing") and look_up(target, s.where) is not MISSING)]
-        problems |= {s.where: (f"{s.what}; expected {s.expected}", s.do) for s in new}
-        # Without the wrong values, what they hide is found as well.
-        keys = {key_of(single): single for single in new}
-        tried |= keys.keys()
-        for key, single in keys.items():
-            _repair(values, key, single.what.endswith("is missing"))
-        if not is_default and (keys.keys() & SIZES or (not keys and key_of(found[0]).startswith("netG"))):
-            # Sizes fit only together: the defaults stand in for all of them, with a valid deformable_groups.
-            net, is_default = values.get("netG"), True
-            kept = {k: v for k, v in net.items() if f"netG.{k}" not in SIZES} if isinstance(net, dict) else {}
-            values["netG"] = {"net_type": "vrt", "upscale": values.get("scale", 1)} | kept | {"deformable_groups": 12}
-        elif not keys:
-            return problems
+        values["netG"]["spynet_path"] = None  # it may be on another machine
+    try:
+        opt = read_options(values, parts)
+        check_options(opt.netG, opt.datasets, opt.val, opt.scale)
+    except OptionError as e:
+        for single in e.found or (e,):
+            do = f"give {single.where.partition('[')[0]}=VALUE"
+            if single.what.startswith("unknown option"):
+                do = f"--drop {single.where}, if it may be left out"
+                do = f"{single.do}, or {do}" if single.do == "rename it" else do
+            c.problems.setdefault(single.where, (f"{single.what}; expected {single.expected}", do))
 
 
-def key_of(error: SpikeVRTError) -> str:
-    """The dotted key that an error names, without an index."""
-    return error.where.partition("[")[0]
-
-
-def _repair(values: dict[str, Any], key: str, is_missing: bool) -> None:
-    """Take a wrong value out, or put a valid one in its place, so that what it hides is checked."""
-    remove(values, key)
-    outer, _, last = key.rpartition(".")
-    section = look_up(values, outer) if outer else values
-    if not isinstance(section, dict):
-        return
-    if key == "netG.upscale":
-        section[last] = values.get("scale", 1)
-    elif last == "dataset_type":
-        kind = "Test" if outer == "datasets.test" else "Train"
-        section[last] = f"{kind}DatasetRGBSpike" if "dataroot_spike" in section else f"VideoRecurrent{kind}Dataset"
-    elif last in VALID:
-        section[last] = VALID[last]
-    elif is_missing:
-        section[last] = "missing"
-
-
-def problems_error(c: Conversion, source: Path) -> OptionError:
-    rows = "".join(f"\n    {key}: {what}\n      do: {do}" for key, (what, do) in c.problems.items())
-    count = len(c.problems)
-    return OptionError(
-        f"{count} problem{'s' if count > 1 else ''} in the option file, nothing was written:{rows}", str(source),
-        "keys and values that this program has, or that --drop leaves out", "answer all of them in one command",
-    )  # fmt: skip
-
-
-def report(c: Conversion, source: Path, manner: str) -> str:
+def report(c: Conversion, source: Path) -> str:
     """What became of each key."""
-    lines = [f"{source}: in {manner}'s manner; {c.kept} keys as they are"]
+    lines = [f"{source}: all keys stay as they are but for these"]
     for title, table in (
-        ("translated", c.translated), ("dropped, without effect here", c.dropped), ("cannot be said", c.unsaid),
+        ("renamed or changed", c.renamed), ("dropped, without effect here", c.dropped), ("cannot be said", c.unsaid),
     ):  # fmt: skip
         if table:
             lines += [f"{title} ({len(table)}):", *(f"  {key}: {text}" for key, text in table.items())]
-    return "\n".join([*lines, *_paths_text(c)])
+    return "\n".join(lines)
 
 
-def _paths_text(c: Conversion) -> list[str]:
-    lines = [f"  {key}: {path}" for key, path in c.missing.items()]
-    return [f"not on this machine, to be put there or changed ({len(lines)}):", *lines] if lines else []
+def render(c: Conversion, source: Path) -> str:
+    """2-space JSON with a comment at its head, of what it cannot say. Lists of plain values take one line."""
+    text = json.dumps(c.values, indent=2, ensure_ascii=False)
+    # Strings in JSON have no line ends.
+    text = re.sub(r"\[\n[^\[\]{}]*\]", lambda found: re.sub(r"\n *", "", re.sub(r",\n *", ", ", found[0])), text)
+    head = [f"Converted from {source.name} of S-VRT by scripts/convert_options.py."]
+    head += [f"It cannot say: {key}: {why}." for key, why in c.unsaid.items()]
+    comment = "".join(f"  // {line}\n" for part in head for line in textwrap.wrap(part, 115))
+    return text.replace("{\n", f"{{\n{comment}", 1) + "\n"
 
 
 if __name__ == "__main__":

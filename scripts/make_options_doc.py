@@ -4,34 +4,30 @@
     python scripts/make_options_doc.py
     python scripts/make_options_doc.py && git status docs options
 
-docs/zh/options.json holds the translations, by English paragraph (of a docstring) or description of a key.
+docs/zh/options.json holds the translations, by English paragraph (of a docstring) or description of a key. An option
+file names the schema, a JSON Schema, with "$schema"; editors then complete and check keys, and show their meaning.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import itertools
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from pydantic.fields import FieldInfo
+import pydantic
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.camera import CAMERAS
-from data.io_backend import IO_BACKENDS
-from data.select_dataset import DATASETS
-from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES
-from models.fusion.operators import FUSIONS
-from models.losses import LOSSES
-from models.select_network import NETWORKS
-from scripts.parts.options_schema import schema_text
 from utils.files import write_whole
+from utils.options.load import SCHEMA_KEY
 from utils.options.models import KAIR_ONLY, LoaderOptions, Options
-from utils.options.registry import Registry
-from utils.options.section import Section, describe
+from utils.options.section import Registry, Section, describe
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "Written by scripts/make_options_doc.py; edit the models and docstrings instead."
@@ -50,16 +46,28 @@ The process group's time-out is `dist_timeout_s`, or the environment variable NC
 nothing else reads.
 """
 Say = Callable[[str, str], str]  # (English text, where it stands) -> the text in the language of the page
-PARTS = (
-    ("netG", "network", NETWORKS),
-    ("netG.fusion", "fusion operator", FUSIONS),
-    ("datasets.train, datasets.test", "dataset", DATASETS),
-    ("datasets.*.spike", "spike source", SPIKE_SOURCES),
-    ("datasets.*.spike.representation", "spike representation", REPRESENTATIONS),
-    ("datasets.*.camera", "camera", CAMERAS),
-    ("datasets.*.io_backend", "io backend", IO_BACKENDS),
-    ("train", "loss", LOSSES),
-)
+Schema = dict[str, Any]
+MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"
+OF_KAIR = {"deprecationMessage": "A key of KAIR; no effect here.", "doNotSuggest": True}  # keywords of VS Code
+_KEYS_IN_TEXT = re.compile(r"(?:^|(?<=[.;)] ))(\w+(?:, \w+)*): ")
+
+
+def registries() -> dict[str, Registry]:
+    """Where an option file names a part -> the registry of such parts."""
+    # Not before --help: they bring torch.
+    from data.augment import CAMERAS
+    from data.io_backend import IO_BACKENDS
+    from data.select_dataset import DATASETS
+    from data.spike_source import REPRESENTATIONS, SPIKE_SOURCES
+    from models.fusion.operators import FUSIONS
+    from models.losses import LOSSES
+    from models.select_network import NETWORKS
+
+    return {
+        "netG": NETWORKS, "netG.fusion": FUSIONS, "datasets.train, datasets.test": DATASETS,
+        "datasets.*.spike": SPIKE_SOURCES, "datasets.*.spike.representation": REPRESENTATIONS,
+        "datasets.*.camera": CAMERAS, "datasets.*.io_backend": IO_BACKENDS, "train": LOSSES,
+    }  # fmt: skip
 
 
 class Translations:
@@ -96,9 +104,22 @@ def make_page(say: Say = lambda text, where: text, other: str = "[简体中文](
     sections.append(f"## {say('Registered parts', 'heading')}\n")
     text = "Their keys are the parameters of a class or function, with its defaults."
     sections.append(paragraphs(text, "registered parts", say))
-    for where, kind, registry in PARTS:
-        sections += [part_text(where, kind, name, registry, say) for name in registry.names()]
-        sections += shared_keys(kind, registry, say)
+    for where, registry in registries().items():
+        kind, described = registry.kind, {}
+        for name in registry.names():
+            fields, keys = registry.model(name).model_fields, registry.keys(name)
+            defaults = {key: json.dumps(fields[key].default, default=str) for key in keys}
+            listed = [f"`{k}`" + ("" if fields[k].is_required() else f" = `{v}`") for k, v in defaults.items()]
+            place = say("In `{where}`. {keys}.", "parts")
+            place = place.format(where=where, keys=", ".join(listed) or say("no keys", "parts"))
+            text = paragraphs(inspect.getdoc(registry.constructor(name)) or "", f'{kind} "{name}"', say)
+            sections.append(f'### {say(kind, "parts")} "{name}"\n\n{place}\n\n{text}')
+            for key in keys:
+                if meaning := fields[key].description:
+                    described[f"- `{key}`{say(': ', 'parts')}{say(meaning, f'{kind}.{key}')}"] = True
+        if described:
+            title = say("Keys of each {kind} that has them", "parts").format(kind=say(kind, "parts"))
+            sections += [f"### {title}\n", *described, ""]
     ignored = ", ".join(f"`{where}.{key}`" for where, keys in KAIR_ONLY.items() for key in sorted(keys))
     sections.append(f"## {say('Keys of KAIR without effect here', 'heading')}\n")
     sections.append(f"{say('Accepted with one notice: {keys}.', 'KAIR').format(keys=ignored)}\n")
@@ -137,39 +158,107 @@ def table(model: type[Section], where: str, say: Say) -> str:
     return "\n".join(lines) + "\n"
 
 
-def part_text(where: str, kind: str, name: str, registry: Registry, say: Say) -> str:
-    fields = registry.model(name).model_fields
-    listed = ", ".join(f"`{key}`{shown(fields[key])}" for key in registry.keys(name)) or say("no keys", "parts")
-    place = say("In `{where}`. {keys}.", "parts").format(where=where, keys=listed)
-    text = paragraphs(inspect.getdoc(registry.constructor(name)) or "", f'{kind} "{name}"', say)
-    return f'### {say(kind, "parts")} "{name}"\n\n{place}\n\n{text}'
+def make_schema() -> str:
+    """The JSON Schema, draft 7, one line for each key and definition. Another pydantic may word it differently.
+
+    Nothing is required: a file may inherit any key from its base; the programs say what is missing.
+    """
+    parts: dict[str, Schema] = {}  # what occurs more than once: keys of parts, and nested parts by kind
+    by_place = registries()
+    datasets = by_place["datasets.train, datasets.test"]
+    keys = _keys(Options, parts)
+    for split in ("train", "test"):
+        names = [n for n in datasets.names() if datasets.constructor(n).is_training == (split == "train")]
+        section = _part(datasets, names, parts, f"datasets.{split}")
+        keys["datasets"]["properties"][split] = section | {"type": ["object", "null"]}
+    for name in ("netG", "train"):
+        keys[name] = _part(by_place[name], by_place[name].names(), parts, name)
+    keys["path"]["properties"] |= dict.fromkeys(sorted(KAIR_ONLY["path"]), OF_KAIR)
+    keys[SCHEMA_KEY] = {"type": "string", "description": "This schema, for editors; no effect."}
+    keys["base"] = {"type": "string", "description": "An option file beside this one, whose keys are inherited."}
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "$comment": f"{MARK} {MADE_WITH}", "$defs": parts}
+    entries = []
+    for name, value in (schema | {"type": "object", "properties": keys, "additionalProperties": False}).items():
+        text = json.dumps(value)
+        if isinstance(value, dict):
+            text = "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(v)}" for key, v in value.items()) + "\n}"
+        entries.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def shown(field: FieldInfo) -> str:
-    return "" if field.is_required() else f" = `{json.dumps(field.default, default=str)}`"
+def _part(registry: Registry, names: Sequence[str], parts: dict[str, Schema], where: str = "") -> Schema:
+    """A section that names a registered part: its type decides the keys; without a type, those of any part."""
+    kind, either, branches, texts = registry.type_key, {}, [], []
+    for name in names:
+        text = inspect.getdoc(registry.constructor(name)) or ""
+        texts.append(" ".join(text.split("\n\n")[0].split()))
+        keys = _keys(registry.model(name), parts, text, where)
+        keys = {key: {} if key == kind else _shared(key, value, parts) for key, value in keys.items()}
+        chosen = {"properties": {kind: {"const": name}}, "required": [kind]}
+        branches.append({"if": chosen, "then": {"properties": keys, "additionalProperties": False}})
+        for key, value in keys.items():
+            forms = either.setdefault(key, [])
+            forms += [] if value in forms else [value]
+    # A file that inherits the type: where parts differ in the meaning of a key, any of them will do.
+    any_part = {key: forms[0] if len(forms) == 1 else {"anyOf": forms} for key, forms in either.items()}
+    any_part = {"type": "object", "properties": any_part, "additionalProperties": False}
+    branches.append({"if": {"not": {"required": [kind]}}, "then": any_part})
+    chosen = {"enum": list(names), "enumDescriptions": texts, "description": f"The {registry.kind}."}
+    return {"type": "object", "properties": {kind: chosen}, "allOf": branches}
 
 
-def shared_keys(kind: str, registry: Registry, say: Say) -> list[str]:
-    """The described keys of the parts of one kind, each listed once."""
-    found = [
-        f"- `{key}`{say(': ', 'parts')}{say(field.description, f'{kind}.{key}')}"
-        for name in registry.names()
-        for key, field in registry.model(name).model_fields.items()
-        if key in registry.keys(name) and field.description
-    ]
-    title = say("Keys of each {kind} that has them", "parts").format(kind=say(kind, "parts"))
-    return [f"### {title}\n", *dict.fromkeys(found), ""] if found else []
+def _shared(name: str, schema: Schema, parts: dict[str, Schema]) -> Schema:
+    """A reference to the schema, under this name or, where another schema has it, the name and a number."""
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    found = next(name for name in names if parts.setdefault(name, schema) == schema)
+    return {"$ref": f"#/$defs/{found}"}
+
+
+def _keys(model: type[Section], parts: dict[str, Schema], text: str = "", where: str = "") -> dict[str, Schema]:
+    """The schema of each key of a model, and of KAIR's keys without effect in the section `where`.
+
+    text: a docstring, which explains keys that have no description after "key, key: ".
+    """
+    text = " ".join(text.split())
+    marks = [mark for mark in _KEYS_IN_TEXT.finditer(text) if model.model_fields.keys() >= set(mark[1].split(", "))]
+    ends = [*(mark.start() for mark in marks), len(text)][1:]
+    notes: dict[str, str] = {}
+    for mark, end in zip(marks, ends, strict=True):
+        for key in mark[1].split(", "):
+            notes[key] = f"{notes.get(key, '')} {text[mark.end() : end].strip(' ;')}".strip()
+    whole = model.model_json_schema()
+    plain = _without_references(whole, whole.get("$defs", {}))["properties"]
+    keys = {key: plain[key] for key, field in model.model_fields.items() if not field.exclude}
+    for key, schema in keys.items():
+        field = model.model_fields[key]
+        if nested := next((m for m in field.metadata if isinstance(m, Registry)), None):
+            section = _shared(nested.kind.replace(" ", "_"), _part(nested, nested.names(), parts), parts)
+            others = nested.names() + ([None] if field.default is None else [])
+            schema |= {"if": {"type": "object"}, "then": section, "else": {"enum": others}}
+        if key in notes:
+            schema.setdefault("description", notes[key])
+    return keys | dict.fromkeys(sorted(KAIR_ONLY.get(where, {}).keys() - keys.keys()), OF_KAIR)
+
+
+def _without_references(schema: Any, definitions: dict[str, Schema]) -> Any:
+    """Definitions in their places; without titles, which repeat the keys, and patterns, which differ in JavaScript."""
+    if isinstance(schema, list):
+        return [_without_references(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]] | {k: v for k, v in schema.items() if k != "$ref"}
+    dropped = ("title", "pattern", "required")  # where they are no keys of options, which have an object
+    return {
+        k: _without_references(v, definitions) for k, v in schema.items() if k not in dropped or isinstance(v, dict)
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args(arguments)  # fmt: skip
-    pages = {
-        "docs/options.md": make_page,
-        "docs/zh/options.md": make_chinese_page,
-        "options/schema.json": lambda: schema_text(MARK),
-    }
+    pages = {"docs/options.md": make_page, "docs/zh/options.md": make_chinese_page, "options/schema.json": make_schema}
     for name, make in pages.items():
         target = ROOT / name
         if target.exists() and MARK not in target.read_text(encoding="utf-8"):

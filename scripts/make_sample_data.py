@@ -28,8 +28,17 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.sample_recording import GT_PLANE, SPIKES, Cameras, Recording, instant_planes
-from scripts.parts.sample_scenes import PLANES, SIZE, make_layers, render
+from scripts.parts.sample_scenes import (
+    GT_PLANE,
+    PLANES,
+    SIZE,
+    SPIKES,
+    Cameras,
+    Recording,
+    instant_planes,
+    make_layers,
+    render,
+)
 from scripts.parts.shown import tracked
 from utils.errors import DataError, OptionError
 from utils.random_streams import published_stream
@@ -134,26 +143,13 @@ def check_made(root: Path, seed: int, instants: int = 0, size: Size = SAMPLE) ->
     if not is_sample:
         raise DataError("the folder holds something other than the sample set", str(root), "no such folder", do)
     if sha256_of(root) != files:
-        raise DataError(
-            "the sample set is not as it was made: files are changed, missing or new",
-            str(root),
-            "the files that were made",
-            do,
-        )
+        what = "the sample set is not as it was made: files are changed, missing or new"
+        raise DataError(what, str(root), "the files that were made", do)
     made_size = about.get("size", "sample")
     if (made_seed, made_size) != (seed, size.name):
         what = f"the sample set was made with seed {made_seed} and size {made_size}"
         raise DataError(what, str(root), f"seed {seed} and size {size.name}", do)
     return version == size.version and (not instants or about.get("instants") == instant_planes(instants))
-
-
-def check_instants(instants: int) -> None:
-    """Raises OptionError for a number of instants of which none is the sharp frame."""
-    if instants < 0 or instants > PLANES or (instants and instants % 2 == 0):
-        raise OptionError(
-            f"--instants is {instants}", "--instants", f"0, or an odd number up to {PLANES}: the middle one is the "
-            "sharp frame", "choose an odd number",
-        )  # fmt: skip
 
 
 @with_exit_code
@@ -165,14 +161,18 @@ def main(arguments: list[str] | None = None) -> int:
         "--instants", type=int, default=0, metavar="K", help="also write K sharp instants of each exposure (K odd)"
     )
     command = parser.parse_args(arguments)
-    check_instants(command.instants)
-    root, seed = command.root, command.seed
+    root, seed, instants = command.root, command.seed, command.instants
+    if instants and not (0 < instants <= PLANES and instants % 2):
+        raise OptionError(
+            f"--instants is {instants}", "--instants",
+            f"0, or an odd number up to {PLANES}: the middle one is the sharp frame", "choose an odd number",
+        )  # fmt: skip
     if root.is_file() or (root.is_dir() and list(root.iterdir())):
-        if check_made(root, seed, command.instants, SAMPLE):
+        if check_made(root, seed, instants, SAMPLE):
             print(f"{root} is complete: nothing to do")
             return 0
         print(f"{root} was made by another version of this script, or without these instants: making it again")
-    make_sample(root, seed, instants=command.instants, size=SAMPLE)
+    make_sample(root, seed, instants=instants, size=SAMPLE)
     clips = SAMPLE.clips
     print(f"made {root}: {clips['train']} training and {clips['test']} test clips of {SAMPLE.frames} frames")
     return 0

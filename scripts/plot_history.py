@@ -6,7 +6,7 @@
     python scripts/plot_history.py experiments/first --out report.html
 
 A run is given by its folder, its training_history.jsonl or its training_history.json. With --tags: one panel for each
-scalar whose name begins so. The suffix of --out sets the file format; .html: the report of one run, with its pictures,
+scalar whose name begins so. The suffix of --out sets the file format; .html: the report of one run, with its images,
 as the run itself writes it at each validation.
 """
 
@@ -19,11 +19,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.exit_codes import with_exit_code
-from utils.errors import DataError
+from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
-from utils.run.curves import draw_panels, draw_scalars, write_figure
-from utils.run.history import History, read_history, run_names
-from utils.run.report import build_report, curves_of
+from utils.run.history import History, draw_panels, draw_scalars, encoded, read_history, run_names
+from utils.run.report import build_report
 
 
 @with_exit_code
@@ -34,31 +33,23 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new file")
     args = parser.parse_args(argv)
     refuse_existing(args.out, "--out")
-    if args.out.suffix == ".html":
-        return write_report(args.runs, args.out)
-    histories = read(args.runs)
-    figure = draw_scalars(chosen(histories, tuple(args.tags))) if args.tags else draw_panels(histories)
-    write_figure(figure, args.out)
-    print(f"{args.out}: {', '.join(histories)}")
+    names, suffix = run_names(args.runs), args.out.suffix.removeprefix(".")
+    histories = dict(zip(names, map(read_history, args.runs), strict=True))
+    if suffix == "html":
+        (run, *others), (history, *_) = args.runs, histories.values()
+        if others or not run.is_dir():
+            what = f"{', '.join(map(str, args.runs))}: not the folder of one run"
+            raise DataError(what, "RUN", "the folder of one run, for .html", "correct the path")
+        content = build_report(run, history, encoded(draw_panels({"": history}))).encode()
+    else:
+        figure = draw_scalars(chosen(histories, tuple(args.tags))) if args.tags else draw_panels(histories)
+        if suffix not in (kinds := figure.canvas.get_supported_filetypes()):
+            expected = f"html, {', '.join(sorted(kinds))}"
+            raise OptionError(f"no image format {suffix!r}", str(args.out), expected, "use another suffix")
+        content = encoded(figure, suffix)
+    write_whole(args.out, content)
+    print(f"{args.out}: {', '.join(names)}")
     return 0
-
-
-def write_report(runs: list[Path], out: Path) -> int:
-    if len(runs) != 1 or not runs[0].is_dir():
-        what = f"{', '.join(map(str, runs))}: not the folder of one run"
-        raise DataError(what, "RUN", "the folder of one run, for .html", "correct the path")
-    history = read_history(runs[0])
-    write_whole(out, build_report(runs[0], history, curves_of(runs[0], history)).encode())
-    print(f"{out}: {runs[0]}")
-    return 0
-
-
-def read(runs: list[Path]) -> dict[str, History]:
-    """{name of the run: history}. Raises DataError where one is missing, or given twice."""
-    names = run_names(runs)
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"a run is given twice: {twice[0]}", "the command line", "each run once", "leave one out")
-    return dict(zip(names, map(read_history, runs), strict=True))
 
 
 def chosen(histories: dict[str, History], prefixes: tuple[str, ...]) -> dict[str, History]:

@@ -17,169 +17,183 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import fields
 from math import inf
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from data.pool import run_parallel
-from data.prepare import Job, Plan, Recipe, make_folder, plan_clip
-from data.raw_video import SPLITS, RawClip, find_raw_clips
+from data.prepare import SPLITS, Job, Plan, RawClip, Recipe, find_raw_clips, make_folder, plan_clip
 from data.spike_info import FILE_NAME, FORMAT
 from scripts.parts.exit_codes import with_exit_code
 from scripts.parts.prepare_summary import check_summary, summarise, write_summary
 from scripts.parts.shown import shown
+from utils.dist.process import die_with_parent
 from utils.errors import DataError, OptionError
 from utils.files import free_bytes, natural_key, refuse_overlap, write_whole
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--source", type=Path, help="raw clips: folders of images or videos, with or without train/ and test/"
-    )
-    parser.add_argument("--spikes-for", type=Path, metavar="DIR", help="an existing GOPRO_Large: make its spikes only")
-    parser.add_argument("--out", type=Path, required=True, help="gets GOPRO_Large/ and GOPRO_Large_spike_seq/")
-    parser.add_argument("--test-share", type=float, default=0.2, help="share of test clips, if the source has no split")
-    parser.add_argument(
-        "--offset", action="append", default=[], metavar="[CLIP=]N",
-        help="the sharp frames of --spikes-for are N raw frames later than expected; detected where it is unambiguous",
-    )  # fmt: skip
-    parser.add_argument("--leave-out", action="append", default=[], metavar="CLIP", help="make all clips but this one")
-    parser.add_argument("--average", type=int, help="raw frames per exposure, odd; default: from GoPro names, else 7")
-    parser.add_argument("--interpolate", type=int, default=8, help="spike planes per raw frame")
-    parser.add_argument("--method", choices=("flow", "linear"), default="flow", help="interpolation between raw frames")
-    parser.add_argument("--ratio", type=int, default=2, help="RGB pixels per spike pixel, each way")
-    parser.add_argument("--gamma", type=float, default=2.2)
-    parser.add_argument("--light", choices=("linear", "display"), default="linear", help="what the sensor integrates")
-    parser.add_argument("--rate", type=float, default=0.5, help="spikes per plane at full light (gain / threshold)")
-    parser.add_argument("--threshold", type=float, default=1.0, help="of the sensor; noise values are relative to it")
-    parser.add_argument(
-        "--initial-charge", type=float, default=1.0, help="upper end of the uniform first charge, in thresholds"
-    )
-    parser.add_argument(
-        "--shot-noise", type=float, default=0.0, help="standard deviation per plane at full light, in thresholds"
-    )
-    parser.add_argument("--dark-rate", type=float, default=0.0, help="spikes per plane without light")
-    parser.add_argument(
-        "--threshold-mismatch", type=float, default=0.0, help="relative standard deviation between pixels"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--instants", type=int, default=0, metavar="K", help="also write K sharp instants of each exposure (K odd)"
-    )
-    parser.add_argument("--workers", type=int, default=cores(), help="processes; default: one for each core")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be made, and its size")
-    return parser.parse_args(arguments)
-
-
-POSITIVE = ("gamma", "threshold")
-WORDS = ("what", "where", "expected", "do")  # the parts of an error
-NOISE = ("initial_charge", "shot_noise", "dark_rate", "threshold_mismatch")
 
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
-    check_numbers(command)
     inputs = {"--source": command.source, "--spikes-for": command.spikes_for}
     for name in ("GOPRO_Large_spike_seq", *(() if command.spikes_for else ("GOPRO_Large",))):
         refuse_overlap(command.out / name, inputs, "--out")
-    recipe = Recipe(**{key: getattr(command, key) for key in Recipe.__dataclass_fields__})
+    recipe = Recipe(**{setting.name: getattr(command, setting.name) for setting in fields(Recipe)})
     jobs = find_jobs(command)
-    check_recipe(command.out, recipe)
+    info, folder = read_info(command.out, recipe), info_path(command.out).parent
     plans = plan_all(jobs, recipe, command.workers)
     todo = [job for job in jobs if plans[job].todo]
     total = sum(plans[job].bytes for job in todo)
     print(f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about {total / 1e9:.2f} GB to write")
     for job in todo:
-        print_offset(job, plans[job].offset, recipe)
+        if offset := plans[job].offset:
+            when = f"{abs(offset)} raw frames {'later' if offset > 0 else 'earlier'} than expected"
+            print(f"{job.name}: its sharp frames are {when}; recorded in dataset.json")
+        if offset < 0:
+            planes = -offset * recipe.interpolate
+            print(f"{job.name}: the first {planes} planes repeat the light of its first raw frame")
     if command.dry_run:
-        print_plans(plans, recipe)
+        for job, plan in plans.items():
+            state = f"{plan.bytes / 1e6:9.1f} MB" if plan.todo else "     made"
+            average, planes = recipe.average_of(job.name), recipe.planes_of(job.name)
+            print(f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file")
         return 0
-    check_room(command.out, total)
-    check_summary(info_path(command.out).parent)
-    write_info(command.out, recipe, plans)
-    make_all(plans, recipe, command.workers)
+    command.out.mkdir(parents=True, exist_ok=True)
+    if total > 0.95 * (free := free_bytes(command.out)):
+        raise DataError(
+            f"about {total / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free", str(command.out),
+            "enough free space", "choose another disk",
+        )  # fmt: skip
+    check_summary(folder)
+    write_info(command.out, info, recipe, plans)
+    # The longest come first, so that no process is left alone with one at the end; spikes take longer than images.
+    parts = [(job, plan, kind) for job, plan in plans.items() for kind in plan.todo]
+    parts.sort(key=lambda part: (-part[1].frames, part[2] != "spikes"))
+    calls = [(job, recipe, plan.record, kind) for job, plan, kind in parts]
+    peaks = run_counted(command.workers, make_folder, calls, [plan.frames for _, plan, _ in parts], "making", "frames")
+    if peaks:
+        print(f"peak memory of a process: {1000 * max(peaks):.0f} MB")
     calls = [(job, recipe, plan.offset) for job, plan in plans.items()]
     clips = run_counted(command.workers, summarise, calls, [1] * len(calls), "summary", "clips")
-    page = write_summary(info_path(command.out).parent, recipe, clips)
+    page = write_summary(folder, recipe, clips)
     print(f"made {command.out}: see {page}; check it with scripts/doctor.py --data --opt FILE")
     return 0
 
 
-def print_plans(plans: dict[Job, Plan], recipe: Recipe) -> None:
-    for job, plan in plans.items():
-        state = f"{plan.bytes / 1e6:9.1f} MB" if plan.todo else "     made"
-        average, planes = recipe.average_of(job.name), recipe.planes_of(job.name)
-        print(f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file")
-
-
-def make_all(plans: dict[Job, Plan], recipe: Recipe, workers: int) -> None:
-    """Make the missing folders. The longest come first, so that no process is left alone with one at the end."""
-    todo = [(job, plan, kind) for job, plan in plans.items() for kind in plan.todo]
-    todo.sort(key=lambda item: (-item[1].frames, item[2] != "spikes"))  # spikes take longer than pictures
-    calls = [(job, recipe, plan.record, kind) for job, plan, kind in todo]
-    peaks = run_counted(workers, make_folder, calls, [plan.frames for _, plan, _ in todo], "making", "frames")
-    if peaks:
-        print(f"peak memory of a process: {1000 * max(peaks):.0f} MB")
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line. Raises OptionError for numbers out of range."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--source", type=Path, help="raw clips: folders of images or videos, with or without train/ and test/")
+    add("--spikes-for", type=Path, metavar="DIR", help="an existing GOPRO_Large: make its spikes only")
+    add("--out", type=Path, required=True, help="gets GOPRO_Large/ and GOPRO_Large_spike_seq/")
+    add("--test-share", type=float, default=0.2, help="share of test clips, if the source has no split")
+    add(
+        "--offset", action="append", default=[], metavar="[CLIP=]N",
+        help="the sharp frames of --spikes-for are N raw frames later than expected; detected where it is unambiguous",
+    )  # fmt: skip
+    add("--leave-out", action="append", default=[], metavar="CLIP", help="make all clips but this one")
+    types = {"int": int, "float": float, "str": str, "int | None": int}
+    for setting in fields(Recipe):
+        flag, about = f"--{setting.name.replace('_', '-')}", setting.metadata
+        add(flag, type=types[setting.type], default=setting.default, choices=about["choices"], help=about["help"])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    add("--workers", type=int, default=cores, help="processes; default: one for each core")
+    add("--dry-run", action="store_true", help="print what would be made, and its size")
+    command = parser.parse_args(arguments)
+    if not command.source and not command.spikes_for:
+        raise OptionError("nothing to read", "--source, --spikes-for", "at least one of them", "see --help")
+    bounds = {setting.name: setting.metadata["bounds"] for setting in fields(Recipe)} | {"workers": {"at_least": 1}}
+    for name, limits in bounds.items():
+        value = getattr(command, name)
+        least, above, most = (limits.get(key, d) for key, d in (("at_least", -inf), ("above", -inf), ("at_most", inf)))
+        if limits and value is not None and not (least <= value <= most and above < value < inf):
+            flag = f"--{name.replace('_', '-')}"
+            expected = ", ".join(f"{key.replace('_', ' ')} {limit:g}" for key, limit in limits.items())
+            raise OptionError(f"{flag} is {value}", flag, expected, "correct it")
+    for flag, value, is_wrong, expected in (
+        ("--average", command.average, (command.average or 1) % 2 == 0, "an odd number"),
+        ("--instants", command.instants, command.instants and command.instants % 2 == 0, "0, or an odd number"),
+        ("--instants", command.instants, command.instants and command.spikes_for, "0 with --spikes-for"),
+        ("--test-share", command.test_share, not 0 <= command.test_share < 1, "0 <= share < 1"),
+    ):
+        if is_wrong:
+            raise OptionError(f"{flag} is {value}", flag, expected, "correct it")
+    return command
 
 
 def run_counted(
     workers: int, function: Callable[..., Any], calls: list[tuple[Any, ...]], counts: list[int], name: str, unit: str
 ) -> list[Any]:
-    """The results of function(*call) in order, while the progress over all calls is shown.
+    """The results of function(*call) in order, from parallel processes, while the progress over all calls is shown.
 
-    counts: units of work of each call.
+    counts: units of work of each call. The calls are begun in their order; one worker or a single call runs in this
+    process. The first error is raised and ends the other calls. Raises DataError where a process dies.
     """
-    results = [None] * len(calls)
+    results: list[Any] = [None] * len(calls)
     with shown(sum(counts), name, unit, quiet_s=0) as progress:
-        for number, result in run_parallel(function, calls, workers):
-            results[number] = result
-            progress.update(counts[number])
+        workers = min(workers, len(calls))
+        if workers <= 1:
+            for number, call in enumerate(calls):
+                results[number] = function(*call)
+                progress.update(counts[number])
+            return results
+        # spawn, as OpenCV's threads do not survive a fork. A process that outlived its parent would write into the
+        # folders of the next run.
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), die_with_parent) as pool:
+            # Ctrl-C reaches all processes; the parent ends these. They inherit the mask.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            try:
+                numbers = {pool.submit(function, *call): number for number, call in enumerate(calls)}
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            try:
+                for future in as_completed(numbers):
+                    results[numbers[future]] = future.result()
+                    progress.update(counts[numbers[future]])
+            except BrokenProcessPool as e:
+                raise DataError(
+                    "a process of the pool died", function.__name__, f"memory for {workers} of them",
+                    "lower --workers, then start the same command again",
+                ) from e  # fmt: skip
+            except BaseException:
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
     return results
 
 
-def check_numbers(command: argparse.Namespace) -> None:
-    """Raise OptionError for numbers out of range."""
-    if not command.source and not command.spikes_for:
-        raise OptionError("nothing to read", "--source, --spikes-for", "at least one of them", "see --help")
-    average, instants = command.average, command.instants
-    wrong = [
-        ("--average", average, average is not None and (average < 1 or average % 2 == 0), "an odd number >= 1"),
-        ("--test-share", command.test_share, not 0 <= command.test_share < 1, "0 <= share < 1"),
-        *((f"--{key}", getattr(command, key), getattr(command, key) < 1, ">= 1") for key in ("interpolate", "ratio")),
-        *((f"--{k}", getattr(command, k), not 0 < getattr(command, k) < inf, "> 0") for k in POSITIVE),
-        ("--rate", command.rate, not 0 < command.rate <= 1, "above 0, at most 1: a pixel fires once per plane at most"),
-        *((f"--{k.replace('_', '-')}", getattr(command, k), not 0 <= getattr(command, k) < inf, ">= 0") for k in NOISE),
-        ("--instants", instants, instants < 0 or (instants > 0 and instants % 2 == 0), "0, or an odd number"),
-        ("--instants", instants, bool(instants and command.spikes_for), "0 with --spikes-for, which makes no pictures"),
-        ("--workers", command.workers, command.workers < 1, ">= 1"),
-    ]
-    for flag, value, is_wrong, expected in wrong:
-        if is_wrong:
-            raise OptionError(f"{flag} is {value}", flag, expected, "correct it")
-
-
 def find_jobs(command: argparse.Namespace) -> list[Job]:
-    """Every clip to make, with its split. Raises DataError where --source lacks clips of --spikes-for."""
-    raw = find_raw_clips(command.source) if command.source else []
-    if not command.spikes_for:
+    """Every clip to make, with its split.
+
+    Raises DataError where --source lacks clips of --spikes-for, OptionError where --leave-out or --offset names an
+    unknown clip, or where --offset has no effect.
+    """
+    raw, offsets = find_raw_clips(command.source) if command.source else [], read_offsets(command.offset)
+    if command.spikes_for:
+        jobs = find_existing(command, {clip.name: clip for clip in raw}, offsets)
+    else:
         splits = choose_splits(raw, command.test_share, command.out)
         jobs = [Job(clip.name, splits[clip.name], clip, None, command.out) for clip in raw]
-    else:
-        jobs = find_existing(command, {clip.name: clip for clip in raw})
-    refuse_unknown(command, jobs)
+    names = {job.name for job in jobs}
+    unknown = [f"--leave-out {name}" for name in command.leave_out if name not in names]
+    unknown += [f"--offset {name}={n}" for name, n in offsets.items() if name and name not in names]
+    if unknown:
+        raise OptionError(f"no such clip: {', '.join(unknown)}", "the command line", "names of clips", "correct them")
+    if offsets and not (command.source and command.spikes_for):
+        raise OptionError(
+            "--offset has no effect", "--offset", "--source and --spikes-for, whose frames it aligns", "drop --offset"
+        )
     jobs = [job for job in jobs if job.name not in command.leave_out]
     missing = [job.name for job in jobs if raw and job.raw is None]
     if missing:
@@ -192,24 +206,9 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
     return jobs
 
 
-def refuse_unknown(command: argparse.Namespace, jobs: list[Job]) -> None:
-    """Raise OptionError where --leave-out or --offset names an unknown clip, or where --offset has no effect."""
-    names = {job.name for job in jobs}
-    unknown = [f"--leave-out {name}" for name in command.leave_out if name not in names]
-    unknown += [
-        f"--offset {name}={n}" for name, n in read_offsets(command.offset).items() if name and name not in names
-    ]
-    if unknown:
-        raise OptionError(f"no such clip: {', '.join(unknown)}", "the command line", "names of clips", "correct them")
-    if command.offset and not (command.source and command.spikes_for):
-        raise OptionError(
-            "--offset has no effect", "--offset", "--source and --spikes-for, whose frames it aligns", "drop --offset"
-        )
-
-
-def find_existing(command: argparse.Namespace, raw: dict[str, RawClip]) -> list[Job]:
+def find_existing(command: argparse.Namespace, raw: dict[str, RawClip], offsets: dict[str, int]) -> list[Job]:
     """The clips of --spikes-for, with their raw clips by name. Raises DataError for none, or for two of one name."""
-    jobs, offsets = [], read_offsets(command.offset)
+    jobs = []
     for split in SPLITS:
         folders = [(path.parent.name, path) for path in command.spikes_for.glob(f"{split}/*/sharp")]
         folders += [(path.name, path) for path in command.spikes_for.glob(f"{split}_GT/*") if path.is_dir()]
@@ -260,96 +259,60 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
     found: dict[Job, Plan | DataError] = dict(zip(jobs, results, strict=True))
     errors = {job: error for job, error in found.items() if isinstance(error, DataError)}
     plans = {job: plan for job, plan in found.items() if job not in errors}
-    errors |= other_sizes(plans)
-    if errors:
-        raise wrong_clips(errors, is_any_left=len(errors) < len(jobs))
-    return plans
-
-
-def other_sizes(plans: dict[Job, Plan]) -> dict[Job, DataError]:
-    """The errors of clips of another size than most have."""
-    if not plans:
-        return {}
-    (height, width), _ = Counter(plan.size for plan in plans.values()).most_common(1)[0]
-    return {
-        job: DataError(
-            f"clip {job.name} has another size than the others: {plan.size[0]} x {plan.size[1]}", job.where,
-            f"frames of one size, as {height} x {width}: spikes of one data set have one size",
-            "make clips of another size in a run of their own, with another --out",
-        )
-        for job, plan in plans.items() if plan.size != (height, width)
-    }  # fmt: skip
-
-
-def wrong_clips(errors: dict[Job, DataError], is_any_left: bool) -> DataError:
-    """One error for all clips that cannot be made. is_any_left: whether others can be made."""
-    what, where, expected, do = ([getattr(e, part) for e in errors.values()] for part in WORDS)
-    if is_any_left:
+    common = Counter(plan.size for plan in plans.values()).most_common(1)
+    for job, plan in plans.items():
+        if plan.size != common[0][0]:
+            errors[job] = DataError(
+                f"clip {job.name} has another size than the others: {plan.size[0]} x {plan.size[1]}", job.where,
+                "frames of one size, as {} x {}: spikes of one data set have one size".format(*common[0][0]),
+                "make clips of another size in a run of their own, with another --out",
+            )  # fmt: skip
+    if not errors:
+        return plans
+    what, where, expected, do = (
+        [getattr(e, part) for e in errors.values()] for part in ("what", "where", "expected", "do")
+    )
+    if len(errors) < len(jobs):
         do.append(f"make only the others: {' '.join(f'--leave-out {job.name}' for job in errors)}")
     text = what[0]
     if len(errors) > 1:
         lines = "".join(f"\n    {problem}  [{place}]" for problem, place in zip(what, where, strict=True))
         text, where = f"{len(errors)} clips cannot be made:{lines}", ["the clips named"]
-    return DataError(text, where[0], *("; ".join(dict.fromkeys(words)) for words in (expected, do)))
-
-
-def print_offset(job: Job, offset: int, recipe: Recipe) -> None:
-    if offset:
-        when = "later" if offset > 0 else "earlier"
-        print(
-            f"{job.name}: its sharp frames are {abs(offset)} raw frames {when} than expected; recorded in dataset.json"
-        )
-    if offset < 0:
-        print(f"{job.name}: the first {-offset * recipe.interpolate} planes repeat the light of its first raw frame")
-
-
-def check_room(out: Path, need: int) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    free = free_bytes(out)
-    if need > 0.95 * free:
-        raise DataError(
-            f"about {need / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free",
-            str(out),
-            "enough free space",
-            "choose another disk",
-        )
+    raise DataError(text, where[0], *("; ".join(dict.fromkeys(words)) for words in (expected, do)))
 
 
 def info_path(out: Path) -> Path:
     return out / "GOPRO_Large_spike_seq" / FILE_NAME
 
 
-def read_info(out: Path) -> dict[str, Any]:
-    """The dataset.json of an earlier run; empty where there is none. Raises DataError if another program made it."""
+def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
+    """The dataset.json of an earlier run; empty where there is none.
+
+    Raises DataError if another program, or this one with another recipe, made it.
+    """
     path = info_path(out)
     try:
         table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"recipe": None, "clips": {}}
-        if not isinstance(table["clips"], dict) or "recipe" not in table:
-            raise KeyError("recipe")
+        made = table["recipe"]
+        if not isinstance(table["clips"], dict):
+            raise TypeError("no clips")
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise DataError(
             f"dataset.json was not made by this script: {e}", str(path), "no such file, or one of an earlier run",
             "choose another --out, or move the file away",
         ) from e  # fmt: skip
-    return table
-
-
-def check_recipe(out: Path, recipe: Recipe) -> None:
-    """Refuse to mix clips of two recipes in one folder."""
-    path, made = info_path(out), read_info(out)["recipe"]
-    if made is not None and made != recipe.record():
-        wanted = recipe.record()
+    if recipe and made is not None and made != (wanted := recipe.record()):
         differing = ", ".join(key for key in {**wanted, **made} if made.get(key) != wanted.get(key))
         raise DataError(
             f"{out} was made with other settings: {differing}", str(path), "the same settings",
             "choose another --out, or remove the folder",
         )  # fmt: skip
+    return table
 
 
-def write_info(out: Path, recipe: Recipe, plans: dict[Job, Plan]) -> None:
-    """dataset.json: the geometry, planes per clip, and the offset of clips that have one."""
+def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job, Plan]) -> None:
+    """dataset.json: the geometry, planes per clip, and the offset of clips that have one; table: that of before."""
     height, width = (side // recipe.ratio for side in next(iter(plans.values())).size)
-    table = read_info(out)
     if table.get("h", height) != height or table.get("w", width) != width:
         raise DataError(
             f"spikes of {height} x {width} would join those of {table['h']} x {table['w']}", str(info_path(out)),

@@ -18,24 +18,29 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import cv2
 import numpy as np
+from torch import Tensor
 
-from data.agreement import sharp_picture
+from data.alignment_check import Comparison, compare
 from data.augment import Augment
 from data.clip_dataset import Draw
-from data.first_look import compare, pixel_of
 from data.select_dataset import build_dataset
 from main_train_vrt import PARTS
 from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.sample_page import Sample, build_page
 from scripts.parts.spike_guess import in_words
 from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
+from utils.image import tensor_to_uint8
 from utils.options.load import load_options
-from utils.options.models import Options
+from utils.page import render
 
 SHOWN = 6  # frames of a test clip
 MEASURED = 5  # frames of which the alignment is measured, and the middle one
+LEAST_WIDTH = 256  # smaller images are enlarged by repetition
+YELLOW, CYAN, GREEN = (255, 220, 0), (0, 220, 255), (0, 255, 60)
+
+Images = list[tuple[str, np.ndarray]]  # names and (H, W, 3) uint8
 
 
 @with_exit_code
@@ -51,19 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     command.out = command.out or Path(f"sample_{command.split}_{command.index}.html")
     refuse_existing(command.out, "--out")
     opt = load_options(command.opt, command.overrides, parts=PARTS)
-    sample = read_sample(opt, command)
-    write_whole(command.out, build_page(sample).encode())
-    print(f"{command.out}: {sample.title}\n{sample.verdict}")
-    return 0
-
-
-def read_sample(opt: Options, command: argparse.Namespace) -> Sample:
-    """Raises OptionError for a split without data and an index or epoch that does not exist."""
     section = getattr(opt.datasets, command.split)
     if section is None:
-        raise OptionError(
-            f"datasets.{command.split} is empty", command.opt, "a data set of this split", "choose another --split"
-        )
+        what = f"datasets.{command.split} is empty"
+        raise OptionError(what, command.opt, "a data set of this split", "choose another --split")
     dataset = build_dataset(section, command.split, opt.train.manual_seed)
     if not 0 <= command.index < len(dataset) or command.epoch < 0:
         raise OptionError(
@@ -76,53 +72,32 @@ def read_sample(opt: Options, command: argparse.Namespace) -> Sample:
         count = min(SHOWN, dataset.frame_count(command.index))
         draw, item = dataset.draw(command.index, 0, count), dataset.read_frames(command.index, 0, count)
     epoch = f", epoch {command.epoch}" if dataset.is_training else ""
-    whole = dataset.files.pictures(draw.clip, "lq", draw.played[0][:1], Augment.whole(draw.clip.size))[0]
-    spikes = dataset.spikes
-    return Sample(
-        title=f"Sample {command.index} of datasets.{command.split}{epoch}: {item['key']}",
-        item=item,
-        draw=draw,
-        whole=np.ascontiguousarray(whole[..., ::-1]),
-        stems={kind: [draw.clip.stems[i] for i in dataset.frames_of(kind, draw.played[0])] for kind in ("lq", "gt")},
-        grid=spikes.grid(draw.clip.size) if spikes else None,
-        pixel=pixel_of(dataset, draw) if spikes else 1,
-        sharp=middle_picture(spikes, draw, item["spike"].numpy()) if spikes else None,
-        facts=facts(dataset, draw, command.opt),
-        **(aligned(dataset, draw) if spikes else {}),
-    )
+    title = f"Sample {command.index} of datasets.{command.split}{epoch}: {item['key']}"
+    verdict, kind, numbers, found = "This data set has no spikes.", "none", "", None
+    if dataset.spikes:
+        found = compare(dataset, draw, MEASURED)
+        verdict, kind = found.sentence, "right" if found.is_right else "wrong"
+        numbers = (
+            f"Gradients correlate with {found.correlation:.2f}; shift {found.shift[0]:+.2f} px in x, "
+            f"{found.shift[1]:+.2f} px in y (phase correlation, response {found.response:.2f}), over {found.measured} "
+            f"{found.kind} frames before the crop."
+        )
+    about = {"options": f"{command.opt}; {type(dataset).__name__}", **facts(dataset, draw)}
+    page = render(
+        "sample", title=title, verdict=verdict, verdict_class=kind, numbers=numbers, about=about,
+        sections=sections(dataset, draw, item, found),
+    )  # fmt: skip
+    write_whole(command.out, page.encode())
+    print(f"{command.out}: {title}\n{verdict}")
+    return 0
 
 
-def middle_picture(spikes: Any, draw: Draw, channels: np.ndarray) -> np.ndarray:
-    """What the channels (N, S, H, W) show of the sharp instant of the middle frame, (H, W)."""
-    middle = len(channels) // 2
-    frame, is_back = (played[middle] for played in draw.played)
-    return sharp_picture(spikes, channels[middle], draw.clip.exposures[frame], is_back)
-
-
-def aligned(dataset: Any, draw: Draw) -> dict[str, Any]:
-    """The alignment, as fields of `Sample`."""
-    look = compare(dataset, draw, MEASURED)
-    found = look.found
-    numbers = (
-        f"Gradients correlate with {found.correlation:.2f}; shift {found.shift[0]:+.2f} px in x, {found.shift[1]:+.2f} "
-        f"px in y (phase correlation, response {found.response:.2f}), over {look.measured} {look.kind} frames before "
-        "the crop."
-    )
-    return {"verdict": look.sentence, "is_right": look.is_right, "numbers": numbers, "aligned": look.shown}
-
-
-def in_short(values: Mapping[str, Any]) -> str:
-    """E.g. "half_windows 2 6 12, num_bins 8"."""
-    shown = {key: np.array2string(np.asarray(value), precision=3).strip("[]'") for key, value in values.items()}
-    return ", ".join(f"{key} {value}" for key, value in shown.items())
-
-
-def facts(dataset: Any, draw: Draw, option_file: str) -> dict[str, str]:
+def facts(dataset: Any, draw: Draw) -> dict[str, str]:
+    """How the sample was drawn, in words."""
     aug, clip, spikes = draw.aug, draw.clip, dataset.spikes
     frames, backwards = draw.played
     flips = {"mirrored left to right": aug.hflip, "mirrored top to bottom": aug.vflip, "axes swapped": aug.transpose}
     about = {
-        "options": f"{option_file}; {type(dataset).__name__}",
         "frames": ", ".join(clip.stems[i] for i in frames) + (" (played backwards)" if aug.reverse else ""),
         "crop": f"rows {aug.top} to {aug.top + aug.height - 1}, columns {aug.left} to {aug.left + aug.width - 1} of "
         f"{clip.size[0]} x {clip.size[1]}",
@@ -130,11 +105,10 @@ def facts(dataset: Any, draw: Draw, option_file: str) -> dict[str, str]:
     }
     if not spikes:
         return about
-    first = frames[0]
-    exposure, own = clip.exposures[first], clip.exposures[first].own
+    exposure = clip.exposures[frames[0]]
     about |= {
         "spikes": f"{in_words(spikes.geometry)}; rate {spikes.rate}, {spikes.light} light, gamma {spikes.gamma:g}",
-        "planes": f"{own.count} from plane {own.first} of {clip.planes[first]}; "
+        "planes": f"{exposure.own.count} from plane {exposure.own.first} of {clip.planes[frames[0]]}; "
         f"sharp frame at plane {exposure.origin + exposure.center:g}"
         + (", time runs backwards" if backwards[0] else ""),
         "channels": f"{spikes.channels}: {spikes.name} ({in_short(spikes.options)})",
@@ -148,6 +122,94 @@ def facts(dataset: Any, draw: Draw, option_file: str) -> dict[str, str]:
             f"rows {top} to {top + height - 1}, columns {left} to {left + width - 1}"
         )
     return about
+
+
+def in_short(values: Mapping[str, Any]) -> str:
+    """E.g. "half_windows 2 6 12, num_bins 8"."""
+    shown = {key: np.array2string(np.asarray(value), precision=3).strip("[]'") for key, value in values.items()}
+    return ", ".join(f"{key} {value}" for key, value in shown.items())
+
+
+def sections(
+    dataset: Any, draw: Draw, item: dict[str, Any], found: Comparison | None
+) -> list[tuple[str, list[tuple[str, Images]]]]:
+    """Title and rows of each section of the page, a row being a name and its images. found: None without spikes."""
+    frames, _ = draw.played
+    stems = {kind: [draw.clip.stems[i] for i in dataset.frames_of(kind, frames)] for kind in ("lq", "gt")}
+
+    def name(kind: str, number: int) -> str:
+        """Of frame `number`; a padded sequence has more frames than names."""
+        return stems[kind][number] if number < len(stems[kind]) else f"{stems[kind][-1]}, repeated"
+
+    kinds = [kind for kind in stems if kind in item]
+    parts = [(f"Whole frame {stems['lq'][0]}", [("", whole_frame(dataset, draw))])]
+    if found:
+        middle = len(item["spike"]) // 2
+        frame, back = (played[middle] for played in draw.played)
+        pixel = dataset.spikes.grid(draw.clip.size).pixel
+        sharp = dataset.spikes.sharp_image(item["spike"][middle].numpy(), draw.clip.exposures[frame], back)
+        overlays = []
+        for kind in kinds:
+            number = min(middle, len(item[kind]) - 1)
+            image = tensor_to_uint8(item[kind][number][:3])
+            overlays.append((f"{kind} {name(kind, number)}", edges_over(image, sharp, pixel)))
+        shown, image, spikes = found.shown
+        overlays.append((f"{shown}, before the crop", edges_over(image, spikes, pixel)))
+        parts.append(("Alignment: edges of the spikes around the sharp instant over the frame", [("", overlays)]))
+    for kind in kinds:
+        images = [(name(kind, i), enlarged(tensor_to_uint8(frame[:3]))) for i, frame in enumerate(item[kind])]
+        noise = f"; channel 3, the noise level, is {item[kind][0, 3].mean():.3f}" if item[kind].shape[1] > 3 else ""
+        parts.append((f"{kind}: {shape_of(item[kind])}{noise}", [("", images)]))
+    if "spike" in item:
+        white, rows = max(float(np.percentile(item["spike"].numpy(), 99.5)), 1e-6), []
+        for number, channels in enumerate(item["spike"]):
+            grey = tensor_to_uint8((channels / white)[:, None].expand(-1, 3, -1, -1))
+            texts = [
+                f"channel {i}: {c.min():.2f} to {c.max():.2f}, mean {c.mean():.3f}" for i, c in enumerate(channels)
+            ]
+            rows.append((name("lq", number), list(zip(texts, map(enlarged, grey), strict=True))))
+        parts.append((f"spike: {shape_of(item['spike'])}; white is {white:.3g}", rows))
+    return parts
+
+
+def shape_of(values: Tensor) -> str:
+    return f"{' x '.join(map(str, values.shape))}, {float(values.min()):.3g} to {float(values.max()):.3g}"
+
+
+def whole_frame(dataset: Any, draw: Draw) -> Images:
+    """The first lq frame with the crop and, for cameras with different views, the region that crops are drawn from."""
+    whole = dataset.files.images(draw.clip, "lq", draw.played[0][:1], Augment.whole(draw.clip.size))[0]
+    image, aug, note = enlarged(whole[..., ::-1]), draw.aug, "yellow: the crop"
+    factor = image.shape[1] // whole.shape[1]
+    boxes = [((aug.top, aug.left, aug.height, aug.width), YELLOW)]
+    grid = dataset.spikes.grid(draw.clip.size) if dataset.spikes else None
+    if grid and grid.coverage < 1:
+        boxes.insert(0, (grid.region, CYAN))
+        note += "; blue: the region that crops are drawn from"
+    for (top, left, height, width), colour in boxes:
+        start, stop = (factor * left, factor * top), (factor * (left + width) - 1, factor * (top + height) - 1)
+        cv2.rectangle(image, start, stop, colour, max(1, round(image.shape[1] / 500)))
+    return [(note, image)]
+
+
+def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
+    """Image (sH, sW, 3) uint8 with the strongest edges of spikes (H, W) in green. pixel: RGB pixels per spike pixel."""
+    shown = enlarged(image)
+    height, width = shown.shape[:2]
+    large = cv2.resize(spikes.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
+    smooth = cv2.GaussianBlur(large, (0, 0), max(1.0, pixel * width / spikes.shape[1]))
+    x, y = cv2.Sobel(smooth, cv2.CV_32F, 1, 0), cv2.Sobel(smooth, cv2.CV_32F, 0, 1)
+    scale = 10000 / max(float(np.abs(x).max()), float(np.abs(y).max()), 1e-6)
+    high, low = (float(np.percentile(scale * (abs(x) + abs(y)), share)) for share in (92, 80))
+    lines = cv2.Canny((scale * x).astype(np.int16), (scale * y).astype(np.int16), low, high)
+    shown[lines > 0] = GREEN
+    return shown
+
+
+def enlarged(image: np.ndarray) -> np.ndarray:
+    """A copy of (H, W, 3), enlarged by repetition where it is small."""
+    factor = -(-LEAST_WIDTH // image.shape[1])
+    return np.ascontiguousarray(image.repeat(factor, axis=0).repeat(factor, axis=1))
 
 
 if __name__ == "__main__":

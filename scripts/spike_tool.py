@@ -25,12 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from data.pictures import Pictures
-from data.raw_video import LightPath
-from data.spike.formats import FORMATS, format_of, open_spikes, write_spikes
+from data.files import FrameSource
+from data.prepare import LightPath
+from data.spike.formats import FORMATS, SpikeGeometry, is_array, open_spikes, write_spikes
 from data.spike.simulate import IntegrateAndFire
-from data.spike.stream import SpikeGeometry
-from data.spike_source import spike_errors_as_data_errors
+from data.spike_info import spike_errors_as_data_errors
 from scripts.parts import spike_views
 from scripts.parts.exit_codes import with_exit_code
 from scripts.parts.shown import tracked
@@ -46,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
     with spike_errors_as_data_errors():
         if "out" in command:
-            command.out = command.out or spike_views.default_out(command)
+            suffix = spike_views.SUFFIXES.get(command.action)
+            command.out = command.out or Path(f"{command.file.stem}_{command.action}{suffix}")
             refuse_existing(command.out, "the output")
         {"info": info, **VIEWS, "convert": convert, "simulate": simulate}[command.action](command)
     return 0
@@ -81,17 +81,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     make.add_argument("--dark-rate", type=float, default=0.0)
     make.add_argument("--threshold-mismatch", type=float, default=0.0)
     make.add_argument("--seed", type=int, default=0)
-    command, command.overrides = _split(parser, arguments)
-    return command
-
-
-def _split(parser: argparse.ArgumentParser, arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The command, and its overrides method.key=value, which argparse cannot take after a file and options."""
-    command, others = parser.parse_known_args(arguments)
-    wrong = [word for word in others if command.action not in ("recon", "play") or not word.startswith("method.")]
-    if wrong:
+    # argparse cannot take the overrides method.key=value after a file and options.
+    command, command.overrides = parser.parse_known_args(arguments)
+    can_override = command.action in ("recon", "play")
+    if wrong := [word for word in command.overrides if not can_override or not word.startswith("method.")]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
-    return command, others
+    return command
 
 
 def convert(command: argparse.Namespace) -> None:
@@ -103,7 +98,7 @@ def convert(command: argparse.Namespace) -> None:
     file = open_spikes(command.file, stored)
     count = file.planes - command.first if command.count is None else command.count
     made = SpikeGeometry(stored.height, stored.width, not command.out_no_flip, bit_order=command.out_bit_order)
-    if not format_of(command.file).is_packed:
+    if is_array(command.file):
         print(f"{command.file}: {file.planes} planes of {stored.height} x {stored.width}, an array")
     else:
         taken = "" if command.size else " (no --size: from dataset.json, or the only known size that fits)"
@@ -113,8 +108,8 @@ def convert(command: argparse.Namespace) -> None:
         print(f"  warning: {text}")
     parts = tracked(file.parts(command.first, count), count, "converting", "planes", len)
     write_spikes(command.out, parts, made)
-    is_packed = format_of(command.out).is_packed
-    form = in_words(made) if is_packed else f"{made.height} x {made.width}, an array of uint8, row 0 at the top"
+    array = f"{made.height} x {made.width}, an array of uint8, row 0 at the top"
+    form = array if is_array(command.out) else in_words(made)
     print(f"{command.out}: {count} planes of {form}")
 
 
@@ -124,7 +119,7 @@ def simulate(command: argparse.Namespace) -> None:
         raise OptionError(f"--rate is {command.rate}", "--rate", what, "correct it")
     if command.planes_per_frame < 1 or command.ratio < 1:
         raise OptionError("--planes-per-frame and --ratio", "command line", "at least 1", "correct them")
-    frames = Pictures(command.input)
+    frames = FrameSource(command.input)
     height, width = (side // command.ratio for side in frames.size)
     if height * width % 8:
         raise DataError(

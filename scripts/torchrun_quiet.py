@@ -21,11 +21,6 @@ from argparse import Namespace
 from pathlib import Path
 from types import FrameType
 
-import torch
-from torch.distributed import run
-from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.errors import DistError
@@ -38,13 +33,20 @@ GRACE_S = 180
 
 def parse_args(argv: list[str]) -> Namespace:
     """torchrun's arguments, with SIGNALS and GRACE_S: by torchrun's own flags where this version has them."""
+    from torch.distributed import run  # not before --help
+    from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        # What torchrun's handlers do: the agent passes the signal on to the ranks and waits for them.
+        raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
+
     known = run.get_args_parser().format_help()
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # the ranks inherit it where torchrun leaves it alone
     own, handled = [], SIGNALS if is_nohup else f"{SIGNALS},SIGHUP"
     if "--signals-to-handle" in known:
         own.append(f"--signals-to-handle={handled}")
     else:  # torch 2.8: torchrun handles all but SIGUSR1
-        signal.signal(signal.SIGUSR1, _on_signal)
+        signal.signal(signal.SIGUSR1, on_signal)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP} if is_nohup else ())
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled  # what newer versions tell the ranks
     if "--shutdown-timeout" in known:
@@ -54,15 +56,15 @@ def parse_args(argv: list[str]) -> Namespace:
     return run.parse_args([*own, *argv])
 
 
-def _on_signal(number: int, _: FrameType | None) -> None:
-    """What torchrun's handlers do: the agent passes the signal on to the ranks and waits for them."""
-    raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
-
-
 def main(argv: list[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0
+    import torch
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     args, gpus = parse_args(argv), torch.cuda.device_count()
     if args.nproc_per_node.isdigit() and 0 < gpus < int(args.nproc_per_node):
         what = f"{args.nproc_per_node} ranks on {gpus} GPUs"
@@ -78,18 +80,12 @@ def main(argv: list[str]) -> int:
         try:
             run.run(args)
             return 0
-        except ChildFailedError as e:
-            code = first_code(exit_file.name)
-            if not code:  # a rank was killed before it could write one
+        except (ChildFailedError, SignalException) as e:
+            # The exit code that the first rank to end wrote; none where a rank was killed before it could.
+            written = Path(exit_file.name).read_text(encoding="ascii").split()
+            if not written and isinstance(e, ChildFailedError):
                 print(e, file=sys.stderr)
-            return int(code or 1)
-        except SignalException as e:
-            return int(first_code(exit_file.name) or 128 + e.sigval)
-
-
-def first_code(path: str) -> str:
-    """The exit code that the first rank to end wrote, "" if none did."""
-    return "".join(Path(path).read_text(encoding="ascii").split()[:1])
+            return int(written[0]) if written else 1 if isinstance(e, ChildFailedError) else 128 + e.sigval
 
 
 if __name__ == "__main__":

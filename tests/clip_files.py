@@ -14,11 +14,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from data.clip_index import Source
+from data.manifest import Source
 from data.preflight import Report
-from data.select_dataset import DATASETS
-from data.spike.formats import write_spikes
-from data.spike.stream import SpikeGeometry
+from data.select_dataset import DATASETS, build_dataset
+from data.spike.formats import SpikeGeometry, write_spikes
 
 PLANES = 24
 
@@ -110,6 +109,11 @@ def section(root: Path, split: str = "train", regrouped: bool = False, **changes
 def resolved(values: dict[str, object]) -> Any:
     """The section with its defaults."""
     return DATASETS.resolve(values, "datasets.train")
+
+
+def build(root: Path, split: str = "train", seed: int = 0, **changes: object) -> Any:
+    """The dataset of these clips, with the changes to its section."""
+    return build_dataset(section(root, split, **changes), split, seed)
 
 
 def source_of(values: dict[str, object]) -> Source:

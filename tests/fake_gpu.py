@@ -1,8 +1,9 @@
 """The network on a GPU that is not there: torch's fake tensors know device, dtype and shape alone.
 
-    python -m tests.fake_gpu [--batch 1] [--kept-only] [CASE ...]
+    python -m tests.fake_gpu [--batch 1] [--kept-only] [--shallow] [CASE ...]
 
 CASE: a name in CASES (default: all). --kept-only: without the backward pass, in a third of the time.
+--shallow: a quarter of the blocks.
 
 Fails where a tensor of the wrong device or dtype meets another. For a training step on clips of 6 x 192 x 192 through
 the network of the GoPro recipe, under the autocast rules of CUDA, it counts:
@@ -178,15 +179,15 @@ def on_gpu(t: Tensor | None) -> Tensor | None:
 
 
 @functools.cache
-def fake_plan(size, window, shift, device, batch=1, most=1 << 40, joins=False) -> windows.WindowPlan:
-    """window_plan depends on numbers, so it is made for the CPU."""
+def fake_chunks(size, window, shift, device, batch=1, most=1 << 40) -> tuple[windows.Chunk, ...]:
+    """window_chunks depends on numbers, so it is made for the CPU."""
     with unset_fake_temporarily():
-        plan = windows.window_plan(size, window, shift, torch.device("cpu"), batch, most, joins)
-    return moved_to_gpu(plan)
+        chunks = windows.window_chunks(size, window, shift, torch.device("cpu"), batch, most)
+    return moved_to_gpu(chunks)
 
 
 def moved_to_gpu(value: Any) -> Any:
-    """A plan, or a part of it."""
+    """Chunks, or a part of them."""
     if isinstance(value, Tensor):
         return on_gpu(value)
     if isinstance(value, tuple):
@@ -306,7 +307,7 @@ def stand_in() -> None:
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *_: True
     F.scaled_dot_product_attention = attention_of_a_gpu
-    block.window_plan = fake_plan
+    block.window_chunks = fake_chunks
 
 
 def rounded(tree: Any) -> Any:
@@ -320,7 +321,10 @@ def main() -> str:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--kept-only", action="store_true")
+    parser.add_argument("--shallow", action="store_true")
     args = parser.parse_args()
+    if args.shallow:
+        NETWORK["depths"] = [2] * 7 + [1] * 4
     found = {name: count(*CASES[name], args.batch, args.kept_only) for name in args.cases or CASES}
     return json.dumps(rounded(found), indent=1)
 

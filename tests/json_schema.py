@@ -6,15 +6,8 @@ from typing import Any
 
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None), "number": (int, float)}
 NOTES = {
-    "description",
-    "default",
-    "deprecationMessage",
-    "doNotSuggest",
-    "enumDescriptions",
-    "$schema",
-    "$comment",
-    "$defs",
-}
+    "description", "default", "deprecationMessage", "doNotSuggest", "enumDescriptions", "$schema", "$comment", "$defs"
+}  # fmt: skip
 
 
 def faults(value: Any, schema: Any, root: dict[str, Any], where: str = "") -> list[str]:

@@ -1,8 +1,8 @@
 """Which kernel torch's scaled_dot_product_attention runs on a GPU of compute capability 8.0 or higher.
 
 The rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order, can_use_*_attention,
-minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient, check_attn_mask_shape) and attention.cpp
-(preprocess_mask), torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks. Where versions differ, the
+minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient, check_attn_mask_shape),
+torch 2.8 to 2.15, for inputs without dropout, nesting and causal masks. Where versions differ, the
 stricter rule stands: cuDNN comes first, as since 2.11 on the H100, and storage offsets count, as in 2.15.
 """
 
@@ -33,8 +33,3 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     if enabled.mem_efficient_sdp_enabled() and q.dtype in (*HALF, torch.float32) and is_aligned and mask_fits:
         return "efficient"
     return "math"
-
-
-def copies_mask(mask: Tensor) -> bool:
-    """Whether torch copies the mask to rows of 16 bytes before efficient attention (preprocess_mask, pad_bias)."""
-    return mask.shape[-1] % 8 != 0 or any(stride % 8 for stride in mask.stride()[:-1])

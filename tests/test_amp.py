@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from models import amp
+from models.model_base import amp_dtype, choose_dtype
 from utils.options.models import AmpOptions
 
 
@@ -22,20 +22,13 @@ from utils.options.models import AmpOptions
     ],
 )
 def test_auto_takes_bfloat16_only_where_every_device_has_it(wanted, has_bfloat16, chosen):
-    assert amp.choose_dtype(wanted, has_bfloat16) == chosen
+    assert choose_dtype(wanted, has_bfloat16) == chosen
 
 
 def test_the_cpu_trains_in_bfloat16_and_the_log_says_so(caplog):
     caplog.set_level(logging.INFO)
 
-    assert amp.amp_dtype(AmpOptions(enable=True), torch.device("cpu")) is torch.bfloat16
-    assert amp.amp_dtype(AmpOptions(), torch.device("cpu")) is None
+    assert amp_dtype(AmpOptions(enable=True), torch.device("cpu")) is torch.bfloat16
+    assert amp_dtype(AmpOptions(), torch.device("cpu")) is None
 
     assert [record.message for record in caplog.records] == ["mixed precision in bfloat16"]
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpu_has_bfloat16_from_compute_capability_8_on():
-    device = torch.device("cuda", 0)
-    assert amp.has_native_bfloat16(device) == (torch.cuda.get_device_capability(device) >= (8, 0))

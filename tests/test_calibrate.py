@@ -2,14 +2,12 @@ import cv2
 import numpy as np
 import pytest
 
-from data.calibration import load_calibration
-from data.spike.formats import read_spikes, write_spikes
+from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.simulate import to_display, to_uint8
-from data.spike.stream import SpikeGeometry
+from data.spike_grid import load_calibration
 from scripts.calibrate import main
-from tests.calibration_trials import LIMIT_PX, error_px, write_pair
 from tests.spike_files import restore_dat
-from tests.two_cameras import similarity, texture
+from tests.two_cameras import LIMIT_PX, error_px, similarity, texture, write_pair
 from utils.image import imread_rgb, imwrite_rgb
 
 PLANE, FRAME = (128, 200), (180, 320)

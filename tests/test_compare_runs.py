@@ -51,7 +51,8 @@ def test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_di
         (folder / "training_history.json").write_text(json.dumps(history))
         options = {"task": name, "train": {"G_optimizer_lr": lr, "total_iter": 20}, "netG": {"depths": [2] * 40 + [lr]}}
         (folder / "options" / "x.json").write_text(json.dumps(options))
-        (folder / "log" / "train.log").write_text("[2026-01-01 00:00:00] Network:  vrt, 1.23 M parameters; 0.1 GB\n")
+        log = b"\xff, as another program left it\n[2026-01-01 00:00:00] Network:  vrt, 1.23 M parameters; 0.1 GB\n"
+        (folder / "log" / "train.log").write_bytes(log)
         folders.append(str(folder))
 
     assert main([*folders, *(["--md"] if is_md else [])]) == 0
@@ -79,9 +80,41 @@ def test_tests_give_a_table_of_at_most_100_columns(tmp_path, capsys):
     assert lines[2].startswith("test  ") and "30.00" in lines[2]
 
 
-def test_a_run_that_is_not_there_is_named(tmp_path, write_run, capsys):
-    here = write_run("fp32", 1.0)
+@pytest.mark.parametrize(
+    ("restored", "code", "said"),
+    [(27.6, 0, "+3.00 dB, as expected"), (27.5, 1, "NOT as expected"), (float("nan"), 1, "NOT"), (None, 3, "")],
+)
+def test_a_run_must_gain_three_decibels_in_its_last_validation(tmp_path, capsys, restored, code, said):
+    history = {"train/loss": [[1, 0.5]]}
+    if restored is not None:
+        history |= {"val/psnr": [[250, 30.0], [500, restored]], "val/psnr_input": [[250, 24.6], [500, 24.6 - 1e-9]]}
+    (tmp_path / "training_history.json").write_text(json.dumps(history))
 
-    assert main([here, str(tmp_path / "none"), "--noise", here, "--out", str(tmp_path / "x")]) == 3
+    assert main([str(tmp_path), "--at-least", "3"]) == code
 
-    assert "none/training_history.json" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert said in printed.out
+    assert code != 3 or "no validation" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("metrics.json", "{", "cannot read results"),
+        ("metrics.json", "[1, 2]", "no results of a test"),
+        ("training_history.json", '{"train/loss": [[10, "low"]]}', "train/loss is 'low' at step 10"),
+        ("training_history.jsonl", '{"step": 10, "train/loss": [1]}\n', "train/loss is [1] at step 10"),
+        ("training_history.json", '{"train/loss": [[10, 0.5]]}', "a run is given twice"),
+        ("log.txt", "", "the folder of a run, or its training_history.jsonl"),
+    ],
+)
+def test_absent_files_files_of_another_form_and_a_run_given_twice_are_refused(tmp_path, capsys, name, content, said):
+    (tmp_path / name).write_text(content)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / name).write_text(content)
+
+    assert main([str(tmp_path), str(tmp_path if "twice" in said else other)]) == 3
+
+    text = capsys.readouterr().err
+    assert said in text and text.count("Error: ") == 1 and "Traceback" not in text

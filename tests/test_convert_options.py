@@ -77,11 +77,6 @@ def test_the_reference_file_of_s_vrt_is_converted_and_trains_on_data_of_its_layo
     write_data(tmp_path)
     path = write_svrt(tmp_path)
 
-    code, out = convert(path)
-    said = capsys.readouterr()
-    assert code == 2 and not out.exists()
-    assert "250 x 400 contradicts the data" in said.err and "16 x 16 (56 planes)" in said.err
-
     code, out = convert(path, "--spike-size", "16", "16")
     said = capsys.readouterr().out
     text = out.read_text()
@@ -92,8 +87,8 @@ def test_the_reference_file_of_s_vrt_is_converted_and_trains_on_data_of_its_layo
     ):  # fmt: skip
         assert f"\n  {key}: " in said.split("dropped")[1].split("cannot be said")[0], key
     assert "'imagenet'" in said.split("cannot be said")[1] and "0.002 higher on average" in said
-    assert '      // Per GPU; the original says 3 for 3 GPUs in all.\n      "dataloader_batch_size": 1' in text
-    assert '    "img_size": [6, 224, 224],\n' in text
+    assert "datasets.train.dataloader_batch_size: 3 for 3 GPUs in all -> 1 per GPU" in said
+    assert "  // It cannot say: datasets.train.rgb_normalize" in text and '    "img_size": [6, 224, 224],\n' in text
 
     result = train(out, *(f"{key}={json.dumps(value)}" for key, value in SMALL.items()), limit_s=300)
     assert result.exit_codes == [0], result.text
@@ -128,24 +123,19 @@ def test_the_size_of_a_plane_comes_from_dataset_json_and_firing_rates_stay(tmp_p
     write_data(tmp_path)
     write_info(tmp_path, h=16, w=16, light="display", rate=0.5, planes=None, gt_plane=None)
 
-    path = write_svrt(tmp_path)
-    path.write_text(path.read_text().replace('"E_decay": 0', '"E_decay": 0.9\n    , "E_decay": 0'))
-
-    code, out = convert(path)
+    code, out = convert(write_svrt(tmp_path))
 
     said = capsys.readouterr().out
-    assert "train.E_decay, the first of two: the last one counts" in said
     spike = load_options(out, ["netG.spynet_path=null"], parts=PARTS).datasets.train.spike
     assert code == 0 and (spike.h, spike.w, spike.gamma) == (None, None, 2.2)
     assert "16 x 16; the file says 250 x 400" in said and "2 times those of S-VRT" in said
 
 
-def test_every_problem_of_a_file_is_named_at_once_and_answered_in_one_command(tmp_path, capsys):
+def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough(tmp_path, capsys):
     path = write_svrt(
         tmp_path, train__lora_rank=8, train__total_iter="many", datasets__train__gt_size=[224, 192],
-        datasets__train__spike_reconstruction="spikecv_tfi", datasets__train__dataroot_spike="",
-        netG__input_mode="dual", netG__optical_flow__module="scflow", netG__depth=[8],
-        datasets__train__spike__cache="ram",
+        datasets__train__spike_reconstruction="spikecv_tfi", netG__input_mode="dual",
+        netG__optical_flow__module="scflow", netG__depth=[8], datasets__train__spike__cache="ram",
         datasets__train__spike__reconstruction__theta=2, datasets__train__spike_channels=5, in_memory=True,
     )  # fmt: skip
 
@@ -156,17 +146,15 @@ def test_every_problem_of_a_file_is_named_at_once_and_answered_in_one_command(tm
         "train.lora_rank", "train.total_iter", "datasets.train.gt_size", "datasets.train.spike_reconstruction",
         "netG.input_mode", "netG.optical_flow.module", "netG.depth", "datasets.train.spike.cache",
         "datasets.train.spike.reconstruction.theta", "datasets.train.spike_channels", "in_memory",
-        "datasets.test.dataroot_spike",
     ]  # fmt: skip
-    assert code == 2 and not out.exists()
-    assert all(f"    {key}" in said for key in wrong), said
-    assert said.count("OptionError") == 1
-    assert "12 problems in the option file" in said
+    assert code == 2 and not out.exists() and said.count("OptionError") == 1
+    assert all(f"    {key}" in said for key in wrong) and "11 problems in the option file" in said, said
 
-    dropped = set(wrong) - {"train.total_iter", "datasets.train.gt_size", "datasets.test.dataroot_spike"}
-    answers = ["netG.fusion=concat", "train.total_iter=10", "datasets.train.gt_size=192", "--spike-size", "16", "16"]
-    test_root = f"datasets.test.dataroot_spike={tmp_path}/spikes"
-    code, out = convert(path, *answers, test_root, "--drop", *dropped)
+    advice = "\n".join(line for line in said.splitlines() if line.startswith("      do: "))
+    given = {"train.total_iter": 10, "datasets.train.gt_size": 192, "netG.spynet_path": "null", "netG.fusion": "concat"}
+    assert all(f"give {key}=" in advice for key in given)
+    dropped = [key for keys in re.findall(r"--drop ([^,\n]+)", advice) for key in keys.split()]
+    code, out = convert(path, *(f"{key}={value}" for key, value in given.items()), "--drop", *dropped)
     assert code == 0, capsys.readouterr().err
     opt = load_options(out, [], parts=PARTS)
     assert (opt.train.total_iter, opt.datasets.train.gt_size, opt.netG.fusion.type) == (10, 192, "concat")
@@ -195,63 +183,6 @@ def test_the_other_representations_of_s_vrt_have_ours(tmp_path, kind, channels, 
     assert spike.get("center") == (44 if kind == "middle_tfp" else None)
 
 
-def answers(said: str, values: dict[str, object]) -> list[str]:
-    """What a refusal advises: each "--drop KEYS", and each "give KEY=" with its value, else the first named."""
-    advice = "\n".join(line for line in said.splitlines() if line.startswith("      do: "))
-    given = {key: values.get(key, first) for key, first in re.findall(r"give ([\w.]+)=(\S+)", advice)}
-    drop = [key for keys in re.findall(r"--drop ([^,\n]+)", advice) for key in keys.split()]
-    texts = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given.items()]
-    return [*texts, *(["--drop", *drop] if drop else [])]
-
-
-@pytest.mark.parametrize(
-    ("changes", "values"),
-    [
-        (  # sizes of the network that do not fit together hide what is wrong with the crop
-            {"netG__num_heads": [6] * 10, "netG__upscale": 4, "datasets__train__gt_size": 100,
-             "datasets__train__dataroot_spike": ""},
-            {"netG.num_heads": [6] * 11, "netG.upscale": 1, "datasets.train.gt_size": 192},
-        ),
-        (  # an unknown data set hides the type of its keys; another fusion changes the channels
-            {"datasets__train__dataset_type": "Mine", "datasets__train__num_frame": "six", "netG__input_mode": "dual",
-             "netG__embed_dims": [96, 96, 96, 96, 96, 90] + [120] * 5, "datasets__train__gt_size": 100},
-            {"datasets.train.dataset_type": "TrainDatasetRGBSpike", "datasets.train.num_frame": 6,
-             "netG.fusion": "gated", "netG.embed_dims": [96] * 7 + [120] * 4, "datasets.train.gt_size": 192},
-        ),
-        (  # keys are dropped by the names that the original has
-            {"datasets__train__spike_reconstruction": {"type": "mine", "theta": 1},
-             "datasets__train__spike__reconstruction": None, "netG__input_mode": "dual"},
-            {"netG.fusion": "none"},
-        ),
-    ],
-)  # fmt: skip
-def test_one_round_of_what_a_refusal_advises_is_enough(tmp_path, capsys, changes, values):
-    path = write_svrt(tmp_path, **changes)
-    assert convert(path)[0] == 2
-    said = capsys.readouterr().err
-    assert all(f"give {key}=" in said for key in values), said
-
-    code, _ = convert(path, *answers(said, values))
-
-    assert code == 0, capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("network", "groups"), [({"depths": [8] * 7 + [4] * 4}, 12), ({"pa_frames": 6, "depths": [8] * 7 + [4] * 6}, 24)]
-)
-def test_a_network_without_deformable_groups_is_valid(tmp_path, network, groups):
-    sizes = {"embed_dims": [120] * 7 + [180] * (len(network["depths"]) - 7), "num_heads": [6] * len(network["depths"])}
-    path = write_svrt(tmp_path, **{f"netG__{key}": value for key, value in (network | sizes).items()})
-    values = json.loads(path.read_text())
-    values["netG"].pop("deformable_groups", None)
-    path.write_text(json.dumps(values))
-
-    code, out = convert(path)
-
-    opt = load_options(out, ["netG.spynet_path=null"], parts=PARTS)
-    assert code == 0 and opt.netG.deformable_groups == groups
-
-
 @pytest.mark.parametrize(("batch", "workers", "each"), [(3, 64, (1, 12)), (10, 0, (2, 0))])
 def test_totals_that_cannot_be_divided_are_told(tmp_path, capsys, batch, workers, each):
     where = "datasets__train__dataloader_"
@@ -264,8 +195,16 @@ def test_totals_that_cannot_be_divided_are_told(tmp_path, capsys, batch, workers
     unsaid = capsys.readouterr().out.split("cannot be said")[1]
     train = json5.loads(out.read_text())["datasets"]["train"]
     assert code == 0 and (train["dataloader_batch_size"], train["dataloader_num_workers"]) == each
-    assert ("3 in all is no multiple of 5 GPUs: 1 per GPU is 5 in all" in unsaid) == (batch == 3)
-    assert ("64 in all is no multiple of 5 GPUs: 12 per GPU is 60 in all" in unsaid) == (workers == 64)
+    assert unsaid.count("in all is no multiple of 5 GPUs") == (2 if batch == 3 else 0)
+
+
+def test_a_yaml_file_is_read_with_its_numbers(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    values = json.loads(write_svrt(tmp_path, train__E_decay=0.9).read_text())
+    text = yaml.safe_dump(values).replace("G_optimizer_lr: 0.0004", "G_optimizer_lr: 4e-4")
+    (tmp_path / "theirs.yml").write_text(text)
+    code, out = convert(tmp_path / "theirs.yml")
+    assert "4e-4" in text and code == 0 and json5.loads(out.read_text())["train"]["G_optimizer_lr"] == 4e-4
 
 
 def test_a_yaml_file_without_pyyaml_says_what_to_install(tmp_path, capsys, monkeypatch):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from lab.tools import CHECKPOINTED, NAMED
 from models.network_vrt import VRT
-from models.vrt.deform_conv import TAPS, deform_conv
-from models.vrt.precision import tf32
+from models.vrt.deform_align import TAPS, deform_conv
+from models.vrt.layers import tf32
 from tests.naive_vrt import NaiveVRT
 
 pytestmark = [

@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from data.loader import TrainLoader
-from data.sampler import ResumableDistributedSampler
+from data.augment import Augment
+from data.loader import ResumableDistributedSampler, TrainLoader
 from data.select_dataset import build_dataset
-from data.spike.formats import read_spikes
-from data.spike.stream import SpikeGeometry
 from scripts.make_sample_data import make_sample
-from tests.clip_files import PLANES, levels, resolved, section, write_clip, write_info
+from tests.clip_files import PLANES, build, levels, resolved, section, write_clip, write_info
 from utils.errors import DataError, OptionError
 from utils.options.models import LoaderOptions
 
@@ -28,10 +26,6 @@ def clips(tmp_path_factory):
     write_clip(root, "clip9", split="test", frames=5, seed=9)
     write_info(root)
     return root
-
-
-def build(root, split="train", seed=0, **changes):
-    return build_dataset(section(root, split, **changes), split, seed)
 
 
 def levels_in(item):
@@ -53,13 +47,30 @@ def test_a_sample_has_the_shapes_and_ranges_of_the_batch(clips):
     assert item["lq"].max() <= 1 and item["key"].startswith("clip0/00000")
 
 
-def test_crops_and_turns_agree_to_the_pixel_in_lq_gt_and_spikes(clips):
-    dataset = build(clips, **ALL_TURNS)
-    for epoch in range(4):
-        for index in range(len(dataset)):
-            lq, gt, spike = levels_in(dataset[(epoch, index)])
-            assert torch.allclose(lq, spike, atol=1e-3)
-            assert torch.allclose(lq, gt, atol=1e-3)
+@pytest.mark.parametrize("scale", [1, 2])
+def test_crops_and_turns_agree_to_the_pixel_in_lq_gt_and_spikes(tmp_path, scale):
+    write_clip(tmp_path, "clip0", scale=scale)
+    write_info(tmp_path)
+    dataset = build(tmp_path, gt_size=8 * scale, **ALL_TURNS)
+    for item in (dataset[(epoch, index)] for epoch in range(4) for index in range(len(dataset))):
+        assert item["lq"].shape[-2:] == (8, 8) and item["gt"].shape[-2:] == (8 * scale, 8 * scale)
+        lq, gt, spike = levels_in(item)
+        assert torch.allclose(lq, spike, atol=1e-3) and torch.allclose(lq, gt, atol=1e-3)
+
+
+def draws(count=200, size=(20, 30), **allowed):
+    rng = np.random.default_rng(0)
+    return [Augment.draw(rng, size, 8, 2, **allowed) for _ in range(count)]
+
+
+def test_crops_reach_every_even_place_and_each_turn_comes_half_of_the_time_where_allowed():
+    plain, turned = draws(2000), draws(hflip=True, rot=True, reverse=True)
+    assert {a.top for a in plain} == set(range(0, 13, 2)) and {a.left for a in plain} == set(range(0, 23, 2))
+    assert {(a.top, a.left) for a in draws(20, size=(8, 8))} == {(0, 0)}
+    for name in ("hflip", "vflip", "transpose", "reverse"):
+        assert 60 < sum(getattr(a, name) for a in turned) < 140 and not any(getattr(a, name) for a in plain)
+    # An allowed turn leaves the rest of the draw as it was.
+    assert [(a.top, a.left, a.hflip) for a in turned] == [(a.top, a.left, a.hflip) for a in draws(hflip=True)]
 
 
 def test_time_reversal_reverses_frames_and_the_planes_within_them(clips):
@@ -137,17 +148,6 @@ def test_a_clip_shorter_than_num_frame_is_played_back_and_forth_with_a_notice(cl
     assert [bool(item["spike"][i, 0].max() > 0) for i in range(6)] == [True, True, True, True, False, False]
 
 
-def test_super_resolution_crops_the_small_and_the_large_picture_alike(tmp_path):
-    write_clip(tmp_path, "clip0", scale=2)
-    write_info(tmp_path)
-    dataset = build(tmp_path, gt_size=16, use_rot=True)
-    for index in range(6):
-        item = dataset[(0, index)]
-        assert item["lq"].shape[-1] == 8 and item["gt"].shape[-1] == 16
-        lq, gt, spike = levels_in(item)
-        assert torch.allclose(lq, gt, atol=1e-3) and torch.allclose(lq, spike, atol=1e-3)
-
-
 def test_spikes_resized_within_a_crop_are_the_crop_of_the_resized_ones(clips):
     spike = {"type": "dat", "representation": {"type": "tfp", "half_window": 9}}
     whole = build(clips, "test", spike=spike)
@@ -172,9 +172,6 @@ def test_a_test_item_is_the_whole_clip_and_can_be_read_in_parts(clips):
     part = dataset.read_frames(0, 1, 2)
     assert part["frames"] == ["000001", "000002"]
     assert all(torch.equal(part[k], item[k][1:3]) for k in ("lq", "gt", "spike"))
-
-
-def test_test_frames_can_be_limited_and_come_without_truth(clips):
     item = build(clips, "test", num_frame=2, dataroot_gt=None)[0]
     assert item["lq"].shape[0] == 2 and "gt" not in item
 
@@ -240,28 +237,12 @@ def test_the_representation_uses_rate_and_centre_of_the_data(clips, tmp_path):
     assert torch.allclose(build(tmp_path, "test", spike=spike)[0]["spike"], at_12 * 2)
 
 
-def test_what_dataset_json_says_may_be_repeated_but_not_contradicted(clips):
-    build(clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})
-    with pytest.raises(OptionError, match=r"spike.h is 16, dataset.json has 8"):
-        build(clips, spike={"type": "dat", "h": 16, "w": 12})
-
-
 def test_without_dataset_json_the_options_must_give_the_size(tmp_path):
     write_clip(tmp_path, "GOPR0372_03_00", planes=24)
     with pytest.raises(OptionError, match=r"spike\.h is missing"):
         build(tmp_path)
     item = build(tmp_path, spike={"type": "dat", "h": 8, "w": 12})[(0, 0)]
     assert item["spike"].shape == (3, 4, 8, 8)
-
-
-def test_gopro_clip_names_give_the_plane_of_the_sharp_frame(tmp_path):
-    write_clip(tmp_path, "GOPR0372_03_00", split="test", planes=24, seed=9)  # n = 3: plane 8
-    spike = {"type": "dat", "h": 8, "w": 12, "representation": {"type": "tfp", "half_window": 2}}
-    by_name = build(tmp_path, "test", spike=spike)[0]["spike"]
-    assert torch.equal(by_name, build(tmp_path, "test", spike={**spike, "center": 8})[0]["spike"])
-
-
-def test_an_unknown_plane_of_the_sharp_frame_is_asked_for(tmp_path):
     write_clip(tmp_path, "street")
     with pytest.raises(DataError, match="plane of the sharp frame is not known for clip street"):
         build(tmp_path, spike={"type": "dat", "h": 8, "w": 12})
@@ -275,28 +256,25 @@ def test_a_damaged_dataset_json_is_named(tmp_path):
             build(tmp_path)
 
 
-def test_crops_must_match_the_data(clips):
-    with pytest.raises(OptionError, match="gt_size is 7"):
-        build(clips, gt_size=7)
-    with pytest.raises(DataError, match="crops of 32 do not fit into clip clip0"):
-        build(clips, gt_size=32)
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"gt_size": 7}, OptionError, "gt_size is 7"),
+        ({"gt_size": 32}, DataError, "crops of 32 do not fit into clip clip0"),
+        ({"spike": {"type": "dat", "h": 16, "w": 12}}, OptionError, "spike.h is 16, dataset.json has 8"),
+        ({"spike": {"type": "dat", "heigth": 8}}, OptionError, "unknown option .*spike.heigth"),
+        ({"spike": {"representation": {"type": "raw", "window": 4}, "type": "dat"}}, OptionError, "raw cannot be made"),
+    ],
+)
+def test_options_that_do_not_fit_the_data_are_refused(clips, changes, error, said):
+    build(clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})  # dataset.json may be repeated
+    with pytest.raises(error, match=said):
+        build(clips, **changes)
 
 
 def test_a_split_takes_the_datasets_made_for_it(clips):
     with pytest.raises(OptionError, match="a dataset for testing"):
         build_dataset(section(clips, "train"), "test", 0)
-
-
-def test_spike_options_are_checked_by_name(clips):
-    with pytest.raises(OptionError, match=r"unknown option .*spike.heigth"):
-        build(clips, spike={"type": "dat", "heigth": 8})
-    with pytest.raises(OptionError, match="raw cannot be made"):
-        build(clips, spike={"type": "dat", "representation": {"type": "raw", "window": 4}})
-
-
-def test_planes_on_disk_are_what_was_written(clips):
-    path = clips / "GOPRO_Large_spike_seq/train/clip1/spike/000047.dat"
-    assert np.array_equal(read_spikes(path, SpikeGeometry(8, 12)).sum(0), levels(1, 0, 8, 12))
 
 
 def test_another_camera_changes_the_spikes_and_nothing_else(clips):

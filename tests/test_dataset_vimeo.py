@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from data.clip_reader import dataset_clips
-from data.dataset_vimeo import jitter_colors
+from data.dataset_video import jitter_colors
 from data.select_dataset import DATASETS, build_dataset
 from tests.kair_files import clip_pictures, write_files
 from utils.errors import DataError, OptionError
 
 CLIPS, STEMS = ["00001/0001", "00001/0002", "00096/0936"], [f"im{i}" for i in range(1, 8)]
-SIZE = (24, 32)
 
 
 def grey(frame: int, size: tuple[int, int]) -> bytes:
@@ -27,8 +26,7 @@ def grey(frame: int, size: tuple[int, int]) -> bytes:
 @pytest.fixture
 def root(tmp_path):
     """Septuplets x 1 and x 4, in folders and LMDBs; the meta file lists the first and the last clip."""
-    for kind, factor in (("gt", 4), ("lq", 1)):
-        size = (SIZE[0] * factor, SIZE[1] * factor)
+    for kind, size in (("gt", (96, 128)), ("lq", (24, 32))):
         files = {f"{clip}/{stem}.png": grey(i, size) for clip in CLIPS for i, stem in enumerate(STEMS)}
         write_files(tmp_path / kind, files)
         write_files(tmp_path / f"{kind}.lmdb", files)
@@ -65,10 +63,8 @@ def test_a_listed_septuplet_is_one_sample_and_is_padded_to_eight_frames(root, en
         assert item["lq"].shape == (8, 3, 8, 8) and item["gt"].shape == (8, 3, 32, 32)
         assert numbers(item["lq"]) == numbers(item["gt"]) == [1, 2, 3, 4, 5, 6, 7, 7]
     assert numbers(build(root, end=end, num_frame=5)[(0, 0)]["lq"]) == [2, 3, 4, 5, 6]
-
-
-def test_a_reversed_septuplet_repeats_the_frame_that_is_played_last(root):
-    dataset = build(root, pad_sequence=True, random_reverse=True)
+    # In reversed time, the frame that is played last is repeated.
+    dataset = build(root, end=end, pad_sequence=True, random_reverse=True)
     orders = {tuple(numbers(dataset[(epoch, 0)]["lq"])) for epoch in range(12)}
     assert orders == {(1, 2, 3, 4, 5, 6, 7, 7), (7, 6, 5, 4, 3, 2, 1, 1)}
 
@@ -141,12 +137,15 @@ def clean(tmp_path):
     return str(tmp_path / "clean")
 
 
+def frames_of(clean, name, split="train", seed=7, **changes):
+    section = {"dataset_type": name, "dataroot_gt": clean, "dataroot_lq": clean, **changes}
+    crops = {"filename_ext": "jpg", "num_frame": 3, "gt_size": 40} if split == "train" else {}
+    return build_dataset(crops | section, split, seed)
+
+
 def denoising(clean, **changes):
-    section = {
-        "dataset_type": "VideoRecurrentTrainNonblindDenoisingDataset", "dataroot_gt": clean, "dataroot_lq": clean,
-        "filename_ext": "jpg", "num_frame": 3, "gt_size": 40, "sigma_min": 10, "sigma_max": 50, **changes,
-    }  # fmt: skip
-    return build_dataset(section, "train", 7)
+    name = "VideoRecurrentTrainNonblindDenoisingDataset"
+    return frames_of(clean, name, **{"sigma_min": 10, "sigma_max": 50, **changes})
 
 
 def test_a_denoising_sample_has_noise_of_its_own_level_and_the_noise_map(clean):
@@ -164,11 +163,7 @@ def test_a_denoising_sample_has_noise_of_its_own_level_and_the_noise_map(clean):
         assert not torch.equal(noise[0], noise[1])
     assert len(set(levels)) == 6 and min(levels) >= 10 and max(levels) <= 50
     # The crop is that of a sample without noise.
-    section = {
-        "dataset_type": "VideoRecurrentTrainDataset", "dataroot_gt": clean, "dataroot_lq": clean,
-        "filename_ext": "jpg", "num_frame": 3, "gt_size": 40,
-    }  # fmt: skip
-    assert torch.equal(build_dataset(section, "train", 7)[(2, 0)]["gt"], dataset[(2, 0)]["gt"])
+    assert torch.equal(frames_of(clean, "VideoRecurrentTrainDataset")[(2, 0)]["gt"], dataset[(2, 0)]["gt"])
 
 
 def test_keys_of_denoising_that_contradict_one_another_are_refused(clean, tmp_path):
@@ -181,14 +176,13 @@ def test_keys_of_denoising_that_contradict_one_another_are_refused(clean, tmp_pa
 
 
 def test_test_noise_depends_on_the_names_of_clip_and_frame_alone(clean):
-    section = {
-        "dataset_type": "VideoRecurrentTestDataset", "dataroot_gt": clean, "dataroot_lq": clean, "sigma": 30,
-    }  # fmt: skip
-    both = build_dataset(section, "test", 0)  # without filename_ext, as in KAIR's files: the pictures are .jpg
-    whole = both[1]
+    def noisy(seed, **changes):  # without filename_ext, as in KAIR's files: the images are .jpg
+        return frames_of(clean, "VideoRecurrentTestDataset", "test", seed, sigma=30, **changes)
+
+    whole = noisy(0)[1]
     assert float((255 * (whole["lq"] - whole["gt"])).std()) == pytest.approx(30, rel=0.05)
     shutil.rmtree(f"{clean}/a")
-    alone = build_dataset(section | {"num_frame": 2}, "test", 0)
+    alone = noisy(0, num_frame=2)
     assert torch.equal(alone[0]["lq"], whole["lq"][:2])
     assert torch.equal(dataset_clips(alone)[0].frame(1, reverse=True)["lq"], whole["lq"][1])
-    assert not torch.equal(build_dataset(section, "test", 1)[0]["lq"][0], whole["lq"][0])
+    assert not torch.equal(noisy(1)[0]["lq"][0], whole["lq"][0])

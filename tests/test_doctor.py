@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.parts.doctor_checks import FAIL, OK, WARN, Finding, read_log, table
-from scripts.parts.doctor_failures import KNOWN_FAILURES
+from scripts.parts.doctor_failures import FAIL, KNOWN_FAILURES, OK, WARN, Finding, read_log, table
 from tests.dist.launching import run_command, run_ranks
 from tests.train_files import write_options
 

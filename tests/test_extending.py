@@ -16,8 +16,7 @@ from tests.train_files import network
 
 DATASET = """
 from pydantic import Field
-from data.clip_options import Crops, FileReading, Spikes, WholeClips
-from data.clip_dataset import TestClips, TrainClips
+from data.clip_dataset import Crops, FileReading, Spikes, TestClips, TrainClips, WholeClips
 from data.select_dataset import DATASETS
 
 
@@ -68,7 +67,7 @@ class InvertedSpikes(DatSpikes):
 
 CAMERA = '''
 from dataclasses import dataclass
-from data.camera import CAMERAS
+from data.augment import CAMERAS
 
 
 @dataclass(frozen=True)

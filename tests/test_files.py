@@ -4,8 +4,7 @@ import signal
 import numpy as np
 import pytest
 
-from data.spike.formats import write_spikes
-from data.spike.stream import SpikeGeometry
+from data.spike.formats import SpikeGeometry, write_spikes
 from utils.errors import DataError, OptionError
 from utils.files import (
     natural_key,
@@ -91,7 +90,7 @@ def test_outputs_that_overlap_inputs_are_refused(tmp_path):
     refuse_overlap(tmp_path / "in" / "clip2", {"--input": clip})
 
 
-def test_names_that_are_taken_are_refused(tmp_path):
+def test_names_that_are_taken_are_refused_even_by_a_link_to_nothing(tmp_path):
     refuse_existing(tmp_path / "a", "--json")
     os.symlink(tmp_path / "nowhere", tmp_path / "a")
     with pytest.raises(OptionError, match="exists already"):

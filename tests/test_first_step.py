@@ -19,9 +19,8 @@ from utils.dist.state import RUN
 from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import MARK
 from utils.options.models import TrainOptions, WatchdogOptions
-from utils.run.experiment import Experiment
+from utils.run.experiment import Experiment, only_run_in
 from utils.run.health import Health
-from utils.run.lock import only_run_in
 from utils.run.resume import DataOrder, Progress, planned_steps
 
 
@@ -66,8 +65,9 @@ def test_a_clip_may_be_called_what_it_likes():
 def test_rank_0_alone_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):
     made = model(tmp_path)
     monkeypatch.setattr(RUN, "launch", LaunchInfo("torchrun", rank=1, local_rank=1, world_size=2))
-    experiment = Experiment(made.opt, Progress(), DataOrder(1, "", None, 1), Health(made.opt, 4))
-    progress = Progress(step=3)
+    opt, progress = made.opt, Progress(step=3)
+    health = Health(opt.folder, opt.train, opt.datasets, 4)
+    experiment = Experiment(opt.folder, opt.plain(), DataOrder(1, "", None, 1), health)
 
     experiment.save("latest", lambda: pytest.fail("rank 1 copies weights and moments"), progress)
 

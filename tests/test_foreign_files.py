@@ -33,7 +33,9 @@ def home(tmp_path_factory):
     options = write_options(folder)
     save_weights(options, folder / "rgb.pth", "netG.fusion=none")
     shutil.copytree(folder / "GOPRO_Large/test/test0/blur", folder / "clips" / "clip..1")
-    (folder / "training_history.json").write_text(json.dumps({"train/loss": [[i, 1.0 / i] for i in range(1, 9)]}))
+    (folder / "second").mkdir()
+    for run in (folder, folder / "second"):
+        (run / "training_history.json").write_text(json.dumps({"train/loss": [[i, 1.0 / i] for i in range(1, 9)]}))
     return folder
 
 
@@ -72,7 +74,7 @@ def programs(home):
         "page": (lambda out: show_sample.main([*map(str, cache[:2]), "--index", "0", "--out", str(out)]), "a.html"),
         "simulate": (lambda out: spike_tool.main(["simulate", str(home / "clips/clip..1"), str(out)]), "a.dat"),
         "compare": (
-            lambda out: compare_runs.main([*[str(history)] * 2, "--noise", str(history), "--out", str(out)]), "curves"
+            lambda out: compare_runs.main([*map(str, [home, home / "second", "--noise", home, "--out", out])]), "curves"
         ),
         "history": (lambda out: plot_history.main([str(history), "--out", str(out)]), "a.png"),
         "run report": (lambda out: plot_history.main([str(home), "--out", str(out)]), "a.html"),
@@ -146,14 +148,14 @@ def test_training_refuses_a_folder_with_strangers_under_its_names_and_leaves_all
         (run / name).parent.mkdir()
         (run / name).write_bytes(CONTENT)
     refused = train(options, "train.total_iter=1")
-    assert refused.exit_codes == [2] and "no run of this program made: options, models" in refused.text, refused.text
+    assert refused.exit_codes == [2] and "made: options, models, status" in refused.text, refused.text
 
     (run / "checkpoints").mkdir()
     (run / "checkpoints/checkpoint_best.pth").write_bytes(CONTENT)  # a name that others use as well
     refused = train(options, "train.total_iter=1")
     assert refused.exit_codes == [2] and "no run of this program made: options, checkpoints, models" in refused.text
 
-    for name in ("options", "models", "checkpoints"):
+    for name in ("options", "models", "checkpoints", "status"):
         (run / name).rename(tmp_path / name)
     before = snapshot(tmp_path)
     done = train(options, "train.total_iter=1", "datasets.test={}")

@@ -17,24 +17,19 @@ def operator(section, spike_channels=S):
     return FUSIONS.build(section, "netG.fusion", spike_channels=spike_channels)
 
 
+def exposure(spike_channels=S, **options):
+    return operator({"type": "exposure", "features": 8, "layers": 1, **options}, spike_channels)
+
+
 def clip(size=32):
     torch.manual_seed(0)
     return torch.rand(1, 3, 3, size, size), torch.rand(1, 3, S, size, size)
 
 
-def test_none_and_concat_have_no_parameters():
-    assert not operator("none").state_dict()
-    assert not operator("concat").state_dict()
-
-
-def test_concat_shows_the_trunk_every_channel():
+def test_concat_shows_the_trunk_every_channel_without_parameters():
     rgb, spike = clip()
     assert torch.equal(operator("concat").on_input(rgb, spike), torch.cat((rgb, spike), 2))
-
-
-def test_concat_refuses_another_sum():
-    with pytest.raises(OptionError, match=r"in_chans is 4\n(.*\n)*.*7, which the fusion operator gives"):
-        VRT(**SMALL, fusion="concat", in_chans=4, spike_channels=S)
+    assert not operator("none").state_dict() and not operator("concat").state_dict()
 
 
 def test_gated_starts_almost_closed_unless_told_otherwise():
@@ -102,32 +97,23 @@ def test_the_untrained_network_returns_the_base(name):
 def test_exposure_starts_as_the_mean_of_the_frame_and_its_estimates_and_can_choose_each():
     rgb, ratios = clip()
     rgb = rgb[:, :, :1].expand_as(rgb)  # in a grey frame all colours change as luma does
-    net = operator({"type": "exposure", "features": 8, "layers": 1})
-    pictures = [rgb, *((rgb * ratios[:, :, i : i + 1] * 3).clamp(0, 1) for i in range(S - 1))]
+    net = exposure()
+    images = [rgb, *((rgb * ratios[:, :, i : i + 1] * 3).clamp(0, 1) for i in range(S - 1))]
     torch.nn.init.zeros_(net.weight.weight)
     torch.nn.init.zeros_(net.weight.bias)
     spike = torch.cat((3 * ratios[:, :, :-1], ratios[:, :, -1:]), dim=2)
-    assert torch.allclose(net.on_input(rgb, spike), sum(pictures) / S, atol=1e-6)
-    for index, picture in enumerate(pictures):
+    assert torch.allclose(net.on_input(rgb, spike), sum(images) / S, atol=1e-6)
+    for index, image in enumerate(images):
         net.weight.bias.data = 50 * torch.eye(S)[index]
-        assert torch.allclose(net.on_input(rgb, spike), picture, atol=1e-6)
-
-
-def test_exposure_estimates_with_the_first_ratios_only():
-    rgb, spike = clip()
-    net = operator({"type": "exposure", "features": 8, "layers": 1, "estimates": 1})
-    net.weight.bias.data = torch.tensor([0.0, 50.0])
-    net.weight.weight.data.zero_()
-    rgb = rgb[:, :, :1].expand_as(rgb)
-    assert torch.allclose(net.on_input(rgb, spike), (rgb * spike[:, :, :1]).clamp(0, 1), atol=1e-6)
+        assert torch.allclose(net.on_input(rgb, spike), image, atol=1e-6)
 
 
 def chosen_estimate(rgb, ratio, **options):
-    """The estimate of an exposure operator that trusts one ratio (B, T, 1, H, W) alone."""
-    net = operator({"type": "exposure", "features": 8, "layers": 1, **options}, spike_channels=2)
+    """The estimate of an exposure operator that trusts the first ratio (B, T, 1, H, W) of three alone."""
+    net = exposure(spike_channels=3, estimates=1, **options)
     net.weight.bias.data = torch.tensor([0.0, 50.0])
     net.weight.weight.data.zero_()
-    return net.on_input(rgb, torch.cat((ratio, torch.ones_like(ratio)), dim=2))
+    return net.on_input(rgb, torch.cat((ratio, 2 * ratio, torch.ones_like(ratio)), dim=2))
 
 
 @pytest.mark.parametrize("size", [(32, 32), (17, 23)])
@@ -135,14 +121,11 @@ def test_exposure_estimates_the_colours_of_objects_that_are_blurred_together(siz
     red, blue = (torch.tensor(colour).view(3, 1, 1) for colour in ((0.8, 0.2, 0.1), (0.1, 0.2, 0.5)))
     torch.manual_seed(0)
     blurry, sharp = (share * red + (1 - share) * blue for share in torch.rand(2, 1, 2, 1, *size))
-    ratio = luma_of(sharp) / luma_of(blurry)
+    luma = torch.tensor((0.299, 0.587, 0.114)).view(3, 1, 1)
+    ratio = (sharp * luma).sum(2, keepdim=True) / (blurry * luma).sum(2, keepdim=True)
     error = (chosen_estimate(blurry, ratio) - sharp).abs().mean()
     proportional = ((blurry * ratio).clamp(0, 1) - sharp).abs().mean()
     assert error < 0.2 * proportional
-
-
-def luma_of(rgb):
-    return (rgb * torch.tensor((0.299, 0.587, 0.114)).view(3, 1, 1)).sum(2, keepdim=True)
 
 
 def test_exposure_keeps_the_colour_of_a_flat_or_dark_place():
@@ -160,44 +143,33 @@ def test_exposure_fits_colours_in_windows_of_this_radius_only(radius):
     rgb, ratio = torch.rand(1, 1, 3, 32, 32), torch.full((1, 1, 1, 32, 32), 1.2)
     other = rgb.clone()
     other[..., 16, 16] = 1 - other[..., 16, 16]
-    changed = (
-        chosen_estimate(rgb, ratio, colour_radius=radius) - chosen_estimate(other, ratio, colour_radius=radius)
-    ).abs()
-    rows = changed.sum((0, 1, 2, 4)).gt(1e-6).nonzero().flatten()
+    before, after = (chosen_estimate(image, ratio, colour_radius=radius) for image in (rgb, other))
+    rows = (before - after).abs().sum((0, 1, 2, 4)).gt(1e-6).nonzero().flatten()
     assert rows.min() == 16 - radius and rows.max() == 16 + radius
 
 
 def test_exposure_under_autocast_keeps_its_sums_in_the_precision_of_the_frames():
     rgb, spike = clip()
-    net = operator({"type": "exposure", "features": 8, "layers": 1})
+    net = exposure()
     exact = net.colour_changes(rgb.flatten(0, 1))
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(net.colour_changes(rgb.flatten(0, 1)), exact)
         assert net.on_input(rgb, spike).dtype == torch.float32
 
 
-@pytest.mark.parametrize("estimates, channels", [(None, 1), (2, 2), (0, 2)])
-def test_exposure_refuses_spikes_that_hold_too_few_ratios(estimates, channels):
-    with pytest.raises(OptionError, match="representation relative"):
-        VRT(**SMALL, fusion={"type": "exposure", "estimates": estimates}, spike_channels=channels)
-
-
-def test_exposure_refuses_an_empty_window_of_colours():
-    with pytest.raises(OptionError, match=r"colour_radius is 0\n(.*\n)*.*an integer >= 1"):
-        operator({"type": "exposure", "colour_radius": 0})
-
-
-@pytest.mark.parametrize("section", ["concat", "gated", "exposure"])
-def test_data_without_spikes_is_refused_for_fusion(section):
-    with pytest.raises(OptionError, match="no spike channels"):
-        VRT(**SMALL, fusion=section, spike_channels=0)
-
-
-def test_unknown_operator_and_unknown_key_are_refused():
-    with pytest.raises(OptionError, match="'gatd'"):
-        operator("gatd")
-    with pytest.raises(OptionError, match=r"unknown option netG\.fusion\.feature"):
-        operator({"type": "gated", "feature": 3})
+@pytest.mark.parametrize(
+    ("section", "channels", "said"),
+    [
+        *(({"type": "exposure", "estimates": n}, c, "representation relative") for n, c in ((None, 1), (2, 2), (0, 2))),
+        *((name, 0, "no spike channels") for name in ("concat", "gated", "exposure")),
+        ({"type": "exposure", "colour_radius": 0}, S, r"colour_radius is 0\n(.*\n)*.*an integer >= 1"),
+        ("gatd", S, "'gatd'"),
+        ({"type": "gated", "feature": 3}, S, r"unknown option netG\.fusion\.feature"),
+    ],
+)
+def test_what_an_operator_cannot_take_is_refused(section, channels, said):
+    with pytest.raises(OptionError, match=said):
+        VRT(**SMALL, fusion=section, spike_channels=channels)
 
 
 @FUSIONS.register("everywhere", given=("spike_channels", "feature_channels"))

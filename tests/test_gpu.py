@@ -8,47 +8,47 @@ import sys
 import pytest
 import torch
 
+from scripts.parts.doctor_checks import check_ranks
 from tests.dist.launching import run_command
 from tests.train_files import MAIN, write_options
-from utils.dist.gpu import claim, missing_wheel, note_on_gpu_ids, visible_gpus
+from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
 from utils.dist.launch import LaunchInfo
+from utils.dist.state import status_line
 from utils.errors import DistError
+from utils.run.measure import Measured, log_values
 
-FOUR = LaunchInfo("torchrun", 1, 1, 4, "localhost", 29500)
-SINGLE, RANK = LaunchInfo("single"), LaunchInfo("torchrun", 1, 1, 2, "localhost", 29500)
-
-
-@pytest.mark.parametrize(
-    ("launch", "ids", "env", "expected"),
-    [
-        (SINGLE, [2, 3], {}, "2,3"),
-        (SINGLE, None, {}, None),
-        (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": "3"}, None),
-        (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": ""}, None),
-        (RANK, [2, 3], {}, None),
-    ],
-)
-def test_gpu_ids_choose_only_where_nobody_else_has_chosen(launch, ids, env, expected):
-    assert visible_gpus(launch, ids, env) == expected
+SINGLE = LaunchInfo("single")
+PAIR, FOUR = (LaunchInfo("torchrun", 0, 0, ranks, "localhost", 29500) for ranks in (2, 4))
 
 
 @pytest.mark.parametrize(
-    ("launch", "ids", "chosen", "env", "count", "expected"),
+    ("launch", "ids", "env", "count", "visible", "said"),
     [
-        (SINGLE, [2, 3], "2,3", {}, 2, "CUDA_VISIBLE_DEVICES=2,3 ./launch_train.sh 2 my.json"),
-        (SINGLE, [0, 1, 2], "0,1,2", {}, 1, ""),  # the reference file on a machine with one GPU
-        (SINGLE, [0, 1], None, {"CUDA_VISIBLE_DEVICES": "3"}, 1, "CUDA_VISIBLE_DEVICES=3 wins over gpu_ids [0,1]"),
-        (SINGLE, [0, 1], None, {"CUDA_VISIBLE_DEVICES": ""}, 0, ""),
-        (RANK, [0, 1, 2, 3], None, {}, 2, ""),
-        (RANK, [0, 1], None, {}, 4, ""),  # two ranks on a machine of four
-        (RANK, [0, 1, 2, 3], None, {}, 4, "gpu_ids [0,1,2,3] has no effect with several ranks"),
-        (FOUR, [0, 1, 2, 3], None, {"LOCAL_WORLD_SIZE": "2"}, 4, "gpu_ids [0,1,2,3] has no effect"),  # two nodes
-        (RANK, [2, 3], None, {}, 4, "gpu_ids [2,3] has no effect with several ranks"),
+        (SINGLE, None, {}, 4, None, ""),
+        (SINGLE, [2, 3], {}, 2, "2,3", "CUDA_VISIBLE_DEVICES=2,3 ./launch_train.sh 2 my.json"),
+        (SINGLE, [0, 1, 2], {}, 1, "0,1,2", ""),  # the reference file on a machine with one GPU
+        (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": "3"}, 1, "3", "CUDA_VISIBLE_DEVICES=3 wins over gpu_ids [0,1]"),
+        (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": ""}, 0, "", ""),
+        (PAIR, [0, 1, 2, 3], {}, 2, None, ""),
+        (PAIR, [0, 1], {}, 4, None, ""),  # two ranks on a machine of four
+        (PAIR, [0, 1, 2, 3], {}, 4, None, "gpu_ids [0,1,2,3] has no effect with several ranks"),
+        (FOUR, [0, 1, 2, 3], {"LOCAL_WORLD_SIZE": "2"}, 4, None, "gpu_ids [0,1,2,3] has no effect"),  # two nodes
+        (PAIR, [2, 3], {}, 4, None, "gpu_ids [2,3] has no effect with several ranks"),
     ],
 )
-def test_what_runs_is_said_where_it_is_not_what_gpu_ids_lists(launch, ids, chosen, env, count, expected):
-    note = note_on_gpu_ids(launch, ids, "my.json", chosen, env, count)
-    assert note == expected or (expected and expected in note)
+def test_gpu_ids_choose_where_nobody_else_has_chosen_and_what_differs_is_said(
+    monkeypatch, caplog, launch, ids, env, count, visible, said
+):
+    for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, env.get(name, ""))  # pytest restores what was there
+        if name not in env:
+            del os.environ[name]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    choose_gpus(launch, ids, "my.json")
+
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+    assert said in caplog.text and bool(caplog.text) == bool(said)
 
 
 CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
@@ -104,3 +104,31 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_unless_the_cpu_is_asked_for(tmp
     assert "NVIDIA driver 470.82.01" in refused.text and f"torch {torch.__version__}" in refused.text
     assert 'CUDA_VISIBLE_DEVICES=""' in refused.text
     assert allowed.exit_codes == [3] and "/nowhere" in allowed.text
+
+
+GPUS = [{"busy": 0.9, "used_gb": 40.0, "total_gb": 80.0}, {"busy": 0.5, "used_gb": 41.5, "total_gb": 80.0}]
+FACTS = {"device": "cuda:1", "loss_is_finite": True, "weights": "0", "weights_step": 3, "samples": 4, "first": [1]}
+STATE = {"host": "a", "pid": 7, "step": 3, "age": 0.1, "phase": "data"}
+
+
+def rank_with(use):
+    return Measured("a", frozenset(), 0, 0.0, 0.0, 0.0, 0.0, {"memory_gb": 1.0}, {}, use)
+
+
+def test_the_log_line_has_the_idlest_and_the_fullest_gpu():
+    assert log_values([rank_with(use) for use in GPUS]) == {
+        "memory_gb": 1.0, "gpu_busy_min": 0.5, "gpu_busy_mean": pytest.approx(0.7), "gpu_used_gb_max": 41.5,
+    }  # fmt: skip
+    assert log_values([rank_with(use) for use in (GPUS[0], None)]) == {"memory_gb": 1.0}
+
+
+def test_the_status_line_of_a_rank_has_its_gpu_where_it_has_one():
+    with_gpu, without = (status_line(1, STATE | {"facts": FACTS | more}) for more in ({"gpu": describe(GPUS[1])}, {}))
+
+    assert with_gpu == without + "; GPU 50% busy, 41.5 of 80.0 GB used"
+
+
+def test_without_a_gpu_nothing_is_asked_and_nothing_said():
+    assert usage(torch.device("cpu")) is None
+    if not torch.cuda.is_available():
+        assert "GPUs" not in {finding.check for finding in check_ranks()}

@@ -49,7 +49,7 @@ def test_the_file_for_a_card_trains_the_published_batch_within_it(gpus, card):
 
 def test_every_file_has_its_line_in_the_tables_and_its_name_says_for_which_card():
     lines = list(table())
-    for readme in ("README.md", "README_zh-CN.md"):
+    for readme in ("docs/gpu.md", "docs/zh/gpu.md"):
         text = (ROOT / readme).read_text(encoding="utf-8").replace("、", ", ")
         assert all(line in text for line in lines), lines
     files = {file_for(gpus, card) for gpus in GPUS for card in CARDS}

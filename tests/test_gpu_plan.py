@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from main_train_vrt import build, read_options
+from main_train_vrt import Training, read_options
 from models.model_vrt import ModelVRT
 from models.vrt import chunks
 from tests.test_fake_gpu import counted
@@ -17,8 +17,6 @@ from tests.train_files import write_options
 from utils.dist.launch import LaunchInfo
 from utils.dist.state import RUN
 from utils.run import checkpoint
-from utils.run.experiment import Experiment
-from utils.run.health import Health
 from utils.run.resume import Progress
 
 
@@ -41,10 +39,8 @@ def test_nothing_starts_cuda_before_the_process_has_its_gpu(tmp_path, monkeypatc
 
 def test_a_resumed_checkpoint_does_not_stay_in_memory(tmp_path, monkeypatch):
     opt = read_options(["--opt", str(write_options(tmp_path))])
-    made = build(opt)
-    Experiment(opt, Progress(), made[1].order(), Health(opt, 4)).save(
-        "latest", made[0].training_state, Progress(step=3)
-    )
+    made = Training(opt)
+    made.begin().save("latest", made.model.training_state, Progress(step=3))
     read, load = [], checkpoint.load
 
     def watched(path):
@@ -54,9 +50,9 @@ def test_a_resumed_checkpoint_does_not_stay_in_memory(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "load", watched)
 
-    model, _, _, progress, origin = build(opt)
+    resumed = Training(opt)
 
-    assert progress.step == 3 and "resumed" in origin and model.netG is not None
+    assert resumed.progress.step == 3 and "resumed" in resumed.origin and resumed.model.netG is not None
     assert read and not [ref for ref in read if ref() is not None]
 
 

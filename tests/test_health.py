@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import main_test_vrt
+from data.alignment_check import warning_of, warning_of_clips
 from data.clip_reader import user_clips
-from data.first_look import warning_of, warning_of_clips
 from data.select_dataset import build_dataset
-from data.spike.formats import write_spikes
+from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_linear
-from data.spike.stream import SpikeGeometry
 from main_train_vrt import read_options
 from models.optim import lr_floor
 from tests.clip_files import section, write_info
@@ -38,9 +37,13 @@ def measured(steps=10, data_s=0.1, forward_s=1.0, memory=None, cores=range(8), *
     )  # fmt: skip
 
 
+def health_of(opt, total_iter=1000):
+    return Health(opt.folder, opt.train, opt.datasets, total_iter)
+
+
 @pytest.fixture
 def health(tmp_path):
-    return Health(read_options(["--opt", str(write_options(tmp_path))]), total_iter=1000)
+    return health_of(read_options(["--opt", str(write_options(tmp_path))]))
 
 
 def warnings(caplog) -> list[str]:
@@ -164,10 +167,10 @@ def test_a_disk_without_room_for_the_next_saves_is_named(tmp_path, caplog):
         for file in ("checkpoints/checkpoint_latest.pth", "models/30_G.pth", "models/30_E.pth"):
             (opt.folder / file).parent.mkdir(parents=True, exist_ok=True)
             (opt.folder / file).write_bytes(bytes(1_000_000))
-        Health(opt, total_iter=50).saved(30)  # two more saves: they fit
+        health_of(opt, 50).saved(30)  # two more saves: they fit
         assert warnings(caplog) == []
 
-        health = Health(opt, total_iter=300)
+        health = health_of(opt, 300)
         health.saved(30)
         health.saved(30)
 
@@ -294,7 +297,7 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(tmp_path, cap
     opt = read_options(["--opt", str(write_options(tmp_path)), *overrides])
 
     assert lr_floor(opt.train, 1000) == (pytest.approx(floor, abs=2) if floor else None)
-    Health(opt, total_iter=1000).planned(lr_floor(opt.train, 1000))
+    health_of(opt).planned(lr_floor(opt.train, 1000))
 
     said = warnings(caplog)
     assert bool(said) == (floor is not None and floor < 900), said

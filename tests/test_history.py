@@ -44,6 +44,8 @@ def test_a_resume_drops_later_entries_once_and_doubles_no_step(tmp_path):
 
     assert steps_of(tmp_path) == list(range(1, 11))
     assert read_history(tmp_path)["train/loss"][5] == [6, 12.0]
+    write(tmp_path, [1])  # a fresh run in the folder begins an empty history
+    assert steps_of(tmp_path) == [1]
 
 
 def test_a_validation_that_is_repeated_at_the_step_of_the_resume_replaces_the_former_one(tmp_path):
@@ -90,13 +92,6 @@ def test_a_run_of_an_older_version_is_read_and_continued(tmp_path):
     assert read_history(tmp_path)["val/psnr"] == [[2, 30.0]]
     assert [strict(line)["step"] for line in (tmp_path / LINES_NAME).read_text().splitlines()] == [1, 2, 3]
     assert read_history(tmp_path)["train/loss"][2] == [3, 21.0]
-
-
-def test_a_fresh_run_in_the_folder_begins_an_empty_history(tmp_path):
-    write(tmp_path, [1, 2])
-    write(tmp_path, [1])
-
-    assert steps_of(tmp_path) == [1]
 
 
 def test_a_full_disk_cuts_no_line_and_later_entries_are_written_again(tmp_path):

@@ -1,19 +1,10 @@
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from utils.errors import DataError
 from utils.files import write_whole
-from utils.image import (
-    LABEL_HEIGHT,
-    comparison,
-    comparison_strip,
-    error_picture,
-    imwrite_rgb,
-    list_images,
-    spike_picture,
-)
+from utils.image import LABEL_HEIGHT, comparison, comparison_strip, imwrite_rgb, list_images
 
 
 def picture(height=48, width=64, seed=0):
@@ -41,16 +32,18 @@ def test_write_whole_replaces_and_leaves_nothing_beside(tmp_path):
 
 
 def test_a_strip_shows_what_there_is():
-    lq, spike, restored = torch.rand(3, 20, 30), np.random.default_rng(0).random((20, 30)), torch.rand(3, 40, 60)
-    full = comparison_strip(comparison(lq, spike, restored, restored))
+    blurry, restored, light = picture(20, 30), picture(40, 60), np.linspace(0, 0.4, 600).reshape(20, 30)
+    full = comparison_strip(comparison(blurry, light, restored, restored))
     assert full.shape == (40 + LABEL_HEIGHT, 5 * 60 + 4 * 2, 3) and full.dtype == np.uint8
     assert (full[LABEL_HEIGHT:, -60:] == 0).all()  # no error where restored is sharp
-    assert comparison_strip(comparison(lq, None, restored, None), labels=False).shape == (40, 2 * 60 + 2, 3)
+    assert comparison_strip(comparison(blurry, None, restored, None)).shape == (40 + LABEL_HEIGHT, 2 * 60 + 2, 3)
 
 
-def test_error_and_spike_pictures():
-    a = np.full((2, 2, 3), 100, np.uint8)
-    assert (error_picture(a, a + 10) == 50).all() and (error_picture(a, a - 90) == 255).all()
-    grey = spike_picture(np.linspace(0, 0.4, 100).reshape(10, 10))
-    assert grey.shape == (10, 10, 3) and grey[0, 0, 0] == 0 and grey[-1, -1, 0] == 255
-    assert (spike_picture(np.zeros((4, 4))) == 0).all()
+@pytest.mark.parametrize(("sharp", "error"), [(110, 50), (10, 255)])
+def test_the_error_is_five_times_the_difference_and_the_brightest_spikes_are_white(sharp, error):
+    a = np.full((10, 10, 3), 100, np.uint8)
+    light = np.linspace(0, 0.4, 100).reshape(10, 10)
+    panels = comparison(a, light, a, np.full_like(a, sharp))
+    assert (panels["error x5"] == error).all()
+    assert panels["spikes"].shape == (10, 10, 3) and panels["spikes"][0, 0, 0] == 0
+    assert panels["spikes"][-1, -1, 0] == 255 and (comparison(a, 0 * light, a, None)["spikes"] == 0).all()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import main_test_vrt
-from data.clip_cache import build_cache
+from data.io_backend import build_cache
 from data.select_dataset import build_dataset
 from models.select_network import define_G
 from tests.clip_files import check, section, source_of, write_clip, write_info
@@ -64,14 +64,13 @@ def test_rates_are_those_of_equal_parts_of_the_exposure(clips):
     assert item["rates"].shape == (3, 2, 8, 8) and torch.equal(item["rates"], item["spike"])  # two bins there, too
 
 
-def test_samples_from_the_cache_are_those_from_the_files(clips, tmp_path):
+def test_samples_from_a_cache_and_from_memory_are_those_from_the_files(clips, tmp_path):
     build_cache(source_of(with_instants(clips)), str(tmp_path / "cache"))
     cached = build(clips, io_backend={"type": "cache", "path": str(tmp_path / "cache")})
-    kept = build(clips, cache_data=True)
+    plain, kept = build(clips), build(clips, cache_data=True)
     for index in range(6):
-        expected = build(clips)[(1, index)]
-        for dataset in (cached, kept, kept):
-            assert torch.equal(dataset[(1, index)]["gt_instants"], expected["gt_instants"])
+        found = [dataset[(1, index)]["gt_instants"] for dataset in (plain, cached, kept, kept)]
+        assert all(torch.equal(found[0], other) for other in found)
 
 
 def test_missing_instants_and_an_even_number_are_problems(tmp_path):

@@ -1,30 +1,27 @@
+"""LMDBs in place of folders; files that are damaged or removed after the start: an error that names the file."""
+
 import os
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
-from data.roots import _close_environments, list_root, read_bytes
-from data.select_dataset import build_dataset
-from tests.clip_files import section, write_clip, write_info
+from data.files import list_root, read_bytes
+from tests.clip_files import PLANES, build, write_clip, write_info
+from tests.kair_files import write_files
+from tests.ordinary_user import as_ordinary_user, readable_folder
 from utils.errors import DataError, OptionError
-
-lmdb = pytest.importorskip("lmdb", reason="LMDB is optional")
 
 
 def to_lmdb(folder: Path, inner: str, target: Path) -> None:
     """A folder of clips as an LMDB in the layout of BasicSR and KAIR."""
-    target.mkdir(parents=True)
-    lines = []
-    with lmdb.open(str(target), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
-        for path in sorted(folder.glob(f"*/{inner}/*")):
-            clip = path.parent.parent.name
-            transaction.put(f"{clip}/{path.stem}".encode(), path.read_bytes())
-            lines.append(f"{clip}/{path.name} (16,24,3) 1\n")
-    (target / "meta_info.txt").write_text("".join(lines))
+    paths = sorted(folder.glob(f"*/{inner}/*"))
+    write_files(target, {f"{path.parent.parent.name}/{path.name}": path.read_bytes() for path in paths})
 
 
 @pytest.fixture
@@ -38,17 +35,14 @@ def root(tmp_path):
     return tmp_path
 
 
-def roots(root, *kinds):
-    return {f"dataroot_{kind}": str(root / f"{kind}.lmdb") for kind in kinds}
+def lmdbs(root, *kinds):
+    return {"io_backend": {"type": "lmdb"}} | {f"dataroot_{kind}": f"{root}/{kind}.lmdb" for kind in kinds}
 
 
-def build(root, **changes):
-    return build_dataset(section(root, **changes), "train", 0)
-
-
-def read_in_another_process(dataset, sample_id):
+def forked(function, *arguments):
+    """What it returns or raises in a forked process."""
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        return pool.submit(dataset.__getitem__, sample_id).result()
+        return pool.submit(function, *arguments).result()
 
 
 @pytest.mark.parametrize("kinds", [("lq", "gt"), ("lq", "gt", "spike")])
@@ -57,28 +51,28 @@ def test_samples_from_an_lmdb_are_those_from_the_files(root, kinds):
         os.rename(root / "GOPRO_Large_spike_seq/dataset.json", root / "dataset.json")
     spike = {"type": "dat", "h": 8, "w": 12, "center": 12}
     a = build(root, spike=spike)
-    b = build(root, spike=spike, io_backend={"type": "lmdb"}, **roots(root, *kinds))
+    b = build(root, spike=spike, **lmdbs(root, *kinds))
     for index in range(len(a)):
         x, y = a[(0, index)], b[(0, index)]
         assert x["key"] == y["key"] and all(torch.equal(x[k], y[k]) for k in ("lq", "gt", "spike"))
 
 
 def test_an_lmdb_opened_before_a_fork_is_not_used_after_it(root):
-    dataset = build(root, io_backend={"type": "lmdb"}, **roots(root, "lq", "gt"))
+    dataset = build(root, **lmdbs(root, "lq", "gt"))
     here = dataset[(0, 0)]
-    assert torch.equal(read_in_another_process(dataset, (0, 0))["lq"], here["lq"])
+    assert torch.equal(forked(dataset.__getitem__, (0, 0))["lq"], here["lq"])
 
 
 def test_a_key_without_value_and_a_missing_list_are_named(root):
     with (root / "lq.lmdb/meta_info.txt").open("a") as file:
         file.write("clip0/000006.png (16,24,3) 1\n")
     with pytest.raises(DataError, match=r"gt lacks 1 of 7 frames: 000006\.png"):
-        build(root, io_backend={"type": "lmdb"}, **roots(root, "lq", "gt"))
+        build(root, **lmdbs(root, "lq", "gt"))
     with pytest.raises(DataError, match="no such key"):
         read_bytes(f"{root}/lq.lmdb::clip0/000006")
     (root / "lq.lmdb/meta_info.txt").unlink()
     with pytest.raises(DataError, match=r"meta_info\.txt"):
-        build(root, io_backend={"type": "lmdb"}, **roots(root, "lq", "gt"))
+        build(root, **lmdbs(root, "lq", "gt"))
 
 
 @pytest.mark.parametrize("name", ["../clip9/000000", "clip0/../../x/000000", "/tmp/x/000000", "clip\t9/000000"])
@@ -86,7 +80,7 @@ def test_names_of_an_lmdb_that_lead_out_of_the_results_are_refused(root, name):
     with (root / "lq.lmdb/meta_info.txt").open("a") as file:
         file.write(f"{name}.png (16,24,3) 1\n")
     with pytest.raises(DataError, match="cannot be the name of a clip or frame"):
-        build(root, io_backend={"type": "lmdb"}, **roots(root, "lq", "gt"))
+        build(root, **lmdbs(root, "lq", "gt"))
 
 
 @pytest.mark.parametrize("keep", [0.33, 0.999])
@@ -95,38 +89,33 @@ def test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read(root, ke
     whole = path.stat().st_size
     os.truncate(path, int(whole * keep))
     # In another process, which dies of SIGBUS where a missing page is read.
-    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        listing = pool.submit(list_root, str(root / "lq.lmdb"), "blur", "png")
-        with pytest.raises(DataError, match=f"cut short: data.mdb has {int(whole * keep)} bytes") as error:
-            listing.result()
+    with pytest.raises(DataError, match=f"cut short: data.mdb has {int(whole * keep)} bytes") as error:
+        forked(list_root, str(root / "lq.lmdb"), "blur", (".png",))
     assert f"{whole} bytes" in str(error.value)
 
 
-def test_the_backend_and_the_roots_must_agree(root):
-    with pytest.raises(OptionError, match="a dataroot is an LMDB"):
-        build(root, **roots(root, "lq"))
-    with pytest.raises(OptionError, match="no dataroot is an LMDB"):
-        build(root, io_backend={"type": "lmdb"})
+def test_the_name_of_a_root_says_whether_it_is_an_lmdb(root):
+    expected = build(root)[(0, 0)]["lq"]
+    assert torch.equal(build(root, dataroot_lq=f"{root}/lq.lmdb")[(0, 0)]["lq"], expected)
+    assert torch.equal(build(root, io_backend="lmdb")[(0, 0)]["lq"], expected)
     with pytest.raises(OptionError, match=r"io_backend\.type is 'lmbd'.*"):
         build(root, io_backend={"type": "lmbd"})
 
 
 def test_an_lmdb_without_clips_is_one_clip(tmp_path):
-    write_clip(tmp_path, "clip0", frames=2)
-    (tmp_path / "flat.lmdb").mkdir()
-    with lmdb.open(str(tmp_path / "flat.lmdb"), map_size=1 << 20) as environment, environment.begin(write=True) as t:
-        t.put(b"baboon", b"1234")
-    (tmp_path / "flat.lmdb/meta_info.txt").write_text("baboon.png (480,492,3) 1\nmy clip/0 1.png (480,492,3) 1\n")
-    listing = list_root(str(tmp_path / "flat.lmdb"), "blur", "png")
+    write_files(tmp_path / "flat.lmdb", {"baboon.png": b"1234", "my clip/0 1.png": b""})
+    listing = list_root(str(tmp_path / "flat.lmdb"), "blur", (".png",))
     assert listing["flat"]["baboon"].size == 4 and list(listing["my clip"]) == ["0 1"]
 
 
 def test_threads_that_begin_together_open_an_lmdb_once(root):
     # It is closed before each fork and opened again by the first reader, here the threads of the data check.
-    listing = list_root(str(root / "lq.lmdb"), "blur", "png")
+    listing = list_root(str(root / "lq.lmdb"), "blur", (".png",))
     paths = [entry.path for frames in listing.values() for entry in frames.values()]
     for _ in range(20):
-        _close_environments()
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
         gate = threading.Barrier(8)
 
         def read(path, gate=gate):
@@ -135,3 +124,70 @@ def test_threads_that_begin_together_open_an_lmdb_once(root):
 
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(read, paths[:8]))
+
+
+CLIP = "GOPRO_Large/train/clip0"
+FRAME, SPIKES = f"{CLIP}/blur/000003.png", "GOPRO_Large_spike_seq/train/clip0/spike/000002.dat"
+
+
+def small(content):
+    return cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        (FRAME, None, "cannot read: No such file"),
+        (FRAME, lambda content: b"", "cannot read"),
+        (FRAME, lambda content: content[: len(content) // 2], "cannot read"),
+        (FRAME, lambda content: b"<html>", "cannot read"),
+        (FRAME, small, "frame of 8 x 8"),
+        (f"{CLIP}/sharp/000001.png", small, "frame of 8 x 8"),
+        (FRAME, "folder", "Is a directory"),
+        (SPIKES, None, "No such file"),
+        (SPIKES, lambda content: b"", "spike file"),
+        (SPIKES, lambda content: b"\1" * (12 * PLANES - 1), "spike file"),
+        (SPIKES, lambda content: b"\1" * (12 * PLANES * 2), "spike file"),
+    ],
+)
+def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, name, damage, said):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    dataset, path = build(tmp_path, num_frame=6), tmp_path / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "folder":
+        path.mkdir()
+    elif damage:
+        path.write_bytes(damage(content))
+    with pytest.raises(DataError, match=said) as error:
+        dataset[(0, 0)]
+    assert str(path) in str(error.value)
+
+
+def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    for path in sorted((tmp_path / CLIP).rglob("*.png")):
+        cv2.imwrite(str(path.with_suffix(".jpg")), cv2.imread(str(path)))
+        path.unlink()
+    dataset = build(tmp_path, num_frame=6, filename_ext="jpg")
+    dataset[(0, 0)]
+    broken = tmp_path / CLIP / "blur/000004.jpg"
+    broken.write_bytes(broken.read_bytes()[:-200])
+    with pytest.raises(DataError, match="cut short"):
+        dataset[(0, 0)]
+
+
+@pytest.mark.parametrize("name", [FRAME, SPIKES])
+def test_a_file_without_permission_is_named(name):
+    with readable_folder() as folder:
+        write_clip(folder, "clip0")
+        write_info(folder)
+        dataset = build(folder, num_frame=6)
+        with as_ordinary_user():
+            dataset[(0, 0)]
+        (folder / name).chmod(0)
+        with as_ordinary_user(), pytest.raises(DataError, match="Permission denied") as error:
+            dataset[(0, 0)]
+    assert name in str(error.value)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +18,17 @@ from models.select_network import define_G
 from tests.dist.launching import RankResult
 from tests.kair_files import NAMES, in_folder, options_of, small, write_data, write_file
 from tests.train_files import history, train
+from tests.weights_files import save_weights
 from utils.errors import OptionError
-from utils.options.models import KAIR_ONLY, note_on_totals
+from utils.options.models import KAIR_ONLY
 
 ADDRESS = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"
 SPYNET = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
+NO_EFFECT = {f"{where}.{key}" for where, keys in KAIR_ONLY.items() for key in keys}
 
 
 def read(path: Path, *overrides: str) -> Any:
     return main_train_vrt.read_options(["--opt", str(path), *overrides])
-
-
-def value_of(opt: Any, key: str) -> Any:
-    for name in key.split("."):
-        opt = opt[name]
-    return opt
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,13 +37,10 @@ def test_a_file_of_kair_loads_unchanged(name, tmp_path):
     assert not Path(SPYNET).exists()
     options = options_of(name)
 
-    opt = read(write_file(tmp_path / f"{name}.json", options))
-
-    no_effect = {f"{where}.{key}" for where, keys in KAIR_ONLY.items() for key in keys}
-    found = opt.plain()
+    found = read(write_file(tmp_path / f"{name}.json", options)).plain()
     for key, value in options.items():
-        if key == "datasets.train.val_partition" or key not in no_effect:
-            assert value_of(found, key) == value, key
+        if key == "datasets.train.val_partition" or key not in NO_EFFECT:
+            assert reduce(getitem, key.split("."), found) == value, key
 
 
 def prepare(folder: Path, number: str, **changes: Any) -> Path:
@@ -99,15 +94,10 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
 
 
 def test_frames_of_another_scale_than_the_network_are_named_before_the_first_step(tmp_path):
-    options = prepare(
-        tmp_path, "001", **{"datasets.train.dataroot_lq": options_of("001")["datasets.train.dataroot_gt"]}
-    )
-
-    said = train(options)
-
-    assert (
-        said.exit_codes == [3] and said.text.count("gt of 64 x 80 for lq of 64 x 80 in clip 001, but scale is 4") == 1
-    )
+    gt = options_of("001")["datasets.train.dataroot_gt"]
+    said = train(prepare(tmp_path, "001", **{"datasets.train.dataroot_lq": gt}))
+    words = "gt of 64 x 80 for lq of 64 x 80 in clip 001, but scale is 4"
+    assert said.exit_codes == [3] and said.text.count(words) == 1
 
 
 def check_kind(options: Path, frames: int, ranks: int = 1) -> RankResult:
@@ -147,25 +137,21 @@ def test_the_interpolated_frame_is_the_fourth_of_seven_and_is_compared_with_it(t
     written = cv2.imread(str(tmp_path / "out/00001/0266/im4.png"))[..., ::-1]
     assert [path.name for path in (tmp_path / "out/00001/0266").iterdir()] == ["im4.png"]
     assert abs(torch.from_numpy(written.copy()).permute(2, 0, 1) - 255 * made).max() <= 1
-    error = (made * 255).round() - frames[0, 3] * 255
-    by_hand = 20 * torch.log10(255 / (error.double() ** 2).mean().sqrt())
-    assert found["restored"]["psnr"] == pytest.approx(float(by_hand), abs=0.01)
     # The input column has the simplest interpolation.
-    error = (255 * (frames[0, 2] + frames[0, 4]) / 2).round() - frames[0, 3] * 255
-    by_hand = 20 * torch.log10(255 / (error.double() ** 2).mean().sqrt())
-    assert found["input"]["psnr"] == pytest.approx(float(by_hand), abs=0.1)
+    for name, image, limit in (("restored", made, 0.01), ("input", (frames[0, 2] + frames[0, 4]) / 2, 0.1)):
+        error = (image * 255).round() - frames[0, 3] * 255
+        by_hand = 20 * torch.log10(255 / (error.double() ** 2).mean().sqrt())
+        assert found[name]["psnr"] == pytest.approx(float(by_hand), abs=limit)
 
 
 def test_pad_sequence_of_a_test_clip_restores_with_an_eighth_frame_and_scores_seven(tmp_path):
     vimeo = {key: value for key, value in options_of("009").items() if key.startswith("datasets.test.")}
     roots = {f"datasets.test.dataroot_{kind}": f"testsets/vimeo90k/{kind}" for kind in ("gt", "lq")}
     options = prepare(tmp_path, "003", **vimeo | roots | {"datasets.test.temporal_scale": 1})
-    net = define_G(read(options))
-    torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
-    torch.save({"params": net.state_dict()}, tmp_path / "G.pth")
+    weights = save_weights(options, tmp_path / "G.pth")
 
     def scores(name: str, *arguments: str) -> dict[str, Any]:
-        found = results(tmp_path / name, options, "--weights", str(tmp_path / "G.pth"), *arguments)
+        found = results(tmp_path / name, options, "--weights", weights, *arguments)
         return found["clips"]["00002/0008"]["per_frame"]
 
     padded = scores("a", "datasets.test.pad_sequence=true")
@@ -176,16 +162,15 @@ def test_pad_sequence_of_a_test_clip_restores_with_an_eighth_frame_and_scores_se
 def test_what_is_said_of_totals_follows_the_file_and_the_command_line(tmp_path):
     options = prepare(tmp_path, "006", **{"datasets.train.dataloader_batch_size": 8})
     batch, workers = "datasets.train.dataloader_batch_size", "datasets.train.dataloader_num_workers"
-    assert note_on_totals(read(options), 1) == ""
-    assert f"{batch}=2 {workers}=1" in note_on_totals(read(options), 4)
-    assert "a batch of 8 cannot be divided evenly among 3 ranks" in note_on_totals(read(options), 3)
-    one = note_on_totals(read(options, f"{workers}=4"), 4)
+    assert read(options).note_on_totals(1) == ""
+    assert f"{batch}=2 {workers}=1" in read(options).note_on_totals(4)
+    assert "a batch of 8 cannot be divided evenly among 3 ranks" in read(options).note_on_totals(3)
+    one = read(options, f"{workers}=4").note_on_totals(4)
     assert f"{batch}=2" in one and workers not in one
-    assert note_on_totals(read(options, f"{workers}=4", f"{batch}=2"), 4) == ""
+    assert read(options, f"{workers}=4", f"{batch}=2").note_on_totals(4) == ""
     # Keys that older versions of this project saved are no sign of KAIR.
-    unknown = {f"{where}.{key}" for where, keys in KAIR_ONLY.items() for key in keys}
-    own = {key: value for key, value in small(options_of("006")).items() if key not in unknown}
-    assert note_on_totals(read(write_file(options, own | {"datasets.train.spike_channels": 0})), 4) == ""
+    own = {key: value for key, value in small(options_of("006")).items() if key not in NO_EFFECT}
+    assert read(write_file(options, own | {"datasets.train.spike_channels": 0})).note_on_totals(4) == ""
 
 
 def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
@@ -202,11 +187,8 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
         "meta_info_Vimeo90K_test_GT.txt  a line for each clip",
     ):
         assert line in result.text
-    do = result.text.partition("\n  do ")[2].splitlines()[0].strip()
-    assert (
-        do
-        == "correct meta_info_file; correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
-    )
+    do = "correct meta_info_file; correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
+    assert result.text.partition("\n  do ")[2].splitlines()[0].strip() == do
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,13 @@ import json
 import pytest
 import torch
 
-from data.spike.formats import read_spikes
-from data.spike.stream import SpikeGeometry
+from data.spike.formats import SpikeGeometry, read_spikes
 from lab import benchmark, gpu
 from lab.quality import main
 from lab.quality_report import Outcome, difference, report, spread
 from lab.tools import NAMED, ROOT
 from main_train_vrt import read_options
 from tests.train_files import network
-from utils.image import imread_rgb
 
 TINY = ("--clips", "1", "1", "--frames", "2", "--steps", "2", "--seeds", "0")
 
@@ -55,8 +53,6 @@ def test_every_method_is_trained_and_tested_under_every_condition(finished):
     assert none["recorded"]["to_reference"][0] == pytest.approx(none["recorded"]["psnr"][0] - concat)
     text = (out / "table.md").read_text()
     assert all(f" {name} " in text for name in [*conditions, "none", "concat", "exposure estimate"])
-    height, width, _ = imread_rgb(out / "strip.png").shape
-    assert height > 3 * 128 and width > 5 * 128
 
 
 def test_the_conditions_record_the_same_scene_and_change_one_thing_each(finished):

@@ -28,17 +28,35 @@ KUBEFLOW = {
 SAMPLE = "options/vrt/000_train_vrt_sample_rgbspike.json"
 
 
-def test_an_empty_environment_is_one_process():
-    assert read_launch({}) == LaunchInfo("single")
-    assert read_launch({"WORLD_SIZE": "1", "RANK": "0"}) == LaunchInfo("single")
-    assert read_launch({"SLURM_NTASKS": "4"}) == LaunchInfo("single")  # an allocation, not a task of srun
+def without(env, name):
+    return {key: value for key, value in env.items() if key != name}
 
 
-def test_injected_variables_are_a_platform_launch_and_torchrun_is_told_apart():
-    expected = LaunchInfo("platform", 3, 1, 4, "10.0.0.1", 29500)
-    assert read_launch(PLATFORM) == expected
-    assert read_launch({**PLATFORM, "TORCHELASTIC_RUN_ID": "none"}).mode == "torchrun"
-    assert read_launch({**PLATFORM, **SLURM}) == expected  # torchrun or a platform inside SLURM
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, LaunchInfo("single")),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, LaunchInfo("single")),
+        ({"SLURM_NTASKS": "4"}, LaunchInfo("single")),  # an allocation, not a task of srun
+        # torchrun in the shell of an allocation
+        (
+            {**SLURM, "SLURM_PROCID": "0", "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1", "RANK": "0"},
+            LaunchInfo("single"),
+        ),
+        (PLATFORM, LaunchInfo("platform", 3, 1, 4, "10.0.0.1", 29500)),
+        ({**PLATFORM, **SLURM}, LaunchInfo("platform", 3, 1, 4, "10.0.0.1", 29500)),
+        ({**PLATFORM, "TORCHELASTIC_RUN_ID": "none"}, LaunchInfo("torchrun", 3, 1, 4, "10.0.0.1", 29500)),
+        (without(PLATFORM, "LOCAL_RANK"), LaunchInfo("platform", 3, 0, 4, "10.0.0.1", 29500)),
+        (
+            without(PLATFORM, "LOCAL_RANK") | {"SLURM_LOCALID": "2"},
+            LaunchInfo("platform", 3, 2, 4, "10.0.0.1", 29500),
+        ),
+        (SLURM, LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)),  # the first host, and a port from the job
+        ({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "4000"}, LaunchInfo("slurm", 5, 1, 8, "head", 4000)),
+    ],
+)
+def test_the_variables_tell_who_started_the_ranks(env, expected):
+    assert read_launch(env) == expected
 
 
 @pytest.mark.parametrize(
@@ -67,42 +85,14 @@ def test_a_process_that_stands_for_a_node_is_told_apart_from_a_rank(env, expecte
         assert (found["PET_MASTER_ADDR"], found["PET_MASTER_PORT"]) == ("10.0.0.1", "29500")
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE is 'many', no number"),
-        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is 0, expected 1 or more"),
-        ({"RANK": "2"}, "RANK is 2, expected 0 to 1 (below WORLD_SIZE)"),
-        ({"WORLD_SIZE": ""}, "WORLD_SIZE is missing"),
-        ({"MASTER_ADDR": ""}, "MASTER_ADDR is missing"),
-        ({"MASTER_PORT": "x"}, "MASTER_PORT is 'x', no number"),
-    ],
-)
-def test_a_wrong_variable_of_a_node_is_named(change, fault):
-    with pytest.raises(DistError) as error:
-        node_variables({**NODE, **change}, gpu_count=8)
-    assert fault in str(error.value)
-
-
 def test_where_ranks_and_nodes_cannot_be_told_apart_the_line_for_each_is_given():
-    env = {key: value for key, value in NODE.items() if key != "NPROC_PER_NODE"}
+    env = without(NODE, "NPROC_PER_NODE")
     command = "python -u main_train_vrt.py --opt my.json"
     with pytest.raises(DistError) as error:
         read_launch(env, gpu_count=8, command=command)
     assert f"LOCAL_RANK=$((RANK % 8)) {command}\n" in str(error.value)
     assert str(error.value).endswith(f"NPROC_PER_NODE=8 {command}")
     assert read_launch(env, gpu_count=1).world_size == 2  # one GPU for each process: nothing is unclear
-
-
-def test_a_rank_without_a_world_is_refused():
-    env = {"RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    with pytest.raises(DistError, match="WORLD_SIZE is missing"):
-        read_launch(env)
-
-
-def test_torchrun_in_the_shell_of_an_allocation_starts_its_own_ranks_alone():
-    alone = {**SLURM, "SLURM_PROCID": "0", "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1", "RANK": "0"}
-    assert read_launch(alone) == LaunchInfo("single")
 
 
 @pytest.mark.parametrize(("local_rank", "gpu_count", "index"), [(0, 8, 0), (3, 8, 3), (3, 1, 0), (0, 1, 0)])
@@ -115,6 +105,7 @@ def test_ranks_of_an_older_torchrun_have_its_signals_and_their_time_too():
     script = """if True:
         import signal
         from torch.distributed import run
+        from torch.distributed.elastic.multiprocessing.api import PContext
         from scripts import torchrun_quiet
         made = run.get_args_parser()
         for action in [a for a in made._actions if {a.dest} & {"signals_to_handle", "shutdown_timeout"}]:
@@ -126,17 +117,11 @@ def test_ranks_of_an_older_torchrun_have_its_signals_and_their_time_too():
                 del made._option_string_actions[name]
         run.get_args_parser = lambda: made
         args = torchrun_quiet.parse_args(["--standalone", "--nproc_per_node=2", "x.py"])
-        handler, grace = signal.getsignal(signal.SIGUSR1), torchrun_quiet.PContext.close.__defaults__
+        handler, grace = signal.getsignal(signal.SIGUSR1), PContext.close.__defaults__
         print(handler.__name__, grace, args.nproc_per_node)
     """
     result = run_command([sys.executable, "-c", script])
-    assert result.exit_codes == [0] and "_on_signal (None, 180) 2" in result.text, result.text
-
-
-def test_slurm_variables_give_rank_first_host_and_a_port_from_the_job():
-    assert read_launch(SLURM) == LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)
-    own = read_launch({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "4000"})
-    assert (own.master_addr, own.master_port) == ("head", 4000)
+    assert result.exit_codes == [0] and "on_signal (None, 180) 2" in result.text, result.text
 
 
 @pytest.mark.parametrize(
@@ -150,28 +135,31 @@ def test_the_first_host_of_a_node_list(nodelist, host):
     assert first_host(nodelist) == host
 
 
-def test_the_local_rank_falls_back_to_slurm_and_then_to_zero():
-    without = {key: value for key, value in PLATFORM.items() if key != "LOCAL_RANK"}
-    assert read_launch(without).local_rank == 0
-    assert read_launch({**without, "SLURM_LOCALID": "2"}).local_rank == 2
-
-
 @pytest.mark.parametrize(
-    ("change", "fault"),
+    ("read", "env", "change", "fault"),
     [
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', no number"),
-        ({"WORLD_SIZE": "-4"}, "WORLD_SIZE is -4, expected 1 or more"),
-        ({"RANK": ""}, "RANK is missing"),
-        ({"RANK": "4"}, "RANK is 4, expected 0 to 3 (below WORLD_SIZE)"),
-        ({"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on this host)"),
-        ({"MASTER_ADDR": " "}, "MASTER_ADDR is missing"),
-        ({"MASTER_PORT": "abc"}, "MASTER_PORT is 'abc', no number"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT is 70000, expected 1 to 65535"),
+        (read_launch, PLATFORM, {"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', no number"),
+        (read_launch, PLATFORM, {"WORLD_SIZE": "-4"}, "WORLD_SIZE is -4, expected 1 or more"),
+        (read_launch, PLATFORM, {"RANK": ""}, "RANK is missing"),
+        (read_launch, PLATFORM, {"RANK": "4"}, "RANK is 4, expected 0 to 3 (below WORLD_SIZE)"),
+        (read_launch, PLATFORM, {"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on"),
+        (read_launch, PLATFORM, {"MASTER_ADDR": " "}, "MASTER_ADDR is missing"),
+        (read_launch, PLATFORM, {"MASTER_PORT": "abc"}, "MASTER_PORT is 'abc', no number"),
+        (read_launch, PLATFORM, {"MASTER_PORT": "70000"}, "MASTER_PORT is 70000, expected 1 to 65535"),
+        (read_launch, without(PLATFORM, "WORLD_SIZE"), {}, "WORLD_SIZE is missing"),
+        (read_launch, SLURM, {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID is missing"),
+        (read_launch, SLURM, {"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is missing"),
+        (node_variables, NODE, {"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE is 'many', no number"),
+        (node_variables, NODE, {"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is 0, expected 1 or more"),
+        (node_variables, NODE, {"RANK": "2"}, "RANK is 2, expected 0 to 1 (below WORLD_SIZE)"),
+        (node_variables, NODE, {"WORLD_SIZE": ""}, "WORLD_SIZE is missing"),
+        (node_variables, NODE, {"MASTER_ADDR": ""}, "MASTER_ADDR is missing"),
+        (node_variables, NODE, {"MASTER_PORT": "x"}, "MASTER_PORT is 'x', no number"),
     ],
 )
-def test_a_wrong_variable_is_named(change, fault):
+def test_a_wrong_variable_is_named(read, env, change, fault):
     with pytest.raises(DistError) as error:
-        read_launch({**PLATFORM, **change}, gpu_count=2)
+        read({**env, **change}, gpu_count=2)
     assert fault in str(error.value)
     assert error.value.exit_code == 2
 
@@ -183,25 +171,20 @@ def test_all_faults_stand_in_one_message():
         assert name in error.value.what
 
 
-def test_a_slurm_task_without_job_id_or_nodes_is_refused():
-    with pytest.raises(DistError, match=r"SLURM_JOB_NODELIST is missing.*SLURM_JOB_ID is missing"):
-        read_launch({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"})
-
-
-def test_the_launcher_refuses_to_start_inside_a_platform_launch():
-    given = ("scale=1", "task=a b", 'logging={"wandb_api_key": "canary"}')
-    result = run_command([ROOT / "launch_train.sh", "2", SAMPLE, *given], 10, PLATFORM)
-
-    assert result.exit_codes == [2]
-    assert f"do        python -u main_train_vrt.py --opt {SAMPLE} scale=1 task=a\\ b logging=..." in result.text
-
-
-def test_where_the_launcher_cannot_tell_ranks_from_nodes_it_gives_both_commands():
-    result = run_command([ROOT / "launch_train.sh", "8", SAMPLE], 10, {**PLATFORM, "LOCAL_RANK": ""})
+@pytest.mark.parametrize(
+    ("given", "shown", "env"),
+    [
+        (("scale=1", "task=a b", 'logging={"wandb_api_key": "canary"}'), " scale=1 task=a\\ b logging=...", PLATFORM),
+        ((), "\n", {**PLATFORM, "LOCAL_RANK": ""}),  # the variables of ranks, or of nodes
+    ],
+)
+def test_the_launcher_refuses_to_start_inside_a_platform_launch_and_gives_the_command(given, shown, env):
+    result = run_command([ROOT / "launch_train.sh", "8", SAMPLE, *given], 10, env)
 
     assert result.exit_codes == [2]
-    assert f"do        python -u main_train_vrt.py --opt {SAMPLE}\n" in result.text
-    assert f"NPROC_PER_NODE=8 python -u main_train_vrt.py --opt {SAMPLE}\n" in result.text
+    command = f"python -u main_train_vrt.py --opt {SAMPLE}{shown}"
+    assert f"do        {command}" in result.text and "canary" not in result.text
+    assert (f"NPROC_PER_NODE=8 {command}" in result.text) == (env is not PLATFORM)
 
 
 @pytest.mark.parametrize("count", ["", "0", "two"])

@@ -6,6 +6,8 @@ no rule that allows only some third-party packages, and looks for circles only b
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,7 +29,6 @@ LAYERS = [
     [{"data.spike"}, {"data"}],
 ]
 HEIGHT = {name: height for folder in LAYERS for height, names in enumerate(folder) for name in names}
-SPIKE_LIBRARY = {"numpy", "data"}
 GRAPH = {name: imports_of(path, ROOT, MODULES) for name, path in MODULES.items()}
 
 
@@ -58,16 +59,23 @@ def test_imports_within_a_folder_run_down_only():
     assert not wrong
 
 
-def test_the_spike_library_needs_numpy_alone():
+def test_the_spike_library_needs_numpy_alone_and_works_as_a_copied_folder(tmp_path):
     wrong = {
         f"{module} imports {name}"
         for module, names in GRAPH.items()
         for name in names
         if module.startswith("data.spike.")
-        if name.split(".")[0] not in SPIKE_LIBRARY | set(sys.stdlib_module_names)
-        or (name.startswith("data.") and not name.startswith("data.spike"))
+        if name.split(".")[0] not in {"numpy", *sys.stdlib_module_names}
+        and not f"{name}.spike".startswith("data.spike")
     }
     assert not wrong
+    shutil.copytree(ROOT / "data/spike", tmp_path / "copied")
+    modules = [f"copied.{path.stem}" for path in (tmp_path / "copied").glob("*.py")]
+    # -I: neither this folder nor PYTHONPATH is searched.
+    code = (
+        f"import sys; sys.path.append({str(tmp_path)!r}); import {', '.join(modules)}; assert 'data' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-I", "-c", code], check=True)
 
 
 def test_modules_do_not_import_in_circles():

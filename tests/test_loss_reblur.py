@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import main_train_vrt
-from models.loss_reblur import ReblurLoss, to_display
+from models.losses import ReblurLoss, to_display
 from tests.train_files import history, train, write_options
 from utils.errors import OptionError
 

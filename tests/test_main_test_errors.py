@@ -67,6 +67,7 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
         "unknown option spike.bins": (2, [*spike, "--input", clip, "--spike", spikes, "spike.bins=3"]),
         "--output would write over": (2, [*rgb, "--input", clip, "--output", clip]),
         "--output missing": (2, [*rgb, "--input", clip, "--output"]),
+        "--spike-size without --input": (2, [*opt, "--spike-size", 16, 16]),
         "nothing to restore": (2, ["--weights", home / "rgb.pth"]),
     }  # fmt: skip
     for expected, (code, args) in cases.items():

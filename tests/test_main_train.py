@@ -51,7 +51,7 @@ def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished):
     line = r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] Epoch: 1, Iter: 3, Loss: \d\.\d{4}, lr: .*, it/s: \d"
     assert re.search(line, log, re.MULTILINE)
     assert result.text.count("validating 3 clips, tiles of 12 frames x 256 px, ") == 2
-    assert "Finished at iter 4" in result.text and re.search(r"^mean  \|", result.text, re.MULTILINE)
+    assert "Finished at iter 4" in result.text and re.search(r"^mean over clips  ", result.text, re.MULTILINE)
 
 
 def test_event_files_hold_options_hyperparameters_strips_and_the_scores_of_each_clip(finished):
@@ -142,7 +142,7 @@ def test_a_finished_run_is_validated_again_but_not_overwritten(finished):
     again = train(options, "datasets.test.num_frame=2")
 
     assert again.exit_codes == [0] and "already finished at iter 4" in again.text
-    assert re.search(r"^mean  \|", again.text, re.MULTILINE)
+    assert re.search(r"^mean over clips  ", again.text, re.MULTILINE)
     assert files_of_run(experiment(options)) == before
 
 

@@ -97,7 +97,7 @@ def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
         ]
         for key, value in net.state_dict().items()
     ]
-    rates = {key: module.drop_prob for key, module in net.named_modules() if hasattr(module, "drop_prob")}
+    rates = {f"{key}.drop_path": m.drop_path for key, m in net.named_modules() if getattr(m, "drop_path", 0)}
     assert state == manifest["keys"]
     assert sum(p.numel() for p in parameters.values()) == manifest["n_params"]
     assert rates == pytest.approx(manifest["drop_path_prob"])

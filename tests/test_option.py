@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
+from tests.dist.launching import run_command
 from utils.errors import OptionError
-from utils.options.file import parse_command_line
-from utils.options.load import load_options, options_digest, redact, save_options
+from utils.options.load import load_options, parse_command_line
 from utils.options.models import LoaderOptions, Options, TrainOptions
-from utils.options.registry import Registry
+from utils.options.section import Registry, redact
 
 NETWORKS, FUSIONS = Registry("network", "net_type"), Registry("fusion operator")
 DATASETS, LOSSES = (
@@ -105,10 +106,8 @@ def test_comments_go_urls_stay_and_defaults_are_filled_in(file):
 
 def test_overrides_are_json_or_text_and_may_name_a_part(file):
     opt = load(file, "netG.fusion=none", "train.G_optimizer_betas=[0.5, 0.6]", "path.root=x", "train.amp.enable=true")
-    assert opt.netG.fusion.plain() == {"type": "none"}
-    assert opt.train.G_optimizer_betas == [0.5, 0.6]
-    assert opt.train.amp.plain() == {"enable": True, "dtype": "auto"}
-    assert opt.path.root == "x"
+    assert (opt.netG.fusion.plain(), opt.path.root) == ({"type": "none"}, "x")
+    assert opt.train.G_optimizer_betas == [0.5, 0.6] and opt.train.amp.plain() == {"enable": True, "dtype": "auto"}
     assert load(file, "netG.fusion=gated", "netG.fusion.features=3").netG.fusion.features == 3
     assert load(file, "netG.fusion.type=none").netG.fusion.plain() == {"type": "none"}
 
@@ -143,6 +142,7 @@ def test_choosing_another_part_drops_the_keys_it_does_not_have(file):
         ('"train": {\n    "G_l', '"trian": {\n    "G_l', ["unknown option trian", "the nearest is train"]),
         ('"spike": { "h": 2 },', '"spike": { "h": 2 , "h": 3},', ["datasets.train.spike.h is given twice"]),
         ('"checkpoint_print": 5', '"checkpoint_print": ,', ["no valid JSON", "line 18"]),
+        ('"checkpoint_print": 5', f'"fix_keys": {"[" * 3000}', ["no valid JSON", "fewer brackets"]),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after, texts):
@@ -159,6 +159,7 @@ def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after,
         (["train.G_optimiser_lr=1"], ["unknown option train.G_optimiser_lr", "command line (train.G_optimiser_lr=1)",
                                       "nearest is G_optimizer_lr (float > 0)"]),
         (["bla"], ["cannot read 'bla'", "section.key=value"]),
+        ([f"train.fix_keys={'[' * 3000}"], ["train.fix_keys is '[[[", "expected  list of str"]),
         (["scale.x=1"], ["scale is {'x': 1}", "command line (scale.x=1)", "int >= 1"]),
         (["use_static_graph=true", "find_unused_parameters=true"], ["are both true"]),
         (["use_static_graph=true", "train.accumulation_steps=2"], ["accumulation_steps is 2 and use_static_graph"]),
@@ -185,9 +186,6 @@ def test_a_base_gives_what_the_file_does_not(file, tmp_path):
     assert "a base has a base" in refusal(grandchild)
     grandchild.write_text('{"base": "trail.json", "task": "x"}')
     assert "the nearest is " + str(file) in refusal(grandchild)
-
-
-def test_a_missing_file_is_refused_with_the_nearest_name(tmp_path, file):
     assert str(file) in refusal(tmp_path / "trail.json")
 
 
@@ -213,37 +211,72 @@ def test_checks_of_the_caller_get_the_place_added(file):
 def test_secrets_reach_neither_the_saved_options_nor_a_message(file, tmp_path):
     opt = load(file, "logging.wandb_api_key=canary0123")
     assert opt.logging.wandb_api_key == "canary0123"
-    saved = save_options(opt, tmp_path / "options")
+    saved = opt.save(tmp_path / "options")
     assert "canary" not in saved.read_text()
     assert redact({"a": [{"WANDB_API_KEY": "x"}]}) == {"a": [{"WANDB_API_KEY": None}]}
-    message = refusal(file, "logging.wandb_api_key=123456", "train.total_iter=1")
-    assert "123456" not in message
-    assert "wandb_api_key" in message
+    for override in (
+        "logging.wandb_api_key=123456", "logging.wandb_api_kye=123456", 'logging={"wandb_tokne": "123456"}',
+    ):  # fmt: skip
+        message = refusal(file, override, "train.total_iter=1")
+        assert "123456" not in message and "***" in message and "wandb_" in message
 
 
 def test_saved_options_can_be_run_again_and_have_the_same_digest(file, tmp_path):
     opt = load(file)
-    again = load(save_options(opt, tmp_path / "options"))
+    again = load(opt.save(tmp_path / "options"))
     assert again.plain() == opt.plain()
     assert json.dumps(opt.plain())  # plain types only
-    assert options_digest(opt) == options_digest(load(file, "logging.wandb_api_key=k"))
-    assert options_digest(opt) != options_digest(load(file, "train.total_iter=3"))
+    assert opt.digest() == load(file, "logging.wandb_api_key=k").digest()
+    assert opt.digest() != load(file, "train.total_iter=3").digest()
+
+
+def test_a_task_that_the_locale_cannot_write_is_refused(file):
+    file.write_text(TEXT.replace('"trial"', '"d\u00e9fi"'), encoding="utf-8")
+    program = "import sys; from tests.test_option import refusal; print(ascii(refusal(sys.argv[1])))"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    said = run_command([sys.executable, "-c", program, file], env=ascii_only)
+
+    assert said.exit_codes == [0] and "in the locale's encoding, ascii" in said.text, said.text
+    assert load(file).task == "d\u00e9fi"
 
 
 def test_the_command_line_has_short_flags_for_the_commonest_options():
-    command = parse_command_line(
+    path, overrides = parse_command_line(
         ["--opt", "f.json", "a.b=1", "--use_amp", "--batch_size", "4", "--learning_rate=1e-3", "--epochs", "2", "c=2",
          "--num_workers", "0", "--resume", "none"]
     )  # fmt: skip
-    assert command.opt_path == "f.json"
-    assert command.overrides == [
+    assert path == "f.json" and overrides == [
         "a.b=1", "c=2", "datasets.train.dataloader_batch_size=4", "datasets.train.dataloader_num_workers=0",
         "train.epochs=2", "train.G_optimizer_lr=1e-3", "train.amp.enable=true", "path.resume=null",
         "train.total_iter=null",
     ]  # fmt: skip
     both = parse_command_line(["--opt", "f.json", "--epochs", "2", "train.total_iter=9"])
-    assert both.overrides == ["train.total_iter=9", "train.epochs=2"]
+    assert both[1] == ["train.total_iter=9", "train.epochs=2"]
     with pytest.raises(OptionError, match="--optt"):
         parse_command_line(["--opt", "f", "--optt", "3"])
     with pytest.raises(OptionError, match="required"):
         parse_command_line([])
+
+
+PARTS_OF_CODE = Registry("part", "kind")
+
+
+@PARTS_OF_CODE.register("box", given=("channels",))
+class Box:
+    def __init__(self, width: int, fusion: Annotated[dict[str, Any] | str, FUSIONS] = "gated", channels: int = 1):
+        self.width, self.fusion, self.channels = width, fusion, channels
+
+
+def test_a_part_is_built_with_its_options_and_what_code_supplies():
+    resolved = PARTS_OF_CODE.resolve({"kind": "box", "width": 2}, "x")
+    assert resolved.plain() == {"kind": "box", "width": 2, "fusion": {"type": "gated", "features": 8}}
+    assert PARTS_OF_CODE.keys("box") == ["width", "fusion"]
+    box = PARTS_OF_CODE.build({"kind": "box", "width": 2}, "x", channels=5, other=7)
+    assert (box.width, box.fusion.features, box.channels) == (2, 8, 5)
+    with pytest.raises(OptionError, match=r"unknown option x\.channels"):  # of the code alone
+        PARTS_OF_CODE.resolve({"kind": "box", "width": 1, "channels": 2}, "x")
+    with pytest.raises(OptionError, match=r"x\.kind is \['box'\]"):
+        PARTS_OF_CODE.resolve({"kind": ["box"], "width": 1}, "x")
+    with pytest.raises(ValueError, match="twice"):
+        PARTS_OF_CODE.register("box")(Box)

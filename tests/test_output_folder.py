@@ -1,7 +1,6 @@
 """Results that lie in the output folder: taken over where settings and inputs are the same, else refused."""
 
 import json
-import os
 import re
 import shutil
 
@@ -13,12 +12,13 @@ import main_test_vrt
 from data.clip_reader import user_clips
 from models.restore.outputs import Outputs, claim_folder, finish_clip
 from tests.foreign import snapshot
-from tests.test_video import write_sound
+from tests.test_video import write_video
 from tests.weights_files import make_home, message
 from utils.dist import watchdog
 from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.files import MARK, RESULTS, claim_run_folder
+from utils.image import imwrite_rgb
 from utils.video import VideoReader
 
 
@@ -47,18 +47,20 @@ def test_an_output_around_the_inputs_is_refused_and_nothing_is_lost(home, clip, 
     assert snapshot(tmp_path) == before
 
 
-def test_frames_without_the_mark_of_their_clip_are_scored_and_not_restored_again(home, clip, tmp_path):
+@pytest.mark.parametrize("more", [[], ["--center-frame-only"]])
+def test_frames_without_the_mark_of_their_clip_are_scored_and_not_restored_again(home, clip, tmp_path, more):
     out = tmp_path / "out"
-    command = args(home, clip, out, "--gt", clip / "sharp", "--save", "frames")
+    command = args(home, clip, out, "--gt", clip / "sharp", "--save", "frames", *more)
     assert main_test_vrt.main(command) == 0
-    (before,) = json.loads((out / "metrics.json").read_text())["clips"].values()
+    before = json.loads((out / "metrics.json").read_text())
     (out / "clips" / "clip1.json").unlink()
     times = {p: p.stat().st_mtime_ns for p in (out / "clip1").iterdir()}
 
     assert main_test_vrt.main(command) == 0
     assert {p: p.stat().st_mtime_ns for p in (out / "clip1").iterdir()} == times
-    (after,) = json.loads((out / "metrics.json").read_text())["clips"].values()
-    assert after["restored"] == before["restored"]
+    after = json.loads((out / "metrics.json").read_text())
+    assert after["averages"] == before["averages"] and after["clips"]["clip1"]["frames"] == len(times)
+    assert after["protocol"]["frames"] == ("the middle one" if more else "all")
 
 
 def test_results_of_others_and_of_changed_inputs_are_not_taken_over(home, clip, tmp_path, capfd):
@@ -87,6 +89,7 @@ def test_options_of_the_test_section_are_part_of_the_signature(home, tmp_path, c
     command = ["--opt", str(home / "options.json"), "--weights", str(home / "spike.pth"), "--output", str(out)]
     assert main_test_vrt.main([*command, "datasets.test.num_frame=2"]) == 0
     for change, said in (
+        ("--dtype=bfloat16", "dtype was float32, is bfloat16"),
         ("datasets.test.num_frame=-1", "datasets.test.num_frame was 2, is -1"),
         ("datasets.test.spike.resize=bilinear", "spike.resize was nearest, is bilinear"),
     ):
@@ -103,31 +106,17 @@ def test_frames_are_read_in_the_order_of_their_numbers(tmp_path):
     assert [round(255 * float(found.frame(i)["lq"][0, 0, 0])) for i in range(6)] == [1, 2, 9, 10, 11, 100]
 
 
-def test_a_folder_of_videos_is_restored_with_times_and_sound(home, tmp_path):
+def test_a_folder_of_videos_is_restored_with_its_times(home, tmp_path):
     (tmp_path / "in").mkdir()
-    write_sound(tmp_path / "in" / "one.mp4", "aac", seconds=0.3)
-    write_sound(tmp_path / "in" / "two.avi", "pcm_s16le", seconds=0.2)
+    sources = {"one": tmp_path / "in" / "one.mp4", "two": tmp_path / "in" / "two.avi"}
+    for count, source in enumerate(sources.values(), 2):
+        write_video(source, count)
     out = tmp_path / "out"
     given = ["--weights", home / "rgb.pth", "--input", tmp_path / "in", "--output", out, "--save", "video"]
     assert main_test_vrt.main([*map(str, given)]) == 0
-    for name, source in (("one", "one.mp4"), ("two", "two.avi")):
-        before, after = VideoReader(tmp_path / "in" / source), VideoReader(out / f"{name}.mp4")
+    for name, source in sources.items():
+        before, after = VideoReader(source), VideoReader(out / f"{name}.mp4")
         assert after.times == before.times and after.read(0).shape == before.read(0).shape
-        assert os.path.getsize(out / f"{name}.mp4") > 0
-
-
-def test_the_middle_frame_that_is_there_is_scored_and_not_restored_again(home, clip, tmp_path):
-    out = tmp_path / "out"
-    command = args(home, clip, out, "--gt", clip / "sharp", "--save", "frames", "--center-frame-only")
-    assert main_test_vrt.main(command) == 0
-    (out / "clips" / "clip1.json").unlink()
-    (picture,) = (out / "clip1").iterdir()
-    time = picture.stat().st_mtime_ns
-
-    assert main_test_vrt.main(command) == 0
-    found = json.loads((out / "metrics.json").read_text())
-    assert picture.stat().st_mtime_ns == time and found["clips"]["clip1"]["frames"] == 1
-    assert found["protocol"]["frames"] == "the middle one"
 
 
 @pytest.mark.parametrize(
@@ -148,24 +137,37 @@ def test_two_results_of_one_name_are_refused_before_any_is_written(home, clip, t
     assert snapshot(tmp_path) == before
 
 
+def claim(folder, clip, overwrite=False, **settings):
+    """The folder for the results of a clip of one frame."""
+    claim_folder(Outputs(folder, ("video", "comparison")), settings, {clip: "0"}, {clip: ["0"]}, overwrite)
+
+
 def test_the_results_of_an_earlier_clip_are_not_replaced_by_those_of_another(tmp_path):
-    outputs = Outputs(tmp_path, ("video", "comparison"))
-    claim_folder(outputs, {}, {"x": "0"}, {"x": ["0"]}, False)
-    claim_folder(outputs, {}, {"y": "0"}, {"y": ["0"]}, False)
+    claim(tmp_path, "x")
+    claim(tmp_path, "y")
     with pytest.raises(DataError, match=r"the name x_comparison\.mp4") as error:
-        claim_folder(outputs, {}, {"x_comparison": "0"}, {"x_comparison": ["0"]}, False)
+        claim(tmp_path, "x_comparison")
     assert "clip x, which is there already" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["strips/x/1.png", "strips", "x.mp4", "clips", "report.html", ".work/x/0.png"])
 def test_a_foreign_file_under_any_name_that_is_written_is_refused_at_the_start(tmp_path, name):
-    outputs = Outputs(tmp_path, ("video",))
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"theirs")
     for overwrite in (False, True):
         with pytest.raises(DataError, match=f"no test of this program made: {re.escape(name.split('/')[0])}"):
-            claim_folder(outputs, {}, {"x": "0"}, {"x": ["0", "1", "2"]}, overwrite)
+            claim(tmp_path, "x", overwrite)
     assert not (tmp_path / "run.json").exists()
+
+
+def test_a_file_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path):
+    claim(tmp_path, "x")
+    (tmp_path / "mine.mp4").write_bytes(b"theirs")
+    for overwrite in (False, True):
+        with pytest.raises(DataError, match=r"no test of this program made: mine\.mp4"):
+            claim(tmp_path, "mine", overwrite)
+    claim(tmp_path, "x", True, other=1)
+    assert (tmp_path / "mine.mp4").read_bytes() == b"theirs"
 
 
 def test_results_and_training_runs_do_not_share_a_folder(tmp_path):
@@ -173,10 +175,10 @@ def test_results_and_training_runs_do_not_share_a_folder(tmp_path):
     claim_run_folder(run, ["log"], False)
     for overwrite in (False, True):
         with pytest.raises(OptionError, match="--output is the folder of a training run"):
-            claim_folder(Outputs(run), {}, {}, {}, overwrite)
-    claim_folder(Outputs(run / "test"), {}, {}, {}, False)
+            claim(run, "x", overwrite)
+    claim(run / "test", "x")
 
-    claim_folder(Outputs(results), {}, {}, {}, False)
+    claim(results, "x")
     with pytest.raises(OptionError, match="holds the results of a test"):
         claim_run_folder(results, ["log"], False)
     claim_run_folder(results, ["log"], True)  # a run's checkpoints lie there
@@ -188,7 +190,7 @@ def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path
     outputs, seen, indices = Outputs(tmp_path / "out", ("comparison", "video")), [], range(len(reader.stems))
     restored = np.zeros((*reader.frame(0)["lq"].shape[1:], 3), np.uint8)
     for stem in reader.stems:
-        outputs.write_image(outputs.frame_file("clip1", stem), restored)
+        imwrite_rgb(outputs.frame_file("clip1", stem), restored)
 
     def score(*_):
         seen.append(RUN.place)
@@ -218,14 +220,3 @@ def test_overwrite_removes_the_results_of_the_earlier_test_and_nothing_else(home
     names = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     assert {name for name in names if "clip1" in name} == {"clip1/notes.txt"}
     assert {"second.mp4", "clips/second.json", "clips/mine.png"} <= names
-
-
-def test_a_file_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_path):
-    outputs = Outputs(tmp_path, ("video",))
-    claim_folder(outputs, {}, {"x": "0"}, {"x": ["0"]}, False)
-    (tmp_path / "mine.mp4").write_bytes(b"theirs")
-    for overwrite in (False, True):
-        with pytest.raises(DataError, match=r"no test of this program made: mine\.mp4"):
-            claim_folder(outputs, {}, {"mine": "0"}, {"mine": ["0"]}, overwrite)
-    claim_folder(outputs, {"other": 1}, {"x": "0"}, {"x": ["0"]}, True)
-    assert (tmp_path / "mine.mp4").read_bytes() == b"theirs"

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from scripts.plot_history import main
-from utils.run.curves import smoothed
-from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter
+from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter, smoothed
 from utils.run.report import ReportWriter
 
 
@@ -73,7 +72,7 @@ def test_scalars_that_are_named_get_a_panel_each(tmp_path):
 def test_what_cannot_be_drawn_is_refused_with_the_reason(tmp_path, capsys, runs, tags, message):
     write_run(tmp_path / "one", ["train/loss"])
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "training_history.json").write_text("{")
+    (tmp_path / "broken" / HISTORY_NAME).write_text("{")
 
     assert main([*(str(tmp_path / run) for run in runs), *tags, "--out", str(tmp_path / "x.png")]) == 3
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from main_train_vrt import PARTS
-from models.portable import portable_options, read_saved
-from models.released import RELEASED, RELEASED_TILES, identify
+from models.portable import RELEASED, RELEASED_TILES, identify, read_saved
 from models.select_network import NETWORKS, define_G
 from tests import golden
 from tests.clip_files import section, write_info
@@ -28,20 +27,17 @@ def described(tmp_path):
 
 def options(folder=Path("nowhere"), **netG):
     """Options with these spikes, of which folder's dataset.json may tell more."""
-    data = section(
-        folder, num_frame=2, gt_size=32, spike={"representation": {"type": "voxel", "num_bins": 2}, "type": "dat"}
-    )
+    data = section(folder, num_frame=2, gt_size=32, spike={"representation": BINS, "type": "dat"})
     return read_options({**VALUES, "netG": network(**netG), "datasets": {"train": data}}, PARTS)
 
 
-@pytest.mark.parametrize("name", ["net_deblur_pa2_2f_w8"])
-def test_a_file_as_released_loads_strictly_and_gives_the_reference_output(name, tmp_path):
-    vector = golden.load_net(name)
+def test_a_file_as_released_loads_strictly_and_gives_the_reference_output(tmp_path):
+    vector = golden.load_net("net_deblur_pa2_2f_w8")
     netG = {"net_type": "vrt", **vector.config["network"]}
     # The vectors leave the constant buffers out; released files hold them.
     whole = NETWORKS.build(netG, "netG").state_dict() | {k: v.float() for k, v in vector.weights.items()}
     torch.save({"params": whole}, tmp_path / "006_x.pth")
-    saved = read_saved(tmp_path / "006_x.pth", portable_options(read_options({**VALUES, "netG": netG}, PARTS)))
+    saved = read_saved(tmp_path / "006_x.pth", read_options({**VALUES, "netG": netG}, PARTS).portable())
     with torch.no_grad():
         output = saved.build().double()(vector.input)
 
@@ -72,7 +68,7 @@ def test_released_weights_take_their_name_from_the_file(tmp_path):
 
 def test_our_weights_and_checkpoints_say_what_they_are(described, tmp_path):
     opt = options(described)
-    net, about = define_G(opt), portable_options(opt)
+    net, about = define_G(opt), opt.portable()
     full = {"model_state_dict": net.state_dict(), "ema_state_dict": None, "options": opt.plain(), "step": 3}
     ema = {key: value + 1 if value.is_floating_point() else value for key, value in net.state_dict().items()}
     torch.save({"params": net.state_dict(), "options": about, "iter": 3}, tmp_path / "3_G.pth")
@@ -93,11 +89,11 @@ def test_our_weights_and_checkpoints_say_what_they_are(described, tmp_path):
 
 def test_the_weights_know_their_spikes_better_than_an_option_file_without_its_data(described, tmp_path):
     opt = options(described)
-    torch.save({"params": define_G(opt).state_dict(), "options": portable_options(opt)}, tmp_path / "a.pth")
+    torch.save({"params": define_G(opt).state_dict(), "options": opt.portable()}, tmp_path / "a.pth")
     write_info(tmp_path, **KNOWN | {"rate": None})
-    assert read_saved(tmp_path / "a.pth", portable_options(opt)).spike_data == KNOWN
+    assert read_saved(tmp_path / "a.pth", opt.portable()).spike_data == KNOWN
     # Files of before have no such entry.
-    old = {key: value for key, value in portable_options(opt).items() if key != "spike_data"}
+    old = {key: value for key, value in opt.portable().items() if key != "spike_data"}
     torch.save({"params": define_G(opt).state_dict(), "options": old}, tmp_path / "old.pth")
     assert read_saved(tmp_path / "old.pth").spike_data is None
 
@@ -107,5 +103,5 @@ def test_weights_of_another_network_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="does not say what network"):
         read_saved(tmp_path / "bare.pth")
     with pytest.raises(CheckpointError, match="do not fit"):
-        read_saved(tmp_path / "bare.pth", portable_options(options(embed_dims=[12] * 8))).build()
-    assert read_saved(tmp_path / "bare.pth", portable_options(options())).build() is not None
+        read_saved(tmp_path / "bare.pth", options(embed_dims=[12] * 8).portable()).build()
+    assert read_saved(tmp_path / "bare.pth", options().portable()).build() is not None

@@ -1,23 +1,33 @@
+"""scripts/prepare_gopro_spike.py: what it makes, what it refuses, its processes, its end and second start."""
+
+import base64
 import json
+import multiprocessing
 import os
+import re
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from data.alignment import find_offset
-from data.pictures import Pictures
-from data.raw_video import LightPath, RawClip
+from data.files import FrameSource
+from data.frame_matching import find_offset
+from data.prepare import LightPath, RawClip
 from data.select_dataset import build_dataset
-from data.spike.formats import read_spikes
+from data.spike.formats import SpikeGeometry, read_spikes
 from data.spike.represent import represent
-from data.spike.stream import SpikeGeometry
 from main_train_vrt import PARTS
-from scripts.prepare_gopro_spike import choose_splits
-from tests.clip_files import check
+from scripts.parts.shown import shown
+from scripts.prepare_gopro_spike import choose_splits, run_counted
+from tests.clip_files import check, section
+from tests.dist.launching import ROOT
 from tests.gopro_files import SIZE, files, moving_frames, prepare, write_folder, write_raw, write_tree
+from tests.test_progress import Terminal
 from utils.errors import DataError
 from utils.files import MARK
 from utils.options.load import load_options
@@ -34,13 +44,9 @@ def spike_files(out):
     return {n: content for n, content in files(out / "GOPRO_Large_spike_seq").items() if not n.endswith("made.json")}
 
 
-def section(out, split="train"):
-    rgb = str(out / "GOPRO_Large" / split)
-    return {
-        "dataset_type": "TestDatasetRGBSpike", "dataroot_gt": rgb, "dataroot_lq": rgb,
-        "dataroot_spike": str(out / "GOPRO_Large_spike_seq" / split),
-        "spike": {"type": "dat", "representation": {"type": "voxel", "num_bins": 4}},
-    }  # fmt: skip
+def whole_clips(out, split="train"):
+    spike = {"type": "dat", "representation": {"type": "voxel", "num_bins": 4}}
+    return section(out, split, dataset_type="TestDatasetRGBSpike", num_frame=None, gt_size=None, spike=spike)
 
 
 def test_raw_clips_become_clips_that_training_reads(raw, tmp_path):
@@ -48,13 +54,13 @@ def test_raw_clips_become_clips_that_training_reads(raw, tmp_path):
     assert prepare("--source", raw, "--out", tmp_path / "out") == 0
 
     assert files(raw) == before
-    report = check(section(tmp_path / "out"), decode=True)
+    report = check(whole_clips(tmp_path / "out"), decode=True)
     assert report.problems == [] and report.warnings == []
     # 13 frames make 4 exposures of 3 and one frame to interpolate to; 10 frames make 2 of 5 with none after them.
     assert {clip.name: clip.planes for clip in report.clips} == {
         "GOPR0001_03_00": (24, 24, 24, 24), "GOPR0002_05_00": (40, 33),
     }  # fmt: skip
-    item = build_dataset(section(tmp_path / "out", "test"), "test", 0)[0]
+    item = build_dataset(whole_clips(tmp_path / "out", "test"), "test", 0)[0]
     assert item["key"] == "GOPR0003_03_00" and item["lq"].shape == (3, 3, SIZE, SIZE)
 
 
@@ -73,9 +79,8 @@ def test_blur_is_the_mean_sharp_the_middle_and_the_spikes_see_the_sharp_moment(r
     path = tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0002_05_00/spike/000001.dat"
     spikes = read_spikes(path, SpikeGeometry(16, 16))
     seen = represent("tfp", spikes, 16, half_window=12, rate=0.9)[0]
-    light = cv2.resize(
-        ((picture["sharp"] / 255) ** 2.2) @ [0.299, 0.587, 0.114], (16, 16), interpolation=cv2.INTER_AREA
-    )
+    light = ((picture["sharp"] / 255) ** 2.2) @ [0.299, 0.587, 0.114]
+    light = cv2.resize(light, (16, 16), interpolation=cv2.INTER_AREA)
     assert np.corrcoef(seen.ravel(), light.ravel())[0, 1] > 0.9 and abs(seen.mean() - light.mean()) < 0.03
 
 
@@ -84,12 +89,10 @@ def test_the_instants_are_raw_frames_spread_over_the_exposure(raw, tmp_path, cap
     clip, frames = tmp_path / "out/GOPRO_Large/train/GOPR0002_05_00", moving_frames(10, seed=2)
     for k, index in enumerate((5, 7, 9)):
         assert np.array_equal(cv2.imread(str(clip / f"instants/000001_{k}.png"))[..., ::-1], frames[index])
-    values = section(tmp_path / "out") | {"dataroot_gt_instants": str(tmp_path / "out/GOPRO_Large/train")}
+    values = whole_clips(tmp_path / "out") | {"dataroot_gt_instants": str(tmp_path / "out/GOPRO_Large/train")}
     assert check(values).problems == [] and {found.instants for found in check(values).clips} == {3}
     assert prepare("--source", raw, "--out", tmp_path / "out") == 3
     assert "made with other settings: instants" in capsys.readouterr().err
-    assert prepare("--source", raw, "--out", tmp_path / "new", "--instants", "5") == 3
-    assert "averages 3 raw frames, fewer than --instants 5" in capsys.readouterr().err
 
 
 def test_running_again_changes_nothing_and_an_interrupted_run_goes_on(raw, tmp_path):
@@ -102,12 +105,6 @@ def test_running_again_changes_nothing_and_an_interrupted_run_goes_on(raw, tmp_p
     (spikes / ".GOPR0001_03_00.tmp" / MARK).touch()
     prepare("--source", raw, "--out", tmp_path / "out")
     assert files(tmp_path / "out") == before
-
-
-def test_other_settings_are_not_mixed_into_a_folder(raw, tmp_path, capsys):
-    prepare("--source", raw, "--out", tmp_path / "out")
-    assert prepare("--source", raw, "--out", tmp_path / "out", "--rate", "0.9") == 3
-    assert "made with other settings: rate" in capsys.readouterr().err
 
 
 def test_a_dry_run_says_what_would_be_made_and_writes_nothing(raw, tmp_path, capsys):
@@ -163,10 +160,8 @@ def test_a_raw_clip_that_starts_early_or_late_is_followed_and_the_offset_recorde
         frames[0].unlink()
     assert for_existing(raw, tmp_path, "--interpolate", "12", "--initial-charge", "0") == 0
 
-    assert (
-        f"its sharp frames are 1 raw frames {'later' if late == 1 else 'earlier'} than expected"
-        in capsys.readouterr().out
-    )
+    side = "later" if late == 1 else "earlier"
+    assert f"its sharp frames are 1 raw frames {side} than expected" in capsys.readouterr().out
     about = json.loads((tmp_path / "more/GOPRO_Large_spike_seq/dataset.json").read_text())
     assert about["clips"]["GOPR0001_03_00"]["offset"] == late and "offset" not in about["clips"]["GOPR0002_05_00"]
     made = spike_files(tmp_path / "more")["train/GOPR0001_03_00/spike/000001.dat"]
@@ -176,7 +171,7 @@ def test_a_raw_clip_that_starts_early_or_late_is_followed_and_the_offset_recorde
         for c in (made, expected)
     ]
     assert np.abs(counts[0].astype(int) - counts[1].astype(int)).max() <= 1
-    both = section(tmp_path / "out")
+    both = whole_clips(tmp_path / "out")
     both["dataroot_spike"] = str(tmp_path / "more/GOPRO_Large_spike_seq/train")
     both["spike"]["center"] = "file"  # the shortest file ends with the sharp plane
     report = check(both)
@@ -207,25 +202,21 @@ def test_the_true_raw_frame_is_found_among_frames_that_were_coded_again(raw, tmp
     noise = np.random.default_rng(0).normal(0, 3, frames.shape)
     noisy = np.clip(frames + noise, 0, 255).astype(np.uint8)
     write_folder(tmp_path / "sharp", frames[4::3][:10])
-    sharp = Pictures(tmp_path / "sharp")
+    sharp = FrameSource(tmp_path / "sharp")
     assert find_offset(Still(noisy), sharp, 3, "clip", "here") == 3
-    assert find_offset(Still(noisy), sharp, 3, "clip", "here", given=3) == 3
-    with pytest.raises(DataError, match="at offset"):
-        find_offset(Still(noisy), sharp, 3, "clip", "here", given=2)
     still = np.repeat(frames[:1], 40, axis=0)  # nothing moves: every raw frame fits, the expected one is taken
     write_folder(tmp_path / "still", still[:10])
-    assert find_offset(Still(still), Pictures(tmp_path / "still"), 3, "clip", "here") == 0
+    assert find_offset(Still(still), FrameSource(tmp_path / "still"), 3, "clip", "here") == 0
 
 
 def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsys):
     write_folder(raw / "train/GOPR0004_03_00", np.zeros((6, 2 * SIZE, SIZE, 3), np.uint8))
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
-    assert "clip GOPR0004_03_00 has another size than the others: 64 x 32" in capsys.readouterr().err
     write_folder(raw / "train/GOPR0005_11_00", moving_frames(3))
     write_folder(raw / "train/GOPR0006_03_00", np.zeros((6, SIZE + 1, SIZE, 3), np.uint8))
     assert prepare("--source", raw, "--out", tmp_path / "out") == 3
     said = capsys.readouterr().err
     assert "3 clips cannot be made" in said and "GOPR0005_11_00 has 3 frames" in said and "33 x 32" in said
+    assert "clip GOPR0004_03_00 has another size than the others: 64 x 32" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -282,13 +273,42 @@ def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(ra
     assert files(tmp_path / "out") == before
 
 
-def test_nothing_is_written_among_the_sources(raw, tmp_path, capsys):
-    assert prepare("--source", raw, "--out", raw / "train") == 2
-    assert "would write over the input" in capsys.readouterr().err
-    (tmp_path / "out/GOPRO_Large_spike_seq/train/.GOPR0001_03_00.tmp").mkdir(parents=True)
-    (tmp_path / "out/GOPRO_Large_spike_seq/train/.GOPR0001_03_00.tmp/mine").touch()
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
-    assert (tmp_path / "out/GOPRO_Large_spike_seq/train/.GOPR0001_03_00.tmp/mine").exists()
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        ("--source {}/empty", "no raw clip found", 3),
+        ("", "nothing to read", 2),
+        ("--source {}/raw --average 4", "--average is 4", 2),
+        ("--source {}/raw --average 15", "has 13 frames", 3),
+        ("--source {}/raw --instants 5", "averages 3 raw frames, fewer than --instants 5", 3),
+        ("--source {}/raw --ratio 3", "do not divide by --ratio 3", 3),
+        ("--source {}/raw --ratio 0", "--ratio is 0", 2),
+        ("--source {}/raw --shot-noise -1", "--shot-noise is -1.0", 2),
+        ("--source {}/raw --rate inf", "--rate is inf", 2),
+        ("--source {}/raw --rate 1.01", "above 0, at most 1", 2),
+        ("--source {}/raw --interpolate 0", "--interpolate is 0", 2),
+        ("--source {}/raw --test-share 1", "--test-share is 1.0", 2),
+        ("--source {}/raw --offset x", "--offset is 'x'", 2),
+        ("--source {}/raw --offset 1", "--offset has no effect", 2),
+        ("--source {}/raw --leave-out GOPR0001", "no such clip: --leave-out GOPR0001", 2),
+        ("--source {}/raw --spikes-for {}/empty", "no clip found", 3),
+        ("--source {}/raw --spikes-for {}/bare", "bare/train/GOPR0001_03_00/sharp", 3),
+        ("--source {}/raw --out {}/raw/train", "would write over the input", 2),
+    ],
+)
+def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys, arguments, words, code):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bare/train/GOPR0001_03_00/sharp").mkdir(parents=True)
+    before = files(tmp_path)
+    assert prepare("--out", tmp_path / "out", *arguments.replace("{}", str(tmp_path)).split()) == code
+    assert words in capsys.readouterr().err and files(tmp_path) == before
+
+
+def test_a_foreign_file_where_a_clip_would_be_made_is_left_alone(raw, tmp_path):
+    mine = tmp_path / "out/GOPRO_Large_spike_seq/train/.GOPR0001_03_00.tmp/mine"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3 and mine.exists()
 
 
 @pytest.mark.parametrize(
@@ -335,37 +355,10 @@ def test_a_video_file_is_a_clip(tmp_path):
         with VideoWriter(tmp_path / f"videos/{name}.mp4", fps=240) as video:
             for frame in moving_frames(8):
                 video.write(frame)
-    assert (
-        prepare("--source", tmp_path / "videos", "--out", tmp_path / "out", "--average", "3", "--test-share", "0.5")
-        == 0
-    )
+    how = ("--average", "3", "--test-share", "0.5")
+    assert prepare("--source", tmp_path / "videos", "--out", tmp_path / "out", *how) == 0
     assert len(list((tmp_path / "out/GOPRO_Large/train/a/sharp").iterdir())) == 2
     assert len(list((tmp_path / "out/GOPRO_Large_spike_seq/test/b/spike").iterdir())) == 2
-
-
-def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "bare/train/GOPR0001_03_00/sharp").mkdir(parents=True)
-    for arguments, words, code in (
-        (["--source", tmp_path / "empty"], "no raw clip found", 3),
-        ([], "nothing to read", 2),
-        (["--source", raw, "--average", "4"], "--average is 4", 2),
-        (["--source", raw, "--average", "15"], "has 13 frames", 3),
-        (["--source", raw, "--ratio", "3"], "do not divide by --ratio 3", 3),
-        (["--source", raw, "--ratio", "0"], "--ratio is 0", 2),
-        (["--source", raw, "--shot-noise", "-1"], "--shot-noise is -1.0", 2),
-        (["--source", raw, "--rate", "inf"], "--rate is inf", 2),
-        (["--source", raw, "--rate", "1.01"], "above 0, at most 1", 2),
-        (["--source", raw, "--interpolate", "0"], "--interpolate is 0", 2),
-        (["--source", raw, "--test-share", "1"], "--test-share is 1.0", 2),
-        (["--source", raw, "--offset", "x"], "--offset is 'x'", 2),
-        (["--source", raw, "--offset", "1"], "--offset has no effect", 2),
-        (["--source", raw, "--leave-out", "GOPR0001"], "no such clip: --leave-out GOPR0001", 2),
-        (["--source", raw, "--spikes-for", tmp_path / "empty"], "no clip found", 3),
-        (["--source", raw, "--spikes-for", tmp_path / "bare"], "bare/train/GOPR0001_03_00/sharp", 3),
-    ):
-        assert prepare(*arguments, "--out", tmp_path / "out") == code
-        assert words in capsys.readouterr().err
 
 
 class Still:
@@ -403,3 +396,89 @@ def test_a_second_start_keeps_the_split_of_the_first(tmp_path):
         shutil.rmtree(clip)
 
     assert prepare(*arguments) == 0 and files(tmp_path / "out") == whole
+
+
+def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path, capsys):
+    raw, out = tmp_path / "GOPRO_Large_all", tmp_path / "out"
+    total = write_tree(raw)
+    command = [sys.executable, "scripts/prepare_gopro_spike.py", "--source", str(raw), "--out", str(out)]
+    environment = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}
+    how = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    run = subprocess.Popen([*command, "--workers", "2"], **how)
+    line = next(line for line in run.stdout if re.match(r"making: [4-9]\d %", line))
+    run.kill()
+    rest = run.stdout.read()  # ends when the last process does
+    run.wait()
+
+    done, of = map(int, re.search(r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d:\d\d left", line).groups())
+    assert of == 2 * total and 0.4 * of <= done < of and "summary" not in rest
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("*/*/*/made.json")}
+    assert finished and list(out.glob("*/*/.*.tmp"))
+
+    assert prepare("--source", raw, "--out", out) == 0
+    counted = [int(number) for number in re.findall(r"making: .* of (\d+) frames", capsys.readouterr().out)]
+    left = 2 * total - sum(len(list(path.parent.glob("s*/*"))) * 3 for path in finished)
+    assert counted and set(counted) == {left}
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    prepare("--source", raw, "--out", tmp_path / "whole")
+    assert files(out) == files(tmp_path / "whole")
+
+
+def test_the_summary_shows_every_clip_with_its_rates(raw, tmp_path, capsys):
+    noise = ["--rate", "0.8", "--dark-rate", "0.05", "--shot-noise", "0.1"]
+    prepare("--source", raw, "--out", tmp_path / "out", *noise)
+    folder = tmp_path / "out/GOPRO_Large_spike_seq"
+    numbers = json.loads((folder / "summary.json").read_text())
+
+    assert numbers["recipe"]["rate"] == 0.8 and numbers["recipe"]["shot_noise"] == 0.1
+    clips = {clip.pop("clip"): clip for clip in numbers["clips"]}
+    assert list(clips) == ["GOPR0001_03_00", "GOPR0002_05_00", "GOPR0003_03_00"]
+    clip = clips["GOPR0002_05_00"]
+    assert (clip["split"], clip["frames"], clip["planes"], clip["gt_plane"]) == ("train", 2, 40, 16)
+    assert (clip["size"], clip["spike_size"], clip["offset"], clip["shown"]) == ([32, 32], [16, 16], 0, "000001")
+    assert clip["firing_rate"] == pytest.approx(clip["light_rate"], rel=0.03) and clip["correlation"] > 0.8
+    stream = read_spikes(folder / "train/GOPR0002_05_00/spike/000001.dat", SpikeGeometry(16, 16))
+    page = (folder / "summary.html").read_text()
+    pictures = re.findall(r'alt="(\w+), frame (\d+)" src="data:image/jpeg;base64,([^"]+)"', page)
+    assert [(name, frame) for name, frame, _ in pictures] == [(name, c["shown"]) for name, c in clips.items()]
+    strip = cv2.imdecode(np.frombuffer(base64.b64decode(pictures[1][2]), np.uint8), cv2.IMREAD_COLOR)[18:, :, ::-1]
+    sharp = cv2.imread(str(tmp_path / "out/GOPRO_Large/train/GOPR0002_05_00/sharp/000001.png"))[..., ::-1]
+    blurry, shown, spikes = (cv2.resize(strip[:, i * 162 :][:, :160], (SIZE, SIZE)).astype(float) for i in range(3))
+    assert np.abs(shown - sharp).mean() < 8 and 0 < np.abs(blurry - sharp).mean() < 30
+    seen = represent("tfp", stream, 16, half_window=10, rate=0.8, gamma=2.2)[0]
+    assert np.corrcoef(cv2.resize(spikes[..., 0], (16, 16)).ravel(), seen.ravel())[0, 1] > 0.95
+
+
+def test_a_summary_is_replaced_only_where_it_is_ours(raw, tmp_path, capsys):
+    prepare("--source", raw, "--out", tmp_path / "out", "--leave-out", "GOPR0003_03_00")
+    summary = tmp_path / "out/GOPRO_Large_spike_seq/summary.json"
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 0
+    assert "GOPR0003_03_00" in summary.read_text()
+    summary.write_text("mine")
+    shutil.rmtree(tmp_path / "out/GOPRO_Large_spike_seq/test/GOPR0003_03_00")
+    before = files(tmp_path / "out")
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert "summary.json" in capsys.readouterr().err and files(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(("disabled", "has_bar"), [("0", True), ("1", False)])
+def test_a_terminal_shows_a_bar_over_all_frames_with_the_time_left(monkeypatch, capsys, disabled, has_bar):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TQDM_DISABLE", disabled)
+    with shown(40, "making", "frames") as progress:
+        for count in (5, 30, 5):
+            progress.update(count)
+    assert bool(re.search(r"making: 100%.* 40/40 \[00:00<00:00, .* frames/s\]", terminal.getvalue())) == has_bar
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_ends_the_other_processes_at_once():
+    with pytest.raises(ValueError, match="non-negative"):
+        run_counted(2, time.sleep, [(300,), (-1,), (300,), (300,)], [1] * 4, "sleeping", "calls")
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_that_dies_is_reported():
+    with pytest.raises(DataError, match="a process of the pool died"):
+        run_counted(2, os._exit, [(7,), (7,)], [1] * 2, "ending", "calls")

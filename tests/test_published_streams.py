@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import cv2
@@ -9,18 +10,17 @@ import numpy as np
 import pytest
 
 import main_test_vrt
-from data.spike.formats import read_spikes, write_spikes
-from data.spike.stream import Crop, SpikeGeometry
+from data.spike.formats import SpikeGeometry, read_spikes
+from data.spike.represent import represent
+from data.spike.simulate import bin_pixels, fit_light
 from scripts import calibrate, spike_tool
-from tests.calibration_trials import error_px
 from tests.spike_files import FOLDER, restore_dat
-from tests.train_files import write_options
-from tests.two_cameras import similarity
-from tests.weights_files import save_weights
+from tests.two_cameras import error_px, similarity
 from utils.image import imread_rgb, imwrite_rgb
 
-PLANE = (250, 400)
-# What the simulator integrated, see tests/test_spike_stream.py; plane 150 is the middle of both files.
+SIZE = (250, 400)
+PLANE = SpikeGeometry(*SIZE)
+# What the simulator integrated, see the test of fit_light; plane 150 is the middle of both files.
 CAMERA = ["spike.rate=0.6", "spike.light=display", "spike.center=file"]
 STREAMS = {"200": "spikezoo_200_part3_all_planes", "203": "spikezoo_203_part1_planes_0_130-170"}
 
@@ -33,7 +33,7 @@ def home(tmp_path_factory):
     for clip, name in STREAMS.items():
         path = folder / "spike" / f"{clip}.dat"
         restore_dat(name, path)
-        light = read_spikes(path, SpikeGeometry(*PLANE)).mean(axis=0) / 0.6
+        light = read_spikes(path, PLANE).mean(axis=0) / 0.6
         blurry = np.round(255 * np.clip(light, 0, 1)).astype(np.uint8)
         imwrite_rgb(folder / "blur" / clip / "150.png", np.repeat(blurry[..., None], 3, axis=2))
         imwrite_rgb(folder / "sharp" / clip / "150.png", imread_rgb(truth_of(clip)))
@@ -42,17 +42,6 @@ def home(tmp_path_factory):
 
 def truth_of(clip):
     return FOLDER / f"spikezoo_{'200_part3' if clip == '200' else '203_part1'}_truth.png"
-
-
-def scores(home, out, *args, metric, size=PLANE):
-    """(restored, input) in dB of each stream."""
-    inputs = ["--input", home / "blur", "--spike", home / "spike", "--gt", home / "sharp", "--output", out]
-    assert (
-        main_test_vrt.main([*map(str, (*args, *inputs)), *CAMERA, "--spike-size", *map(str, size), "--save", "frames"])
-        == 0
-    )
-    clips = json.loads((out / "metrics.json").read_text())["clips"]
-    return {clip: (about["restored"][metric], about["input"][metric]) for clip, about in clips.items()}
 
 
 @pytest.mark.parametrize(
@@ -65,30 +54,11 @@ def scores(home, out, *args, metric, size=PLANE):
     ],
 )
 def test_every_method_reconstructs_the_streams(home, tmp_path, method, metric, least):
-    found = scores(home, tmp_path / "out", "--method", method, metric=metric)
-    assert {clip: dB > least[clip] for clip, (dB, _) in found.items()} == {"200": True, "203": True}, found
-
-
-def test_a_network_restores_the_streams_with_their_spikes(home, tmp_path):
-    # Their middle, 64 x 96 pixels, for a small network with random weights; in the second run with other spikes.
-    weights = save_weights(write_options(tmp_path / "made"), tmp_path / "w.pth")
-    for folder in ("part", "dark"):
-        (tmp_path / folder / "spike").mkdir(parents=True)
-        for clip in STREAMS:
-            planes = read_spikes(home / "spike" / f"{clip}.dat", SpikeGeometry(*PLANE), crop=Crop(96, 152, 64, 96))
-            planes = planes if folder == "part" else 0 * planes
-            write_spikes(tmp_path / folder / "spike" / f"{clip}.dat", planes, SpikeGeometry(64, 96))
-            for kind in ("blur", "sharp"):
-                picture = imread_rgb(home / kind / clip / "150.png")[96:160, 152:248]
-                imwrite_rgb(tmp_path / folder / kind / clip / "150.png", picture)
-    found = {
-        folder: scores(tmp_path / folder, tmp_path / folder / "out", "--weights", weights, metric="psnr", size=(64, 96))
-        for folder in ("part", "dark")
-    }
-    for clip in STREAMS:
-        (with_spikes, blurry), (without, same) = (found[folder][clip] for folder in ("part", "dark"))
-        assert blurry == same and with_spikes != without
-        assert imread_rgb(tmp_path / "part/out" / clip / "150.png").shape == (64, 96, 3)
+    inputs = ["--input", home / "blur", "--spike", home / "spike", "--gt", home / "sharp", "--output", tmp_path]
+    assert main_test_vrt.main(["--method", method, *map(str, inputs), *CAMERA, "--spike-size", "250", "400"]) == 0
+    clips = json.loads((tmp_path / "metrics.json").read_text())["clips"]
+    found = {clip: about["restored"][metric] for clip, about in clips.items()}
+    assert found.keys() == least.keys() and all(found[clip] > least[clip] for clip in least), found
 
 
 def test_the_tool_says_what_a_stream_is(home, capsys):
@@ -100,7 +70,7 @@ def test_the_tool_says_what_a_stream_is(home, capsys):
 @pytest.mark.parametrize("clip", list(STREAMS))
 def test_a_stream_calibrates_against_its_picture_seen_by_another_camera(home, tmp_path, clip):
     frame, first = (360, 640), {"200": 143, "203": 14}[clip]
-    known = similarity(2.0, 1.37, PLANE, frame, (9.3, -6.8))
+    known = similarity(2.0, 1.37, SIZE, frame, (9.3, -6.8))
     seen = cv2.warpPerspective(imread_rgb(truth_of(clip)), known, frame[::-1], flags=cv2.INTER_CUBIC)
     imwrite_rgb(tmp_path / "rgb.png", seen)
     pair = ["--pair", home / "spike" / f"{clip}.dat", tmp_path / "rgb.png", "--size", "250", "400"]
@@ -109,3 +79,37 @@ def test_a_stream_calibrates_against_its_picture_seen_by_another_camera(home, tm
     # The mean over the frame; at its corners, the error of stream 200, in which everything moves, is 0.9 px.
     mean, largest = error_px(tmp_path / "c.json", known, "none")
     assert mean <= 0.5 and largest <= 1.0
+
+
+def test_a_published_file_decodes_to_its_golden_values(home):
+    assert hashlib.sha256((home / "spike/200.dat").read_bytes()).hexdigest()[:16] == "d6fc184dfd7ef326"
+    spikes = read_spikes(home / "spike/200.dat", PLANE)
+    assert spikes.shape == (301, 250, 400)
+    assert spikes.sum() == 10615566
+    assert (spikes[0].sum(), spikes[150].sum()) == (33779, 35559)
+    assert [spikes[:, r, c].sum() for r, c in ((0, 0), (0, 399), (249, 0))] == [83, 64, 26]
+    assert spikes[130:171].mean() == pytest.approx(0.352987, abs=5e-7)
+
+
+def test_published_streams_give_the_golden_tfp_and_tfi(home):
+    slower = read_spikes(home / "spike/203.dat", PLANE)
+    faster = read_spikes(home / "spike/200.dat", PLANE, first=130, count=41)
+
+    assert (slower[0].sum(), slower[21].sum()) == (18869, 21488)
+    for stream, tfp, tfi, missing in ((faster, 0.352987, 0.353169, 0.18), (slower[1:], 0.217085, 0.217102, 3.17)):
+        assert represent("tfp", stream, 20, half_window=20).mean() == pytest.approx(tfp, abs=5e-7)
+        channel = represent("tfi", stream, 20, half_window=20)
+        assert channel.mean(dtype=np.float64) == pytest.approx(tfi, abs=5e-7)
+        # 1 / 40 is also the value of an interval of 40 planes, which no pixel here has.
+        assert 100 * (channel == np.float32(1 / 40)).mean() == pytest.approx(missing, abs=0.005)
+
+
+def test_real_spikes_are_seen_to_integrate_display_values(home):
+    # Spike-Zoo's dataset configuration says rate 0.6 for this file.
+    rates = bin_pixels(read_spikes(home / "spike/203.dat", PLANE, first=1).mean(axis=0), 5)
+    truth = cv2.imread(str(FOLDER / "spikezoo_203_part1_truth_80x50.png"), cv2.IMREAD_GRAYSCALE) / 255
+    fit = fit_light(rates, truth)
+
+    assert fit.light == "display" and fit.is_clear and fit.rate == pytest.approx(0.59, abs=0.02)
+    as_light = fit_light(rates, truth ** (1 / 2.2))  # a brighter picture, of which the spikes are the linear light
+    assert as_light.light == "linear" and as_light.rate == pytest.approx(fit.rate)

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from data.sampler import ResumableDistributedSampler
+from data.loader import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from tests.clip_files import section, write_clip, write_info
 from utils.random_streams import random_stream
@@ -35,7 +35,7 @@ def seen(dataset, epoch, index):
     # Of another frame. At twice the threshold, a pixel in full light fires in the first plane if its charge is high.
     charged = dataclasses.replace(camera, threshold=2.0, drop=0.0, hot=0.0, dead=0.0).apply(np.ones_like(white), 1)[0]
     order = ResumableDistributedSampler(24 * DRAWS, world_size=1, rank=0, batch_size=1, seed=dataset.seed)
-    order.set_epoch(epoch)
+    order.seek(epoch)
     return {
         "interval": interval, "first frame": draw.frames[0] / (23 - 2 * interval),
         "top": aug.top, "left": aug.left, "hflip": aug.hflip, "vflip": aug.vflip, "transpose": aug.transpose,

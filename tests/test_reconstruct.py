@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 import main_test_vrt
-from data.spike.formats import read_spikes, write_spikes
-from data.spike.represent import represent
-from data.spike.represent_exposure import exposure_estimate
-from data.spike.stream import SpikeGeometry
+from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
+from data.spike.represent import exposure_estimate, represent
 from scripts.compare_runs import main as compare_runs
 from tests.clip_files import write_info
 from tests.dist.launching import run_ranks
@@ -191,10 +189,8 @@ def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(home, tmp_path):
 def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, capfd):
     options, spikes = ["--opt", home / "options.json"], home / "GOPRO_Large_spike_seq/test/test2/spike"
     network = ["--weights", "w.pth", "--tile", "2,2", "--flip-seq"]
-    colour = [
-        "netG.fusion=none",
-        *(f"datasets.{s.lower()}.dataset_type=VideoRecurrent{s}Dataset" for s in ("Train", "Test")),
-    ]
+    colour = [f"datasets.{s.lower()}.dataset_type=VideoRecurrent{s}Dataset" for s in ("Train", "Test")]
+    alone, colour = ["--spike", spikes, "--output", tmp_path / "o"], ["netG.fusion=none", *colour]
     short = ["--spike", spikes / "000000.dat", "--output", tmp_path / "o"]
     short += ['spike.exposure={"start": 0, "length": 50, "period": 100}']
     none = ["--spike", tmp_path / "none", "--spike-size", 16, 16, "--output", tmp_path / "o"]
@@ -212,15 +208,13 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
         "the nearest is offsets (list of int)\n": (2, ["tfp", *options, "method.offset=3"]),
         "method.offsets would make several pictures": (2, ["tfp", *options, "method.offsets=[0, 3]"]),
         "needs planes 0 to 49 (spike.exposure), the file has 24 planes": (3, ["tfp", *short]),
-        "needs the blurry frames": (2, ["exposure", "--spike", spikes, "--output", tmp_path / "o"]),
+        "needs the blurry frames": (2, ["exposure", *alone]),
         "no such file or folder": (3, ["tfp", *none]),
-        "spike.gamma=1.8 has no effect with --method tfp": (
-            2, ["tfp", "--spike", spikes, "--output", tmp_path / "o", "spike.gamma=1.8"]
-        ),
+        "spike.gamma=1.8 has no effect with --method tfp": (2, ["tfp", *alone, "spike.gamma=1.8"]),
         "spike.representation.half_window=3 has no effect": (
-            2, ["exposure", "--spike", spikes, "--output", tmp_path / "o", "spike.representation.half_window=3"]
+            2, ["exposure", *alone, "spike.representation.half_window=3"]
         ),
-        "cannot set val.pad_seq": (2, ["tfp", "--spike", spikes, "--output", tmp_path / "o", "val.pad_seq=true"]),
+        "cannot set val.pad_seq": (2, ["tfp", *alone, "val.pad_seq=true"]),
     }  # fmt: skip
     for expected, (code, args) in cases.items():
         with pytest.raises(SystemExit) as error:

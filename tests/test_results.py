@@ -3,10 +3,11 @@ import math
 
 import pytest
 
-from models.restore.results import clip_file, collect, json_bytes, load_clip, text_table
-from models.restore.test_args import parse_test_args
+from models.restore.outputs import Outputs
+from models.restore.setup import parse_test_args
 from utils.errors import DataError, OptionError
 from utils.files import write_whole
+from utils.metrics import collect, json_bytes, score_text
 
 
 def entry(name, values, bonus=3.0):
@@ -16,40 +17,37 @@ def entry(name, values, bonus=3.0):
     return {"name": name, "frames": len(values), "stems": stems, "per_frame": {"restored": restored, "input": given}}
 
 
-def test_a_finished_clip_comes_back_with_infinite_values(tmp_path):
-    write_whole(clip_file(tmp_path, "a"), json_bytes(entry("a", [30.0, math.inf])))
-    stored = json.loads(clip_file(tmp_path, "a").read_text(), parse_constant=pytest.fail)
+def test_a_finished_clip_comes_back_with_infinite_values_and_a_damaged_one_is_named(tmp_path):
+    outputs = Outputs(tmp_path)
+    write_whole(outputs.clip_file("a"), json_bytes(entry("a", [30.0, math.inf])))
+    stored = json.loads(outputs.clip_file("a").read_text(), parse_constant=pytest.fail)
     assert stored["per_frame"]["input"]["psnr"] == [30.0, "inf"]
-    assert load_clip(tmp_path, "a")["per_frame"]["input"]["psnr"] == [30.0, math.inf]
-    assert load_clip(tmp_path, "b") is None
+    assert outputs.load_clip("a")["per_frame"]["input"]["psnr"] == [30.0, math.inf]
+    assert outputs.load_clip("b") is None
+
+    outputs.clip_file("b").write_text("{")
+    with pytest.raises(DataError, match=r"b\.json"):
+        outputs.load_clip("b")
 
 
-def test_a_damaged_clip_file_is_named(tmp_path):
-    clip_file(tmp_path, "a").parent.mkdir()
-    clip_file(tmp_path, "a").write_text("{")
-    with pytest.raises(DataError, match=r"a\.json"):
-        load_clip(tmp_path, "a")
-
-
-def test_the_table_shows_clips_and_both_means():
+def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
     results = collect([entry("b", [20.0] * 6), entry("a", [30.0, 32.0])], expected=2)
-    table = text_table(results)
-    lines = {line.split("|")[0].strip(): line for line in table.splitlines()}
-    assert list(results["clips"]) == ["a", "b"]
-    assert "34.00    31.00" in lines["a"] and "0.7500   0.5000" in lines["a"]
-    assert "28.50    25.50" in lines["mean over clips"]
-    assert "25.75    22.75" in lines["mean over frames"]
-    assert "INCOMPLETE" not in table and "clips found 2, expected 2; 8 frames" in table
-
-
-def test_an_incomplete_set_is_marked_before_the_numbers():
-    table = text_table(collect([entry("a", [30.0])], expected=11))
-    assert table.startswith("INCOMPLETE") and "clips found 1, expected 11" in table
+    total, text = results["averages"]["restored"], score_text(results)
+    assert total["psnr"] == pytest.approx((34 + 23) / 2) and total["psnr_frame_mean"] == pytest.approx(206 / 8)
+    assert (total["clips_found"], total["frames"], total["complete"]) == (2, 8, True)
+    assert text.splitlines() == [
+        "clip              frames  PSNR dB  input    SSIM   input  gain dB",
+        "a                      2    34.00  31.00  0.7500  0.5000    +3.00",
+        "b                      6    23.00  20.00  0.7500  0.5000    +3.00",
+        "mean over clips        8    28.50  25.50  0.7500  0.5000    +3.00",
+        "mean over frames       8    25.75  22.75  0.7500  0.5000    +3.00",
+        "clips found 2, expected 2",
+    ]
 
 
 def test_clips_without_reference_have_no_averages():
     results = collect([{"name": "a", "frames": 5, "stems": [], "per_frame": {}}], expected=1)
-    assert results["averages"] == {} and text_table(results) == "a: 5 frames"
+    assert results["averages"] == {} and score_text(results) == "clip  frames\na          5"
 
 
 def test_the_two_forms_of_the_command_line():

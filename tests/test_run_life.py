@@ -7,7 +7,6 @@ import pytest
 from main_train_vrt import read_options
 from tests.train_files import write_options
 from utils.errors import CheckpointError, OptionError
-from utils.options.load import save_options
 from utils.run import checkpoint
 from utils.run.resume import Progress, find_checkpoint, left_to_do
 
@@ -50,6 +49,7 @@ def write(folder, name, step):
         ("own", 4, 2, None, ("own", 4)),
         ("folder of own", 4, None, None, ("own", 4)),
         ("folder of other", None, None, 4, ("other", 4)),
+        ("checkpoints of other", None, None, 4, ("other", 4)),
         ("folder of other", 2, None, 4, ("own", 2)),
         ("folder of other", None, None, None, "no such checkpoint"),
     ],
@@ -59,6 +59,7 @@ def test_which_checkpoint_wins(tmp_path, resume, own, best, other, expected):
     files = {name: write(runs[name], "latest", step) for name, step in (("own", own), ("other", other))}
     files["best"] = write(runs["own"], "best", best)
     named = {f"folder of {name}": folder for name, folder in runs.items()} | files
+    named["checkpoints of other"] = runs["other"] / "checkpoints"
 
     def find():
         return find_checkpoint(str(named.get(resume, resume)) if resume else None, runs["own"])
@@ -73,7 +74,7 @@ def test_which_checkpoint_wins(tmp_path, resume, own, best, other, expected):
         found = find()
         assert (found.path, found.state["step"]) == (files[name], step)
         # Only a file that the user named, and got, allows other data than before.
-        assert found.is_named == (resume.removeprefix("folder of ") == name)
+        assert found.is_named == (resume.rpartition(" ")[2] == name)
 
 
 @pytest.mark.parametrize(
@@ -111,4 +112,4 @@ def test_a_task_that_cannot_name_a_folder_of_its_own_is_refused(tmp_path, name):
 
 def test_two_starts_in_one_second_leave_two_option_files(tmp_path):
     opt = read_options(["--opt", str(write_options(tmp_path))])
-    assert len({save_options(opt, tmp_path / "saved") for _ in range(3)}) == 3
+    assert len({opt.save(tmp_path / "saved") for _ in range(3)}) == 3

@@ -7,17 +7,14 @@ import logging
 import os
 import re
 
-import cv2
 import numpy as np
 import pytest
-import torch
 
 from scripts.plot_history import main
 from tests.headless import check_offline
 from tests.test_report import browser, pixel  # noqa: F401
 from utils.image import comparison, comparison_strip, imwrite_rgb, panels_of
-from utils.options.file import shown_argument
-from utils.run.environment import write_environment
+from utils.options.load import shown_argument
 from utils.run.history import HistoryWriter
 from utils.run.logger import setup_logging
 from utils.run.report import ReportWriter
@@ -27,10 +24,11 @@ PANELS = ["blurry", "spikes", "restored", "sharp", "error x5"]
 
 
 def strip(value=120, size=(64, 96), spike=True, noise=None):
-    flat = [torch.full((3, *size), level / 255) for level in (40, value, 220)]
-    if noise is not None:
-        flat = [torch.from_numpy(noise.random((3, *size), dtype=np.float32)) for _ in flat]
-    return comparison_strip(comparison(flat[0], flat[0][0].numpy() if spike else None, flat[1], flat[2]))
+    blurry, restored, sharp = (
+        np.full((*size, 3), level, np.uint8) if noise is None else noise.integers(0, 256, (*size, 3), np.uint8)
+        for level in (40, value, 220)
+    )
+    return comparison_strip(comparison(blurry, blurry[..., 0] / 255 if spike else None, restored, sharp))
 
 
 @pytest.fixture
@@ -109,35 +107,6 @@ def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
 
     assert (tmp_path / "report.html").read_text().count('type="range"') == 12
     assert (tmp_path / "report.html").stat().st_size < 16e6
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("report.html", b"<title>My notes</title>"),
-        ("curves.png", cv2.imencode(".png", np.zeros((750, 1200, 3), np.uint8))[1].tobytes()),
-        ("environment.json", b'{"name": "spike", "dependencies": []}'),
-        ("environment.json", b"name: spike"),
-        ("training_history.json", b'{"epochs": 3}'),
-        ("training_history.json", b'{"loss": [0.5, 0.4]}'),
-    ],
-)
-def test_anothers_file_of_a_name_of_ours_stays(tmp_path, caplog, name, content):
-    (tmp_path / name).write_bytes(content)
-
-    for step in (1, 2):
-        write_environment(tmp_path)
-        for writer in (HistoryWriter(tmp_path, step), ReportWriter(tmp_path)):
-            writer.scalars({"val/psnr": 30.0 + step}, step)
-
-    assert (tmp_path / name).read_bytes() == content
-    assert caplog.text.count(f"({name} is another's file)") == 1
-    others = {"report.html", "curves.png", "environment.json", "training_history.json"} - {name}
-    before = {other: (tmp_path / other).stat().st_ino for other in others}
-    assert "<dt>torch</dt>" in (tmp_path / "report.html").read_text() or name in ("report.html", "environment.json")
-    write_environment(tmp_path)
-    ReportWriter(tmp_path).scalars({"val/psnr": 33.0}, 3)
-    assert all((tmp_path / other).stat().st_ino != inode for other, inode in before.items())  # ours are replaced
 
 
 @pytest.mark.parametrize("spike", [True, False])

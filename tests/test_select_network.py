@@ -7,8 +7,7 @@ import logging
 import pytest
 import torch
 
-from data.clip_dataset import TrainClips
-from data.clip_options import Crops, FileReading
+from data.clip_dataset import Crops, FileReading, TrainClips
 from data.select_dataset import DATASETS
 from main_train_vrt import PARTS
 from models.select_model import define_Model
@@ -31,6 +30,10 @@ def options(size=32, representation=BINS, gamma=1.0, test=None, **netG):
     return read_options(values, PARTS)
 
 
+def check(opt):
+    check_options(opt.netG, opt.datasets, opt.val, opt.scale)
+
+
 def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplog):
     with caplog.at_level(logging.INFO):
         net = define_G(options(fusion="concat", in_chans=7))
@@ -51,50 +54,36 @@ def test_a_notebook_gives_a_mapping_in_the_form_of_kair_and_trains():
         define_Model({**values, "train": {"G_lossfn_type": "l1", "E_deacy": 0}})
 
 
-def test_checking_options_builds_nothing_and_accepts_what_fits():
-    check_options(options(fusion="gated"))
-    assert define_G(options()).stage1.residual_group1.blocks[0].attn.relative_position_index.device == torch.device(
-        "cpu"
-    )
-
-
-@pytest.mark.parametrize("size", [36, 24])
-def test_a_crop_that_does_not_fit_the_windows_is_refused(size):
+@pytest.mark.parametrize(
+    ("changes", "where", "said"),
+    [
+        ({"size": 36}, "datasets.train.gt_size", "set it to 32"),
+        ({"size": 24}, "datasets.train.gt_size", "set it to 32"),
+        ({"fusion": "concat", "in_chans": 6}, "netG.in_chans",
+         "expected  7, which the fusion operator gives for 3 RGB and 4 spike channels"),
+        ({"fusion": "exposure"}, "datasets.train.spike.representation", "exposure cannot use voxel channels"),
+    ],
+)  # fmt: skip
+def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, where, said):
+    check(options(fusion="exposure", representation="relative"))
     with pytest.raises(OptionError) as refused:
-        check_options(options(size))
-    assert refused.value.where == "datasets.train.gt_size"
-    assert refused.value.do == "set it to 32"
+        check(options(**changes))
+    assert refused.value.where == where and said in str(refused.value)
 
 
-def test_channels_that_disagree_with_the_data_are_refused_with_the_sum():
-    with pytest.raises(OptionError, match=r"netG\.in_chans is 6") as refused:
-        check_options(options(fusion="concat", in_chans=6))
-    assert refused.value.expected == "7, which the fusion operator gives for 3 RGB and 4 spike channels"
-
-
-def test_an_operator_of_one_representation_refuses_the_channels_of_another():
-    check_options(options(fusion="exposure", representation="relative"))
-    with pytest.raises(OptionError, match="exposure cannot use voxel channels") as refused:
-        check_options(options(fusion="exposure"))
-    assert (refused.value.where, refused.value.expected) == ("datasets.train.spike.representation", "relative")
-
-
-@pytest.mark.parametrize("representation", ["relative", "exposure", "raw"])
-def test_a_flow_from_spikes_refuses_channels_that_are_no_rates_in_the_order_of_time(representation):
-    check_options(options(flow_input="both"))
-    check_options(options(representation=representation))
-    with pytest.raises(OptionError, match=f"flow_input both cannot use {representation} channels") as refused:
-        check_options(options(flow_input="both", representation=representation))
-    assert refused.value.where == "datasets.train.spike.representation"
-
-
-@pytest.mark.parametrize("flow_input", ["spike", "both"])
-def test_a_flow_from_spikes_refuses_channels_in_display_values(flow_input):
-    check_options(options(gamma=2.2))
-    said = f"netG.flow_input {flow_input} with datasets.train.spike.gamma 2.2"
-    with pytest.raises(OptionError, match=said) as refused:
-        check_options(options(gamma=2.2, flow_input=flow_input))
-    assert refused.value.where == "datasets.train.spike.gamma"
+@pytest.mark.parametrize(
+    ("flow_input", "key", "value", "said"),
+    [
+        *(("both", "representation", kind, f" cannot use {kind} channels") for kind in ("relative", "exposure", "raw")),
+        *((kind, "gamma", 2.2, " with datasets.train.spike.gamma 2.2") for kind in ("spike", "both")),
+    ],
+)
+def test_a_flow_from_spikes_takes_linear_rates_in_the_order_of_time_alone(flow_input, key, value, said):
+    check(options(flow_input=flow_input))
+    check(options(**{key: value}))
+    with pytest.raises(OptionError, match=f"flow_input {flow_input}{said}") as refused:
+        check(options(flow_input=flow_input, **{key: value}))
+    assert refused.value.where == f"datasets.train.spike.{key}"
 
 
 @pytest.mark.parametrize(
@@ -103,9 +92,9 @@ def test_a_flow_from_spikes_refuses_channels_in_display_values(flow_input):
 def test_a_network_is_not_tested_on_other_channels_than_it_learns_from(key, value):
     section = {"dataset_type": "TestDatasetRGBSpike", "dataroot_lq": "none", "dataroot_gt": "none"}
     section |= {"dataroot_spike": "none", "spike": {"type": "dat", "h": 8, "w": 8, "representation": BINS, key: value}}
-    check_options(options(fusion="none", test=section))
+    check(options(fusion="none", test=section))
     with pytest.raises(OptionError, match=f"datasets.test.spike has the {key}") as refused:
-        check_options(options(fusion="gated", test=section))
+        check(options(fusion="gated", test=section))
     assert refused.value.where == f"datasets.test.spike.{key}"
 
 
@@ -173,4 +162,4 @@ def test_a_dataset_without_a_spike_section_may_have_spikes():
         "task": "t", "netG": {"net_type": "vrt", **SMALL, "fusion": "concat"}, "train": {"G_lossfn_type": "l1"},
         "datasets": {"train": files, "test": files},
     }  # fmt: skip
-    check_options(read_options(values, PARTS))
+    check(read_options(values, PARTS))

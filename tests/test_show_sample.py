@@ -10,17 +10,16 @@ import cv2
 import numpy as np
 import pytest
 
-from data.calibration import Calibration, save_calibration
 from data.select_dataset import build_dataset
-from data.spike.formats import write_spikes
+from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_linear
-from data.spike.stream import SpikeGeometry
+from data.spike_grid import Calibration, save_calibration
 from scripts import show_sample
 from tests.clip_files import section, write_info
 from tests.test_report import browser  # noqa: F401
 from tests.train_files import LOADER, network
 from tests.two_cameras import texture
-from utils.metrics import tensor_to_uint8
+from utils.image import tensor_to_uint8
 
 SIDE, FRAMES, PLANES = 96, 4, 40
 SPIKES = {"type": "dat", "center": "file", "gamma": 2.2, "representation": {"type": "tfi", "offsets": [-6, 0, 6]}}

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import zipfile
 
 import cv2
@@ -10,27 +11,29 @@ import numpy as np
 import pytest
 import torch
 
-from data.clip_cache import build_cache
 from data.clip_reader import user_clips
+from data.io_backend import build_cache
 from data.select_dataset import build_dataset
-from data.spike.formats import count_planes, open_spikes, read_spikes, write_spikes
-from data.spike.stream import Crop, SpikeFileError, SpikeGeometry
+from data.spike.formats import Crop, SpikeFileError, SpikeGeometry, count_planes, open_spikes, read_spikes, write_spikes
 from scripts import doctor
 from tests.clip_files import section, source_of, write_clip, write_info
-from tests.spike_files import restore_dat, tool
+from tests.spike_files import sps100_bytes
 from tests.train_files import network
 from utils.errors import DataError
 
+SMALL = SpikeGeometry(2, 8)
+CAMERA = SpikeGeometry(250, 400)
 SPS100 = SpikeGeometry(1000, 1000, flipud=False, layout="sps100")
-EIGHT = {
+GEOMETRIES = {
     "camera.dat": SpikeGeometry(250, 400),
     "head.dat": SpikeGeometry(250, 400, head_columns=16),
-    "sps100.dat": SPS100,
     "array.npy": SpikeGeometry(250, 250),  # planes that do not fill whole bytes
     "array.npz": SpikeGeometry(250, 250),
     "raw.bin": SpikeGeometry(180, 320),
     "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
     "top_first.bin": SpikeGeometry(12, 10, flipud=False),
+    "rows_within_bytes.dat": SpikeGeometry(8, 13),
+    "head_within_bytes.dat": SpikeGeometry(8, 11, head_columns=4),
 }
 
 
@@ -38,22 +41,9 @@ def random_spikes(height, width, planes=5, seed=0):
     return (np.random.default_rng(seed).random((planes, height, width)) < 0.3).astype(np.uint8)
 
 
-def naive_sps100(spikes):
-    """The bytes of planes (T, 1000, 1000), bit by bit as the published reader expects them."""
-    content = b""
-    for plane in spikes:
-        for row, line in enumerate(plane):
-            for half in (0, 1):
-                word = (500 if (row, half) in ((0, 0), (999, 1)) else 1 + row % 499) << 4
-                word |= (0 if (row, half) == (0, 0) else 3 if (row, half) == (999, 1) else 1) << 14
-                pixels = sum(int(bit) << i for i, bit in enumerate(line[500 * half : 500 * half + 500]))
-                content += (pixels | (word >> 4) << 500).to_bytes(64, "little")
-    return content
-
-
-@pytest.mark.parametrize("name", EIGHT)
+@pytest.mark.parametrize("name", GEOMETRIES)
 def test_each_format_reads_back_what_was_written_whole_and_in_part(tmp_path, name):
-    geometry = EIGHT[name]
+    geometry = GEOMETRIES[name]
     height, width = geometry.height, geometry.width
     spikes = random_spikes(height, width)
     write_spikes(tmp_path / name, iter((spikes[:2], spikes[2:])), geometry)
@@ -61,12 +51,17 @@ def test_each_format_reads_back_what_was_written_whole_and_in_part(tmp_path, nam
     file = open_spikes(tmp_path / name, geometry)
     assert count_planes(tmp_path / name, geometry) == file.planes == 5
     assert np.array_equal(file.read(), spikes) and file.read().dtype == np.uint8
-    for top, left, h, w in ((0, 0, 1, 1), (height - 3, width - 3, 3, 3), (2, width // 2 - 3, 5, 6), (0, 3, height, 5)):
+    parts = [(0, 0, 1, 1), (height - 3, width - 3, 3, 3), (2, width // 2 - 3, 5, 6), (0, 3, height, 5)]
+    if width < 20:
+        parts += [(top, left, 3, w) for top in (0, 5) for left in range(width) for w in range(1, width - left + 1)]
+    for top, left, h, w in parts:
         part = file.read(3, 2, Crop(top, left, h, w))
         assert np.array_equal(part, spikes[3:5, top : top + h, left : left + w])
     for first, count in ((5, 1), (4, 2), (0, 6), (-1, 2), (0, 0)):
         with pytest.raises(SpikeFileError, match="were requested"):
             file.read(first, count)
+    with pytest.raises(SpikeFileError, match="outside the plane"):
+        file.read(crop=Crop(1, 0, height, width))
 
 
 def test_packed_bytes_are_those_of_the_definition(tmp_path):
@@ -76,13 +71,15 @@ def test_packed_bytes_are_those_of_the_definition(tmp_path):
         bits = spikes[:, ::-1].reshape(-1, 8)
         weights = [1 << i if order == "little" else 128 >> i for i in range(8)]
         assert (tmp_path / f"{order}.bin").read_bytes() == bytes((bits @ weights).tolist())
+    upside_down = read_spikes(tmp_path / "little.bin", SpikeGeometry(6, 12, flipud=False))
+    assert np.array_equal(upside_down, spikes[:, ::-1])
     wrong = read_spikes(tmp_path / "big.bin", SpikeGeometry(6, 12))
     assert wrong.sum() == spikes.sum() and not np.array_equal(wrong, spikes)  # plausible, and wrong
 
 
 def test_a_capture_of_the_sps100_may_start_within_a_plane(tmp_path):
     spikes = random_spikes(1000, 1000, planes=2)
-    content = naive_sps100(spikes)
+    content = sps100_bytes(spikes)
     (tmp_path / "a.dat").write_bytes(content[80_016:128_000] + content + content[:4000])
 
     file = open_spikes(tmp_path / "a.dat", SPS100)
@@ -102,18 +99,21 @@ def array_file(values, **named):
 FLAT = random_spikes(8, 12)
 NPZ = array_file(None, spk=FLAT)
 REFUSED = {
+    "none.dat": (None, "No such file"),
+    "empty.dat": (b"", "holds no plane"),
+    "ragged.dat": (bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
     "array.dat": (array_file(FLAT), r"header of a NumPy array"),
     "zip.bin": (NPZ, r"header of a zip file"),
-    "picture.dat": (b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG picture"),
-    "photo.dat": (cv2.imencode(".jpg", FLAT[0])[1].tobytes(), "a JPEG picture"),
+    "picture.dat": (b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG image"),
+    "photo.dat": (cv2.imencode(".jpg", FLAT[0])[1].tobytes(), "a JPEG image"),
     "compressed.dat": (gzip.compress(bytes(100)), "compressed with gzip"),
     "text.dat": (b"frame 0: 12 spikes, frame 1: 17 spikes, frame 2: 9 spikes, frame 3\n" * 4, "begins with text"),
     "pointer.dat": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "pointer of Git LFS"),
     "short.npy": (array_file(FLAT)[:-5], "mmap length"),
     "packed.npy": (bytes(480), "magic string"),
-    "empty.npy": (b"", "0 bytes"),
+    "empty.npy": (b"", "got 0"),
+    "float.npy": (array_file(FLAT.astype(np.float32)), "float32"),
     "grey.npy": (array_file(FLAT * 255), "the value 255"),
-    "float.npy": (array_file(FLAT.astype(np.float32)), r"shape \(5, 8, 12\), float32"),
     "order.npy": (array_file(FLAT.transpose(1, 2, 0)), r"shape \(8, 12, 5\)"),
     "objects.npy": (array_file(np.array([{}], object)), "Python objects"),
     "short.npz": (NPZ[: len(NPZ) // 2], "not a zip file"),
@@ -126,10 +126,21 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_spike_file_is_refused_with_what_was_seen(tmp_path, name):
     content, words = REFUSED[name]
-    (tmp_path / name).write_bytes(content)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(SpikeFileError, match=words) as error:
         read_spikes(tmp_path / name, SpikeGeometry(8, 12))
     assert name in str(error.value) and error.value.expected and error.value.do
+    assert ("astype(numpy.uint8)" in error.value.do) == (name == "float.npy")
+
+
+def test_a_ragged_end_is_left_out_where_truncation_is_asked_for(tmp_path):
+    (tmp_path / "a.dat").write_bytes(bytes.fromhex("c0010080ff"))
+    assert count_planes(tmp_path / "a.dat", SMALL, remainder="truncate") == 2
+    assert read_spikes(tmp_path / "a.dat", SMALL, remainder="truncate")[1, 0, 7] == 1
+    (tmp_path / "a.dat").write_bytes(b"\x01")
+    with pytest.raises(SpikeFileError, match="holds no plane"):
+        read_spikes(tmp_path / "a.dat", SMALL, remainder="truncate")
 
 
 @pytest.mark.parametrize("begin", [b"\xff\xd8\xff", b"\xff\xd8\xff\xdb\xff\xfe", b"\x1f\x8b\x08", b"\x1f\x8b\x08\xff"])
@@ -141,6 +152,7 @@ def test_planes_of_a_bright_scene_may_begin_as_a_picture_does(tmp_path, begin):
 def test_an_npz_is_known_by_its_key_or_its_only_array_of_three_axes(tmp_path):
     for number, named in enumerate((
         {"spk": FLAT.astype(bool), "label": np.zeros((3, 4, 5))}, {"data": FLAT, "label": np.arange(3)},
+        {"spk": np.asfortranarray(FLAT)},
     )):  # fmt: skip
         (tmp_path / f"{number}.npz").write_bytes(array_file(None, **named))
         assert np.array_equal(read_spikes(tmp_path / f"{number}.npz", SpikeGeometry(8, 12), 1, 3), FLAT[1:4])
@@ -149,11 +161,39 @@ def test_an_npz_is_known_by_its_key_or_its_only_array_of_three_axes(tmp_path):
     assert count_planes(tmp_path / "0.npz", SpikeGeometry(8, 12)) == 5
 
 
-def test_an_array_with_its_head_columns_loses_them(tmp_path):
+@pytest.mark.parametrize("name", ["a.dat", "a.npy"])
+def test_the_head_columns_are_dropped(tmp_path, name):
     stored = random_spikes(250, 416, planes=2)
-    np.save(tmp_path / "a.npy", stored)
-    read = read_spikes(tmp_path / "a.npy", SpikeGeometry(250, 400, head_columns=16))
+    write_spikes(tmp_path / name, stored, SpikeGeometry(250, 416))
+    read = read_spikes(tmp_path / name, SpikeGeometry(250, 400, head_columns=16))
     assert np.array_equal(read, stored[:, :, :400])
+
+
+def test_a_wrong_geometry_is_answered_with_those_that_fit(tmp_path):
+    for size, geometry, words in (
+        (1_612_800 + 12_500, SpikeGeometry(360, 640), "known geometries that fit this size: none"),
+        (1_612_800, CAMERA, r"360 x 640 \(56 planes\), .*180 x 320 \(224 planes\)"),
+        (1_612_800, SpikeGeometry(3, 5), "3 x 5 pixels cannot be packed"),
+    ):
+        with open(tmp_path / "a.dat", "wb") as file:
+            file.truncate(size)
+        with pytest.raises(SpikeFileError, match=words):
+            count_planes(tmp_path / "a.dat", geometry)
+
+
+def test_the_name_of_a_geometry_which_resumed_runs_compare_shows_only_what_is_unusual():
+    assert str(CAMERA) == "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)"
+    assert str(SpikeGeometry(8, 8, bit_order="big")).endswith("head_columns=0, bit_order='big')")
+
+
+def test_writing_again_replaces_the_file_and_a_failure_leaves_nothing(tmp_path):
+    write_spikes(tmp_path / "a.dat", random_spikes(2, 8, seed=1), SMALL)
+    write_spikes(tmp_path / "a.dat", random_spikes(2, 8, seed=2), SMALL)
+
+    assert np.array_equal(read_spikes(tmp_path / "a.dat", SMALL), random_spikes(2, 8, seed=2))
+    with pytest.raises(SpikeFileError, match="shape"):
+        write_spikes(tmp_path / "b.dat", random_spikes(250, 400), SMALL)
+    assert os.listdir(tmp_path) == ["a.dat"]
 
 
 # ---- clips of a data set -------------------------------------------------------------------------------------------
@@ -237,67 +277,3 @@ def test_a_users_arrays_need_no_size(clips):
         write_spikes(clips / name, whole, SpikeGeometry(8, 12))
         clip = user_clips(frames, clips / name, spike_options=known)[0]
         assert all(torch.equal(clip.frame(i)["spike"], expected[i]) for i in range(6))
-
-
-# ---- scripts/spike_tool.py -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    path = tmp_path_factory.mktemp("published") / "203.dat"
-    restore_dat("spikezoo_203_part1_planes_0_130-170", path)
-    return path
-
-
-def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, published):
-    names = ("a.npz", "b.npy", "c.bin", "d.dat")
-    read = {"c.bin": ("--out-bit-order", "big"), "d.dat": ("--size", 250, 400, "--bit-order", "big")}
-    before, options = published, ("--size", 250, 400)
-    for name in names:
-        assert tool("convert", before, tmp_path / name, *options, *(read.get(name, ()) if name == "c.bin" else ())) == 0
-        before, options = tmp_path / name, read["d.dat"] if name == "c.bin" else ()
-    assert (tmp_path / "d.dat").read_bytes() == published.read_bytes()
-    assert (tmp_path / "c.bin").read_bytes() != published.read_bytes()
-
-
-def test_convert_takes_part_of_a_file_and_overwrites_nothing(tmp_path, published, capfd):
-    head = SpikeGeometry(250, 400, flipud=False, head_columns=16)
-    spikes = read_spikes(published, SpikeGeometry(250, 400))
-    write_spikes(tmp_path / "a.dat", spikes, head)
-    size = ("--size", 250, 400, "--head-columns", 16, "--no-flip")
-    assert tool("convert", tmp_path / "a.dat", tmp_path / "b.npy", *size, "--first", 5, "--count", 7) == 0
-    assert np.array_equal(np.load(tmp_path / "b.npy"), spikes[5:12])
-    for arguments, words in (
-        ((tmp_path / "a.dat", tmp_path / "b.npy", *size), "exists already"),
-        ((tmp_path / "a.dat", tmp_path / "c.mat", *size), ".dat, .bin, .npy, .npz"),
-        ((tmp_path / "a.dat", tmp_path / "c.npy", *size, "--first", 40, "--count", 3), "within 0 to 41"),
-    ):
-        assert tool("convert", *arguments) in (2, 3)
-        assert words in capfd.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.dat", "b.npy"]
-
-
-def test_info_judges_a_published_file_its_bit_order_and_what_speaks_against_the_others(tmp_path, published, capfd):
-    spikes = read_spikes(published, SpikeGeometry(250, 400))[1:17]
-    write_spikes(tmp_path / "big.bin", spikes, SpikeGeometry(250, 400, bit_order="big"))
-    assert tool("info", tmp_path / "big.bin", "--size", 250, 400) == 0
-    assert "bit order big: the most significant bit is the first pixel" in capfd.readouterr().out
-    assert tool("info", published) == 0
-    said = capfd.readouterr().out
-    assert "250 x 400      42" in said and "bit order little" in said
-    write_spikes(tmp_path / "a.npz", spikes, SpikeGeometry(250, 400))
-    assert tool("info", tmp_path / "a.npz") == 0
-    assert "an array (16, 250, 400)" in capfd.readouterr().out
-
-
-def test_info_knows_an_sps100_and_says_why_other_sizes_are_wrong(tmp_path, capfd):
-    rows = np.linspace(0.1, 0.7, 1000)[:, None]
-    light = np.broadcast_to(rows, (1000, 1000))
-    spikes = np.stack([np.floor((t + 1) * light) > np.floor(t * light) for t in range(2)]).astype(np.uint8)
-    write_spikes(tmp_path / "a.dat", spikes, SPS100)
-    assert tool("info", tmp_path / "a.dat") == 0
-    said = capfd.readouterr().out
-    assert "1000 x 1000 (SPS100)       2" in said and "1000 x 1024" not in said
-    (tmp_path / "b.dat").write_text("time x y\n" * 40)
-    assert tool("info", tmp_path / "b.dat") == 3
-    assert "begins with text" in capfd.readouterr().err

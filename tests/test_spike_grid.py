@@ -1,10 +1,11 @@
+import json
+
 import numpy as np
 import pytest
 
 from data.augment import Augment
-from data.calibration import Calibration
-from data.spike.stream import SpikeGeometry
-from data.spike_grid import CalibratedGrid, ScaledGrid, largest_rectangle
+from data.spike.formats import SpikeGeometry
+from data.spike_grid import CalibratedGrid, Calibration, ScaledGrid, load_calibration, save_calibration
 from tests.two_cameras import similarity
 from utils.errors import DataError
 
@@ -89,27 +90,41 @@ def test_crops_are_drawn_where_the_spike_camera_sees_and_edges_are_repeated_else
     assert colour.tolist() == [100, 100, 100] and rate == pytest.approx(1)
 
 
-def test_the_largest_rectangle_within_a_convex_area():
-    y, x = np.mgrid[:30, :40]
-    area = np.abs(x - 20) + 1.5 * np.abs(y - 14) <= 15
-    top, left, height, width = largest_rectangle(area)
-    best = max(
-        (b - t + 1) * (r - le + 1)
-        for t in range(30) for b in range(t, 30) for le in range(40) for r in range(le, 40)
-        if area[t, le] and area[t, r] and area[b, le] and area[b, r]
-    )  # fmt: skip
-    assert area[top : top + height, left : left + width].all() and height * width == best
-    assert largest_rectangle(np.zeros((3, 4), bool)) is None
-
-
 def test_a_calibration_for_other_cameras_is_refused():
+    fits_plane = Calibration(matrix=TURNED.tolist(), spike_size=list(PLANE), rgb_size=list(FRAME))
     with pytest.raises(DataError, match="24 x 32, these are 25 x 32"):
-        CalibratedGrid(
-            Calibration(matrix=TURNED.tolist(), spike_size=list(PLANE), rgb_size=list(FRAME)), SpikeGeometry(25, 32), ""
-        )
-    with pytest.raises(DataError, match=r"lq is 46 x 80, spike\.calibration was made for frames of 36 x 60"):
-        grid().check_size((46, 80))
+        CalibratedGrid(fits_plane, SpikeGeometry(25, 32), "")
     with pytest.raises(DataError, match="outside of the frame"):
         grid(similarity(0, 1, PLANE, FRAME, (500, 0)))
     with pytest.raises(DataError, match="region"):
         grid(region=[0, 0, 36, 60])
+
+
+GOOD = {"format": 1, "matrix": [[1.5, 0, 3], [0, 1.5, -2]], "spike_size": [8, 12], "rgb_size": [12, 20]}
+
+
+def test_a_calibration_file_holds_what_was_saved_and_says_what_is_wrong(tmp_path):
+    path = tmp_path / "calibration.json"
+    saved = Calibration(**GOOD, mirror="columns", time_offset_planes=2.5, tick_hz=20000, made={"by": "hand"})
+    save_calibration(path, saved)
+    assert load_calibration(path) == saved and load_calibration(path).digest() == saved.digest()
+    unknown = saved.model_copy(update={"tick_hz": None, "made": {}})  # neither has an effect
+    assert unknown.digest() == saved.digest() != saved.model_copy(update={"mirror": "rows"}).digest()
+    # Column 0 of the upright picture is column 11 of the mirrored one.
+    assert (saved.to_rgb() @ [0, 0, 1]).tolist() == [1.5 * 11 + 3, -2, 1]
+
+    singular = [[1, 2, 0], [2, 4, 0]]
+    for changes, words in (
+        ({"tick_rate": 1}, ["tick_rate", "tick_hz"]), ({"matrix": singular}, ["singular"]),
+        ({"matrix": [[1, 0, 0], [0, 1, 0], [-0.2, 0, 1]]}, ["infinity"]), ({"matrix": [[1, 0]] * 2}, ["matrix"]),
+        ({"mirror": "left"}, ["mirror", "columns"]), ({"tick_hz": 0}, ["tick_hz"]),
+    ):  # fmt: skip
+        path.write_text(json.dumps(GOOD | changes))
+        with pytest.raises(DataError) as error:
+            load_calibration(path)
+        assert all(word in str(error.value) for word in [*words, str(path)]), str(error.value)
+        assert error.value.expected and error.value.do
+    path.write_text("{")
+    for place in (path, tmp_path / "none.json"):
+        with pytest.raises(DataError, match="cannot read the calibration"):
+            load_calibration(place)

@@ -1,10 +1,16 @@
+"""The simulated sensor, the light between spikes, and the changes of a stream that training draws."""
+
+from fractions import Fraction
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from data.augment import CAMERAS
 from data.spike import simulate
-from data.spike.formats import read_spikes, write_spikes
-from data.spike.represent import represent
-from data.spike.stream import SpikeGeometry
+from data.spike.intervals import plane_light, window_light
+from utils.errors import OptionError
 
 
 def sensor(rate=0.5, seed=0, **options):
@@ -22,22 +28,13 @@ def test_the_mean_rate_is_rate_times_light(light):
     assert np.abs(spikes.sum(0) - 0.9 * light * 2000).max() <= 1.01
 
 
-def test_a_pixel_fires_at_most_once_per_plane_and_never_in_the_dark():
-    assert sensor(rate=3.0).run(constant(1.0, 20)).max() == 1
-    assert sensor(initial_charge=0.99).run(constant(0.0, 50)).sum() == 0
-
-
 @pytest.mark.parametrize("rate", [1.8, 3.0])
-def test_a_pixel_that_was_too_bright_does_not_fire_on_in_the_dark(rate):
+def test_a_pixel_fires_once_per_plane_at_most_and_never_in_the_dark(rate):
     # Charge beyond one spike per plane was once kept: (rate - 1) spikes for each bright plane came afterwards.
-    bright = sensor(rate=rate)
+    bright = sensor(rate=rate, initial_charge=0.99)
+    assert bright.run(constant(0.0, 50)).sum() == 0
     assert (bright.run(constant(1.0, 40)) == 1).all()
     assert bright.run(constant(0.0, 60)).sum() == 0 and (bright.charge < bright.threshold).all()
-
-
-def test_the_threshold_alone_changes_nothing_at_a_given_rate():
-    a, b = (sensor(threshold=t).run(constant(0.3, 100)) for t in (1.0, 2.0))
-    assert np.array_equal(a, b)
 
 
 def test_the_published_simulator_is_reproduced():
@@ -71,19 +68,148 @@ def test_noise_follows_from_the_seed_and_keeps_the_mean():
     assert np.ptp(a.sum(0)) > 4  # fixed pattern: pixels differ by more than the one spike of a clean sensor
 
 
-def test_simulated_spikes_survive_the_file_and_give_the_light_back(tmp_path):
-    light = np.random.default_rng(0).uniform(0.1, 1.0, (8, 8)).astype(np.float32)
-    spikes = simulate.IntegrateAndFire(8, 8, rate=0.8, rng=np.random.default_rng(0)).run([light] * 400)
-    geometry = SpikeGeometry(8, 8)
-    write_spikes(tmp_path / "a.dat", spikes, geometry)
-    read = read_spikes(tmp_path / "a.dat", geometry)
-
-    assert np.array_equal(read, spikes)
-    assert np.abs(represent("tfp", read, 200, rate=0.8, half_window=199)[0] - light).max() < 0.005
-
-
 def test_a_larger_pixel_collects_the_mean_of_its_block():
     light = np.arange(16, dtype=np.float32).reshape(4, 4)
     assert simulate.bin_pixels(light, 2).tolist() == [[2.5, 4.5], [10.5, 12.5]]
     with pytest.raises(ValueError, match="divisible"):
         simulate.bin_pixels(light, 3)
+
+
+def light_by_definition(spikes: list[int]) -> list[Fraction]:
+    """The light of each plane of one pixel, exactly."""
+    planes, fired = len(spikes), [plane for plane, spike in enumerate(spikes) if spike]
+    if len(fired) < 2:
+        return [Fraction(len(fired), planes)] * planes
+    light = []
+    for plane in range(planes):
+        before, after = [p for p in fired if p < plane], [p for p in fired if p >= plane]
+        if not before:
+            light.append(min(Fraction(1, fired[1] - fired[0]), Fraction(1, fired[0] + 1)))
+        elif not after:
+            light.append(min(Fraction(1, fired[-1] - fired[-2]), Fraction(1, planes - fired[-1])))
+        else:
+            light.append(Fraction(1, after[0] - before[-1]))
+    return light
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(data=st.data(), planes=st.one_of(st.integers(1, 40), st.sampled_from([254, 255, 256, 300])))
+def test_light_is_one_threshold_per_interval_in_planes_and_in_windows(data, planes):
+    seed, density = data.draw(st.integers(0, 2**32 - 1)), data.draw(st.sampled_from([0.01, 0.1, 0.3, 0.9]))
+    stream = (np.random.default_rng(seed).random((planes, 2, 3)) < density).astype(np.uint8)
+    time = st.integers(0, planes)
+    windows = [tuple(sorted((data.draw(time), data.draw(time)))) for _ in range(3)]
+
+    single, sums = plane_light(stream), window_light(stream, windows)
+    assert single.dtype == np.float32 and single.shape == stream.shape
+    for y, x in np.ndindex(2, 3):
+        expected = light_by_definition(stream[:, y, x].tolist())
+        assert single[:, y, x].tolist() == [np.float32(float(value)) for value in expected]
+        for (a, b), found in zip(windows, sums, strict=True):
+            assert abs(found[y, x] - float(sum(expected[a:b]))) < 1e-9 * planes
+
+
+def recorded(light, planes=88, rate=0.9, seed=0):
+    sensor = simulate.IntegrateAndFire(*light.shape, rate=rate, rng=np.random.default_rng(seed))
+    return sensor.run([light] * planes)
+
+
+RAMP = np.broadcast_to(np.linspace(0, 1, 32, dtype=np.float32), (16, 32))
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.5, 2, 4])
+def test_another_threshold_fires_as_a_sensor_with_that_threshold_would(factor):
+    changed = simulate.change_threshold(recorded(RAMP), factor, np.random.default_rng(1))
+    expected = np.minimum(0.9 * RAMP[0] / factor, 1.0)
+
+    assert set(np.unique(changed)) <= {0, 1}
+    assert np.abs(changed.mean(axis=(0, 1)) - expected).max() < 0.02
+
+
+def test_no_spikes_of_a_bright_past_come_in_the_dark():
+    # One threshold of light separates two spikes: with half the threshold, two spikes.
+    bright, dark = np.ones((16, 16), np.float32), np.zeros((16, 16), np.float32)
+    sensor = simulate.IntegrateAndFire(16, 16, rate=0.9, rng=np.random.default_rng(0))
+    stream = sensor.run([bright] * 20 + [dark] * 19 + [bright] * 10)
+    changed = simulate.change_threshold(stream, 0.5, np.random.default_rng(1))
+
+    assert (changed[20:39].sum(axis=0) <= 2).all() and changed[20:39].sum(axis=0).mean() < 2.0
+    assert changed[:20].mean() > 0.97 and changed[40:].mean() > 0.9
+
+
+def test_the_same_threshold_changes_nothing_and_darkness_stays_dark():
+    stream = recorded(RAMP)
+    assert simulate.change_threshold(stream, 1.0, np.random.default_rng(0)) is stream
+    dark = np.zeros((20, 3, 3), np.uint8)
+    assert simulate.change_threshold(dark, 0.5, np.random.default_rng(0)).sum() == 0
+
+
+@pytest.mark.parametrize("factor", [0.05, 0.5, 0.77, 1 - 1e-9, 1 + 1e-9, 1.5, 4.0])
+@pytest.mark.parametrize(("planes", "height", "width"), [(1, 3, 3), (56, 96, 50), (264, 20, 16), (1200, 5, 90)])
+def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(factor, planes, height, width):
+    rng = np.random.default_rng([planes, height])
+    dense = np.repeat(rng.random((planes // 9 + 1, height, width)) ** 2, 9, axis=0)[:planes]
+    stream = (rng.random((planes, height, width)) < dense).astype(np.uint8)
+
+    charge = np.random.default_rng(3).random((height, width), dtype=np.float32)
+    light, one, before = plane_light(stream), np.float32(1), np.zeros_like(charge)
+    expected = np.empty_like(stream)
+    for plane, now in enumerate(light):
+        np.fmod(charge, one, out=charge, where=now * (one + before) < np.float32(0.999) * before)
+        charge += now / np.float32(factor)
+        expected[plane] = charge >= one
+        charge -= expected[plane]
+        if factor < 1:
+            np.add(np.fmod(charge, one), one, out=charge, where=charge >= 2)
+        before = now
+
+    assert np.array_equal(simulate.change_threshold(stream, factor, np.random.default_rng(3)), expected)
+
+
+def test_dropped_planes_are_empty_and_the_others_untouched():
+    stream = recorded(RAMP)
+    changed = simulate.drop_planes(stream, 0.3, np.random.default_rng(0))
+    lost = ~changed.any(axis=(1, 2))
+    assert 0.15 < lost.mean() < 0.45 and np.array_equal(changed[~lost], stream[~lost])
+
+
+def test_stuck_pixels_are_always_or_never_on():
+    stream = recorded(np.full((100, 100), 0.3, np.float32), planes=20)
+    changed = simulate.stick_pixels(stream, 0.02, 0.05, np.random.default_rng(0))
+    assert changed.all(axis=0).mean() == pytest.approx(0.02, abs=0.005)
+    assert (~changed.any(axis=0)).mean() == pytest.approx(0.05, abs=0.01)
+
+
+def camera(**options):
+    return CAMERAS.build({"type": "perturb", **options}, "camera")
+
+
+def test_a_camera_follows_from_the_seed_and_stays_the_same_within_a_sample():
+    stream = recorded(RAMP)
+    make = camera(threshold_prob=1.0, drop_prob=1.0, hot_prob=1.0, hot_max=0.5, dead_prob=1.0, dead_max=0.5)
+    one, same, other = make.draw([0, 1, 2]), make.draw([0, 1, 2]), make.draw([0, 1, 3])
+
+    assert one == same and one != other
+    a, b = one.apply(stream, 4), one.apply(stream, 5)
+    assert np.array_equal(a, same.apply(stream, 4)) and not np.array_equal(a, b)
+    rows = [frame[~(~frame.any(axis=(1, 2)))].all(axis=0) for frame in (a, b)]  # hot pixels, in planes not lost
+    assert rows[0].any() and np.array_equal(rows[0] & rows[1], rows[0])
+
+
+def test_each_change_comes_as_often_and_as_strong_as_asked():
+    make = camera(threshold_prob=0.5, threshold_range=[0.5, 4.0], drop_prob=0.25, drop_max=0.2)
+    draws = [make.draw([0, 0, i]) for i in range(800)]
+    changed = [d.threshold for d in draws if d.threshold != 1.0]
+
+    assert 340 < len(changed) < 460 and min(changed) < 0.6 and max(changed) > 3.3
+    assert 150 < sum(d.drop > 0 for d in draws) < 250 and 0.17 < max(d.drop for d in draws) <= 0.2
+    assert all(d.hot == d.dead == 0 and d.known_rate_factor == 1 for d in draws)
+    draw = camera(threshold_prob=1.0, threshold_range=[2.0, 2.0], known_rate=True).draw([0])
+    assert draw.threshold == pytest.approx(2.0) and draw.known_rate_factor == pytest.approx(0.5)
+
+
+def test_wrong_options_are_named():
+    for key, value in (("drop_max", 1.5), ("threshold_range", [4.0, 2.0])):
+        with pytest.raises(OptionError) as error:
+            camera(**{key: value})
+        assert f"camera.{key} is {value}" in str(error.value)

@@ -2,19 +2,16 @@ import numpy as np
 import pytest
 import torch
 
-from data.agreement import sharp_picture
 from data.augment import Augment
 from data.clip import Exposure, Piece
 from data.clip_reader import dataset_clips
 from data.preflight import preflight
-from data.select_dataset import build_dataset
-from data.spike.formats import write_spikes
+from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_linear
-from data.spike.stream import SpikeGeometry
-from data.spike_grid import StretchedGrid
+from data.spike_grid import ScaledGrid
 from data.spike_info import DatasetInfo
 from data.spike_source import DatSpikes
-from tests.clip_files import resolved, section, write_clip, write_info
+from tests.clip_files import build, resolved, section, write_clip, write_info
 from utils.errors import OptionError
 from utils.options.models import DatasetsOptions
 
@@ -25,10 +22,6 @@ def clips(tmp_path_factory):
     write_clip(root, "clip9", split="test", frames=2, seed=9)
     write_info(root)
     return root
-
-
-def build(root, split="test", **changes):
-    return build_dataset(section(root, split, **changes), split, 0)
 
 
 REVERSIBLE = [
@@ -68,7 +61,7 @@ def test_voxel_bins_follow_the_centre_and_keys_without_effect_are_refused(clips)
     raw, spread = {"type": "raw", "window": 3}, {"type": "encoding25", "num_windows": 3, "pad": "edge"}
     for key, value, representation in (
         ("gamma", 2.2, raw), ("rate", "match", raw), ("light", "linear", raw), ("center", 5, spread),
-        ("center", 5, {"type": "tfp", "half_window": 2, "num_bins": 3}),
+        ("center", 5, {"type": "tfp", "half_window": 2, "num_bins": 3}), ("context", 8, "voxel"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=rf"spike\.{key} has no effect"):
             build(clips, "test", spike={"type": "dat", key: value, "representation": representation})
@@ -85,7 +78,7 @@ def test_the_picture_of_the_sharp_instant_has_the_display_values_of_the_scene(li
     options = {"light": light, "gamma": 1.6, "center": "file", "representation": representation}
     spikes = DatSpikes(DatasetInfo(), h=8, w=8, **options)
     channels = spikes.represent(stream, 100, rate=0.6)
-    picture = sharp_picture(spikes, channels, Exposure(Piece("", 0, 201), (), 0, 0, 100, 0), reverse=False)
+    picture = spikes.sharp_image(channels, Exposure(Piece("", 0, 201), (), 0, 0, 100, 0))
     assert np.abs(picture / picture.max() - scene).max() < 0.05
 
 
@@ -99,7 +92,7 @@ def test_light_decides_what_match_and_gamma_do(tmp_path):
     for light, seen in (("linear", (128 / 255) ** 2.2), ("display", 128 / 255)):
         stream = np.zeros((1000, 2, 2), np.uint8)
         stream[: round(600 * seen)] = 1
-        window = StretchedGrid(SpikeGeometry(2, 2), (4, 4), 0).window(Augment.whole((4, 4)))
+        window = ScaledGrid(SpikeGeometry(2, 2), (4, 4), 0).window(Augment.whole((4, 4)))
         rate = source[light].rate_of(stream, grey, window)
         assert rate == pytest.approx(0.6, abs=0.002)
         # gamma 1: linear light, whatever the sensor integrated; gamma 2.2: the picture's own values.

@@ -1,15 +1,35 @@
+"""scripts/spike_tool.py, on made scenes and on a published stream."""
+
+import subprocess
+import sys
 import tracemalloc
 
 import cv2
 import numpy as np
 import pytest
 
-from data.spike.formats import read_spikes, write_spikes
+from data.reconstruct import METHODS
+from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
+from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire
-from data.spike.stream import SpikeGeometry
+from scripts.parts.spike_views import GREY_METHODS
 from tests.clip_files import write_clip, write_info
-from tests.spike_files import tool
-from utils.image import LABEL_HEIGHT
+from tests.dist.launching import ROOT
+from tests.spike_files import restore_dat, sps100_bytes, tool
+from utils.image import LABEL_HEIGHT as LABEL
+from utils.image import imread_rgb
+from utils.video import VideoReader
+
+PLANE = SpikeGeometry(250, 400)
+CAMERA = ("--size", 250, 400, "--rate", 0.6, "--light", "display")  # see tests/test_published_streams.py
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """42 planes of a published stream, simulated: its planes 0 and 130 to 170."""
+    path = tmp_path_factory.mktemp("published") / "203.dat"
+    restore_dat("spikezoo_203_part1_planes_0_130-170", path)
+    return path
 
 
 def scene(h, w, seed=0):
@@ -41,26 +61,31 @@ def test_info_takes_the_geometry_of_the_data_set(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "options", "words"),
     [
-        (b"12345", "no known geometry fits 5 bytes"),
-        (b"", "the file is empty"),
-        (b"\1" * (2 * 12500 + 7), "250 x 400: 2 planes, 7 bytes left over"),
-        (None, "cannot read"),
+        (b"12345", (), "no known geometry fits 5 bytes"),
+        (b"", (), "the file is empty"),
+        (b"\1" * (2 * 12500 + 7), (), "250 x 400: 2 planes, 7 bytes left over"),
+        (b"\1" * 10 * 64 * 8, ("--size", 250, 400), "64 x 64 (10 planes)"),
+        (b"time x y\n" * 40, (), "begins with text"),
+        (np.zeros(50, np.uint8), (), "expected  (planes, h, w)"),
+        ("folder", (), "a folder"),
+        (None, (), "No such file"),
     ],
 )
-def test_info_of_what_is_no_spike_file_is_an_error(tmp_path, capsys, content, words):
-    if content is not None:
-        (tmp_path / "a.dat").write_bytes(content)
-    assert tool("info", tmp_path / "a.dat") == 3
+def test_info_of_what_is_no_spike_file_is_an_error(tmp_path, capsys, content, options, words):
+    path = tmp_path / ("a.npy" if isinstance(content, np.ndarray) else "a.dat")
+    if isinstance(content, np.ndarray):
+        np.save(path, content)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content == "folder":
+        path.mkdir()
+    assert tool("info", path, *options) == 3
     assert words in capsys.readouterr().err
 
 
-def test_arrays_of_another_order_or_number_of_axes_are_named(tmp_path, capsys):
-    np.save(tmp_path / "flat.npy", np.zeros(50, np.uint8))
-    assert tool("info", tmp_path / "flat.npy") == 3
-    error = capsys.readouterr().err
-    assert "an array of shape (50,)" in error and "(planes, h, w)" in error
+def test_arrays_of_another_order_are_named(tmp_path, capsys):
     np.save(tmp_path / "turned.npy", (np.random.default_rng(0).random((250, 400, 10)) < 0.3).astype(np.uint8))
     for command in (("info",), ("convert", tmp_path / "a.dat")):
         assert tool(command[0], tmp_path / "turned.npy", *command[1:]) == 0
@@ -78,28 +103,24 @@ def test_convert_says_in_words_what_it_read_and_wrote(tmp_path, capsys):
     assert "no --size" not in capsys.readouterr().out
 
 
-def test_info_with_a_wrong_size_names_those_that_fit(tmp_path, capsys):
-    write_scene(tmp_path / "a.dat", 64, 64, 10)
-    assert tool("info", tmp_path / "a.dat", "--size", "250", "400") == 3
-    assert "64 x 64 (10 planes)" in capsys.readouterr().err
-
-
-def test_view_shows_the_picture_upright_and_flipped(tmp_path):
-    write_scene(tmp_path / "a.dat", 64, 64, 40)
-    assert tool("view", tmp_path / "a.dat", "--size", 64, 64, "--out", tmp_path / "a.png") == 0
-    picture = cv2.imread(str(tmp_path / "a.png"), cv2.IMREAD_GRAYSCALE)[LABEL_HEIGHT:].astype(float)
-    left, right = picture[:, :320], picture[:, -320:]
-    assert left[:100].mean() > 1.3 * left[-100:].mean() and right[:100].mean() < right[-100:].mean() / 1.3
-
-
-def test_the_row_order_of_dataset_json_is_honoured(tmp_path):
+@pytest.mark.parametrize("flip", [True, False])
+def test_view_shows_the_image_upright_and_flipped_by_the_row_order_of_dataset_json(tmp_path, capsys, flip):
     folder = tmp_path / "GOPRO_Large_spike_seq" / "train" / "clip0" / "spike"
     folder.mkdir(parents=True)
-    write_scene(folder / "a.dat", 64, 64, 40, SpikeGeometry(64, 64, flipud=False))
-    write_info(tmp_path, h=64, w=64, flip=False)
+    write_scene(folder / "a.dat", 64, 64, 40, SpikeGeometry(64, 64, flipud=flip))
+    write_info(tmp_path, h=64, w=64, flip=flip)
     assert tool("view", folder / "a.dat", "--out", tmp_path / "a.png") == 0
-    left = cv2.imread(str(tmp_path / "a.png"), cv2.IMREAD_GRAYSCALE)[LABEL_HEIGHT:, :320].astype(float)
-    assert left[:100].mean() > 1.3 * left[-100:].mean()
+    image = cv2.imread(str(tmp_path / "a.png"), cv2.IMREAD_GRAYSCALE)[LABEL:].astype(float)
+    left, right = image[:, :320], image[:, -320:]
+    assert left[:100].mean() > 1.3 * left[-100:].mean() and np.array_equal(left, right[::-1])
+    assert tool("view", folder / "a.dat", "--out", tmp_path / "a.mp4") == 3
+    assert "cannot write a .mp4 image" in capsys.readouterr().err
+
+
+def test_programs_that_need_no_network_start_without_torch():
+    names = "make_sample_data, prepare_gopro_spike, spike_tool"
+    code = f"import sys; from scripts import {names}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.parametrize("light", ["linear", "display"])
@@ -140,3 +161,152 @@ def test_simulate_refuses_planes_that_do_not_fill_bytes(tmp_path, capsys):
     assert "above 0, at most 1" in capsys.readouterr().err
     assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", "--ratio", 2) == 3
     assert "5 x 5 do not fill whole bytes" in capsys.readouterr().err
+
+
+def test_info_knows_an_sps100(tmp_path, capfd):
+    light = np.broadcast_to(np.linspace(0.1, 0.7, 1000)[:, None], (1000, 1000))
+    spikes = np.stack([np.floor((t + 1) * light) > np.floor(t * light) for t in range(2)])
+    (tmp_path / "a.dat").write_bytes(sps100_bytes(spikes))
+    assert tool("info", tmp_path / "a.dat") == 0
+    said = capfd.readouterr().out
+    assert "1000 x 1000 (SPS100)       2" in said and "1000 x 1024" not in said
+
+
+def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, published):
+    names = ("a.npz", "b.npy", "c.bin", "d.dat")
+    read = {"c.bin": ("--out-bit-order", "big"), "d.dat": ("--size", 250, 400, "--bit-order", "big")}
+    before, options = published, ("--size", 250, 400)
+    for name in names:
+        assert tool("convert", before, tmp_path / name, *options, *(read.get(name, ()) if name == "c.bin" else ())) == 0
+        before, options = tmp_path / name, read["d.dat"] if name == "c.bin" else ()
+    assert (tmp_path / "d.dat").read_bytes() == published.read_bytes()
+    assert (tmp_path / "c.bin").read_bytes() != published.read_bytes()
+
+
+def test_convert_takes_part_of_a_file_and_overwrites_nothing(tmp_path, published, capfd):
+    head = SpikeGeometry(250, 400, flipud=False, head_columns=16)
+    spikes = read_spikes(published, PLANE)
+    write_spikes(tmp_path / "a.dat", spikes, head)
+    size = ("--size", 250, 400, "--head-columns", 16, "--no-flip")
+    assert tool("convert", tmp_path / "a.dat", tmp_path / "b.npy", *size, "--first", 5, "--count", 7) == 0
+    assert np.array_equal(np.load(tmp_path / "b.npy"), spikes[5:12])
+    for arguments, words in (
+        ((tmp_path / "a.dat", tmp_path / "b.npy", *size), "exists already"),
+        ((tmp_path / "a.dat", tmp_path / "c.mat", *size), ".dat, .bin, .npy, .npz"),
+        ((tmp_path / "a.dat", tmp_path / "c.npy", *size, "--first", 40, "--count", 3), "within 0 to 41"),
+    ):
+        assert tool("convert", *arguments) in (2, 3)
+        assert words in capfd.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.dat", "b.npy"]
+
+
+def test_info_judges_a_published_file_its_bit_order_and_what_speaks_against_the_others(tmp_path, published, capfd):
+    spikes = read_spikes(published, PLANE)[1:17]
+    write_spikes(tmp_path / "big.bin", spikes, SpikeGeometry(250, 400, bit_order="big"))
+    assert tool("info", tmp_path / "big.bin", "--size", 250, 400) == 0
+    assert "bit order big: the most significant bit is the first pixel" in capfd.readouterr().out
+    assert tool("info", published) == 0
+    said = capfd.readouterr().out
+    assert "250 x 400      42" in said and "bit order little" in said
+    write_spikes(tmp_path / "a.npz", spikes, PLANE)
+    assert tool("info", tmp_path / "a.npz") == 0
+    assert "an array (16, 250, 400)" in capfd.readouterr().out
+
+
+def expected(path, method, plane, **options):
+    values = represent(method, read_spikes(path, PLANE), plane, rate=0.6, light="display", gamma=2.2, **options)[0]
+    return 255 * np.clip(values, 0, 1)
+
+
+def frames_of(path):
+    video = VideoReader(path)
+    return [video.read(i)[..., 0].astype(float) for i in range(video.num_frames)]
+
+
+def test_play_shows_each_plane_beside_its_reconstruction(published, tmp_path, capfd):
+    out = tmp_path / "a.mp4"
+    how = ("--first", 2, "--count", 11, "--step", 3, "--tick-hz", 20000)
+    assert tool("play", published, *CAMERA, *how, "--out", out, "--method", "tfi", "method.half_window=9") == 0
+    said = capfd.readouterr().out
+    assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame, 266.7 x slower" in said
+
+    frames, stream = frames_of(out), read_spikes(published, PLANE)
+    assert len(frames) == 4 and frames[0].shape == (LABEL + 250, 802)
+    for frame, plane in zip(frames, (2, 5, 8, 11), strict=True):
+        dots, picture = frame[LABEL:, :400], frame[LABEL:, 402:]
+        assert np.abs(dots - 255 * stream[plane]).mean() < 6  # white where a pixel fired, up to the video's loss
+        assert np.abs(picture - expected(published, "tfi", plane, half_window=9)).mean() < 3
+        assert frame[:LABEL].max() > 200  # the number of the plane
+    assert not np.array_equal(frames[0][:LABEL], frames[1][:LABEL])
+
+
+def test_play_ends_where_the_method_does(published, tmp_path):
+    assert tool("play", published, *CAMERA, "--first", 39, "--out", tmp_path / "a.mp4", "--method", "tfi") == 0
+    assert len(frames_of(tmp_path / "a.mp4")) == 2  # 39 and 40: nothing fires after plane 41
+    assert tool("play", published, *CAMERA, "--first", 39, "--out", tmp_path / "b.mp4") == 0
+    assert len(frames_of(tmp_path / "b.mp4")) == 3
+
+
+def test_the_methods_are_those_of_the_network_test_that_need_no_frame():
+    assert tuple(name for name, formula in METHODS.items() if formula.is_grey) == GREY_METHODS
+
+
+@pytest.mark.parametrize("method", GREY_METHODS)
+def test_recon_is_the_registered_representation(published, tmp_path, method):
+    where = ("recon", published, *CAMERA, "--method", method, "--planes")
+    assert tool(*where, 21, "--out", tmp_path / "a.png") == 0
+    picture = imread_rgb(tmp_path / "a.png")
+    assert picture.shape == (250, 400, 3)
+    assert np.abs(picture[..., 0] - expected(published, method, 21)).max() <= 0.51
+
+
+def test_recon_writes_a_folder_a_strip_or_a_video_of_several_planes(published, tmp_path):
+    where = ("recon", published, *CAMERA, "--planes", 30, 0, 15)
+    for out in ("folder", "a.png", "a.mp4"):
+        assert tool(*where, "--out", tmp_path / out) == 0
+    names = sorted(path.name for path in (tmp_path / "folder").iterdir())
+    assert names == ["000000.png", "000015.png", "000030.png"]
+    single = [imread_rgb(tmp_path / "folder" / name) for name in names]
+    assert np.abs(single[1][..., 0] - expected(published, "tfp", 15)).max() <= 0.51
+    strip = imread_rgb(tmp_path / "a.png")[LABEL:]
+    assert all(np.array_equal(strip[:, 402 * i : 402 * i + 400], picture) for i, picture in enumerate(single))
+    frames = frames_of(tmp_path / "a.mp4")
+    assert len(frames) == 3 and np.abs(frames[2][LABEL:] - single[2][..., 0]).mean() < 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "a.png", "folder"]
+
+
+def test_wrong_planes_suffixes_and_options_are_named(published, tmp_path, capfd):
+    cases = {
+        "no tfp at plane -1, 42, 50": ("recon", "--planes", 50, 3, 42, -1, "--out", tmp_path / "a.png"),
+        "no tfi at plane 41": ("recon", "--method", "tfi", "--planes", 41, "--out", tmp_path / "a.png"),
+        "the suffix of the output is '.txt'": ("recon", "--planes", 1, "--out", tmp_path / "a.txt"),
+        "use spike_tool.py recon for images": ("play", "--out", tmp_path / "a.png"),
+        "planes within 0 to 41": ("play", "--first", 42, "--out", tmp_path / "a.mp4"),
+        "the nearest is half_window": ("play", "--out", tmp_path / "a.mp4", "method.half_windw=3"),
+    }
+    for words, (action, *arguments) in cases.items():
+        assert tool(action, published, *CAMERA, *arguments) == 2
+        said = capfd.readouterr().err
+        assert words in said, said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_stream_is_read_in_parts(tmp_path):
+    planes = np.random.default_rng(0).random((3000, 64, 64)) < 0.3
+    write_spikes(tmp_path / "a.dat", planes.astype(np.uint8), SpikeGeometry(64, 64))
+    del planes
+    tracemalloc.start()
+    assert tool("play", tmp_path / "a.dat", "--size", 64, 64, "--out", tmp_path / "a.mp4", "--step", 600) == 0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(frames_of(tmp_path / "a.mp4")) == 5
+    assert peak < 3000 * 64 * 64 / 2  # the whole stream takes a byte for each spike
+
+
+def test_outputs_have_names_by_default_and_recon_shows_the_middle(published, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for action, *part in (("view",), ("recon",), ("play", "--count", 2)):
+        assert tool(action, published, *CAMERA, *part) == 0
+    written = {path.name for path in tmp_path.iterdir() if path != published}
+    assert written >= {f"{published.stem}_view.png", f"{published.stem}_recon.png", f"{published.stem}_play.mp4"}
+    assert tool("view", published, *CAMERA) == 2 and "exists already" in capfd.readouterr().err

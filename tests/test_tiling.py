@@ -6,17 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from models.restore.restorer import Restorer
-from models.restore.tiling import (
-    Tiling,
-    mirror_index,
-    smaller,
-    stream_clip,
-    tile_starts,
-)
+from models.restore.tiling import Restorer, Tiling, smaller, stream_clip
 from tests.tensor_clip import reader, restore_clip
 from utils.errors import DataError, OptionError
 
+BLENDS = ("kair", "smooth")
 GOLDEN = sorted((Path(__file__).parent / "data" / "golden").glob("tile_*.npz"))
 
 
@@ -51,8 +45,16 @@ class LocalNet(nn.Module):
         return lq + self.last(torch.tanh(self.first(x.transpose(1, 2)))).transpose(1, 2)
 
 
-def clip(*shape, seed=0):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+class Net(nn.Module):
+    """A network that is one function."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.forward = forward
+
+
+def clip(*shape):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
@@ -82,12 +84,12 @@ def test_golden_vectors_are_all_there():
     assert len(GOLDEN) == 11
 
 
-@pytest.mark.parametrize("blend", ["kair", "smooth"])
+@pytest.mark.parametrize("blend", BLENDS)
 def test_a_tile_that_covers_the_clip_equals_no_tiling(blend):
-    lq = clip(1, 6, 3, 64, 72)
-    net = LocalNet()
+    lq, net = clip(1, 6, 3, 64, 72).double(), LocalNet().double()
     whole = restore_clip(net, lq, blend=blend, num_frame_overlapping=2)
     tiled = restore_clip(net, lq, blend=blend, num_frame_testing=6, size_patch_testing=72)
+    assert whole.dtype is torch.float64
     torch.testing.assert_close(tiled, whole, rtol=0, atol=1e-6)
 
 
@@ -106,7 +108,7 @@ def test_any_frame_count_and_any_size_come_back_as_they_went_in(frames, size, ti
         assert n >= 2 and h % 8 == 0 and w % 8 == 0 and h >= 64 and w >= 64
 
 
-@pytest.mark.parametrize("blend", ["kair", "smooth"])
+@pytest.mark.parametrize("blend", BLENDS)
 def test_tiles_that_run_together_give_what_they_give_alone(blend):
     # 2 clips of 2 x 3 tiles: batches of 4 and 2 tiles, hence of 8 and 4 clips.
     lq = clip(2, 3, 3, 100, 150)
@@ -116,7 +118,7 @@ def test_tiles_that_run_together_give_what_they_give_alone(blend):
     assert [size[0] for size in net.sizes] == [2] * 6 + [8, 4]
 
 
-@pytest.mark.parametrize("blend", ["kair", "smooth"])
+@pytest.mark.parametrize("blend", BLENDS)
 def test_tiles_without_overlap_give_numbers(blend):
     lq = clip(1, 5, 3, 40, 56)
     out = restore_clip(
@@ -129,30 +131,24 @@ def test_tiles_without_overlap_give_numbers(blend):
 @pytest.mark.parametrize("scale", [1, 4])
 @pytest.mark.parametrize("overlap", [0, 1, 6, 15])
 def test_smooth_blend_of_agreeing_tiles_is_exact(scale, overlap):
-    lq = clip(1, 7, 3, 37, 45)
+    lq = clip(1, 5, 3, 21, 26)
 
-    class Enlarge(nn.Module):
-        def forward(self, x):
-            return x.repeat_interleave(scale, 3).repeat_interleave(scale, 4)
+    def enlarge(x):
+        return x.repeat_interleave(scale, 3).repeat_interleave(scale, 4)
 
     out = restore_clip(
-        Enlarge(), lq, num_frame_testing=3, num_frame_overlapping=min(overlap, 2), size_patch_testing=16,
+        Net(enlarge), lq, num_frame_testing=3, num_frame_overlapping=min(overlap, 2), size_patch_testing=16,
         size_patch_overlapping=overlap, scale=scale, blend="smooth",
     )  # fmt: skip
-    torch.testing.assert_close(out, Enlarge()(lq))
+    torch.testing.assert_close(out, enlarge(lq))
 
 
 def test_spikes_are_cut_with_the_same_tile():
     lq = clip(1, 6, 3, 50, 61)
-
-    class Difference(nn.Module):
-        def forward(self, x, spike):
-            return spike[:, :, :3] - x
-
     spike = torch.cat((lq + 1, lq), dim=2)
     out = restore_clip(
-        Difference(), lq, spike, spike, num_frame_testing=4, size_patch_testing=16, size_patch_overlapping=4,
-        flip_seq=True, pad_seq=True,
+        Net(lambda x, spike: spike[:, :, :3] - x), lq, spike, spike, num_frame_testing=4, size_patch_testing=16,
+        size_patch_overlapping=4, flip_seq=True, pad_seq=True,
     )  # fmt: skip
     torch.testing.assert_close(out, torch.ones_like(lq))
 
@@ -160,48 +156,24 @@ def test_spikes_are_cut_with_the_same_tile():
 def test_smooth_seams_are_smaller_than_hard_ones():
     lq = clip(1, 2, 3, 96, 96)
 
-    class Brightens(nn.Module):
+    def brighten(x):
         """Depends on the whole tile, as attention does: each tile comes out at its own brightness."""
+        return x * 0 + x.mean() * 20 + torch.arange(x.shape[-1]) * 0.01
 
-        def forward(self, x):
-            return x * 0 + x.mean() * 20 + torch.arange(x.shape[-1]) * 0.01
-
-    seams = {
-        blend: restore_clip(Brightens(), lq, size_patch_testing=32, size_patch_overlapping=16, blend=blend)
-        .diff(dim=-1)
-        .abs()
-        .max()
-        for blend in ("kair", "smooth")
-    }
-    assert seams["smooth"] < 0.5 * seams["kair"]
+    tiles = {"size_patch_testing": 32, "size_patch_overlapping": 16}
+    hard, smooth = (restore_clip(Net(brighten), lq, **tiles, blend=b).diff(dim=-1).abs().max() for b in BLENDS)
+    assert smooth < 0.5 * hard
 
 
-def test_flip_seq_averages_both_directions_of_time():
-    lq = clip(1, 4, 3, 64, 64)
-
-    class Numbers(nn.Module):
-        def forward(self, x):
-            return torch.arange(x.shape[1], dtype=x.dtype)[None, :, None, None, None].expand(x.shape)
-
-    out = restore_clip(Numbers(), lq, flip_seq=True, window_size=(4, 8, 8))
-    assert out[0, :, 0, 0, 0].tolist() == [3.5, 3.5, 3.5, 3.5]
-
-
-def test_flip_seq_sees_each_frame_twice_once_in_reversed_time():
+def test_flip_seq_averages_both_directions_of_time_and_shows_reversed_spikes():
     lq, spike, back = clip(1, 4, 3, 64, 64), torch.zeros(1, 4, 2, 64, 64), torch.ones(1, 4, 2, 64, 64)
 
-    class Spikes(nn.Module):
-        def forward(self, x, spike):
-            assert spike[0, :, 0, 0, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-            return x
+    def number(x, spike):
+        assert torch.equal(x[:, 4:], x[:, :4].flip(1)) and spike[0, :, 0, 0, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+        return x + torch.arange(8)[:, None, None, None]
 
-    restored = restore_clip(Spikes(), lq, spike, back, flip_seq=True, window_size=(4, 8, 8))
-    torch.testing.assert_close(restored, lq)
-
-
-def test_center_frame_only_gives_the_middle_frame():
-    lq = clip(1, 5, 3, 16, 16)
-    torch.testing.assert_close(restore_clip(nn.Identity(), lq, center_frame_only=True), lq[:, 2:3])
+    restored = restore_clip(Net(number), lq, spike, back, flip_seq=True, window_size=(4, 8, 8))
+    torch.testing.assert_close(restored, lq + 3.5)
 
 
 def test_a_stream_reads_no_more_than_one_tile_at_a_time():
@@ -220,7 +192,7 @@ def test_a_stream_reads_no_more_than_one_tile_at_a_time():
     assert reads == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [5, 6, 7, 8]]
 
 
-@pytest.mark.parametrize("blend", ["kair", "smooth"])
+@pytest.mark.parametrize("blend", BLENDS)
 def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend):
     lq = clip(1, 13, 3, 24, 24)
     net, tiling = LocalNet(), Tiling(num_frame_testing=4, num_frame_overlapping=2, blend=blend)
@@ -231,17 +203,15 @@ def test_a_part_of_a_clip_equals_that_part_of_the_whole(blend):
         assert all(torch.equal(a, b) for a, b in zip(part, whole[first:last], strict=True))
 
 
-class Greedy(nn.Module):
-    """Runs out of memory above so many pixels x frames, as a device does."""
+def greedy(most):
+    """A network that runs out of memory above so many pixels x frames, as a device does."""
 
-    def __init__(self, most):
-        super().__init__()
-        self.most = most
-
-    def forward(self, x):
-        if x.shape[1] * x.shape[3] * x.shape[4] > self.most:
+    def forward(x):
+        if x.shape[1] * x.shape[3] * x.shape[4] > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return x
+
+    return Net(forward)
 
 
 class Clip:
@@ -262,35 +232,27 @@ def restored(net, lq, **tiling):
 
 def test_tiles_are_halved_until_memory_suffices(caplog):
     lq = clip(9, 3, 200, 260)
-    torch.testing.assert_close(restored(Greedy(6 * 64 * 64), lq, is_halved=True), lq)
+    torch.testing.assert_close(restored(greedy(6 * 64 * 64), lq, is_halved=True), lq)
     assert all(f"x {side} px" in text for side, text in zip((128, 64), caplog.messages, strict=True))
 
     with pytest.raises(DataError, match="out of memory"):
-        restored(Greedy(100), lq, is_halved=True)
+        restored(greedy(100), lq, is_halved=True)
     with pytest.raises(DataError, match=r"out of memory(.|\n)*--tile auto"):
-        restored(Greedy(6 * 64 * 64), lq)
+        restored(greedy(6 * 64 * 64), lq)
     with pytest.raises(RuntimeError, match="shapes"):
-        restored(Fails(), lq, is_halved=True)
+        restored(Net(lambda x: x @ torch.ones(3, 3)), lq, is_halved=True)
 
 
-class Fails(nn.Module):
-    def forward(self, x):
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
+    seen = []
 
+    def see(x):
+        seen.append(x[0, :, 0, 0, 0].tolist())
+        return x
 
-def test_double_precision_stays_double():
-    assert restore_clip(LocalNet().double(), clip(1, 3, 3, 16, 16).double()).dtype == torch.float64
-
-
-def test_mirror_index_reflects_as_often_as_needed():
-    assert mirror_index(3, 10).tolist() == [0, 1, 2, 2, 1, 0, 0, 1, 2, 2]
-    assert mirror_index(1, 4).tolist() == [0, 0, 0, 0]
-
-
-def test_tile_starts_end_with_the_axis():
-    assert tile_starts(10, 4, 2) == [0, 2, 4, 6]
-    assert tile_starts(11, 4, 2) == [0, 2, 4, 6, 7]
-    assert tile_starts(3, 3, 2) == [0]
+    lq = torch.arange(3.0)[None, :, None, None, None].expand(1, 3, 3, 64, 64)
+    torch.testing.assert_close(restore_clip(Net(see), lq, window_size=(10, 8, 8)), lq)
+    assert seen == [[0, 1, 2, 2, 1, 0, 0, 1, 2, 2]]
 
 
 @pytest.mark.parametrize(

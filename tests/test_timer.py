@@ -7,8 +7,7 @@ import time
 import pytest
 
 from utils.run.measure import StepTimer
-from utils.run.progress import duration
-from utils.run.run_progress import RunProgress
+from utils.run.progress import RunProgress, duration
 
 
 class Clock:

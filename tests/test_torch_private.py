@@ -1,4 +1,4 @@
-"""The CPU path without torch's private functions: the public forms give the same numbers."""
+"""Attention: without torch's private functions, and with heads padded for a GPU, it gives the same numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.vrt import torch_private
+from models.vrt import attention
 
 # Golden vectors of attention groups, forward and backward, in a torch that lacks the functions.
 WITHOUT = """
@@ -17,14 +17,14 @@ import json, torch
 names = ("_scaled_dot_product_flash_attention_for_cpu", "_softmax_backward_data")
 for name in names:
     setattr(torch.ops.aten, name, None)
-from models.vrt import torch_private
+from models.vrt import attention
 for name in names:
     delattr(torch.ops.aten, name)  # torch's own modules need them
 from models.vrt.block import BlockGroup
 from tests import golden
 
-assert torch_private.fused_attention is torch_private.public_attention
-assert torch_private.softmax_backward is torch_private.public_softmax_backward
+assert attention.fused_attention is attention.public_attention
+assert attention.softmax_backward is attention.public_softmax_backward
 found = {}
 for path in sorted(golden.FOLDER.glob("mod_tmsag*.npz")):
     c, t = golden.load(path.stem)
@@ -45,11 +45,11 @@ assert found and max(found.values()) < golden.TOLERANCE, found
 
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_the_public_attention_gives_the_output_and_the_sums_of_exponentials(is_masked, monkeypatch):
-    monkeypatch.setattr(torch_private, "BLOCK_BYTES", 2000)  # several blocks
+    monkeypatch.setattr(attention, "BLOCK_BYTES", 2000)  # several blocks
     q, k, v = torch.randn(3, 5, 2, 6, 4, dtype=torch.float64)
     added = torch.randn(1, 2, 6, 6, dtype=torch.float64) if is_masked else None
 
-    out, sums = torch_private.public_attention(q, k, v, added, 0.5)
+    out, sums = attention.public_attention(q, k, v, added, 0.5)
 
     logits = 0.5 * q @ k.transpose(2, 3) + (0 if added is None else added)
     torch.testing.assert_close(out, logits.softmax(3) @ v)
@@ -61,14 +61,14 @@ def test_the_public_gradient_of_a_softmax_is_autograds():
     weights = logits.requires_grad_().softmax(1)
     weights.backward(grad)
 
-    torch_private.public_softmax_backward(found := grad.clone(), weights.detach())
+    attention.public_softmax_backward(found := grad.clone(), weights.detach())
 
     torch.testing.assert_close(found, logits.grad)
 
 
 def test_this_torch_has_the_private_functions_with_the_numbers_of_the_public_ones():
-    assert torch_private.fused_attention is not torch_private.public_attention
-    assert torch_private.softmax_backward is not torch_private.public_softmax_backward
+    assert attention.fused_attention is not attention.public_attention
+    assert attention.softmax_backward is not attention.public_softmax_backward
 
 
 def test_the_golden_vectors_hold_without_the_private_functions():
@@ -76,3 +76,22 @@ def test_the_golden_vectors_hold_without_the_private_functions():
     done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=root, capture_output=True, text=True, timeout=300)
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("is_masked", "is_biased"), [(True, True), (True, False), (False, True), (False, False)])
+def test_padded_heads_and_few_windows_a_call_change_no_number(is_masked, is_biased, monkeypatch):
+    q, k, v = (torch.randn(7, 6, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    bias = torch.randn(3, 6, 6, dtype=torch.float64, requires_grad=True) if is_biased else None
+    mask = torch.randn(6, 6, dtype=torch.float64) if is_masked else None
+    inputs = [q, k, v, bias] if is_biased else [q, k, v]
+    weight = torch.randn(7, 6, 3, 5, dtype=torch.float64)
+
+    def numbers():
+        out = attention.attend(q, k, v, 0.3, bias, mask)
+        return out, *torch.autograd.grad((out * weight).sum(), inputs)
+
+    plain = numbers()
+    monkeypatch.setattr(attention, "HEAD_BYTES", {"cpu": 64})  # 5 channels to 8
+    monkeypatch.setattr(attention, "MOST_HEADS", 10)  # three windows a call
+    for found, expected in zip(numbers(), plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -13,8 +13,7 @@ import torch
 from data.spike import simulate
 from lab import train_flow
 from lab.flow_scenes import KINDS, SHEET, STEPS, make_pair, recorded
-from models.vrt.spynet import SpyNet
-from models.vrt.warp import flow_warp
+from models.vrt.flow import SpyNet, flow_warp
 from scripts.parts.sample_scenes import Layer, texture
 from tests.test_flow_input import network
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 import main_test_vrt
-from data.calibration import Calibration, save_calibration
-from data.clip_cache import build_cache
 from data.clip_reader import user_clips
+from data.io_backend import build_cache
 from data.preflight import preflight
 from data.select_dataset import build_dataset
-from data.spike.formats import write_spikes
-from data.spike.stream import SpikeGeometry
+from data.spike.formats import SpikeGeometry, write_spikes
+from data.spike_grid import Calibration, save_calibration
 from models.portable import read_saved
 from tests.clip_files import resolved, source_of
 from tests.train_files import LOADER, experiment, train, write_options
@@ -45,8 +44,8 @@ def write_frames(root, split, clip, frames, seed, second=TRUTH):
 
 
 def save(path, matrix, **keys):
-    rows = np.asarray(matrix)[:2].tolist()
-    save_calibration(path, Calibration(matrix=rows, spike_size=list(PLANE), rgb_size=list(FRAME), **keys))
+    sizes = {"spike_size": list(PLANE), "rgb_size": list(FRAME)}
+    save_calibration(path, Calibration(matrix=np.asarray(matrix)[:2].tolist(), **sizes | keys))
     return str(path)
 
 
@@ -106,18 +105,15 @@ def test_samples_lie_where_both_cameras_look_and_are_the_same_from_a_cache(home)
 
 
 def test_the_rate_is_matched_over_what_both_cameras_see(home):
-    rates = [
-        build(home, "test", kind, rate=rate)[0]["spike"] / build(home, "test", kind)[0]["spike"].clamp(min=1e-6)
-        for kind, rate in (("second", "match"), ("same", "match"))
-    ]
-    second, same = (float(values[values > 0].median()) for values in rates)
-    assert second == pytest.approx(1 / 0.6, rel=0.05) and same == pytest.approx(1 / 0.6, rel=0.05)
+    for kind in ("second", "same"):
+        matched, given = (build(home, "test", kind, rate=rate)[0]["spike"] for rate in ("match", 1.0))
+        assert float((matched / given)[given > 0].median()) == pytest.approx(1 / 0.6, rel=0.05), kind
 
 
 def test_the_check_of_the_data_compares_sizes_and_pictures(home, tmp_path, caplog):
-    def check(**spike):
+    def check(root=home, **spike):
         caplog.clear()
-        datasets = DatasetsOptions(test=resolved(section(home, "test", **spike)))
+        datasets = DatasetsOptions(test=resolved(section(root, "test", **spike)))
         preflight(datasets, tmp_path / "runs")
         return caplog.text
 
@@ -129,15 +125,11 @@ def test_the_check_of_the_data_compares_sizes_and_pictures(home, tmp_path, caplo
     # A frame that shows a part of the planes only.
     near = similarity(2.0, 2.4, PLANE, FRAME, (2.4, -1.3))
     write_frames(tmp_path / "near", "test", "c", 1, 7, near)
-    true = save(tmp_path / "near.json", near)
-    datasets = DatasetsOptions(test=resolved(section(tmp_path / "near", "test", calibration=true)))
-    caplog.clear()
-    preflight(datasets, tmp_path / "runs")
-    assert "resemble" not in caplog.text and "upside" not in caplog.text and "1 clips, 1 frames" in caplog.text
-    small = Calibration(matrix=TRUTH[:2].tolist(), spike_size=list(PLANE), rgb_size=[90, 160])
-    save_calibration(tmp_path / "small.json", small)
+    said = check(tmp_path / "near", calibration=save(tmp_path / "near.json", near))
+    assert "resemble" not in said and "upside" not in said and "1 clips, 1 frames" in said
+    large = save(tmp_path / "large.json", TRUTH, rgb_size=[90, 160])
     with pytest.raises(DataError, match=r"lq is 45 x 80, spike\.calibration was made for frames of 90 x 160"):
-        check(calibration=str(tmp_path / "small.json"))
+        check(calibration=large)
 
 
 def test_a_resume_sees_another_calibration_under_the_same_name(home, tmp_path):
@@ -147,15 +139,6 @@ def test_a_resume_sees_another_calibration_under_the_same_name(home, tmp_path):
     assert build(home, "train", calibration=path).sample_names() == names
     save(path, TRUTH @ np.diag([1.001, 1, 1]))
     assert build(home, "train", calibration=path).sample_names() != names
-
-
-def test_the_time_offset_moves_the_planes_that_are_read(home, tmp_path):
-    late = save(tmp_path / "late.json", TRUTH, time_offset_planes=2.8)
-    moved = build(home, "test", calibration=late, first=2, count=40)[0]["spike"]
-    assert torch.equal(moved, build(home, "test", first=5, count=40)[0]["spike"])
-    assert not torch.equal(moved, build(home, "test", first=2, count=40)[0]["spike"])
-    with pytest.raises(DataError, match=r"time offset 2\.8"):
-        build(home, "test", calibration=late, first=8, count=40)
 
 
 def test_a_network_trains_validates_and_restores_with_a_second_camera(home, tmp_path):

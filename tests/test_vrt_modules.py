@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 
 from models.network_vrt import VRT
 from models.vrt.block import BlockGroup
-from models.vrt.deform_align import DeformAlign, align_clip
-from models.vrt.deform_conv import deform_conv
-from models.vrt.flows import compose_flows
-from models.vrt.layers import DropPath
-from models.vrt.spynet import SpyNet
-from models.vrt.warp import flow_warp, nearest4
-from models.vrt.windows import sine_positions, window_plan
+from models.vrt.deform_align import DeformAlign, align_clip, deform_conv
+from models.vrt.flow import SpyNet, compose_flows, flow_warp, nearest4
+from models.vrt.windows import sine_positions, window_chunks
 from tests import golden
 from utils.errors import DataError, OptionError
 
-CPU = torch.device("cpu")
 SMALL = {
     "upscale": 1, "window_size": [6, 4, 4], "depths": [2] * 7 + [1, 1], "indep_reconsts": [8],
     "embed_dims": [16] * 9, "num_heads": [2] * 9, "deformable_groups": 4,
@@ -28,33 +26,20 @@ def names(prefix: str) -> list[str]:
     return sorted(p.stem for p in golden.FOLDER.glob(f"{prefix}*.npz"))
 
 
-def channels_first(flow: torch.Tensor) -> torch.Tensor:
-    return flow.permute(0, 3, 1, 2)
-
-
-@pytest.mark.parametrize("mode", ["bilinear/zeros", "bilinear/border", "nearest/zeros"])
-def test_flow_warp_and_its_gradients(mode):
+@pytest.mark.parametrize("mode", ["bilinear/zeros", "bilinear/border", "nearest/zeros", "nearest4/zeros"])
+def test_warps_and_their_gradients(mode):
     _, t = golden.load("mod_flow_warp")
     x, flow = t["x"].requires_grad_(), t["flow"].requires_grad_()
+    moved = flow.permute(0, 3, 1, 2)
 
-    y = flow_warp(x, channels_first(flow), *mode.split("/"))
+    y = nearest4(x, moved) if mode == "nearest4/zeros" else flow_warp(x, moved, *mode.split("/"))
     (y * golden.cotangent(y)).sum().backward()
 
     assert golden.difference(y, t[f"out/{mode}"]) < golden.TOLERANCE
     assert golden.difference(x.grad, t[f"grad_x/{mode}"]) < golden.TOLERANCE
-    assert torch.allclose(flow.grad, t[f"grad_flow/{mode}"], rtol=1e-5, atol=1e-5)
-
-
-def test_nearest4_picks_four_corners_and_gives_the_flow_no_gradient():
-    _, t = golden.load("mod_flow_warp")
-    x, flow = t["x"].requires_grad_(), t["flow"].requires_grad_()
-
-    y = nearest4(x, channels_first(flow))
-    (y * golden.cotangent(y)).sum().backward()
-
-    assert golden.difference(y, t["out/nearest4/zeros"]) < golden.TOLERANCE
-    assert golden.difference(x.grad, t["grad_x/nearest4/zeros"]) < golden.TOLERANCE
-    assert flow.grad is None and not t["grad_flow/nearest4/zeros"].any()
+    assert (flow.grad is None) == (mode == "nearest4/zeros")
+    found = torch.zeros_like(flow) if flow.grad is None else flow.grad
+    assert torch.allclose(found, t[f"grad_flow/{mode}"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
@@ -89,14 +74,10 @@ def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
 
 def test_flows_of_distance_two_and_three_are_composed():
     _, t = golden.load("mod_flow_compose")
-    levels = range(3)
-    flows = compose_flows(
-        [t[f"backward/dist1/level{i}"] for i in levels], [t[f"forward/dist1/level{i}"] for i in levels], 3
-    )
-    for d in (2, 3):
-        for i in levels:
-            assert golden.difference(flows.backward[d - 1][i], t[f"backward/dist{d}/level{i}"]) < golden.TOLERANCE
-            assert golden.difference(flows.forward[d - 1][i], t[f"forward/dist{d}/level{i}"]) < golden.TOLERANCE
+    flows = compose_flows(*([t[f"{way}/dist1/level{i}"] for i in range(3)] for way in ("backward", "forward")), 3)
+    for way, d, i in itertools.product(("backward", "forward"), (2, 3), range(3)):
+        found = getattr(flows, way)[d - 1][i]
+        assert golden.difference(found, t[f"{way}/dist{d}/level{i}"]) < golden.TOLERANCE, (way, d, i)
 
 
 @pytest.mark.parametrize("name", names("mod_dcn"))
@@ -124,12 +105,12 @@ def test_flow_guided_deformable_convolution_and_its_gradients(name):
 @pytest.mark.parametrize("groups, kernels", [(4, 1), (4, 2), (6, 3)])
 def test_deformable_convolution_is_torchvisions(groups, kernels):
     torch.manual_seed(0)
-    x, offset = torch.randn(2, 12, 7, 9), 4 * torch.randn(2, 18 * groups, 7, 9)
-    mask, weight, bias = torch.rand(2, 9 * groups, 7, 9), torch.randn(6, 12 // kernels, 3, 3), torch.randn(6)
-    inputs = [t.double().requires_grad_() for t in (x, offset, mask, weight, bias)]
+    shapes = ((2, 12, 7, 9), (2, 18 * groups, 7, 9), (2, 9 * groups, 7, 9), (6, 12 // kernels, 3, 3), (6,))
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    inputs[1] *= 4  # offsets of several pixels
+    x, offset, mask, weight, bias = (t.requires_grad_() for t in inputs)
 
     ours = deform_conv(*inputs)
-    x, offset, mask, weight, bias = inputs
     from torchvision.ops import deform_conv2d  # imports torch's compiler: not in every worker that reads this file
 
     theirs = deform_conv2d(x, offset, weight, bias, padding=1, mask=mask)
@@ -184,9 +165,8 @@ def test_attention_group_and_all_its_gradients(name, kernels):
 
 def test_computed_tables_are_those_of_the_reference():
     config, t = golden.load("mod_tmsag_mutual")
-    fresh = BlockGroup(
-        config["dim"], config["depth"], config["num_heads"], tuple(config["window_size"]), True, [0.0]
-    ).state_dict()
+    sizes = (config[key] for key in ("dim", "depth", "num_heads"))
+    fresh = BlockGroup(*sizes, tuple(config["window_size"]), True, [0.0]).state_dict()
     for key in ("blocks.0.attn.position_bias", "blocks.0.attn.relative_position_index"):
         assert torch.allclose(fresh[key].double(), t[f"sd/{key}"].double(), atol=1e-6), key
     assert sine_positions(8, 8, 96).shape == (1, 64, 96)
@@ -194,28 +174,25 @@ def test_computed_tables_are_those_of_the_reference():
 
 @pytest.mark.parametrize("size", [(2, 7, 10, 9), (1, 6, 16, 8), (1, 3, 5, 4)])
 def test_windows_put_together_again_are_the_clip(size):
-    plan = window_plan(size[1:], (6, 4, 4), (3, 2, 2), CPU)
-    x = torch.randn(*size, 3)
-    assert torch.equal(plan.merge(plan.partition(x), x.shape), x)
-    assert sum(s.stop - s.start for s in plan.spans) == len(plan.rows) // plan.tokens
-    assert len(plan.spans) <= 8
-
-
-def clip_and_networks(**options):
-    """A clip of two samples and the same network in both forms, float64."""
-    torch.manual_seed(0)
-    nets = [VRT(**{**SMALL, "drop_path_rate": 0.5, **options}, kernels=k).double() for k in ("auto", "plain")]
-    for parameter in nets[0].parameters():
-        # Nothing may hide behind a zero, the flows least of all; small enough for nearest sampling to agree.
-        torch.nn.init.normal_(parameter, std=0.05)
-    nets[1].load_state_dict(nets[0].state_dict())
-    return torch.rand(2, 2, 3, 32, 32, dtype=torch.float64), nets
+    for most in (1000, 3, 1):
+        chunks = window_chunks(size[1:], (6, 4, 4), (3, 2, 2), torch.device("cpu"), size[0], most)
+        results = torch.cat([c.rows if c.kept is None else c.rows[c.kept] for c in chunks])
+        assert torch.equal(results, torch.cat([c.results for c in chunks]))
+        assert torch.equal(results.sort().values, torch.arange(math.prod(size)))
+        for chunk in chunks:
+            assert chunk.spans[-1].stop <= most and len(chunk.spans) <= 8
+            assert [s.start for s in chunk.spans] == [0, *(s.stop for s in chunk.spans[:-1])]
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_both_forms_of_a_network_agree_with_stochastic_depth_too(training):
-    x, nets = clip_and_networks()
-    results = []
+    torch.manual_seed(0)
+    nets = [VRT(**SMALL, drop_path_rate=0.5, kernels=k).double() for k in ("auto", "plain")]
+    for parameter in nets[0].parameters():
+        # Nothing may hide behind a zero, the flows least of all; small enough for nearest sampling to agree.
+        torch.nn.init.normal_(parameter, std=0.05)
+    nets[1].load_state_dict(nets[0].state_dict())
+    x, results = torch.rand(2, 2, 3, 32, 32, dtype=torch.float64), []
     for net in nets:
         torch.manual_seed(1)
         y = net.train(training)(x)
@@ -224,28 +201,6 @@ def test_both_forms_of_a_network_agree_with_stochastic_depth_too(training):
     assert torch.allclose(results[0][0], results[1][0], atol=1e-10)
     for (key, a), b in zip(results[0][1].named_parameters(), results[1][1].parameters(), strict=True):
         assert golden.difference(a.grad, b.grad) < 1e-8, key
-
-
-def test_checkpointing_keeps_less_and_gives_the_same():
-    x, (saving, plain) = clip_and_networks(use_checkpoint_attn=True, use_checkpoint_ffn=True, drop_path_rate=0.0)
-    kept, grads = [], []
-    everything = VRT(**SMALL, drop_path_rate=0.0).double()
-    everything.load_state_dict(saving.state_dict())
-    for net in (saving, plain, everything):
-        sizes: dict[int, int] = {}
-
-        def pack(t, sizes=sizes):
-            sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            y = net(x)
-        (y * golden.cotangent(y)).sum().backward()
-        kept.append(sum(sizes.values()))
-        grads.append(net.conv_first.weight.grad)
-    assert kept[0] < kept[2]
-    assert golden.difference(grads[0], grads[2]) < 1e-9
-    assert golden.difference(grads[1], grads[2]) < 1e-9
 
 
 def test_bfloat16_keeps_the_flow_in_float32_and_the_output_near():
@@ -260,15 +215,6 @@ def test_bfloat16_keeps_the_flow_in_float32_and_the_output_near():
     assert 0 < (rough - exact).abs().max() < 0.05 * (exact - x).abs().max()
     rough.square().mean().backward()
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in net.parameters())
-
-
-def test_drop_path_drops_whole_samples_and_keeps_the_mean():
-    drop, x = DropPath(0.25).train(), torch.ones(4000, 2, 3)
-    torch.manual_seed(0)
-    y = drop(x)
-    assert all(len(sample.unique()) == 1 for sample in y)
-    assert y.mean().item() == pytest.approx(1.0, abs=0.03)
-    assert torch.equal(drop.eval()(x), x)
 
 
 def test_a_fresh_network_returns_its_input_and_its_flow_is_zero():

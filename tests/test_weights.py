@@ -29,8 +29,8 @@ def test_a_state_dict_is_found_bare_or_in_its_container(tmp_path, rgb_net, conta
     assert read_weights(tmp_path / "w.pth").keys() == state.keys()
 
 
-@pytest.mark.parametrize("spikes, noise", [(S, False), (S, True)])
-def test_rgb_weights_start_a_concat_network_that_gives_the_same_output(tmp_path, spikes, noise):
+@pytest.mark.parametrize("noise", [False, True])
+def test_rgb_weights_start_a_concat_network_that_gives_the_same_output(tmp_path, noise):
     torch.manual_seed(0)
     rgb = VRT(**SMALL, nonblind_denoising=noise).eval()
     rgb.conv_last.weight.data.normal_(std=0.1)
@@ -61,10 +61,6 @@ def test_an_operator_alone_is_not_begun_with_half_of_its_tensors():
     net = define_G({"netG": options}, spike_channels=S)
     with pytest.raises(CheckpointError, match="8 tensors matched, 0 widened \\(57% of the network\\)"):
         load_weights(net, half.state_dict(), "half.pth")
-
-
-def test_nothing_is_loaded_without_a_path(rgb_net):
-    assert load_pretrained(rgb_net, None, strict=False) is None
 
 
 def test_weights_of_another_network_are_refused_and_change_nothing(rgb_net):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
+from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_display, to_linear, to_uint8
+from data.spike_grid import load_calibration, mirroring
 
 Size = tuple[int, int]
+LIMIT_PX = 0.3  # of the largest error of a calibration, in RGB pixels
 
 
 def texture(rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -88,3 +93,22 @@ def bilinear(picture: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     top = picture[row, col] * (1 - right) + picture[row, col + 1] * right
     below = picture[row + 1, col] * (1 - right) + picture[row + 1, col + 1] * right
     return top * (1 - down) + below * down
+
+
+def write_pair(folder: Path, name: str, truth: np.ndarray, mirror: str, rng: np.random.Generator, **made: Any) -> list:
+    """The flags --pair DAT FRAME of a new pair. made: arguments of `record`."""
+    frame, spikes = record(rng, truth @ mirroring(mirror, made["spike"]), **made)
+    write_spikes(folder / f"{name}.dat", spikes, SpikeGeometry(*made["spike"]))
+    assert cv2.imwrite(str(folder / f"{name}.png"), frame)
+    return ["--pair", folder / f"{name}.dat", folder / f"{name}.png"]
+
+
+def error_px(path: Path, truth: np.ndarray, mirror: str) -> tuple[float, float]:
+    """Mean and largest error in RGB pixels of the calibration in a file."""
+    found = load_calibration(path)
+    y, x = np.mgrid[: found.spike_size[0] : 4, : found.spike_size[1] : 4]
+    places = np.stack((x.ravel(), y.ravel()), axis=1).astype(np.float64)
+    true = cv2.perspectiveTransform(places[None], truth @ mirroring(mirror, tuple(found.spike_size)))[0]
+    inside = ((true >= 0) & (true <= np.array(found.rgb_size[::-1]) - 1)).all(axis=1)
+    distances = np.hypot(*(cv2.perspectiveTransform(places[None], found.to_rgb())[0] - true)[inside].T)
+    return float(distances.mean()), float(distances.max())

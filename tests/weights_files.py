@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import main_test_vrt
-from models.portable import portable_options
 from models.select_network import define_G
 from tests.train_files import write_options
 
@@ -17,7 +16,7 @@ def save_weights(options, path, *overrides):
     torch.manual_seed(3)
     net = define_G(opt)
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
-    torch.save({"params": net.state_dict(), "options": portable_options(opt), "iter": 1}, path)
+    torch.save({"params": net.state_dict(), "options": opt.portable(), "iter": 1}, path)
     return str(path)
 
 

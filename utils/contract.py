@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,12 +84,11 @@ class FrameReader(Protocol):
 class ClipReader(FrameReader, Protocol):
     """A clip to test on. origin: "input", "gt", "spike" -> path, for the protocol.
 
-    Of a video: fps, times: seconds of each frame, sound: the file that has it. None for frames.
+    Of a video: fps, and times: seconds of each frame. None for frames.
     """
 
     fps: float | None
     times: Sequence[Fraction] | None
-    sound: Path | None
     origin: dict[str, str]
 
     def digest(self) -> str:

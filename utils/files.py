@@ -52,13 +52,6 @@ def write_whole(path: str | Path, content: bytes) -> None:
             raise
 
 
-def write_own(path: Path, content: bytes, is_ours: Callable[[Path], bool]) -> None:
-    """As `write_whole`. Raises DataError where a file has this name that is not `is_ours`."""
-    if os.path.lexists(path) and not is_ours(path):
-        raise DataError(f"{path.name} is another's file", str(path), "a file that a run wrote, or none", "move it away")
-    write_whole(path, content)
-
-
 @contextmanager
 def writing(
     path: Path, do: str = "free some space or choose another folder, then start the same command again"
@@ -192,7 +185,15 @@ def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
 
     what: what the folder should be, for the message.
     """
-    foreign = list(_foreign(folder, ours))
+    if folder.is_symlink() or not folder.is_dir():
+        foreign = [folder]
+    else:
+        folders, foreign = {parent.as_posix() for name in ours for parent in PurePath(name).parents}, []
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            is_ours = (path.is_file() and ours.get(name) == path.stat().st_size) or (path.is_dir() and name in folders)
+            if path.is_symlink() or not is_ours:
+                foreign.append(path)
     if foreign:
         raise DataError(
             f"the folder holds what is not part of {what}: {_some(foreign)}", str(folder),
@@ -213,19 +214,6 @@ def refuse_overlap(output: Path, inputs: Mapping[str, str | Path | None], flag: 
                 f"{flag} would write over the input: it {how} {name}", f"{flag} {output}, {name} {path}",
                 "an output folder apart from all inputs", f"change {flag}",
             )  # fmt: skip
-
-
-def _foreign(folder: Path, ours: Mapping[str, int]) -> Iterator[Path]:
-    if folder.is_symlink() or not folder.is_dir():
-        yield folder
-        return
-    folders = {parent.as_posix() for name in ours for parent in PurePath(name).parents}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        is_file = not path.is_symlink() and path.is_file() and ours.get(name) == path.stat().st_size
-        is_folder = not path.is_symlink() and path.is_dir() and name in folders
-        if not is_file and not is_folder:
-            yield path
 
 
 def _some(paths: Iterable[Path]) -> str:

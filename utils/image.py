@@ -1,4 +1,4 @@
-"""Pictures on disk, and the side-by-side strips. Images are (H, W, 3) uint8 RGB everywhere in the project."""
+"""Images on disk, and the side-by-side strips. Images are (H, W, 3) uint8 RGB everywhere in the project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from utils.errors import DataError
 from utils.files import natural_key, write_whole
-from utils.metrics import tensor_to_uint8
 
 if TYPE_CHECKING:  # programs that only prepare data start without torch
     from torch import Tensor
@@ -20,7 +19,12 @@ if TYPE_CHECKING:  # programs that only prepare data start without torch
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 LABEL_HEIGHT, GAP = 18, 2  # of a strip, in pixels
 ERROR = "error x5"
-MAX_WIDTH = 1280  # of a picture in a page: a page of more than some tens of megabytes opens slowly
+MAX_WIDTH = 1280  # of an image in a page: a page of more than some tens of megabytes opens slowly
+
+
+def tensor_to_uint8(image: Tensor) -> np.ndarray:
+    """(..., C, H, W) float in [0, 1] -> (..., H, W, C) uint8: clamped, x255, rounded half to even."""
+    return (image.detach().float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).contiguous().cpu().numpy()
 
 
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
@@ -67,61 +71,46 @@ def list_images(folder: str | Path) -> list[Path]:
     return found
 
 
-def spike_picture(light: np.ndarray) -> np.ndarray:
-    """Display values (H, W) of FrameReader.spike_light -> (H, W, 3) uint8; the 99.5th percentile is white."""
-    white = max(float(np.percentile(light, 99.5)), 1e-6)
-    grey = np.round(255 * np.clip(light / white, 0, 1)).astype(np.uint8)
-    return np.repeat(grey[..., None], 3, axis=2)
-
-
-def error_picture(restored: np.ndarray, gt: np.ndarray, factor: float = 5.0) -> np.ndarray:
-    """|restored - gt| x factor, (H, W, 3) uint8, saturating at white."""
-    difference = np.abs(restored.astype(np.int16) - gt.astype(np.int16))
-    return np.clip(difference * factor, 0, 255).astype(np.uint8)
-
-
-def comparison(lq: Tensor, spikes: np.ndarray | None, restored: Tensor, gt: Tensor | None) -> dict[str, np.ndarray]:
+def comparison(
+    blurry: np.ndarray, spikes: np.ndarray | None, restored: np.ndarray, sharp: np.ndarray | None
+) -> dict[str, np.ndarray]:
     """Panels blurry | spikes | restored | sharp | error x5, each (H, W, 3) uint8; those without data are left out.
 
-    lq (3, h, w), spikes (h, w) or None: see `spike_picture`; restored (3, H, W), gt (3, H, W) or None.
+    spikes: display values (H, W) of FrameReader.spike_light, of which the 99.5th percentile is white. Error: |restored
+    - sharp| x 5, saturating at white.
     """
-    output = tensor_to_uint8(restored)
-    panels = {"blurry": tensor_to_uint8(lq[:3])}
+    panels = {"blurry": blurry}
     if spikes is not None:
-        panels["spikes"] = spike_picture(spikes)
-    panels["restored"] = output
-    if gt is not None:
-        sharp = tensor_to_uint8(gt)
-        panels |= {"sharp": sharp, ERROR: error_picture(output, sharp)}
+        white = max(float(np.percentile(spikes, 99.5)), 1e-6)
+        grey = np.round(255 * np.clip(spikes / white, 0, 1)).astype(np.uint8)
+        panels["spikes"] = np.repeat(grey[..., None], 3, axis=2)
+    panels["restored"] = restored
+    if sharp is not None:
+        difference = np.abs(restored.astype(np.int16) - sharp.astype(np.int16))
+        panels |= {"sharp": sharp, ERROR: np.clip(difference * 5.0, 0, 255).astype(np.uint8)}
     return panels
 
 
-def comparison_strip(panels: Mapping[str, np.ndarray], labels: bool = True) -> np.ndarray:
+def comparison_strip(panels: Mapping[str, np.ndarray]) -> np.ndarray:
     """The panels of `comparison` side by side at the size of "restored", (H', W', 3) uint8."""
-    return side_by_side(list(panels.values()), list(panels) if labels else None, panels["restored"].shape[:2])
+    return side_by_side(list(panels.values()), list(panels), panels["restored"].shape[:2])
 
 
-def side_by_side(images: Sequence[np.ndarray], labels: Sequence[str] | None, size: tuple[int, int]) -> np.ndarray:
+def side_by_side(images: Sequence[np.ndarray], labels: Sequence[str], size: tuple[int, int]) -> np.ndarray:
     """Images (h, w, 3) in one row, each enlarged to `size` (height, width) by repetition; names above them."""
-    height, width = size
-    row = [
-        image if image.shape[:2] == size else cv2.resize(image, (width, height), interpolation=cv2.INTER_NEAREST)
-        for image in images
-    ]
-    if labels is not None:
-        row = [np.concatenate((_label(text, width), image)) for text, image in zip(labels, row, strict=True)]
-    gap = np.full((row[0].shape[0], GAP, 3), 255, np.uint8)
-    return np.concatenate([part for image in row for part in (image, gap)][:-1], axis=1)
+    (height, width), white, font = size, (255, 255, 255), cv2.FONT_HERSHEY_SIMPLEX
+    gap = np.full((LABEL_HEIGHT + height, GAP, 3), 255, np.uint8)
+    row = []
+    for text, image in zip(labels, images, strict=True):
+        label = np.full((LABEL_HEIGHT, width, 3), 32, np.uint8)
+        cv2.putText(label, text, (4, LABEL_HEIGHT - 5), font, 0.42, white, 1, cv2.LINE_AA)
+        if image.shape[:2] != size:
+            image = cv2.resize(image, (width, height), interpolation=cv2.INTER_NEAREST)
+        row += [np.concatenate((label, image)), gap]
+    return np.concatenate(row[:-1], axis=1)
 
 
 def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Name -> (H, W, 3) uint8 of the panels of a strip from `side_by_side` with these labels."""
     step = (strip.shape[1] + GAP) // len(names)
     return {name: strip[LABEL_HEIGHT:, i * step : (i + 1) * step - GAP] for i, name in enumerate(names)}
-
-
-def _label(text: str, width: int) -> np.ndarray:
-    band = np.full((LABEL_HEIGHT, width, 3), 32, np.uint8)
-    return cv2.putText(
-        band, text, (4, LABEL_HEIGHT - 5), cv2.FONT_HERSHEY_SIMPLEX, 0.42, (255, 255, 255), 1, cv2.LINE_AA
-    )

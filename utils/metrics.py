@@ -1,36 +1,36 @@
-"""PSNR and SSIM as the field reports them, and their averages as sums and counts.
+"""PSNR and SSIM as the field reports them, their averages over clips, and the table of a test or a validation.
 
-Protocol (one implementation serves validation and testing): clamp to 0..1, x255, round to uint8; per frame, in
-float64, no border crop; mean over the frames of a clip, then mean over clips. The frame mean is kept beside it.
+Protocol: clamp to 0..1, x255, round to uint8; per frame, in float64, no border crop; mean over the frames of a clip,
+then mean over clips. The frame mean is kept beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
 from utils.errors import DataError
-
-if TYPE_CHECKING:  # programs that only prepare data start without torch
-    from torch import Tensor
+from utils.files import natural_key
+from utils.page import plain_table
 
 METRICS = ("psnr", "ssim", "psnr_y", "ssim_y")
 LUMA_METRICS = ("psnr_y", "ssim_y")
+COLUMNS = {"psnr": "PSNR dB", "ssim": "SSIM", "psnr_y": "PSNR-Y dB", "ssim_y": "SSIM-Y", "lpips": "LPIPS"}
 PROTOCOL = (
     "clamp 0..1, x255, round to uint8; MSE over RGB in float64; SSIM with an 11x11 Gaussian (sigma 1.5), valid region, "
     "mean over channels; Y: BT.601 luma 16..235, not rounded; no border crop; frame -> clip mean -> mean over clips"
 )
+# Of one clip: "restored", "input", "instant 0", ... -> metric -> value of each frame.
+Scores = dict[str, dict[str, list[float]]]
 
 _SSIM_KERNEL = cv2.getGaussianKernel(11, 1.5)
 _SSIM_BORDER = 5
-
-
-def tensor_to_uint8(image: Tensor) -> np.ndarray:
-    """(..., C, H, W) float in [0, 1] -> (..., H, W, C) uint8: clamped, x255, rounded half to even."""
-    return (image.detach().float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).contiguous().cpu().numpy()
 
 
 def rgb_to_y(image: np.ndarray) -> np.ndarray:
@@ -67,73 +67,134 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
     return float(similarity.mean())
 
 
-def frame_scores(restored: np.ndarray, gt: np.ndarray) -> dict[str, float]:
-    """The values of `METRICS` for one frame; both (H, W, 3) uint8 RGB."""
-    restored_y, gt_y = rgb_to_y(restored), rgb_to_y(gt)
-    return {
-        "psnr": psnr(restored, gt),
-        "ssim": ssim(restored, gt),
-        "psnr_y": psnr(restored_y, gt_y),
-        "ssim_y": ssim(restored_y, gt_y),
-    }
+def frame_scores(image: np.ndarray, sharp: np.ndarray, metrics: Sequence[str] = METRICS) -> dict[str, float]:
+    """The values of `metrics` for one frame; both (H, W, 3) uint8 RGB."""
+    pairs, functions = {"": (image, sharp)}, {"psnr": psnr, "ssim": ssim}
+    if not set(metrics).isdisjoint(LUMA_METRICS):
+        pairs["_y"] = (rgb_to_y(image), rgb_to_y(sharp))
+    found = {}
+    for metric in metrics:
+        name, of_luma, _ = metric.partition("_y")
+        found[metric] = functions[name](*pairs[of_luma])
+    return found
 
 
-class ClipScores:
-    """Per-frame values of every clip seen here. Its sums and counts may be added up over ranks in any order."""
+def add_scores(
+    scores: Scores,
+    kind: str,
+    image: np.ndarray | None,
+    sharp: np.ndarray,
+    metrics: Sequence[str] = METRICS,
+    more: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None = None,
+) -> None:
+    """Score one frame of a clip and append its values to `scores`: the one function of validation and testing.
 
-    def __init__(self) -> None:
-        self.frames: dict[str, list[dict[str, float]]] = {}
-
-    def add(self, clip: str, values: dict[str, float]) -> None:
-        """One more frame of `clip`; values: metric name -> value."""
-        self.frames.setdefault(clip, []).append(dict(values))
-
-    def update(self, frames: dict[str, list[dict[str, float]]]) -> None:
-        """Take over whole clips, e.g. from another rank. A clip that is here already is an error: it counts once."""
-        twice = sorted(set(frames) & set(self.frames))
-        if twice:
-            raise ValueError(f"clips scored twice: {', '.join(twice)}")
-        self.frames.update(frames)
-
-    def clip_means(self) -> dict[str, dict[str, float]]:
-        """clip -> metric -> mean over the frames of that clip."""
-        return {clip: _means(values) for clip, values in sorted(self.frames.items())}
-
-    def sums(self, metrics: Iterable[str] = METRICS) -> dict[str, float]:
-        """Plain sums with the same keys on every rank, to be added up over the ranks; read by `averages`."""
-        means = self.clip_means().values()
-        every = [values for clip in self.frames.values() for values in clip]
-        totals = {"clips": float(len(self.frames)), "frames": float(len(every))}
-        for name in metrics:
-            totals[f"{name}/clip_sum"] = float(sum(m[name] for m in means))
-            totals[f"{name}/frame_sum"] = float(sum(v[name] for v in every))
-        return totals
-
-
-def averages(sums: dict[str, float], clips_expected: int) -> dict[str, Any]:
-    """Sums over all ranks -> {metric: mean over clips, metric_frame_mean, clips_found, clips_expected, complete}.
-
-    Metrics are NaN where no clip was found; `complete` is False where clips are missing.
+    image: None, where the network gave NaN or Inf, scores NaN. more: further metrics of (image, sharp).
     """
-    clips, frames = int(sums["clips"]), int(sums["frames"])
-    result: dict[str, Any] = {}
-    for key, total in sums.items():
-        name, _, kind = key.rpartition("/")
-        if kind == "clip_sum":
-            result[name] = total / clips if clips else float("nan")
-        elif kind == "frame_sum":
-            result[f"{name}_frame_mean"] = total / frames if frames else float("nan")
-    return {
-        **result,
-        "frames": frames,
-        "clips_found": clips,
-        "clips_expected": clips_expected,
-        "complete": clips == clips_expected,
-    }
+    values = dict.fromkeys(metrics, math.nan) if image is None else frame_scores(image, sharp, metrics)
+    for metric, value in (values | (more(image, sharp) if more else {})).items():
+        scores.setdefault(kind, {}).setdefault(metric, []).append(value)
 
 
-def _means(values: list[dict[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([v[name] for v in values])) for name in values[0]}
+def collect(clips: Sequence[Mapping[str, Any]], expected: int) -> dict[str, Any]:
+    """The content of metrics.json. clips: of each {"name", "frames", "per_frame": Scores, ...}; expected: how many.
+
+    {"clips": {name: the entry, and the mean of each kind}, "averages": {kind: {metric: mean over clips,
+    metric_frame_mean, frames, clips_found, clips_expected, complete}}}; only clips with sharp frames have averages.
+    """
+    table, averages = {}, {}
+    for clip in sorted(clips, key=lambda c: natural_key(c["name"])):
+        row = {key: value for key, value in clip.items() if key != "name"}
+        for kind, values in clip["per_frame"].items():
+            row[kind] = {metric: float(np.mean(column)) for metric, column in values.items()}
+        table[clip["name"]] = row
+    for kind in dict.fromkeys(kind for row in table.values() for kind in row["per_frame"]):
+        rows, mean = [row for row in table.values() if kind in row], {}
+        for metric in rows[0][kind]:
+            frames = [value for row in rows for value in row["per_frame"][kind][metric]]
+            mean[metric] = sum(row[kind][metric] for row in rows) / len(rows)
+            mean[f"{metric}_frame_mean"] = sum(frames) / len(frames)
+        about = {"frames": len(frames), "clips_found": len(rows), "clips_expected": expected}
+        averages[kind] = mean | about | {"complete": len(rows) == expected}
+    return {"clips": table, "averages": averages}
+
+
+def format_score(metric: str, value: float | str | None) -> str:
+    """A metric for a table: decibels with two decimals, the others with four; a dash where there is none."""
+    return "-" if value is None else f"{float(value):.2f}" if metric.startswith("psnr") else f"{float(value):.4f}"
+
+
+def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: every clip, then the means where there are sharp frames; each score beside the input's.
+
+    results: see `collect`. The gain is that of the first metric, which is PSNR, or PSNR-Y of grey frames.
+    """
+    total, given = (results["averages"].get(kind, {}) for kind in ("restored", "input"))
+    metrics = [metric for metric in COLUMNS if metric in total]
+    lines = [(name, c["frames"], c.get("restored", {}), c.get("input", {})) for name, c in results["clips"].items()]
+    if metrics:
+        of_frames = [{metric: mean.get(f"{metric}_frame_mean") for metric in metrics} for mean in (total, given)]
+        lines.append(("mean over clips", total["frames"], total, given))
+        lines.append(("mean over frames", total["frames"], *of_frames))
+    rows = []
+    for name, frames, *both in lines:
+        cells = [format_score(metric, values.get(metric)) for metric in metrics for values in both]
+        if metrics:
+            restored, blurry = (values.get(metrics[0]) for values in both)
+            cells.append("-" if None in (restored, blurry) else f"{float(restored) - float(blurry):+.2f}")
+        rows.append([name, str(frames), *cells])
+    columns = [name for metric in metrics for name in (COLUMNS[metric], "input")]
+    return ["clip", "frames", *columns, *["gain dB"] * bool(metrics)], rows
+
+
+def score_text(results: Mapping[str, Any]) -> str:
+    """`score_table` as text, with the scores of the instants. Its first line says where clips are missing."""
+    header, rows = score_table(results)
+    lines = [plain_table(rows, header)]
+    if instants := instants_psnr(results):
+        lines.append("PSNR dB of the instants, mean over clips: " + ", ".join(instants))
+    if total := results["averages"].get("restored"):
+        lines.append(f"clips found {total['clips_found']}, expected {total['clips_expected']}")
+        if not total["complete"]:
+            lines.insert(0, "INCOMPLETE: the averages below do not cover the whole set")
+    return "\n".join(lines)
+
+
+def instants_psnr(results: Mapping[str, Any]) -> list[str]:
+    """PSNR of each restored instant of an exposure, mean over clips; [] where they were not scored."""
+    found = {kind: mean for kind, mean in results["averages"].items() if kind.startswith("instant ")}
+    return [format_score("psnr", found[kind]["psnr"]) for kind in sorted(found, key=natural_key)]
+
+
+def json_bytes(value: Any) -> bytes:
+    """Valid JSON: infinite numbers become "inf", NaN becomes null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): plain(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(inner) for inner in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+        return value
+
+    return (json.dumps(plain(value), indent=1, allow_nan=False) + "\n").encode()
+
+
+def read_json(path: Path) -> Any:
+    """Reads a file written from `json_bytes`. Raises DataError for a damaged file."""
+
+    def numbers(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: numbers(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [numbers(inner) for inner in value]
+        return float(value) if value in ("inf", "-inf") else value
+
+    try:
+        return numbers(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as e:
+        raise DataError(f"cannot read results: {e}", str(path), "JSON", "remove the file, then start again") from e
 
 
 def _ssim_window(image: np.ndarray) -> np.ndarray:

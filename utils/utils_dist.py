@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -18,22 +20,29 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store
+from torch.distributed import DistNetworkError, PrefixStore, Store
 
 from utils.dist import gpu, process, rendezvous, watchdog
-from utils.dist.beats import REPORTED, claim_failure, is_gone, read_states
-from utils.dist.failure import is_consequence, lost_contact, text_of
+from utils.dist.beats import FAILURE, REPORTED, claim_failure, is_gone, read_states, where
 from utils.dist.launch import LaunchInfo, gpu_index
 from utils.dist.process import children_of, die_with_parent, drop_claims, kill_tree, write_exit_file
 from utils.dist.rendezvous import JOINED, MET, Round
 from utils.dist.state import RUN
 from utils.dist.watchdog import EXIT_S, Watchdog, say
-from utils.errors import DistError, StallError
+from utils.errors import DistError, SpikeVRTError, StallError
 from utils.options.models import MULTIPLES, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 5.0  # for what is closed after an error; less than EXIT_S, in which the other ranks expect this one to end
+PATIENCE_S = 3.0  # for the report of the rank that failed first
+
+# Messages of gloo, NCCL and the store about a peer that is gone or does not answer. NCCL's other errors, such as a GPU
+# given to two ranks or a full /dev/shm, concern this rank: each of them is a cause.
+OF_A_PEER = re.compile(
+    r"[Cc]onnection|Broken pipe|gloo/transport|Timed out waiting|wait timeout|client socket has timed out|"
+    r"ncclRemoteError|remote process|communicator was aborted"
+)
 
 
 class _PeerFailed(BaseException):
@@ -138,7 +147,15 @@ def init_dist(timeout_s: float = 1800) -> None:
         timeout=timedelta(seconds=RUN.timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
-    _print_setup(launch)
+    line = "=" * 40
+    text = (
+        f"{line}\nDistributed Training Setup\n{line}\n"
+        f"Backend: {dist.get_backend()}\nWorld Size: {launch.world_size}\nRank: {launch.rank}\n"
+        f"Local Rank: {launch.local_rank}\nMaster: {launch.master_addr}:{launch.master_port}\n{line}\n"
+    )
+    with suppress(OSError):  # the output may go to a full disk
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
 
 
 def close() -> None:
@@ -161,18 +178,6 @@ def _nccl_timeout_s() -> float | None:
         if 0 < float(text) < 10**6:
             return float(text)
     raise DistError(f"NCCL_TIMEOUT is {text!r}", "the environment", "seconds > 0", "correct or unset NCCL_TIMEOUT")
-
-
-def _print_setup(launch: LaunchInfo) -> None:
-    line = "=" * 40
-    text = (
-        f"{line}\nDistributed Training Setup\n{line}\n"
-        f"Backend: {dist.get_backend()}\nWorld Size: {launch.world_size}\nRank: {launch.rank}\n"
-        f"Local Rank: {launch.local_rank}\nMaster: {launch.master_addr}:{launch.master_port}\n{line}\n"
-    )
-    with suppress(OSError):  # the output may go to a full disk
-        sys.stdout.flush()
-        os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
 
 
 def barrier() -> None:
@@ -290,7 +295,17 @@ def exit_together() -> Iterator[None]:
     except SystemExit:
         raise
     except BaseException as e:
-        _fail(e)
+        code = _report(e)
+        RUN.reported = None  # its frames hold the tensors of the run
+        if RUN.store is not None:
+            _leave(code, RUN.store)
+        write_exit_file(code)
+        drop_claims()
+        sys.stdout.flush()
+        process.kill_loader_processes()
+        if get_world_size() == 1:
+            sys.exit(code)
+        os._exit(code)
 
 
 @contextmanager
@@ -317,20 +332,6 @@ def closed_after_report(resource: Any) -> Iterator[Any]:
         resource.close()
 
 
-def _fail(error: BaseException) -> NoReturn:
-    code = _report(error)
-    RUN.reported = None  # its frames hold the tensors of the run
-    if RUN.store is not None:
-        _leave(code, RUN.store)
-    write_exit_file(code)
-    drop_claims()
-    sys.stdout.flush()
-    process.kill_loader_processes()
-    if get_world_size() == 1:
-        sys.exit(code)
-    os._exit(code)
-
-
 def _report(error: BaseException) -> int:
     """The exit code of the error that ends this rank, once reported here or by the first rank that failed."""
     if RUN.reported and RUN.reported[0] is error:
@@ -338,31 +339,59 @@ def _report(error: BaseException) -> int:
     code, cause = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1), error
     if RUN.store is None:
         if rendezvous.is_first_to_report(error):
-            say(text_of(error, get_rank(), get_world_size()))
+            say(_text_of(error))
     elif not isinstance(error, _PeerFailed):
-        if is_consequence(error):
-            cause = lost_contact(error, RUN.store, get_rank(), get_world_size())
+        # An error that follows from the failure of another rank, which that rank or a watchdog reports.
+        is_of_peer = isinstance(error, DistNetworkError) or OF_A_PEER.search(str(error))
+        if isinstance(error, RuntimeError) and is_of_peer:
+            cause = _lost_contact(error)
             code = cause.exit_code
-        first = _report_first(cause, code)
-        if first == StallError.exit_code:
+        try:
+            noted = claim_failure(RUN.store, get_rank(), code, get_rank())
+        except RuntimeError:  # the store is gone with its rank; the watchdog reports that
+            noted = {"code": StallError.exit_code}
+        if not noted:
+            say(_text_of(cause))
+            with suppress(RuntimeError):
+                RUN.store.set(REPORTED, "1")  # the other ranks wait for this before they end
+        elif noted["code"] == StallError.exit_code:
             time.sleep(10)  # a watchdog thread, here or on another rank, ends this process
-        code = first or code
+        code = noted["code"] if noted else code
     RUN.reported = error, code
     return code
 
 
-def _report_first(error: BaseException, code: int) -> int | None:
-    """Report the error if this rank is the first to fail, and give None; else the exit code of the first."""
-    try:
-        noted = claim_failure(RUN.store, get_rank(), code, get_rank())
-    except RuntimeError:  # the store is gone with its rank; the watchdog reports that
-        return StallError.exit_code
-    if noted:
-        return noted["code"]
-    say(text_of(error, get_rank(), get_world_size()))
-    with suppress(RuntimeError):
-        RUN.store.set(REPORTED, "1")  # the other ranks wait for this before they end
-    return None
+def _lost_contact(error: BaseException) -> StallError:
+    """The error of a broken connection, with the ranks that stopped beating. First waits for another rank's report."""
+    store, suspects = RUN.store, ""
+    with suppress(RuntimeError):  # the store is lost as well
+        # One rank compares the beats of all ranks before and after the wait; the others give it time to report.
+        looks = store.add("lost contact", 1) == 1
+        before = read_states(store, get_world_size()) if looks else {}
+        deadline = time.monotonic() + (PATIENCE_S if looks else 2 * PATIENCE_S)
+        while not store.get(FAILURE) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        after = read_states(store, get_world_size()) if looks and not store.get(FAILURE) else {}
+        suspects = "; ".join(
+            f"rank {other} on {state['host']}, last seen in {where(state)}"
+            for other, state in after.items()
+            if other != get_rank() and state["beat"] == before[other]["beat"]
+        )
+    return StallError(
+        "lost contact with another rank", suspects or f"rank {get_rank()}", "all ranks alive and connected",
+        f"look into the logs of the other ranks and of their hosts; torch says:\n{error}",
+    )  # fmt: skip
+
+
+def _text_of(error: BaseException) -> str:
+    """The four parts of an error of this project, else the whole traceback with the rank before each line."""
+    if isinstance(error, SpikeVRTError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "Interrupted (Ctrl-C). The same command continues from what was saved last."
+    prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
+    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+    return "\n".join(prefix + line for line in lines)
 
 
 def _leave(code: int, store: Store | None) -> NoReturn:

@@ -1,95 +1,231 @@
 """Read and write spike files: one reader per format, chosen by the suffix of the file's name.
 
-.dat, .bin   packed planes without a header, see data/spike/stream.py; any other suffix is read in the same way
+.dat, .bin   packed planes, see below; any other suffix is read in the same way
 .npy         an array (T, h, w) of uint8 or bool in {0, 1}, row 0 at the top of the image
 .npz         the same array in a zip file: the one named "spk", else the only one of three axes
 
-A reader reads only the bytes that it needs; of a compressed .npz, all planes up to the last one needed. When a file is
-opened, its content is checked: text, pictures, archives and the lines of an SPS100 are not taken for packed planes.
+Packed planes, common to the public readers of SpikeCV, S-SDM and Spike-Zoo, have no header: planes in order of time;
+within a plane, pixel p (in raster order, rows without padding) is bit p % 8, least significant first, of byte p // 8;
+rows are stored bottom first. The size of a plane is not in the file, see `SpikeGeometry`.
+
+A reader reads only the bytes that it needs; of a .npz, the whole array. When a file is opened, its content is checked:
+text, images, archives and the lines of an SPS100 are not taken for packed planes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+import tempfile
 import uuid
-from collections.abc import Callable, Iterable
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import numpy as np
 
-from data.spike.arrays import npy_shape, npz_shape, open_npy, open_npz, write_npy, write_npz
-from data.spike.stream import (
-    KNOWN_GEOMETRIES,
-    SPS100_HALF,
-    SPS100_LINES,
-    SPS100_SIDE,
-    Crop,
-    PathLike,
-    SpikeFile,
-    SpikeFileError,
-    SpikeGeometry,
-    pack,
-    unpack,
-)
+FORMATS = (".dat", ".bin", ".npy", ".npz")
+NPZ_KEY = "spk"
+PART = 64  # planes in memory at once, where a file is read in parts
+
+PathLike = str | os.PathLike[str]
+
+# Geometries of published data, most common first (height, width, head columns).
+KNOWN_GEOMETRIES = (
+    (250, 400, 0), (360, 640, 0), (250, 400, 16), (180, 320, 0), (384, 384, 0), (256, 256, 0), (1000, 1000, 0),
+    (1000, 1024, 0), (64, 64, 0),
+)  # fmt: skip
+
+# A line of the SPS100 sensor: two halves of 512 bits, 500 pixels and a 12-bit word each.
+SPS100_SIDE = 1000
+SPS100_HALF, SPS100_PIXELS = 512, 500
+SPS100_LINES = 500  # the words number the lines 1 ... 500, in four channels
 
 # Random bits of any firing rate match with a probability below 1e-9: the first three bytes of a JPEG alone would refuse
 # two of 100,000 files of a bright scene.
 MARKS = {
     rb"\x93NUMPY": "the header of a NumPy array (.npy)",
     rb"PK\x03\x04[\x0a-\x3f]\x00": "the header of a zip file (.npz)",
-    rb"\x89PNG\r\n\x1a\n": "a PNG picture",
-    rb"\xff\xd8\xff(\xe0..JFIF|\xe1..(Exif|http)|\xee..Adobe|\xdb\x00[\x43\x84])": "a JPEG picture",
-    rb"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    rb"\x89PNG\r\n\x1a\n": "a PNG image",
+    rb"\xff\xd8\xff(\xe0..JFIF|\xe1..(Exif|http)|\xee..Adobe|\xdb\x00[\x43\x84])": "a JPEG image",
     rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]": "a file compressed with gzip",
-    rb"\xfd7zXZ\x00": "a file compressed with xz",
-    rb"7z\xbc\xaf\x27\x1c": "a 7z archive",
-    rb"Rar!\x1a\x07": "a RAR archive",
+    rb"(\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07)": "an archive (xz, 7z or RAR)",
     rb"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
 }
+
+
+class SpikeFileError(ValueError):
+    """A spike file does not have the expected form: what is wrong, where, what was expected, what to do."""
+
+    def __init__(self, what: str, where: str = "", expected: str = "", do: str = "") -> None:
+        self.what, self.where, self.expected, self.do = what, where, expected, do
+        super().__init__(what, where, expected, do)
+
+    def __str__(self) -> str:
+        parts = (("in", self.where), ("expected", self.expected), ("do", self.do))
+        return "\n".join([self.what, *(f"  {name:<9} {text}" for name, text in parts if text)])
+
+
+@dataclass(frozen=True, repr=False)
+class SpikeGeometry:
+    """The size and storage of packed planes, which the file does not contain.
+
+    head_columns: columns without image at the end of each sensor line (16 on 416-wide lines); dropped when reading,
+    written as zeros. flipud: rows are stored bottom first, as in all known files but those of the SPS100.
+    bit_order: the first pixel of a byte is its least ("little", as in all known files) or most significant bit ("big",
+    the default of numpy.packbits). layout: "raster", or "sps100" for 1000 x 1000 pixels in lines of 1024 bits, of which
+    each half ends with a 12-bit word (source: SpikeCV, load_dat.py and sps_parser.py); such files are only read.
+    """
+
+    height: int
+    width: int
+    flipud: bool = True
+    head_columns: int = 0
+    bit_order: Literal["little", "big"] = "little"
+    layout: Literal["raster", "sps100"] = "raster"
+
+    def __post_init__(self) -> None:
+        expected = ""
+        if self.height < 1 or self.width < 1 or self.head_columns < 0:
+            expected = "sizes of at least 1 and head columns of at least 0"
+        asked = (self.height, self.width, self.head_columns, self.bit_order)
+        if self.layout == "sps100" and asked != (SPS100_SIDE, SPS100_SIDE, 0, "little"):
+            expected = f"{SPS100_SIDE} x {SPS100_SIDE}, no head columns, bit order little for the layout sps100"
+        if expected:
+            raise SpikeFileError(
+                f"a spike plane of {self.height} x {self.width} pixels with {self.head_columns} head columns, "
+                f"bit order {self.bit_order}, layout {self.layout}",
+                expected=expected, do="correct the height and width of the spike camera",
+            )  # fmt: skip
+
+    def __repr__(self) -> str:
+        """The first four fields, and the others where they are not the default: digests of runs hold this text."""
+        fields = dataclasses.fields(self)
+        shown = [f for i, f in enumerate(fields) if i < 4 or getattr(self, f.name) != f.default]
+        return f"SpikeGeometry({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
+
+    @property
+    def line_width(self) -> int:
+        """Bits of a stored line."""
+        return 2 * SPS100_HALF if self.layout == "sps100" else self.width + self.head_columns
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes of a packed plane. Raises SpikeFileError where its bits do not fill whole bytes."""
+        if self.height * self.line_width % 8:
+            raise SpikeFileError(
+                f"a spike plane of {self.height} x {self.line_width} pixels cannot be packed",
+                expected="height x line width divisible by 8; .npy and .npz hold planes of any size",
+                do="correct the height and width of the spike camera",
+            )
+        return self.height * self.line_width // 8
+
+    @property
+    def stored_as_raster(self) -> SpikeGeometry:
+        """How a clip cache stores these planes."""
+        return dataclasses.replace(self, layout="raster")
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A rectangle in spike pixels of the upright image (row 0 at the top)."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """Its rows and columns in an array."""
+        return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
+
+
+class SpikeFile(ABC):
+    """The planes of one file."""
+
+    def __init__(self, path: PathLike, geometry: SpikeGeometry, planes: int) -> None:
+        self.path, self.geometry, self.planes = str(path), geometry, planes
+        self.size = (geometry.height, geometry.width)
+
+    def read(self, first: int = 0, count: int | None = None, crop: Crop | None = None) -> np.ndarray:
+        """Spikes (T, h, w) uint8 in {0, 1} of planes first ... first + count - 1 (default: to the end), upright.
+
+        Raises SpikeFileError for planes or a crop outside of the file, and for content that is no spike.
+        """
+        count = self.planes - first if count is None else count
+        crop = crop or Crop(0, 0, *self.size)
+        self._check_planes(first, count)
+        height, width = self.size
+        inside = crop.top >= 0 and crop.left >= 0 and crop.height >= 1 and crop.width >= 1
+        if not inside or crop.top + crop.height > height or crop.left + crop.width > width:
+            raise SpikeFileError(
+                f"{crop} reaches outside the plane", self.path, f"a rectangle within {height} x {width}"
+            )
+        return self._planes(first, count, crop)
+
+    def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
+        """Whole planes first ... first + count - 1 in parts of at most PART planes; errors as in `read`."""
+        self._check_planes(first, count)
+        return (self.read(start, min(PART, first + count - start)) for start in range(first, first + count, PART))
+
+    def _check_planes(self, first: int, count: int) -> None:
+        if first < 0 or count < 1 or first + count > self.planes:
+            raise SpikeFileError(
+                f"planes {first} to {first + count - 1} were requested", self.path,
+                f"planes within 0 to {self.planes - 1}", "request fewer planes, or make the file again",
+            )  # fmt: skip
+
+    @abstractmethod
+    def _planes(self, first: int, count: int, crop: Crop) -> np.ndarray: ...
 
 
 class PackedPlanes(SpikeFile):
     """Packed planes (T, plane_bytes) uint8, in memory or mapped."""
 
     def __init__(self, path: PathLike, geometry: SpikeGeometry, packed: np.ndarray) -> None:
-        super().__init__(path, (geometry.height, geometry.width), len(packed))
-        self.geometry, self.packed = geometry, packed
+        super().__init__(path, geometry, len(packed))
+        self.packed = packed
 
     def _planes(self, first: int, count: int, crop: Crop) -> np.ndarray:
-        return unpack(self.packed[first : first + count], self.geometry, crop)
+        return _unpack(self.packed[first : first + count], self.geometry, crop)
 
 
-@dataclass(frozen=True)
-class Format:
-    """How files of one suffix are opened and written.
+class ArrayPlanes(SpikeFile):
+    """An array (T, h, w): mapped (.npy), or decompressed as a whole when planes are first read (.npz)."""
 
-    open(path, geometry, remainder), write(file, parts, geometry). shape(path) is (T, h, w) where the file says so.
-    """
+    def __init__(self, path: PathLike, geometry: SpikeGeometry) -> None:
+        shape, dtype, self._load = _find_array(path)
+        widths = (geometry.width, geometry.line_width)
+        is_shape = len(shape) == 3 and shape[0] and shape[1] == geometry.height and shape[2] in widths
+        is_type = dtype in (np.uint8, np.bool_)
+        if not is_shape or not is_type:
+            raise SpikeFileError(
+                f"an array of shape {shape}, {dtype}", str(path),
+                f"(planes >= 1, {geometry.height}, {geometry.width}), uint8 or bool, values 0 and 1",
+                "correct the spike height and width in the options, or save the array in this form"
+                if is_type else "save the array again, as (array > 0).astype(numpy.uint8)",
+            )  # fmt: skip
+        super().__init__(path, geometry, shape[0])
+        self._array: np.ndarray | None = None
 
-    open: Callable[[PathLike, SpikeGeometry, str], SpikeFile]
-    write: Callable[[IO[bytes], Iterable[np.ndarray], SpikeGeometry], None]
-    shape: Callable[[PathLike], tuple[int, ...]] | None = None
-
-    @property
-    def is_packed(self) -> bool:
-        return self.shape is None
-
-
-def format_of(path: PathLike) -> Format:
-    """The format of a file, from its suffix alone; packed planes for an unknown one."""
-    return FORMATS.get(Path(path).suffix.lower(), FORMATS[".dat"])
-
-
-def array_shape(path: PathLike) -> tuple[int, ...] | None:
-    """(T, h, w) of a file that holds an array; None for packed planes. Raises SpikeFileError as `open_spikes`."""
-    shape = format_of(path).shape
-    try:
-        return shape(path) if shape else None
-    except OSError as e:
-        raise unreadable(path, e) from e
+    def _planes(self, first: int, count: int, crop: Crop) -> np.ndarray:
+        if self._array is None:
+            with _file_errors(self.path):
+                self._array = self._load()
+        rows, columns = crop.slices
+        spikes = np.array(self._array[first : first + count, rows, columns], order="C").view(np.uint8)
+        if spikes.max() > 1:
+            raise SpikeFileError(
+                f"the array holds the value {spikes.max()}", self.path, "values 0 and 1", "save (array > 0) instead"
+            )
+        return spikes
 
 
 def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error") -> SpikeFile:
@@ -97,10 +233,12 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
 
     remainder: "error" refuses bytes after the last whole packed plane, "truncate" ignores them.
     """
-    try:
-        return format_of(path).open(path, geometry, remainder)
-    except OSError as e:
-        raise unreadable(path, e) from e
+    with _file_errors(path):
+        if is_array(path):
+            return ArrayPlanes(path, geometry)
+        # An empty file cannot be mapped.
+        data = np.memmap(path, np.uint8, "r") if os.stat(path).st_size else np.empty(0, np.uint8)
+    return packed_planes(data, path, geometry, remainder)
 
 
 def read_spikes(
@@ -120,30 +258,109 @@ def count_planes(path: PathLike, geometry: SpikeGeometry, remainder: str = "erro
 
     size: in bytes, where it is known. Raises SpikeFileError as `open_spikes`.
     """
-    if not format_of(path).is_packed or geometry.layout != "raster":
+    if is_array(path) or geometry.layout != "raster":
         return open_spikes(path, geometry, remainder).planes
-    try:
-        size = os.stat(path).st_size if size is None else size
-    except OSError as e:
-        raise unreadable(path, e) from e
-    return _planes_in(size, path, geometry, remainder)
+    with _file_errors(path):
+        return _planes_in(os.stat(path).st_size if size is None else size, path, geometry, remainder)
 
 
 def write_spikes(path: PathLike, spikes: np.ndarray | Iterable[np.ndarray], geometry: SpikeGeometry) -> None:
     """Write spikes (T, H, W) in {0, 1}, or parts (t, H, W) of which one at a time is in memory.
 
-    The file appears complete or not at all.
+    The file appears complete or not at all. Raises SpikeFileError for spikes of another size.
     """
     path = Path(path)
     parts = [spikes] if isinstance(spikes, np.ndarray) else spikes
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # one of tempfile ignores the umask
     try:
         with open(temporary, "x+b") as file:
-            format_of(path).write(file, parts, geometry)
+            if path.suffix.lower() == ".npz":
+                with tempfile.TemporaryFile(dir=path.parent) as array:
+                    start, shape = _write_array(array, parts, geometry)
+                    np.savez_compressed(file, **{NPZ_KEY: np.memmap(array, np.uint8, "r", start, shape)})
+            elif is_array(path):
+                _write_array(file, parts, geometry)
+            else:
+                for part in parts:
+                    file.write(pack(part, geometry).tobytes())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def is_array(path: PathLike) -> bool:
+    """Whether a file holds an array, not packed planes."""
+    return Path(path).suffix.lower() in (".npy", ".npz")
+
+
+def array_shape(path: PathLike) -> tuple[int, ...] | None:
+    """(T, h, w) of a file that holds an array; None for packed planes. Raises SpikeFileError as `open_spikes`."""
+    with _file_errors(path):
+        return _find_array(path)[0] if is_array(path) else None
+
+
+def _find_array(path: PathLike) -> tuple[tuple[int, ...], np.dtype, Callable[[], np.ndarray]]:
+    """The shape and the type of the array in a file, and a function that gives it.
+
+    Raises SpikeFileError, with the arrays seen, where it is not clear which one of a .npz holds spikes.
+    """
+    if Path(path).suffix.lower() == ".npy":
+        array = np.lib.format.open_memmap(path, mode="r")
+        return array.shape, array.dtype, lambda: array
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith(".npy"):
+                with archive.open(name) as file:
+                    is_first = np.lib.format.read_magic(file)[0] == 1
+                    read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+                    shape, _, dtype = read(file)
+                    found[name.removesuffix(".npy")] = (shape, dtype)
+    arrays = [NPZ_KEY] if NPZ_KEY in found else [name for name, (shape, _) in found.items() if len(shape) == 3]
+    if len(arrays) != 1:
+        seen = ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in found.items())
+        raise ValueError(f"it holds {seen or 'no array'}")
+
+    def load() -> np.ndarray:
+        with np.load(path) as archive:
+            return archive[arrays[0]]
+
+    return *found[arrays[0]], load
+
+
+@contextmanager
+def _file_errors(path: PathLike) -> Iterator[None]:
+    """What a missing, unreadable or damaged file raises becomes a SpikeFileError."""
+    try:
+        yield
+    except SpikeFileError:
+        raise
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as e:
+        reason = e.strerror if isinstance(e, OSError) else None
+        raise SpikeFileError(
+            f"cannot read spike file: {reason or e}", str(path),
+            f'packed planes, or an array (planes, h, w) of uint8 or bool; in a .npz named "{NPZ_KEY}", or the only one '
+            "of three axes", "restore the file or its permissions, or save the array again",
+        ) from e  # fmt: skip
+
+
+def _write_array(
+    file: IO[bytes], parts: Iterable[np.ndarray], geometry: SpikeGeometry
+) -> tuple[int, tuple[int, int, int]]:
+    """Write a .npy; the length of its header, and the shape of the array."""
+    header = {"descr": "|u1", "fortran_order": False, "shape": (0, geometry.height, geometry.width)}
+    np.lib.format.write_array_header_1_0(file, header)
+    start, planes = file.tell(), 0
+    for part in parts:
+        _check_shape(part, geometry)
+        file.write(np.ascontiguousarray(part != 0).view(np.uint8).tobytes())
+        planes += len(part)
+    file.seek(0)
+    header["shape"] = (planes, geometry.height, geometry.width)
+    np.lib.format.write_array_header_1_0(file, header)  # as long as before: it is padded
+    file.flush()
+    return start, header["shape"]
 
 
 def packed_planes(
@@ -173,12 +390,6 @@ def packed_planes(
     return PackedPlanes(path, geometry, data[: planes * geometry.plane_bytes].reshape(planes, geometry.plane_bytes))
 
 
-def candidate_geometries(size: int) -> list[tuple[int, int, int, int]]:
-    """(height, width, head columns, planes) of the known geometries whose planes fill `size` bytes exactly."""
-    sizes = {known: known[0] * (known[1] + known[2]) // 8 for known in KNOWN_GEOMETRIES}
-    return [(*known, size // plane_bytes) for known, plane_bytes in sizes.items() if size and size % plane_bytes == 0]
-
-
 def refuse_header(head: bytes, path: PathLike) -> None:
     """Raise SpikeFileError where a file begins (`head`, 64 bytes) as no packed planes do: with a header, or as text."""
     seen = next((what for mark, what in MARKS.items() if re.match(mark, head, re.DOTALL)), None)
@@ -191,36 +402,27 @@ def refuse_header(head: bytes, path: PathLike) -> None:
         )  # fmt: skip
 
 
-def unreadable(path: PathLike, error: OSError) -> SpikeFileError:
-    """The SpikeFileError for a file that cannot be opened."""
-    return SpikeFileError(
-        f"cannot read spike file: {error.strerror or error}", str(path), "a readable spike file",
-        "restore the file or its permissions",
-    )  # fmt: skip
+def candidate_geometries(size: int) -> list[tuple[int, int, int, int]]:
+    """(height, width, head columns, planes) of the known geometries whose planes fill `size` bytes exactly."""
+    sizes = {known: known[0] * (known[1] + known[2]) // 8 for known in KNOWN_GEOMETRIES}
+    return [(*known, size // plane_bytes) for known, plane_bytes in sizes.items() if size and size % plane_bytes == 0]
 
 
 def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str) -> int:
-    if remainder not in ("error", "truncate"):
-        raise ValueError(f'remainder is "error" or "truncate", not {remainder!r}')
     planes, left = divmod(size, geometry.plane_bytes)
     if planes and (not left or remainder == "truncate"):
         return planes
     shape = f"{geometry.height} x {geometry.line_width}"
+    held = f"{planes} planes of {shape} and {left} bytes more" if planes else f"no plane of {shape}"
     fits = ", ".join(
         f"{h} x {w}{f' + {head} head columns' if head else ''} ({t} planes)"
         for h, w, head, t in candidate_geometries(size)
     )
-    what = (
-        f"spike file of {size} bytes holds {planes} planes of {shape} and {left} bytes more"
-        if planes
-        else f"spike file of {size} bytes holds no plane of {shape}"
-    )
     raise SpikeFileError(
-        what,
-        str(path),
+        f"spike file of {size} bytes holds {held}", str(path),
         f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this size: {fits or 'none'}",
         "copy or make the file again, or correct the spike height and width in the options",
-    )
+    )  # fmt: skip
 
 
 def _sps100_start(data: np.ndarray) -> int | None:
@@ -248,25 +450,49 @@ def _sps100_start(data: np.ndarray) -> int | None:
     return None
 
 
-def _open_packed(path: PathLike, geometry: SpikeGeometry, remainder: str) -> SpikeFile:
-    size = os.stat(path).st_size
-    if size == 0:
-        _planes_in(size, path, geometry, remainder)
-    try:
-        data = np.memmap(path, dtype=np.uint8, mode="r")
-    except ValueError as e:  # the file shrank since its size was read
-        raise SpikeFileError(f"cannot map spike file: {e}", str(path), "an unchanging file", "make it again") from e
-    return packed_planes(data, path, geometry, remainder)
+def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarray:
+    """Packed planes (T, plane_bytes) uint8 -> spikes (T, h, w) uint8 of the crop."""
+    if geometry.layout == "sps100":
+        lines, parts = SpikeGeometry(geometry.height, geometry.line_width, geometry.flipud), []
+        for start, word_bits in ((0, 0), (SPS100_PIXELS, SPS100_HALF - SPS100_PIXELS)):
+            lo, hi = max(crop.left, start), min(crop.left + crop.width, start + SPS100_PIXELS)
+            if lo < hi:
+                parts.append(_unpack(packed, lines, Crop(crop.top, lo + word_bits, crop.height, hi - lo)))
+        return np.concatenate(parts, axis=2)
+    planes, line, order = packed.shape[0], geometry.line_width, geometry.bit_order
+    # Stored rows start at the bottom of the image.
+    row = geometry.height - crop.top - crop.height if geometry.flipud else crop.top
+    if line % 8 == 0:
+        lo, hi = crop.left // 8, -(-(crop.left + crop.width) // 8)
+        window = packed.reshape(planes, geometry.height, line // 8)[:, row : row + crop.height, lo:hi]
+        if geometry.flipud:
+            window = window[:, ::-1]
+        bits = np.unpackbits(np.ascontiguousarray(window), axis=-1, bitorder=order)
+        skip = crop.left - 8 * lo
+        return bits[:, :, skip : skip + crop.width]
+    # Rows that do not end on a byte: unpack whole rows, then crop.
+    start, stop = row * line, (row + crop.height) * line
+    lo, hi = start // 8, -(-stop // 8)
+    bits = np.unpackbits(np.ascontiguousarray(packed[:, lo:hi]), axis=-1, bitorder=order)
+    rows = bits[:, start - 8 * lo : stop - 8 * lo].reshape(planes, crop.height, line)
+    if geometry.flipud:
+        rows = rows[:, ::-1]
+    return rows[:, :, crop.left : crop.left + crop.width]
 
 
-def _write_packed(file: IO[bytes], parts: Iterable[np.ndarray], geometry: SpikeGeometry) -> None:
-    for part in parts:
-        file.write(pack(part, geometry).tobytes())
+def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
+    """Spikes (T, H, W) in {0, 1} -> packed planes (T, plane_bytes) uint8, as stored in a `.dat`."""
+    _check_shape(spikes, geometry)
+    rows = spikes[:, ::-1] if geometry.flipud else spikes
+    if geometry.head_columns:
+        rows = np.pad(rows, ((0, 0), (0, 0), (0, geometry.head_columns)))
+    bits = rows.reshape(len(rows), 8 * geometry.plane_bytes) != 0
+    return np.packbits(bits, axis=-1, bitorder=geometry.bit_order)
 
 
-FORMATS = {
-    ".dat": Format(_open_packed, _write_packed),
-    ".bin": Format(_open_packed, _write_packed),
-    ".npy": Format(open_npy, write_npy, npy_shape),
-    ".npz": Format(open_npz, write_npz, npz_shape),
-}
+def _check_shape(spikes: np.ndarray, geometry: SpikeGeometry) -> None:
+    """Raise SpikeFileError for an array that is not (T >= 1, H, W)."""
+    if spikes.ndim != 3 or spikes.shape[1:] != (geometry.height, geometry.width) or spikes.shape[0] == 0:
+        raise SpikeFileError(
+            f"spikes of shape {spikes.shape}", expected=f"(planes >= 1, {geometry.height}, {geometry.width})"
+        )

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from data.spike.simulate import DISPLAY_GAMMA
+from .intervals import window_light
+from .simulate import DISPLAY_GAMMA, to_display, to_linear
 
-Function = Callable[..., np.ndarray]
+HALF_TRUST = 4.0  # spikes in the exposure that give `relative` the confidence 1/2
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Representation:
     its options: for windows spread over the file, whose rounding prefers one direction of time.
     """
 
-    function: Function
+    function: Callable[..., np.ndarray]
     proportional: bool
-    is_ratio: bool
-    takes_context: bool
-    between: bool
-    lag: Callable[..., int]
-    is_centered: Callable[..., bool]
-    mirrors: Callable[..., bool]
+    is_ratio: bool = False
+    takes_context: bool = False
+    between: bool = False
+    lag: Callable[..., int] = lambda **_: 0
+    is_centered: Callable[..., bool] = lambda **_: True
+    mirrors: Callable[..., bool] = lambda **_: False
 
     def ignored(self, **options: Any) -> set[str]:
         """The keys of the `spike` section that have no effect on this representation with these options."""
@@ -57,25 +58,13 @@ class Representation:
 REPRESENTATIONS: dict[str, Representation] = {}
 
 
-def representation(
-    name: str,
-    proportional: bool,
-    *,
-    is_ratio: bool = False,
-    takes_context: bool = False,
-    between: bool = False,
-    lag: Callable[..., int] = lambda **_: 0,
-    is_centered: Callable[..., bool] = lambda **_: True,
-    mirrors: Callable[..., bool] = lambda **_: False,
-) -> Callable[[Function], Function]:
-    """Decorator: register a representation; see `Representation` for the parameters."""
+def representation(name: str, proportional: bool, **about: Any) -> Callable[..., Callable[..., np.ndarray]]:
+    """Decorator: register a function. about: the other fields of `Representation`."""
 
-    def add(function: Function) -> Function:
+    def add(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         if name in REPRESENTATIONS:
             raise ValueError(f"representation {name!r} is registered twice")
-        REPRESENTATIONS[name] = Representation(
-            function, proportional, is_ratio, takes_context, between, lag, is_centered, mirrors
-        )
+        REPRESENTATIONS[name] = Representation(function, proportional, **about)
         return function
 
     return add
@@ -149,22 +138,28 @@ def tfp(
     overlap, or coincide; disjoint bins are "voxel". Played backwards, the file has the same windows in reverse order.
     Source: SpikeCV, TFP; without its rounding to 8 bits.
     """
+    planes = len(stream)
     if num_bins is None:
         middles = [center + offset for offset in offsets]
-    else:
-        middles = _bin_middles(len(stream), num_bins, half_window)
-        if tuple(offsets) != (0,):
-            raise ValueError(f"offsets {list(offsets)} have no effect with num_bins {num_bins}")
-    return np.stack([_mean(stream, m - half_window, m + half_window + 1) for m in middles])
-
-
-def _bin_middles(planes: int, count: int, half_window: int) -> list[int]:
-    if count < 1:
-        raise ValueError(f"num_bins is at least 1, not {count}")
-    if planes < 2 * half_window:
+    elif num_bins < 1 or tuple(offsets) != (0,):
+        raise ValueError(f"num_bins {num_bins} is at least 1, and offsets {list(offsets)} have no effect with it")
+    elif planes < 2 * half_window:
         raise ValueError(f"{planes} planes cannot hold a window of {2 * half_window} planes")
-    middles = [(2 * i + 1) * planes // (2 * count) for i in range(count)]
-    return [min(max(m, half_window), planes - half_window) for m in middles]
+    else:
+        middles = [(2 * i + 1) * planes // (2 * num_bins) for i in range(num_bins)]
+        middles = [min(max(m, half_window), planes - half_window) for m in middles]
+    channels = []
+    for start, stop in ((m - half_window, m + half_window + 1) for m in middles):
+        window = stream[max(start, 0) : max(stop, 0)]
+        if not len(window):
+            raise ValueError(f"planes {start} to {stop - 1} all lie outside 0 to {planes - 1}")
+        channels.append(_counts(window).astype(np.float32) / np.float32(len(window)))
+    return np.stack(channels)
+
+
+def _counts(window: np.ndarray) -> np.ndarray:
+    """Spikes of each pixel (h, w) in a window (t, h, w): up to 255 fit into a byte, and numpy sums bytes fastest."""
+    return window.sum(axis=0, dtype=np.uint8 if len(window) < 256 else np.uint32)
 
 
 @representation("voxel", proportional=True, between=True)
@@ -181,7 +176,16 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
     first = int(center - (count - 1) / 2)
     # In units of 1 / B plane, so that all sums are integers and equal in both directions of time.
     edges = [first * num_bins + b * count for b in range(num_bins + 1)]
-    return np.stack([_part_mean(stream, lo, hi, num_bins) for lo, hi in itertools.pairwise(edges)])
+    channels = []
+    for start, stop in itertools.pairwise(edges):
+        lo, hi = -(-start // num_bins), stop // num_bins
+        counts = _counts(stream[lo:hi]).astype(np.uint32) * np.uint32(num_bins)
+        if start % num_bins:
+            counts += np.uint32(lo * num_bins - start) * stream[lo - 1]
+        if stop % num_bins:
+            counts += np.uint32(stop - hi * num_bins) * stream[hi]
+        channels.append(counts.astype(np.float32) / np.float32(stop - start))
+    return np.stack(channels)
 
 
 # The time of TFI is half a plane after its centre plane.
@@ -195,7 +199,17 @@ def tfi(
     missing the value is 1 / (2 half_window). Range (0, 1]. Planes outside of the stream count as empty.
     Source: SpikeCV, TFI (which gives uint8, ignores a spike in plane 0 and fails at the last planes).
     """
-    return np.stack([_interval_rate(stream, center + offset, half_window) for offset in offsets])
+    channels = []
+    for middle in (center + offset for offset in offsets):
+        before = stream[max(middle - half_window + 1, 0) : max(middle + 1, 0)]
+        after = stream[max(middle + 1, 0) : max(middle + 1 + half_window, 0)]
+        if not len(before) or not len(after):
+            raise ValueError(f"plane {middle} has no planes on both sides within 0 to {len(stream) - 1}")
+        seen = before.any(axis=0) & after.any(axis=0)
+        # Planes from the last spike to the middle, and from there to the next spike.
+        interval = before[::-1].argmax(axis=0) + after.argmax(axis=0) + 1
+        channels.append(np.where(seen, 1.0 / interval, 1.0 / (2 * half_window)).astype(np.float32))
+    return np.stack(channels)
 
 
 @representation("raw", proportional=False)
@@ -244,8 +258,10 @@ def encoding25(
     planes = len(stream)
     if spacing is not None or num_windows == 1:
         middles = [center + ((2 * i - num_windows + 1) * (spacing or 0)) // 2 for i in range(num_windows)]
-    else:
-        middles = _spread(planes, num_windows)
+    else:  # with m also planes - 1 - m; the middle is planes // 2
+        before = np.round(np.linspace(12, planes - 13, num_windows)[: num_windows // 2]).astype(int).tolist()
+        middle = [planes // 2] if num_windows % 2 else []
+        middles = [*before, *middle, *(planes - 1 - m for m in reversed(before))]
     steps = np.concatenate([np.arange(m - 12, m + 13) for m in middles])
     outside = (steps < 0) | (steps >= planes)
     if pad == "strict" and outside.any():
@@ -256,40 +272,151 @@ def encoding25(
     return channels
 
 
-def _spread(planes: int, count: int) -> list[int]:
-    """`count` planes spread evenly over 12 ... planes - 13: with m also planes - 1 - m; the middle is planes // 2."""
-    before = np.round(np.linspace(12, planes - 13, count)[: count // 2]).astype(int).tolist()
-    return [*before, *([planes // 2] if count % 2 else []), *(planes - 1 - m for m in reversed(before))]
+# Light is integrated before its spike: it belongs half a plane before the plane of the spike.
+@representation("exposure", proportional=True, lag=lambda **_: -1)
+def exposure_rates(
+    stream: np.ndarray, center: int, half_window: int = 6, half_exposure: int | None = None
+) -> np.ndarray:
+    """Two channels: the light around the sharp frame (short) and over the exposure (long), in spikes per plane.
+
+    half_window, half_exposure: the short window is the planes center - half_window ... center + half_window, the
+    exposure likewise; null: as many planes as the stream has on both sides of the centre, without plane 0. Only planes
+    that exist count, and plane 0 does not.
+    Light is 1 / interval in all planes of the interval between two spikes. So a window may be shorter than an interval:
+    where spikes are few, both rates are equal, and the estimate is the blurry frame.
+    """
+    if half_exposure is None:
+        half_exposure = min(center - 1, len(stream) - 1 - center)
+    if not 0 <= half_window < half_exposure:
+        raise ValueError(f"0 <= half_window {half_window} < half_exposure {half_exposure} is needed")
+    windows = [(max(center - half, 1), min(center + half + 1, len(stream))) for half in (half_window, half_exposure)]
+    if any(a >= b for a, b in windows):
+        raise ValueError(f"plane {center} has no planes around it within 1 to {len(stream) - 1}")
+    light = window_light(stream, windows)
+    return np.stack([part / (b - a) for part, (a, b) in zip(light, windows, strict=True)]).astype(np.float32)
 
 
-def _mean(stream: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Mean (h, w) float32 of the existing planes among start ... stop - 1."""
-    window = stream[max(start, 0) : max(stop, 0)]
-    if not len(window):
-        raise ValueError(f"planes {start} to {stop - 1} all lie outside 0 to {len(stream) - 1}")
-    # Counts up to 255 fit into a byte; numpy sums bytes much faster than wider integers.
-    counts = window.sum(axis=0, dtype=np.uint8 if len(window) < 256 else np.uint32)
-    return counts.astype(np.float32) / np.float32(len(window))
+def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
+    """The sharp frame: blurry light x short rate / long rate, in linear light.
+
+    blurry (H, W, 3): display values in [0, 1]; rates (2, H, W): short and long, as linear light of any scale. A grey
+    sensor gives one ratio for the three colours. Where the long rate is 0 it is the blurry frame.
+    Returns display values (H, W, 3) float32 in [0, 1].
+    """
+    short, long = rates
+    ratio = np.divide(short, long, out=np.ones_like(long), where=long > 0)
+    return to_display(to_linear(blurry) * ratio[..., None])
 
 
-def _part_mean(stream: np.ndarray, start: int, stop: int, parts: int) -> np.ndarray:
-    """Mean (h, w) float32 over [start, stop), in units of 1 / parts plane; at least one plane long."""
-    lo, hi = -(-start // parts), stop // parts
-    whole = stream[lo:hi]
-    counts = whole.sum(axis=0, dtype=np.uint8 if len(whole) < 256 else np.uint32).astype(np.uint32) * np.uint32(parts)
-    if start % parts:
-        counts += np.uint32(lo * parts - start) * stream[lo - 1]
-    if stop % parts:
-        counts += np.uint32(stop - hi * parts) * stream[hi]
-    return counts.astype(np.float32) / np.float32(stop - start)
+# Light is integrated before its spike: it belongs half a plane before the plane of the spike.
+@representation("relative", proportional=False, is_ratio=True, takes_context=True, lag=lambda **_: -1)
+def relative(
+    stream: np.ndarray,
+    center: int,
+    half_windows: tuple[int, ...] | list[int] = (2, 6, 12),
+    half_exposure: int | None = None,
+    num_bins: int = 0,
+) -> np.ndarray:
+    """Ratios of the light around the sharp frame, and in parts of the exposure, to that of the exposure; a confidence.
+
+    Channel i: the mean light of the planes center - half_windows[i] ... center + half_windows[i] over that of the
+    planes center - half_exposure ... center + half_exposure (null: as many as there are on both sides of the centre,
+    without plane 0); 1 where the exposure has too few spikes to show a change.
+    The next num_bins channels: the same ratio of so many equal parts of the exposure, in order of time; a plane that
+    two parts share counts in both. Last channel: n / (n + 4) in [0, 1), n spikes in the exposure; gamma applies to it,
+    too.
+    Light is 1 / interval in all planes of the interval between two spikes. So a window may be shorter than an interval,
+    and no spike is lost or gained at its ends. Planes outside of the exposure (spike.context) complete the intervals at
+    its ends, which are long where spikes are few. A ratio does not depend on the threshold or the gain of the camera.
+    The blurry frame is the mean over the exposure. Hence blurry x ratio estimates the sharp frame: in linear light with
+    gamma 1, in display values with gamma 2.2.
+    """
+    around = min(center - 1, len(stream) - 1 - center)
+    half_exposure = around if half_exposure is None else half_exposure
+    if num_bins < 0 or not half_windows or not 0 <= min(half_windows) <= max(half_windows) < half_exposure <= around:
+        raise ValueError(
+            f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {around} planes are needed, "
+            f"and num_bins {num_bins} >= 0"
+        )
+    first, planes = center - half_exposure, 2 * half_exposure + 1
+    windows = [(half_exposure - half, half_exposure + half + 1) for half in half_windows]
+    windows += [(i * planes // num_bins, -(-(i + 1) * planes // num_bins)) for i in range(num_bins)]
+    spikes, *light = window_light(stream, [(first + a, first + b) for a, b in [(0, planes), *windows]])
+    means = [part / (b - a) for part, (a, b) in zip(light, windows, strict=True)]
+    long = spikes / planes
+    ratios = [np.divide(mean, long, out=np.ones_like(long), where=long > 0) for mean in means]
+    return np.stack((*ratios, spikes / (spikes + HALF_TRUST))).astype(np.float32)
 
 
-def _interval_rate(stream: np.ndarray, center: int, half_window: int) -> np.ndarray:
-    before = stream[max(center - half_window + 1, 0) : max(center + 1, 0)]
-    after = stream[max(center + 1, 0) : max(center + 1 + half_window, 0)]
-    if not len(before) or not len(after):
-        raise ValueError(f"plane {center} has no planes on both sides within 0 to {len(stream) - 1}")
-    seen = before.any(axis=0) & after.any(axis=0)
-    # Planes from the last spike to the centre, and from there to the next spike.
-    interval = before[::-1].argmax(axis=0) + after.argmax(axis=0) + 1
-    return np.where(seen, 1.0 / interval, 1.0 / (2 * half_window)).astype(np.float32)
+def sharp_light(
+    channels: np.ndarray, half_windows: Sequence[int], gamma: float, light: Literal["linear", "display"] = "linear"
+) -> np.ndarray:
+    """Light around the sharp frame, in display values that reach 1: channels of `relative` (S, H, W) -> (H, W).
+
+    The ratio of the middle one of the windows, times the spikes of the exposure, which the confidence gives.
+    gamma, light: with which the channels were made, see `represent`.
+    """
+    middle = np.argsort(half_windows)[len(half_windows) // 2]
+    integrated = DISPLAY_GAMMA if light == "display" else 1.0  # the exponent of linear light from what was integrated
+    ratio, trust = np.clip(channels[[middle, -1]], 0, [[[np.inf]], [[0.999]]]) ** (gamma / integrated)
+    seen = ratio * trust / (1 - trust)
+    return (seen / max(seen.max(), 1e-9)) ** (integrated / DISPLAY_GAMMA)
+
+
+@representation("tfstp", proportional=True)
+def tfstp(
+    stream: np.ndarray,
+    center: int,
+    tau_d: float = 5.0,
+    tau_f: float = 10.0,
+    utilisation: float = 0.05,
+    offsets: tuple[int, ...] | list[int] = (0,),
+) -> np.ndarray:
+    """Texture from short-term plasticity: channel i = the firing rate at plane center + offsets[i], in (0, 1].
+
+    Each pixel drives a synapse of Tsodyks and Markram. Between two spikes, dt planes apart, the available resources R
+    recover to 1 with the time constant tau_d, the utilisation u decays to U with tau_f; a spike uses u R and raises u
+    by U (1 - u). Just before the next spike they are
+        u' = U + (u + U (1 - u) - U) exp(-dt / tau_f),   R' = 1 - (1 - R (1 - u)) exp(-dt / tau_d).
+    For a constant interval R' = R, which gives the rate 1 / dt = -1 / (tau_d ln((1 - R) / (1 - R (1 - u)))).
+    The first interval sets u and R to their steady state; a rate is at most 1 / (planes since the last spike).
+    Pixels of fewer than two spikes: spikes / planes. Only planes 0 ... center + offsets[i] count, so that the result
+    lags behind motion. tau_d, tau_f: in planes, > 0; larger values average over more intervals. utilisation: U, in
+    (0, 1), also the step of u.
+    Source: Zheng, Zheng, Yu, Shi, Tian, Huang, "High-speed image reconstruction through short-term plasticity for
+    spiking cameras", CVPR 2021; Zheng et al., "Capture the moment", IEEE TPAMI 45(7), 2023.
+    """
+    if tau_d <= 0 or tau_f <= 0 or not 0 < utilisation < 1:
+        raise ValueError(f"tau_d {tau_d} and tau_f {tau_f} are positive, utilisation {utilisation} is in (0, 1)")
+    return np.stack([_rate(stream, center + offset, tau_d, tau_f, utilisation) for offset in offsets])
+
+
+def _rate(stream: np.ndarray, center: int, tau_d: float, tau_f: float, base: float) -> np.ndarray:
+    """(h, w) float32: the rate at plane `center` of stream (T, h, w)."""
+    if not 0 <= center < len(stream):
+        raise ValueError(f"plane {center} is outside of 0 to {len(stream) - 1}")
+    planes = stream[: center + 1]
+    intervals = np.arange(1, len(planes) + 1, dtype=np.float64)
+    decay_d, decay_f = np.exp(-intervals / tau_d), np.exp(-intervals / tau_f)
+    steady_u = base / (1 - (1 - base) * decay_f)
+    # 1 - R instead of R: R of a dark pixel is so close to 1 that its logarithm would be lost.
+    steady_used = decay_d * steady_u / (1 - decay_d * (1 - steady_u))
+
+    shape = planes.shape[1:]
+    last, spikes = np.full(shape, -1), np.zeros(shape, np.int64)
+    u, used = np.full(shape, base), np.zeros(shape)
+    for time, plane in enumerate(planes):
+        fired = plane > 0
+        again = fired & (spikes > 0)
+        if again.any():
+            index, before = time - last[again] - 1, u[again]
+            first = spikes[again] == 1
+            facilitated = base + (before + base * (1 - before) - base) * decay_f[index]
+            depleted = (used[again] * (1 - before) + before) * decay_d[index]
+            u[again] = np.where(first, steady_u[index], facilitated)
+            used[again] = np.where(first, steady_used[index], depleted)
+        last[fired] = time
+        spikes += fired
+    interval = -tau_d * np.log(np.maximum(used, 1e-300) / (used * (1 - u) + u))
+    rate = 1 / np.maximum(interval, np.maximum(center - last, 1))
+    return np.where(spikes > 1, rate, spikes / len(planes)).astype(np.float32)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
+
+from .intervals import plane_light
 
 # Display values of images: light = value ** 2.2.
 DISPLAY_GAMMA = 2.2
@@ -104,3 +107,98 @@ def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:
     if height % factor or width % factor:
         raise ValueError(f"{height} x {width} is not divisible by {factor}")
     return light.reshape(height // factor, factor, width // factor, factor).mean(axis=(1, 3), dtype=np.float32)
+
+
+# So many values of a stream are changed at a time: they fit into the cache of a core.
+BLOCK = 2**18
+
+
+def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator) -> np.ndarray:
+    """Stream (T, h, w) of a sensor with `factor` times the threshold: rate / factor spikes per tick.
+
+    Light L is assumed constant between two spikes, one threshold per interval, and integrated again with a new random
+    first charge: A <- A + L / factor; s = A >= 1; A <- A - s. So a higher threshold keeps every factor-th spike, and a
+    lower one adds spikes between them. As in the sensor (see simulate.IntegrateAndFire) there is at most one spike per
+    plane, and charge beyond it is lost: A <- 1 + A mod 1 where A >= 2 remains. The charge of one spike is kept because
+    the read-out rounds spike times to planes: constant light of 0.9 spikes per plane gives intervals of 1 and 2 planes,
+    of which only the mean is right. Where an interval is longer than its predecessor by more than this rounding, the
+    light has decreased and this charge is dropped: A <- A mod 1.
+    """
+    if factor == 1.0:
+        return stream
+    charge = rng.random(stream.shape[1:], dtype=np.float32)
+    out = np.empty_like(stream)
+    planes, height, width = stream.shape
+    rows = max(1, BLOCK // (planes * width))
+    for top in range(0, height, rows):
+        part = slice(top, top + rows)
+        out[:, part] = _integrated(plane_light(stream[:, part]), np.float32(factor), charge[part])
+    return out
+
+
+def _integrated(light: np.ndarray, factor: np.float32, charge: np.ndarray) -> np.ndarray:
+    """(T, h, w) bool: the spikes of light (T, h, w) / factor. charge (h, w): the first one, in [0, 1); both change."""
+    one = np.float32(1.0)
+    before, now = light[:-1], light[1:]
+    # 1 / now > 1 / before + 1, with a margin for rounding errors.
+    has_decreased = np.zeros(light.shape, bool)
+    np.less(now * (one + before), np.float32(0.999) * before, out=has_decreased[1:])
+    light /= factor
+    for plane, is_darker in zip(light, has_decreased, strict=True):
+        if factor <= one:  # else less than 1 remains, and less than 1 is added: neither limit has an effect
+            charge -= is_darker & (charge >= one)  # it is below 2
+        charge += plane
+        spent = np.floor(charge, out=plane)
+        if factor <= one:
+            spent = np.maximum(np.minimum(spent, one), spent - one)
+        charge -= spent
+    return light >= one
+
+
+def drop_planes(stream: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Stream with planes lost with probability `fraction`: they are kept, without spikes."""
+    kept = rng.random(len(stream)) >= fraction
+    return stream * kept[:, None, None].astype(np.uint8)
+
+
+def stick_pixels(stream: np.ndarray, hot: float, dead: float, rng: np.random.Generator) -> np.ndarray:
+    """Stream in which a fraction `hot` of the pixels always fires and a fraction `dead` never fires."""
+    draw = rng.random(stream.shape[1:])
+    return np.where(draw < hot, np.uint8(1), np.where(draw >= 1.0 - dead, np.uint8(0), stream))
+
+
+# Largest ratio of the two errors that counts as clear; above it, noise and motion may decide.
+CLEAR = 0.8
+
+
+@dataclass(frozen=True)
+class LightFit:
+    """The better fit. light: "linear" or "display"; rate: spikes per plane at full light.
+
+    errors: of both fits, relative to the rates (0: exact). is_clear: whether one fit is clearly better.
+    """
+
+    light: str
+    rate: float
+    errors: dict[str, float]
+
+    @property
+    def is_clear(self) -> bool:
+        small, large = sorted(self.errors.values())
+        return small < CLEAR * large
+
+
+def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
+    """Fit rates = k values (display) and rates = k values ** 2.2 (linear light) by least squares.
+
+    rates (h, w): spikes per plane around the time of a frame; values (h, w): the grey display values of that frame in
+    [0, 1], resized to the spike camera.
+    """
+    rates, values = rates.astype(np.float64), values.astype(np.float64)
+    fits = {}
+    for light, seen in (("display", values), ("linear", values**DISPLAY_GAMMA)):
+        rate = float((rates * seen).sum() / max((seen * seen).sum(), 1e-12))
+        error = float(np.sqrt(((rates - rate * seen) ** 2).sum() / max((rates * rates).sum(), 1e-12)))
+        fits[light] = (error, rate)
+    best = min(fits, key=lambda light: fits[light][0])
+    return LightFit(best, fits[best][1], {light: error for light, (error, _) in fits.items()})

@@ -1,24 +1,37 @@
-"""The job of main_test_vrt.py: which clips to restore and how, and the share of each rank."""
+"""The job of main_test_vrt.py: which clips to restore and how, the share of each rank, and the report."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from models.restore.lpips import Lpips
 from models.restore.outputs import Outputs, claim_folder, finish_clip
-from models.restore.results import clip_file
-from models.restore.test_args import TestArgs
+from models.restore.setup import TestArgs
 from utils import utils_dist
 from utils.contract import ClipReader, FrameRestorer, Method
 from utils.dist import watchdog
 from utils.dist.gpu import device_name
+from utils.files import write_whole
+from utils.image import imread_rgb, tensor_to_uint8
+from utils.metrics import COLUMNS, PROTOCOL, collect, instants_psnr, json_bytes, score_table, score_text
+from utils.page import render
 from utils.run.progress import open_progress
+
+# Pages of more than some tens of megabytes open slowly.
+MAX_CLIPS = 24
+# Of the protocol in the log, which never has both of the first; table.txt and metrics.json have all of it.
+SHOWN = ("weights", "method", "tile", "speed")
+
+MoreScores = Callable[[np.ndarray, np.ndarray], dict[str, float]]  # of (restored, sharp), see `add_scores`
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +60,6 @@ class Job:
     def stems_of(self, clip: ClipReader) -> list[str]:
         return [clip.stems[k] for k in self.frames_of(clip)]
 
-    def is_finished(self, clip: ClipReader) -> bool:
-        files = [clip_file(self.outputs.folder, clip.name), *self.outputs.results(clip.name, self.stems_of(clip))]
-        return all(path.exists() for path in files)
-
     def settings(self) -> dict[str, Any]:
         """Everything that the results depend on except the input files, as plain JSON."""
         args = self.args
@@ -73,32 +82,31 @@ class Work:
 
 
 def restore_clips(job: Job) -> None:
-    """Restore the missing frames, score each clip and write its videos. Collective."""
+    """Restore the missing frames, score each clip and write its videos. Collective.
+
+    Raises where the output folder contains other files or results, see `claim_folder`.
+    """
+    device = utils_dist.get_device()
     with utils_dist.all_ranks_or_none():
         if utils_dist.is_main_process():
-            prepare_folder(job)
-        restorer = job.method.restorer(utils_dist.get_device())
-        lpips = Lpips.load(job.args.lpips).to(utils_dist.get_device()) if job.args.lpips else None
+            watchdog.phase("check results")  # reads every result of an earlier run; each file counts as progress
+            inputs = {}
+            for clip in job.clips:
+                inputs[clip.name] = clip.digest()
+                watchdog.go_on()
+            stems = {clip.name: job.stems_of(clip) for clip in job.clips}
+            claim_folder(job.outputs, job.settings(), inputs, stems, job.args.overwrite)
+            watchdog.phase("start")
+        restorer = job.method.restorer(device)
+        more_scores = Lpips.load(job.args.lpips).to(device).score if job.args.lpips else None
     plan = utils_dist.from_rank(0, plan_work(job) if utils_dist.is_main_process() else None)
     share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
-        restore_share(job, restorer, plan[share], lpips)
+        restore_share(job, restorer, plan[share], more_scores)
     # Only now are all parts of the clips that several ranks have restored complete.
     with utils_dist.all_ranks_or_none():
         for index in sorted({work.clip for work in plan if not work.is_whole})[share]:
-            finish(job, restorer, index, lpips)
-
-
-def prepare_folder(job: Job) -> None:
-    """Take the output folder for this job; raises where it contains other files or results, see `claim_folder`."""
-    watchdog.phase("check results")  # reads every result of an earlier run; each file counts as progress
-    stems = {clip.name: job.stems_of(clip) for clip in job.clips}
-    inputs = {}
-    for clip in job.clips:
-        inputs[clip.name] = clip.digest()
-        watchdog.go_on()
-    claim_folder(job.outputs, job.settings(), inputs, stems, job.args.overwrite)
-    watchdog.phase("start")
+            finish(job, restorer, job.clips[index], more_scores)
 
 
 def plan_work(job: Job) -> list[Work]:
@@ -106,7 +114,10 @@ def plan_work(job: Job) -> list[Work]:
 
     With fewer clips than ranks, clips are cut in time. The restored frames do not depend on the cuts, bit for bit.
     """
-    todo = [i for i, clip in enumerate(job.clips) if not job.is_finished(clip)]
+    todo = []
+    for index, clip in enumerate(job.clips):
+        files = [job.outputs.clip_file(clip.name), *job.outputs.results(clip.name, job.stems_of(clip))]
+        todo += [] if all(path.exists() for path in files) else [index]
     done = len(job.clips) - len(todo)
     if done:
         logger.info("%d of %d clips are finished already", done, len(job.clips))
@@ -122,7 +133,7 @@ def plan_work(job: Job) -> list[Work]:
     return sorted(plan, key=lambda work: (-len(work.frames), work.clip, work.frames.start))
 
 
-def restore_share(job: Job, restorer: FrameRestorer, mine: Sequence[Work], lpips: Lpips | None) -> None:
+def restore_share(job: Job, restorer: FrameRestorer, mine: Sequence[Work], more_scores: MoreScores | None) -> None:
     """Restore this rank's parts. Each frame is written as soon as it is restored; whole clips are finished."""
     total = sum(len(work.frames) for work in mine)
     seconds, count = 0.0, 0
@@ -138,17 +149,107 @@ def restore_share(job: Job, restorer: FrameRestorer, mine: Sequence[Work], lpips
             seconds += time.perf_counter() - begin
             pace = seconds / max(count, 1)
             if work.is_whole:
-                finish(job, restorer, work.clip, lpips, pace if work.frames else None)
+                finish(job, restorer, clip, more_scores, pace if work.frames else None)
             logger.info(
                 "%s: frames %d to %d restored; %.3f s/frame on %s, %.0f s left", clip.name, work.frames.start + 1,
                 work.frames.stop, pace, device_name(utils_dist.get_device()), pace * (total - count),
             )  # fmt: skip
 
 
-def finish(job: Job, restorer: FrameRestorer, index: int, lpips: Lpips | None, pace_s: float | None = None) -> None:
+def finish(
+    job: Job,
+    restorer: FrameRestorer,
+    clip: ClipReader,
+    more_scores: MoreScores | None,
+    pace_s: float | None = None,
+) -> None:
     """See `finish_clip`. pace_s: seconds per frame; None where this rank has not restored the whole clip."""
-    clip = job.clips[index]
     watchdog.phase(f"score: {clip.name}")
-    more_scores = lpips.score if lpips else None
     notes = {"s_per_frame": pace_s, "tile": restorer.describe()}
     finish_clip(clip, job.frames_of(clip), job.outputs, more_scores, notes, job.method.is_grey)
+
+
+def write_report(job: Job) -> None:
+    """metrics.json, table.txt and report.html over the clips of the job; the table goes to the log too."""
+    watchdog.phase("report")
+    folder, clips = job.outputs.folder, {clip.name: clip for clip in job.clips}
+    entries = [entry for name in clips if (entry := job.outputs.load_clip(name)) is not None]
+    results = {"protocol": protocol(job, entries), **collect(entries, job.expected)}
+    write_whole(folder / "metrics.json", json_bytes(results))
+    table = score_text(results)
+    lines = "\n".join(f"{key}: {value}" for key, value in results["protocol"].items())
+    write_whole(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
+    examples = {}
+    for entry in entries[:MAX_CLIPS]:
+        name, clip = entry["name"], clips[entry["name"]]
+        item = clip.frame(list(clip.stems).index(entry["example"]))
+        restored = imread_rgb(job.outputs.example_file(name))
+        examples[name] = {"blurry": tensor_to_uint8(item["lq"][:3]), "restored": restored}
+        examples[name] |= {"sharp": tensor_to_uint8(item["gt"])} if "gt" in item else {}
+    write_whole(folder / "report.html", build_report(job.title, results, examples).encode())
+    shown = [f"{key}: {results['protocol'][key]}" for key in SHOWN if key in results["protocol"]]
+    logger.info("%s\n%s\n%s", job.title, table, "\n".join(shown))
+    logger.info("results are in %s (open report.html)", folder)
+
+
+def protocol(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How the numbers were measured. entries: JSON of the clips."""
+    paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
+    places = {}
+    for kind in ("input", "gt", "spike"):
+        if paths := [clip.origin[kind] for clip in job.clips if kind in clip.origin]:
+            places[kind] = f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else paths[0]
+    about = job.method.protocol()
+    return {
+        **about, **places,
+        "frames": about.get("frames", job.frames_note),
+        "crop": "none", "border": "nothing excluded",
+        "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
+        "metrics": PROTOCOL + ("; LPIPS: AlexNet, version 0.1" if job.args.lpips else ""),
+        "device": device_name(utils_dist.get_device()),
+        **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
+    }  # fmt: skip
+
+
+def build_report(title: str, results: Mapping[str, Any], clips: Mapping[str, Mapping[str, np.ndarray]]) -> str:
+    """The page: tables, PSNR of each frame, and a slider between blurry and restored.
+
+    results: the content of metrics.json, see `collect`. clips: name -> {"blurry", "restored", "sharp" if there is one:
+    (H, W, 3) uint8} of the example frame.
+    """
+    head, rows = score_table(results)
+    scores = {name: clip["per_frame"] for name, clip in results["clips"].items() if clip.get("per_frame")}
+    # Grey frames have PSNR-Y only.
+    metric = next((m for m in ("psnr", "psnr_y") if COLUMNS[m] in head), "")
+    lines = {name: {kind: [*map(float, v[metric])] for kind, v in kinds.items()} for name, kinds in scores.items()}
+    return render(
+        "test",
+        title=title,
+        total=results["averages"].get("restored"),
+        head=head,
+        rows=rows,
+        instants=instants_psnr(results),
+        clips=clips,
+        metric=COLUMNS[metric].removesuffix(" dB") if metric else "",
+        plots={name: psnr_plot(values) for name, values in lines.items()},
+        protocol=results["protocol"],
+    )
+
+
+def psnr_plot(lines: Mapping[str, Sequence[float]], width: int = 760, height: int = 150) -> dict[str, Any]:
+    """An SVG of PSNR over the frame number, as the template draws it; infinite values are cut.
+
+    lines: "restored" and "input" -> dB per frame.
+    """
+    finite = [v for values in lines.values() for v in values if math.isfinite(v)] or [0.0]
+    low, high = math.floor(min(finite)), math.ceil(max(finite)) or 1
+    high = high if high > low else low + 1
+    count = max(len(values) for values in lines.values())
+
+    def point(index: int, value: float) -> str:
+        x = 44 + (width - 54) * (index / max(count - 1, 1))
+        y = 10 + (height - 34) * (1 - (min(value, high) - low) / (high - low))
+        return f"{x:.1f},{y:.1f}"
+
+    points = {kind: " ".join(point(i, v) for i, v in enumerate(values)) for kind, values in lines.items()}
+    return {"width": width, "height": height, "low": low, "high": high, "count": count, "lines": points}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -11,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from models.restore.results import clip_file, json_bytes, load_clip, read_json
 from utils.contract import ClipReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.files import RESULTS, refuse_links, refuse_run_folder, remove_files, write_whole
-from utils.image import comparison, comparison_strip, encode_rgb, imread_rgb, side_by_side
-from utils.metrics import LUMA_METRICS, frame_scores, psnr, tensor_to_uint8
+from utils.image import comparison, comparison_strip, imread_rgb, imwrite_rgb, tensor_to_uint8
+from utils.metrics import LUMA_METRICS, METRICS, Scores, add_scores, json_bytes, read_json
 from utils.video import VideoWriter
 
 STRIPS_PER_CLIP = 3
@@ -53,7 +50,7 @@ class Outputs:
         """Every file written for a clip with these frames, each once."""
         files = [*self.results(clip, stems), *self.frame_files(clip, stems)]
         files += [self.strip_file(clip, stems[i]) for i in _spaced(len(stems))]
-        return list(dict.fromkeys([*files, clip_file(self.folder, clip), self.example_file(clip)]))
+        return list(dict.fromkeys([*files, self.clip_file(clip), self.example_file(clip)]))
 
     def frame_file(self, clip: str, stem: str) -> Path:
         """A restored frame. Without "frames" in `save` it is removed once its clip is finished."""
@@ -77,6 +74,15 @@ class Outputs:
         """kind: of `VIDEOS`."""
         return self.folder / f"{clip}{VIDEOS[kind]}.mp4"
 
+    def clip_file(self, clip: str) -> Path:
+        """{"name", "frames", "stems", "example", "per_frame", ...} of a finished clip."""
+        return self.folder / "clips" / f"{clip}.json"
+
+    def load_clip(self, clip: str) -> dict[str, Any] | None:
+        """The content of `clip_file`; None where the clip is not finished."""
+        path = self.clip_file(clip)
+        return read_json(path) if path.exists() else None
+
     def example_file(self, clip: str) -> Path:
         """The restored frame of the clip that the report shows."""
         return self.folder / "clips" / f"{clip}.png"
@@ -85,16 +91,12 @@ class Outputs:
         """A frame beside its input, spikes and sharp frame."""
         return self.folder / "strips" / clip / f"{stem}.png"
 
-    def write_image(self, path: Path, image: np.ndarray) -> None:
-        """Write (H, W, 3) uint8 to `path` below the folder."""
-        write_whole(path, encode_rgb(path, image))
-
     def write_frame(self, clip: str, stem: str, frame: Tensor) -> None:
         """Write a restored frame (3 K, H, W) with its K instants; the file of the frame comes last."""
         images = tensor_to_uint8(frame.unflatten(0, (self.instants, -1)))
         for path, image in zip(self.instant_files(clip, stem), images, strict=False):
-            self.write_image(path, image)
-        self.write_image(self.frame_file(clip, stem), images[self.instants // 2])
+            imwrite_rgb(path, image)
+        imwrite_rgb(self.frame_file(clip, stem), images[self.instants // 2])
 
 
 def claim_folder(
@@ -123,7 +125,7 @@ def claim_folder(
     if taken := [str(path.relative_to(outputs.folder)) for path in new if path.exists()]:
         raise _foreign(outputs.folder, taken)
     if overwrite and known:
-        remove_files(outputs.folder, [*_results_of(outputs, known["inputs"], stems), *common[1:]])
+        _remove_results(outputs, known["inputs"], stems)
     elif known:
         changed = _differences(known["settings"], settings)
         old = [name for name, digest in known["inputs"].items() if inputs.get(name, digest) != digest]
@@ -148,8 +150,7 @@ def _known_results(folder: Path) -> dict[str, Any]:
         known = read_json(file)
         if isinstance(known, dict) and {"settings", "inputs"} <= known.keys():
             return known
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if names:
+    if names := sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []:
         raise _foreign(folder, names)
     return {}
 
@@ -162,36 +163,30 @@ def _foreign(folder: Path, names: Sequence[str]) -> DataError:
     )  # fmt: skip
 
 
-def _results_of(outputs: Outputs, clips: Iterable[str], stems: Mapping[str, Sequence[str]]) -> Iterator[Path]:
-    """Every file that an earlier test wrote for these clips, whatever it saved. stems: of this test."""
+def _remove_results(outputs: Outputs, clips: Sequence[str], stems: Mapping[str, Sequence[str]]) -> None:
+    """Remove every file that an earlier test wrote for these clips, whatever it saved. stems: of this test."""
+    files = [outputs.folder / name for name in OF_ALL_CLIPS if name != RESULTS]
     for name in clips:
-        finished = load_clip(outputs.folder, name)
-        of = [*stems.get(name, ()), *(finished["stems"] if finished else ())]
+        of = [*stems.get(name, ()), *(outputs.load_clip(name) or {"stems": ()})["stems"]]
+        files += [outputs.strip_file(name, stem) for stem in of]
         for save in (("frames", *VIDEOS), ()):
-            every = replace(outputs, save=save)
-            yield from every.planned(name, of)
-            yield from (every.strip_file(name, stem) for stem in of)
+            files += replace(outputs, save=save).planned(name, of)
+    remove_files(outputs.folder, files)
 
 
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:
     """Raises DataError where two results, or a file and a folder, would have one name. planned: owner -> its files."""
     owners: dict[Path, str] = {}
+    twice = []
     for owner, files in planned.items():
-        for path in files:
-            first = owners.setdefault(path, owner)
-            if first != owner:
-                raise _same_name(path.relative_to(folder), first, owner)
-    for path, owner in owners.items():
-        for parent in path.parents:
-            if parent in owners:
-                raise _same_name(parent.relative_to(folder), owners[parent], owner)
-
-
-def _same_name(path: Path, first: str, second: str) -> DataError:
-    return DataError(
-        f"two results would have the name {path}", f"{first}, {second}", "one file for every name",
-        "rename one of the clips, restore it into a folder of its own, or leave out one kind of --save",
-    )  # fmt: skip
+        twice += [(path, owner) for path in files if owners.setdefault(path, owner) != owner]
+    twice += [(parent, owner) for path, owner in owners.items() for parent in path.parents if parent in owners]
+    for path, owner in twice:
+        raise DataError(
+            f"two results would have the name {path.relative_to(folder)}", f"{owners[path]}, {owner}",
+            "one file for every name",
+            "rename one of the clips, restore it into a folder of its own, or leave out one kind of --save",
+        )  # fmt: skip
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:
@@ -212,57 +207,51 @@ def finish_clip(
 ) -> None:
     """Score the restored frames `indices` of a clip, write strips and videos, then the JSON that marks it as finished.
 
-    more_scores: further metrics of (restored, sharp), each (H, W, 3) uint8. notes: further entries of the JSON.
-    is_grey: the restored frames have no colour, so that only their luma is scored.
+    more_scores: see `add_scores`. notes: further entries of the JSON. is_grey: the restored frames have no colour, so
+    that only their luma is scored.
     The input is scored too where it has the size of the sharp frame, and each instant where it has a sharp frame of its
     own. Each image, and the end of each video, counts as progress for the watchdog.
     """
-    per_frame: dict[str, dict[str, list[float]]] = {}
+    scores: Scores = {}
     strips, example = {indices[i] for i in _spaced(len(indices))}, indices[len(indices) // 2]
     with ExitStack() as stack:
         videos = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
             item, stem = clip.frame(index), clip.stems[index]
             restored = imread_rgb(outputs.frame_file(clip.name, stem))
-            blurry = tensor_to_uint8(item["lq"][:3])
-            sharp = tensor_to_uint8(item["gt"]) if "gt" in item else None
             instants = [imread_rgb(path) for path in outputs.instant_files(clip.name, stem)]
+            blurry, sharp = tensor_to_uint8(item["lq"][:3]), tensor_to_uint8(item["gt"]) if "gt" in item else None
+            watchdog.go_on()
             if sharp is not None:
-                images = {"restored": restored, **({"input": blurry} if blurry.shape == sharp.shape else {})}
-                for kind, image in images.items():
-                    watchdog.go_on()
-                    values = frame_scores(image, sharp) | (more_scores(image, sharp) if more_scores else {})
-                    if is_grey and kind == "restored":
-                        values = {name: values[name] for name in LUMA_METRICS}
-                    _add(per_frame, kind, values)
+                add_scores(scores, "restored", restored, sharp, LUMA_METRICS if is_grey else METRICS, more_scores)
+                watchdog.go_on()
+                if blurry.shape == sharp.shape:
+                    add_scores(scores, "input", blurry, sharp, METRICS, more_scores)
             if instants and "gt_instants" in item:
                 truth = tensor_to_uint8(item["gt_instants"].unflatten(0, (len(instants), -1)))
                 for number, (image, sharp_then) in enumerate(zip(instants, truth, strict=True)):
-                    _add(per_frame, f"instant {number}", {"psnr": psnr(image, sharp_then)})
+                    add_scores(scores, f"instant {number}", image, sharp_then, ("psnr",))
             watchdog.go_on()
-            shown = {"video": [restored], "slowmotion": instants}
-            shown |= {"comparison": [_panels(blurry, restored, sharp)]} if "comparison" in videos else {}
-            for kind, video in videos.items():
-                for picture in shown[kind]:
-                    video.write(picture)
+            if "video" in videos:
+                videos["video"].write(restored)
+            for image in instants if "slowmotion" in videos else ():
+                videos["slowmotion"].write(image)
+            if "comparison" in videos:
+                panels = {"blurry": blurry, "restored": restored} | ({"sharp": sharp} if sharp is not None else {})
+                videos["comparison"].write(comparison_strip(panels))
             if index in strips:
                 spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
-                strip = comparison_strip(comparison(item["lq"], spikes, _tensor(restored), item.get("gt")))
-                outputs.write_image(outputs.strip_file(clip.name, stem), strip)
+                strip = comparison_strip(comparison(blurry, spikes, restored, sharp))
+                imwrite_rgb(outputs.strip_file(clip.name, stem), strip)
             if index == example:
-                outputs.write_image(outputs.example_file(clip.name), restored)
+                imwrite_rgb(outputs.example_file(clip.name), restored)
     about = {
         "name": clip.name, "frames": len(indices), "stems": [clip.stems[i] for i in indices],
-        "example": clip.stems[example], "per_frame": per_frame,
+        "example": clip.stems[example], "per_frame": scores,
     }  # fmt: skip
-    write_whole(clip_file(outputs.folder, clip.name), json_bytes({**about, **notes}))
+    write_whole(outputs.clip_file(clip.name), json_bytes({**about, **notes}))
     if "frames" not in outputs.save:
         remove_files(outputs.folder, outputs.frame_files(clip.name, clip.stems))
-
-
-def _add(per_frame: dict[str, dict[str, list[float]]], kind: str, values: Mapping[str, float]) -> None:
-    for name, value in values.items():
-        per_frame.setdefault(kind, {}).setdefault(name, []).append(value)
 
 
 def _spaced(count: int) -> list[int]:
@@ -271,37 +260,23 @@ def _spaced(count: int) -> list[int]:
 
 
 def _open_videos(clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack) -> dict[str, VideoWriter]:
-    """The videos to save, by kind; with time stamps and sound only where all `count` frames are restored."""
-    is_whole = count == len(clip.stems)
-    times = clip.times if is_whole else None
-    # Slow motion shows every instant for as long as a frame was shown. Sound would not fit.
-    slow = [outputs.instants * a + k * (b - a) for a, b in _intervals(times) for k in range(outputs.instants)]
-    how: dict[str, dict[str, Any]] = {
-        "video": {"times": times, "sound": clip.sound if is_whole else None, "chroma": "444"},
-        "comparison": {"times": times},
-        "slowmotion": {"times": slow or None, "chroma": "444"},
-    }
+    """The videos to save, by kind; with the time stamps of the clip only where all `count` frames are restored."""
+    times = list(clip.times or ()) if count == len(clip.stems) else []
+    # Slow motion shows every instant for as long as a frame was shown; the last frame as long as the one before it.
+    ends = [*times[1:], 2 * times[-1] - times[-2]] if len(times) > 1 else []
+    slow = [
+        outputs.instants * begin + number * (end - begin)
+        for begin, end in zip(times, ends, strict=False)
+        for number in range(outputs.instants)
+    ]
+    of_kind: dict[str, tuple[list[Fraction], str]] = {
+        "video": (times, "444"), "comparison": (times, "420"), "slowmotion": (slow, "444")
+    }  # fmt: skip
     videos = {}
-    for kind in (kind for kind in VIDEOS if kind in outputs.save):
-        path = outputs.video_file(clip.name, kind)
-        video = VideoWriter(path, clip.fps or outputs.fps, **how[kind])
-        videos[kind] = stack.enter_context(video)
-        stack.callback(watchdog.go_on)  # closing a video encodes the last frames and reads the file back
+    for kind, (stamps, chroma) in of_kind.items():
+        if kind in outputs.save:
+            path = outputs.video_file(clip.name, kind)
+            video = VideoWriter(path, clip.fps or outputs.fps, times=stamps or None, chroma=chroma)
+            videos[kind] = stack.enter_context(video)
+            stack.callback(watchdog.go_on)  # closing a video encodes the last frames and reads the file back
     return videos
-
-
-def _intervals(times: Sequence[Fraction] | None) -> list[tuple[Fraction, Fraction]]:
-    """The time of each frame and of the next one; the last frame is shown as long as the one before it."""
-    times = list(times or ())
-    if len(times) < 2:
-        return []
-    return list(itertools.pairwise([*times, 2 * times[-1] - times[-2]]))
-
-
-def _panels(blurry: np.ndarray, restored: np.ndarray, sharp: np.ndarray | None) -> np.ndarray:
-    images = [blurry, restored, *([sharp] if sharp is not None else [])]
-    return side_by_side(images, ["blurry", "restored", "sharp"][: len(images)], restored.shape[:2])
-
-
-def _tensor(image: np.ndarray) -> Tensor:
-    return torch.from_numpy(image).permute(2, 0, 1).float() / 255

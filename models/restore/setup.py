@@ -1,29 +1,186 @@
-"""What a test takes from its command line, its options and its weights file: weights, spikes, tiles."""
+"""The set-up of a test: weights, tiles, and how the spikes are read.
+
+Of four sources the first that says something wins: the command line; the option file; the weights file, which describes
+its network and training spikes, or is a published one with its authors' tiles; the dataset.json beside the spikes.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from models.portable import SavedNetwork, portable_options, read_saved
-from models.released import RELEASED_TILES
-from models.restore.method import NetworkMethod
-from models.restore.test_args import TestArgs
-from models.restore.tiling import Tiling
+import torch
+
+from models.portable import RELEASED_TILES, SavedNetwork, read_saved
+from models.restore.interpolate import restorer_of
+from models.restore.outputs import VIDEOS
+from models.restore.tiling import DTYPES, Restorer, Tiling
 from utils import utils_dist
 from utils.contract import InputSpec
 from utils.errors import CheckpointError, OptionError, SpikeVRTError
-from utils.options.file import Sources, apply_override
-from utils.options.models import LoaderOptions, Options, PathOptions, ValOptions
-from utils.run.resume import differences
-
-KIND = ("representation", "gamma")  # what one network can take of one value alone
+from utils.files import refuse_overlap
+from utils.options.load import Sources, apply_override
+from utils.options.models import LoaderOptions, PathOptions, ValOptions
+from utils.options.section import redact
+from utils.run.resume import differences, own_checkpoint
 
 logger = logging.getLogger(__name__)
+
+
+class TestArgs(argparse.Namespace):
+    """The values of the command line, see `_parser`; paths as given. None or empty: the default of the form."""
+
+    __test__ = False  # pytest would collect a class of this name
+
+    @property
+    def is_direct(self) -> bool:
+        return self.input is not None or (self.method is not None and self.opt is None)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # argparse would print usage and exit, once on every rank
+        what, expected = redact(message, shown="***"), "one of the two forms in --help"
+        raise OptionError(what, "the command line", expected, "see --help, docs/testing.md")
+
+
+def _parser(description: str) -> _Parser:
+    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    add = parser.add_argument
+    add("--opt", metavar="FILE", help="option file: tests on datasets.test; with --input: names the network")
+    add("--method", metavar="NAME", help="a reconstruction without weights: tfp, tfi, tfstp or exposure")
+    add("--weights", metavar="FILE", help="weights or checkpoint (with --opt: default is the run's best checkpoint)")
+    add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
+    add("--output", metavar="DIR", help="where results go (with --opt: default experiments/<task>/test)")
+    add("--spike", metavar="PATH", help="spike file of the whole clip, or folder with one per frame")
+    add("--spike-size", nargs=2, type=int, metavar=("H", "W"), help="size of a spike plane")
+    add("--gt", metavar="PATH", help="sharp frames or video, to score against")
+    add("--tile", metavar="auto|T,P", help="frames and side of a tile; 0 = the whole; auto: halves on out of memory")
+    add("--overlap", metavar="T,P", help="frames and pixels that neighbouring tiles share (default 2,20)")
+    add("--batch-tiles", type=int, metavar="N", help="tiles through the network at once (val.batch_tiles)")
+    add("--blend", choices=("kair", "smooth"), help="blending of tiles (default smooth; with --opt kair, as published)")
+    add("--flip-seq", action="store_true", help="average with the time-reversed clip (val.flip_seq)")
+    add("--pad-seq", action="store_true", help="repeat the last frame once (val.pad_seq)")
+    add("--center-frame-only", action="store_true", help="only the middle frame (val.center_frame_only)")
+    add("--dtype", choices=DTYPES, default="float32", help="precision of the network (default float32)")
+    add("--sigma", type=float, help="noise level 0..255 for a non-blind denoiser")
+    add(
+        "--save",
+        nargs="+",
+        choices=("frames", *VIDEOS),
+        help="what to save (default: frames or video like --input, comparison; slowmotion with several instants)",
+    )
+    add("--fps", type=float, default=25.0, help="frame rate of videos made from frames (default 25)")
+    add("--lpips", nargs="+", metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
+    add("--overwrite", action="store_true", help="remove the results that this program made in the output folder")
+    add(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="any option (with --input: spike.key=value); of a --method: method.key=value",
+    )
+    return parser
+
+
+def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
+    """Raises OptionError for unknown flags, wrong values and flags that exclude each other."""
+    # Options key=value that follow --save or --lpips are no part of these lists.
+    front, rest, is_list = [], [], False
+    for argument in argv:
+        is_list = argument in ("--save", "--lpips") if argument.startswith("--") else is_list
+        (front if is_list and "=" in argument else rest).append(argument)
+    parser = _parser(description)
+    args = parser.parse_intermixed_args([*front, *rest], TestArgs())
+    given = [key for key, value in vars(args).items() if value != parser.get_default(key)]
+    for key in ("overrides", "lpips", "save", "spike_size"):
+        setattr(args, key, tuple(getattr(args, key) or ()))
+    for key in ("tile", "overlap"):
+        if (text := getattr(args, key)) and (key, text) != ("tile", "auto"):
+            numbers = text.split(",")
+            if len(numbers) != 2 or not all(number.strip().isdigit() for number in numbers):
+                expected = "two numbers: frames,pixels, e.g. 12,256"
+                raise OptionError(f"--{key} is {text}", f"--{key}", expected, f"correct --{key}")
+            setattr(args, key, tuple(map(int, numbers)))
+
+    def flags(keys: Sequence[str]) -> list[str]:
+        return [f"--{key.replace('_', '-')}" for key in keys]
+
+    of_network = ("weights", "sigma", "tile", "overlap", "batch_tiles", "blend", "flip_seq", "pad_seq", "dtype")
+    wrong = [key for key in (*of_network, *(("opt",) if args.input else ())) if args.method and key in given]
+    of_input = [key for key in ("spike", "gt", "sigma", "spike_size") if key in given]
+    together = ("spike", "output") if args.method else ("weights", "input", "output")
+    missing = [key for key in together if getattr(args, key) is None]
+    if wrong:
+        raise OptionError(
+            f"{', '.join(flags(wrong))} with --method {args.method}" + (" --input" if "opt" in wrong else ""),
+            "the command line", "--method NAME with --opt FILE, or with --spike PATH [--input PATH] --output DIR",
+            "a method has no network: remove these flags",
+        )  # fmt: skip
+    if not args.is_direct and args.opt is None:
+        raise OptionError(
+            "nothing to restore", "the command line", "--opt FILE, or --weights FILE --input PATH --output DIR",
+            "see --help",
+        )  # fmt: skip
+    if not args.is_direct and of_input:
+        raise OptionError(
+            f"{', '.join(flags(of_input))} without --input", "the command line",
+            "the dataset section says where they are",
+            "set datasets.test in the option file, or use the direct form with --input",
+        )  # fmt: skip
+    if args.is_direct and missing:
+        expected = f"{', '.join(flags(together))} together"
+        raise OptionError(f"{' and '.join(flags(missing))} missing", "the command line", expected, "add them")
+    if args.is_direct:
+        refuse_overlap(Path(args.output), {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")})
+        if args.spike_size and not args.spike:
+            raise OptionError("--spike-size without --spike", "--spike-size", "both", "add --spike, or drop it")
+    return args
+
+
+@dataclass(frozen=True)
+class NetworkMethod:
+    """Restores frames with a network; see utils.contract.Method.
+
+    dtype: see Restorer. sigma: noise level 0..255 given to a non-blind denoiser.
+    """
+
+    saved: SavedNetwork
+    tiling: Tiling
+    dtype: str
+    sigma: float | None
+    is_grey: ClassVar[bool] = False
+
+    @property
+    def can_cut(self) -> bool:
+        return bool(self.tiling.num_frame_testing) and not self.tiling.flip_seq and not self.tiling.center_frame_only
+
+    @property
+    def instants(self) -> int:
+        return self.saved.spec.out_instants
+
+    def frames_of(self, count: int) -> range:
+        return self.tiling.frames_of(count)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "weights": self.saved.sha256(), "network": self.saved.options_digest(),
+            "tile": self.tiling.describe() + (", halved where memory is short" if self.tiling.is_halved else ""),
+            "dtype": self.dtype, "sigma": self.sigma,
+        }  # fmt: skip
+
+    def protocol(self) -> dict[str, str]:
+        weights = f"{self.saved.path} (sha256 {self.saved.sha256()[:12]}), network from {self.saved.known_from}"
+        frames = {"frames": "the middle one"} if self.tiling.center_frame_only else {}
+        noise = {"noise level": f"{self.sigma:g} of 255"} if self.sigma is not None else {}
+        return {"weights": weights, "dtype": self.dtype, **noise, **frames}
+
+    def restorer(self, device: torch.device) -> Restorer:
+        options = {"dtype": self.dtype, "noise_sigma": self.sigma}
+        return restorer_of(self.saved.build(), self.saved.spec, self.tiling, device, **options)
 
 
 @contextmanager
@@ -40,49 +197,60 @@ def answered_by_flags() -> Iterator[None]:
 def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
     """--weights; else the file that path.resume names, else the run's best, its latest, and the pretrained weights.
 
-    With path.resume null the run's own checkpoints do not count. Raises CheckpointError where there is none.
+    A folder in path.resume means the best or latest checkpoint of the run in it. With path.resume null the run's own
+    checkpoints do not count. Raises CheckpointError where there is none.
     """
     if weights:
         return weights
-    own = [folder / "checkpoints" / f"checkpoint_{name}.pth" for name in ("best", "latest")]
-    tried = [*(own if path.resume else []), *filter(None, (path.pretrained_netE, path.pretrained_netG))]
-    if path.resume not in ("auto", None):
-        tried = [path.resume]
-    found = next((str(p) for p in tried if Path(p).is_file()), None)
-    if found is None:
+    named = Path(path.resume) if path.resume not in ("auto", None) else None
+    run = folder if named is None else named.parent if named.name == "checkpoints" else named
+    tried = [own_checkpoint(run, name) for name in ("best", "latest")] if path.resume else []
+    if named is None:
+        tried += [Path(file) for file in (path.pretrained_netE, path.pretrained_netG) if file]
+    elif not named.is_dir():
+        tried = [named]
+    if (found := next(filter(Path.is_file, tried), None)) is None:
         raise CheckpointError(
             "no weights to test", ", ".join(map(str, tried)), "a checkpoint of this run, or path.pretrained_netG",
             "train first, or give --weights FILE",
         )  # fmt: skip
-    return found
+    return str(found)
 
 
-def saved_for(weights: str, opt: Options | None) -> SavedNetwork:
+def network_of(weights: str, options: dict[str, Any] | None) -> SavedNetwork:
     """The weights, as the network of the option file; without one, as the network that their file describes.
 
-    Raises CheckpointError where the options give spike channels of another kind than those of the training: as many of
-    them would pass unseen. Warns where other settings differ.
+    options: `Options.portable` of the option file. Raises CheckpointError where these give spike channels of another
+    kind than those of the training: as many of them would pass unseen. Warns where other settings differ.
     """
-    if opt is None:
-        return read_saved(weights)
-    saved = read_saved(weights, portable_options(opt))
-    if saved.spike is None or saved.learned is None or not saved.spec.spike_channels:
+    saved = read_saved(weights, options)
+    if options is None or saved.spike is None or saved.learned is None or not saved.spec.spike_channels:
         return saved
-    for key, learned, given in zip(KIND, kind_of(saved.learned), kind_of(saved.spike), strict=True):
-        if given != learned:
-            raise CheckpointError(
-                f"the spike channels have {key} {given}, the weights were trained with {learned}", weights,
-                f"weights trained with datasets.train.spike.{key} {given}",
-                f"choose other weights, or set spike.{key} in the datasets to {learned}",
-            )  # fmt: skip
-    changed = {
-        key: values for key, values in differences(saved.learned, saved.spike).items()
+    for key, learned, given in _other_kinds(saved.learned, saved.spike):
+        raise CheckpointError(
+            f"the spike channels have {key} {given}, the weights were trained with {learned}", weights,
+            f"weights trained with datasets.train.spike.{key} {given}",
+            f"choose other weights, or set spike.{key} in the datasets to {learned}",
+        )  # fmt: skip
+    changed = ", ".join(
+        f"{key} {learned} -> {given}" for key, (learned, given) in differences(saved.learned, saved.spike).items()
         if key.startswith("representation.") or key in ("context", "resize")
-    }  # fmt: skip
+    )  # fmt: skip
     if changed and utils_dist.is_main_process():
-        lines = ", ".join(f"{key} {learned} -> {given}" for key, (learned, given) in changed.items())
-        logger.warning("the weights were trained with other spike channels than the options give: %s", lines)
+        logger.warning("the weights were trained with other spike channels than the options give: %s", changed)
     return saved
+
+
+def _other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(key, learned, given) where two spike sections differ in what a network can take of one value alone.
+
+    They may lack defaults.
+    """
+    for key, default in (("representation", "voxel"), ("gamma", 1.0)):
+        both = [section.get(key, default) for section in (learned, given)]
+        both = [value["type"] if isinstance(value, dict) else value for value in both]
+        if both[0] != both[1]:
+            yield key, *both
 
 
 def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
@@ -110,26 +278,19 @@ def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
 
     Raises OptionError for channels of another kind than those of the training.
     """
-    table = {"spike": {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)}
+    spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
     # What describes the training data is not true of the user's.
-    if saved.spike_data is not None and table["spike"].get("rate") != "match":
-        table["spike"] |= {"rate": None, "light": None}
+    if saved.spike_data is not None and spike.get("rate") != "match":
+        spike |= {"rate": None, "light": None}
     for key in ("calibration", "exposure", "first", "count"):
-        table["spike"].pop(key, None)
-    changed = changed_spikes(table["spike"], args)
-    for key, learned, given in zip(KIND, kind_of(table["spike"]), kind_of(changed), strict=True):
-        if given != learned:
-            raise OptionError(
-                f"spike.{key} is {given}, the network was trained with {learned}", f"spike.{key}",
-                f"{learned}, as in the training", f"leave spike.{key} out",
-            )  # fmt: skip
+        spike.pop(key, None)
+    changed = changed_spikes(spike, args)
+    for key, learned, given in _other_kinds(spike, changed):
+        raise OptionError(
+            f"spike.{key} is {given}, the network was trained with {learned}", f"spike.{key}",
+            f"{learned}, as in the training", f"leave spike.{key} out",
+        )  # fmt: skip
     return changed
-
-
-def kind_of(spike: dict[str, Any]) -> tuple[str, float]:
-    """The values of KIND, the name of the representation and gamma, in a spike section, which may lack defaults."""
-    found = spike.get("representation", "voxel")
-    return found if isinstance(found, str) else found["type"], spike.get("gamma", 1.0)
 
 
 def changed_spikes(spike: dict[str, Any], args: TestArgs, own: Sequence[str] = ()) -> dict[str, Any]:
@@ -155,33 +316,6 @@ def changed_spikes(spike: dict[str, Any], args: TestArgs, own: Sequence[str] = (
     return table["spike"]
 
 
-def split_method(args: TestArgs) -> tuple[dict[str, Any], TestArgs]:
-    """The section of --method with the overrides method.key=value, and the arguments without these overrides.
-
-    Raises OptionError for an override of the method itself.
-    """
-    table: dict[str, Any] = {"method": {"type": args.method}}
-    mine = [override for override in args.overrides if override.startswith("method.")]
-    for override in mine:
-        if override.startswith("method.type="):
-            raise OptionError(
-                f"{override} with --method {args.method}", "the command line", "the name of the method once",
-                "give the name with --method alone",
-            )  # fmt: skip
-        apply_override(table, override, Sources(None))
-    others = tuple(override for override in args.overrides if override not in mine)
-    return table["method"], dataclasses.replace(args, overrides=others)
-
-
-def automatic_tiles(saved: SavedNetwork, args: TestArgs) -> ValOptions:
-    """The tiles of the authors of published weights; for other weights, and --tile auto, as large as memory allows."""
-    if saved.released and args.tile is None:
-        frames, side = RELEASED_TILES[saved.released[:3]]
-        return ValOptions(num_frame_testing=frames, size_patch_testing=side)
-    # A full GPU raises an error and the tiles are halved; a CPU that runs out of memory starts to swap.
-    return ValOptions(size_patch_testing=0 if utils_dist.get_device().type == "cuda" else "auto")
-
-
 def tiling_of(val: ValOptions, spec: InputSpec, args: TestArgs, **defaults: Any) -> Tiling:
     """The tiles of `val`, with the changes of the command line. defaults: fields that `val` does not have."""
     tile = args.tile if isinstance(args.tile, tuple) else ()
@@ -197,11 +331,23 @@ def tiling_of(val: ValOptions, spec: InputSpec, args: TestArgs, **defaults: Any)
     return tiling
 
 
-def saved_network(args: TestArgs, opt: Options, section: LoaderOptions) -> NetworkMethod:
-    """The network of the run or of --weights, for the test section."""
-    saved = saved_for(find_weights(opt.path, opt.folder, args.weights), opt)
-    val = opt.val.model_copy(update={"pad_seq": True}) if getattr(section, "pad_sequence", False) else opt.val
-    sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
+def method_of_test(saved: SavedNetwork, args: TestArgs, val: ValOptions, section: LoaderOptions) -> NetworkMethod:
+    """The network for datasets.test, `section`, with the tiles of `val`."""
+    changes: dict[str, Any] = {"pad_seq": True} if getattr(section, "pad_sequence", False) else {}
     if args.tile == "auto":
-        val = val.model_copy(update={"num_frame_testing": "auto", "size_patch_testing": "auto"})
-    return NetworkMethod(saved, tiling_of(val, saved.spec, args), args.dtype, sigma)
+        changes |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
+    sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
+    return NetworkMethod(saved, tiling_of(val.model_copy(update=changes), saved.spec, args), args.dtype, sigma)
+
+
+def method_of_user(saved: SavedNetwork, args: TestArgs) -> NetworkMethod:
+    """The network for a user's clips: published weights with the tiles of their authors, others with large ones."""
+    if saved.released and args.tile is None:
+        frames, side = RELEASED_TILES[saved.released[:3]]
+        val = ValOptions(num_frame_testing=frames, size_patch_testing=side)
+    else:
+        # A full GPU raises an error and the tiles are halved; a CPU that runs out of memory starts to swap.
+        val = ValOptions(size_patch_testing=0 if utils_dist.get_device().type == "cuda" else "auto")
+    is_halved = args.tile in (None, "auto")
+    tiling = tiling_of(val, saved.spec, args, blend="smooth", is_halved=is_halved)
+    return NetworkMethod(saved, tiling, args.dtype, args.sigma)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +15,12 @@ import torch.nn.functional as F
 
 from models.model_vrt import ModelVRT
 from models.restore.interpolate import restorer_of, scored_clips
-from models.restore.restorer import Restorer
-from models.restore.tiling import Tiling
+from models.restore.tiling import Restorer, Tiling
 from utils import utils_dist
 from utils.contract import FrameReader, Tick, input_spec, middle_instant
 from utils.dist import watchdog
-from utils.image import comparison, imwrite_rgb
-from utils.metrics import ClipScores, averages, psnr, ssim, tensor_to_uint8
+from utils.image import comparison, imwrite_rgb, tensor_to_uint8
+from utils.metrics import Scores, add_scores, collect, score_text
 from utils.run.logger import best_effort
 from utils.run.progress import open_progress
 
@@ -31,42 +30,18 @@ MAX_STRIPS = 12  # per validation: they are sent to rank 0
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Validation:
-    """Scores of the blurry input and of the restored clips, the same on every rank.
+    """The scores of all clips, on every rank, and images of some, on rank 0.
 
-    panels: clip -> `utils.image.comparison` of its middle frame; of at most MAX_STRIPS clips, on rank 0 only.
+    scalars: means over clips, val/psnr, val/ssim, and val/psnr_input, val/ssim_input of the blurry input; on rank 0
+    also clips/psnr/<clip> and clips/ssim/<clip> of the clips in `panels`. table: see `score_text`.
+    panels: clip -> `utils.image.comparison` of its middle frame; of at most MAX_STRIPS clips.
     """
 
-    blurry: ClipScores = field(default_factory=ClipScores)
-    restored: ClipScores = field(default_factory=ClipScores)
-    panels: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-
-    def scalars(self) -> dict[str, float]:
-        """Means over clips: val/psnr, val/ssim, and val/psnr_input, val/ssim_input of the blurry input."""
-        clips = len(self.restored.frames)
-        out, into = (averages(scores.sums(METRICS), clips) for scores in (self.restored, self.blurry))
-        return {f"val/{m}": out[m] for m in METRICS} | {f"val/{m}_input": into[m] for m in METRICS}
-
-    def clip_scalars(self) -> dict[str, float]:
-        """clips/psnr/<clip> and clips/ssim/<clip> of the clips that have a picture; on rank 0 only."""
-        means = self.restored.clip_means()
-        return {f"clips/{metric}/{clip}": means[clip][metric] for metric in METRICS for clip in self.panels}
-
-    def table(self) -> str:
-        """The clips and their mean as an aligned text table."""
-        blurry, restored, means = self.blurry.clip_means(), self.restored.clip_means(), self.scalars()
-        rows = [(clip, *(blurry[clip][m] for m in METRICS), *(restored[clip][m] for m in METRICS)) for clip in restored]
-        rows.append(("mean", *(means[f"val/{m}_input"] for m in METRICS), *(means[f"val/{m}"] for m in METRICS)))
-        width = max(len(row[0]) for row in rows)
-        lines = [
-            f"{'':{width}} |       blurry input |           restored |   gain",
-            f"{'clip':{width}} |   PSNR dB     SSIM |   PSNR dB     SSIM |     dB",
-        ]
-        for name, psnr_in, ssim_in, psnr_out, ssim_out in rows:
-            numbers = f"{psnr_in:9.2f} {ssim_in:8.4f} | {psnr_out:9.2f} {ssim_out:8.4f} | {psnr_out - psnr_in:+6.2f}"
-            lines.append(f"{name:{width}} | {numbers}")
-        return "\n".join(lines)
+    scalars: dict[str, float]
+    table: str
+    panels: dict[str, dict[str, np.ndarray]]
 
 
 def validate(
@@ -81,27 +56,38 @@ def validate(
     """
     rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
     clips = scored_clips(clips, input_spec(model.net_for_test))
-    strips = clips_with_strips(len(clips))
-    mine = Validation()
+    # The clips whose strips rank 0 writes: evenly spaced, always the same.
+    strips = sorted({round(i) for i in np.linspace(0, len(clips) - 1, min(MAX_STRIPS, len(clips)))})
+    mine, panels = [], {}
     # Only rank 0 writes into the folder of a run, and only frames of its own clips.
     out = model.opt.folder / "images" if model.opt.val.save_img and rank == 0 else None
-    kind = model.opt.logging.progress
     with ExitStack() as stack, evaluated(model) as restorer:
-        own = [clips[index] for index in range(rank, len(clips), world)]
-        total = sum(len(restorer.tiling.frames_of(len(clip.stems))) for clip in own)
+        total = sum(len(restorer.tiling.frames_of(len(clip.stems))) for clip in clips[rank::world])
         logger.info("validating %d clips, %s", len(clips), restorer.describe())
-        shown = stack.enter_context(open_progress(kind, total, "validation", "frames"))
+        shown = stack.enter_context(open_progress(model.opt.logging.progress, total, "validation", "frames"))
         for first in range(0, len(clips), world):
             if first:
                 # A collective to the watchdog: a rank that waits here for a slower one is not reported as stuck.
                 with watchdog.collective("stop vote"):
                     if should_stop():
                         return None
-            if first + rank < len(clips):
-                index = first + rank
+            if (index := first + rank) < len(clips):
                 watchdog.phase(f"validate: clip {index}")
-                _validate_clip(mine, restorer, clips[index], index in strips, out, shown.update)
-    return _bring_together(mine, clips, strips)
+                scores, images = _validate_clip(restorer, clips[index], index in strips, out, shown.update)
+                mine.append(scores)
+                panels |= {index: images} if images else {}
+    results = collect([scores for of_rank in utils_dist.gather_objects(mine) for scores in of_rank], len(clips))
+    shown_panels = {}
+    for index in strips:  # sent one after the other, and kept on rank 0 alone
+        images = utils_dist.from_rank(index % world, panels.get(index))
+        if utils_dist.is_main_process():
+            shown_panels[clips[index].name] = images
+    means, table = results["averages"], results["clips"]
+    scalars = {f"val/{m}": means["restored"][m] for m in METRICS} | {
+        f"val/{m}_input": means["input"][m] for m in METRICS
+    }
+    scalars |= {f"clips/{m}/{clip}": table[clip]["restored"][m] for m in METRICS for clip in shown_panels}
+    return Validation(scalars, score_text(results), shown_panels)
 
 
 @contextmanager
@@ -123,17 +109,17 @@ def evaluated(model: ModelVRT) -> Iterator[Restorer]:
         net.train(training)
 
 
-def clips_with_strips(count: int) -> list[int]:
-    """Indices of the clips whose strips rank 0 writes: at most MAX_STRIPS, evenly spaced, always the same."""
-    return sorted({round(i) for i in np.linspace(0, count - 1, min(MAX_STRIPS, count))})
-
-
 def _validate_clip(
-    validation: Validation, restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None, tick: Tick
-) -> None:  # fmt: skip
-    """Scores of all frames, the strip of the middle one; restored frames to out/<clip>/<stem>.png."""
-    cache, middle, nonfinite = restorer.cached(clip), len(clip.stems) // 2, 0
+    restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None, tick: Tick
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The scores of all frames, for `collect`, and the panels of the middle one with `with_strip`, else {}.
+
+    out: the restored frames go to out/<clip>/<stem>.png.
+    """
+    cache, nonfinite = restorer.cached(clip), 0
     wanted = restorer.tiling.frames_of(len(clip.stems))
+    scores: Scores = {}
+    panels = {}
     for index, frame in zip(wanted, restorer.frames(cache, wanted, tick), strict=True):
         watchdog.go_on()
         item = cache.frame(index)
@@ -143,33 +129,15 @@ def _validate_clip(
         is_finite = bool(frame.isfinite().all())
         nonfinite += not is_finite
         frame = middle_instant(frame, restorer.tiling.out_instants)
-        restored = tensor_to_uint8(frame)
-        sharp, blurry = tensor_to_uint8(gt), tensor_to_uint8(lq)
-        validation.blurry.add(clip.name, _scores(blurry, sharp))
-        validation.restored.add(clip.name, _scores(restored, sharp) if is_finite else dict.fromkeys(METRICS, math.nan))
-        if with_strip and index == middle:
+        blurry, restored, sharp = tensor_to_uint8(lq[:3]), tensor_to_uint8(frame), tensor_to_uint8(gt)
+        add_scores(scores, "restored", restored if is_finite else None, sharp, METRICS)
+        add_scores(scores, "input", blurry, sharp, METRICS)
+        if with_strip and index == len(clip.stems) // 2:
             spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
-            validation.panels[clip.name] = comparison(lq, spikes, frame, gt)
+            panels = comparison(blurry, spikes, restored, sharp)
         if out is not None:
             with best_effort("restored frames"):
                 imwrite_rgb(out / clip.name / f"{clip.stems[index]}.png", restored)
     if nonfinite:
         logger.warning("validation: NaN or Inf in %d restored frames of clip %s", nonfinite, clip.name)
-
-
-def _scores(image: np.ndarray, sharp: np.ndarray) -> dict[str, float]:
-    return {"psnr": psnr(image, sharp), "ssim": ssim(image, sharp)}
-
-
-def _bring_together(mine: Validation, clips: Sequence[FrameReader], strips: list[int]) -> Validation:
-    """The scores of all ranks, on every rank; the strips, sent one after the other, on rank 0. Collective."""
-    world, whole = utils_dist.get_world_size(), Validation()
-    for blurry, restored in utils_dist.gather_objects((mine.blurry.frames, mine.restored.frames)):
-        whole.blurry.update(blurry)
-        whole.restored.update(restored)
-    for index in strips:
-        name = clips[index].name
-        panels = utils_dist.from_rank(index % world, mine.panels.get(name))
-        if utils_dist.is_main_process():
-            whole.panels[name] = panels
-    return whole
+    return {"name": clip.name, "frames": len(wanted), "per_frame": scores}, panels

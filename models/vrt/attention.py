@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +15,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.vrt.chunks import Tape
-from models.vrt.torch_private import BLOCK_BYTES, fused_attention, softmax_backward
 from models.vrt.windows import Span
 
+logger = logging.getLogger(__name__)
+
+# Bytes of the T x T matrices that are computed at once: they should fit the last-level cache of a CPU.
+BLOCK_BYTES = 4_000_000
 # Windows times heads of one call: an axis of a GPU's grid of thread blocks has this limit.
 MOST_HEADS = 65_535
 LOG2_E = math.log2(math.e)
@@ -23,6 +29,63 @@ LOG2_E = math.log2(math.e)
 HEAD_BYTES = {"cuda": 16}
 # Without that of cuDNN: its gradients are reported to be NaN for windows of 64 tokens with a mask.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def public_attention(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """softmax(scale q k^T + added) v, and the log-sum-exp of each row of logits.
+
+    q, k, v: (n, heads, T, hd); added: (1, heads or 1, T, T) or None -> (n, heads, T, hd), (n, heads, T). No autograd.
+    """
+    out, sums = torch.empty_like(q), q.new_empty(q.shape[:3])
+    step = max(1, BLOCK_BYTES // (q.shape[1] * q.shape[2] ** 2 * q.element_size()))
+    for parts in zip(*(x.split(step) for x in (q, k, v, out, sums)), strict=True):
+        qb, kb, vb, out_b, sums_b = parts
+        logits = (qb * scale) @ kb.transpose(2, 3)
+        if added is not None:
+            logits += added
+        sums_b.copy_(logits.logsumexp(3))
+        out_b.copy_(logits.sub_(sums_b.unsqueeze(3)).exp_() @ vb)
+    return out, sums
+
+
+def public_softmax_backward(grad: Tensor, weights: Tensor) -> Tensor:
+    """In place: from the gradient of `weights`, a softmax over the last dimension, to that of its logits."""
+    grad.mul_(weights)
+    return grad.addcmul_(weights, grad.sum(-1, keepdim=True), value=-1)
+
+
+def _private_attention(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    # The function behind scaled_dot_product_attention on a CPU. Only this private form returns the log-sum-exp.
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return fused(q, k, v, 0.0, False, attn_mask=added, scale=scale)
+
+
+def _private_softmax_backward(grad: Tensor, weights: Tensor) -> Tensor:
+    return torch.ops.aten._softmax_backward_data.out(grad, weights, -1, grad.dtype, grad_input=grad)
+
+
+def choose(private: Callable[..., Any], public: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:
+    """`private` if it gives the numbers of `public` on a copy of `inputs`; else `public`, with a warning."""
+
+    def trial(function: Callable[..., Any]) -> Tensor:
+        results = function(*(x.clone() if isinstance(x, Tensor) else x for x in inputs))
+        return torch.cat([x.flatten() for x in results])
+
+    try:
+        found, expected = trial(private), trial(public)
+        if found.shape == expected.shape and torch.allclose(found, expected, atol=1e-5):
+            return private
+        reason = "its numbers differ"
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as e:
+        reason = str(e).splitlines()[0] if str(e) else type(e).__name__
+    names = public.__name__, private.__name__
+    logger.warning("torch %s: %s is used for %s (%s); slower", torch.__version__, *names, reason)
+    return public
+
+
+_QKV = torch.linspace(-1, 1, 72, device="cpu").view(3, 1, 2, 3, 4)
+fused_attention = choose(_private_attention, public_attention, *_QKV, _QKV.new_ones(1, 2, 3, 3).tril(), 0.5)
+softmax_backward = choose(_private_softmax_backward, public_softmax_backward, _QKV[0], torch.full_like(_QKV[0], 0.25))
 
 
 def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,25 +99,19 @@ def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
     return q.flip(1).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
 
 
-def mask_of(mask: Tensor | None, mutual: bool) -> Tensor | None:
-    """The mask within a frame, which is that of both, or the whole mask."""
-    half = None if mask is None or not mutual else len(mask) // 2
-    return mask if half is None else mask[:half, :half]
-
-
 def window_attention(
-    qkv: Tensor, bias: Tensor | None, spans: tuple[Span, ...], scale: float, mutual: bool, own: bool, tape: Tape | None
-) -> Tensor:  # fmt: skip
+    qkv: Tensor, bias: Tensor | None, spans: tuple[Span, ...], scale: float, mutual: bool, tape: Tape | None
+) -> Tensor:
     """Attention among the tokens of each window, or between its two frames (mutual, without bias).
 
-    qkv: (n, T, 3, heads, hd); bias: (heads, T, T) or None; spans: of all n windows. own: with
-    `CpuAttention`, which records on the tape or reads from it. Returns (n, T, heads * hd).
+    qkv: (n, T, 3, heads, hd); bias: (heads, T, T) or None; spans: of all n windows. tape: for `CpuAttention`, which
+    records on it or reads from it; None: torch's attention. Returns (n, T, heads * hd).
     """
-    parts = []
+    parts, t = [], qkv.shape[1] // (2 if mutual else 1)
     # The gradient of a slice would be as large as the whole.
     for part, span in zip(qkv.split([span.stop - span.start for span in spans]), spans, strict=True):
-        mask = mask_of(span.mask, mutual)
-        if own:
+        mask = None if span.mask is None else span.mask[:t, :t]  # within a frame, it is that of both
+        if tape is not None:
             out = CpuAttention.apply(part, bias, mask, scale, mutual, tape)
         else:
             out = attend(*heads_of(part, mutual), scale, bias, mask)
@@ -66,8 +123,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, m
     """q, k, v: (n, T, heads, hd) -> (n, T, heads, hd); bias (heads, T, T) and mask (T, T) for all n, or None."""
     added = logit_offset(bias, mask, q.dtype)
     n, _, heads, d = q.shape
-    # Zeros change no logit; `scale` stays that of the true head.
-    padding = head_padding(d, q)
+    # Channels of zeros change no logit; `scale` stays that of the true head.
+    padding = -d % max(1, HEAD_BYTES.get(q.device.type, 0) // q.element_size())
     q, k, v = (F.pad(x, (0, padding)) if padding else x for x in (q, k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     parts, step = [], max(1, MOST_HEADS // heads)
@@ -77,11 +134,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, m
             parts.append(F.scaled_dot_product_attention(*part, attn_mask=added, scale=scale))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out[..., :d].transpose(1, 2)
-
-
-def head_padding(channels: int, like: Tensor) -> int:
-    """Channels to add to a head so that the fused attention on the device of `like` takes it."""
-    return -channels % max(1, HEAD_BYTES.get(like.device.type, 0) // like.element_size())
 
 
 def logit_offset(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -96,16 +148,16 @@ class CpuAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, qkv: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, mutual: bool, tape: Tape | None
+        ctx, qkv: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, mutual: bool, tape: Tape
     ) -> Tensor:
-        if tape is not None and tape.recorded is not None:
-            out, sums = next(tape.recorded)
+        if tape.recorded is not None:
+            out, sums = next(tape.recorded), next(tape.recorded)
         else:
             q, k, v = (x.transpose(1, 2) for x in heads_of(qkv, mutual))
             # torch has no fused attention with a bias that requires a gradient, not even in here.
             out, sums = fused_attention(q, k, v, logit_offset(bias, mask, qkv.dtype), scale)
-            if tape is not None:
-                tape.results.append((out, sums))
+            if tape.keeps:
+                tape.results += [out, sums]
         ctx.save_for_backward(qkv, bias, mask, sums)
         ctx.args = scale, mutual
         return out.transpose(1, 2)

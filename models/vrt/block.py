@@ -1,15 +1,14 @@
 """A transformer block: window attention and gated MLP, both residual, as one plain function of a chunk of windows.
 
-`_BlockWork.hidden` is that function: a chunk at a time and recomputed in backward (chunks.py). `Block._forward_plain`
+`Block._hidden` is that function: a chunk at a time and recomputed in backward (chunks.py). `Block._forward_plain`
 runs its two parts on all windows under torch's autograd: for torch.compile, and as the reference.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,127 +18,23 @@ from models.vrt.attention import window_attention
 from models.vrt.chunks import (
     CPU_TOKENS,
     GPU_TOKENS,
+    GatedMlp,
     InChunks,
     Kernels,
-    Piece,
     Tape,
-    add_scaled,
+    Weights,
+    Work,
+    cast,
+    gated,
     has_public_attention,
     runs_in_chunks,
+    scaled,
 )
-from models.vrt.layers import DropPath, GatedMlp, gated, mlp, recomputed
-from models.vrt.precision import LayerNorm, compute_dtype, layer_norm
-from models.vrt.windows import Chunk, WindowPlan, relative_position_index, sine_positions, take, window_plan
+from models.vrt.layers import LayerNorm, compute_dtype, layer_norm, recomputed
+from models.vrt.windows import Chunk, relative_position_index, sine_positions, take, window_chunks
 
 # Torch's attention on a GPU writes a gradient of the bias for each window: at most so many bytes of them at a time.
 BIAS_BYTES = 1 << 29
-
-
-class BlockWeights(NamedTuple):
-    """Tensors of a block, or their gradients. bias: (heads, T, T); the three of mutual attention may be None."""
-
-    norm1: Tensor
-    norm1_bias: Tensor
-    bias: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    proj: Tensor
-    proj_bias: Tensor
-    qkv_mut: Tensor | None
-    qkv_mut_bias: Tensor | None
-    positions: Tensor | None
-    norm2: Tensor
-    norm2_bias: Tensor
-    fc11: Tensor
-    fc11_bias: Tensor
-    fc12: Tensor
-    fc12_bias: Tensor
-    fc2: Tensor
-    fc2_bias: Tensor
-
-    def to(self, dtype: torch.dtype) -> BlockWeights:
-        """The tensors of linear layers in `dtype`; the others are added to float32, or cast where they are used."""
-        kept = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
-        found = {k: t if t is None or k in kept else t.to(dtype) for k, t in self._asdict().items()}
-        return BlockWeights(**found)
-
-
-@dataclass(frozen=True)
-class Heads:
-    """eps: of the layer norms. own: the attention has our own gradient, see attention.CpuAttention."""
-
-    count: int
-    scale: float
-    mutual: bool
-    eps: float
-    own: bool
-
-
-def attend_windows(tokens: Tensor, chunk: Chunk, w: BlockWeights, heads: Heads, tape: Tape | None = None) -> Tensor:
-    """The branch of the attention, proj(attention(norm1(x))), on the tokens of a chunk of windows, (rows, C)."""
-    windows, t = chunk.spans[-1].stop, w.bias.shape[-1]
-
-    def attention(u: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None, mutual: bool) -> Tensor:
-        qkv = F.linear(u, weight, bias).view(windows, t, 3, heads.count, -1)
-        return window_attention(qkv, added, chunk.spans, heads.scale, mutual, heads.own, tape).flatten(0, 1)
-
-    u = layer_norm(tokens, w.norm1, w.norm1_bias, heads.eps)
-    if chunk.padding is not None:
-        u = u.masked_fill(chunk.padding, 0.0)
-    out = attention(u, w.qkv, w.qkv_bias, w.bias, False)
-    if heads.mutual:
-        # The output at frame 1 comes from frame 2's queries and frame 1's keys and values, and vice versa.
-        u = (u.view(2 * windows, t // 2, -1) + w.positions).view_as(u)
-        out = torch.cat((attention(u, w.qkv_mut, w.qkv_mut_bias, None, True), out), dim=1)
-    return F.linear(out, w.proj, w.proj_bias)
-
-
-def _drops(factor: float | Tensor) -> bool:
-    return isinstance(factor, float) and factor == 0.0
-
-
-@dataclass(frozen=True)
-class _BlockWork:
-    """A block on tokens (B * D * H * W, C), see chunks.Work.
-
-    factors: of both branches, a number for each of `samples`, or None; with one plan for all clips, (2, B, 1).
-    records: keep the results of the attention for backward.
-    """
-
-    plan: WindowPlan
-    heads: Heads
-    factors: Any
-    samples: int
-    records: bool
-
-    def pieces(self) -> Iterator[Piece]:
-        for sample in range(self.samples):
-            for chunk in self.plan.chunks:
-                if isinstance(self.factors, Tensor):  # a column, without waiting for the GPU
-                    of = chunk.results // (len(self.plan.places) // self.factors.shape[1])
-                    factors = tuple(self.factors.index_select(1, of))
-                else:
-                    factors = (1.0, 1.0) if self.factors is None else tuple(f[sample] for f in self.factors)
-                rows, results = chunk.rows, chunk.results
-                if sample:
-                    first = sample * len(self.plan.places)
-                    rows, results = rows + first, results + first
-                yield Piece(rows, results, chunk.kept, factors, chunk)
-
-    def named(self, weights: Sequence[Tensor | None], x: Tensor) -> BlockWeights:
-        return BlockWeights(*weights).to(x.dtype)
-
-    def hidden(
-        self, tokens: Tensor, piece: Piece, weights: BlockWeights, tape: Tape | None
-    ) -> tuple[Tensor, Tensor | None]:
-        (first, second), chunk = piece.factors, piece.details
-        branch = None if _drops(first) else attend_windows(tokens, chunk, weights, self.heads, tape)
-        if chunk.kept is not None:
-            tokens, branch = (None if x is None else take(x, chunk.kept) for x in (tokens, branch))
-        y = tokens if branch is None else add_scaled(tokens, branch, first)
-        if _drops(second):
-            return y, None
-        return y, gated(layer_norm(y, weights.norm2, weights.norm2_bias, self.heads.eps), weights)
 
 
 class WindowAttention(nn.Module):
@@ -183,7 +78,7 @@ class Block(nn.Module):
     """Transformer block on tokens (B, D, H, W, C): window attention and gated MLP, both residual.
 
     checkpoint_attn, checkpoint_ffn: recompute this branch in the backward pass; with both, the block saves only its
-    input.
+    input. drop_path: probability of dropping a branch of a sample in training (stochastic depth).
     """
 
     FLAGS = ("checkpoint_attn", "checkpoint_ffn")
@@ -204,88 +99,126 @@ class Block(nn.Module):
         kernels: Kernels = "auto",
     ) -> None:
         super().__init__()
-        self.window, self.shift, self.kernels = window, shift, kernels
+        self.window, self.shift, self.drop_path, self.kernels = window, shift, drop_path, kernels
         self.checkpoint_attn, self.checkpoint_ffn = checkpoint_attn, checkpoint_ffn
         self.norm1 = LayerNorm(dim)
         self.attn = WindowAttention(dim, window, heads, qkv_bias, qk_scale, mutual)
-        self.drop_path = DropPath(drop_path) if drop_path > 0.0 else nn.Identity()
         self.norm2 = LayerNorm(dim)
         self.mlp = GatedMlp(dim, int(dim * mlp_ratio), dim)
         self.is_compiled = False
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(compute_dtype(x))
-        # A compiled block is the plain form: it pays on a GPU.
-        is_plain = not runs_in_chunks(self.kernels, x) or (self.is_compiled and x.device.type != "cpu")
+        is_public, factors = has_public_attention(x), self._drop_factors(x)
+        tokens = x[0].numel() // x.shape[-1]
         with torch.autocast(x.device.type, enabled=False):
-            return self._forward_plain(x, *self._plain_arguments(x)) if is_plain else self._forward_in_chunks(x)
+            # A compiled block is the plain form: it pays on a GPU. The window plan is not compiled.
+            if not runs_in_chunks(self.kernels, x) or (self.is_compiled and x.device.type != "cpu"):
+                (chunk,) = window_chunks(tuple(x.shape[1:4]), self.window, self.shift, x.device, len(x))
+                if factors is not None:
+                    factors = factors.repeat_interleave(tokens, 1).index_select(1, chunk.results)
+                return self._forward_plain(x, chunk, (None, None) if factors is None else tuple(factors))
+            if factors is not None:  # on a CPU, a dropped branch is not computed
+                factors = factors.repeat_interleave(tokens, 1) if is_public else factors.squeeze(2).t().tolist()
+            chunks, records = self.chunks(x), None if is_public else not self.checkpoint_attn
+            weights = self.weights(chunks[0].tokens)
+            work = Work(self._hidden, chunks, tuple(weights), factors, records)
+            rows = x.reshape(1 if is_public else len(x), -1, x.shape[-1])
+            return InChunks.apply(rows, work, *weights.values()).view(x.shape)
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """torch.compile of the plain form, in place. The window plan is not compiled: it is made once per size."""
+        """torch.compile of the plain form, in place."""
         self._forward_plain = torch.compile(self._forward_plain, *args, **options)
         self.is_compiled = True
 
-    def _plain_arguments(self, x: Tensor) -> tuple[WindowPlan, Tensor | None]:
-        plan = window_plan(tuple(x.shape[1:4]), self.window, self.shift, x.device, len(x))
-        factors = self._drop_factors(x)
-        return plan, None if factors is None else factors.view(2, -1, 1, 1, 1, 1).to(x.dtype)
+    def _forward_plain(self, x: Tensor, chunk: Chunk, factors: tuple[Any, Any]) -> Tensor:
+        """chunk: all windows; factors: a column for its results, or None, for each branch."""
+        w, saves = cast(self.weights(chunk.tokens), x.dtype), torch.is_grad_enabled()
 
-    def _forward_plain(self, x: Tensor, plan: WindowPlan, factors: Tensor | None) -> Tensor:
-        w, heads = self.weights(plan.tokens).to(x.dtype), self._heads(own=False)
-        first, second = (1.0, 1.0) if factors is None else factors
+        def run(part: Callable[[Tensor], Tensor], tokens: Tensor, recomputes: bool) -> Tensor:
+            return recomputed(part, tokens, weights=w.values()) if saves and recomputes else part(tokens)
 
-        def attention(x: Tensor) -> Tensor:
-            branch = attend_windows(plan.partition(x).flatten(0, 1), plan.whole, w, heads)
-            return add_scaled(x, plan.merge(branch, x.shape), first)
+        def attention(tokens: Tensor) -> Tensor:
+            return self._attended(tokens, chunk, factors[0], w, None)
 
         def ffn(y: Tensor) -> Tensor:
-            u = layer_norm(y, w.norm2, w.norm2_bias, heads.eps)
-            return add_scaled(y, mlp(u, w, checkpoint=False), second)
+            return y + scaled(F.linear(self._gated(y, w), w["fc2"], w["fc2_bias"]), factors[1])
 
-        saves = torch.is_grad_enabled()
-        if saves and self.checkpoint_attn and self.checkpoint_ffn:
-            return recomputed(lambda x: ffn(attention(x)), x)
-        y = recomputed(attention, x) if saves and self.checkpoint_attn else attention(x)
-        return recomputed(ffn, y) if saves and self.checkpoint_ffn else ffn(y)
+        tokens = take(x.flatten(0, 3), chunk.results)
+        if chunk.kept is not None:
+            tokens = tokens.new_zeros(len(chunk.rows), x.shape[-1]).index_copy(0, chunk.kept, tokens)
+        if self.checkpoint_attn and self.checkpoint_ffn:
+            y = run(lambda tokens: ffn(attention(tokens)), tokens, True)
+        else:
+            y = run(ffn, run(attention, tokens, self.checkpoint_attn), self.checkpoint_ffn)
+        return torch.empty_like(y).index_copy(0, chunk.results, y).view(x.shape)
 
-    def _forward_in_chunks(self, x: Tensor) -> Tensor:
-        plan, factors, is_public = self.chunk_plan(x), self._drop_factors(x), has_public_attention(x)
-        if factors is not None and not is_public:
-            factors = factors.flatten(1).tolist()
-        heads, samples = self._heads(own=not is_public), 1 if is_public else len(x)
-        work = _BlockWork(plan, heads, factors, samples, records=heads.own and not self.checkpoint_attn)
-        return InChunks.apply(x.flatten(0, 3), work, *self.weights(plan.tokens)).view(x.shape)
+    def _hidden(
+        self, tokens: Tensor, chunk: Chunk, factors: tuple[Any, Any], w: Weights, tape: Tape | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """See chunks.Work."""
+        y = self._attended(tokens, chunk, factors[0], w, tape)
+        return y, None if _drops(factors[1]) else self._gated(y, w)
 
-    def chunk_plan(self, x: Tensor) -> WindowPlan:
-        """The windows of a sample a few at a time on a CPU; on a GPU many of all samples, which have one mask."""
-        size = tuple(x.shape[1:4])
+    def _attended(self, tokens: Tensor, chunk: Chunk, factor: Any, w: Weights, tape: Tape | None) -> Tensor:
+        """The sum with the attention branch, proj(attention(norm1(x))): (rows, C) -> (results, C)."""
+        t, heads = chunk.tokens, self.attn.heads
+        kept = (lambda x: x) if chunk.kept is None else (lambda x: take(x, chunk.kept))
+        if _drops(factor):
+            return kept(tokens)
+
+        def attention(u: Tensor, key: str, added: Tensor | None, mutual: bool) -> Tensor:
+            qkv = F.linear(u, w[key], w[f"{key}_bias"]).view(-1, t, 3, heads, u.shape[1] // heads)
+            return window_attention(qkv, added, chunk.spans, self.attn.scale, mutual, tape).flatten(0, 1)
+
+        u = layer_norm(tokens, w["norm1"], w["norm1_bias"], self.norm1.eps)
+        if chunk.padding is not None:
+            u = u.masked_fill(chunk.padding, 0.0)
+        out = attention(u, "qkv", w["bias"], False)
+        if self.attn.mutual:
+            # The output at frame 1 comes from frame 2's queries and frame 1's keys and values, and vice versa.
+            u = (u.view(-1, t // 2, u.shape[1]) + w["positions"]).view_as(u)
+            out = torch.cat((attention(u, "qkv_mut", None, True), out), dim=1)
+        return kept(tokens) + scaled(kept(F.linear(out, w["proj"], w["proj_bias"])), factor)
+
+    def _gated(self, y: Tensor, w: Weights) -> Tensor:
+        return gated(layer_norm(y, w["norm2"], w["norm2_bias"], self.norm2.eps), w)
+
+    def chunks(self, x: Tensor) -> tuple[Chunk, ...]:
+        """The windows of a sample a few at a time on a CPU; on a GPU many of all samples."""
+        size, is_public = tuple(x.shape[1:4]), has_public_attention(x)
         tokens = math.prod(min(s, w) for s, w in zip(size, self.window, strict=True))
-        if not has_public_attention(x):
-            return window_plan(size, self.window, self.shift, x.device, 1, max(1, CPU_TOKENS // tokens))
-        most = min(GPU_TOKENS // tokens, BIAS_BYTES // (self.attn.heads * tokens**2 * x.element_size()))
-        return window_plan(size, self.window, self.shift, x.device, len(x), max(1, most), joins=True)
+        most = CPU_TOKENS // tokens
+        if is_public:
+            most = min(GPU_TOKENS // tokens, BIAS_BYTES // (self.attn.heads * tokens**2 * x.element_size()))
+        return window_chunks(size, self.window, self.shift, x.device, len(x) if is_public else 1, max(1, most))
 
-    def weights(self, tokens: int) -> BlockWeights:
-        """tokens: of a window."""
-        a, mut = self.attn, {"qkv_mut": None, "qkv_mut_bias": None, "positions": None}
+    def weights(self, tokens: int) -> Weights:
+        """By name; tokens: of a window."""
+        a, mutual = self.attn, {}
         if a.mutual:
-            mut = {"qkv_mut": a.qkv_mut.weight, "qkv_mut_bias": a.qkv_mut.bias, "positions": a.position_bias}
-        return BlockWeights(
-            norm1=self.norm1.weight, norm1_bias=self.norm1.bias, bias=a.bias(tokens), qkv=a.qkv_self.weight,
-            qkv_bias=a.qkv_self.bias, proj=a.proj.weight, proj_bias=a.proj.bias, norm2=self.norm2.weight,
-            norm2_bias=self.norm2.bias, **mut, **self.mlp.weights()._asdict(),
-        )  # fmt: skip
-
-    def _heads(self, own: bool) -> Heads:
-        return Heads(self.attn.heads, self.attn.scale, self.attn.mutual, self.norm1.eps, own)
+            mutual = {"qkv_mut": a.qkv_mut.weight, "qkv_mut_bias": a.qkv_mut.bias, "positions": a.position_bias}
+        return {
+            "norm1": self.norm1.weight, "norm1_bias": self.norm1.bias, "bias": a.bias(tokens), "qkv": a.qkv_self.weight,
+            "qkv_bias": a.qkv_self.bias, "proj": a.proj.weight, "proj_bias": a.proj.bias, **mutual,
+            "norm2": self.norm2.weight, "norm2_bias": self.norm2.bias, **self.mlp.weights(),
+        }  # fmt: skip
 
     def _drop_factors(self, x: Tensor) -> Tensor | None:
-        """Factors of both branches of stochastic depth, (2, B, 1), or None if it is off; 0 drops a branch."""
-        if not self.training or isinstance(self.drop_path, nn.Identity):
+        """Factors of both branches, (2, B, 1): 0 or 1 / (1 - drop_path); None where nothing is ever dropped.
+
+        The draws come from torch's default generator, not from an explicit one: torch's own layers, such as nn.Dropout
+        in an added network, take no other. ModelVRT seeds it from (manual_seed, step, rank) before each step.
+        """
+        if not self.training or not self.drop_path:
             return None
-        # float32 at least: 1 / 0.9 in bfloat16 is off by 0.2 %
-        ones = torch.ones(len(x), 1, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
-        return torch.stack((self.drop_path.factors(ones), self.drop_path.factors(ones)))
+        keep, precise = 1.0 - self.drop_path, torch.promote_types(x.dtype, torch.float32)  # bfloat16 is off by 0.2 %
+        draws = [torch.ones(len(x), 1, device=x.device, dtype=precise).bernoulli_(keep) / keep for _ in range(2)]
+        return torch.stack(draws)
+
+
+def _drops(factor: float | Tensor | None) -> bool:
+    return isinstance(factor, float) and factor == 0.0
 
 
 def block_transient(block: Block, x: Tensor) -> int:
@@ -295,10 +228,9 @@ def block_transient(block: Block, x: Tensor) -> int:
     """
     if not has_public_attention(x) or not runs_in_chunks(block.kernels, x) or block.is_compiled:
         return 0
-    size, plan = torch.finfo(compute_dtype(x)).bits // 8, block.chunk_plan(x.to(compute_dtype(x)))
-    windows, tokens = max(chunk.spans[-1].stop for chunk in plan.chunks), plan.tokens
-    of_bias = windows * block.attn.heads * tokens**2
-    return size * (2 * x.numel() + 13 * windows * tokens * x.shape[-1] + of_bias)
+    x = x.to(compute_dtype(x))
+    chunk = max(block.chunks(x), key=lambda chunk: len(chunk.rows))
+    return x.element_size() * (2 * x.numel() + len(chunk.rows) * (13 * x.shape[-1] + block.attn.heads * chunk.tokens))
 
 
 class BlockGroup(nn.Module):

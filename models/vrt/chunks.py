@@ -1,4 +1,4 @@
-"""A part of the network computed a chunk of tokens at a time, and recomputed so in backward.
+"""A part of the network computed a chunk of tokens at a time, and recomputed so in backward; the gated MLP.
 
 Autograd would keep every intermediate of a block, 16 to 21 tensors of the size of its input. Here a block keeps its
 input and, where that pays, the output of its attention. On a CPU the intermediates of a chunk stay in the cache.
@@ -6,22 +6,28 @@ input and, where that pays, the output of its attention. On a CPU the intermedia
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from models.vrt.layers import compute_dtype, recomputed
+from models.vrt.windows import Chunk
 
 # "triton" is read, and refused with a reason (limits.py).
 Kernels = Literal["auto", "plain", "triton"]
+Weights = dict[str, Tensor | None]
 
 # Devices whose attention is torch's public one, under autograd.
 PUBLIC_ATTENTION = ("cuda",)
 # Tokens of a chunk on a CPU, whose widest intermediate should fit the last-level cache, and on a GPU.
 CPU_TOKENS, GPU_TOKENS = 2048, 1 << 17
+# Weights that are added to float32, or cast where they are used.
+FLOAT32 = ("norm1", "norm1_bias", "bias", "norm2", "norm2_bias")
 
 
 def runs_in_chunks(kernels: str, x: Tensor) -> bool:
@@ -34,140 +40,105 @@ def has_public_attention(x: Tensor) -> bool:
     return x.device.type in PUBLIC_ATTENTION
 
 
+def cast(weights: Weights, dtype: torch.dtype) -> Weights:
+    """The weights of linear layers in `dtype`."""
+    return {key: t if t is None or key in FLOAT32 else t.to(dtype) for key, t in weights.items()}
+
+
 @dataclass
 class Tape:
-    """Results of the attention of a chunk: recorded in the forward pass, read in the same order in backward."""
+    """Results of our own attention: the forward pass may keep them, and backward reads them in the same order."""
 
-    results: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    recorded: Iterator[tuple[Tensor, Tensor]] | None = None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A chunk of x (tokens, C).
-
-    rows: its tokens. results: the tokens of its results, the same without padding. kept: their positions within
-    the chunk; None: all. factors: of the residual branches; details: for the work.
-    """
-
-    rows: slice | Tensor
-    results: slice | Tensor
-    kept: Tensor | None = None
-    factors: tuple[Any, Any] = (1.0, 1.0)
-    details: Any = None
+    keeps: bool
+    results: list[Tensor] = field(default_factory=list)
+    recorded: Iterator[Tensor] | None = None
 
 
-class Work(Protocol):
+class Work(NamedTuple):
     """What is computed of each chunk: y + factor * (h fc2^T + fc2_bias), with y, h = hidden(..).
 
-    y None: no sum; h None: no product. The last linear layer is apart, as backward need not recompute it.
+    hidden: a function of (tokens, chunk, factors, weights, tape). y None: no sum; h None: no product. The last linear
+    layer is apart, as backward need not recompute it.
+    names: of the weights. factors: of the two residual branches, a pair of numbers for each sample or a column for all
+    tokens, (2, tokens, 1); None: 1. records: whether the forward pass keeps the results of our own attention; None:
+    there is none.
     """
 
-    def pieces(self) -> Iterator[Piece]: ...
+    hidden: Callable[..., tuple[Tensor | None, Tensor | None]]
+    chunks: Sequence[Chunk]
+    names: tuple[str, ...]
+    factors: Tensor | Sequence[tuple[float, float]] | None = None
+    records: bool | None = None
 
-    def named(self, weights: Sequence[Tensor | None], x: Tensor) -> Any:
-        """The record of the weights in the dtype of x; it has fc2 and fc2_bias."""
-
-    def hidden(self, tokens: Tensor, piece: Piece, weights: Any, tape: Tape | None) -> tuple[Tensor | None, Tensor]: ...
-
-    @property
-    def records(self) -> bool:
-        """Whether the forward pass keeps the results of the attention."""
+    def pieces(self, samples: int) -> Iterator[tuple[int, Chunk, tuple[Any, Any]]]:
+        """(sample, chunk, factors of its two branches or None)."""
+        for sample in range(samples):
+            for chunk in self.chunks:
+                if isinstance(self.factors, Tensor):
+                    yield sample, chunk, tuple(self.factors.index_select(1, chunk.results))
+                else:
+                    yield sample, chunk, self.factors[sample] if self.factors else (None, None)
 
 
 class InChunks(torch.autograd.Function):
-    """`work` on x (tokens, C); call it without autocast. weights: the last two are fc2 and its bias."""
+    """`work` on x (samples, tokens, C); call it without autocast. weights: those of work.names."""
 
     @staticmethod
     def forward(ctx, x: Tensor, work: Work, *weights: Tensor | None) -> Tensor:
-        w = work.named([None if t is None else t.detach() for t in weights], x)
-        out = x.new_empty(len(x), len(w.fc2))
-        records, tapes = work.records and ctx.needs_input_grad[0], []
-        for piece in work.pieces():
-            tapes.append(Tape() if records else None)
-            y, h = work.hidden(_take(x, piece.rows), piece, w, tapes[-1])
+        w = {name: None if t is None else t.detach() for name, t in zip(work.names, weights, strict=True)}
+        w = cast(w, x.dtype)
+        out = x.new_empty(*x.shape[:2], len(w["fc2"]))
+        tape = None if work.records is None else Tape(work.records and ctx.needs_input_grad[0])
+        for sample, chunk, factors in work.pieces(len(x)):
+            y, h = work.hidden(_take(x[sample], chunk.rows), chunk, factors, w, tape)
             if h is not None:
-                branch = F.linear(h, w.fc2, w.fc2_bias)
-                y = branch if y is None else add_scaled(y, branch, piece.factors[1])
-            _put(out, piece.results, y)
-        kept = [pair for tape in tapes if tape for pair in tape.results]
-        ctx.save_for_backward(x, *weights, *(t for pair in kept for t in pair))
-        ctx.work, ctx.count, ctx.recorded = work, len(weights), [len(tape.results) if tape else 0 for tape in tapes]
+                branch = scaled(F.linear(h, w["fc2"], w["fc2_bias"]), factors[1])
+                y = branch if y is None else branch.add_(y)
+            _put(out[sample], chunk.results, y)
+        ctx.save_for_backward(x, *weights, *(tape.results if tape else ()))
+        ctx.work = work
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
         x, *saved = ctx.saved_tensors
-        weights, results, needed = saved[: ctx.count], iter(saved[ctx.count :]), ctx.needs_input_grad[2:]
-        with torch.autocast(x.device.type, enabled=False):
-            found = _gradients(ctx.work, x, weights, needed, _tapes(results, ctx.recorded), grad)
-        return (found[0], None, *found[1:])
+        work, needed = ctx.work, ctx.needs_input_grad[2:]
+        weights, recorded = dict(zip(work.names, saved, strict=False)), saved[len(needed) :]
+        tape = None if work.records is None else Tape(False, recorded=iter(recorded) if recorded else None)
+        # Gradients are summed in the dtype of the weights. fc2 and its bias need no graph.
+        sums = {key: torch.zeros_like(t) for (key, t), needs in zip(weights.items(), needed, strict=True) if needs}
+        wanted = [key for key in sums if key not in ("fc2", "fc2_bias")]
+        w = {key: None if t is None else t.detach() for key, t in cast(weights, x.dtype).items()}
+        for key in wanted:
+            w[key].requires_grad_()
+        grad_x = torch.empty_like(x)
+        for sample, chunk, factors in work.pieces(len(x)):
+            tokens = _take(x[sample], chunk.rows).detach().requires_grad_()
+            g = _take(grad[sample], chunk.results)
+            with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+                y, h = work.hidden(tokens, chunk, factors, w, tape)
+            outputs, gradients = ([], []) if y is None else ([y], [g])
+            if h is not None:
+                g = scaled(g, factors[1])
+                if "fc2" in sums:
+                    sums["fc2"] += g.t() @ h.detach()
+                if "fc2_bias" in sums:
+                    sums["fc2_bias"] += g.sum(0)
+                outputs, gradients = [*outputs, h], [*gradients, g @ w["fc2"]]
+            inputs = [tokens, *(w[key] for key in wanted)]
+            grad_tokens, *found = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+            for key, value in zip(wanted, found, strict=True):
+                if value is not None:  # a branch that stochastic depth drops
+                    sums[key] += value
+            grad_tokens = grad_tokens if chunk.kept is None else grad_tokens.index_select(0, chunk.kept)
+            _put(grad_x[sample], chunk.results, grad_tokens)
+        return (grad_x, None, *(sums.get(key) for key in work.names))
 
 
-def _tapes(results: Iterator[Tensor], counts: Sequence[int]) -> Iterator[Tape | None]:
-    for count in counts:
-        yield Tape(recorded=iter([(next(results), next(results)) for _ in range(count)])) if count else None
-
-
-def _gradients(
-    work: Work, x: Tensor, weights: Sequence[Tensor | None], needed: Sequence[bool], tapes: Iterator[Tape | None],
-    grad: Tensor,
-) -> list[Tensor | None]:  # fmt: skip
-    """Gradients of x and of the weights. Those of the weights are summed in their own dtype."""
-    # fc2 and its bias, the last two, need no graph.
-    leaves = [None if t is None else t.detach() for t in work.named(weights, x)]
-    wanted = [i for i, is_needed in enumerate(needed[:-2]) if is_needed]
-    for i in wanted:
-        leaves[i].requires_grad_()
-    w, sums = work.named(leaves, x), [torch.zeros_like(t) if n else None for t, n in zip(weights, needed, strict=True)]
-    grad_x = torch.empty_like(x)
-    for piece, tape in zip(work.pieces(), tapes, strict=True):
-        tokens, g = _take(x, piece.rows).detach().requires_grad_(), _take(grad, piece.results)
-        with torch.enable_grad():
-            y, h = work.hidden(tokens, piece, w, tape)
-        outputs, gradients = ([], []) if y is None else ([y], [g])
-        if h is not None:
-            g = scaled(g, piece.factors[1])
-            if sums[-2] is not None:
-                _add_product(sums[-2], g.t(), h.detach())
-            if sums[-1] is not None:
-                sums[-1] += g.sum(0)
-            outputs, gradients = [*outputs, h], [*gradients, g @ w.fc2]
-        grad_tokens, *found = torch.autograd.grad(
-            outputs, [tokens, *(leaves[i] for i in wanted)], gradients, allow_unused=True
-        )
-        for i, value in zip(wanted, found, strict=True):
-            if value is not None:  # a branch that stochastic depth drops
-                sums[i] += value
-        _put(grad_x, piece.results, grad_tokens if piece.kept is None else grad_tokens.index_select(0, piece.kept))
-    return [grad_x, *sums]
-
-
-def rows_in_chunks(count: int, x: Tensor) -> Iterator[Piece]:
-    """Consecutive rows of x."""
-    step = GPU_TOKENS if has_public_attention(x) else CPU_TOKENS
-    for first in range(0, count, step):
-        yield Piece(*[slice(first, first + step)] * 2)
-
-
-def scaled(x: Tensor, factor: float | Tensor) -> Tensor:
-    """x times a number, or a column of float32, in the dtype of x."""
-    return x if isinstance(factor, float) and factor == 1.0 else (x * factor).to(x.dtype)
-
-
-def add_scaled(x: Tensor, branch: Tensor, factor: float | Tensor) -> Tensor:
-    """x + factor * branch."""
-    if isinstance(factor, Tensor):
-        return x + scaled(branch, factor)
-    return torch.add(x, branch, alpha=factor)
-
-
-def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
-    if out.dtype == a.dtype:
-        out.addmm_(a, b)
-    else:
-        out += a @ b
+def scaled(x: Tensor, factor: float | Tensor | None) -> Tensor:
+    """x times a number, or a column of float32, in the dtype of x; None: x."""
+    return x if factor is None else (x * factor).to(x.dtype)
 
 
 def _take(x: Tensor, rows: slice | Tensor) -> Tensor:
@@ -179,3 +150,44 @@ def _put(out: Tensor, rows: slice | Tensor, values: Tensor) -> None:
         out[rows] = values
     else:
         out.index_copy_(0, rows, values)
+
+
+def gated(u: Tensor, w: Weights) -> Tensor:
+    """gelu(fc11(u)) * fc12(u)."""
+    h, b = F.gelu(F.linear(u, w["fc11"], w["fc11_bias"])), F.linear(u, w["fc12"], w["fc12_bias"])
+    return h * b if h.requires_grad else h.mul_(b)
+
+
+class GatedMlp(nn.Module):
+    """fc2(gelu(fc11(x)) * fc12(x)) over the last axis (GEGLU, Shazeer 2020), with the exact erf GELU.
+
+    checkpoint: save only the input for backward, and recompute the rest there; in chunks that is always so.
+    """
+
+    FLAGS = ("checkpoint",)
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, checkpoint: bool = False, kernels: str = "auto") -> None:
+        super().__init__()
+        self.checkpoint, self.kernels = checkpoint, kernels
+        self.fc11 = nn.Linear(inputs, hidden)
+        self.fc12 = nn.Linear(inputs, hidden)
+        self.fc2 = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.weights()
+        if not runs_in_chunks(self.kernels, x):
+            saves = self.checkpoint and torch.is_grad_enabled()
+            return recomputed(self._plain, x, weights=self.parameters()) if saves else self._plain(x)
+        rows = x.to(compute_dtype(x)).flatten(0, -2)
+        step = GPU_TOKENS if has_public_attention(x) else CPU_TOKENS
+        chunks = [Chunk(*[slice(first, first + step)] * 2) for first in range(0, len(rows), step)]
+        work = Work(lambda tokens, chunk, factors, w, tape: (None, gated(tokens, w)), chunks, tuple(w))
+        with torch.autocast(x.device.type, enabled=False):
+            return InChunks.apply(rows[None], work, *w.values()).view(*x.shape[:-1], -1)
+
+    def _plain(self, x: Tensor) -> Tensor:
+        return self.fc2(gated(x, self.weights()))
+
+    def weights(self) -> Weights:
+        layers = {"fc11": self.fc11, "fc12": self.fc12, "fc2": self.fc2}
+        return {name: t for key, m in layers.items() for name, t in ((key, m.weight), (f"{key}_bias", m.bias))}

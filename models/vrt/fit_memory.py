@@ -1,21 +1,26 @@
-"""checkpoint = "auto": choose the branches to recompute in backward, so that a training step fits a memory budget."""
+"""Memory of a training step: checkpoint "auto" fits it to a budget; a step without room says what to change."""
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from models.vrt.block import Block, block_transient
-from models.vrt.cost import block_flops
+from models.vrt.chunks import GatedMlp
 from models.vrt.deform_align import DeformAlign
-from models.vrt.layers import GatedMlp
 from models.vrt.stage import Stage
+from utils import utils_dist
+from utils.contract import InputSpec
+from utils.errors import SpikeVRTError
+from utils.options.models import LoaderOptions, TrainOptions
+from utils.options.section import Section
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +31,7 @@ BYTES_PER_PARAMETER = 16
 MARGIN = 1.1
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(NamedTuple):
     """One branch of a block, or the fusion of a stage: bytes of its intermediates, and FLOPs to recompute them.
 
     transient: bytes that the backward pass of the owner allocates besides, on a GPU.
@@ -44,67 +48,37 @@ class Branch:
         return getattr(self.owner, self.flag)
 
 
-@dataclass(frozen=True)
-class StepMemory:
-    """Bytes of a training step: `fixed` for all clips; the others are proportional to pixels and frames.
-
-    activations: with the present checkpoint flags; checkpointed: with every branch recomputed in backward.
-    """
-
-    fixed: int
-    activations: int
-    checkpointed: int
-
-    def gb(self, scale: float = 1.0, checkpointed: bool = False) -> float:
-        """Gigabytes of a step on `scale` times the pixels, with the present flags or all checkpointed."""
-        return MARGIN * (self.fixed + scale * (self.checkpointed if checkpointed else self.activations)) / GB
-
-
-def count_step(net: nn.Module, run: Callable[[], Any]) -> StepMemory:
-    """Memory of a training step on the clips of `run`, a forward pass of net. The checkpoint flags stay as they are.
-
-    Counted from the tensors that autograd saves, without a backward pass: gradients and random numbers are not
-    changed, and every rank gets the same result. The count is within 3 % of what a step allocates, and 8 % below it
-    for recomputed blocks of the plain form (docs/benchmarks/net.md); MARGIN covers both.
-    """
-    with _isolated(net):
-        now = saved_bytes(net, run)
-    before = [(owner, flag, getattr(owner, flag)) for owner in _owners(net) for flag in owner.FLAGS]
-    try:
-        least, branches, align = _checkpoint_all(net, run)
-        checkpointed = least + _largest(branches, align)
-    finally:
-        for owner, flag, value in before:
-            setattr(owner, flag, value)
-    return StepMemory(_fixed(net), now + _largest(branches, align), checkpointed)
-
-
 def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> float:
     """Set the checkpoint flags of every block so that a training step needs at most `budget_gb`; returns the estimate.
 
-    run: one forward pass of net at the training size; memory is counted as in `count_step`. The branches with the
-    most FLOPs per byte are the first to be saved instead of recomputed.
+    run: one forward pass of net at the training size. The branches with the most FLOPs per byte are the first to be
+    saved instead of recomputed.
+    Counted from the tensors that autograd saves, without a backward pass: gradients and random numbers are not
+    changed, and every rank gets the same result. The count is within 3 % of what a step allocates, and 8 % off for
+    recomputed blocks of the plain form (docs/benchmarks/net.md); MARGIN covers both.
     """
     least, branches, align = _checkpoint_all(net, run)
-    fixed = _fixed(net)
+    fixed, saved = BYTES_PER_PARAMETER * sum(p.numel() for p in net.parameters()), 0
 
-    def needed(saved: int) -> float:
-        return MARGIN * (fixed + least + saved + _largest(branches, align))
+    def besides() -> int:
+        """Bytes of the largest backward pass of an owner, beyond what was saved: those of one owner exist at a time."""
+        sizes: dict[nn.Module, int] = {}
+        for branch in branches:
+            sizes[branch.owner] = sizes.get(branch.owner, branch.transient) + branch.bytes * branch.is_recomputed
+        return max([align, *sizes.values()])
 
-    saved = 0
     for branch in sorted(branches, key=lambda b: b.flops / max(b.bytes, 1), reverse=True):
         setattr(branch.owner, branch.flag, False)
-        if needed(saved + branch.bytes) <= budget_gb * GB:
+        if MARGIN * (fixed + least + saved + branch.bytes + besides()) <= budget_gb * GB:
             saved += branch.bytes
         else:
             setattr(branch.owner, branch.flag, True)
-    need, recomputed = needed(saved), sum(branch.is_recomputed for branch in branches)
-    message = (
+    need, recomputed = MARGIN * (fixed + least + saved + besides()), sum(branch.is_recomputed for branch in branches)
+    logger.info(
         "checkpoint auto: %d of %d branches are recomputed in backward; about %.2f GB of %.2f GB "
-        "(kept %.2f GB, at most %.2f GB more in backward, weights and moments %.2f GB, and a margin)"
-    )
-    parts = ((least + saved) / GB, _largest(branches, align) / GB, fixed / GB)
-    logger.info(message, recomputed, len(branches), need / GB, budget_gb, *parts)
+        "(kept %.2f GB, at most %.2f GB more in backward, weights and moments %.2f GB, and a margin)",
+        recomputed, len(branches), need / GB, budget_gb, (least + saved) / GB, besides() / GB, fixed / GB,
+    )  # fmt: skip
     if need > budget_gb * GB:
         logger.warning(
             "netG.memory_budget_gb is %.2f, but a step needs about %.2f GB even with every block checkpointed: "
@@ -114,123 +88,142 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     return need / GB
 
 
-def _owners(net: nn.Module) -> list[Block | GatedMlp]:
-    """The modules with checkpoint flags: each block, and the fusion of each stage."""
-    fusions = [m.pa_fuse for m in net.modules() if isinstance(m, Stage) and m.aligns]
-    return [m for m in net.modules() if isinstance(m, Block)] + fusions
-
-
-def _fixed(net: nn.Module) -> int:
-    return BYTES_PER_PARAMETER * sum(p.numel() for p in net.parameters())
-
-
-def _largest(branches: list[Branch], align: int) -> int:
-    """Bytes of the largest backward pass of an owner, beyond what was saved: those of one owner exist at a time.
-
-    align: of the largest alignment, likewise.
-    """
-    sizes: dict[nn.Module, int] = {}
-    for branch in branches:
-        sizes[branch.owner] = sizes.get(branch.owner, branch.transient) + branch.bytes * branch.is_recomputed
-    return max([align, *sizes.values()])
-
-
-@contextmanager
-def _isolated(net: nn.Module) -> Iterator[None]:
-    """Forward passes inside build a graph and do not change the random numbers of the training."""
-    devices = [next(net.parameters()).device] if next(net.parameters()).is_cuda else []
-    with torch.random.fork_rng(devices), torch.enable_grad():
-        yield
-
-
 def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> tuple[int, list[Branch], int]:
     """Set every checkpoint flag. Returns the bytes that autograd then saves, the branches, and the bytes that the
     backward pass of an alignment holds beyond these: what later modules saved is free by then."""
+    owners = [m for m in net.modules() if isinstance(m, Block)]
+    owners += [m.pa_fuse for m in net.modules() if isinstance(m, Stage) and m.aligns]
     inputs: dict[Block | GatedMlp, Tensor] = {}
     aligns = [0]
-    with _isolated(net):
-        with ExitStack() as hooks, Saved(net) as saved:
-            for owner in _owners(net):
+    first = next(net.parameters())
+    with torch.random.fork_rng([first.device] if first.is_cuda else []), torch.enable_grad():
+        with ExitStack() as stack:
+            sizes = stack.enter_context(_saved(net))
+            for owner in owners:
                 for flag in owner.FLAGS:
                     setattr(owner, flag, True)
                 hook = owner.register_forward_pre_hook(lambda m, args: inputs.__setitem__(m, args[0].detach()))
-                hooks.callback(hook.remove)
+                stack.callback(hook.remove)
             for module in (m for m in net.modules() if isinstance(m, DeformAlign)):
                 hook = module.register_forward_pre_hook(
-                    lambda m, args: aligns.append(saved.bytes + m.transient(args[1]))
+                    lambda m, args: aligns.append(sum(sizes.values()) + m.transient(args[1]))
                 )
-                hooks.callback(hook.remove)
+                stack.callback(hook.remove)
             run()
-        return saved.bytes, _measure_branches(net, inputs), max(0, max(aligns) - saved.bytes)
+        saved = sum(sizes.values())
+        return saved, _measure_branches(net, inputs), max(0, max(aligns) - saved)
 
 
-class Saved:
-    """Inside, `bytes` is what autograd saves for the backward pass: each storage once, without those of `net`."""
+@contextmanager
+def _saved(net: nn.Module) -> Iterator[dict[int, int]]:
+    """Bytes of each storage that autograd saves for the backward pass, without those of `net`, by address."""
+    own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
+    sizes: dict[int, int] = {}
+    alive: list[Tensor] = []  # keeps the tensors, so that no address is used twice
 
-    def __init__(self, net: nn.Module) -> None:
-        self.own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
-        self.sizes: dict[int, int] = {}
-        self.alive: list[Tensor] = []  # keeps the tensors, so that no address is used twice
-        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t)
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.sizes.values())
-
-    def _pack(self, tensor: Tensor) -> Tensor:
+    def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.own and storage.data_ptr() not in self.sizes:
-            self.sizes[storage.data_ptr()] = storage.nbytes()
-            self.alive.append(tensor)
+        if storage.data_ptr() not in own and storage.data_ptr() not in sizes:
+            sizes[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
         return tensor
 
-    def __enter__(self) -> Saved:
-        self.hooks.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.hooks.__exit__(*error)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        yield sizes
 
 
 def saved_bytes(net: nn.Module, run: Callable[[], Any]) -> int:
     """Bytes that autograd saves for the backward pass of `run`: each storage once, without parameters and buffers."""
-    with Saved(net) as saved:
+    with _saved(net) as sizes:
         run()
-    return saved.bytes
+    return sum(sizes.values())
 
 
 def _measure_branches(net: nn.Module, inputs: dict[Block | GatedMlp, Tensor]) -> list[Branch]:
     """The branches of each owner, given its input; owners of the same kind and size are measured once."""
-    known: dict[tuple, dict[str, int]] = {}
+    known: dict[tuple, dict[str, int]] = {}  # bytes that are saved in addition when the flags are cleared one by one
     branches = []
     for owner, x in inputs.items():
-        key = (type(owner), tuple(x.shape), x.dtype)
+        key, transient = (type(owner), tuple(x.shape), x.dtype), 0
         if isinstance(owner, Block):
             key += (owner.window, owner.shift if any(owner.shift) else None, owner.attn.mutual, owner.attn.heads)
-            work = block_flops(owner, tuple(x.shape[:4]))
+            work, transient = block_flops(owner, tuple(x.shape[:4])), block_transient(owner, x)
         else:
-            work = (2.0 * x.numel() / x.shape[-1] * sum(w.numel() for w in owner.weights()),)
+            work = (2.0 * x.numel() / x.shape[-1] * sum(w.numel() for w in owner.weights().values()),)
         if key not in known:
-            known[key] = _bytes_per_flag(net, owner, x)
-        besides = _transient(owner, x)
-        branches += [
-            Branch(owner, flag, known[key][flag], w, besides) for flag, w in zip(owner.FLAGS, work, strict=True)
-        ]
+            x, known[key] = x.requires_grad_(), {}
+            before = saved_bytes(net, lambda owner=owner, x=x: owner(x))
+            for flag in owner.FLAGS:
+                setattr(owner, flag, False)
+                now = saved_bytes(net, lambda owner=owner, x=x: owner(x))
+                before, known[key][flag] = now, max(0, now - before)
+            for flag in owner.FLAGS:
+                setattr(owner, flag, True)
+        for flag, flops in zip(owner.FLAGS, work, strict=True):
+            branches.append(Branch(owner, flag, known[key][flag], flops, transient))
     return branches
 
 
-def _transient(owner: Block | GatedMlp, x: Tensor) -> int:
-    return block_transient(owner, x) if isinstance(owner, Block) else 0
+def block_flops(block: Block, size: tuple[int, int, int, int]) -> tuple[float, float]:
+    """FLOPs of the attention and of the MLP of a block, on tokens (batch, frames, height, width)."""
+    batch, *volume = size
+    window = [min(s, w) for s, w in zip(volume, block.window, strict=True)]
+    padded = batch * math.prod(-(-s // w) * w for s, w in zip(volume, window, strict=True))
+    length, channels = math.prod(window), block.attn.proj.out_features
+    linears = sum(m.weight.numel() for m in block.attn.children())
+    # Mutual attention adds the products within half a window.
+    pairs = (3 if block.attn.mutual else 2) * length * channels
+    of_mlp = sum(m.weight.numel() for m in block.mlp.children())
+    return padded * 2.0 * (linears + pairs), batch * math.prod(volume) * 2.0 * of_mlp
 
 
-def _bytes_per_flag(net: nn.Module, owner: Block | GatedMlp, x: Tensor) -> dict[str, int]:
-    """Bytes that autograd saves in addition when the flags of the owner are cleared one after the other."""
-    x = x.requires_grad_()
-    before, added = saved_bytes(net, lambda: owner(x)), {}
-    for flag in owner.FLAGS:
-        setattr(owner, flag, False)
-        now = saved_bytes(net, lambda: owner(x))
-        before, added[flag] = now, max(0, now - before)
-    for flag in owner.FLAGS:
-        setattr(owner, flag, True)
-    return added
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for the errors that torch raises if a GPU or the host has no memory left."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+
+
+def out_of_memory_error(
+    where: str, device: torch.device, train: TrainOptions, data: LoaderOptions | None, netG: Section, spec: InputSpec
+) -> SpikeVRTError:
+    """The error for a training step without room, with the option lines that make it smaller."""
+    if device.type == "cuda":
+        peak = f", {torch.cuda.max_memory_allocated() / GB:.1f} GB at the peak"
+        total = torch.cuda.get_device_properties(device).total_memory / GB
+    else:
+        peak, total = "", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GB
+    lines = suggest_changes(train, data, netG, spec) or ["take a smaller network, or a GPU with more memory"]
+    if device.type == "cuda":
+        lines.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, against fragmentation")
+    return SpikeVRTError(
+        f"out of memory on rank {utils_dist.get_rank()}{peak}", where,
+        f"a step within the {total:.1f} GB of the device, less what other processes use",
+        "\n".join(["one of these, or several:", *(f"{'':<12}{line}" for line in lines)]),
+    )  # fmt: skip
+
+
+def suggest_changes(train: TrainOptions, data: LoaderOptions | None, netG: Section, spec: InputSpec) -> list[str]:
+    """Option lines that make a training step smaller, those first that change the result least.
+
+    data: datasets.train; None in a notebook without datasets.
+    """
+    lines, batch = [], getattr(data, "dataloader_batch_size", 1)
+    if batch > 1:
+        fewer = next(b for b in range(batch // 2, 0, -1) if batch % b == 0)
+        steps = train.accumulation_steps * batch // fewer
+        lines.append(f"datasets.train.dataloader_batch_size={fewer} train.accumulation_steps={steps}")
+    keys = [f"netG.{k}=true" for k in ("use_checkpoint_attn", "use_checkpoint_ffn") if getattr(netG, k, None) is False]
+    keys += [f"netG.{k}=[]" for k in ("no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks") if getattr(netG, k, [])]
+    if keys:
+        lines.append(" ".join(keys))
+    if not train.amp.enable:
+        lines.append("train.amp.enable=true")
+    side = getattr(data, "gt_size", 0) // spec.scale * 3 // 4 // spec.multiple * spec.multiple
+    if side >= max(spec.least_size):
+        lines.append(f"datasets.train.gt_size={side * spec.scale}")
+    frames = getattr(data, "num_frame", 0) - 1
+    # One frame more than the network requires, so that attention between frames has several frames to use.
+    if frames > spec.least_frames and not spec.interpolates:
+        lines.append(f"datasets.train.num_frame={frames}")
+    return lines

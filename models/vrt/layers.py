@@ -1,126 +1,134 @@
-"""Token-wise parts of a block: the gated MLP and stochastic depth (DropPath); activation checkpointing."""
+"""Layers with one dtype on purpose, TF32, activation checkpointing, and convolutions applied per frame."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-from models.vrt.chunks import InChunks, Piece, Tape, rows_in_chunks, runs_in_chunks
-from models.vrt.precision import compute_dtype
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of autocast on the device of x, else that of x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def recomputed(function: Callable[..., Tensor], *args: Any) -> Tensor:
-    """function(*args); in backward it is recomputed, under the same autocast. It draws no random numbers."""
-    kind = args[0].device.type
-    if not torch.is_autocast_enabled(kind) or torch.compiler.is_compiling():
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Layer norm over the last axis in the dtype of x; mean and variance are float32 or float64 either way."""
+    if x.device.type != "cpu":  # a CPU sums the gradients of weight and bias in their dtype: bfloat16 is 40 % off
+        weight, bias = weight.to(x.dtype), bias.to(x.dtype)
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm over the last axis whose result has the dtype of autocast, as that of a linear layer.
+
+    torch's own returns float32 on a GPU, so the sum of the residual branches would be float32 in the first stage and
+    cast before each linear layer.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(compute_dtype(x))
+        with torch.autocast(x.device.type, enabled=False):
+            return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+@contextmanager
+def full_float32(device: torch.device) -> Iterator[None]:
+    """Convolutions and matrix products inside are computed in the dtype of their tensors; the settings come back.
+
+    By default torch computes float32 convolutions of cuDNN in TF32. A backward pass outside uses the settings outside.
+    """
+    with torch.autocast(device.type, enabled=False), tf32(False):
+        yield
+
+
+@contextmanager
+def tf32(is_on: bool) -> Iterator[None]:
+    """Convolutions and matrix products of float32 inside use TF32, or do not; the settings come back."""
+    if hasattr(torch.backends.cudnn, "conv"):
+        key, value = "fp32_precision", "tf32" if is_on else "ieee"
+        parts = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    else:  # torch 2.8; in later versions this form warns, and the two forms may not be mixed
+        key, value = "allow_tf32", is_on
+        parts = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [getattr(part, key) for part in parts]
+    try:
+        for part in parts:
+            setattr(part, key, value)
+        yield
+    finally:
+        for part, setting in zip(parts, before, strict=True):
+            setattr(part, key, setting)
+
+
+def recomputed(function: Callable[..., Tensor], *args: Tensor, weights: Iterable[Tensor]) -> Tensor:
+    """function(*args); in backward it is recomputed, under the same autocast. It draws no random numbers.
+
+    weights: all that it takes beside args. torch's own checkpoint serves torch.compile alone: it imports the compiler,
+    which takes two seconds of each process.
+    """
+    if torch.compiler.is_compiling():
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
-    dtype = torch.get_autocast_dtype(kind)
-
-    def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
-        # Without autocast's cache of weights, whose entries would outlive the recomputation (pytorch#193338).
-        return nullcontext(), torch.autocast(kind, dtype, cache_enabled=False)
-
-    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+    return Recomputed.apply(function, len(args), *args, *weights)
 
 
-class MlpWeights(NamedTuple):
-    """Tensors of a gated MLP, or their gradients."""
+class Recomputed(torch.autograd.Function):
+    """function(*tensors[:count]); the other tensors are its weights. Only these inputs are saved."""
 
-    fc11: Tensor
-    fc11_bias: Tensor
-    fc12: Tensor
-    fc12_bias: Tensor
-    fc2: Tensor
-    fc2_bias: Tensor
+    @staticmethod
+    def forward(ctx, function: Callable[..., Tensor], count: int, *tensors: Tensor) -> Tensor:
+        kind = tensors[0].device.type
+        ctx.function, ctx.count = function, count
+        # Without autocast's cache of weights: its entries have no graph here, and would outlive the backward.
+        ctx.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), False)
+        ctx.save_for_backward(*tensors)
+        with torch.autocast(*ctx.autocast):
+            return function(*tensors[:count])
 
-
-def gated(u: Tensor, w: Any) -> Tensor:
-    """gelu(fc11(u)) * fc12(u); w has the fields of MlpWeights."""
-    h, b = F.gelu(F.linear(u, w.fc11, w.fc11_bias)), F.linear(u, w.fc12, w.fc12_bias)
-    return h * b if h.requires_grad else h.mul_(b)
-
-
-def mlp(u: Tensor, w: Any, checkpoint: bool) -> Tensor:
-    """fc2(gated(u)) as a whole under autograd. checkpoint: save only u, else the outputs of fc11 and fc12."""
-
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        return F.linear(F.gelu(a) * b, w.fc2, w.fc2_bias)
-
-    if checkpoint and torch.is_grad_enabled():
-        return recomputed(lambda u: F.linear(gated(u, w), w.fc2, w.fc2_bias), u)
-    a, b = F.linear(u, w.fc11, w.fc11_bias), F.linear(u, w.fc12, w.fc12_bias)
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return product(a, b)
-    return recomputed(product, a, b)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needed, saved = ctx.needs_input_grad[2:], ctx.saved_tensors
+        args = [t.detach().requires_grad_(needs) for t, needs in zip(saved[: ctx.count], needed, strict=False)]
+        with torch.enable_grad(), torch.autocast(*ctx.autocast):
+            out = get_gradient_edge(ctx.function(*args))  # the output itself is not kept
+        wanted = [t for t, needs in zip((*args, *saved[ctx.count :]), needed, strict=True) if needs]
+        found = iter(torch.autograd.grad(out, wanted, grad, allow_unused=True))
+        return None, None, *(next(found) if needs else None for needs in needed)
 
 
-class _MlpWork(NamedTuple):
-    """An MLP alone, see chunks.Work."""
+class FrameConv(nn.Conv3d):
+    """3x3 convolution of frames (n, C, H, W); its weight has the shape of the checkpoints, (C', C, 1, 3, 3)."""
 
-    rows: int
-    device: Tensor
-    records = False
-
-    def pieces(self) -> Iterator[Piece]:
-        return rows_in_chunks(self.rows, self.device)
-
-    def named(self, weights: Sequence[Tensor], x: Tensor) -> MlpWeights:
-        return MlpWeights(*(t.to(x.dtype) for t in weights))
-
-    def hidden(self, tokens: Tensor, piece: Piece, weights: MlpWeights, tape: Tape | None) -> tuple[None, Tensor]:
-        return None, gated(tokens, weights)
-
-
-class GatedMlp(nn.Module):
-    """fc2(gelu(fc11(x)) * fc12(x)) over the last axis (GEGLU, Shazeer 2020), with the exact erf GELU.
-
-    checkpoint: save only the input for backward, and recompute the rest there; in chunks that is always so.
-    """
-
-    FLAGS = ("checkpoint",)
-
-    def __init__(self, inputs: int, hidden: int, outputs: int, checkpoint: bool = False, kernels: str = "auto") -> None:
-        super().__init__()
-        self.checkpoint, self.kernels = checkpoint, kernels
-        self.fc11 = nn.Linear(inputs, hidden)
-        self.fc12 = nn.Linear(inputs, hidden)
-        self.fc2 = nn.Linear(hidden, outputs)
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, (1, 3, 3), padding=(0, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        if runs_in_chunks(self.kernels, x):
-            x = x.to(compute_dtype(x))
-            with torch.autocast(x.device.type, enabled=False):
-                rows = x.flatten(0, -2)
-                return InChunks.apply(rows, _MlpWork(len(rows), x), *self.weights()).view(*x.shape[:-1], -1)
-        return mlp(x, self.weights(), self.checkpoint)
-
-    def weights(self) -> MlpWeights:
-        return MlpWeights(*(t for layer in (self.fc11, self.fc12, self.fc2) for t in (layer.weight, layer.bias)))
+        return F.conv2d(x, self.weight[:, :, 0], self.bias, padding=1)
 
 
-class DropPath(nn.Module):
-    """Stochastic depth: in training, drops a residual branch per sample (first axis) with probability `drop_prob`.
+class Upsample(nn.Module):
+    """Upscaling of frames (n, channels, H, W) by 2^k or 3 with pixel shuffles, then a convolution.
 
-    The draws come from torch's default generator, not from an explicit one: torch.utils.checkpoint restores only the
-    default generator before it recomputes a branch, and torch's own layers, such as nn.Dropout in an added network,
-    take no other. ModelVRT seeds it from (manual_seed, step, rank) before each step, so that runs are reproducible.
+    Children are named 0, 5, 10, ... as in the released checkpoints.
     """
 
-    def __init__(self, drop_prob: float) -> None:
+    def __init__(self, scale: int, channels: int) -> None:
         super().__init__()
-        self.drop_prob = drop_prob
-
-    def factors(self, x: Tensor) -> Tensor:
-        """The factor of each sample's branch, (B, 1, ..): 0 or 1 / (1 - drop_prob) in training, else 1."""
-        keep = 1.0 - self.drop_prob
-        factors = x.new_ones((len(x),) + (1,) * (x.dim() - 1))
-        return factors.bernoulli_(keep) / keep if self.training else factors
+        self.factors = [3] if scale == 3 else [2] * (scale.bit_length() - 1)
+        for step, factor in enumerate(self.factors):
+            self.add_module(str(5 * step), FrameConv(channels, factor * factor * channels))
+        self.add_module(str(5 * len(self.factors)), FrameConv(channels, channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.factors(x) if self.training else x
+        convs = list(self.children())
+        for conv, factor in zip(convs, self.factors, strict=False):
+            x = F.leaky_relu(F.pixel_shuffle(conv(x), factor), 0.1)
+        return convs[-1](x)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from models.vrt.block import BlockGroup
+from models.vrt.chunks import GatedMlp
 from models.vrt.deform_align import DeformAlign, align_clip
-from models.vrt.layers import GatedMlp
-from models.vrt.precision import LayerNorm
+from models.vrt.layers import LayerNorm
 
 
 class FoldPatches(nn.Module):

@@ -1,54 +1,55 @@
-"""The checks of doctor.py that need no option file: host, environment, ranks, and known failures in a log."""
+"""The checks of doctor.py: host, environment, ranks, and with an option file its data, network and gradients."""
 
 from __future__ import annotations
 
+import itertools
 import os
-import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from scripts.parts.doctor_failures import KNOWN_FAILURES
+import main_train_vrt
+from models.model_base import unwrap_ddp, weights_hash
+from models.model_vrt import ModelVRT
+from models.select_model import define_Model
+from scripts.parts.doctor_failures import FAIL, OK, WARN, Finding, table
 from utils import utils_dist
-from utils.dist import gpu_use
+from utils.dist import gpu
+from utils.errors import SpikeVRTError
+from utils.run import boot
+from utils.run.measure import seconds_of
 
-OK, WARN, FAIL = "ok", "warn", "fail"
-MOST = 200  # characters of a line of a log: a stall is told with rank, phase and step
-
-
-@dataclass(frozen=True)
-class Finding:
-    """status: "ok", "warn" or "fail". what was seen, why it matters, and the cure (both empty where all is well)."""
-
-    status: str
-    check: str
-    what: str
-    why: str = ""
-    cure: str = ""
+STEPS = 3  # timed steps
 
 
-def table(findings: Sequence[Finding]) -> str:
-    """The findings as text, the worst last."""
-    lines = []
-    for f in sorted(findings, key=lambda f: (OK, WARN, FAIL).index(f.status)):
-        lines.append(f"{f.status:<5} {f.check:<14} {f.what}")
-        lines += [f"{'':<20} {label:<4} {text}" for label, text in (("why", f.why), ("cure", f.cure)) if text]
-    counts = {status: sum(f.status == status for f in findings) for status in (OK, WARN, FAIL)}
-    return "\n".join([*lines, "", ", ".join(f"{count} {status}" for status, count in counts.items())])
-
-
-# ---- this process and its host --------------------------------------------------------------------------------------
+def examine(file: str | None, overrides: Sequence[str]) -> int:
+    """Print what all checks found, those of training too where there is an option file. Exit code. Collective."""
+    begin = time.perf_counter()
+    with boot.ranks(log=False):
+        utils_dist.init_dist(120)
+        findings = [Finding(OK, "rendezvous", f"all ranks met in {time.perf_counter() - begin:.1f} s")]
+        findings += from_all_ranks([*check_environment(os.environ, os.cpu_count() or 1), *check_devices()])
+        findings += [*check_ranks(), *check_collectives()]
+        if file:
+            findings += check_training(["--opt", file, *overrides])
+        is_main = utils_dist.is_main_process()
+    if is_main:
+        print(table(findings), flush=True)
+    return int(any(f.status == FAIL for f in findings))
 
 
 def check_environment(env: Mapping[str, str], cores: int) -> Iterator[Finding]:
     """The launch, and environment variables that are known to cause failures or slow runs."""
     launch = utils_dist.get_launch()
+    ranks_here = int(env.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
     yield Finding(
         OK, "launch", f"{launch.mode}, rank {launch.rank} of {launch.world_size}, local rank {launch.local_rank}"
     )
@@ -59,9 +60,9 @@ def check_environment(env: Mapping[str, str], cores: int) -> Iterator[Finding]:
             "NCCL does not read it; this project takes it as seconds" if unit else "", "give seconds" if unit else "",
         )  # fmt: skip
     threads = env.get("OMP_NUM_THREADS", "")
-    if launch.world_size > 1 and (not threads.isdigit() or int(threads) * _ranks_here() > cores):
+    if launch.world_size > 1 and (not threads.isdigit() or int(threads) * ranks_here > cores):
         yield Finding(
-            WARN, "threads", f"OMP_NUM_THREADS is {threads or 'not set'}, {_ranks_here()} ranks share {cores} cores",
+            WARN, "threads", f"OMP_NUM_THREADS is {threads or 'not set'}, {ranks_here} ranks share {cores} cores",
             "ranks that fight for cores are slow in all they do", "start through launch_train.sh, or set it to 1",
         )  # fmt: skip
     if env.get("TORCH_NCCL_BLOCKING_WAIT", env.get("NCCL_BLOCKING_WAIT", "0")) not in ("0", ""):
@@ -95,106 +96,168 @@ def check_devices() -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def check_leftovers() -> Iterator[Finding]:
-    """Processes of an earlier run on this host that still hold memory, GPU or port."""
-    own = {os.getpid(), os.getppid()}
-    left = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
-            continue
-        if any(part.endswith(b"main_train_vrt.py") for part in command) and parent == 1 and int(entry.name) not in own:
-            left.append(int(entry.name))
-    if left:
-        yield Finding(
-            WARN, "leftovers", f"processes {sorted(left)} train without a parent",
-            "what a dead job left holds GPU memory and ports",
-            f"kill {' '.join(map(str, sorted(left)))}, unless they are wanted",
-        )  # fmt: skip
-    else:
-        yield Finding(OK, "leftovers", "no process of an earlier job")
-
-
-# ---- all ranks ------------------------------------------------------------------------------------------------------
-
-
-def check_ranks() -> list[Finding]:
+def check_ranks() -> Iterator[Finding]:
     """Who is where. Collective."""
     places = utils_dist.gather_objects((socket.gethostname(), torch.__version__))
-    hosts = {host for host, _ in places}
-    findings = [
-        Finding(
-            OK,
-            "ranks",
-            f"{len(places)} on {len(hosts)} host{'s' if len(hosts) > 1 else ''}: {', '.join(sorted(hosts))}",
-        )
-    ]
-    if found := gpu_use.usage_of_all_ranks():
-        texts = [f"rank {rank}: {gpu_use.describe(one) if one else 'unknown'}" for rank, one in enumerate(found)]
-        findings.append(Finding(OK, "GPUs", "; ".join(texts)))
+    hosts = sorted({host for host, _ in places})
+    yield Finding(OK, "ranks", f"{len(places)} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {', '.join(hosts)}")
+    device = utils_dist.get_device()
+    if device.type == "cuda":
+        found = utils_dist.gather_objects(gpu.usage(device))
+        texts = [f"rank {rank}: {gpu.describe(one) if one else 'unknown'}" for rank, one in enumerate(found)]
+        yield Finding(OK, "GPUs", "; ".join(texts))
     if len({version for _, version in places}) > 1:
-        findings.append(Finding(FAIL, "versions", f"torch differs: {places}", "sums differ", "install the same"))
-    return findings
+        yield Finding(FAIL, "versions", f"torch differs: {places}", "sums differ", "install the same")
 
 
-def check_collectives(sizes_mb: Sequence[float] = (0.01, 1, 16)) -> list[Finding]:
+def check_collectives() -> Iterator[Finding]:
     """Sums are right, and how fast they travel. Collective."""
     world, device = utils_dist.get_world_size(), utils_dist.get_device()
     if world == 1:
-        return [Finding(OK, "collectives", "one process: none are needed")]
+        yield Finding(OK, "collectives", "one process: none are needed")
+        return
     total = torch.tensor([float(utils_dist.get_rank() + 1)], device=device)
     dist.all_reduce(total)
-    right = float(total) == world * (world + 1) / 2
-    findings = [
-        Finding(OK, "all_reduce", f"the sum over {world} ranks is right ({dist.get_backend()})")
-        if right
-        else Finding(FAIL, "all_reduce", f"sum {float(total)}", "gradients would be wrong", "update torch and drivers")
-    ]
+    if float(total) == world * (world + 1) / 2:
+        yield Finding(OK, "all_reduce", f"the sum over {world} ranks is right ({dist.get_backend()})")
+    else:
+        what = f"sum {float(total)}"
+        yield Finding(FAIL, "all_reduce", what, "gradients would be wrong", "update torch and drivers")
     rates = []
-    for size in sizes_mb:
+    for size in (0.01, 1, 16):  # MB
         data = torch.ones(int(size * 2**20 / 4), device=device)
-        dist.all_reduce(data)
-        utils_dist.barrier()
-        begin = time.perf_counter()
-        for _ in range(3):
-            dist.all_reduce(data)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = (time.perf_counter() - begin) / 3
+        seconds = seconds_of(partial(dist.all_reduce, data), device, warmup=1)
         rates.append(f"{size:g} MB in {1000 * seconds:.1f} ms ({size / seconds:.0f} MB/s)")
-    return [*findings, Finding(OK, "bandwidth", "; ".join(rates))]
+    yield Finding(OK, "bandwidth", "; ".join(rates))
 
 
-def _ranks_here() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or utils_dist.get_world_size()
+def from_all_ranks(findings: list[Finding]) -> list[Finding]:
+    """Findings that are not "ok" on any rank, once each with its ranks, and those of rank 0. Collective."""
+    gathered = utils_dist.gather_objects(findings)
+    merged = list(gathered[0])
+    for finding in {f: None for other in gathered[1:] for f in other if f.status != OK}:
+        if finding not in merged:
+            ranks = [str(rank) for rank, other in enumerate(gathered) if finding in other]
+            merged.append(replace(finding, what=f"rank {', '.join(ranks)}: {finding.what}"))
+    return merged
 
 
-def read_log(text: str) -> list[Finding]:
-    """What the known failures in a log mean, in the order in which they appeared; each kind once.
+def check_training(argv: list[str]) -> list[Finding]:
+    """Options, data, shards, network, gradients, speed. Collective."""
+    found: list[Finding] = []
 
-    A log holds all starts of a run: the last one counts.
-    """
-    begin = max(text.rfind("] rank 0 of "), 0)
-    last_start = text[begin:]
-    findings: dict[str, Finding] = {}
-    for number, line in enumerate(last_start.splitlines(), 1 + text.count("\n", 0, begin)):
-        for pattern, name, meaning, cure in KNOWN_FAILURES:
-            if found := re.search(pattern, line):
-                groups = [group or "" for group in found.groups()]
-                if "{2}" in meaning:
-                    groups.append({"STUCK": "stuck", "SILENT": "silent", "DEAD": "dead"}[groups[1]])
-                what = f"line {number}: {line.strip()[:MOST]}"
-                findings.setdefault(name, Finding(FAIL, name, what, meaning.format(*groups), cure))
-                break
-    if not findings and (error := re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", last_start, re.MULTILINE)):
-        return [
-            Finding(FAIL, "log", error[0][:MOST], "the last start ended with this error", "read the lines below it")
-        ]
-    if re.search("Finished at iter|already finished", last_start) and not findings:
-        return [Finding(OK, "log", "the run finished")]
-    return list(findings.values()) or [
-        Finding(WARN, "log", "no known failure in this log", "the run may have been killed from outside, or still runs",
-                "look at the logs of the other ranks, of the scheduler, and at dmesg")
-    ]  # fmt: skip
+    def ok(check: str, make: Callable[[], tuple[Any, str]]) -> Any:
+        """What `make` gives beside the text of its finding; None where it failed on any rank."""
+        made = None
+        try:
+            made, what = make()
+            mine = Finding(OK, check, what)
+        except SpikeVRTError as e:
+            mine = Finding(FAIL, check, f"{e.what} (in {e.where})", e.expected, e.do)
+        merged = from_all_ranks([mine])
+        found.extend(merged)
+        return None if any(finding.status == FAIL for finding in merged) else made
+
+    def options() -> tuple[Any, str]:
+        opt = main_train_vrt.read_options(argv)
+        return opt, f"{opt.opt_path} is valid"
+
+    def data() -> tuple[Any, str]:
+        loader, clips = main_train_vrt.build_data(opt)
+        return loader, f"{loader.sampler.dataset_len} training samples, {len(clips or ())} test clips"
+
+    def network() -> tuple[Any, str]:
+        model = define_Model(opt)
+        model.init_train(None)
+        return model, model.describe()
+
+    if (opt := ok("options", options)) is None or (loader := ok("data", data)) is None:
+        return found
+    if (model := ok("network", network)) is None:
+        return found
+    found += check_shards(loader, model)
+    batches = loader.start(0, 0)
+    batch = next(batches)[0]
+    begin, count = time.perf_counter(), 0
+    for following in itertools.islice(batches, STEPS):
+        count += sum(len(b["key"]) for b in following)
+    rates = utils_dist.gather_objects(count / (time.perf_counter() - begin) if count else 0.0)
+    what = f"{min(rates):.1f} to {max(rates):.1f} clips/s a rank; a batch holds {len(batch['key'])}"
+    found.append(Finding(OK, "loader", what))
+    model.fit_memory(batch)
+    found.append(check_scaling(model, batch))
+    if utils_dist.get_world_size() > 1:
+        found.append(check_gradients(model, batch))
+    return found
+
+
+def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
+    """Different samples on each rank, and equally many, for the same network. Collective."""
+    mine = [index for _, index in loader.sampler]
+    shards = utils_dist.gather_objects(mine)
+    first = "; ".join(f"rank {rank}: {', '.join(map(str, shard[:3]))}" for rank, shard in enumerate(shards))
+    if len({len(shard) for shard in shards}) > 1 or len(set(itertools.chain(*shards))) < sum(map(len, shards)):
+        yield Finding(FAIL, "shards", f"overlapping or unequal; first samples {first}", "work done twice")
+    else:
+        yield Finding(OK, "shards", f"{len(mine)} samples a rank and epoch, none twice; first samples {first}")
+    digests = utils_dist.gather_objects(weights_hash(model.netG))
+    if len(set(digests)) == 1:
+        yield Finding(OK, "parameters", f"hash {digests[0]} on all ranks")
+    else:  # fresh weights may differ: DDP broadcasts those of rank 0 when it wraps the network
+        yield Finding(WARN, "parameters", f"hashes {digests}", "fresh weights differ until DDP wraps them")
+
+
+def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
+    """Time of a step on rank 0 alone, against all ranks with the exchange of gradients. Collective."""
+
+    def step() -> None:
+        model.loss().backward()
+        model.netG.zero_grad(set_to_none=True)
+
+    world = utils_dist.get_world_size()
+    model.feed_data(batch)
+    alone = seconds_of(step, model.device, STEPS) if utils_dist.is_main_process() else 0.0
+    utils_dist.barrier()
+    if world == 1:
+        return Finding(OK, "step", f"{alone:.2f} s forward and backward")
+    net = unwrap_ddp(model.netG)
+    model.netG = model.wrap(net)
+    together = max(utils_dist.gather_objects(seconds_of(step, model.device, STEPS)))
+    model.netG = net
+    share = utils_dist.gather_objects(alone)[0] / together
+    cpu = model.device.type == "cpu"
+    what = (
+        f"{share * world:.2f} x on {world} ranks ({share:.0%}): a step takes {share * together:.2f} s alone, "
+        f"{together:.2f} s together{' (ranks share the cores)' * cpu}"
+    )
+    if share < 0.85 and not cpu:
+        return Finding(WARN, "scaling", what, "the exchange of gradients is slow", "see bandwidth")
+    return Finding(OK, "scaling", what)
+
+
+def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
+    """Gradients of all ranks together against those of one process that sees all their samples; float64. Collective."""
+    net = unwrap_ddp(model.netG).double().eval()
+    batches = utils_dist.gather_objects({k: v for k, v in batch.items() if isinstance(v, torch.Tensor)})
+
+    def gradients(parts: list[dict[str, Any]]) -> torch.Tensor:
+        for part in parts:
+            model.feed_data({key: value.double() for key, value in part.items()})
+            (model.loss() / len(parts)).backward()
+        flat = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+        net.zero_grad(set_to_none=True)
+        return flat
+
+    model.netG = net
+    for parameter in net.parameters():  # DDP broadcasts rank 0's weights; the reference needs them as well
+        dist.broadcast(parameter.data, 0)
+    expected = gradients(batches)
+    model.netG = model.wrap(net)
+    found = gradients([batches[utils_dist.get_rank()]])
+    error = float((found - expected).abs().max() / expected.abs().max())
+    worst = max(utils_dist.gather_objects(error))
+    if worst < 1e-6:
+        what = f"{utils_dist.get_world_size()} ranks agree with one process: {worst:.0e} relative"
+        return Finding(OK, "gradients", what)
+    what, cure = f"differ from one process by {worst:.0e} (relative)", "set find_unused_parameters; see docs/ddp.md"
+    return Finding(FAIL, "gradients", what, "it would train wrongly", cure)

@@ -1,8 +1,37 @@
-"""Known failures as they appear in logs, and what they mean. docs/troubleshooting.md shows the same table."""
+"""Findings of the doctor, and the known failures as they appear in logs. docs/troubleshooting.md shows their table."""
 
 # ruff: noqa: E501 - one failure, one entry
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+MOST = 200  # characters of a line of a log: a stall is told with rank, phase and step
+
+
+@dataclass(frozen=True)
+class Finding:
+    """status: "ok", "warn" or "fail". what was seen, why it matters, and the cure (both empty where all is well)."""
+
+    status: str
+    check: str
+    what: str
+    why: str = ""
+    cure: str = ""
+
+
+def table(findings: Sequence[Finding]) -> str:
+    """The findings as text, the worst last."""
+    lines = []
+    for f in sorted(findings, key=lambda f: (OK, WARN, FAIL).index(f.status)):
+        lines.append(f"{f.status:<5} {f.check:<14} {f.what}")
+        lines += [f"{'':<20} {label:<4} {text}" for label, text in (("why", f.why), ("cure", f.cure)) if text]
+    counts = {status: sum(f.status == status for f in findings) for status in (OK, WARN, FAIL)}
+    return "\n".join([*lines, "", ", ".join(f"{count} {status}" for status, count in counts.items())])
+
 
 # (pattern, name, what it means, what to do); the first match in a line counts.
 KNOWN_FAILURES: tuple[tuple[str, str, str, str], ...] = (
@@ -53,3 +82,32 @@ KNOWN_FAILURES: tuple[tuple[str, str, str, str], ...] = (
     (r"DUE TO TIME LIMIT", "time limit", "the job reached its time limit", "submit_job.sh saves and requeues before that"),
     (r"((?:Option|Data|Dist|Checkpoint)Error): (.*)", "the run's own message", "{0}: {1}", "see the lines below it in the log"),
 )  # fmt: skip
+
+
+def read_log(text: str) -> list[Finding]:
+    """What the known failures in a log mean, in the order in which they appeared; each kind once.
+
+    A log holds all starts of a run: the last one counts.
+    """
+    begin = max(text.rfind("] rank 0 of "), 0)
+    last_start = text[begin:]
+    findings: dict[str, Finding] = {}
+    for number, line in enumerate(last_start.splitlines(), 1 + text.count("\n", 0, begin)):
+        for pattern, name, meaning, cure in KNOWN_FAILURES:
+            if found := re.search(pattern, line):
+                groups = [group or "" for group in found.groups()]
+                if "{2}" in meaning:
+                    groups.append({"STUCK": "stuck", "SILENT": "silent", "DEAD": "dead"}[groups[1]])
+                what = f"line {number}: {line.strip()[:MOST]}"
+                findings.setdefault(name, Finding(FAIL, name, what, meaning.format(*groups), cure))
+                break
+    if not findings and (error := re.search(r"^(\[rank \d+\] )?(Traceback|\w+Error: ).*", last_start, re.MULTILINE)):
+        return [
+            Finding(FAIL, "log", error[0][:MOST], "the last start ended with this error", "read the lines below it")
+        ]
+    if re.search("Finished at iter|already finished", last_start) and not findings:
+        return [Finding(OK, "log", "the run finished")]
+    return list(findings.values()) or [
+        Finding(WARN, "log", "no known failure in this log", "the run may have been killed from outside, or still runs",
+                "look at the logs of the other ranks, of the scheduler, and at dmesg")
+    ]  # fmt: skip

@@ -11,12 +11,11 @@ from typing import Any
 import cv2
 import numpy as np
 
-from data.pictures import Pictures
+from data.files import FrameSource
 from data.prepare import Job, Recipe
-from data.spike.formats import read_spikes
+from data.spike.formats import SpikeGeometry, read_spikes
 from data.spike.represent import represent
 from data.spike.simulate import to_grey, to_uint8
-from data.spike.stream import SpikeGeometry
 from utils.errors import DataError
 from utils.files import write_whole
 from utils.image import side_by_side
@@ -43,7 +42,7 @@ class ClipSummary:
 def summarise(job: Job, recipe: Recipe, offset: int) -> ClipSummary:
     """Read back a part of the files of a clip."""
     cv2.setNumThreads(1)
-    sharp = Pictures(job.sharp or job.rgb / "sharp")
+    sharp = FrameSource(job.sharp or job.rgb / "sharp")
     files = [job.spikes / "spike" / f"{stem}.dat" for stem in sharp.stems]
     geometry = SpikeGeometry(*(side // recipe.ratio for side in sharp.size))
     # Evenly spaced, with the middle one, which is shown.
@@ -51,7 +50,9 @@ def summarise(job: Job, recipe: Recipe, offset: int) -> ClipSummary:
     chosen = {shown, *np.linspace(0, len(files) - 1, min(FILES, len(files)) - 1, dtype=int).tolist()}
     rates, expected = [], []
     for number in sorted(chosen):
-        stream, light = read_spikes(files[number], geometry), sharp_light(sharp.read(number), geometry, recipe)
+        stream, values = read_spikes(files[number], geometry), sharp.read(number).astype(np.float32) / 255
+        values = np.power(values, np.float32(recipe.gamma)) if recipe.light == "linear" else values
+        light = cv2.resize(to_grey(values), (geometry.width, geometry.height), interpolation=cv2.INTER_AREA)
         rates.append(float(stream.mean()))
         expected.append(recipe.rate * float(light.mean()) + recipe.dark_rate)
         if number == shown:
@@ -70,14 +71,14 @@ def summarise(job: Job, recipe: Recipe, offset: int) -> ClipSummary:
     }  # fmt: skip
     blurry = blurry_frame(job, sharp.stems[shown])
     panels = {**({} if blurry is None else {"blurry": blurry}), "sharp": sharp.read(shown), "spikes (tfp)": spikes}
-    return ClipSummary(numbers, strip_of(panels, sharp.size))
-
-
-def sharp_light(frame: np.ndarray, geometry: SpikeGeometry, recipe: Recipe) -> np.ndarray:
-    """Frame (H, W, 3) uint8 -> (h, w) float32: the light on the spike camera, 1 at full scale."""
-    values = frame.astype(np.float32) / 255
-    grey = to_grey(np.power(values, np.float32(recipe.gamma)) if recipe.light == "linear" else values)
-    return cv2.resize(grey, (geometry.width, geometry.height), interpolation=cv2.INTER_AREA)
+    # Side by side, each between LEAST_WIDTH and WIDTH pixels wide.
+    height, width = sharp.size
+    scale = WIDTH / width if width > WIDTH else max(1, LEAST_WIDTH // width)
+    size = (round(height * scale), round(width * scale))
+    small = [
+        cv2.resize(p, size[::-1], interpolation=cv2.INTER_AREA) if p.shape[1] > size[1] else p for p in panels.values()
+    ]
+    return ClipSummary(numbers, side_by_side(small, list(panels), size))
 
 
 def blurry_frame(job: Job, stem: str) -> np.ndarray | None:
@@ -89,18 +90,7 @@ def blurry_frame(job: Job, stem: str) -> np.ndarray | None:
     else:
         folder = job.sharp.parent.with_name(f"{job.sharp.parent.name}_blurred") / job.sharp.name
     found = sorted(folder.glob(f"{stem}.*"))
-    return Pictures(found[0]).read(0) if found else None
-
-
-def strip_of(panels: dict[str, np.ndarray], size: tuple[int, int]) -> np.ndarray:
-    """The panels side by side, each between LEAST_WIDTH and WIDTH pixels wide, with the aspect of `size`."""
-    height, width = size
-    scale = WIDTH / width if width > WIDTH else max(1, LEAST_WIDTH // width)
-    size = (round(height * scale), round(width * scale))
-    small = [
-        cv2.resize(p, size[::-1], interpolation=cv2.INTER_AREA) if p.shape[1] > size[1] else p for p in panels.values()
-    ]
-    return side_by_side(small, list(panels), size)
+    return FrameSource(found[0]).read(0) if found else None
 
 
 def check_summary(folder: Path) -> None:
@@ -109,30 +99,21 @@ def check_summary(folder: Path) -> None:
         path = folder / name
         if os.path.lexists(path) and not (path.is_file() and begin.encode() in path.read_bytes()[:200]):
             raise DataError(
-                f"{name} was not made by this program",
-                str(path),
-                "a summary of an earlier run, or none",
+                f"{name} was not made by this program", str(path), "a summary of an earlier run, or none",
                 "move it away",
-            )
+            )  # fmt: skip
 
 
 def write_summary(folder: Path, recipe: Recipe, clips: list[ClipSummary]) -> Path:
     """Write both files into the folder; the path of the page. An unchanged file is left as it is."""
-    numbers = [clip.numbers for clip in clips]
     settings = recipe.record()
-    contents = (
-        build_page(settings, clips).encode(),
-        (json.dumps({"recipe": settings, "clips": numbers}, indent=2) + "\n").encode(),
-    )
-    for name, content in zip(NAMES, contents, strict=True):
+    page = render(
+        "summary", title=f"{len(clips)} prepared clips", files=FILES, columns=COLUMNS, clips=clips,
+        recipe=", ".join(f"{key} {value}" for key, value in settings.items() if value is not None),
+    )  # fmt: skip
+    numbers = json.dumps({"recipe": settings, "clips": [clip.numbers for clip in clips]}, indent=2) + "\n"
+    for name, content in zip(NAMES, (page.encode(), numbers.encode()), strict=True):
         path = folder / name
         if not path.is_file() or path.read_bytes() != content:
             write_whole(path, content)
     return folder / next(iter(NAMES))
-
-
-def build_page(settings: dict[str, Any], clips: list[ClipSummary]) -> str:
-    recipe = ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None)
-    return render(
-        "summary", title=f"{len(clips)} prepared clips", recipe=recipe, files=FILES, columns=COLUMNS, clips=clips
-    )

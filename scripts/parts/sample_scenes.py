@@ -1,17 +1,27 @@
-"""Scenes of the sample set: moving textured layers that occlude one another under a shaking camera, in linear light."""
+"""The sample set: its scenes, and the files of what an RGB camera and a spike camera record of them.
+
+A scene is moving textured layers that occlude one another under a shaking camera, in linear light.
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import cv2
 import numpy as np
 
 from data.spike import simulate
+from data.spike.formats import SpikeGeometry, write_spikes
+from utils.image import imwrite_rgb
 
 SIZE = 128  # RGB pixels
 PLANES = 88  # spike planes in one exposure, as in GoPro clips of 11 frames
 MARGIN = 96  # pixels of texture around the frame, for the motion of the camera
+GT_PLANE = PLANES // 2  # the plane of the sharp frame
+RGB, SPIKES = "GOPRO_Large", "GOPRO_Large_spike_seq"
 
 
 @dataclass(frozen=True)
@@ -30,13 +40,8 @@ class Layer:
         inverse = np.array(
             [[cos, -sin, n / 2 + x - c * cos + c * sin], [sin, cos, n / 2 + y - c * sin - c * cos]], np.float64
         )
-        return cv2.warpAffine(
-            self.sheet,
-            inverse,
-            (SIZE, SIZE),
-            flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
-            borderMode=cv2.BORDER_REFLECT,
-        )
+        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        return cv2.warpAffine(self.sheet, inverse, (SIZE, SIZE), flags=flags, borderMode=cv2.BORDER_REFLECT)
 
 
 def smooth_walk(rng: np.random.Generator, planes: int, amplitude: float, periods: tuple[float, float]) -> np.ndarray:
@@ -121,3 +126,64 @@ def render(layers: list[Layer], plane: int) -> np.ndarray:
         seen = layer.at(plane)
         picture = picture * (1.0 - seen[..., 3:]) + seen[..., :3]
     return np.clip(picture, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Cameras:
+    """Both cameras and the light.
+
+    rate: spikes per plane at full light. shot_noise, dark_rate, threshold_mismatch: see IntegrateAndFire.
+    light: factor of the light of the scene, for both cameras.
+    rgb_shot, rgb_read: standard deviations of the blurry frame's noise in linear light, at full light and in darkness.
+    """
+
+    rate: float = 0.9
+    shot_noise: float = 0.03
+    dark_rate: float = 0.001
+    threshold_mismatch: float = 0.01
+    light: float = 1.0
+    rgb_shot: float = 0.0
+    rgb_read: float = 0.0
+
+
+def instant_planes(count: int) -> list[int]:
+    """Planes of `count` sharp instants, evenly spread over the exposure; that of the sharp frame is the middle one."""
+    return [round(GT_PLANE + (k - count // 2) * PLANES / count) for k in range(count)]
+
+
+class Recording:
+    """One clip below `root` of both cameras: {blur,sharp}/NNNNNN.png and spike/NNNNNN.dat, one of each per frame.
+
+    rng: draws the noise; the caller's generator stays as it is. instants: number of sharp pictures per exposure that
+    are written to instants/NNNNNN_K.png as well.
+    """
+
+    def __init__(
+        self, root: Path, split: str, name: str, cameras: Cameras, rng: np.random.Generator, instants: int = 0
+    ) -> None:
+        half = SIZE // 2
+        self.cameras, self.instants = cameras, instant_planes(instants)
+        self.rng = copy.deepcopy(rng)
+        self.sensor = simulate.IntegrateAndFire(
+            half, half, rate=cameras.rate, rng=self.rng, shot_noise=cameras.shot_noise, dark_rate=cameras.dark_rate,
+            threshold_mismatch=cameras.threshold_mismatch,
+        )  # fmt: skip
+        self.geometry = SpikeGeometry(half, half)
+        self.clip, self.spikes = root / RGB / split / name, root / SPIKES / split / name / "spike"
+        self.spikes.mkdir(parents=True)
+
+    def add(self, frame: int, planes: Sequence[np.ndarray]) -> None:
+        """Write frame `frame`. planes: PLANES pictures (SIZE, SIZE, 3) of linear light; above 1 is saturated."""
+        cameras, stem = self.cameras, f"{frame:06d}"
+        if cameras.light != 1.0:
+            planes = [cameras.light * plane for plane in planes]
+        blurry = np.mean(planes, axis=0)
+        if cameras.rgb_shot or cameras.rgb_read:  # variance: rgb_shot^2 light + rgb_read^2
+            deviation = np.sqrt(cameras.rgb_shot**2 * np.maximum(blurry, 0.0) + cameras.rgb_read**2)
+            blurry = blurry + deviation * self.rng.standard_normal(blurry.shape, dtype=np.float32)
+        images = {f"instants/{stem}_{k}": planes[plane] for k, plane in enumerate(self.instants)}
+        images |= {f"sharp/{stem}": planes[GT_PLANE], f"blur/{stem}": blurry}
+        for name, image in images.items():
+            imwrite_rgb(self.clip / f"{name}.png", simulate.to_uint8(simulate.to_display(image)))
+        grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
+        write_spikes(self.spikes / f"{stem}.dat", self.sensor.run(grey), self.geometry)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cv2
 import numpy as np
 
-from data.frame_io import read_bgr
-from data.pictures import check_same_view
-from data.spike.formats import array_shape, candidate_geometries, open_spikes, refuse_header
-from data.spike.light import fit_light
-from data.spike.simulate import to_grey
-from data.spike.stream import KNOWN_GEOMETRIES, SPS100_SIDE, SpikeFile, SpikeFileError, SpikeGeometry
+from data.files import check_same_view, read_bgr
+from data.spike.formats import (
+    KNOWN_GEOMETRIES,
+    SPS100_SIDE,
+    SpikeFile,
+    SpikeFileError,
+    SpikeGeometry,
+    array_shape,
+    candidate_geometries,
+    open_spikes,
+    refuse_header,
+)
+from data.spike.simulate import fit_light, to_grey
 from data.spike_info import nearest_info
 from utils.errors import DataError
 
@@ -52,44 +60,41 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
 
     command: with the options of `add_geometry`.
     """
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "cannot read: No such file or directory"
+        raise DataError(
+            what, str(path), "a spike file", "name one of its files" if path.is_dir() else "correct the path"
+        )
     about = nearest_info(path)
     if (shape := array_shape(path)) is not None:
         if len(shape) != 3:
             raise DataError(f"an array of shape {shape}", str(path), "(planes, h, w)", "save the array in this form")
         return [SpikeGeometry(*(command.size or shape[1:]), head_columns=command.head_columns)]
     flip = not command.no_flip and about.flip is not False and command.layout == "raster"
-    storage = (flip, command.head_columns, command.bit_order, command.layout)
-    if command.layout == "sps100" and not command.size:
-        return [SpikeGeometry(SPS100_SIDE, SPS100_SIDE, *storage)]
-    if command.size:
-        return [SpikeGeometry(*command.size, *storage)]
-    if about.h and about.w:
-        return [SpikeGeometry(about.h, about.w, *storage)]
-    try:
-        size = path.stat().st_size
-    except OSError as e:
-        raise DataError(f"cannot read: {e.strerror}", str(path), "a spike file", "correct the path") from e
+    size = command.size or ((SPS100_SIDE, SPS100_SIDE) if command.layout == "sps100" else (about.h, about.w))
+    if all(size):
+        return [SpikeGeometry(*size, flip, command.head_columns, command.bit_order, command.layout)]
+    size = path.stat().st_size
     known = [SpikeGeometry(h, w, flip, head, command.bit_order) for h, w, head, _ in candidate_geometries(size)]
     known.append(SpikeGeometry(SPS100_SIDE, SPS100_SIDE, flipud=False, layout="sps100"))
-    found = [geometry for geometry in known if opens(path, geometry)]
-    if not found:
-        with open(path, "rb") as file:
-            refuse_header(file.read(64), path)
-        raise _none_fits(size, path)
-    return found
-
-
-def _none_fits(size: int, path: Path) -> DataError:
-    """The error for packed planes that fill no known geometry: which would leave how many bytes over."""
+    found = []
+    for geometry in known:
+        with suppress(SpikeFileError):
+            open_spikes(path, geometry)
+            found.append(geometry)
+    if found:
+        return found
+    with open(path, "rb") as file:
+        refuse_header(file.read(64), path)
     if not size:
-        return DataError("the file is empty", str(path), "spike planes", "copy or make the file again")
+        raise DataError("the file is empty", str(path), "spike planes", "copy or make the file again")
     near = [(h, w, head, *divmod(size, h * (w + head) // 8)) for h, w, head in KNOWN_GEOMETRIES]
     texts = [
         f"\n    {h} x {w}{f' + {head} head columns' if head else ''}: {planes} planes, {left} bytes left over"
         for h, w, head, planes, left in near
         if planes
     ]
-    return DataError(
+    raise DataError(
         f"no known geometry fits {size} bytes", str(path), f"whole planes of h x w / 8 bytes{''.join(texts)}",
         "copy the file again if it is cut short; give --size H W if the camera is another one",
     )  # fmt: skip
@@ -104,24 +109,10 @@ def in_words(geometry: SpikeGeometry) -> str:
     return f"{size}, {rows} row first, the {bit} significant bit is the first pixel{layout}"
 
 
-def opens(path: Path, geometry: SpikeGeometry) -> bool:
-    try:
-        open_spikes(path, geometry)
-    except SpikeFileError:
-        return False
-    return True
-
-
 def middle(file: SpikeFile) -> np.ndarray:
     """The planes around the middle of the file: (at most SHOWN_PLANES, h, w)."""
     count = min(file.planes, SHOWN_PLANES)
     return file.read((file.planes - count) // 2, count)
-
-
-def smoothness(picture: np.ndarray) -> dict[str, float]:
-    """Correlation of neighbouring columns and of neighbouring rows; it is lower for a wrong geometry."""
-    pairs = {"columns": (picture[:, 1:], picture[:, :-1]), "rows": (picture[1:], picture[:-1])}
-    return {name: correlation(a, b) for name, (a, b) in pairs.items()}
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -168,9 +159,12 @@ class Candidate:
 
 
 def candidate(path: Path, geometry: SpikeGeometry) -> Candidate:
+    """A geometry with the correlation of neighbouring columns and rows, which is lower for a wrong one."""
     file = open_spikes(path, geometry)
     spikes = middle(file)
-    return Candidate(geometry, file.planes, spikes, smoothness(spikes.mean(axis=0)))
+    mean = spikes.mean(axis=0)
+    pairs = {"columns": (mean[:, 1:], mean[:, :-1]), "rows": (mean[1:], mean[:-1])}
+    return Candidate(geometry, file.planes, spikes, {name: correlation(a, b) for name, (a, b) in pairs.items()})
 
 
 def best_geometry(command: argparse.Namespace) -> SpikeGeometry:

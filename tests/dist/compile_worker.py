@@ -15,7 +15,7 @@ import torch._dynamo
 from torch import Tensor
 
 from main_train_vrt import PARTS
-from models.ddp import unwrap_ddp
+from models.model_base import unwrap_ddp
 from models.model_vrt import ModelVRT
 from utils import utils_dist
 from utils.dist import process

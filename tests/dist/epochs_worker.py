@@ -20,7 +20,7 @@ from data.loader import TrainLoader
 from models.select_network import NETWORKS
 from utils import utils_dist
 from utils.dist import process
-from utils.run.run_progress import RunProgress
+from utils.run.progress import RunProgress
 
 SLOW_S = 0.3
 

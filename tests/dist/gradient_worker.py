@@ -8,7 +8,7 @@ import sys
 import torch
 
 from main_train_vrt import read_options
-from models.ddp import unwrap_ddp
+from models.model_base import unwrap_ddp
 from models.model_vrt import ModelVRT
 from utils import utils_dist
 from utils.dist import process

@@ -168,7 +168,7 @@ def test_the_last_validation_is_recorded_whenever_the_run_was_cut_and_only_once(
 
     assert [r.exit_codes for r in (cut, second, third)] == [[code], [0], [0]], cut.text + second.text
     assert second.text.count("Iter: 2, validation") == 1 and "Iter: 2, validation" not in third.text
-    assert "already finished at iter 2" in third.text and "mean  |" in third.text
+    assert "already finished at iter 2" in third.text and "mean over clips" in third.text
     assert files_of_run(experiment(options)) == files  # what is recorded stays as it is
     state, best = latest(options), experiment(options) / "checkpoints/checkpoint_best.pth"
     assert (state["validated"], state["best_step"]) == (2, 2) and state["best_psnr"] == whole["best_psnr"]

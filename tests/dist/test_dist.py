@@ -32,16 +32,10 @@ def test_collectives_give_the_same_on_every_rank(n):
         assert found["store_s"] == 60  # NCCL's exchange of ids through the store has the time of the group
     # The argument keeps its value, and the mean holds no graph.
     assert [found["loss"] for found in result.jsons] == [[rank + 1, mean, False] for rank in range(n)]
-
-
-def test_each_rank_prints_its_set_up_in_one_piece():
-    result = run_ranks(2, WORKER, "collectives")
-
-    for rank, out in enumerate(result.stdout):
+    for rank, out in enumerate(result.stdout if n > 1 else ()):  # the set-up, in one piece
         lines = [line for line in out.splitlines() if not line.startswith("[Gloo]")]  # torch 2.8's own
-        assert lines[:5] == ["=" * 40, "Distributed Training Setup", "=" * 40, "Backend: gloo", "World Size: 2"]
-        assert lines[5:7] == [f"Rank: {rank}", f"Local Rank: {rank}"]
-        assert lines[7].startswith("Master: 127.0.0.1:")
+        assert lines[:5] == ["=" * 40, "Distributed Training Setup", "=" * 40, "Backend: gloo", f"World Size: {n}"]
+        assert lines[5:7] == [f"Rank: {rank}", f"Local Rank: {rank}"] and lines[7].startswith("Master: 127.0.0.1:")
 
 
 @pytest.mark.parametrize(
@@ -101,14 +95,6 @@ def test_ranks_in_two_pid_namespaces_of_one_host_name_do_not_take_each_other_for
 
     assert result.exit_codes == [0, 0], result.text
     assert result.jsons[0]["pid"] > 20 > result.jsons[1]["pid"]
-
-
-def test_a_launch_variable_that_is_no_number_is_said_once():
-    result = run_ranks(2, WORKER, "collectives", env={"WORLD_SIZE": "two"})
-
-    assert result.exit_codes == [2, 2]
-    assert result.text.count("DistError") == 1
-    assert "WORLD_SIZE is 'two', no number" in result.text
 
 
 def test_a_single_process_needs_no_group():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from data.sampler import ResumableDistributedSampler
+from data.loader import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from tests.dist.launching import run_ranks
 from tests.train_files import experiment, history, latest, write_options
@@ -48,7 +48,7 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     order = ResumableDistributedSampler(len(data), world_size=1, rank=0, batch_size=4, seed=0)
     expected = []
     for epoch in range(2):
-        order.set_epoch(epoch)
+        order.seek(epoch)
         expected += [data[sample]["key"] for sample in order]
     seen = samples_of_steps(two.stdout) | samples_of_steps(four.stdout) | samples_of_steps(one.stdout)
     assert seen[1] + seen[2] + seen[3] == expected[:12]

@@ -69,7 +69,7 @@ def main() -> None:
         stopped = validate(model, clips, lambda: True)
         told = {
             "most": max(clip.most for clip in clips), "votes": len(votes), "ticks": calls, "stopped": stopped is None,
-            "psnr": found.scalars()["val/psnr"], "pictures": sorted(found.panels), "training": model.netG.training,
+            "psnr": found.scalars["val/psnr"], "pictures": sorted(found.panels), "training": model.netG.training,
         }  # fmt: skip
         print(json.dumps(told), flush=True)
 

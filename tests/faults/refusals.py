@@ -52,8 +52,8 @@ ENVIRONMENTS = (
 
 def seconds_until_explained(case: Environment, limit_s: float = 60) -> float:
     """From the start of the processes, Python's own start included, to the words that explain what is wrong."""
-    with tempfile.TemporaryDirectory() as folder, closing(_stranger()) as stranger:
-        ports = {"port": str(stranger.getsockname()[1]), "free": str(free_port())}
+    with tempfile.TemporaryDirectory() as folder, closing(stranger()) as other:
+        ports = {"port": str(other.getsockname()[1]), "free": str(free_port())}
         message, env = case.message.format(**ports), {k: v.format(**ports) for k, v in case.env.items()}
         command = ("--opt", str(write_options(Path(folder))), *case.overrides)
         with Ranks(case.ranks, MAIN, *command, env=env, env_of=case.env_of) as running:
@@ -64,7 +64,7 @@ def seconds_until_explained(case: Environment, limit_s: float = 60) -> float:
             return time.monotonic() - running.start
 
 
-def _stranger() -> socket.socket:
+def stranger() -> socket.socket:
     """Something that accepts connections and never answers."""
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
@@ -73,7 +73,7 @@ def _stranger() -> socket.socket:
 
 
 # What a sample says when its file breaks; {clip} and {frame} are in the path that is named.
-BROKEN = {"vanished frame": "No such file", "cut frame": "cannot read picture", "cut spikes": "100 bytes holds"}
+BROKEN = {"vanished frame": "No such file", "cut frame": "cannot read image", "cut spikes": "100 bytes holds"}
 
 
 def damage(folder: Path, kind: str) -> None:

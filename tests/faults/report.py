@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-BEFORE = "SIGTERM or SIGUSR1"  # of results until 2026-11-23
-
 
 def page(results: dict[str, Any], scale: list[dict[str, Any]]) -> str:
     return "\n".join([HEAD, *rows(results), "", *exceptions(results), TAIL, *watching_at_scale(scale)])
@@ -72,70 +70,34 @@ def exceptions(results: dict[str, Any]) -> Iterator[str]:
         yield "\n".join(["Trials that did not end as they should:", "", *(f"* {text}" for text in wrong), ""])
 
 
-def gone(result: dict[str, Any]) -> str:
-    """When the last process had gone, and how many were left behind."""
-    worst, left = result["gone_s_max"], result["left_behind"]
-    return (f"; all processes gone after {worst} s at worst" if worst else "") + f"; {left} left behind"
+NAMED = "{trials} trials | {right} named rightly; detected after {detected_s_median} s (median), {detected_s_max} s (worst), T = {stall_s:g} s; all processes gone after {gone_s_max} s at worst; {left_behind} left behind"
+# Kind of trial -> its row, filled with its results.
+ROWS = {
+    "stalls": "a rank stalls, 6 kinds, 2/4/8 ranks | " + NAMED,
+    "deaths": "kill -9 or exception, 2/4/8 ranks | " + NAMED,
+    "store_host": "rank 0, which holds the store, stopped, stuck in C code or killed, 2/4/8 ranks | " + NAMED,
+    "false_alarms": "none: {ranks} healthy ranks, a busy loop on each core, T = {stall_s:g} s | {minutes:g} minutes | {alarms} alarms, {finished} ranks finished, {last[steps]} steps",
+    "overhead": "none: cost of the watchdog | 10^6 phases, 1000 beats | {phase_ns} ns a phase, {turn_us} us a beat: {percent:.3f} % of a 100 ms step",
+    "kills": "kill -9 of a random rank at a random time, 1/2/4 ranks, resumed | {trials} trials | {identical} identical",
+    "saves": "kill -9 while saving | {trials} trials, {torn} in the middle of a write | {unreadable} unreadable, {lost} acknowledged saves lost",
+    "preemptions": "{signals} to one or all ranks, 1/2/4 ranks, resumed | {trials} trials | {codes_right} ended with 75 on all ranks, {identical} identical; gone after {gone_s_max} s at worst",
+    "suspensions": "a run is suspended as a whole for longer than T, 1/2/4 ranks | {trials} trials | {right} went on when they woke and finished",
+    "environments": "environments in which a launch cannot work | {trials} kinds | each explained; the slowest after {seconds_max} s: {slowest}",
+    "broken_files": "frames or spikes vanish or are cut in the middle of training, 2/4 ranks | {trials} trials | {right} named rightly; all ranks gone after {gone_s_max} s at worst",
+    "epochs": "none: {epochs} epochs of a few steps, 2/4 ranks, loader processes new in each epoch or kept | {runs} runs | {finished} finished; one rank starts its loader late in every epoch",
+    "agents": "one of two torchrun agents restarts its rank, the other follows | {trials} trials | {right} went on after that one restart",
+    "launcher": "{signals} to launch_train.sh, 2/4 ranks | {trials} trials | {right} ended with 75; gone after {gone_s_max} s at worst",
+}
 
 
 def rows(results: dict[str, Any]) -> Iterator[str]:
-    for name, label in (
-        ("stalls", "a rank stalls, 6 kinds, 2/4/8 ranks"),
-        ("deaths", "kill -9 or exception, 2/4/8 ranks"),
-        ("store_host", "rank 0, which holds the store, stopped, stuck in C code or killed, 2/4/8 ranks"),
-    ):
-        if r := results.get(name):
-            yield (
-                f"| {label} | {r['trials']} trials | {r['right']} named rightly; detected after {r['detected_s_median']} s "
-                f"(median), {r['detected_s_max']} s (worst), T = {r['stall_s']:g} s{gone(r)} |"
-            )
-    if r := results.get("false_alarms"):
-        yield (
-            f"| none: {r['ranks']} healthy ranks, a busy loop on each core, T = {r['stall_s']:g} s | {r['minutes']:g} minutes | "
-            f"{r['alarms']} alarms, {r['exit_codes'].count(0)} ranks finished, {r['last']['steps']} steps |"
-        )
-    if r := results.get("overhead"):
-        yield (
-            f"| none: cost of the watchdog | 10^6 phases, 1000 beats | {r['phase_ns']} ns a phase, {r['turn_us']} us a beat: "
-            f"{100 * r['share_of_100_ms_step']:.3f} % of a 100 ms step |"
-        )
-    if r := results.get("kills"):
-        yield f"| kill -9 of a random rank at a random time, {r.get('ranks', '1/2/4')} ranks, resumed | {r['trials']} trials | {r['identical']} identical |"
-    if r := results.get("saves"):
-        yield (
-            f"| kill -9 while saving | {r['trials']} trials, {r['torn']} in the middle of a write | {r['unreadable']} unreadable, "
-            f"{r['lost']} acknowledged saves lost |"
-        )
-    if r := results.get("preemptions"):
-        yield (
-            f"| {r.get('signals', BEFORE)} to one or all ranks, {r.get('ranks', '1/2/4')} ranks, resumed | {r['trials']} trials | {r['codes_right']} ended "
-            f"with 75 on all ranks, {r['identical']} identical; gone after {r['gone_s_max']} s at worst |"
-        )
-    if r := results.get("suspensions"):
-        yield (
-            f"| a run is suspended as a whole for longer than T, 1/2/4 ranks | {r['trials']} trials | {r['right']} went on when they "
-            "woke and finished |"
-        )
-    if r := results.get("environments"):
-        worst = max(r["each"], key=r["each"].get)
-        yield f"| environments in which a launch cannot work | {r['trials']} kinds | each explained; the slowest after {r['seconds_max']} s: {worst} |"
-    if r := results.get("broken_files"):
-        yield (
-            f"| frames or spikes vanish or are cut in the middle of training, 2/4 ranks | {r['trials']} trials | {r['right']} named rightly; "
-            f"all ranks gone after {r['gone_s_max']} s at worst |"
-        )
-    if r := results.get("epochs"):
-        yield (
-            f"| none: {r['epochs']} epochs of a few steps, 2/4 ranks, loader processes new in each epoch or kept | {r['runs']} runs | "
-            f"{r['finished']} finished; one rank starts its loader late in every epoch |"
-        )
-    if r := results.get("agents"):
-        yield (
-            f"| one of two torchrun agents restarts its rank, the other follows | {r['trials']} trials | {r['right']} went on after "
-            "that one restart |"
-        )
-    if r := results.get("launcher"):
-        yield (
-            f"| {r.get('signals', BEFORE)} to launch_train.sh, 2/4 ranks | {r['trials']} trials | {r['right']} ended with 75; gone after "
-            f"{r['gone_s_max']} s at worst |"
-        )
+    for kind, row in ROWS.items():
+        if found := results.get(kind):
+            more = {"signals": "SIGTERM or SIGUSR1"} | found  # of results until 2026-11-23
+            if kind == "false_alarms":
+                more["finished"] = found["exit_codes"].count(0)
+            elif kind == "overhead":
+                more["percent"] = 100 * found["share_of_100_ms_step"]
+            elif kind == "environments":
+                more["slowest"] = max(found["each"], key=found["each"].get)
+            yield f"| {row.format(**more)} |"

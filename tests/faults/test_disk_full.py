@@ -161,7 +161,7 @@ def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
 def test_pictures_without_room_are_said_once_and_end_nothing(tmp_path, caplog):
     options = write_options(tmp_path)
     opt = read_options(["--opt", str(options)])
-    run = Experiment(opt, Progress(), ORDER, Health(opt, 4))
+    run = Experiment(opt.folder, opt.plain(), ORDER, Health(opt.folder, opt.train, opt.datasets, 4))
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / "images").symlink_to("/dev/full")
     scalars = {f"val/{name}{into}": 1.0 for name in ("psnr", "ssim") for into in ("", "_input")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist.launching import ROOT, Ranks, clean_env, free_port, run_command, run_ranks
+from tests.faults.refusals import stranger
 from tests.train_files import train, write_options
 from utils.options.models import WatchdogOptions
 
@@ -20,16 +20,8 @@ WORKER = ("tests/dist/helpers_worker.py", "collectives")
 SOON = {"SPIKEVRT_JOIN_TIMEOUT": "3"}
 
 
-def listener() -> socket.socket:
-    """Something that accepts connections and never answers."""
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    sock.listen()
-    return sock
-
-
 def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
-    with closing(listener()) as foreign:
+    with closing(stranger()) as foreign:
         port = str(foreign.getsockname()[1])
         result = run_ranks(2, *WORKER, env={"MASTER_PORT": port, **SOON})
 
@@ -39,45 +31,23 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
 
 
 @pytest.mark.parametrize(
-    ("env_of", "message"),
+    ("ranks", "env", "env_of", "message"),
     [
-        ({0: {"MASTER_ADDR": "no-such-host.invalid"}, 1: {"MASTER_ADDR": "no-such-host.invalid"}},
-         "MASTER_ADDR does not resolve: no-such-host.invalid"),
-        ({1: {"RANK": "0"}}, "port"),
-        ({1: {"RANK": "7"}}, "RANK is 7, expected 0 to 1"),
-        ({1: {"MASTER_PORT": "abc"}}, "MASTER_PORT is 'abc', no number"),
-        ({1: {"MASTER_ADDR": ""}}, "MASTER_ADDR is missing"),
+        (2, {"MASTER_ADDR": "no-such-host.invalid"}, {}, "MASTER_ADDR does not resolve: no-such-host.invalid"),
+        (2, {}, {1: {"RANK": "0"}}, "is in use"),
+        (2, {}, {1: {"RANK": "7"}}, "RANK is 7, expected 0 to 1"),
+        (2, {"WORLD_SIZE": "5"}, {}, "ranks 2, 3, 4 of 5 did not arrive"),
+        (3, {}, {2: {"RANK": "1"}}, "rank 1 arrived twice"),
+        (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, {}, "nobody answers at 127.0.0.1"),
     ],
-)  # fmt: skip
-def test_a_wrong_variable_on_any_rank_ends_all(env_of, message):
-    result = run_ranks(2, *WORKER, env=SOON, env_of=env_of)
+)
+def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(ranks, env, env_of, message):
+    port = {"MASTER_PORT": str(free_port())}
+    result = run_ranks(ranks, *WORKER, env=env | SOON | port, env_of=env_of)
 
-    assert 0 not in result.exit_codes
-    assert message in result.text
-    assert "Traceback" not in result.text
-
-
-def test_ranks_that_do_not_arrive_are_named():
-    result = run_ranks(2, *WORKER, env={"WORLD_SIZE": "5", **SOON})
-
-    assert result.exit_codes == [2, 2]
-    assert result.text.count("ranks 2, 3, 4 of 5 did not arrive") == 1
-
-
-def test_two_processes_with_the_same_rank_are_refused():
-    result = run_ranks(3, *WORKER, env={"WORLD_SIZE": "3", **SOON}, env_of={2: {"RANK": "1"}})
-
-    assert 0 not in result.exit_codes
-    assert result.text.count("rank 1 arrived twice") == 1
-
-
-def test_nobody_at_the_port_is_said():
-    result = run_ranks(1, *WORKER, env={
-        "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **SOON,
-    })  # fmt: skip
-
-    assert result.exit_codes == [2]
-    assert "nobody answers at 127.0.0.1" in result.text
+    lost = {70} if env_of else set()  # to ranks that had met already
+    assert {2} <= set(result.exit_codes) <= {2} | lost and "Traceback" not in result.text, result.text
+    assert result.text.count(message) == 1
 
 
 def test_options_that_differ_between_ranks_are_refused(tmp_path):

@@ -12,28 +12,9 @@ from tests.dist.launching import Ranks
 from tests.faults.stalls import run_stall
 from tests.train_files import write_options
 from utils.dist.process import children_of
-from utils.dist.stall import kind_of_stall
 
 STALL_S = 5.0
 PAUSE_S = STALL_S + 6  # more than any limit that follows from it
-
-
-@pytest.mark.parametrize(
-    ("is_gone", "silent_s", "age_s", "budget_s", "stall_s", "kind"),
-    [
-        (False, 0.5, 10, 300, 300, ""),
-        (False, 0.5, 301, 300, 300, "STUCK"),
-        (False, 0.5, 301, 900, 300, ""),  # a phase that may take longer
-        (False, 300, 10, 300, 300, "SILENT"),
-        (False, 300, 301, 300, 300, "SILENT"),  # its age is not known
-        (False, 300, 301, 0, 300, ""),  # it is not watched yet
-        (False, 300, 301, 300, None, ""),  # the observer is not watched yet
-        (True, 0.5, 10, 300, 300, "DEAD"),
-        (True, 0.5, 10, 0, None, "DEAD"),
-    ],
-)
-def test_what_is_a_stall(is_gone, silent_s, age_s, budget_s, stall_s, kind):
-    assert kind_of_stall(is_gone, silent_s, age_s, budget_s, stall_s) == kind
 
 
 @pytest.mark.parametrize(("ranks", "last"), [(1, "its loader process"), (2, "rank 1"), (2, "rank 0")])

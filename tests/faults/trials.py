@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,38 +43,26 @@ SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")
 
 def stalls(share: float) -> dict[str, Any]:
     """Six kinds of stall on 2, 4 and 8 ranks, at different ranks and steps."""
-    rounds = max(1, round(3 * share))
-    trials = [
+    return summary_of_stalls([
         run_stall(kind, ranks, 0 if kind == "rank0" else (seed + 1) % ranks, step=10 + 5 * seed, stall_s=STALL_S)
-        for seed in range(rounds)
-        for ranks in (2, 4, 8)
-        for kind in STALL_KINDS
-    ]
-    return summary_of_stalls(trials)
+        for seed, ranks, kind in product(range(max(1, round(3 * share))), (2, 4, 8), STALL_KINDS)
+    ])  # fmt: skip
 
 
 def deaths(share: float) -> dict[str, Any]:
     """SIGKILL and an exception, on 2, 4 and 8 ranks, rank 0 (which holds the store) among those struck."""
-    rounds = max(1, round(3 * share))
-    trials = [
+    return summary_of_stalls([
         run_stall(kind, ranks, seed % ranks, stall_s=STALL_S)
-        for seed in range(rounds)
-        for ranks in (2, 4, 8)
-        for kind in ("kill", "exception")
-    ]
-    return summary_of_stalls(trials)
+        for seed, ranks, kind in product(range(max(1, round(3 * share))), (2, 4, 8), ("kill", "exception"))
+    ])  # fmt: skip
 
 
 def store_host(share: float) -> dict[str, Any]:
     """Rank 0, whose process holds the store of all ranks, stopped, stuck in C code, or killed."""
-    rounds = max(1, round(share))
-    trials = [
+    return summary_of_stalls([
         run_stall(kind, ranks, 0, stall_s=STALL_S)
-        for _ in range(rounds)
-        for ranks in (2, 4, 8)
-        for kind in ("stop", "gil", "kill")
-    ]
-    return summary_of_stalls(trials)
+        for _, ranks, kind in product(range(max(1, round(share))), (2, 4, 8), ("stop", "gil", "kill"))
+    ])  # fmt: skip
 
 
 def summary_of_stalls(trials: list[Trial]) -> dict[str, Any]:
@@ -126,14 +116,6 @@ def interruptions(how: str, share: float) -> dict[str, Any]:
             if not t.identical or t not in codes_right
         ],
     }  # fmt: skip
-
-
-def kills(share: float) -> dict[str, Any]:
-    return interruptions("kill", share)
-
-
-def preemptions(share: float) -> dict[str, Any]:
-    return interruptions("signal", share)
 
 
 def suspensions(share: float) -> dict[str, Any]:
@@ -230,8 +212,9 @@ def overhead(share: float) -> dict[str, Any]:
 
 
 KINDS_OF_TRIAL = {
-    "stalls": stalls, "deaths": deaths, "store_host": store_host, "saves": saves, "kills": kills,
-    "preemptions": preemptions, "suspensions": suspensions, "launcher": launcher, "agents": agents,
+    "stalls": stalls, "deaths": deaths, "store_host": store_host, "saves": saves,
+    "kills": partial(interruptions, "kill"), "preemptions": partial(interruptions, "signal"),
+    "suspensions": suspensions, "launcher": launcher, "agents": agents,
     "environments": environments, "broken_files": broken_files, "epochs": epochs, "overhead": overhead,
     "false_alarms": false_alarms,
 }  # fmt: skip

@@ -15,9 +15,8 @@ from typing import Any
 
 from torch.distributed import Store
 
-from utils.dist.process import machine, process_state
+from utils.dist.process import AwakeClock, machine, process_state
 from utils.dist.rendezvous import MET
-from utils.dist.stall import AwakeClock, kind_of_stall
 
 FAILURE = "failure"  # store key: the first failure, {"rank", "code", "by"}; empty while there is none
 REPORTED = "reported"  # store key: the failure has been reported; all ranks may end
@@ -57,8 +56,12 @@ class Beats:
         """Reads the watched ranks; the failure that ends the run, if there is one."""
         if self.store is None:
             return None
-        if self.watched is None:
-            self.watched = self._find_watched()
+        if self.watched is None and self.store.check([MET]):
+            # Rank 0, which may host the store, the next rank, and the next rank on this host: only from the same host
+            # can the end of a process be seen.
+            on_host = self.store.add(f"on/{self.machine}", 0)
+            next_on_host = int(self.store.get(f"on/{self.machine}/{(self.place + 1) % on_host}"))
+            self.watched = sorted({0, (self.rank + 1) % self.world_size, next_on_host} - {self.rank})
         found = self.store.multi_get([FAILURE, *(f"beat/{rank}" for rank in self.watched or ())])
         for rank, text in zip(self.watched or (), found[1:], strict=True):
             state = self.states[rank] = json.loads(text)
@@ -78,38 +81,35 @@ class Beats:
         if self.store is not None and self.watched is not None:
             self.states.update(read_states(self.store, self.world_size))
 
-    def _find_watched(self) -> list[int] | None:
-        """Rank 0, which may host the store, the next rank, and the next rank on this host: only from the same host can
-        the end of a process be seen."""
-        if not self.store.check([MET]):
-            return None
-        on_host = self.store.add(f"on/{self.machine}", 0)
-        next_on_host = int(self.store.get(f"on/{self.machine}/{(self.place + 1) % on_host}"))
-        return sorted({0, (self.rank + 1) % self.world_size, next_on_host} - {self.rank})
-
     # ---- the verdict -----------------------------------------------------------------------------------------------
 
     def verdict(self, stall_s: float | None) -> Verdict | None:
-        """What stops the run, or None. stall_s: None before the watch has begun, when only deaths count."""
-        now, found = self.clock.now(), dict[str, tuple[int, float]]()
+        """What stops the run, or None. stall_s: None before the watch has begun, when only deaths count.
+
+        A rank whose process is gone is DEAD; one that is watched and does not beat is SILENT. All seconds are those of
+        AwakeClocks, so a rank is late only by the time in which its observer ran: a run that is suspended as a whole
+        ages by one slice, a rank that is stopped alone falls silent.
+        """
+        now, silent = self.clock.now(), None
         for rank, (_, when) in self.seen.items():
-            state, silent_s = self.states[rank], now - when
-            # How long it has been in its phase counts only beside the others: see `most_stuck`.
-            kind = kind_of_stall(is_gone(state), silent_s, 0.0, state["budget"], stall_s)
-            found.setdefault(kind, (rank, silent_s))
-        if "DEAD" in found:
-            rank = found["DEAD"][0]
             state = self.states[rank]
-            return rank, "DEAD", f"its process {state['pid']} is gone; last seen in {where(state)}"
-        if "SILENT" in found:
-            return self._silent(*found["SILENT"])
+            if is_gone(state):
+                return rank, "DEAD", f"its process {state['pid']} is gone; last seen in {where(state)}"
+            # A beat is half a second. How long a rank has been in its phase counts only beside the others.
+            if stall_s is not None and state["budget"] and now - when > stall_s - 0.5:
+                silent = silent or (rank, now - when)
+        if silent:
+            return self._silent(*silent)
         if not self._may_look(stall_s):
             return None
         self.read_all()
-        rank = most_stuck(self.states)
-        if rank is None:
-            return None
-        return self._cause(rank, min(QUIET_S, stall_s / 2))
+        states = self.states
+        if not all(state["budget"] for state in states.values()):
+            return None  # one has not called `watch` yet
+        # The others wait for the longest over its budget of those that entered the fewest collectives.
+        fewest = min(state["syncs"] for state in states.values())
+        over, rank = max((s["age"] - s["budget"], rank) for rank, s in states.items() if s["syncs"] == fewest)
+        return self._cause(rank, min(QUIET_S, stall_s / 2)) if over > 0 else None
 
     def _cause(self, rank: int, quiet_s: float) -> Verdict | None:
         """Whether `rank` is stuck, or waits for a silent rank that entered as few collectives; None: not known yet.
@@ -135,7 +135,7 @@ class Beats:
     def _may_look(self, stall_s: float | None) -> bool:
         """Whether this rank has been too long in its phase, and no other rank is looking for the cause already."""
         own, mine = self.states[self.rank], str(self.rank)
-        if not kind_of_stall(False, 0.0, own["age"], own["budget"], stall_s):
+        if stall_s is None or not 0 < own["budget"] < own["age"]:
             self.stop_looking()
             return False
         if self.store is not None and not self.is_looking:
@@ -148,16 +148,6 @@ class Beats:
             self.store.compare_set(LOOKING, str(self.rank), "")
             self.is_looking = False
             self.first_look.clear()
-
-
-def most_stuck(states: dict[int, State]) -> int | None:
-    """The rank that the others wait for: the longest over its budget of those that entered the fewest collectives."""
-    if not all(state["budget"] for state in states.values()):
-        return None  # one has not called `watch` yet
-    fewest = min(state["syncs"] for state in states.values())
-    late = [(s["age"] - s["budget"], rank) for rank, s in states.items() if s["syncs"] == fewest]
-    over, rank = max(late)
-    return rank if over > 0 else None
 
 
 def read_states(store: Store, world_size: int) -> dict[int, State]:

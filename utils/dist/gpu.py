@@ -1,4 +1,4 @@
-"""Which GPUs a process uses, decided before CUDA starts; and an error where GPUs are here that torch cannot use."""
+"""Which GPUs a process uses, decided before CUDA starts; an error where torch cannot use them; and how busy they are."""
 
 from __future__ import annotations
 
@@ -8,76 +8,72 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch.distributed import Store
 
-from utils.options.models import Options
 from utils.errors import DistError
 from utils.dist.launch import LaunchInfo
 
 logger = logging.getLogger(__name__)
 
 
-def choose_gpus(launch: LaunchInfo, opt: Options) -> None:
-    """Make the GPUs of opt.gpu_ids visible to a single process, unless the environment chooses GPUs.
+def choose_gpus(launch: LaunchInfo, gpu_ids: list[int] | None, opt_path: str) -> None:
+    """Make the GPUs of `gpu_ids` visible to a single process, unless the environment chooses GPUs; say what differs.
 
     Call it before CUDA starts, for CUDA reads the variable once. torch.cuda.is_available() starts CUDA, device_count()
-    does not.
+    does not. gpu_ids: None means all; [] means the CPU. opt_path: the option file, for the advice.
     """
-    visible = visible_gpus(launch, opt.gpu_ids, os.environ)
-    if visible is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    note = note_on_gpu_ids(launch, opt.gpu_ids, opt.opt_path, visible, os.environ, torch.cuda.device_count())
+    if gpu_ids is None:
+        return
+    chosen, listed, note = os.environ.get("CUDA_VISIBLE_DEVICES"), ",".join(map(str, gpu_ids)), ""
+    if launch.world_size == 1 and chosen is None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = listed
+    count = torch.cuda.device_count()
+    if not gpu_ids or count == 0:
+        return
+    if launch.world_size > 1:
+        ranks = min(count, int(os.environ.get("LOCAL_WORLD_SIZE") or launch.world_size))
+        if gpu_ids[:count] != list(range(ranks)):
+            note = (
+                f"gpu_ids [{listed}] has no effect with several ranks: each rank takes the GPU of its local rank; "
+                f"CUDA_VISIBLE_DEVICES={listed} in front of the launcher chooses them"
+            )
+    elif chosen is None and count > 1:
+        note = (
+            f"gpu_ids lists {len(gpu_ids)} GPUs; a single process uses the first, GPU {gpu_ids[0]}. To use all: "
+            f"CUDA_VISIBLE_DEVICES={listed} ./launch_train.sh {count} {opt_path}"
+        )
+    elif chosen not in (None, listed):
+        note = f"CUDA_VISIBLE_DEVICES={chosen} wins over gpu_ids [{listed}]"
     if note and launch.rank == 0:
         logger.warning("%s", note)
 
 
-def visible_gpus(launch: LaunchInfo, gpu_ids: list[int] | None, env: Mapping[str, str]) -> str | None:
-    """The value for CUDA_VISIBLE_DEVICES; None leaves the variable alone."""
-    if launch.world_size > 1 or gpu_ids is None or "CUDA_VISIBLE_DEVICES" in env:
-        return None
-    return ",".join(map(str, gpu_ids))
-
-
-def note_on_gpu_ids(
-    launch: LaunchInfo, asked: list[int] | None, opt_path: str, chosen: str | None, env: Mapping[str, str], count: int
-) -> str:
-    """What to log where the GPUs in use are not those of gpu_ids, else "". chosen: of `visible_gpus`; count: visible."""
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    if not asked or count == 0:
-        return ""
-    listed = ",".join(map(str, asked))
-    if launch.world_size > 1:
-        ranks = min(count, int(env.get("LOCAL_WORLD_SIZE") or launch.world_size))
-        is_obeyed = asked[:count] == list(range(ranks))
-        return "" if is_obeyed else (
-            f"gpu_ids [{listed}] has no effect with several ranks: each rank takes the GPU of its local rank; "
-            f"CUDA_VISIBLE_DEVICES={listed} in front of the launcher chooses them"
-        )  # fmt: skip
-    if chosen is None:
-        return "" if visible == listed else f"CUDA_VISIBLE_DEVICES={visible} wins over gpu_ids [{listed}]"
-    if count > 1:
-        return (
-            f"gpu_ids lists {len(asked)} GPUs; a single process uses the first, GPU {asked[0]}. To use all: "
-            f"CUDA_VISIBLE_DEVICES={listed} ./launch_train.sh {count} {opt_path}"
-        )
-    return ""
-
-
-def require_usable_gpus(env: Mapping[str, str] = os.environ) -> None:
+def require_usable_gpus() -> None:
     """DistError where this machine has GPUs that torch cannot use and CUDA_VISIBLE_DEVICES does not ask for the CPU."""
-    visible = env.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
         return
     with warnings.catch_warnings(record=True) as reasons:  # torch's own warning, e.g. "driver ... is too old"
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return
-    gpus, driver = gpus_of_driver()
+    # A container without GPUs still sees the host's /proc/driver/nvidia, but no device files.
+    gpus = sum(os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob("nvidia[0-9]*"))
+    version = None
+    with suppress(OSError):
+        version = re.search(r"\s(\d+\.\d+[\d.]*)\s", Path("/proc/driver/nvidia/version").read_text(errors="replace"))
+    driver = version[1] if version else "unknown"
+    if program := shutil.which("nvidia-smi"):
+        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+        with suppress(OSError, subprocess.SubprocessError):  # the driver and its library may differ
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+            rows = [line.strip() for line in answer.splitlines() if line.strip()]
+            gpus, driver = len(rows), rows[0] if rows else "unknown"
     if not gpus:
         return
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
@@ -134,25 +130,30 @@ def claim(store: Store, rank: int, uuid: str) -> None:
         )  # fmt: skip
 
 
-def gpus_of_driver() -> tuple[int, str]:
-    """(GPUs that nvidia-smi lists, or else device files that this user may open; the driver's version)."""
-    version = None
-    with suppress(OSError):
-        version = re.search(r"\s(\d+\.\d+[\d.]*)\s", Path("/proc/driver/nvidia/version").read_text(errors="replace"))
-    program = shutil.which("nvidia-smi")
-    if program:
-        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-            rows = [line.strip() for line in answer.splitlines() if line.strip()]
-            return len(rows), rows[0] if rows else "unknown"
-        except (OSError, subprocess.SubprocessError):
-            pass  # the driver and its library may differ
-    # A container without GPUs still sees the host's /proc/driver/nvidia, but no device files.
-    files = [path for path in Path("/dev").glob("nvidia[0-9]*") if os.access(path, os.R_OK | os.W_OK)]
-    return len(files), version[1] if version else "unknown"
-
-
 def device_name(device: torch.device) -> str:
     """The model of a GPU, or the threads on the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
+def usage(device: torch.device) -> dict[str, float] | None:
+    """{"busy": 0..1 over the driver's last sample, "used_gb", "total_gb"} of the whole GPU, in 1e9 bytes.
+
+    None on the CPU, and where the driver does not report it (no nvidia-ml-py, a slice of a GPU).
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        busy = torch.cuda.utilization(device) / 100
+        free, total = torch.cuda.mem_get_info(device)
+    except (RuntimeError, pynvml.NVMLError):
+        return None
+    return {"busy": busy, "used_gb": (total - free) / 1e9, "total_gb": total / 1e9}
+
+
+def describe(found: dict[str, float]) -> str:
+    """The `usage` of one GPU in words."""
+    return f"GPU {found['busy']:.0%} busy, {found['used_gb']:.1f} of {found['total_gb']:.1f} GB used"

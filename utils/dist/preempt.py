@@ -85,16 +85,13 @@ class StopVote:
         if dist.is_initialized():
             self.work = dist.all_reduce(self.flag, async_op=True)  # a sum: gloo's MAX loses NaN, and sums do as well
         if device.type == "cuda":
-            self._fetch()
-
-    def _fetch(self) -> None:
-        """Copy the flag from the GPU before the step's own work, so that the answer waits for no more than this."""
-        if self.work is not None:
-            self.work.wait()  # only the stream waits
-            self.work = None
-        self.flag = torch.empty((), pin_memory=True).copy_(self.flag, non_blocking=True)
-        self.copied = torch.cuda.Event()
-        self.copied.record()
+            # Copied before the step's own work, so that the answer waits for no more than this.
+            if self.work is not None:
+                self.work.wait()  # only the stream waits
+                self.work = None
+            self.flag = torch.empty((), pin_memory=True).copy_(self.flag, non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record()
 
     def is_stop(self) -> bool:
         """The answer, the same on all ranks."""

@@ -1,4 +1,4 @@
-"""Processes of this host, as /proc shows them (Linux)."""
+"""Processes of this host, as /proc shows them (Linux): their time, their signals, their end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,25 @@ run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CLAIM_S = 10.0  # ranks of one start that fail alike do so within this time
 CLAIMS: list[Path] = []  # of this process
+
+
+class AwakeClock:
+    """Seconds in which this process ran, for limits of time. Ask it at least every slice_s seconds.
+
+    Ctrl-Z, `scontrol suspend`, `docker pause` and the stop of a virtual machine suspend a process while all clocks of the
+    system go on; so the time between two questions counts as slice_s at most.
+    """
+
+    def __init__(self, slice_s: float = 5.0) -> None:
+        self.slice_s, self.awake_s, self.asked = slice_s, 0.0, time.monotonic()
+        self.lock = threading.Lock()
+
+    def now(self) -> float:
+        with self.lock:
+            now = time.monotonic()
+            self.awake_s += min(now - self.asked, self.slice_s)
+            self.asked = now
+            return self.awake_s
 
 
 @cache
@@ -99,20 +119,16 @@ def leave_signals_to_parent() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
 
-def started_at() -> float:
-    """When this process started, as time.time() says it."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
-
-
 def first_to_claim(name: str) -> bool:
     """Whether no process of its host has claimed the name since this one started; it alone reports.
 
     Before it ends, it calls `drop_claims`.
     """
     claim = Path(tempfile.gettempdir()) / f"spikevrt-{os.getuid()}-{name}"
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
     try:
-        if claim.exists() and claim.stat().st_mtime < started_at():
+        if claim.exists() and claim.stat().st_mtime < started:
             claim.unlink()  # of an earlier start, which was killed
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -137,14 +153,11 @@ def drop_claims() -> None:
 
 def _has_siblings() -> bool:
     """Whether other processes of Python live that the same parent started, as launchers start the ranks of a host."""
-    others = set(children_of(os.getppid())) - {os.getpid(), *children_of(os.getpid())}
-    return any(_program(pid) == _program(os.getpid()) for pid in others)
-
-
-def _program(pid: int) -> str:
-    with suppress(OSError):
-        return os.readlink(f"/proc/{pid}/exe")
-    return ""  # it is gone
+    for pid in set(children_of(os.getppid())) - {os.getpid(), *children_of(os.getpid())}:
+        with suppress(OSError):  # it is gone
+            if os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe"):
+                return True
+    return False
 
 
 def ignore_ended_children() -> None:

@@ -25,8 +25,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from utils.errors import DistError
 from utils.dist.launch import LaunchInfo
-from utils.dist.process import first_to_claim
-from utils.dist.stall import AwakeClock
+from utils.dist.process import AwakeClock, first_to_claim
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +42,11 @@ def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
     # torchrun's agent already hosts a store on that port, which outlives the ranks.
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     hosts = launch.rank == 0 and not by_agent
-    _check_resolves(launch)
-    tcp = _serve(launch) if hosts else _connect(launch)
-    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if by_agent else ''}", tcp), hosts
-
-
-def _check_resolves(launch: LaunchInfo) -> None:
     clock, limit_s = AwakeClock(), _check_s()
     while True:
         try:
             _within(limit_s - clock.now(), lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
-            return
+            break
         except (OSError, TimeoutError) as e:
             # A job's DNS entry may appear a moment after its containers.
             if clock.now() > limit_s - CHECK_S / 2:
@@ -62,24 +55,27 @@ def _check_resolves(launch: LaunchInfo) -> None:
                     "the name or address of the host of rank 0", f"correct MASTER_ADDR ({e})",
                 ) from e  # fmt: skip
         time.sleep(0.5)
+    tcp = _serve(launch) if hosts else _connect(launch)
+    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if by_agent else ''}", tcp), hosts
 
 
 def _serve(launch: LaunchInfo) -> TCPStore:
-    def listen() -> TCPStore:
-        return TCPStore(launch.master_addr, launch.master_port, is_master=True, wait_for_workers=False)
-
+    address = f"{launch.master_addr}:{launch.master_port}"
     try:
-        return _within(_check_s(), listen)
+        return _within(
+            _check_s(),
+            lambda: TCPStore(launch.master_addr, launch.master_port, is_master=True, wait_for_workers=False),
+        )
     except TimeoutError as e:
-        what = f"rank 0 cannot reach its own store at {launch.master_addr}:{launch.master_port}"
         raise DistError(
-            what, _place(launch), "MASTER_ADDR names the host that rank 0 runs on", "correct MASTER_ADDR"
-        ) from e
+            f"rank 0 cannot reach its own store at {address}", _place(launch),
+            "MASTER_ADDR names the host that rank 0 runs on", "correct MASTER_ADDR",
+        ) from e  # fmt: skip
     except (TorchDistError, OSError) as e:
         in_use = "EADDRINUSE" in str(e) or "in use" in str(e)
-        what = f"port {launch.master_port} is in use" if in_use else f"cannot open port {launch.master_port}"
         raise DistError(
-            what, _place(launch), "a free MASTER_PORT on the host of rank 0",
+            f"port {launch.master_port} is in use" if in_use else f"cannot open port {launch.master_port}",
+            _place(launch), "a free MASTER_PORT on the host of rank 0",
             "choose another MASTER_PORT (the same on all ranks), or end what listens there"
             + ("" if in_use else f"; torch says: {str(e).splitlines()[0]}"),
         ) from e  # fmt: skip
@@ -97,7 +93,7 @@ def _connect(launch: LaunchInfo) -> TCPStore:
             waited = clock.now()
             if waited > limit_s:
                 raise DistError(
-                    f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({_errno_name(e)})",
+                    f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({errno.errorcode.get(e.errno, e)})",
                     _place(launch),
                     "rank 0 listening on MASTER_ADDR:MASTER_PORT",
                     "check that rank 0 was started, that MASTER_ADDR is its host, and that no firewall blocks the port",
@@ -189,30 +185,23 @@ class Round:
     """A barrier at which each rank reports success or failure: a few requests per rank, whatever the number of ranks."""
 
     def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
-        self.store, self.name, self.rank, self.world_size = store, name, rank, world_size
+        self.store, self.rank, self.world_size = store, rank, world_size
+        self.arrived, self.failed, self.over = (f"{name}/{key}" for key in ("arrived", "failed", "over"))
 
     def arrive(self, code: int | None = None) -> None:
         """code: the exit code if this rank failed. The last rank to arrive lets all ranks read the outcome."""
         mine = "" if code is None else f"{self.rank} {code}"
-        noted = self.store.compare_set(self._failed, "", mine).decode()
+        noted = self.store.compare_set(self.failed, "", mine).decode()
         while mine and int(noted.split()[0]) > self.rank:  # the lowest rank that failed counts
-            noted = self.store.compare_set(self._failed, noted, mine).decode()
-        if self.store.add(f"{self.name}/arrived", 1) == self.world_size:
-            self.store.set(self._over, "1")
+            noted = self.store.compare_set(self.failed, noted, mine).decode()
+        if self.store.add(self.arrived, 1) == self.world_size:
+            self.store.set(self.over, "1")
 
     def wait(self, seconds: float = float("inf")) -> tuple[int, int] | None:
         """The lowest rank that failed and its exit code, once all have arrived or the time is over; None if none failed."""
-        wait_for(self.store, self._over, seconds)
-        failed = self.store.get(self._failed).decode()
+        wait_for(self.store, self.over, seconds)
+        failed = self.store.get(self.failed).decode()
         return tuple(map(int, failed.split())) if failed else None
-
-    @property
-    def _failed(self) -> str:
-        return f"{self.name}/failed"
-
-    @property
-    def _over(self) -> str:
-        return f"{self.name}/over"
 
 
 def wait_for(store: Store, key: str, seconds: float, warn: Callable[[], None] = lambda: None) -> bool:
@@ -257,10 +246,6 @@ def _limit_s() -> float:
         if float(text) > 0:
             return float(text)
     raise DistError(f"SPIKEVRT_JOIN_TIMEOUT is {text!r}", "the environment", "seconds > 0", "correct or unset it")
-
-
-def _errno_name(error: OSError) -> str:
-    return errno.errorcode.get(error.errno or 0, "") or str(error) or type(error).__name__
 
 
 def _place(launch: LaunchInfo) -> str:

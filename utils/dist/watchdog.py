@@ -24,10 +24,8 @@ from torch.distributed import Store
 from utils.options.models import WatchdogOptions
 from utils.dist.beats import REPORTED, Beats, State, claim_failure, is_gone, is_here, where
 from utils.errors import StallError
-from utils.dist.guard import start_guard
-from utils.dist.process import first_to_claim, kill_tree
-from utils.dist.stacks import dump_stacks, open_stack_file
-from utils.dist.stall import AwakeClock
+from utils.dist.guard import dump_stacks, open_stack_file, start_guard
+from utils.dist.process import AwakeClock, first_to_claim, kill_tree
 from utils.dist.state import RUN, Place
 
 STALL_CODE = StallError.exit_code
@@ -119,12 +117,17 @@ class Watchdog(threading.Thread):
             if seen != self.turns or self.budgets is None or self.ending:
                 seen, since = self.turns, now
                 continue
-            patience_s = min(1.5, self.budgets.stall_s) if self._store_is_gone() else self.budgets.stall_s
+            host = None if self.by_agent else self.beats.states.get(0)
+            patience_s = min(1.5, self.budgets.stall_s) if host and is_gone(host) else self.budgets.stall_s
             if now - since > (EXIT_S if self.failure else patience_s):
                 self._store_lost()
 
     def run(self) -> None:
-        while self._next_turn():
+        while True:
+            self.hurried.wait(self.interval_s)
+            self.hurried.clear()
+            if self.stopped.is_set():
+                return
             self.turns, is_watching = self.turns + 1, self.budgets is not None
             if self.guard:
                 with suppress(OSError):
@@ -137,12 +140,6 @@ class Watchdog(threading.Thread):
                 self._store_lost()
             if is_watching:
                 self.has_turned.set()
-
-    def _next_turn(self) -> bool:
-        """Wait for the next turn. False: `stop` was called."""
-        self.hurried.wait(self.interval_s)
-        self.hurried.clear()
-        return not self.stopped.is_set()
 
     def watch(self, budgets: WatchdogOptions) -> None:
         """From now on a stall ends the run."""
@@ -186,7 +183,7 @@ class Watchdog(threading.Thread):
         return {
             "phase": place.phase, "step": place.step, "syncs": place.syncs,
             "age": now - self.entered, "budget": self.budgets.of(place.phase) if self.budgets else 0.0,
-            "pid": os.getpid(), "host": self.host, "stack_file": self.stack_file.name,
+            "pid": os.getpid(), "host": self.host, "stack_file": self.stack_file.name, "facts": RUN.facts,
         }  # fmt: skip
 
     # ---- failures --------------------------------------------------------------------------------------------------
@@ -209,11 +206,15 @@ class Watchdog(threading.Thread):
                 self._follow(noted)
                 return
             self.beats.read_all()
-        # A silent rank will hardly answer; half a second is for one that is only slow.
-        text = self._message(
-            rank, kind, what, "" if kind == "DEAD" else self._stacks_of(rank, 0.5 if kind == "SILENT" else 1.5)
-        )
-        say(text)
+        stacks, key = "", f"stacks/{rank}"
+        if rank == self.rank:
+            stacks = dump_stacks(self.stack_file)
+        elif kind != "DEAD":
+            # A silent rank will hardly answer; half a second is for one that is only slow.
+            answers = self._wait_for([key], 0.5 if kind == "SILENT" else 1.5)
+            stacks = self.store.get(key).decode() if answers else self._stacks_by_signal(rank)
+            stacks = stacks or "(it does not answer)"
+        say(self._message(rank, kind, what, stacks))
         # Set only now: the guard would end this process while it still collects stacks.
         self.failure = {"rank": rank, "code": STALL_CODE, "by": self.rank}
         if self.store is not None:
@@ -243,15 +244,6 @@ class Watchdog(threading.Thread):
             )
         return "\n".join([*lines, *([f"\nStacks of rank {rank}:", stacks] if stacks else []), ""])
 
-    def _stacks_of(self, rank: int, patience_s: float) -> str:
-        """Python stacks of the rank's process and of its loader processes."""
-        if rank == self.rank:
-            return dump_stacks(self.stack_file)
-        key = f"stacks/{rank}"
-        if self._wait_for([key], patience_s):
-            return self.store.get(key).decode()
-        return self._stacks_by_signal(rank) or "(it does not answer)"
-
     def _stacks_by_signal(self, rank: int) -> str:
         """The same, from a silent rank on this machine; '' for one elsewhere."""
         state = self.beats.states[rank]
@@ -278,29 +270,22 @@ class Watchdog(threading.Thread):
         if not first_to_claim(f"lost-{self.host}-{'-'.join(names)}-{pid}"):
             time.sleep(2.0)  # for the rank that reports; torchrun ends all ranks when the first has ended
             self.leave(STALL_CODE, None)
-        if self.by_agent or 0 not in self.beats.states:
+        host = None if self.by_agent else self.beats.states.get(0)
+        if host is None:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             say(str(StallError(
                 f"rank {self.rank} has lost the store of the run", f"host {self.host}; the store is at {address}",
                 "torchrun's first node alive and connected", "look at the network and at the logs of that node",
             )))  # fmt: skip
+        elif is_gone(host):
+            what = f"its process {host['pid']} is gone, and the store with it; last seen in {where(host)}"
+            say(self._message(0, "DEAD", what, ""))
         else:
-            self._report_rank_0()
+            what = f"its store does not answer; last seen in {where(host)}"
+            say(self._message(0, "SILENT", what, self._stacks_by_signal(0)))
+            if is_here(host):
+                kill_tree(host["pid"])
         self.leave(STALL_CODE, None)
-
-    def _report_rank_0(self) -> None:
-        """Rank 0 hosts the store: either it is gone, or it does not answer."""
-        state = self.beats.states[0]
-        last_seen = f"last seen in {where(state)}"
-        if is_gone(state):
-            say(self._message(0, "DEAD", f"its process {state['pid']} is gone, and the store with it; {last_seen}", ""))
-            return
-        say(self._message(0, "SILENT", f"its store does not answer; {last_seen}", self._stacks_by_signal(0)))
-        if is_here(state):
-            kill_tree(state["pid"])
-
-    def _store_is_gone(self) -> bool:
-        return not self.by_agent and 0 in self.beats.states and is_gone(self.beats.states[0])
 
 
 def say(text: str) -> None:

@@ -7,27 +7,218 @@ registries that the caller passes in, for utils/ may not import them.
 
 from __future__ import annotations
 
+import argparse
 import copy
-import hashlib
 import json
 import logging
 import os
-import time
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import json5
+
 from utils.errors import OptionError
-from utils.files import write_whole
-from utils.options.file import Sources, apply_override, read_with_base
 from utils.options.models import FORMERLY_OURS, KAIR_ONLY, Options
-from utils.options.registry import Registry
-from utils.options.section import joined, read_section, redact
+from utils.options.section import SHORT_FLAGS, Registry, joined, nearest, read_section, redact
 
 logger = logging.getLogger(__name__)
 
+# Keys that name a registered part, whose parameters stand beside them.
+TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
+SCHEMA_KEY = "$schema"  # names the JSON Schema for editors; no option
+
+
+def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[str, list[str]]:
+    """File and overrides of `--opt FILE [--resume auto|none|path] [short flags] [section.key=value ...]`.
+
+    OptionError for anything else. usage: what `--help` says before the arguments.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(description=usage, formatter_class=formatter, allow_abbrev=False)
+    parser.add_argument("--opt", required=True, metavar="FILE", help="option file")
+    parser.add_argument("--resume", metavar="auto|none|PATH", help="checkpoint to resume from (path.resume)")
+    parser.add_argument("--use_amp", action="store_true", help="train.amp.enable=true")
+    for flag, key in SHORT_FLAGS.items():
+        parser.add_argument(f"--{flag}", metavar="N", help=key)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="any option")
+    args = parser.parse_intermixed_args(list(argv))
+
+    overrides = [f"{key}={getattr(args, flag)}" for flag, key in SHORT_FLAGS.items() if getattr(args, flag) is not None]
+    if args.use_amp:
+        overrides.append("train.amp.enable=true")
+    if args.resume is not None:
+        overrides.append(f"path.resume={'null' if args.resume == 'none' else args.resume}")
+    overrides = [*args.overrides, *overrides]
+    given = dict(override.partition("=")[::2] for override in overrides)
+    if given.get("train.epochs", "null") != "null" and "train.total_iter" not in given:
+        overrides.append("train.total_iter=null")  # the file must not end the run before these epochs
+    return args.opt, overrides
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # argparse would print and exit, once on every rank
+        what, expected = redact(message, shown="***"), "--opt FILE [section.key=value ...]"
+        raise OptionError(what, "the command line", expected, "see --help")
+
+
+class Sources:
+    """Where each option came from: dotted key -> "FILE, line N" or the override."""
+
+    def __init__(self, main_file: str) -> None:
+        self.main_file = main_file
+        self.places: dict[str, str] = {}
+        self.overridden: set[str] = set()  # dotted keys that the command line gives
+        self.soft: set[str] = set()  # inherited keys of a replaced part: dropped unless the new part has them
+
+    def place(self, where: str) -> str:
+        """The place of dotted key `where`, else of a key in it, else of the nearest section around it."""
+        key = where
+        if key not in self.places:
+            key = next((k for k in self.places if where and k.startswith(f"{where}.")), where)
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]
+        place = self.places.get(key, self.main_file)
+        return place if key == where or not where else f"{place} ({where})"
+
+
+def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
+    raw = _read_file(path, sources)
+    if "base" not in raw:
+        return raw
+    if not isinstance(raw["base"], str):
+        raise OptionError(f"base is {raw['base']!r}", str(path), "the path of an option file", "correct base")
+    base_path = path.parent / raw.pop("base")
+    own = sources.places
+    sources.places = {}
+    base = _read_file(base_path, sources)
+    if "base" in base:
+        do = f"name the base of {base_path} in {path}, or copy"
+        raise OptionError("a base has a base", str(base_path), "one level of inheritance", do)
+    sources.places |= own
+    return _merge(base, raw, "", sources)
+
+
+def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as e:
+        what = f"the option file is not UTF-8 text (byte {e.start + 1})"
+        raise OptionError(what, str(path), "a JSON file in UTF-8", "save it as UTF-8") from e
+    except OSError as e:
+        siblings = [str(p) for p in path.parent.glob("*.json")] if path.parent.is_dir() else []
+        raise OptionError(
+            f"cannot read the option file: {e.strerror}", str(path), f"a JSON file{nearest(str(path), siblings)}",
+            "give its path with --opt (a base is relative to the file that names it)",
+        ) from e  # fmt: skip
+    for key, line in _key_lines(text):
+        if key in sources.places:
+            expected = f"each key once (first on line {sources.places[key].rpartition('line ')[2]})"
+            raise OptionError(f"{key} is given twice", f"{path}, line {line}", expected, "remove one of the two")
+        sources.places[key] = f"{path}, line {line}"
+    try:
+        raw = json5.loads(text)
+    except (ValueError, RecursionError) as e:
+        message = re.sub(r"^<string>:(\d+)\s*", r"line \1: ", str(e))
+        expected = "fewer brackets within one another" if isinstance(e, RecursionError) else message
+        do = "correct the file there or just above"
+        raise OptionError("the option file is no valid JSON", str(path), expected, do) from e
+    if not isinstance(raw, dict):
+        raise OptionError("the option file holds no object", str(path), '{ "task": ..., ... }', "correct the file")
+    raw.pop(SCHEMA_KEY, None)
+    return raw
+
+
+_TOKEN = re.compile(
+    r"""(?P<skip>//[^\n]*|/\*.*?\*/) | (?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+        | (?P<word>[\w$.+\-]+) | (?P<mark>[{}\[\],:])""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _key_lines(text: str) -> list[tuple[str, int]]:
+    """(dotted key, line) of every key of the file, for messages; json5 reports duplicate keys without their place."""
+    found, stack, word, line, end = [], [""], "", 1, 0
+    for token in _TOKEN.finditer(text):
+        line += text.count("\n", end, token.start())
+        end = token.start()
+        mark = token["mark"]
+        if token["text"] or token["word"]:
+            word, word_line = token["word"] or token["text"][1:-1], line
+        elif mark == ":":
+            key = f"{stack[-1]}.{word}".lstrip(".")
+            found.append((key, word_line))
+            word = key
+        elif mark and mark in "{[":
+            # An object in a list gets a name of its own, or its keys would look like duplicates.
+            stack.append(word if stack[-1] is not None and mark == "{" else f"{word}.{len(found)}")
+        elif mark and mark in "}]" and len(stack) > 1:
+            stack.pop()
+    return found
+
+
+def _merge(base: dict[str, Any], own: dict[str, Any], where: str, sources: Sources) -> dict[str, Any]:
+    """`own` over `base`, section by section."""
+    if "type" in own and own["type"] != base.get("type"):
+        return copy.deepcopy(own)
+    if any(key in own and own[key] != base.get(key) for key in TYPE_KEYS):
+        sources.soft |= {f"{where}{key}" for key in base.keys() - own.keys()}
+    merged = dict(base)
+    for key, value in own.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merge(base[key], value, f"{where}{key}.", sources) if both else value
+    return merged
+
+
+def apply_override(raw: dict[str, Any], override: str, sources: Sources) -> None:
+    key, equals, text = override.partition("=")
+    shown = shown_argument(override)
+    if not equals or not re.fullmatch(r"[\w$\-]+(\.[\w$\-]+)*", key):
+        do = "see docs/options.md for the keys"
+        raise OptionError(f"cannot read {shown!r}", "the command line", "section.key=value", do)
+    value = _value_of(text)
+    *sections, last = key.split(".")
+    target = raw
+    for depth, name in enumerate(sections):
+        inner = target.get(name, {})
+        if isinstance(inner, str):
+            inner = {"type": inner}  # a part given by its name alone
+        if not isinstance(inner, dict):
+            name, where = ".".join(sections[: depth + 1]), f"the command line ({shown})"
+            raise OptionError(f"{name} has no keys", where, f"{name}=value", "correct the override")
+        target[name] = inner
+        target = inner
+    if last == "type" and target.get(last) != value:
+        target.clear()
+    if last in TYPE_KEYS and target.get(last) != value:
+        sources.soft |= {".".join([*sections, other]) for other in target}
+    target[last] = value
+    sources.soft.discard(key)
+    sources.overridden.add(key)
+    sources.places[key] = f"the command line ({shown})"
+
+
+def _value_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def shown_argument(argument: str) -> str:
+    """An argument of a command line, without secrets: as it was typed if there are none."""
+    key, equals, text = argument.partition("=")
+    value = _value_of(text)
+    clean = redact(value, key.lstrip("-").replace("-", "_"), "***")
+    if not equals or clean == value:
+        return redact(argument, shown="***")
+    return f"{key}={clean if isinstance(clean, str) else json.dumps(clean)}"
+
+
 # Sections that name a registered part, and the registry's key in `parts`.
 PART_SECTIONS = {"netG": "netG", "train": "train", "datasets.train": "datasets", "datasets.test": "datasets"}
+TOTALS = ("dataloader_batch_size", "dataloader_num_workers")  # over all GPUs in KAIR, per GPU here
 
 
 def load_options(
@@ -69,31 +260,52 @@ def read_options(
     the command line gives. Raises OptionError.
     """
     raw = copy.deepcopy(dict(values))
-    dropped = {key.rpartition(".")[2] for key in _drop_kair_only(raw, parts)}
+    dropped = drop_without_effect(raw, parts)
+    # Every rank reads the options; only rank 0 warns.
+    if dropped and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        logger.warning("Options that have no effect here: %s", ", ".join(dropped))
+    is_of_kair = any(key.rpartition(".")[2] not in FORMERLY_OURS for key in dropped)
     loader = _section_of(raw, "datasets.train") or {}
-    totals = [
-        key
-        for key in ("dataloader_batch_size", "dataloader_num_workers")
-        if key in loader and f"datasets.train.{key}" not in overridden
-    ]
-    opt = _typed(raw, parts, soft, {"opt_path": opt_path, "kair_totals": totals if dropped - FORMERLY_OURS else []})
-    _check_conflicts(opt)
+    totals = [key for key in TOTALS if is_of_kair and key in loader and f"datasets.train.{key}" not in overridden]
+    wrong: dict[str, OptionError] = {}
+    for where, kind in PART_SECTIONS.items():
+        outer, _, name = where.rpartition(".")
+        holder = _section_of(raw, outer) if outer else raw
+        if holder is None or (outer and name not in holder):
+            continue
+        section = holder.pop(name, {})
+        if not isinstance(section, dict) or (outer and not section):
+            holder[name] = section or None  # an empty dataset is none; the rest is refused below
+            continue
+        registry = parts[kind]
+        part = section.get(registry.type_key)
+        known = registry.model(part).model_fields if part in registry.names() else section
+        own = {key: value for key, value in section.items() if key in known or f"{where}.{key}" not in soft}
+        try:
+            holder[name] = registry.resolve(own, where)
+        except OptionError as e:
+            wrong[where] = e
+    try:
+        opt = read_section(Options, {**raw, "opt_path": opt_path, "kair_totals": totals}, "")
+    except OptionError as e:
+        others = [single for single in e.found or (e,) if single.where not in wrong]
+        raise joined([*others, *wrong.values()]) from e
+    if wrong:
+        raise joined(wrong.values())
     return opt
 
 
-def save_options(opt: Options, folder: str | Path) -> Path:
-    """Write the resolved options, without secrets, to <folder>/<option file's name>_<time>.json and return its path."""
-    folder = Path(folder)
-    name = f"{Path(opt.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
-    starts = sum(path.name.startswith(name) for path in folder.glob("*.json"))  # within this second
-    target = folder / f"{name}{f'_{starts + 1}' if starts else ''}.json"
-    write_whole(target, f"{json.dumps(redact(opt.plain()), indent=2)}\n".encode())
-    return target
-
-
-def options_digest(opt: Options) -> str:
-    """12 hex digits that are equal where all options but secrets are equal; ranks compare it at the start."""
-    return hashlib.sha256(json.dumps(redact(opt.plain()), sort_keys=True).encode()).hexdigest()[:12]
+def drop_without_effect(raw: dict[str, Any], parts: Mapping[str, Registry]) -> list[str]:
+    """Remove the keys of KAIR that say nothing to the part of their section; their dotted names."""
+    dropped = []
+    for where, keys in KAIR_ONLY.items():
+        section, registry = _section_of(raw, where) or {}, parts.get(PART_SECTIONS.get(where, ""))
+        name = section.get(registry.type_key) if registry else None
+        known = set(registry.keys(name)) if registry and name in registry.names() else set()
+        for key in sorted((keys.keys() - known) & section.keys()):
+            dropped.append(f"{where}.{key}")
+            del section[key]
+    return dropped
 
 
 def _section_of(raw: dict[str, Any], where: str) -> dict[str, Any] | None:
@@ -102,106 +314,3 @@ def _section_of(raw: dict[str, Any], where: str) -> dict[str, Any] | None:
     for name in where.split("."):
         section = section.get(name) if isinstance(section, dict) else None
     return section if isinstance(section, dict) else None
-
-
-def _drop_kair_only(raw: dict[str, Any], parts: Mapping[str, Registry]) -> list[str]:
-    """Remove the keys that say nothing here; their dotted names."""
-    dropped = []
-    for where, keys in KAIR_ONLY.items():
-        section = _section_of(raw, where)
-        if section is None:
-            continue
-        registry = parts.get(PART_SECTIONS.get(where, ""))
-        name = section.get(registry.type_key) if registry else None
-        known = set(registry.keys(name)) if registry and name in registry.names() else set()
-        for key in sorted((keys.keys() - known) & section.keys()):
-            dropped.append(f"{where}.{key}")
-            del section[key]
-    # Every rank reads the options; only rank 0 warns.
-    if dropped and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
-        logger.warning("Options that have no effect here: %s", ", ".join(dropped))
-    return dropped
-
-
-def _typed(
-    raw: dict[str, Any], parts: Mapping[str, Registry], soft: Collection[str], about: Mapping[str, Any]
-) -> Options:
-    """Every section checked against the table and its registry, and completed. about: fields that are no options."""
-    wrong: list[OptionError] = []
-    for where, kind in PART_SECTIONS.items():
-        *outer, name = where.split(".")
-        holder = _section_of(raw, outer[0]) if outer else raw
-        if holder is None or (outer and not holder.get(name)):
-            if outer and holder and name in holder:
-                holder[name] = None  # an empty section is none
-            continue
-        section = holder.pop(name, {})
-        if not isinstance(section, dict):  # refused below
-            holder[name] = section
-            continue
-        try:
-            holder[name] = parts[kind].resolve(_without(section, where, parts[kind], soft), where)
-        except OptionError as e:
-            wrong.append(e)
-    try:
-        opt = read_section(Options, {**raw, **about}, "")
-    except OptionError as e:
-        unknown = e.what.startswith("unknown")  # it may be the misspelt name of a section that was looked for above
-        wrong = [e, *wrong] if unknown or not wrong else wrong
-    if wrong:
-        raise joined(wrong)
-    return opt
-
-
-def _without(section: dict[str, Any], where: str, registry: Registry, soft: Collection[str]) -> dict[str, Any]:
-    """`section` without the soft keys that its part does not have."""
-    name = section.get(registry.type_key)
-    known = registry.model(name).model_fields if name in registry.names() else section
-    return {key: value for key, value in section.items() if key in known or f"{where}.{key}" not in soft}
-
-
-def _check_conflicts(opt: Options) -> None:
-    """Raises OptionError for values that contradict one another."""
-    train = opt.train
-    if opt.task == ".preflight" or len(os.fsencode(opt.task)) > 255:
-        raise OptionError(
-            f"task is {opt.task[:80]}{'...' * (len(opt.task) > 80)}", "task",
-            "a folder name: at most 255 bytes, and not .preflight, which has the data checks", "choose another name",
-        )  # fmt: skip
-    if opt.use_static_graph and opt.find_unused_parameters:
-        raise OptionError(
-            "use_static_graph and find_unused_parameters are both true", "find_unused_parameters",
-            "one of them: a static graph already copes with unused parameters", "set find_unused_parameters to false",
-        )  # fmt: skip
-    if opt.use_static_graph and train.accumulation_steps > 1:
-        # pytorch #143580: no_sync() with static_graph crashes, or silently misses reductions.
-        raise OptionError(
-            f"train.accumulation_steps is {train.accumulation_steps} and use_static_graph is true",
-            "use_static_graph", "false with accumulation: DDP cannot skip the reduction of a static graph",
-            "set use_static_graph to false",
-        )  # fmt: skip
-    if train.total_iter is None and train.epochs is None:
-        raise OptionError(
-            "train.total_iter and train.epochs are both null", "train.total_iter", "steps or epochs", "set one of them"
-        )
-    loader, stall_s = opt.datasets.train, opt.watchdog.stall_s
-    if loader and (loader.dataloader_timeout_s or 0) >= stall_s:
-        raise OptionError(
-            f"datasets.train.dataloader_timeout_s is {loader.dataloader_timeout_s:g}, watchdog.stall_s {stall_s:g}",
-            "datasets.train.dataloader_timeout_s",
-            "less than watchdog.stall_s: the loader can name the samples, the watchdog cannot",
-            "lower or remove it, or raise watchdog.stall_s",
-        )  # fmt: skip
-    if train.G_scheduler_type == "MultiStepLR":
-        steps = train.G_scheduler_milestones
-        if not steps or steps != sorted(set(steps)):
-            raise OptionError(
-                f"train.G_scheduler_milestones is {steps}", "train.G_scheduler_milestones",
-                "rising steps, at least one", "correct them, or choose CosineAnnealingWarmRestarts",
-            )  # fmt: skip
-    upscale = getattr(opt.netG, "upscale", opt.scale)
-    if upscale != opt.scale:
-        raise OptionError(
-            f"netG.upscale is {upscale}, scale is {opt.scale}", "netG.upscale", "the same number",
-            "correct one of them",
-        )  # fmt: skip

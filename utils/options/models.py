@@ -5,13 +5,19 @@ docs/options.md is generated from these models (scripts/make_options_doc.py). Na
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from utils.errors import DistError
-from utils.options.section import Section
+from utils.errors import DistError, OptionError
+from utils.files import write_whole
+from utils.options.section import Section, redact
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -270,29 +276,92 @@ class Options(Section):
         section = self.datasets.train or self.datasets.test
         return section.spike_channels if section else 0
 
+    def portable(self) -> dict[str, Any]:
+        """What a weights file says of its network: plain types, no paths of the training data."""
+        section = self.datasets.train or self.datasets.test
+        spike = section.spike.plain() if hasattr(section, "spike") else None
+        return {
+            "scale": self.scale, "netG": self.netG.plain(), "spike_channels": self.spike_channels, "spike": spike,
+            "spike_data": section.spike_data if section else None,
+        }  # fmt: skip
+
     @property
     def folder(self) -> Path:
         """What the run leaves: <path.root>/<task>."""
         return Path(self.path.root) / self.task
 
+    def save(self, folder: Path) -> Path:
+        """Write the resolved options, without secrets, to <folder>/<option file's name>_<time>.json; gives the path."""
+        name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
+        starts = sum(path.name.startswith(name) for path in folder.glob("*.json"))  # within this second
+        target = folder / f"{name}{f'_{starts + 1}' if starts else ''}.json"
+        write_whole(target, f"{json.dumps(redact(self.plain()), indent=2)}\n".encode())
+        return target
 
-def note_on_totals(opt: Options, ranks: int) -> str:
-    """What to warn of where a file of KAIR is run on several ranks: its loader's numbers are totals, ours per GPU."""
-    if ranks == 1 or not opt.kair_totals:
-        return ""
-    totals, overrides, kept = [], [], []
-    for key in opt.kair_totals:
-        value = getattr(opt.datasets.train, key)
-        totals.append(f"{key} {value} x {ranks} ranks = {value * ranks} in all, in KAIR {value}")
-        if key == "dataloader_batch_size" and value % ranks:
-            kept.append(f"a batch of {value} cannot be divided evenly among {ranks} ranks")
-        else:
-            # 0 workers would read the samples in the training process.
-            overrides.append(f"datasets.train.{key}={max(1, value // ranks) if value else 0}")
-    return (
-        "This option file has keys that only KAIR has. KAIR divides the loader's numbers among the GPUs; here they "
-        f"are per GPU: {'; '.join(totals)}. For the published totals: {' '.join([*overrides, *kept])}"
-    )
+    def digest(self) -> str:
+        """12 hex digits that are equal where all options but secrets are equal; ranks compare it at the start."""
+        return hashlib.sha256(json.dumps(redact(self.plain()), sort_keys=True).encode()).hexdigest()[:12]
+
+    def note_on_totals(self, ranks: int) -> str:
+        """The warning where a file of KAIR is run on several ranks: its loader's numbers are totals, ours per GPU."""
+        if ranks == 1 or not self.kair_totals:
+            return ""
+        totals, overrides, kept = [], [], []
+        for key in self.kair_totals:
+            value = getattr(self.datasets.train, key)
+            totals.append(f"{key} {value} x {ranks} ranks = {value * ranks} in all, in KAIR {value}")
+            if key == "dataloader_batch_size" and value % ranks:
+                kept.append(f"a batch of {value} cannot be divided evenly among {ranks} ranks")
+            else:
+                # 0 workers would read the samples in the training process.
+                overrides.append(f"datasets.train.{key}={max(1, value // ranks) if value else 0}")
+        return (
+            "This option file has keys that only KAIR has. KAIR divides the loader's numbers among the GPUs; here they "
+            f"are per GPU: {'; '.join(totals)}. For the published totals: {' '.join([*overrides, *kept])}"
+        )
+
+    @model_validator(mode="after")
+    def _check_conflicts(self) -> Options:
+        """Raises OptionError for values that contradict one another, or the file system."""
+        task, train, static = self.task, self.train, self.use_static_graph
+        try:
+            is_no_folder = task == ".preflight" or len(os.fsencode(task)) > 255
+        except UnicodeEncodeError:  # in an ASCII locale
+            is_no_folder = True
+        timeout_s = (self.datasets.train and self.datasets.train.dataloader_timeout_s) or 0
+        stall_s, steps = self.watchdog.stall_s, train.G_scheduler_milestones
+        upscale = getattr(self.netG, "upscale", self.scale)
+        conflicts = (
+            (is_no_folder, f"task is {task[:80]}{'...' * (len(task) > 80)}", "task",
+             f"a folder name: at most 255 bytes in the locale's encoding, {sys.getfilesystemencoding()}, and not "
+             ".preflight, which has the data checks", "choose another name"),
+            (static and self.find_unused_parameters,
+             "use_static_graph and find_unused_parameters are both true", "find_unused_parameters",
+             "one of them: a static graph already copes with unused parameters",
+             "set find_unused_parameters to false"),
+            # pytorch #143580: no_sync() with static_graph crashes, or silently misses reductions.
+            (static and train.accumulation_steps > 1,
+             f"train.accumulation_steps is {train.accumulation_steps} and use_static_graph is true", "use_static_graph",
+             "false with accumulation: DDP cannot skip the reduction of a static graph",
+             "set use_static_graph to false"),
+            (train.total_iter is None and train.epochs is None,
+             "train.total_iter and train.epochs are both null", "train.total_iter",
+             "steps or epochs", "set one of them"),
+            (timeout_s >= stall_s,
+             f"datasets.train.dataloader_timeout_s is {timeout_s:g}, watchdog.stall_s {stall_s:g}",
+             "datasets.train.dataloader_timeout_s",
+             "less than watchdog.stall_s: the loader can name the samples, the watchdog cannot",
+             "lower or remove it, or raise watchdog.stall_s"),
+            (train.G_scheduler_type == "MultiStepLR" and (not steps or steps != sorted(set(steps))),
+             f"train.G_scheduler_milestones is {steps}", "train.G_scheduler_milestones",
+             "rising steps, at least one", "correct them, or choose CosineAnnealingWarmRestarts"),
+            (upscale != self.scale, f"netG.upscale is {upscale}, scale is {self.scale}", "netG.upscale",
+             "the same number", "correct one of them"),
+        )  # fmt: skip
+        for is_wrong, what, where, expected, do in conflicts:
+            if is_wrong:
+                raise OptionError(what, where, expected, do)
+        return self
 
 
 _FOLDER, _SPLIT = "the folder is <path.root>/<task>", "datasets.train is for training, datasets.test for testing"

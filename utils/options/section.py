@@ -1,14 +1,24 @@
-"""A group of options: a frozen pydantic model, read from plain values with errors that name key and nearest key."""
+"""Groups of options: frozen pydantic models, written down as such or taken from a constructor's signature.
+
+Errors name the key and the nearest valid key. A researcher who adds a network, a dataset, a representation or a fusion
+operator registers one class or function: its parameters are its option keys, its annotations their types, its defaults
+their defaults.
+"""
 
 from __future__ import annotations
 
 import difflib
+import fnmatch
+import importlib
+import inspect
+import json
+import pkgutil
 import re
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -25,6 +35,7 @@ OTHER_NAMES = SHORT_FLAGS | {"lr": SHORT_FLAGS["learning_rate"], "workers": SHOR
 # The last words of a key say that its value is a secret: "wandb_api_key", but not "token_dim".
 _NAME = "(?i:(?:api|access|secret)_?keys?|(?:auth)?tokens?|passwords?|passwd|secrets?)"
 SECRET = re.compile(rf"(?:^|[\W_\d]|[a-z](?=[A-Z])){_NAME}$")
+SECRETS = ("wandb_api_key", "api_key", "access_key", "secret_key", "token", "auth_token", "password", "secret")
 # In text that is no JSON: "token: value", or "--token value" on a command line.
 _IN_TEXT = re.compile(
     rf"""(?<![^\W_])({_NAME}["']?\s*[:=]\s*|--(?:[\w-]*[_-])?{_NAME}[ =])("(?:\\.|[^"\\])*"?|'[^']*'?|[^\s,;&}}\]]+)"""
@@ -48,12 +59,20 @@ S = TypeVar("S", bound=Section)
 
 
 def redact(value: Any, key: str = "", shown: str | None = None) -> Any:
-    """A copy of `value` of option `key` in which `shown` stands for each string that is a secret, however deep."""
+    """A copy of `value` of option `key` in which `shown` stands for each string that is a secret, however deep.
+
+    With `shown`, for a message: also of misspelt keys that resemble those of secrets.
+    """
+    is_secret = SECRET.search(key) is not None
+    if shown is not None and not is_secret:
+        words = re.split(r"[\W_]+", key.lower())
+        tails = ("_".join(words[first:]) for first in range(len(words)))
+        is_secret = any(difflib.get_close_matches(tail, SECRETS, n=1, cutoff=0.8) for tail in tails)
     if isinstance(value, Mapping):
-        return {k: redact(v, key if SECRET.search(key) else str(k), shown) for k, v in value.items()}
+        return {k: redact(v, key if is_secret else str(k), shown) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [redact(v, key, shown) for v in value]
-    if SECRET.search(key) and isinstance(value, str if shown is None else (str, int, float)):
+    if is_secret and isinstance(value, str if shown is None else (str, int, float)):
         return shown  # in a message also a number, which may be a key without its quotes
     return _IN_TEXT.sub(rf"\1{shown}", value) if shown is not None and isinstance(value, str) else value
 
@@ -73,18 +92,20 @@ def read_section(model: type[S], values: Mapping[str, Any], where: str, kind: st
     try:
         return model(**values)
     except ValidationError as e:
-        # A misspelt key first: what is missing may be just that.
-        found = sorted(e.errors(), key=lambda error: error["type"] != "extra_forbidden")
-    raise joined([_error_of(error, model, values, where, kind) for error in found])
+        raise joined([_error_of(error, model, values, where, kind) for error in e.errors()]) from None
 
 
-def joined(errors: Sequence[OptionError]) -> OptionError:
-    """The first error, with the keys of the others in what to do; `found` has each of them."""
-    first, *others = errors
+def joined(errors: Collection[OptionError]) -> OptionError:
+    """The first error, with the keys of the others in what to do; `found` has each of them.
+
+    A misspelt key comes first: what is missing may be just that.
+    """
+    found = [single for e in errors for single in (e.found or (e,))]
+    first, *others = sorted(found, key=lambda e: not e.what.startswith("unknown option"))
     keys = dict.fromkeys(e.where for e in others if e.where != first.where)
     do = f"{first.do}; then also: {', '.join(keys)}" if keys else first.do
     error = OptionError(first.what, first.where, first.expected, do)
-    error.found = tuple(single for e in errors for single in (e.found or (e,)))
+    error.found = (first, *others)
     return error
 
 
@@ -92,32 +113,26 @@ def _error_of(
     error: ErrorDetails, model: type[Section], values: Mapping[str, Any], where: str, kind: str
 ) -> OptionError:
     names = [str(part) for part in error["loc"]]
-    owner, depth = model, 0  # the model that the wrong key belongs to, and how deep it lies
+    owner, depth, value = model, 0, values  # the model that the wrong key belongs to, how deep it lies, its section
     while depth < len(names) - 1 and (inner := _model_of(owner, names[depth])) is not None:
-        owner, depth = inner, depth + 1
-    section = ".".join([where, *names[:depth]]).strip(".")
-    dotted = ".".join([section, names[depth]]).strip(".")
+        owner, value, depth = inner, value[names[depth]], depth + 1
+    key, section = names[depth], ".".join([where, *names[:depth]]).strip(".")
+    dotted = f"{section}.{key}".strip(".")
     if error["type"] == "extra_forbidden":
-        return _unknown(section, names[depth], owner, kind if depth == 0 else "")
-    expected = "an object { ... }" if _model_of(owner, names[depth]) else describe(owner.model_fields[names[depth]])
+        valid = [name for name, field in owner.model_fields.items() if not field.exclude]
+        hint = nearest(key, valid)
+        do = "rename it" if hint else f"remove it; the keys are {', '.join(valid)}"
+        if (name := hint.rpartition(" ")[2]) in valid:
+            hint += f" ({describe(owner.model_fields[name])})"
+        place = f'one of the keys of "{section}"' if section else "a section"
+        place += f" with {kind}" if kind and depth == 0 else ""
+        do = f"rename it: {OTHER_NAMES[key]}" if key in OTHER_NAMES else do
+        return OptionError(f"unknown option {dotted}", dotted, f"{place}{hint}", do)
+    expected = "an object { ... }" if _model_of(owner, key) else describe(owner.model_fields[key])
     if error["type"] == "missing":
         return OptionError(f"{dotted} is missing", dotted, expected, f"add {dotted}")
-    shown = repr(redact(_look_up(values, names[: depth + 1]), names[depth], "***"))
+    shown = repr(redact(value.get(key), key, "***"))
     return OptionError(f"{dotted} is {shown}", dotted, expected, f"correct {dotted}; docs/options.md lists all keys")
-
-
-def _unknown(section: str, key: str, model: type[Section], kind: str) -> OptionError:
-    valid = [name for name, field in model.model_fields.items() if not field.exclude]
-    hint = nearest(key, valid)
-    name = hint.rpartition(" ")[2]
-    if name in model.model_fields:
-        hint += f" ({describe(model.model_fields[name])})"
-    dotted = f"{section}.{key}".strip(".")
-    place = f'one of the keys of "{section}"' if section else "a section"
-    place += f" with {kind}" if kind else ""
-    do = "rename it" if hint else f"remove it; the keys are {', '.join(valid)}"
-    do = f"rename it: {OTHER_NAMES[key]}" if key in OTHER_NAMES else do
-    return OptionError(f"unknown option {dotted}", dotted, f"{place}{hint}", do)
 
 
 def _model_of(model: type[BaseModel], name: str) -> type[Section] | None:
@@ -126,26 +141,18 @@ def _model_of(model: type[BaseModel], name: str) -> type[Section] | None:
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)
 
 
-def _look_up(values: Any, names: list[str]) -> Any:
-    for name in names:
-        values = values.get(name) if isinstance(values, Mapping) else None
-    return values
-
-
-def describe(field: FieldInfo) -> str:
-    """Type and range in words, e.g. "float > 0" or "list of 2 int or null"."""
-    return _describe(field.annotation, field.metadata)
-
-
-def _describe(annotation: Any, metadata: list[Any]) -> str:
+def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """Type and range of a field in words, e.g. "float > 0" or "list of 2 int or null"."""
+    if isinstance(annotation, FieldInfo):
+        annotation, metadata = annotation.annotation, annotation.metadata
     if get_origin(annotation) is Annotated:
         base, *extra = get_args(annotation)
         inner = [m for e in extra for m in (e.metadata if isinstance(e, FieldInfo) else [e])]
-        return _describe(base, [*inner, *metadata])
+        return describe(base, [*inner, *metadata])
     if get_origin(annotation) in (Union, types.UnionType):
         parts = [a for a in get_args(annotation) if a is not type(None)]
         # A list and a tuple, which only Python can give, are one thing in JSON.
-        text = " or ".join(dict.fromkeys(_describe(a, metadata if len(parts) == 1 else []) for a in parts))
+        text = " or ".join(dict.fromkeys(describe(a, metadata if len(parts) == 1 else ()) for a in parts))
         return text + (" or null" if len(parts) < len(get_args(annotation)) else "")
     if get_origin(annotation) is Literal:
         return " | ".join(f'"{a}"' if isinstance(a, str) else str(a) for a in get_args(annotation))
@@ -158,9 +165,143 @@ def _describe(annotation: Any, metadata: list[Any]) -> str:
     bounds = ", ".join(f"{sign} {value}" for sign, value in ranges.items())
     if get_origin(annotation) in (list, tuple):
         size = next((f"{m.max_length} " for m in metadata if getattr(m, "max_length", None)), "")
-        return f"list of {size}{_describe(get_args(annotation)[0], [])}"
+        return f"list of {size}{describe(get_args(annotation)[0])}"
     origin = get_origin(annotation) or annotation
     if isinstance(origin, type) and issubclass(origin, (BaseModel, dict)):
         return "object"
     bounds += next((f"that matches {m.pattern}" for m in metadata if getattr(m, "pattern", None)), "")
     return f"{getattr(annotation, '__name__', str(annotation))} {bounds}".strip()
+
+
+def flat(value: Any, name: str) -> Iterator[tuple[str, bool | int | float | str]]:
+    """(dotted key, value) of all options below `name`; a list as its JSON. Options that are null are left out."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from flat(inner, f"{name}.{key}")
+    elif value is not None:
+        yield name, value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+
+
+class Registry:
+    """Names -> constructors of one kind of part, e.g. ``Registry("network", type_key="net_type")``.
+
+    base: keys that every section of this kind has beside those of its part.
+    A parameter annotated ``Annotated[dict | str, OTHER_REGISTRY]`` is a nested part: its section
+    (or bare type name) is checked against the other registry. A parameter annotated with a `Section` stands for that
+    section's keys, which the option file holds beside the others: shared keys are written down once.
+    """
+
+    def __init__(self, kind: str, type_key: str = "type", base: type[Section] = Section) -> None:
+        self.kind, self.type_key, self.base = kind, type_key, base
+        self._parts: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {}
+        self._models: dict[str, type[Section]] = {}
+
+    def register(self, name: str, given: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorator. `given`: parameters that code supplies to `build`; they are not option keys."""
+
+        def add(constructor: Callable[..., Any]) -> Callable[..., Any]:
+            if name in self._parts:
+                raise ValueError(f"{self.kind} {name!r} is registered twice")
+            self._parts[name] = (constructor, frozenset(given))
+            return constructor
+
+        return add
+
+    def names(self) -> list[str]:
+        return sorted(self._parts)
+
+    def constructor(self, name: str) -> Callable[..., Any]:
+        return self._parts[name][0]
+
+    def keys(self, name: str) -> list[str]:
+        """The option keys of part `name`, without the type key and the keys of `base`."""
+        return [key for key in self.model(name).model_fields if key not in (self.type_key, *self.base.model_fields)]
+
+    def model(self, name: str) -> type[Section]:
+        """The options of part `name` as a frozen model: its type, the keys of `base`, those of its constructor."""
+        if name not in self._models:
+            parameters = self._parameters(name)
+            fields: dict[str, Any] = {self.type_key: (Literal[name], ...)}
+            for key, parameter in parameters.items():
+                default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+                annotation = parameter.annotation
+                # A nested part is a resolved section in the model, whatever an option file may hold.
+                nested = [m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Registry)]
+                if not _is_flat(parameter):
+                    fields[key] = (Annotated[Any, nested[0]] if nested else annotation, default)
+            shared = [parameter.annotation for parameter in parameters.values() if _is_flat(parameter)]
+            model = create_model(name, __base__=(*shared, self.base), **fields)
+            model.constructor = self._parts[name][0]
+            self._models[name] = model
+        return self._models[name]
+
+    def resolve(self, section: Section | Mapping[str, Any] | str, where: str) -> Section:
+        """`section` checked and completed with the constructor's defaults; what is resolved already stays.
+
+        where: dotted place of the section, e.g. "netG" (the caller adds the file's name).
+        Raises OptionError for an unknown type, an unknown or missing key, or a value of the wrong type.
+        """
+        if isinstance(section, Section):
+            return section
+        if not isinstance(section, (str, Mapping)):
+            expected = f"an object {{ ... }}, or the name of a {self.kind}"
+            raise OptionError(f"{where} is {redact(section, where, '***')!r}", where, expected, f"correct {where}")
+        values = {self.type_key: section} if isinstance(section, str) else dict(section)
+        name = values.get(self.type_key)
+        key, names = f"{where}.{self.type_key}", self.names()
+        if name not in names:
+            raise OptionError(
+                f"{key} is missing" if name is None else f"{key} is {redact(name, shown='***')!r}", key,
+                f"a registered {self.kind}: {', '.join(names)}{nearest(str(name), names)}",
+                "choose one of these, or register your own",
+            )  # fmt: skip
+        model, wrong = self.model(name), []
+        for key, field in model.model_fields.items():
+            nested = next((m for m in field.metadata if isinstance(m, Registry)), None)
+            value = values.get(key, None if field.is_required() else field.default)
+            if nested is not None and value is not None:
+                try:
+                    values[key] = nested.resolve(value, f"{where}.{key}")
+                except OptionError as e:
+                    wrong.append(e)
+        try:
+            section = read_section(model, values, where, f'{self.kind} "{name}"')
+        except OptionError as e:
+            wrong.insert(0, e)
+        if wrong:
+            raise joined(wrong)
+        return section
+
+    def build(self, section: Section | Mapping[str, Any] | str, where: str, **given: Any) -> Any:
+        """The part that `section` describes. given: the parameters that code supplies."""
+        options = self.resolve(section, where)
+        name = getattr(options, self.type_key)
+        constructor, names = self._parts[name]
+        values = {
+            key: options if _is_flat(parameter) else getattr(options, key)
+            for key, parameter in self._parameters(name).items()
+        }
+        return constructor(**values, **{key: value for key, value in given.items() if key in names})
+
+    def _parameters(self, name: str) -> dict[str, inspect.Parameter]:
+        """The constructor's parameters that are option keys, or stand for some, with their annotations resolved."""
+        constructor, given = self._parts[name]
+        function = constructor.__init__ if inspect.isclass(constructor) else constructor
+        hints = get_type_hints(function, include_extras=True)
+        return {
+            key: parameter.replace(annotation=hints.get(key, Any))
+            for key, parameter in inspect.signature(constructor).parameters.items()
+            if key not in given and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        }
+
+
+def import_parts(package: str, pattern: str) -> None:
+    """Import the modules of a package whose names match, e.g. ("models", "network_*"): they register their parts."""
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if fnmatch.fnmatch(module.name, pattern):
+            importlib.import_module(f"{package}.{module.name}")
+
+
+def _is_flat(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter stands for the keys of a section."""
+    return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Section)

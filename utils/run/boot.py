@@ -14,9 +14,8 @@ import torch
 from utils import utils_dist
 from utils.dist.launch import node_variables, read_launch
 from utils.dist.process import open_closed_streams
-from utils.options.file import shown_argument
-from utils.options.load import options_digest
-from utils.options.models import Options, WatchdogOptions
+from utils.options.load import shown_argument
+from utils.options.models import WatchdogOptions
 from utils.run.logger import setup_logging
 
 
@@ -42,13 +41,14 @@ def ranks(log: bool = True) -> Iterator[None]:
         yield
 
 
-def begin(opt: Options | None) -> None:
+def begin(budgets: WatchdogOptions | None = None, timeout_s: float = 1800, digest: str = "") -> None:
     """Make the process group, check that all ranks have the same options, and start the watchdog. Collective.
 
-    opt: None for a test without an option file.
+    budgets: of the watchdog; None for a test without an option file. timeout_s: of a collective, at least. digest: of
+    all options.
     """
-    utils_dist.init_dist(*([opt.watchdog.timeout_s(opt.dist_timeout_s)] if opt else []))
-    utils_dist.check_same_on_all_ranks("the options", opt and options_digest(opt))
+    utils_dist.init_dist(budgets.timeout_s(timeout_s) if budgets else timeout_s)
+    utils_dist.check_same_on_all_ranks("the options", digest)
     # A single process without options may be as slow as it likes: no other rank waits for it.
-    if opt or utils_dist.get_world_size() > 1:
-        utils_dist.watch(opt.watchdog if opt else WatchdogOptions())
+    if budgets or utils_dist.get_world_size() > 1:
+        utils_dist.watch(budgets or WatchdogOptions())

@@ -40,8 +40,12 @@ def save(state: dict[str, Any], path: Path, keep: int = 1) -> None:
     ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
     """
     with _writing(path, state) as temp:
-        sidecar = _sidecar(path)
-        sidecar_temp = _write_text(sidecar, _write_hashed(state, temp))
+        sidecar, digest = _sidecar(path), _write_hashed(state, temp)
+        sidecar_temp = path.with_name(f".{sidecar.name}.{os.getpid()}.tmp")
+        with open(sidecar_temp, "w") as file:
+            file.write(digest + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         if keep:
             _keep_previous(path, keep)
         sidecar.unlink(missing_ok=True)  # meanwhile the file, old or new, is taken as it is
@@ -61,7 +65,9 @@ def save_bare(state: dict[str, Any], path: Path) -> None:
 def _writing(path: Path, state: dict[str, Any]) -> Iterator[Path]:
     """A temporary file beside `path`, removed afterwards. Raises CheckpointError for every failure to write."""
     check_plain(state)
-    need_mb = 1.2 * _bytes_of(state) / 2**20
+    sizes: list[int] = []  # of all tensors: together nearly the size of the file
+    utils_dist.map_tensors(state, lambda tensor: sizes.append(tensor.nbytes))
+    need_mb = 1.2 * sum(sizes) / 2**20
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,16 +204,6 @@ def _link(source: Path, target: Path) -> None:
     os.replace(link, target)
 
 
-def _write_text(path: Path, text: str) -> Path:
-    """A temporary file with the text, which may take the name `path`."""
-    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temp, "w") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return temp
-
-
 def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -217,13 +213,6 @@ def _fsync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _bytes_of(state: dict[str, Any]) -> int:
-    """Of all tensors in a nested state: nearly the size of the file."""
-    sizes: list[int] = []
-    utils_dist.map_tensors(state, lambda tensor: sizes.append(tensor.nbytes))
-    return sum(sizes)
 
 
 def _sidecar(path: Path) -> Path:

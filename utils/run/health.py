@@ -16,7 +16,7 @@ from typing import Any
 
 from utils import utils_dist
 from utils.files import free_bytes
-from utils.options.models import Options
+from utils.options.models import DatasetsOptions, TrainOptions
 from utils.run.measure import Measured
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ SAVES = 20  # to come: time enough to react, a day or more with usual options
 class Health:
     """Judges a run at its log lines, saves and validations. All ranks may call it; rank 0 warns."""
 
-    def __init__(self, opt: Options, total_iter: int) -> None:
-        self.opt, self.total_iter = opt, total_iter
+    def __init__(self, folder: Path, train: TrainOptions, datasets: DatasetsOptions, total_iter: int) -> None:
+        self.folder, self.train, self.datasets, self.total_iter = folder, train, datasets, total_iter
         self.said: set[str] = set()
         self.window: list[list[Measured]] = []  # log lines that are not judged yet
         self.is_first = True  # of this process: it also starts workers, builds DDP, compiles
@@ -51,7 +51,7 @@ class Health:
         """lr_floor: from this step on, the learning rate stays at its floor; None: not before the end."""
         if lr_floor is None or self.total_iter - lr_floor <= FLOOR_TAIL * self.total_iter:
             return
-        is_cosine = self.opt.train.G_scheduler_type == "CosineAnnealingWarmRestarts"
+        is_cosine = self.train.G_scheduler_type == "CosineAnnealingWarmRestarts"
         key = "train.G_scheduler_periods" if is_cosine else "train.G_scheduler_milestones"
         self._warn(
             "learning rate",
@@ -72,36 +72,30 @@ class Health:
         if sum(line[0].steps for line in self.window) < WINDOW_STEPS:
             return
         lines, self.window = self.window, []
-        if self.is_first:
-            self.is_first = False
-            return
-        self._check_data(lines)
-        self._check_ranks(lines)
+        if not self.is_first:
+            self._check_speed(lines)
+        self.is_first = False
 
-    def _check_data(self, lines: list[list[Measured]]) -> None:
-        ranks = range(len(lines[0]))
-        seconds, waits = (_sums(lines, name) for name in ("seconds", "data_s"))
-        worst = max(ranks, key=lambda r: waits[r] / seconds[r])
-        share = waits[worst] / seconds[worst]
+    def _check_speed(self, lines: list[list[Measured]]) -> None:
+        """Waits for data, and what a rank does alone: in the backward pass the fast ranks wait for the slow one."""
+        steps, last = sum(line[0].steps for line in lines), lines[-1]
+        seconds, waits, forwards = (
+            [sum(getattr(line, name) for line in of_rank) / steps for of_rank in zip(*lines, strict=True)]
+            for name in ("seconds", "data_s", "forward_s")
+        )
+        shares = [wait / all_s for wait, all_s in zip(waits, seconds, strict=True)]
+        worst, share = max(enumerate(shares), key=lambda entry: entry[1])
         if self._is_confirmed("data", share > DATA_WAIT):
-            last = lines[-1]
             # SLURM may give each rank cores of its own; otherwise the ranks of a host share them.
             cores = [(rank.host, rank.cores) for rank in last]
             own = max(1, len(last[worst].cores) // cores.count(cores[worst]))
             self._warn(
                 "data", "rank %d on %s waits for data %.0f %% of the time, and all others with it: %s",
-                worst, last[worst].host, 100 * share, loader_advice(self.opt.datasets.train, share, own),
+                worst, last[worst].host, 100 * share, loader_advice(self.datasets.train, share, own),
             )  # fmt: skip
-
-    def _check_ranks(self, lines: list[list[Measured]]) -> None:
-        """Only what a rank does alone: in the backward pass the fast ranks wait for the slow one."""
-        steps = sum(line[0].steps for line in lines)
-        seconds, waits, forwards = (
-            [total / steps for total in _sums(lines, name)] for name in ("seconds", "data_s", "forward_s")
-        )
-        own = [wait + forward for wait, forward in zip(waits, forwards, strict=True)]
-        for rank, mine in enumerate(own):
-            others = statistics.median([*own[:rank], *own[rank + 1 :]] or own)
+        alone = [wait + forward for wait, forward in zip(waits, forwards, strict=True)]
+        for rank, mine in enumerate(alone):
+            others = statistics.median([*alone[:rank], *alone[rank + 1 :]] or alone)
             is_slow = mine > SLOWER * others and mine - others > LEAST_EFFECT * seconds[rank]
             if self._is_confirmed(f"slow rank {rank}", is_slow):
                 self._warn(
@@ -109,7 +103,7 @@ class Health:
                     "rank %d on %s is slower than the others, which wait for it at every step: data %.3f s + forward "
                     "%.3f s a step, the others %.3f s in all. On %s look for other programs on its GPU, cores and disk "
                     "and for heat (nvidia-smi -q -d PERFORMANCE), or leave that host out",
-                    rank, lines[0][rank].host, waits[rank], forwards[rank], others, lines[0][rank].host,
+                    rank, last[rank].host, waits[rank], forwards[rank], others, last[rank].host,
                 )  # fmt: skip
 
     def _check_memory(self, ranks: list[Measured]) -> None:
@@ -125,7 +119,7 @@ class Health:
                 self._warn(
                     f"memory {kind}", "the memory of the %s is nearly full on rank %d, host %s: %.1f of %.1f GB: %s",
                     kind, fullest, ranks[fullest].host, used, total,
-                    do.format(0.85 * total, workers=self.opt.datasets.train.dataloader_num_workers),
+                    do.format(0.85 * total, workers=self.datasets.train.dataloader_num_workers),
                 )  # fmt: skip
 
     def _check_norms(self, norms: list[float]) -> None:
@@ -139,7 +133,7 @@ class Health:
                 "gradient norm",
                 "the gradient norm explodes: median %.3g over the last %d steps, %.3g before: lower "
                 "train.G_optimizer_lr (now %g), or set train.G_optimizer_clipgrad=%.1g",
-                now, recent, before, self.opt.train.G_optimizer_lr, 2 * before,
+                now, recent, before, self.train.G_optimizer_lr, 2 * before,
             )  # fmt: skip
 
     def validated(self, psnr: float) -> None:
@@ -165,22 +159,22 @@ class Health:
         """After a save at `step`: is there room for the next ones?"""
         if not utils_dist.is_main_process():
             return
-        left = -(-(self.total_iter - step) // self.opt.train.checkpoint_save)
+        left = -(-(self.total_iter - step) // self.train.checkpoint_save)
         # The latest checkpoint and, with a test split, the best one keep former versions; a new one is written before
         # an old one goes. The weights of all steps stay.
-        kinds, folder = 1 + (self.opt.datasets.test is not None), self.opt.folder / "checkpoints"
-        missing = kinds * (1 + self.opt.train.keep_checkpoints) - len(list(folder.glob("checkpoint_*.pth")))
+        kinds, folder = 1 + (self.datasets.test is not None), self.folder / "checkpoints"
+        missing = kinds * (1 + self.train.keep_checkpoints) - len(list(folder.glob("checkpoint_*.pth")))
         whole = _size(folder / "checkpoint_latest.pth") * (1 + max(0, missing))
-        weights = sum(_size(path) for path in (self.opt.folder / "models").glob(f"{step}_*.pth"))
+        weights = sum(_size(path) for path in (self.folder / "models").glob(f"{step}_*.pth"))
         if not left or not weights:
             return
-        room = max(0, (free_bytes(self.opt.folder) - whole) / weights)
+        room = max(0, (free_bytes(self.folder) - whole) / weights)
         if room < min(SAVES, left):
             self._warn(
                 "disk",
                 "the disk of %s has room for %d more saves of %.3g GB, the run makes %d: free some space, or raise "
                 "train.checkpoint_save (now %d)",
-                self.opt.folder, room, weights / 1e9, left, self.opt.train.checkpoint_save,
+                self.folder, room, weights / 1e9, left, self.train.checkpoint_save,
             )  # fmt: skip
 
     def _is_confirmed(self, name: str, is_bad: bool) -> bool:
@@ -205,11 +199,6 @@ def loader_advice(section: Any, share: float, cores: int) -> str:
         advice.append("build a clip cache with scripts/build_clip_cache.py")
     advice.append(f"copy the data to a faster disk (a rank has {cores} CPU cores)")
     return ", or ".join(advice)
-
-
-def _sums(lines: list[list[Measured]], name: str) -> list[float]:
-    """Per rank, over the log lines."""
-    return [sum(getattr(rank, name) for rank in ranks) for ranks in zip(*lines, strict=True)]
 
 
 def _size(path: Path) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from utils import utils_dist
-from utils.dist import gpu_use
+from utils.dist import gpu
 from utils.dist.process import peak_process_gb
 
 GB = 1e9
@@ -176,12 +176,6 @@ class DeviceClock:
             self.seconds += begin.elapsed_time(end) / 1000
 
 
-def memory_of(device: torch.device) -> dict[str, Use]:
-    """Of "GPU" and "host", those that are known."""
-    found = {"GPU": gpu_memory(device) if device.type == "cuda" else None, "host": host_memory()}
-    return {name: use for name, use in found.items() if use}
-
-
 def gpu_memory(device: torch.device) -> Use | None:
     """Peak of torch's tensors plus what others hold of the GPU.
 
@@ -196,25 +190,15 @@ def gpu_memory(device: torch.device) -> Use | None:
 
 
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Use | None:
-    """The fullest of the host and the control groups around this process (containers, SLURM jobs).
+    """The fullest of the host and the control groups with a limit around this process (containers, SLURM jobs).
 
-    proc, groups: where the kernel mounts them.
+    The kernel counts all processes of a group. proc, groups: where the kernel mounts them.
     """
-    found = [use for use in (_host(proc), *_groups(proc, groups)) if use and use[1] > 0]
-    return max(found, key=lambda use: use[0] / use[1], default=None)
-
-
-def _host(proc: Path) -> Use | None:
+    found: list[Use | None] = []
     with suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         total, free = (int(lines[key].split()[0]) * 1024 / GB for key in ("MemTotal", "MemAvailable"))
-        return total - free, total
-    return None
-
-
-def _groups(proc: Path, groups: Path) -> list[Use]:
-    """Of each control group with a limit, from that of this process up; the kernel counts all of its processes."""
-    found = []
+        found.append((total - free, total))
     with suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -227,8 +211,8 @@ def _groups(proc: Path, groups: Path) -> list[Use]:
             inner = root / path.lstrip("/")
             # In a container the path may be that of the host, which the container does not see.
             folders = [inner, *inner.parents] if inner.is_dir() else [root]
-            found += [use for folder in folders if folder.is_relative_to(root) and (use := _group(folder, *names))]
-    return found
+            found += [_group(folder, *names) for folder in folders if folder.is_relative_to(root)]
+    return max((use for use in found if use and use[1] > 0), key=lambda use: use[0] / use[1], default=None)
 
 
 def _group(folder: Path, used: str, limit: str, prefix: str) -> Use | None:
@@ -249,7 +233,7 @@ class Measured:
 
     data_s: waiting for batches, without the first one of an epoch, which waits for new workers. forward_s: computing
     forward passes: these wait for no other rank, as the backward pass does. compute_s: all of the steps. values: of
-    the log line. cores: that the process may use. memory: see `memory_of`.
+    the log line. cores: that the process may use. memory: of "GPU" and "host", those that are known.
     """
 
     host: str
@@ -272,18 +256,26 @@ def measured(steps: int, model_log: dict[str, Any], timed: dict[str, float]) -> 
         values["grad_norm"] = statistics.median(norms)
     seconds = steps / timed["it_per_s"] if steps else 0.0
     data_s = (timed.get("data_share", 0.0) - values.pop("epoch_start_share", 0.0)) * seconds
+    uses = {"GPU": gpu_memory(device) if device.type == "cuda" else None, "host": host_memory()}
+    memory = {name: use for name, use in uses.items() if use}
     return Measured(
         socket.gethostname(), frozenset(os.sched_getaffinity(0)), steps, seconds, data_s, forward_s,
-        timed.get("compute_share", 0.0) * seconds, values, memory_of(device), gpu_use.usage(device),
+        timed.get("compute_share", 0.0) * seconds, values, memory, gpu.usage(device),
     )  # fmt: skip
 
 
 def log_values(ranks: list[Measured]) -> dict[str, float]:
-    """For the log line: means over the ranks; of memory_gb the most."""
+    """For the log line: means over the ranks; of memory_gb the most. Where all ranks report their GPU: the idlest and
+    the mean one, and the fullest."""
     names = [name for name in ranks[0].values if all(name in rank.values for rank in ranks)]
     values = {name: statistics.fmean(rank.values[name] for rank in ranks) for name in names}
     values["memory_gb"] = max(rank.values["memory_gb"] for rank in ranks)
-    return values | gpu_use.log_values([rank.gpu for rank in ranks])
+    uses = [rank.gpu for rank in ranks if rank.gpu]
+    if len(uses) == len(ranks):
+        busy = [use["busy"] for use in uses]
+        values |= {"gpu_busy_min": min(busy), "gpu_busy_mean": statistics.fmean(busy)}
+        values["gpu_used_gb_max"] = max(use["used_gb"] for use in uses)
+    return values
 
 
 def rank_values(ranks: list[Measured]) -> dict[str, float]:

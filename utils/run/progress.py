@@ -9,11 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from utils.dist.state import RUN
+
+if TYPE_CHECKING:  # the scripts that need no torch start without it
+    from utils.run.measure import StepTimer
 
 LINES = 10
 FORM = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
@@ -39,31 +42,23 @@ def open_progress(
     say: Callable[[str], object] = logger.info,
     quiet_s: float = QUIET_S,
     is_kept: bool = False,
-) -> Iterator[Bar | Lines | Hidden]:
+) -> Iterator[Bar | Lines]:
     """kind: "bar" (lines where stderr is no terminal), "line", "none". TQDM_DISABLE=1 means none.
 
     say: takes a line. quiet_s: seconds before the first line. is_kept: the finished bar stays on the screen.
     """
     kind = shown_kind(kind)
-    if kind == "bar" and not sys.stderr.isatty():
-        kind = "line"
-    if kind == "none":
-        yield Hidden()
-    elif kind == "line":
-        yield Lines(total, name, unit, say, quiet_s)
-    else:
+    if kind == "bar" and sys.stderr.isatty():
         with Bar(total, name, unit, is_kept=is_kept) as bar:
             yield bar
+    else:
+        yield Lines(total, name, unit, say if kind != "none" else lambda _: None, quiet_s)
 
 
 def shown_kind(kind: str) -> str:
     """`kind`, or "none" where nothing is to be shown."""
     is_hidden = RUN.launch.rank != 0 or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
     return "none" if is_hidden else kind
-
-
-class Hidden:
-    def update(self, count: float = 1) -> None: ...
 
 
 class Bar:
@@ -150,6 +145,55 @@ class Lines:
         done, left = f"{self.done:.1f}".removesuffix(".0"), duration(max(self.total - self.done, 0) / rate)
         share = self._share(100, self.done)
         return f"{self.name}: {share} %, {done} of {self.total} {self.unit}, {pace}, {left} left"
+
+
+class RunProgress:
+    """The progress of a whole training run: one bar over all epochs, a line at each tenth, or nothing.
+
+    kind: see `logging.progress`; "bar" shows nothing without a terminal, for there the log lines tell the same.
+    every: "validation" and "save" -> steps between two of them; one more of each follows the last step.
+    """
+
+    def __init__(self, kind: str, total_iter: int, timer: StepTimer, every: dict[str, int]) -> None:
+        self.kind, self.total_iter, self.timer, self.every = shown_kind(kind), total_iter, timer, every
+        self._open = ExitStack()
+        self._shown: Bar | None = None
+        self._name = ""
+
+    def __enter__(self) -> RunProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+        self._shown = None
+
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """epoch: from 0; `step` is done. The first call opens the bar: by then no rank waits for this one."""
+        self._name = f"epoch {epoch + 1}"
+        if self.kind == "bar" and self._shown is None and sys.stderr.isatty():
+            self._shown = self._open.enter_context(Bar(self.total_iter, self._name, "it", initial=step))
+
+    def update(self, step: int, values: str) -> None:
+        """`step` is done. values: of the newest log line."""
+        if self._shown:
+            pace, left = self.timer.pace(), self.eta(step)
+            parts = [f"{1 / pace:.3g} it/s" if pace else "", f"{left} left" if left else "", values]
+            self._shown.update(1, self._name, ", ".join(filter(None, parts)))
+        elif self.kind == "line" and step * LINES // self.total_iter > (step - 1) * LINES // self.total_iter:
+            left = f", {eta} left" if (eta := self.eta(step)) else ""
+            share = 100 * step // self.total_iter
+            logger.info("%s: %d %%, %d of %d it%s", self._name, share, step, self.total_iter, left)
+
+    def eta(self, step: int) -> str:
+        """The time that the steps after `step` and their validations and saves take, e.g. "1 d 03:12:00".
+
+        Empty before the speed is known. A validation or save counts from the first one that was measured.
+        """
+        # Those of `step` itself are still to come.
+        last = self.total_iter - 1
+        pauses = {kind: last // every - (step - 1) // every + 1 for kind, every in self.every.items() if every}
+        seconds = self.timer.remaining(self.total_iter - step, pauses)
+        return "" if seconds is None else duration(seconds)
 
 
 def duration(seconds: float) -> str:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from utils import utils_dist
 from utils.errors import CheckpointError, DataError, OptionError
-from utils.options.load import redact
-from utils.options.models import Options, TrainOptions
+from utils.options.models import TrainOptions
 from utils.run import checkpoint
 
 logger = logging.getLogger(__name__)
@@ -76,16 +74,6 @@ class Resumed:
 def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
     """The full checkpoint that the run in `folder` resumes from, or None for a fresh start. Collective.
 
-    Rank 0 alone reads the folder, which other hosts may not have. Raises OptionError and CheckpointError, as `_find`.
-    """
-    found = _find(resume, folder) if utils_dist.is_main_process() else None
-    shared = utils_dist.state_from_rank_0(found and vars(found))
-    return shared and Resumed(**shared)
-
-
-def _find(resume: str | None, folder: Path) -> Resumed | None:
-    """The one place that decides which checkpoint wins:
-
     path.resume            with a checkpoint_latest of its own     without
     null                   refused                                 fresh start
     "auto"                 that one                                fresh start
@@ -93,8 +81,15 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
     a file of this run     the further one; if it can be read      the named one
 
     So a command with a path can be repeated after an interruption, and overwrites nothing. A folder means the latest
-    checkpoint of the run in it. Raises CheckpointError where a file is missing, damaged, or no checkpoint.
+    checkpoint of the run in it. Raises OptionError where the run is refused, CheckpointError where a file is missing,
+    damaged, or no checkpoint. Rank 0 alone reads the folder, which other hosts may not have.
     """
+    found = _find(resume, folder) if utils_dist.is_main_process() else None
+    shared = utils_dist.state_from_rank_0(found and vars(found))
+    return shared and Resumed(**shared)
+
+
+def _find(resume: str | None, folder: Path) -> Resumed | None:
     latest = own_checkpoint(folder, "latest")
     has_own = checkpoint.exists(latest)
     if resume is None and has_own:
@@ -105,23 +100,25 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
         )  # fmt: skip
     if resume in (None, "auto"):
         return Resumed(latest, _read_state(latest)) if has_own else None
-    named = own_checkpoint(Path(resume), "latest") if Path(resume).is_dir() else Path(resume)
-    if has_own and not _is_of(named, folder):
-        return _instead(named, latest, _read_state(latest))
-    if not checkpoint.exists(named):
-        raise CheckpointError(
-            "no such checkpoint", str(named), "an existing file, auto, or null for a fresh start", "correct it"
-        )
-    found = Resumed(named, _read_state(named), is_named=True)
-    if has_own and named.name != latest.name:
-        with suppress(CheckpointError):
+    named = Path(resume)
+    if named.is_dir():  # that of a run, or the one of its checkpoints
+        named = own_checkpoint(named.parent if named.name == "checkpoints" else named, "latest")
+    if not has_own or _is_of(named, folder):
+        if not checkpoint.exists(named):
+            raise CheckpointError(
+                "no such checkpoint", str(named), "an existing file, auto, or null for a fresh start", "correct it"
+            )
+        found = Resumed(named, _read_state(named), is_named=True)
+        if not has_own or named.name == latest.name:
+            return found
+        try:
             state = _read_state(latest)
-            return _instead(named, latest, state) if state["step"] > found.state["step"] else found
-    return found
-
-
-def _instead(named: Path, latest: Path, state: dict[str, Any]) -> Resumed:
-    """The run's own checkpoint, where the user named another one."""
+        except CheckpointError:
+            return found
+        if state["step"] <= found.state["step"]:
+            return found
+    else:
+        state = _read_state(latest)
     logger.warning(
         "%s is not used: this run has a checkpoint of its own at iter %d; to go back to that file, choose another "
         "task name", named, state["step"],
@@ -166,24 +163,34 @@ def left_to_do(progress: Progress, total_iter: int, test_every: int) -> Literal[
     return "nothing" if is_last else "steps"
 
 
-def restore_progress(resumed: Resumed, opt: Options, order: DataOrder) -> Progress:
+def restore_progress(
+    resumed: Resumed, folder: Path, options: dict[str, Any], train: TrainOptions, order: DataOrder
+) -> Progress:
     """The position of the run in `order`, this run's data. Raises OptionError or DataError where it cannot continue.
 
     A position that no longer exists in the data becomes the start of the next epoch, with a warning.
-    opt: all options, for the log lists those that differ from the checkpoint's.
+    folder: of the run. options: all of them, plain and without secrets; those that differ from the checkpoint's are
+    logged.
     """
-    state = resumed.state
+    state, is_own = resumed.state, _is_of(resumed.path, folder)
     progress = Progress(**{field.name: state.get(field.name, field.default) for field in fields(Progress)})
     was = DataOrder(**state["order"]) if "order" in state else None  # older versions did not write it
     if progress.batch == (was or order).steps:
         progress.next_epoch()
-    changes = differences(state["options"], redact(opt.plain()))
+    changes = differences(state["options"], options)
     if changes and utils_dist.is_main_process():
-        lines = [f"  {key}: {_short(then)} -> {_short(now)}" for key, (then, now) in changes.items()]
+        lines = [f"  {key}: {' -> '.join(map(_short, values))}" for key, values in changes.items()]
         logger.warning("options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines))
-    _reset_foreign(progress, resumed, opt.folder, changes)
-    if progress.step < planned_steps(opt.train, (was or order).steps, progress):
-        _find_place(progress, was, order, resumed, opt)
+    progress.saved = progress.step if is_own else -1
+    if not is_own:
+        progress.wandb_id, progress.validated, progress.validation_stops = None, 0, 0
+    other_test = [key for key in changes if key.startswith(("datasets.test.", "val.")) and not key.startswith(NO_SCORE)]
+    if progress.best_psnr is not None and (other_test or not checkpoint.exists(own_checkpoint(folder, "best"))):
+        reason = f"{', '.join(other_test)} changed" if other_test else "this run's folder holds no checkpoint_best.pth"
+        logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
+        progress.best_psnr, progress.best_step = None, 0
+    if progress.step < planned_steps(train, (was or order).steps, progress):
+        _find_place(progress, was, order, resumed, options)
     return progress
 
 
@@ -194,18 +201,6 @@ def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress)
     # Counted from where the run stands: its former epochs may have had another length.
     of_epochs = progress.step + (train.epochs - progress.epoch) * steps_per_epoch - progress.batch
     return of_epochs if train.total_iter is None else min(train.total_iter, of_epochs)
-
-
-def plan_notes(train: TrainOptions, steps_per_epoch: int, progress: Progress, total_iter: int) -> list[str]:
-    """Notes on the planned end: total_iter ends the run before epochs."""
-    notes = []
-    without_limit = train.model_copy(update={"total_iter": None})
-    if train.epochs is not None and total_iter < planned_steps(without_limit, steps_per_epoch, progress):
-        notes.append(
-            f"train.total_iter = {total_iter} ends the run before train.epochs = {train.epochs}; "
-            "--epochs on the command line, or total_iter null, lets the epochs decide"
-        )
-    return notes
 
 
 def differences(was: dict[str, Any], now: dict[str, Any], where: str = "") -> dict[str, tuple[Any, Any]]:
@@ -227,29 +222,20 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _reset_foreign(progress: Progress, resumed: Resumed, folder: Path, changes: dict[str, tuple[Any, Any]]) -> None:
-    """Reset what belongs to another run or another test split."""
-    is_own = _is_of(resumed.path, folder)
-    progress.saved = progress.step if is_own else -1
-    if not is_own:
-        progress.wandb_id, progress.validated, progress.validation_stops = None, 0, 0
-    other_test = [key for key in changes if key.startswith(("datasets.test.", "val.")) and not key.startswith(NO_SCORE)]
-    if progress.best_psnr is not None and (other_test or not checkpoint.exists(own_checkpoint(folder, "best"))):
-        reason = f"{', '.join(other_test)} changed" if other_test else "this run's folder holds no checkpoint_best.pth"
-        logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
-        progress.best_psnr, progress.best_step = None, 0
-
-
-def _find_place(progress: Progress, was: DataOrder | None, order: DataOrder, resumed: Resumed, opt: Options) -> None:
+def _find_place(
+    progress: Progress, was: DataOrder | None, order: DataOrder, resumed: Resumed, options: dict[str, Any]
+) -> None:
     """Start the next epoch, with a warning, where a position in the data means other samples than before.
 
     With the same number of samples a step, a run continues with the next sample on any number of ranks. Raises
     OptionError where that number differs, and DataError where the samples do, unless the user named the checkpoint: a
     run that a queue starts again must not continue with half of its GPUs or clips because a host or disk is missing.
     """
-    then, ranks, ranks_then = resumed.state["options"], utils_dist.get_world_size(), resumed.state["world_size"]
-    now = ranks * opt.datasets.train.dataloader_batch_size * opt.train.accumulation_steps
-    before = ranks_then * then["datasets"]["train"]["dataloader_batch_size"] * then["train"]["accumulation_steps"]
+    ranks, ranks_then = utils_dist.get_world_size(), resumed.state["world_size"]
+    now, before = (
+        count * tree["datasets"]["train"]["dataloader_batch_size"] * tree["train"]["accumulation_steps"]
+        for count, tree in ((ranks, options), (ranks_then, resumed.state["options"]))
+    )
     pairs = [("samples a step", before, now)]
     if was is not None:
         pairs += [("samples an epoch", was.samples, order.samples), ("seed of the order", was.seed, order.seed)]

@@ -10,21 +10,20 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from utils.files import OTHER_ROOT, writing
-from utils.options.file import shown_argument
-from utils.options.load import redact
-from utils.options.models import Options
-from utils.options.registry import Registry, import_parts
+from utils.options.load import shown_argument
+from utils.options.models import LoggingOptions
+from utils.options.section import Registry, flat, import_parts
 from utils.run.history import HistoryWriter
 from utils.run.logger import best_effort
 from utils.run.report import ReportWriter
+from utils.run.resume import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +80,7 @@ class TensorBoardWriter:
 
     def __init__(self, folder: Path, step: int, options: dict[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
         before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
@@ -88,18 +88,13 @@ class TensorBoardWriter:
         # Its thread raises an error in the next call here, and prints it as an uncaught one as well.
         threads, hook = set(threading.enumerate()) - before, threading.excepthook
         threading.excepthook = lambda args: None if args.thread in threads else hook(args)
-        with best_effort(str(folder)):
-            self._describe(options, step)
-
-    def _describe(self, options: dict[str, Any], step: int) -> None:
-        from torch.utils.tensorboard.summary import hparams
-
         lines = json.dumps(options, indent=2).splitlines()
-        self.writer.add_text("options", "\n".join(f"    {line}" for line in lines), step)  # indented: verbatim
-        # Not by add_hparams, which would write a second run. TensorBoard takes the metrics from the scalars of the run.
         values = {key: value for name in HPARAMS for key, value in flat(options.get(name), name)}
-        for summary in hparams(values, dict.fromkeys(METRICS)):
-            self.writer.file_writer.add_summary(summary)
+        with best_effort(str(folder)):
+            self.writer.add_text("options", "\n".join(f"    {line}" for line in lines), step)  # indented: verbatim
+            # add_hparams would write a second run. TensorBoard takes the metrics from the scalars of this one.
+            for summary in hparams(values, dict.fromkeys(METRICS)):
+                self.writer.file_writer.add_summary(summary)
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items():
@@ -118,28 +113,32 @@ class WandbWriter:
     The key reaches wandb through the environment of this process only: its own login would write it to a file.
     """
 
-    def __init__(self, opt: Options, options: dict[str, Any], run_id: str | None) -> None:
+    def __init__(self, section: LoggingOptions, folder: Path, options: dict[str, Any], run_id: str | None) -> None:
         """options: those of the run without secrets, as W&B's config."""
         import wandb
 
-        if key := opt.logging.wandb_api_key:
+        if key := section.wandb_api_key:
             os.environ["WANDB_API_KEY"] = key
         # wandb copies the command line into its files.
         sys.argv = [shown_argument(argument) for argument in sys.argv]
         about = {
-            "project": opt.logging.wandb_project, "entity": opt.logging.wandb_entity, "name": opt.task,
-            "dir": str(opt.folder), "id": run_id, "resume": "allow" if run_id else None, "config": options,
+            "project": section.wandb_project, "entity": section.wandb_entity, "name": options["task"],
+            "dir": str(folder), "id": run_id, "resume": "allow" if run_id else None, "config": options,
         }  # fmt: skip
+        stdin = sys.stdin
         try:
-            with _no_terminal():
-                self.run = wandb.init(**about)
+            # On a terminal, without a key, wandb would wait for one, and store it.
+            with open(os.devnull, encoding="utf-8") as sys.stdin:
+                try:
+                    self.run = wandb.init(**about)
+                finally:
+                    sys.stdin = stdin
         except wandb.Error as e:  # no key, a wrong one, or no network
             self.run = wandb.init(**about, mode="offline")
             logger.warning(
                 "W&B cannot be used (%s): this run is recorded offline; upload it later with: wandb sync %s",
                 str(e).splitlines()[0], Path(self.run.dir).parent,
             )  # fmt: skip
-        self.run_id = self.run.id
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         self.run.log(values, step=step)
@@ -153,43 +152,24 @@ class WandbWriter:
         self.run.finish()
 
 
-@contextmanager
-def _no_terminal() -> Iterator[None]:
-    """Without a key wandb would wait for one on a terminal, and store it."""
-    stdin = sys.stdin
-    with open(os.devnull, encoding="utf-8") as sys.stdin:
-        try:
-            yield
-        finally:
-            sys.stdin = stdin
-
-
-def check_writers(opt: Options) -> None:
+def check_writers(sections: Sequence[str | dict[str, Any]]) -> None:
     """OptionError where `logging.writers` names one that does not exist, or a wrong key of it."""
-    for section in opt.logging.writers:
+    for section in sections:
         WRITERS.resolve(section, "logging.writers")
 
 
-def build_writers(opt: Options, step: int, wandb_id: str | None) -> Writers:
-    """The writers that the options ask for; `step` > 0 and `wandb_id` belong to the run that is resumed."""
-    folder, wanted, options = opt.folder, opt.logging, redact(opt.plain())
+def build_writers(section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress) -> Writers:
+    """The writers of `logging`. progress: where the run starts; its W&B run is continued, or noted there."""
     # The report reads what the history has written.
-    writers: list[Writer] = [HistoryWriter(folder, step), ReportWriter(folder)]
-    writers += [WRITERS.build(section, "logging.writers", folder=folder, step=step) for section in wanted.writers]
-    if wanted.use_tensorboard:
-        writers.append(TensorBoardWriter(folder / "tb_logger", step, options))
-    if wanted.use_wandb:
-        writers.append(WandbWriter(opt, options, wandb_id))
+    writers: list[Writer] = [HistoryWriter(folder, progress.step), ReportWriter(folder)]
+    for wanted in section.writers:
+        writers.append(WRITERS.build(wanted, "logging.writers", folder=folder, step=progress.step))
+    if section.use_tensorboard:
+        writers.append(TensorBoardWriter(folder / "tb_logger", progress.step, options))
+    if section.use_wandb:
+        writers.append(WandbWriter(section, folder, options, progress.wandb_id))
+        progress.wandb_id = writers[-1].run.id
     return Writers(writers)
-
-
-def flat(value: Any, name: str) -> Iterator[tuple[str, bool | int | float | str]]:
-    """(dotted key, value) of all options below `name`; a list as its JSON. Options that are null are left out."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from flat(inner, f"{name}.{key}")
-    elif value is not None:
-        yield name, value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
 
 
 import_parts("utils", "writer_*")

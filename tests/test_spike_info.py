@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from data.clip_cache import build_cache
 from data.clip_reader import user_clips
+from data.io_backend import build_cache
 from data.select_dataset import build_dataset
-from data.spike.formats import read_spikes, write_spikes
+from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import represent
-from data.spike.stream import SpikeGeometry
-from data.spike_timing import Exposures
+from data.spike_info import DatasetInfo, Exposures, read_exposures
+from data.spike_source import DatSpikes
 from scripts import doctor
 from tests.clip_files import PLANES, check, section, source_of, write_clip, write_info
 from tests.train_files import network
@@ -54,9 +54,6 @@ def same(a, b, reverse=False):
     )
 
 
-# ---- spike.first, spike.count ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("representation", REPRESENTATIONS, ids=lambda r: r["type"])
 @pytest.mark.parametrize("center", ["file", "gt", 12])
 def test_a_window_gives_what_files_of_these_planes_give_in_both_directions(tmp_path, representation, center):
@@ -84,30 +81,26 @@ def test_a_window_reaches_to_the_last_plane_and_no_further(tmp_path):
         assert "a/1" in str(error.value) and "000000.dat" in str(error.value)
     with pytest.raises(DataError, match="12 is outside of 13 to 22"):
         build(root, first=13, count=10, center="gt")
-
-
-def test_a_window_that_the_shorter_last_file_lacks_is_found_before_a_run(tmp_path):
-    root = write_noise(tmp_path)
+    # The last file of a clip may be shorter.
     write_spikes(spike_folder(root, "a/1") / f"{FRAMES - 1:06d}.dat", noise(9)[:20], PLANE)
     build(root, first=2, count=18)
     with pytest.raises(DataError, match=r"needs planes 3 to 20.*has 20 planes"):
         build(root, first=3, count=18)
 
 
-# ---- one file per clip -----------------------------------------------------------------------------------------------
-
 START, PERIOD = 7, 31.4
 FIRSTS = [7, 38, 70, 101]  # 7 + i 31.4, rounded
 EXPOSURE = {"start": START, "length": PLANES, "period": PERIOD}
+EVEN = {"start": 0, "length": PLANES, "period": PLANES}
 
 
-def join(root, place, planes=FIRSTS[-1] + PLANES, shift=0):
-    """One file per clip, with ones between the exposures."""
+def join(root, place, firsts=FIRSTS, planes=None):
+    """One file per clip, with ones between the exposures, which begin at planes `firsts`."""
     for clip in ("a/0", "a/1"):
         files = sorted(spike_folder(root, clip).iterdir())
-        stream = np.ones((planes, 8, 12), np.uint8)
-        for first, path in zip(FIRSTS, files, strict=True):
-            stream[first + shift : first + shift + PLANES] = read_spikes(path, PLANE)
+        stream = np.ones((planes or firsts[-1] + PLANES, 8, 12), np.uint8)
+        for first, path in zip(firsts, files, strict=True):
+            stream[first : first + PLANES] = read_spikes(path, PLANE)
             path.unlink()
         write_spikes(root / "GOPRO_Large_spike_seq/test" / place.format(clip=clip), stream, PLANE)
         if not list(spike_folder(root, clip).iterdir()):
@@ -127,17 +120,11 @@ def test_one_file_of_a_clip_gives_what_a_file_per_frame_gives(tmp_path, place):
     rows = {"a/1": [[first, PLANES] for first in FIRSTS], "a/0": EXPOSURE}
     (tmp_path / "table.json").write_text(json.dumps(rows))
     assert same(expected, build(joined, center=3, exposure=str(tmp_path / "table.json")))
-    crops = [
-        build(root, "test", center=3, **e).read_frames(1, 1, 2)
-        for root, e in ((parts, {}), (joined, {"exposure": rows}))
-    ]
-    assert torch.equal(crops[0]["spike"], crops[1]["spike"])
+    assert same(expected, build(joined, center=3, exposure=rows))
 
 
 def test_a_cache_of_one_file_per_clip_gives_the_same_and_knows_its_kind(tmp_path):
-    root = write_noise(tmp_path)
-    expected = build(root, center=3)
-    expected = [expected.read_frames(i, 0, FRAMES)["spike"] for i in (0, 1)]
+    expected, root = build(write_noise(tmp_path / "parts"), center=3), write_noise(tmp_path)
     join(root, "{clip}/spike/long.npy")
     spike = {"type": "dat", "resize": "nearest", "center": 3, "representation": "voxel"}
     values = section(root, "test", spike=spike | {"exposure": EXPOSURE})
@@ -146,15 +133,13 @@ def test_a_cache_of_one_file_per_clip_gives_the_same_and_knows_its_kind(tmp_path
     built = build_dataset(values | cache, "test", 0)
 
     assert (tmp_path / "cache/a/0/spike.u8").stat().st_size == (FIRSTS[-1] + PLANES) * 12
-    assert all(torch.equal(built.read_frames(i, 0, FRAMES)["spike"], expected[i]) for i in (0, 1))
+    assert same(built, expected)
     with pytest.raises(DataError, match=r"one spike file of clip a/0 \(spike.exposure\)"):
         build_dataset(section(root, "test", spike=spike) | cache, "test", 0)
     late = EXPOSURE | {"start": START + 1}
     with pytest.raises(DataError, match="frame 3 of clip a/0 needs planes 102 to 125"):
         build_dataset(section(root, "test", spike=spike | {"exposure": late}) | cache, "test", 0)
 
-
-# ---- spike.context ---------------------------------------------------------------------------------------------------
 
 RELATIVE = {"type": "relative", "half_windows": [2], "num_bins": 3}
 
@@ -170,19 +155,14 @@ def expected_with_context(stream, first, context, reverse):
 def test_context_completes_the_intervals_at_the_ends_of_an_exposure(tmp_path, context):
     files = write_noise(tmp_path / "files")
     joined = write_noise(tmp_path / "joined")
-    for clip in ("a/0", "a/1"):
-        paths = sorted(spike_folder(joined, clip).iterdir())
-        together = np.concatenate([read_spikes(path, PLANE) for path in paths])
-        write_spikes(paths[0].parent / "long.npy", together, PLANE)
-        for path in paths:
-            path.unlink()
-    long = {"exposure": {"start": 0, "length": PLANES, "period": PLANES}}
+    join(joined, "{clip}/spike/long.npy", range(0, FRAMES * PLANES, PLANES))
     spike = {"center": 11, "representation": RELATIVE}
     stream = np.concatenate([noise(i) for i in range(FRAMES)])
     near = min(context, PLANES)  # one file beside on each side
     for reverse in (False, True):
         found = build(files, context=context, **spike).read_frames(0, 0, FRAMES, reverse=reverse)["spike"]
-        one_file = build(joined, context=context, **spike, **long).read_frames(0, 0, FRAMES, reverse=reverse)["spike"]
+        long = build(joined, context=context, exposure=EVEN, **spike)
+        one_file = long.read_frames(0, 0, FRAMES, reverse=reverse)["spike"]
         for frame in range(FRAMES):
             for read, reach in ((found, near), (one_file, context)):
                 expected = expected_with_context(stream, frame * PLANES, reach, reverse)
@@ -207,11 +187,6 @@ def test_context_is_the_same_from_a_cache_for_a_user_and_in_training(tmp_path):
     assert build_dataset(train, "train", 0)[(0, 0)]["spike"].isfinite().all()
 
 
-def test_context_is_refused_where_it_has_no_effect(tmp_path):
-    with pytest.raises(OptionError, match=r"spike\.context has no effect on spike\.representation voxel"):
-        build(write_noise(tmp_path), context=8)
-
-
 def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(tmp_path):
     for clip in ("one", "two"):
         write_clip(tmp_path, clip, split="test", frames=2)
@@ -219,14 +194,11 @@ def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(tmp
         path = tmp_path / "GOPRO_Large_spike_seq" / "test" / f"{clip}.dat"
         write_spikes(path, np.concatenate((noise(1), noise(2))), PLANE)
     write_info(tmp_path)
-    found = build(
-        tmp_path, exposure={"start": 0, "length": 24, "period": 24}, representation={"type": "raw", "window": 1}
-    )
+    found = build(tmp_path, exposure=EVEN, representation={"type": "raw", "window": 1})
     values = found.read_frames(1, 1, 1)["spike"][0, 0, ::2, ::2]
     assert np.array_equal(values, noise(2)[12])
-    options = {"task": "x", "netG": network(), "train": {"G_lossfn_type": "charbonnier"}, "datasets": {
-        "test": section(tmp_path, "test", spike={"type": "dat", "exposure": {"start": 0, "length": 24, "period": 24}}),
-    }}  # fmt: skip
+    test = section(tmp_path, "test", spike={"type": "dat", "exposure": EVEN})
+    options = {"task": "x", "netG": network(), "train": {"G_lossfn_type": "charbonnier"}, "datasets": {"test": test}}
     (tmp_path / "opt.json").write_text(json.dumps(options))
     assert doctor.main(["--data", "--opt", str(tmp_path / "opt.json")]) == 0
 
@@ -249,21 +221,20 @@ def test_exposures_outside_of_the_file_and_missing_ones_name_clip_frame_and_plan
         build(root, exposure=EXPOSURE)
 
 
-@pytest.mark.parametrize("exposure", [{"start": 0, "length": 5}, {"start": -1, "length": 5, "period": 9}, [],
+@pytest.mark.parametrize("exposure", [{"start": 0, "length": 5}, {"start": -1, "length": 5, "period": 9}, [], {},
                                       5.5, {"start": 0, "length": 0.4, "period": 9},
                                       {"start": 0, "length": "5", "period": 9},
                                       {"a/0": [[0, 5], [3]]}, {"a/0": []}])  # fmt: skip
-def test_an_exposure_of_a_wrong_form_is_refused(tmp_path, exposure):
+def test_an_exposure_of_a_wrong_form_is_refused(exposure):
     with pytest.raises(OptionError, match=r"spike\.exposure is"):
-        build(write_noise(tmp_path), exposure=exposure)
+        read_exposures(exposure)
 
 
-def test_an_exposure_excludes_a_window_and_needs_its_file(tmp_path):
-    root = write_noise(tmp_path)
+def test_an_exposure_excludes_a_window_and_needs_its_file():
     with pytest.raises(OptionError, match="exclude one another"):
-        build(root, exposure=EXPOSURE, first=3)
+        DatSpikes(DatasetInfo(), h=8, w=12, exposure=EXPOSURE, first=3)
     with pytest.raises(DataError, match="cannot read the exposures: No such file"):
-        build(root, exposure=str(tmp_path / "none.json"))
+        read_exposures("none.json")
 
 
 def test_rounding_to_planes_does_not_add_up():
@@ -272,6 +243,7 @@ def test_rounding_to_planes_does_not_add_up():
         first, count = exposures.planes_of(frame)
         assert count == 400 and abs(first - (0.5 + frame * 20000 / 24)) <= 0.5 + 1e-6
     assert [exposures.planes_of(frame)[0] for frame in (0, 1, 2, 3)] == [1, 834, 1667, 2501]
+    assert Exposures(start=10.4, length=5, period=9).planes_of(0, 0.4)[0] == 11  # the sum with an offset is rounded
 
 
 def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_path):
@@ -291,17 +263,14 @@ def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_pa
         clip = user_clips(frames, path, spike_options=known | more)[0]
         found = [clip.frame(i, r)["spike"] for i in range(FRAMES) for r in (False, True)]
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    write_noise(tmp_path / "files")
+    window = {"type": "dat", "h": 8, "w": 12, "resize": "nearest", "first": 3, "count": 9, "center": 7}
+    window["representation"] = {"type": "raw", "window": 3}
+    clip = user_clips(frames, spike_folder(tmp_path / "files", "a/0"), spike_options=window)[0]
+    assert np.array_equal(clip.frame(2)["spike"][:, ::2, ::2], noise(2)[6:9])
     late = known | {"exposure": EXPOSURE | {"start": START + 1}}
     with pytest.raises(DataError, match="frame 3 of clip 0 needs planes 102 to 125 "):
         user_clips(frames, spike_folder(root, "a/0"), spike_options=late)
-
-
-def test_a_window_holds_for_each_file_of_a_user(tmp_path):
-    root = write_noise(tmp_path)
-    known = {"type": "dat", "h": 8, "w": 12, "resize": "nearest", "first": 3, "count": 9, "center": 7}
-    known |= {"representation": {"type": "raw", "window": 3}}
-    clip = user_clips(root / "GOPRO_Large/test/a/0/blur", spike_folder(root, "a/0"), spike_options=known)[0]
-    assert np.array_equal(clip.frame(2)["spike"][:, ::2, ::2], noise(2)[6:9])
 
 
 def calibration(path, offset):
@@ -314,12 +283,11 @@ def test_the_time_offset_of_a_calibration_moves_the_planes(tmp_path):
     found = []
     for number, offset in enumerate((0.0, 2.8, -3.0)):
         root = write_noise(tmp_path / str(number))
-        join(root, "{clip}/spike/long.dat", planes=160, shift=round(offset))
+        join(root, "{clip}/spike/long.dat", [first + round(offset) for first in FIRSTS], planes=160)
         path = calibration(root / "calibration.json", offset)
         built = build(root, exposure=EXPOSURE, calibration=path, resize="bilinear", center="gt")
         found.append(built.read_frames(0, 0, FRAMES)["spike"])
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-    assert Exposures(start=10.4, length=5, period=9).planes_of(0, 0.4)[0] == 11  # the sum is rounded
 
 
 def test_the_time_offset_moves_the_middle_of_whole_files_and_of_even_parts(tmp_path):
@@ -331,17 +299,16 @@ def test_the_time_offset_moves_the_middle_of_whole_files_and_of_even_parts(tmp_p
         assert same(build(root, first=1, calibration=paths[offset], representation=raw), expected), offset
     with pytest.raises(DataError, match=r"plane of the sharp frame 11\.5 is outside of 0 to 9"):
         build(root, calibration=paths[14], representation=raw)
+    with pytest.raises(DataError, match=r"needs planes 14 to 37 \(spike\.first, spike\.count, time offset 14\)"):
+        build(root, calibration=paths[14], count=24, representation=raw)
 
     write_spikes(tmp_path / "even.npy", np.concatenate([noise(i) for i in range(FRAMES)]), PLANE)
     known = {"type": "dat", "h": 8, "w": 12, "representation": raw}
+    frames = root / "GOPRO_Large/test/a/0/blur"
     for offset in (5, -5):
-        known_planes = ((offset, "file"), (0, 12 + offset))
         moved, number = (
-            user_clips(
-                root / "GOPRO_Large/test/a/0/blur", tmp_path / "even.npy",
-                spike_options=known | {"calibration": paths[key], "center": center},
-            )[0]
-            for key, center in known_planes
-        )  # fmt: skip
+            user_clips(frames, tmp_path / "even.npy", spike_options=known | {"calibration": path, "center": center})[0]
+            for path, center in ((paths[offset], "file"), (paths[0], 12 + offset))
+        )
         for frame in range(FRAMES):
             assert torch.equal(moved.frame(frame)["spike"], number.frame(frame)["spike"]), (offset, frame)

@@ -1,6 +1,6 @@
 """Calibrate made pairs of two cameras, whose true geometry is known, with scripts/calibrate.py.
 
-    python -m tests.calibration_trials [--pairs 20] [--out docs/benchmarks/calibration.json]
+    python -m lab.calibration_trials [--pairs 20] [--out docs/benchmarks/calibration.json]
 
 Each pair: 250 x 400 spikes and a 16:9 frame, turned by up to 5 degrees, enlarged by 1 to 2.6, shifted, in every second
 pair in perspective and in every fourth mirrored; the scene moves by up to 12 pixels during the exposure, the frame and
@@ -17,37 +17,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 
-from data.calibration import load_calibration, mirroring
-from data.spike.formats import write_spikes
-from data.spike.stream import SpikeGeometry
+from data.spike_grid import load_calibration
 from scripts import calibrate
-from tests.two_cameras import record, similarity
+from tests.two_cameras import LIMIT_PX, error_px, similarity, write_pair
 
 PLANE = (250, 400)
 FRAMES = ((360, 640), (540, 960), (720, 1280))
-LIMIT_PX = 0.3
-
-
-def write_pair(folder: Path, name: str, truth: np.ndarray, mirror: str, rng: np.random.Generator, **made: Any) -> list:
-    """The flags --pair DAT FRAME of a new pair. made: arguments of `record`."""
-    frame, spikes = record(rng, truth @ mirroring(mirror, made["spike"]), **made)
-    write_spikes(folder / f"{name}.dat", spikes, SpikeGeometry(*made["spike"]))
-    assert cv2.imwrite(str(folder / f"{name}.png"), frame)
-    return ["--pair", folder / f"{name}.dat", folder / f"{name}.png"]
-
-
-def error_px(path: Path, truth: np.ndarray, mirror: str) -> tuple[float, float]:
-    """Mean and largest error in RGB pixels of the calibration in a file."""
-    found = load_calibration(path)
-    y, x = np.mgrid[: found.spike_size[0] : 4, : found.spike_size[1] : 4]
-    places = np.stack((x.ravel(), y.ravel()), axis=1).astype(np.float64)
-    true = cv2.perspectiveTransform(places[None], truth @ mirroring(mirror, tuple(found.spike_size)))[0]
-    inside = ((true >= 0) & (true <= np.array(found.rgb_size[::-1]) - 1)).all(axis=1)
-    distances = np.hypot(*(cv2.perspectiveTransform(places[None], found.to_rgb())[0] - true)[inside].T)
-    return float(distances.mean()), float(distances.max())
 
 
 def trial(folder: Path, number: int) -> dict[str, Any]:
@@ -88,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         trials = [trial(Path(folder), number) for number in range(command.pairs)]
     worst = max(each["max_px"] for each in trials)
     table = {
-        "made_by": "python -m tests.calibration_trials", "pairs": len(trials), "limit_px": LIMIT_PX,
+        "made_by": "python -m lab.calibration_trials", "pairs": len(trials), "limit_px": LIMIT_PX,
         "mean_px": round(float(np.mean([each["mean_px"] for each in trials])), 3), "max_px": worst, "trials": trials,
     }  # fmt: skip
     print(f"{len(trials)} pairs: mean error {table['mean_px']} px, largest {worst} px (limit {LIMIT_PX})")

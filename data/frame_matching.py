@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from data.pictures import Frames, Pictures
+from data.files import Frames, FrameSource
 from utils.errors import DataError
 
 WIDTH = 160  # pixels of the reduced frames that are compared
@@ -38,14 +38,7 @@ class Match:
         return cost <= REENCODED and cost <= least + (IDENTICAL if least <= IDENTICAL else TIE)
 
 
-def find_offset(
-    raw: Frames,
-    sharp: Pictures,
-    average: int,
-    clip: str,
-    where: str,
-    given: int | None = None,
-) -> int:
+def find_offset(raw: Frames, sharp: FrameSource, average: int, clip: str, where: str, given: int | None = None) -> int:
     """How many raw frames later than the middle of its exposure every sharp frame is; usually 0.
 
     Without an offset, sharp frame i is raw frame i * average + average // 2. given: the offset stated by the user.
@@ -84,7 +77,7 @@ class _Greys:
         self._frames, self._greys, self._last = frames, {}, -1
 
     def at(self, index: int) -> np.ndarray:
-        is_folder = isinstance(self._frames, Pictures) and not self._frames.is_video
+        is_folder = isinstance(self._frames, FrameSource) and not self._frames.is_video
         first = index if is_folder else self._last + 1
         for number in range(min(first, index), index + 1):
             if number not in self._greys:

@@ -1,4 +1,4 @@
-"""Find the clips of a data set and check, from names and sizes alone, that every frame has all its files.
+"""From the roots of a dataset to the records of its clips, with every check that names and sizes alone allow.
 
 Layouts: <root>/<clip>/{blur,sharp,spike}/<frame>, as GoPro is published, or <root>/<clip>/<frame> with one root
 per kind of file, as in KAIR. Each root may have either layout.
@@ -9,23 +9,34 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from data.clip import Clip, Exposure
-from data.frame_io import picture_size
-from data.instants import find_instants
-from data.meta_file import KAIR_LISTS, read_meta
-from data.names import FrameKey, digits_of, frame_key, frame_name
-from data.roots import FileEntry, Listing, is_lmdb, list_root
-from data.spike.formats import FORMATS, count_planes
-from data.spike.stream import SpikeFileError
+from data.clip import Clip, Exposure, checked_name
+from data.files import FileEntry, Listing, image_size, is_lmdb, list_root
+from data.spike.formats import FORMATS, SpikeFileError, count_planes
 from data.spike_source import DatSpikes
 from utils.errors import DataError, OptionError
 from utils.files import natural_key
+from utils.image import IMAGE_SUFFIXES
 
 SHOWN_PROBLEMS = 30
+# KAIR brings these lists of whole training sets along; path in its option files -> number of clips.
+KAIR_LISTS = {
+    f"data/meta_info/meta_info_{name}_GT.txt": clips
+    for name, clips in (("REDS", 270), ("DVD_train", 61), ("GoPro_train", 22), ("DAVIS_train", 90))
+}
+# REDS training clips that a val_partition keeps for validation.
+HELD_OUT = {"REDS4": frozenset(("000", "011", "015", "020")), "official": frozenset(map(str, range(240, 270)))}
+# A line of a meta file. The shape may contain blanks, "(720,1280,3)" or "(720, 1280, 3)"; S-VRT writes 0 instead.
+_LINE = re.compile(r"(\S+)\s+(\d+)\s+(?:\(.*\)|\d+(?=\s))(?:\s+(\d+))?", re.ASCII)
+_FORM = "<clip> <frames> <shape or 0> <first frame>; after a shape the first frame may be left out"
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
+
+FrameKey = tuple[str, int, str]  # text before the number of a frame, the number, text after it; -1: no number
 
 
 @dataclass(frozen=True)
@@ -52,30 +63,32 @@ class Source:
     meta_info_file: str | None = None
     filename_tmpl: str | None = None
     filename_ext: str = "png"
+    other_images: bool = False  # where a clip has none with this ending, those with another
     spikes: DatSpikes | None = None
     left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
     septuplets: bool = False  # Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size; only those listed are read
 
     def kinds(self) -> dict[str, tuple[str, str, tuple[str, ...]]]:
-        """Kind of file -> (root, folder within a clip, file name extensions in order of preference)."""
-        kinds = {"lq": (self.dataroot_lq, self.lq_folder, (self.filename_ext,))}
-        if self.dataroot_gt:
-            kinds["gt"] = (self.dataroot_gt, "sharp", (self.filename_ext,))
-        if self.dataroot_gt_instants:
-            kinds["gt_instants"] = (self.dataroot_gt_instants, "instants", (self.filename_ext,))
-        if self.dataroot_spike:
-            kinds["spike"] = (self.dataroot_spike, "spike", tuple(suffix.lstrip(".") for suffix in FORMATS))
-        return kinds
+        """Kind of file -> (root, folder within a clip, endings of the names in order of preference)."""
+        images = (f".{self.filename_ext.lstrip('.')}".lower(),)
+        if self.other_images:
+            images = tuple(dict.fromkeys((*images, *IMAGE_SUFFIXES)))
+        kinds = {
+            "lq": (self.dataroot_lq, self.lq_folder, images),
+            "gt": (self.dataroot_gt, "sharp", images),
+            "gt_instants": (self.dataroot_gt_instants, "instants", images),
+            "spike": (self.dataroot_spike, "spike", tuple(FORMATS)),
+        }
+        return {kind: place for kind, place in kinds.items() if place[0]}
+
+    def roots(self) -> dict[str, str]:
+        """Option key -> data root."""
+        return {f"dataroot_{kind}": root for kind, (root, _, _) in self.kinds().items()}
 
     @property
     def has_one_spike_file(self) -> bool:
         """Whether the planes of all frames of a clip are in one file."""
         return self.spikes is not None and self.spikes.timing.is_one_file
-
-    def listing(self, kind: str, names: Collection[str] | None = None) -> Listing:
-        """The files of one kind; names: of these clips only."""
-        single_files = kind == "spike" and self.has_one_spike_file
-        return list_root(*self.kinds()[kind], single_files=single_files, names=names)
 
     @property
     def meta(self) -> str | None:
@@ -89,7 +102,7 @@ class Source:
         if self.meta_info_file and not self.meta:
             what = f"the list of the clips is missing: all {clips} in the folders are used, KAIR's list has "
             found.append(Problem("meta_info_file", f"{what}{KAIR_LISTS[self.meta_info_file]}", self.meta_info_file))
-        if gone and (gone := sorted(gone & (self.listed() or self.listing("lq")).keys())):
+        if gone and (gone := sorted(gone & (self.listed() or list_source(self, ("lq",))["lq"]).keys())):
             what = f"{len(gone)} of {clips + len(gone)} clips are left out, {', '.join(gone)}"
             found.append(Problem("val_partition", f"{what}: KAIR trains on them, as null does here", self.dataroot_lq))
         return found
@@ -107,10 +120,6 @@ class Source:
             return f"im1 ... im7 of every listed clip, each with its {files}{self.layout()}"
         return f"every frame with its {files}; docs/data_format.md shows the folders"
 
-    def choice(self) -> str:
-        """What says which clips are part of the data set."""
-        return f"the meta list {self.meta}" if self.meta else "the folders"
-
     def layout(self) -> str:
         """The files of this data set, one line for each kind of path, with an example of a name."""
         number = format(0, self.filename_tmpl) if self.filename_tmpl else "<frame>"
@@ -121,18 +130,44 @@ class Source:
             key, inner = f"{clip}/{name}", f"{clip}/[{folder}/]{name}"
             if is_lmdb(root):
                 lines[f"{root}/data.mdb"] = f"a file under each key {key} {more}"
-                lines[f"{root}/meta_info.txt"] = f"a line for each key: {key}.{ext} (<height>,<width>,3) 1"
+                lines[f"{root}/meta_info.txt"] = f"a line for each key: {key}{ext} (<height>,<width>,3) 1"
             else:
-                lines[f"{root}/{inner if self.dataroot_spike else key}.{ext}"] = more
+                lines[f"{root}/{inner if self.dataroot_spike else key}{ext}"] = more
         if self.meta:
             lines[self.meta] = f"a line for each clip: {clip} <frames> (<height>,<width>,3)"
         return "".join(f"\n    {path}  {what}".rstrip() for path, what in lines.items())
 
 
-def held_out(val_partition: str | None) -> frozenset[str]:
-    """The REDS training clips that a partition keeps for validation: the four of REDS4, or the official 30."""
-    official = tuple(f"{i:03d}" for i in range(240, 270))
-    return frozenset({"REDS4": ("000", "011", "015", "020"), "official": official}.get(val_partition, ()))
+def read_meta(path: str, first: str = "0", is_required: bool = False) -> dict[str, tuple[int, str]]:
+    """Clip name -> (number of frames, number of the first one as written). Raises DataError, naming the line.
+
+    first: the number of the first frame where a line gives none. is_required: the folders cannot replace the list.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        reason = getattr(e, "strerror", None) or "it is not UTF-8 text"
+        do = "correct meta_info_file" if isinstance(e, OSError) else "save it as UTF-8"
+        raise DataError(
+            f"cannot read the meta file: {reason}", path, "a text file with one line per clip",
+            do + ("" if is_required else ", or set meta_info_file to null to use all folders"),
+        ) from e  # fmt: skip
+    clips: dict[str, tuple[int, str]] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        found = _LINE.fullmatch(line.strip())
+        if not found or int(found[2]) < 1:
+            raise DataError(f"line {number} is {line!r}", path, _FORM, "correct the line")
+        name = checked_name(found[1], f"{path}, line {number}")
+        if name in clips:
+            raise DataError(
+                f"line {number} lists clip {name} again", path, "one line per clip", "remove or join the lines"
+            )
+        clips[name] = (int(found[2]), found[3] or first)
+    if not clips:
+        raise DataError("the meta file lists no clip", path, "one line per clip", "correct meta_info_file")
+    return clips
 
 
 def find_clips(source: Source) -> list[Clip]:
@@ -149,12 +184,13 @@ def problems_error(problems: Sequence[Problem], sources: Sequence[Source], shown
     width = max(len(problem.clip) for problem in table)
     rows = [f"\n    {found.clip:{width}} | {found.what}\n    {'':{width}} |   {found.where}" for found in table]
     more = len(problems) - len(rows)
+    lists = dict.fromkeys(f"the meta list {source.meta}" if source.meta else "the folders" for source in sources)
     return DataError(
         f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(rows)}"
         + (f"\n    ... and {more} more; scripts/doctor.py --data --opt FILE lists all" if more else ""),
-        ", ".join(dict.fromkeys(root for source in sources for root, _, _ in source.kinds().values())),
-        _joined_expected([source.wanted() for source in sources]),
-        f"restore these files, or remove the clips from {' and '.join(dict.fromkeys(s.choice() for s in sources))}",
+        ", ".join(dict.fromkeys(root for source in sources for root in source.roots().values())),
+        _joined(source.wanted() for source in sources),
+        f"restore these files, or remove the clips from {' and '.join(lists)}",
     )
 
 
@@ -175,7 +211,11 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
         problems += check.problems
         if clip and not check.problems:
             clips.append(clip)
-    return clips, problems + _check_scales(clips)
+    # A network has one scale, so all clips must have the same number of gt pixels per lq pixel.
+    usual = Counter(clip.scale for clip in clips).most_common(1)
+    what = "gt is {} times as large as lq, that of most clips is {} times"
+    odd = [clip for clip in clips if clip.scale != usual[0][0]]
+    return clips, problems + [Problem(clip.name, what.format(clip.scale, usual[0][0]), clip.gt[0]) for clip in odd]
 
 
 def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[str, Listing]:
@@ -189,10 +229,10 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
         names = listed if source.septuplets else None
     except DataError as e:
         errors.append(e)
-    for kind in source.kinds():
+    for kind, place in source.kinds().items():
         if kinds is None or kind in kinds:
             try:
-                found[kind] = source.listing(kind, names)
+                found[kind] = list_root(*place, kind == "spike" and source.has_one_spike_file, names)
             except DataError as e:
                 errors.append(e)
     if errors:
@@ -202,18 +242,17 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
 
 def joined_errors(errors: Sequence[DataError], layout: str = "") -> DataError:
     """One error for several, which says nothing twice. layout: lines to add to what is expected."""
-    what, where, do = (_joined([getattr(e, part) for e in errors]) for part in ("what", "where", "do"))
-    return DataError(what, where, _joined_expected([e.expected for e in errors]) + layout, do)
+    what, where, expected, do = (
+        _joined(getattr(e, part) for e in errors) for part in ("what", "where", "expected", "do")
+    )
+    return DataError(what, where, expected + layout, do)
 
 
-def _joined(texts: Sequence[str]) -> str:
-    return "; ".join(dict.fromkeys(piece for text in texts for piece in text.split("; ")))
-
-
-def _joined_expected(texts: Sequence[str]) -> str:
-    """The first lines as one, then the other lines: those of a layout."""
+def _joined(texts: Iterable[str]) -> str:
+    """Their first lines as one, then the other lines: those of a layout."""
     parts = [text.partition("\n")[::2] for text in texts]
-    return _joined([first for first, _ in parts]) + "".join(dict.fromkeys(f"\n{rest}" for _, rest in parts if rest))
+    pieces = dict.fromkeys(piece for first, _ in parts for piece in first.split("; "))
+    return "; ".join(pieces) + "".join(dict.fromkeys(f"\n{rest}" for _, rest in parts if rest))
 
 
 def digest(listings: dict[str, Listing]) -> str:
@@ -241,117 +280,107 @@ class _ClipCheck:
     ) -> None:
         self.name, self.source, self.files, self.sizes = name, source, files, sizes
         self.kinds, self.problems = source.kinds(), []
-        self.stems: dict[str, dict[FrameKey, str]] = {}  # kind -> frame -> stem
+        self.stems: dict[str, dict[FrameKey, str]] = {}  # kind -> frame -> stem: 47.png and 000047.dat are one frame
 
     def run(self, listed: tuple[int, str] | None) -> Clip | None:
         """The clip, None where no frame is complete. listed: number of frames and first frame, of the meta file."""
-        for kind, (root, folder, exts) in self.kinds.items():
+        one_file = self.source.has_one_spike_file
+        for kind, (root, _, suffixes) in self.kinds.items():
             if self.files[kind] is None:
                 missing = f"key {self.name}/<frame>" if is_lmdb(root) else f"folder {self.name}"
-                self._report(kind, f"{kind} has no {missing}")
+                self._report(f"{kind} has no {missing}", kind)
             elif not self.files[kind]:
-                what = f"{kind} holds no {' or '.join(f'.{ext}' for ext in exts)} file"
-                self._report(kind, what, "" if self.source.septuplets else folder)
-        one_file = self.source.has_one_spike_file
+                self._report(f"{kind} holds no {' or '.join(suffixes)} file", kind)
         if not self.problems and not one_file and len(self.files.get("spike", ())) == 1 < len(self.files["lq"]):
             what = f"one spike file for {len(self.files['lq'])} frames: spike.exposure would say which planes are whose"
-            self._report("spike", what)
+            self._report(what, "spike")
         if self.problems:
             return None
-        by_frame = self.kinds.keys() - {"gt_instants", "spike" if one_file else ""}
-        self.stems = {kind: self._frame_stems(kind) for kind in self.kinds if kind in by_frame}
+        for kind in self.kinds:
+            if kind == "gt_instants" or (kind == "spike" and one_file):
+                continue
+            self.stems[kind] = {}
+            for stem in self.files[kind]:
+                other = self.stems[kind].setdefault(_frame_key(stem), stem)
+                if other != stem:
+                    self._report(f"{kind} has two files of one number: {_some([other, stem])}", kind)
         # The remaining frames of an incomplete clip are checked as well, so that one run shows all problems.
         keys = [key for key in self._frames(listed) if all(key in stems for stems in self.stems.values())]
         if not keys:
             return None
         entries = {kind: [self.files[kind][stems[key]] for key in keys] for kind, stems in self.stems.items()}
-        paths = {kind: tuple(entry.path for entry in entries[kind]) for kind in self.stems}
         if one_file:
-            entries["spike"] = self._check_one_file(keys)
-            paths["spike"] = tuple(entry.path for entry in entries["spike"])
-        if "gt_instants" in self.kinds:
-            paths["gt_instants"], wrong = find_instants(self.files["gt_instants"], self.stems["lq"], keys)
-            for what in wrong:
-                self._report("gt_instants", what)
-        planes = self._check_planes(entries["spike"]) if entries.get("spike") else ()
-        exposures = self._exposures(entries["spike"], planes) if planes and not self.problems else ()
-        size, gt_size = self.sizes or self._check_sizes(paths)
-        stems = tuple(self.stems["lq"][key] for key in keys)
+            entries["spike"] = self._one_file(keys)
+        planes, exposures = self._spikes(entries["spike"]) if entries.get("spike") else ((), ())
+        paths = {kind: tuple(entry.path for entry in found) for kind, found in entries.items()}
+        paths["gt_instants"] = self._instants(keys) if "gt_instants" in self.kinds else ()
+        size, gt_size = self.sizes or self._sizes(paths)
         gt, instants, spike = (paths.get(kind, ()) for kind in ("gt", "gt_instants", "spike"))
+        stems = tuple(self.stems["lq"][key] for key in keys)
         return Clip(self.name, stems, paths["lq"], gt, spike, planes, size, gt_size, instants, exposures)
 
-    def _report(self, kind: str, what: str, folder: str = "") -> None:
-        root, inner = self.kinds[kind][0].rstrip("/"), [folder] if folder else []
-        where = f"{root}::{self.name}" if is_lmdb(root) else os.path.join(root, self.name, *inner)
+    def _report(self, what: str, where: str) -> None:
+        """where: a kind of file, for the folder of its files; or a path."""
+        if where in self.kinds:
+            root = self.kinds[where][0].rstrip("/")
+            where = f"{root}::{self.name}" if is_lmdb(root) else os.path.join(root, self.name)
         self.problems.append(Problem(self.name, what, where))
-
-    def _report_file(self, what: str, path: str) -> None:
-        self.problems.append(Problem(self.name, what, path))
-
-    def _frame_stems(self, kind: str) -> dict[FrameKey, str]:
-        """Frame -> its stem in this kind of file: 47.png and 000047.dat are the same frame."""
-        stems: dict[FrameKey, str] = {}
-        for stem in self.files[kind]:
-            other = stems.setdefault(frame_key(stem), stem)
-            if other != stem:
-                self._report(kind, f"{kind} has two files of one number: {_some([other, stem])}")
-        return stems
 
     def _frames(self, listed: tuple[int, str] | None) -> list[FrameKey]:
         """The frames of the clip in order. Reports missing files, gaps and wrong names."""
-        known = {key: stem for kind in reversed(self.stems) for key, stem in self.stems[kind].items()}
-        digits = max(digits_of(stem) for stem in known.values())
+        known = {key: stem for stems in reversed(self.stems.values()) for key, stem in stems.items()}
         every = set(known)
         if listed is not None:
             count, first = listed
             affixes = {(before, after) for before, _, after in self.stems["lq"]}
             before, after = affixes.pop() if len(affixes) == 1 else ("", "")
             every = {(before, int(first) + i, after) for i in range(count)}
-        names = {key: known.get(key) or frame_name(key, digits) for key in every}
+        numbers = [found[2] for stem in known.values() if (found := _NUMBERED.fullmatch(stem))]
+        digits = max((len(number) for number in numbers if number.startswith("0")), default=1)
+        names = {key: known.get(key) or f"{key[0]}{key[1]:0{digits}d}{key[2]}" for key in every}
         for kind, stems in self.stems.items():
             missing = sorted((names[key] for key in every - stems.keys()), key=natural_key)
             if missing:
-                suffix = os.path.splitext(next(iter(self.files[kind].values())).path)[1] or f".{self.kinds[kind][2][0]}"
+                suffix = os.path.splitext(next(iter(self.files[kind].values())).path)[1] or self.kinds[kind][2][0]
                 files = _some(f"{stem}{suffix}" for stem in missing)
-                self._report(kind, f"{kind} lacks {len(missing)} of {len(every)} frames: {files}")
+                self._report(f"{kind} lacks {len(missing)} of {len(every)} frames: {files}", kind)
         keys = sorted(every, key=lambda key: natural_key(names[key]))
         if len({(before, after) for before, _, after in keys}) == 1:
             gaps = [f"{names[a]}-{names[b]}" for a, b in itertools.pairwise(keys) if b[1] != a[1] + 1]
             if gaps:
-                self._report("lq", f"frame numbers jump at {_some(gaps)}")
-        if self.source.filename_tmpl:
-            self._check_template(keys, self.source.filename_tmpl)
-        return keys
-
-    def _check_template(self, keys: list[FrameKey], template: str) -> None:
-        """Names that are plain numbers must be formatted with filename_tmpl."""
-        for kind, stems in self.stems.items():
+                self._report(f"frame numbers jump at {_some(gaps)}", "lq")
+        template = self.source.filename_tmpl
+        for kind, stems in self.stems.items() if template else ():
             found = [stems[key] for key in keys if key in stems]
             odd = [stem for stem in found if stem.isdecimal() and format(int(stem), template) != stem]
             if odd:
-                self._report(kind, f"{len(odd)} names of {kind} do not follow filename_tmpl {template!r}: {_some(odd)}")
+                self._report(f"{len(odd)} names of {kind} do not follow filename_tmpl {template!r}: {_some(odd)}", kind)
+        return keys
 
-    def _check_one_file(self, keys: list[FrameKey]) -> list[FileEntry]:
+    def _one_file(self, keys: list[FrameKey]) -> list[FileEntry]:
         """The spike file of the clip, once for every frame; [] where it is not clear which planes are whose."""
         files = list(self.files["spike"].values())
         first = min(self.stems["lq"], key=lambda key: natural_key(self.stems["lq"][key]))
         if len(files) > 1:
             what = f"{len(files)} spike files: {_some(self.files['spike'])}; with spike.exposure a clip has one"
-            self._report("spike", what)
+            self._report(what, "spike")
         elif keys[0] != first:
             what = "the first listed frame is not the first of the folder, from which spike.exposure counts"
-            self._report("lq", what)
+            self._report(what, "lq")
         return [] if self.problems else files * len(keys)
 
-    def _check_planes(self, files: list[FileEntry]) -> tuple[int, ...]:
-        """Planes per file. All files must have as many, but the last one may lack the last interpolated planes."""
+    def _spikes(self, files: list[FileEntry]) -> tuple[tuple[int, ...], tuple[Exposure, ...]]:
+        """The number of planes in the file of each frame, and the planes of each frame.
+
+        All files must have as many planes, but the last one may lack the last interpolated planes.
+        """
         spikes = self.source.spikes
         planes: dict[FileEntry, int] = {}
         for file in dict.fromkeys(files):
             try:
                 planes[file] = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
             except SpikeFileError as e:
-                self._report_file(f"{e.what}; {e.expected}", file.path)
+                self._report(f"{e.what}; {e.expected}", file.path)
         if planes and not self.source.has_one_spike_file:
             expected = spikes.info.planes_of(self.name) or Counter(planes.values()).most_common(1)[0][0]
             fewest = spikes.info.fewest_planes(self.name, expected)
@@ -359,49 +388,64 @@ class _ClipCheck:
                 if count != expected and not (file is files[-1] and fewest <= count <= expected):
                     need = expected * spikes.geometry.plane_bytes
                     what = f"spike file has {count} planes ({file.size} bytes), expected {expected} ({need} bytes)"
-                    self._report_file(what, file.path)
-        return tuple(planes.get(file, 0) for file in files)
+                    self._report(what, file.path)
+        exposures = ()
+        if not self.problems:
+            try:
+                known = [(file.path, count) for file, count in planes.items()]
+                exposures = spikes.exposures(self.name, known, len(files))
+            except (DataError, OptionError) as e:
+                self._report(f"{e.what}; expected {e.expected}", files[0].path)
+        return tuple(planes.get(file, 0) for file in files), exposures
 
-    def _exposures(self, files: list[FileEntry], planes: tuple[int, ...]) -> tuple[Exposure, ...]:
-        """The planes of each frame; reports where they lie outside of a file, or are too few."""
-        counts = dict(zip((file.path for file in files), planes, strict=True))
-        try:
-            return self.source.spikes.exposures(self.name, list(counts.items()), len(files))
-        except (DataError, OptionError) as e:
-            self._report_file(f"{e.what}; expected {e.expected}", files[0].path)
-            return ()
+    def _instants(self, keys: list[FrameKey]) -> tuple[str, ...]:
+        """The sharp frames <frame>_0, <frame>_1, ... of each frame: an odd number K of them, the middle one is gt."""
+        found: dict[FrameKey, dict[int, str]] = {key: {} for key in keys}
+        for stem, file in self.files["gt_instants"].items():
+            frame, _, number = stem.rpartition("_")
+            if number.isdecimal() and _frame_key(frame) in found:
+                found[_frame_key(frame)][int(number)] = file.path
+        count = Counter(map(len, found.values())).most_common(1)[0][0]
+        odd = [self.stems["lq"][key] for key, paths in found.items() if sorted(paths) != list(range(count))]
+        if count % 2 == 0:
+            what = f"gt_instants has {count} files <frame>_0, ... for a frame of lq: the number must be odd"
+            self._report(what, "gt_instants")
+        elif odd:
+            what = (
+                f"gt_instants has other files than _0 ... _{count - 1} for {len(odd)} frames, such as {_some(odd, 3)}"
+            )
+            self._report(what, "gt_instants")
+        return tuple(path for paths in found.values() for _, path in sorted(paths.items()))
 
-    def _check_sizes(self, paths: dict[str, tuple[str, ...]]) -> tuple[tuple[int, int], tuple[int, int]]:
+    def _sizes(self, paths: dict[str, tuple[str, ...]]) -> tuple[tuple[int, int], tuple[int, int]]:
         """(lq size, gt size) of the first frame; gt must be a whole multiple of lq, and lq must fit the spikes."""
         lq = gt = (0, 0)
         try:
-            lq = gt = picture_size(paths["lq"][0])
+            lq = gt = image_size(paths["lq"][0])
             if "gt" in paths:
-                gt = picture_size(paths["gt"][0])
+                gt = image_size(paths["gt"][0])
         except DataError as e:
-            self._report_file(e.what, e.where)
+            self._report(e.what, e.where)
             return lq, gt
         if gt[0] % lq[0] or gt[1] % lq[1] or gt[0] // lq[0] != gt[1] // lq[1]:
-            what = f"gt is {gt[0]} x {gt[1]}, lq {lq[0]} x {lq[1]}: no whole multiple"
-            self._report_file(what, paths["gt"][0])
+            self._report(f"gt is {gt[0]} x {gt[1]}, lq {lq[0]} x {lq[1]}: no whole multiple", paths["gt"][0])
         try:
             if self.source.spikes:
                 self.source.spikes.grid(lq)
         except DataError as e:
-            self._report_file(e.what, paths["lq"][0])
+            self._report(e.what, paths["lq"][0])
         return lq, gt
 
 
-def _check_scales(clips: list[Clip]) -> list[Problem]:
-    """All clips must have the same number of gt pixels per lq pixel, as a network has one scale."""
-    scales = Counter(clip.scale for clip in clips)
-    if len(scales) < 2:
-        return []
-    usual = scales.most_common(1)[0][0]
-    what = "gt is {0} times as large as lq, that of most clips is {1} times"
-    return [Problem(c.name, what.format(c.scale, usual), c.gt[0]) for c in clips if c.scale != usual]
+def _frame_key(stem: str) -> FrameKey:
+    """The key by which files are matched to frames.
+
+    "47", "000047" -> ("", 47, ""); "frame_1" -> ("frame_", 1, ""); "x" -> ("x", -1, "").
+    """
+    found = _NUMBERED.fullmatch(stem)
+    return (found[1], int(found[2]), found[3]) if found else (stem, -1, "")
 
 
-def _some(names: object, limit: int = 5) -> str:
+def _some(names: Iterable[str], limit: int = 5) -> str:
     names = list(names)
     return ", ".join(names[:limit]) + (f", ... ({len(names)} in all)" if len(names) > limit else "")

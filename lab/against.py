@@ -1,9 +1,9 @@
-"""This checkout against another one in one process, in turn: seconds of a block and of network 006, and peak memory.
+"""This checkout against another one, in turn: a block, network 006 and its peak memory, samples, start of training.
 
-    python lab/compare_block.py OTHER_CHECKOUT [--dtype bfloat16] [--rounds 4] [--crop 64] [--only block|network]
+    python lab/against.py OTHER_CHECKOUT [--dtype bfloat16] [--rounds 4] [--crop 64] [--only block|network|data|start]
 
 Prints the least process times of one thread over all rounds, and the ratio of this checkout to the other one (with
---dtype bfloat16: to this one in float32).
+--dtype bfloat16: to this one in float32). data and start need trainsets/sample (scripts/make_sample_data.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
+import re
+import resource
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,26 +95,81 @@ def compare(title: str, nets: dict[str, torch.nn.Module], x: torch.Tensor, amp: 
         print(f"{title}, peak of a step: {sizes[0] / 1e9:.3f}, {sizes[1] / 1e9:.3f} GB, {sizes[1] / sizes[0]:.3f}")
 
 
+SAMPLES = """
+import sys, time
+sys.path.insert(0, "")
+import torch, main_train_vrt
+from data.select_dataset import build_dataset
+torch.set_num_threads(1)
+dataset = build_dataset(main_train_vrt.read_options(["--opt", *sys.argv[1:]]).datasets.train, "train", 0)
+best = float("inf")
+for _ in range(5):
+    start = time.process_time()
+    for index in range(8):
+        dataset[(0, index % len(dataset))]
+    best = min(best, (time.process_time() - start) / 8)
+print(best)
+"""
+
+
+def compare_programs(roots: dict[str, Path], rounds: int, part: str) -> None:
+    """part: "data", a sample of 000 and of 006 (crop 96), or "start", a training until it logs its first step."""
+    data, options = Path("trainsets/sample").resolve(), "options/vrt/000_train_vrt_sample_rgbspike.json"
+    kinds = {"gt": "GOPRO_Large", "lq": "GOPRO_Large", "spike": "GOPRO_Large_spike_seq"}
+    places = [f"datasets.train.dataroot_{kind}={data}/{folder}/train" for kind, folder in kinds.items()]
+    gopro = "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"
+    size = [f"datasets.train.{key}" for key in ("gt_size=96", "spike.h=null", "spike.w=null")]
+    cases = {"sample of 000": [options, *places], "sample of 006": [gopro, *places, *size, "datasets.test=null"]}
+    if part == "start":
+        cases = {"start of training": [options, *places, "datasets.test=null", "train.total_iter=1"]}
+    for title, arguments in cases.items():
+        found = dict.fromkeys(roots, float("inf"))
+        for _ in range(rounds):
+            for name, root in roots.items():
+                found[name] = min(found[name], seconds_of(root, arguments, part))
+        times = ", ".join(f"{name} {s:.3f} s" for name, s in found.items())
+        print(f"{title}: {times}, ratio {found['this'] / found['other']:.3f}", flush=True)
+
+
+def seconds_of(root: Path, arguments: list[str], part: str) -> float:
+    """Processor seconds of one sample, or of a whole program that trains one step."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["-c", SAMPLES] if part == "data" else ["main_train_vrt.py", "--opt"]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(
+            [sys.executable, *command, *arguments, f"path.root={folder}"],
+            cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return float(re.findall(r"[\d.e-]+", done.stdout)[-1]) if part == "data" else used
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--crop", type=int, default=64)
-    parser.add_argument("--only", choices=("block", "network"))
+    parser.add_argument("--only", choices=("block", "network", "data", "start"))
     args = parser.parse_args()
     torch.set_num_threads(1)
+    for part in ("data", "start") if args.dtype == "float32" else ():
+        if args.only in (None, part):
+            roots = {"other": args.other.resolve(), "this": Path(__file__).resolve().parents[1]}
+            compare_programs(roots, args.rounds, part)
     half, root = args.dtype == "bfloat16", Path(__file__).resolve().parents[1]
     made = {"float32": load(root), "bfloat16": load(root)} if half else {"other": load(args.other), "this": load(root)}
     amp = "bfloat16" if half else ""
-    for title, arguments in BLOCKS if args.only != "network" else []:
+    for title, arguments in BLOCKS if args.only in (None, "block") else []:
         torch.manual_seed(0)
         nets = {name: block(*arguments) for name, (_, block) in made.items()}
         first, second = nets.values()
         second.load_state_dict(first.state_dict())
         x = torch.randn(1, 6, args.crop, args.crop, arguments[0], requires_grad=True)
         compare(f"block {title}", nets, x, amp, args.rounds, memory=False)
-    if args.only != "block":
+    if args.only in (None, "network"):
         nets = {name: vrt(**NET, drop_path_rate=0.0) for name, (vrt, _) in made.items()}
         first, second = nets.values()
         torch.nn.init.normal_(first.conv_last.weight, std=0.1)

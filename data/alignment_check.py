@@ -1,0 +1,195 @@
+"""Check on a few samples, before training, that spikes and frames show the same at the same place.
+
+Spikes around the sharp instant are compared with the sharp frame; without one, those of the whole exposure with the
+blurry frame, in which strong motion leaves nothing of the sharp instant.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+
+from data.augment import Augment
+from data.clip import Exposure
+from data.clip_dataset import Draw, TrainClips
+from data.clip_reader import DatasetClip
+from data.spike.simulate import to_grey
+from utils.image import tensor_to_uint8
+
+# Measured on 8 clips of the sample set, 5 frames each, with voxel and tfi. In place, gradients correlate with 0.86 and
+# more (blurry frames: 0.65), flipped, mirrored, transposed or foreign ones with 0.28 and less. The phase correlation
+# responds with 0.80 and more (blurry: 0.44), with 0.53 and more where the spikes are shifted, else with 0.39 and less.
+LEAST_CORRELATION, LEAST_RESPONSE = 0.4, 0.42
+# In spike pixels. A frame that is blurred by motion may lie a little beside the sharp moment.
+SHARP_TOLERANCE, BLURRY_TOLERANCE = 0.5, 2.0
+SAMPLES, FRAMES = 4, 2  # about a second with frames of 720p
+# A clip without texture cannot be judged, and looks wrong; a single sample proves nothing.
+LEAST_WRONG = 0.75
+
+Pair = tuple[np.ndarray, np.ndarray]  # display values (H, W) float32 of the spikes and of the frame
+Measures = tuple[float, tuple[float, float], float]  # correlation, shift and response, see `Comparison`
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Of `measured` whole frames of a sample (with a calibration: of its region) with their spikes.
+
+    correlation: of the gradients' magnitudes, mean over the frames. shift: (right, down) offset of the spikes from the
+    frame in RGB pixels, median over the frames. response: of the phase correlation, at most about 1.
+    kind: of the frames, "gt" or "lq". shown: name of the middle one, the frame (sH, sW, 3) uint8, the spikes (H, W).
+    """
+
+    correlation: float
+    shift: tuple[float, float]
+    response: float
+    is_right: bool
+    sentence: str
+    kind: str
+    measured: int
+    shown: tuple[str, np.ndarray, np.ndarray]
+
+
+def warning_of(dataset: Any, option_file: str) -> str | None:
+    """A sentence if the spikes of nearly all samples looked at lie wrongly; None too where nothing can be compared."""
+    if not isinstance(dataset, TrainClips) or not dataset.spikes:
+        return None
+    count, index, sentence = _mostly_wrong(
+        {index: compare(dataset, dataset.draw((0, index)), FRAMES) for index in _spread(len(dataset), SAMPLES)}
+    )
+    if count is None:
+        return None
+    return (
+        f"spikes and frames of {count} training samples do not show the same. Sample {index}: {sentence} "
+        f"Look at it: python scripts/show_sample.py --opt {option_file} --index {index} --out page.html"
+    )
+
+
+def warning_of_clips(clips: Sequence[DatasetClip]) -> str | None:
+    """As `warning_of`, of a user's own clips."""
+    places = [(clip, index) for clip in clips if clip.dataset.spikes for index in range(len(clip.stems))]
+    count, place, sentence = _mostly_wrong(
+        {
+            (clip, index): compare(clip.dataset, clip.dataset.draw(clip.index, index, 1), 1)
+            for clip, index in (places[i] for i in _spread(len(places), SAMPLES))
+        }
+    )
+    if count is None:
+        return None
+    clip, index = place
+    return (
+        f"spikes and frames of {count} frames do not show the same. {clip.name}/{clip.stems[index]}: {sentence} "
+        f"What the spikes may be: python scripts/spike_tool.py info {clip.dataset.clips[clip.index].spike[index]}"
+    )
+
+
+def _spread(count: int, wanted: int) -> list[int]:
+    """About `wanted` of the numbers 0 ... count - 1, the first and the last among them."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, wanted)}) if count else []
+
+
+def _mostly_wrong(compared: dict[Any, Comparison]) -> tuple[str | None, Any, str]:
+    """("3 of 4", the first wrong place, its sentence) where nearly all are wrong, else (None, None, "")."""
+    wrong = {place: comparison.sentence for place, comparison in compared.items() if not comparison.is_right}
+    if len(compared) < 2 or len(wrong) < LEAST_WRONG * len(compared):
+        return None, None, ""
+    return f"{len(wrong)} of {len(compared)}", *next(iter(wrong.items()))
+
+
+def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
+    """count: frames of the sample to measure, and the middle one. A crop would show less than the whole frames."""
+    grid = dataset.spikes.grid(draw.clip.size)
+    region, calibrated = Augment(*grid.region), dataset.spikes.calibration is not None
+    kind = "gt" if draw.clip.gt else "lq"
+    if kind == "lq":  # one channel, the mean of all planes of a frame, is as blurry as the RGB frame
+        dataset, spikes = copy.copy(dataset), copy.copy(dataset.spikes)
+        spikes.name, spikes.options, spikes.channels, spikes.ignored = "voxel", {"num_bins": 1}, 1, set()
+        spikes.rate, dataset.spikes = 1.0, spikes
+        own = [Exposure(e.own, (e.own,), 0, 0, (e.own.count - 1) / 2, e.origin) for e in draw.clip.exposures]
+        draw = dataclasses.replace(draw, clip=dataclasses.replace(draw.clip, exposures=tuple(own)))
+    played, pairs = list(zip(*draw.played, strict=True)), []
+    middle = len(played) // 2
+    for place in sorted({middle, *_spread(len(played), count)}):
+        frame, back = played[place]
+        item = dataset.read(dataclasses.replace(draw, frames=[frame], backwards=[back], aug=region))
+        spikes = dataset.spikes.sharp_image(item["spike"][0].numpy(), draw.clip.exposures[frame], back)
+        image = item[kind][0, :3]
+        grey = to_grey(image.permute(1, 2, 0).numpy())
+        pairs.append((spikes, cv2.resize(grey, (region.width, region.height), interpolation=cv2.INTER_AREA)))
+        if place == middle:
+            shown = (f"{kind} {draw.clip.stems[frame]}", tensor_to_uint8(image), spikes)
+    measured, is_right, sentence = judge(pairs, grid.pixel, kind == "gt", calibrated)
+    return Comparison(*measured, is_right, sentence, kind, len(pairs), shown)
+
+
+def judge(pairs: Sequence[Pair], pixel: int, is_sharp: bool, is_calibrated: bool) -> tuple[Measures, bool, str]:
+    """(measures, whether the geometry looks right, one sentence). is_sharp: the frames are not blurred by motion."""
+    correlation, shift, response = measures = measure(pairs, pixel)
+    distance, tolerance = float(np.hypot(*shift)), pixel * (SHARP_TOLERANCE if is_sharp else BLURRY_TOLERANCE)
+    if correlation >= LEAST_CORRELATION and distance <= tolerance:
+        return measures, True, f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
+    turned = {
+        "upside down (spike.flip)": np.s_[::-1],
+        "mirrored left to right (spike.calibration, key mirror)": np.s_[:, ::-1],
+        "turned by 180 degrees (spike.calibration, key mirror, and spike.flip)": np.s_[::-1, ::-1],
+    }
+    for name, order in turned.items():
+        other, _, _ = measure([(spikes[order], frame) for spikes, frame in pairs], pixel)
+        if other >= LEAST_CORRELATION > correlation:
+            text = f"correlation {correlation:.2f}, turned {other:.2f}"
+            return measures, False, f"They do not agree: the spikes are {name}; {text}."
+    if response >= LEAST_RESPONSE:
+        sides = [
+            f"{abs(value):.1f} px {names[value < 0]}"
+            for value, names in zip(shift, (("to the right", "to the left"), ("down", "up")), strict=True)
+            if abs(value) >= 0.35
+        ]
+        return measures, False, (
+            f"They do not agree: the spikes are shifted by {' and '.join(sides)}: check spike.calibration of "
+            "two cameras, spike.head_columns, and the planes (spike.first, spike.exposure, spike.center)."
+        )  # fmt: skip
+    keys = "spike.calibration, spike.flip" if is_calibrated else "spike.flip, spike.h and spike.w, spike.calibration"
+    return measures, False, (
+        f"They do not agree: check {keys}, and that these are the spikes of this frame. Without texture, no geometry "
+        "can be judged: look at other samples."
+    )  # fmt: skip
+
+
+def measure(pairs: Sequence[Pair], pixel: int) -> Measures:
+    """correlation, shift and response, see `Comparison`. pixel: RGB pixels per spike pixel, each way."""
+    found = []
+    for pair in pairs:
+        spikes, frame = (_gradients(image, pixel) for image in pair)
+        if spikes.std() < 1e-6 or frame.std() < 1e-6:
+            found.append((0.0, 0.0, 0.0, 0.0))
+            continue
+        correlation = np.corrcoef(spikes.ravel(), frame.ravel())[0, 1]
+        window = cv2.createHanningWindow(spikes.shape[::-1], cv2.CV_32F)
+        # It multiplies its arguments by the window, in place, and gives where the frame lies relative to the spikes.
+        (right, down), response = cv2.phaseCorrelate(spikes, frame, window)
+        found.append((correlation, -pixel * right, -pixel * down, response))
+    correlation, _, _, response = np.mean(found, axis=0).tolist()
+    _, right, down, _ = np.median(found, axis=0).tolist()
+    return correlation, (right, down), response
+
+
+def _gradients(image: np.ndarray, pixel: int) -> np.ndarray:
+    """Magnitude of the gradient on the grid of the spikes, (H / pixel, W / pixel) float32, without its border.
+
+    Without 2 pixels at the border: the gradient across it is 0 in every image, which would correlate. Of an even
+    length that needs no padding: cv2.phaseCorrelate pads others, and is half a pixel off where the result is odd.
+    """
+    sides = [max(1, side // pixel) for side in image.shape]
+    small = cv2.resize(image, sides[::-1], interpolation=cv2.INTER_AREA) if pixel > 1 else image
+    smooth = cv2.GaussianBlur(np.ascontiguousarray(small, np.float32), (0, 0), 1.0)
+    found = cv2.magnitude(cv2.Sobel(smooth, cv2.CV_32F, 1, 0), cv2.Sobel(smooth, cv2.CV_32F, 0, 1))
+    inner = []
+    for side in sides:
+        shorter = range(side - 4, min(side, 8) - 1, -1)
+        length = next((n for n in shorter if n % 2 == 0 and cv2.getOptimalDFTSize(n) == n), side)
+        inner.append(slice((side - length) // 2, (side - length) // 2 + length))
+    return np.ascontiguousarray(found[inner[0], inner[1]])

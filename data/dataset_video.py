@@ -1,0 +1,255 @@
+"""The datasets of clips: RGB frames with spikes, and without spikes under the names and keys of KAIR."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from data.clip import Clip
+from data.clip_dataset import ClipFiles, Crops, SharpFiles, Spikes, TestClips, TrainClips, WholeClips
+from data.select_dataset import DATASETS
+from utils.errors import OptionError
+from utils.random_streams import published_stream
+
+
+class SpikeFiles(Spikes, ClipFiles):
+    dataroot_spike: str = Field(description="Folder of the spike files.")
+    dataroot_gt_instants: str | None = Field(
+        None, description="Folder of several sharp frames for each blurry one, <frame>_<number>; null: none."
+    )
+
+
+class TrainKeys(Crops, SpikeFiles):
+    rate_windows: int = Field(
+        0,
+        ge=0,
+        description='In training: firing rates in so many parts of each exposure, for the loss "reblur"; 0: none.',
+    )
+
+
+@DATASETS.register("TrainDatasetRGBSpike", given=("seed",))
+class TrainDatasetRGBSpike(TrainClips):
+    """Random crops of blurry RGB frames, their spikes and their sharp frames.
+
+    Items: lq (T, 3, h, w), spike (T, S, h, w), gt (T, 3, s h, s w) float32, key "clip/first_frame".
+    Clips shorter than num_frame are played back and forth.
+
+    With dataroot_gt_instants also gt_instants (T, 3 K, s h, s w): K sharp frames of each exposure in the order of time.
+    With rate_windows W also rates (T, W, h, w): spikes per plane, as linear light, in W equal parts of the exposure,
+    evenly around the instant of gt.
+    """
+
+    def __init__(self, section: TrainKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+
+
+class TestKeys(WholeClips, SpikeFiles):
+    __test__ = False
+
+
+@DATASETS.register("TestDatasetRGBSpike", given=("seed",))
+class TestDatasetRGBSpike(TestClips):
+    """Whole clips with their spikes, as in training."""
+
+    def __init__(self, section: TestKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+
+
+class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
+    val_partition: Literal["REDS4", "official"] | None = Field(
+        None, description="Leave out the REDS clips kept for validation."
+    )
+
+
+@DATASETS.register("VideoRecurrentTrainDataset", given=("seed",))
+class VideoRecurrentTrainDataset(TrainClips):
+    """As TrainDatasetRGBSpike, without spikes; KAIR's name and keys."""
+
+    def __init__(self, section: RecurrentTrainKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+
+
+class DenoisingTrainKeys(Crops, SharpFiles, ClipFiles):
+    dataroot_lq: str | None = Field(None, description="In denoising: null, or the same as dataroot_gt.")
+    sigma_min: float = Field(0.0, ge=0, le=255, description="Lowest noise level, as pixels have 0 ... 255.")
+    sigma_max: float = Field(50.0, ge=0, le=255, description="Highest noise level, as pixels have 0 ... 255.")
+
+
+@DATASETS.register("VideoRecurrentTrainNonblindDenoisingDataset", given=("seed",))
+class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
+    """As VideoRecurrentTrainDataset, with noise added to the sharp frames; KAIR's name and keys.
+
+    The noise level sigma is drawn uniformly for each sample, the noise for each pixel and channel. lq (T, 4, h, w) are
+    the noisy frames, not clipped, and the noise map sigma / 255 that a network with netG.nonblind_denoising takes.
+    Sigma and noise depend only on (seed, epoch, index).
+    """
+
+    def __init__(self, section: DenoisingTrainKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+        self.sigmas = section.sigma_min, section.sigma_max
+
+    @classmethod
+    def places(cls, section: DenoisingTrainKeys) -> dict[str, Any]:
+        """The sharp frames alone, read as lq. Raises OptionError for keys that contradict one another."""
+        if section.dataroot_lq not in (None, section.dataroot_gt):
+            raise OptionError(
+                f"datasets.train.dataroot_lq is {section.dataroot_lq}", "datasets.train.dataroot_lq",
+                "the same as dataroot_gt: the noisy frames are made from the sharp ones", "remove dataroot_lq",
+            )  # fmt: skip
+        if section.sigma_min > section.sigma_max:
+            raise OptionError(
+                f"datasets.train.sigma_min is {section.sigma_min:g}, sigma_max {section.sigma_max:g}",
+                "datasets.train.sigma_min", "at most sigma_max", "correct one of them",
+            )  # fmt: skip
+        return {**super().places(section), "dataroot_lq": section.dataroot_gt, "dataroot_gt": None}
+
+    def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        gt, sigma = item["lq"], rng.uniform(*self.sigmas)
+        noise_map = torch.full_like(gt[:, :1], sigma / 255)
+        return {**item, "lq": torch.cat((add_noise(gt, sigma, rng), noise_map), dim=1), "gt": gt}
+
+
+class RecurrentTestKeys(WholeClips, ClipFiles):
+    sigma: float | None = Field(
+        None, ge=0, le=255, description="Noise level, as pixels have 0 ... 255, to test a denoiser; null: no noise."
+    )
+
+
+@DATASETS.register("VideoRecurrentTestDataset", given=("seed",))
+class VideoRecurrentTestDataset(TestClips):
+    """As TestDatasetRGBSpike, without spikes; KAIR's name and keys.
+
+    sigma: white Gaussian noise is added to the frames of dataroot_lq. It depends only on the seed and the names of clip
+    and frame, so that scores are the same for any number of ranks and any tiles.
+    """
+
+    other_images = True  # KAIR's test sections give no filename_ext, and some of its test sets are JPEG
+
+    def __init__(self, section: RecurrentTestKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+        self.sigma = section.sigma
+
+    def read_frames(self, index: int, first: int, count: int, reverse: bool = False) -> dict[str, Any]:
+        item = super().read_frames(index, first, count, reverse)
+        if self.sigma is not None:
+            seeds = [zlib.crc32(f"{item['key']}/{stem}".encode()) for stem in item["frames"]]
+            streams = [published_stream(self.seed, seed) for seed in seeds]
+            noisy = [add_noise(frame, self.sigma, rng) for frame, rng in zip(item["lq"], streams, strict=True)]
+            item["lq"] = torch.stack(noisy)
+        return item
+
+
+JITTER = 0.05  # largest relative change of brightness, contrast and saturation; of the hue, in turns of the circle
+
+
+class Septuplets(ClipFiles):
+    meta_info_file: str = Field(description='List of the clips to use, e.g. "00001/0001 7 (256,448,3)".')
+
+
+class TrainSeptuplets(TrainClips):
+    """One sample for each clip: its middle num_frame frames."""
+
+    septuplets = True
+
+    def samples_of(self, clip: Clip) -> int:
+        return 1
+
+    def first_of(self, sample: int, last: int, rng: np.random.Generator) -> int:
+        return max(last, 0) // 2
+
+
+class VimeoTrainKeys(Crops, SharpFiles, Septuplets):
+    pad_sequence: bool = Field(False, description="Repeat the last frame: 7 frames become 8.")
+
+
+@DATASETS.register("VideoRecurrentTrainVimeoDataset", given=("seed",))
+class VideoRecurrentTrainVimeoDataset(TrainSeptuplets):
+    """Random crops of Vimeo-90K clips and their sharp frames, one sample for each clip; KAIR's name and keys."""
+
+    def __init__(self, section: VimeoTrainKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+        self.pad_sequence = section.pad_sequence
+
+    def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        if not self.pad_sequence:
+            return item
+        return {kind: torch.cat((frames, frames[-1:])) for kind, frames in item.items()}
+
+
+class VFIKeys(Crops, SharpFiles, Septuplets):
+    temporal_scale: Literal[2] = Field(2, description="2: every second frame is given, for frame interpolation.")
+    color_jitter: bool = Field(
+        False,
+        description="Change brightness, contrast, saturation and hue by up to 5 %, alike in all frames of a sample.",
+    )
+
+
+@DATASETS.register("VideoRecurrentTrainVimeoVFIDataset", given=("seed",))
+class VideoRecurrentTrainVimeoVFIDataset(TrainSeptuplets):
+    """Samples for frame interpolation from Vimeo-90K, one for each clip; KAIR's name and keys.
+
+    lq (n, 3, h, w): every second of num_frame frames, im1, im3, im5, im7 of seven; gt (1, 3, h, w): the one in the
+    middle, im4. n is netG.img_size[0].
+    """
+
+    def __init__(self, section: VFIKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+        self.temporal_scale, self.color_jitter = section.temporal_scale, section.color_jitter
+
+    def frames_of(self, kind: str, frames: list[int]) -> list[int]:
+        return frames[:: self.temporal_scale] if kind == "lq" else [frames[len(frames) // 2]]
+
+    def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        if not self.color_jitter:
+            return item
+        frames = jitter_colors(torch.cat((item["lq"], item["gt"])), rng)
+        return {"lq": frames[:-1], "gt": frames[-1:]}
+
+
+def jitter_colors(frames: Tensor, rng: np.random.Generator) -> Tensor:
+    """(T, 3, h, w) in [0, 1] -> the same with other brightness, contrast, saturation and hue, in random order."""
+    from torchvision.transforms import functional as F  # imports torch's compiler, which takes seconds
+
+    brightness, contrast, saturation = rng.uniform(1 - JITTER, 1 + JITTER, 3)
+    changes = (
+        (F.adjust_brightness, brightness), (F.adjust_contrast, contrast), (F.adjust_saturation, saturation),
+        (F.adjust_hue, rng.uniform(-JITTER, JITTER)),
+    )  # fmt: skip
+    for number in rng.permutation(len(changes)):
+        change, amount = changes[number]
+        frames = change(frames, float(amount))
+    return frames
+
+
+class VimeoTestKeys(WholeClips, Septuplets):
+    temporal_scale: Literal[1, 2] = Field(
+        1, description="2: every second frame is given, for frame interpolation; 1: all frames are."
+    )
+    pad_sequence: bool = Field(
+        False, description="In testing: repeat the last frame before restoring, as val.pad_seq does."
+    )
+
+
+@DATASETS.register("VideoTestVimeo90KDataset", given=("seed",))
+class VideoTestVimeo90KDataset(TestClips):
+    """Whole Vimeo-90K clips; KAIR's name and keys.
+
+    With temporal_scale 2 the network gets im1, im3, im5, im7 and its frame is compared with im4. For super-resolution
+    set val.center_frame_only to score im4 alone, as published.
+    """
+
+    septuplets = True
+
+    def __init__(self, section: VimeoTestKeys, seed: int = 0) -> None:
+        super().__init__(section, seed)
+
+
+def add_noise(frames: Tensor, sigma: float, rng: np.random.Generator) -> Tensor:
+    """`frames` in [0, 1] plus white Gaussian noise of standard deviation sigma / 255, not clipped."""
+    noise = rng.standard_normal(frames.shape, dtype=np.float32)
+    return frames + torch.from_numpy(noise).mul_(sigma / 255)

@@ -1,0 +1,246 @@
+"""SpyNet: coarse-to-fine optical flow, 1.44 M parameters (Ranjan and Black, CVPR 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+# Tensors made in inference_mode cannot be saved for backward, and a cache outlives the mode.
+@lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Pixel coordinates, (1, 2, height, width); channel 0 = x (column), 1 = y (row)."""
+    y, x = torch.meshgrid(
+        torch.arange(height, dtype=dtype, device=device), torch.arange(width, dtype=dtype, device=device), indexing="ij"
+    )
+    return torch.stack((x, y)).unsqueeze(0)
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def unit_scale(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Factors (x, y) from pixel coordinates to grid_sample's, 0 .. 2, as (2,).
+
+    Filled on the device: a tensor made from Python numbers is copied there, and the copy waits for the GPU.
+    """
+    sizes = (width, height)
+    return torch.cat([torch.full((1,), 2.0 / max(size - 1, 1), dtype=dtype, device=device) for size in sizes])
+
+
+def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
+    """x sampled at each pixel plus `flow`; differentiable in both (no flow gradient for "nearest").
+
+    x: (n, c, h, w); flow: (n, 2, h, w) in pixels, channel 0 horizontal, 1 vertical.
+    Coordinates are float32 or float64: bfloat16 cannot represent the pixel numbers of a row.
+    """
+    height, width = x.shape[-2:]
+    flow = flow if flow.dtype == torch.float64 else flow.float()
+    grid = (pixel_grid(height, width, flow.dtype, flow.device) + flow).permute(0, 2, 3, 1)
+    grid = grid * unit_scale(height, width, flow.dtype, flow.device) - 1.0
+    return F.grid_sample(x.to(grid.dtype), grid, mode=mode, padding_mode=padding, align_corners=True).to(x.dtype)
+
+
+def nearest4(x: Tensor, flow: Tensor) -> Tensor:
+    """The four pixels around each displaced position, unweighted; zeros outside the image.
+
+    x: (n, c, h, w); flow: (n, 2, h, w) in pixels -> (n, 4c, h, w), corner order (floor x, floor y),
+    (floor x, ceil y), (ceil x, floor y), (ceil x, ceil y). Gradient reaches x only.
+    """
+    n, c, height, width = x.shape
+    flow = flow.detach()
+    flow = flow if flow.dtype == torch.float64 else flow.float()
+    position = pixel_grid(height, width, flow.dtype, flow.device) + flow
+    # Clamped so that the integers cannot overflow; one pixel beyond the border already counts as outside.
+    px = position[:, 0].clamp(-1, width)
+    py = position[:, 1].clamp(-1, height)
+    flat = x.flatten(2)
+    corners = []
+    for ix in (px.floor().long(), px.ceil().long()):
+        for iy in (py.floor().long(), py.ceil().long()):
+            inside = (ix >= 0) & (ix < width) & (iy >= 0) & (iy < height)
+            index = iy.clamp(0, height - 1) * width + ix.clamp(0, width - 1)
+            picked = flat.gather(2, index.view(n, 1, -1).expand(-1, c, -1)).view(n, c, height, width)
+            corners.append(picked * inside.unsqueeze(1))
+    return torch.cat(corners, dim=1)
+
+
+LEVELS = 6
+
+
+class FlowModule(nn.Module):
+    """One pyramid level: (n, 8, h, w) = reference, warped neighbour, upsampled flow -> flow residual (n, 2, h, w)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (8, 32, 64, 32, 16, 2)
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Conv2d(inputs, outputs, 7, 1, 3), nn.ReLU()]
+        self.basic_module = nn.Sequential(*layers[:-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.basic_module(x)
+
+
+class SpyNet(nn.Module):
+    """Optical flow between frames in [0, 1] at several scales.
+
+    return_levels: pyramid levels to return, 5 = full resolution, 2 = 1/8. Results are finest first, each in pixels of
+    its own level.
+    """
+
+    def __init__(self, return_levels: Sequence[int] = (5,)) -> None:
+        super().__init__()
+        self.return_levels = tuple(return_levels)
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1))
+        self.basic_module = nn.ModuleList(FlowModule() for _ in range(LEVELS))
+
+    def start_at_zero(self) -> None:
+        """Make every flow zero: in training from scratch, a random flow would misalign the features."""
+        for module in self.basic_module:
+            nn.init.zeros_(module.basic_module[-1].weight)
+            nn.init.zeros_(module.basic_module[-1].bias)
+
+    def pyramid(self, frames: Tensor) -> list[Tensor]:
+        """Normalised frames at six scales, coarsest first. frames: (n, 3 or 1, h, w) -> (n, 3, ...)."""
+        height, width = (-(-size // 32) * 32 for size in frames.shape[-2:])
+        if (height, width) != tuple(frames.shape[-2:]):
+            frames = F.interpolate(frames, (height, width), mode="bilinear", align_corners=False)
+        levels = [(frames - self.mean) / self.std]
+        for _ in range(LEVELS - 1):
+            levels.append(F.avg_pool2d(levels[-1], 2, 2))
+        return levels[::-1]
+
+    def estimate(self, ref: list[Tensor], supp: list[Tensor], size: tuple[int, int]) -> list[Tensor]:
+        """Flows that warp `supp` to `ref`, from their pyramids; size: (h, w) of the original frames.
+
+        Returns one (n, 2, h / s, w / s) per return level, finest first.
+        """
+        # The flow at the coarsest level starts at zero. It has the size of that level, which may be one pixel.
+        up = flow = torch.zeros_like(ref[0][:, :2])
+        flows = []
+        for level, module in enumerate(self.basic_module):
+            if level > 0:
+                up = 2.0 * F.interpolate(flow, scale_factor=2, mode="bilinear", align_corners=True)
+            warped = flow_warp(supp[level], up, padding="border")
+            flow = module(torch.cat((ref[level], warped, up), dim=1)) + up
+            if level in self.return_levels:
+                flows.insert(0, self._resize(flow, size, 2 ** (LEVELS - 1 - level)))
+        return flows
+
+    @staticmethod
+    def _resize(flow: Tensor, size: tuple[int, int], scale: int) -> Tensor:
+        height, width = size[0] // scale, size[1] // scale
+        full_height, full_width = flow.shape[-2:]
+        if (height, width) == (full_height, full_width):
+            return flow
+        flow = F.interpolate(flow, (height, width), mode="bilinear", align_corners=False)
+        # Python numbers go to the kernel as arguments; a tensor of them would be copied to the GPU.
+        return torch.stack((flow[:, 0] * (width / full_width), flow[:, 1] * (height / full_height)), dim=1)
+
+    def forward(self, ref: Tensor, supp: Tensor) -> list[Tensor]:
+        """ref, supp: (n, 3, h, w) in [0, 1] -> list of flows, finest first."""
+        return self.estimate(self.pyramid(ref), self.pyramid(supp), tuple(ref.shape[-2:]))
+
+
+@dataclass(frozen=True)
+class Flows:
+    """backward[d][level][:, i] warps frame i + d + 1 to frame i; forward[d][level][:, i] warps i to i + d + 1.
+
+    Each tensor: (B, N - 1 - d, 2, H / 2^level, W / 2^level), in pixels of its level.
+    """
+
+    backward: list[list[Tensor]]
+    forward: list[list[Tensor]]
+
+    def at(self, level: int) -> tuple[list[Tensor], list[Tensor]]:
+        """(backward, forward) flows at one level, nearest neighbour first."""
+        return [d[level] for d in self.backward], [d[level] for d in self.forward]
+
+
+def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
+    """Flows of a clip (B, N, 1 or 3, H, W) in [0, 1], for neighbours up to `distance` frames away.
+
+    SpyNet runs once on a batch of all pairs in both directions; the pyramid of each frame is built once.
+    """
+    b, n, _, height, width = frames.shape
+    levels = [p.view(b, n, *p.shape[1:]) for p in spynet.pyramid(frames.flatten(0, 1))]
+    ref = [torch.stack((p[:, :-1], p[:, 1:])).flatten(0, 2) for p in levels]
+    supp = [torch.stack((p[:, 1:], p[:, :-1])).flatten(0, 2) for p in levels]
+    pairs = [f.view(2, b, n - 1, *f.shape[1:]) for f in spynet.estimate(ref, supp, (height, width))]
+    return compose_flows([f[0] for f in pairs], [f[1] for f in pairs], distance)
+
+
+def compose_flows(backward: list[Tensor], forward: list[Tensor], distance: int) -> Flows:
+    """Flows to neighbours 2 .. distance frames away, composed from those of distance 1 (lists over levels)."""
+    all_backward, all_forward = [backward], [forward]
+    for reach in range(1, distance):
+        near_b, near_f = all_backward[-1], all_forward[-1]
+        all_backward.append(
+            [far[:, :-1] + warp_clip(one[:, reach:], far[:, :-1]) for one, far in zip(backward, near_b, strict=True)]
+        )
+        all_forward.append(
+            [far[:, 1:] + warp_clip(one[:, :-reach], far[:, 1:]) for one, far in zip(forward, near_f, strict=True)]
+        )
+    return Flows(all_backward, all_forward)
+
+
+def warp_clip(x: Tensor, flow: Tensor) -> Tensor:
+    """flow_warp on clips: x (B, M, C, h, w), flow (B, M, 2, h, w)."""
+    return flow_warp(x.flatten(0, 1), flow.flatten(0, 1)).view(x.shape)
+
+
+def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:
+    """Each frame, then its two neighbours warped to it by nearest4: (B, N, 9C, H, W).
+
+    frames: (B, N, C, H, W); backward, forward: (B, N - 1, 2, H, W). A missing neighbour is zero.
+    """
+    b, n, c, height, width = frames.shape
+    source = torch.stack((frames[:, 1:], frames[:, :-1])).flatten(0, 2)
+    warped = nearest4(source, torch.stack((backward, forward)).flatten(0, 2))
+    warped = warped.view(2, b, n - 1, 4 * c, height, width)
+    missing = warped.new_zeros(b, 1, 4 * c, height, width)
+    return torch.cat((frames, torch.cat((warped[0], missing), 1), torch.cat((missing, warped[1]), 1)), dim=2)
+
+
+FlowInput = Literal["rgb", "spike", "both"]
+# Spike representations that are firing rates in the order of time.
+RATES = ("voxel", "tfp", "tfi")
+
+# Of images: display value = light ** (1 / 2.2).
+DISPLAY_GAMMA = 2.2
+# Light that is added to both rates of the ratio, 1 at full scale: without spikes the ratio is 1, the blurry frame.
+PRIOR = 0.05
+
+
+def middle_channels(count: int) -> list[int]:
+    """The channel, or the two, in the middle of `count`: around the sharp frame in "voxel", "tfp" and "tfi"."""
+    return list(range((count - 1) // 2, count // 2 + 1))
+
+
+def flow_frames(kind: FlowInput, rgb: Tensor, spike: Tensor | None, channels: Sequence[int]) -> Tensor:
+    """Frames for the flow network, display values in [0, 1]: (B, N, 1 or 3, H, W).
+
+    rgb: (B, N, 1 or 3, H, W), blurry, display values. spike: (B, N, S, H, W), firing rates of linear light, full light
+    1 (netG.flow_input "rgb" needs none). channels: those of a short window around the sharp frame.
+
+    "spike": these rates as display values, one channel for all three of the flow network. "both": the exposure
+    estimate (see data/spike/represent.py), blurry light x rate of the short window / rate of all channels.
+    """
+    if kind == "rgb":
+        return rgb
+    spike = spike.clamp(min=0)
+    short = spike[:, :, list(channels)].mean(2, keepdim=True)
+    if kind == "spike":
+        return short.clamp(max=1) ** (1 / DISPLAY_GAMMA)
+    ratio = (short + PRIOR) / (spike.mean(2, keepdim=True) + PRIOR)
+    return (rgb * ratio ** (1 / DISPLAY_GAMMA)).clamp(max=1)

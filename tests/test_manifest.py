@@ -1,0 +1,269 @@
+"""Finding the clips of a data set: layouts, meta files and names that fit, and what is said of those that do not."""
+
+import os
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.clip_files import PLANES, build, write_clip, write_info
+from utils.errors import DataError
+
+PLANE_BYTES = 12
+
+
+@pytest.fixture
+def root(tmp_path):
+    for number in range(2):
+        write_clip(tmp_path, f"clip{number}", first=47, seed=number)
+    write_info(tmp_path)
+    return tmp_path
+
+
+def complaint(root, **changes):
+    with pytest.raises(DataError) as error:
+        build(root, **changes)
+    return str(error.value)
+
+
+def folder(root, kind, clip="clip0"):
+    base = "GOPRO_Large_spike_seq" if kind == "spike" else "GOPRO_Large"
+    return root / base / "train" / clip / kind
+
+
+def of_all_kinds(root, pattern, clip="clip0"):
+    return [path for kind in ("blur", "sharp", "spike") for path in folder(root, kind, clip).glob(pattern)]
+
+
+def test_published_and_regrouped_folders_hold_the_same_clips(tmp_path):
+    write_clip(tmp_path / "a", "clip0", first=47)
+    write_clip(tmp_path / "b", "clip0", first=47, regrouped=True)
+    for name in "ab":
+        write_info(tmp_path / name)
+    a, b = build(tmp_path / "a"), build(tmp_path / "b", regrouped=True)
+
+    assert a.clips[0].stems == b.clips[0].stems == tuple(f"{47 + i:06d}" for i in range(6))
+    assert (a[(0, 2)]["lq"] == b[(0, 2)]["lq"]).all() and (a[(0, 2)]["gt"] == b[(0, 2)]["gt"]).all()
+
+
+def test_the_blurry_folder_can_be_chosen_and_other_files_are_left_alone(root):
+    for clip in ("clip0", "clip1"):
+        shutil.copytree(folder(root, "blur", clip), folder(root, "blur_gamma", clip))
+    for kind in ("blur", "spike"):
+        for name in (".DS_Store", "._000047.png", "notes.txt"):
+            (folder(root, kind) / name).write_bytes(b"x")
+    (root / "GOPRO_Large/train/.cache").mkdir()
+    assert "blur_gamma" in build(root, lq_folder="blur_gamma").clips[0].lq[0]
+    assert "/blur/" in build(root).clips[0].lq[0] and len(build(root).clips) == 2
+
+
+def test_a_meta_file_that_lists_what_is_not_there_is_an_error(root):
+    (root / "meta.txt").write_text("clip0 9 0 000047\nclip5 1 0 000000\n")
+    text = complaint(root, meta_info_file=str(root / "meta.txt"))
+
+    assert "clip0 | lq lacks 3 of 9 frames: 000053.png, 000054.png, 000055.png" in text
+    assert "clip5 | lq has no folder" in text
+    assert f"remove the clips from the meta list {root}/meta.txt" in text
+    assert "cannot read the meta file" in complaint(root, meta_info_file=str(root / "none.txt"))
+
+
+def rename_frames(root, name_of):
+    """Rename all files of all clips by their number."""
+    for path in [p for p in root.rglob("*") if p.suffix in (".png", ".dat")]:
+        path.rename(path.with_name(name_of(int(path.stem)) + path.suffix))
+
+
+@pytest.mark.parametrize("name_of", ["{:06d}", "{}", "{:04d}", "frame_{}"])
+@pytest.mark.parametrize("line", ["clip0 5 0 48", "clip0 5 (16,24,3) 000048", "clip0 5 (16, 24, 3) 000048"])
+def test_a_meta_file_of_s_vrt_or_kair_fits_however_numbers_are_written(tmp_path, name_of, line):
+    for clip in ("clip0", "clip1"):
+        write_clip(tmp_path, clip, first=48, frames=6)
+    write_info(tmp_path)
+    rename_frames(tmp_path, name_of.format)
+    (tmp_path / "meta.txt").write_text(line + "\n")
+    meta = {"meta_info_file": str(tmp_path / "meta.txt")}
+
+    (clip,) = build(tmp_path, **meta).clips
+    assert clip.name == "clip0" and clip.stems == tuple(name_of.format(i) for i in range(48, 53))
+    if name_of == "{}":
+        assert "do not follow filename_tmpl '06d': 48, 49" in complaint(tmp_path, filename_tmpl="06d", **meta)
+    (tmp_path / "meta.txt").write_text(line.replace(" 5 ", " 7 ") + "\n")
+    assert f"clip0 | lq lacks 1 of 7 frames: {name_of.format(54)}.png" in complaint(tmp_path, **meta)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("clip0 3 (16,24,3)", ""),  # BasicSR's form: from frame 0 on
+        ("clip0 3 47", "line 1 is"),  # 47 may be the shape's 0 or the first frame
+        ("clip0 3 0 0\nclip0 3 0 3", "line 2 lists clip clip0 again"),
+        ("../../x 3 0 0", "'../../x' cannot be the name of a clip"),
+        ("/tmp/x 3 0 0", "'/tmp/x' cannot be the name of a clip"),
+        ("clip0 0 0 0", "line 1 is"),
+        ("clip0", "line 1 is 'clip0'"),
+    ],
+)
+def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, line, said):
+    write_clip(tmp_path, "clip0")
+    write_info(tmp_path)
+    (tmp_path / "meta.txt").write_text(line + "\n")
+    meta = {"meta_info_file": str(tmp_path / "meta.txt")}
+    if said:
+        assert said in complaint(tmp_path, **meta)
+    else:
+        assert build(tmp_path, **meta).clips[0].stems == ("000000", "000001", "000002")
+
+
+def test_frames_and_clips_are_in_the_order_of_their_numbers(tmp_path):
+    for name in ("clip10", "clip2"):
+        write_clip(tmp_path, name, frames=11, first=1)
+    write_info(tmp_path)
+    rename_frames(tmp_path, "frame_{}".format)
+    clips = build(tmp_path).clips
+
+    assert [clip.name for clip in clips] == ["clip2", "clip10"]
+    assert clips[0].stems == tuple(f"frame_{i}" for i in range(1, 12))
+    for path in of_all_kinds(tmp_path, "frame_10.*", "clip2"):
+        path.unlink()
+    assert "clip2 | frame numbers jump at frame_9-frame_11" in complaint(tmp_path)
+
+
+def write_first(root, content):
+    (folder(root, "blur") / "000047.png").write_bytes(content)
+
+
+FIRST_PNG = cv2.imencode(".png", np.zeros((16, 24, 3), np.uint8))[1].tobytes()
+RAW_27 = {"type": "dat", "representation": {"type": "raw", "window": 27}}
+DAMAGES = {  # what is done, option keys, and what is said
+    "two files of a number": (
+        lambda root: shutil.copy(folder(root, "blur") / "000050.png", folder(root, "blur") / "50.png"),
+        {}, ["clip0 | lq has two files of one number:"]),
+    "no name for a log": (
+        lambda root: (root / "GOPRO_Large/train/clip\n9").mkdir(),
+        {}, ["'clip\\n9' cannot be the name of a clip or frame"]),
+    "link without target": (
+        lambda root: (folder(root, "blur") / "000053.png").symlink_to(root / "nowhere.png"),
+        {}, ["cannot read: No such file or directory", "clip0/blur/000053.png"]),
+    "another scale": (
+        lambda root: write_clip(root, "clip2", scale=2),
+        {}, ["clip2 | gt is 2 times as large as lq, that of most clips is 1 times"]),
+    "missing root": (
+        lambda root: shutil.rmtree(root / "GOPRO_Large"), {}, ["GOPRO_Large/train"]),
+    "no spikes of a frame": (
+        lambda root: os.remove(folder(root, "spike") / "000050.dat"),
+        {}, ["clip0 | spike lacks 1 of 6 frames: 000050.dat"]),
+    "no spikes of a clip": (
+        lambda root: shutil.rmtree(folder(root, "spike").parent), {}, ["clip0 | spike has no folder"]),
+    "spikes without frame": (
+        lambda root: shutil.copy(folder(root, "spike") / "000052.dat", folder(root, "spike") / "000053.dat"),
+        {}, ["clip0 | lq lacks 1 of 7 frames: 000053.png"]),
+    "few planes": (lambda root: None, {"spike": RAW_27}, ["24 planes are too few for spike.representation raw"]),
+    "no multiple": (
+        lambda root: write_first(root, cv2.imencode(".png", np.zeros((16, 20, 3), np.uint8))[1].tobytes()),
+        {}, ["gt is 16 x 24, lq 16 x 20: no whole multiple", "lq is 16 x 20, spikes 8 x 12: no whole multiple"]),
+    "gap": (
+        lambda root: [path.unlink() for path in of_all_kinds(root, "000049.*")],
+        {}, ["clip0 | frame numbers jump at 000048-000050"]),
+    "template": (lambda root: None, {"filename_tmpl": "08d"}, ["do not follow filename_tmpl '08d'"]),
+    "no picture": (lambda root: write_first(root, b"no picture"), {}, ["clip0 | cannot read image"]),
+    "size of zero": (
+        lambda root: write_first(root, FIRST_PNG[:16] + bytes(8) + FIRST_PNG[24:]),
+        {}, ["clip0 | cannot read image"]),
+    "no blurry frames": (
+        lambda root: shutil.rmtree(folder(root, "blur")), {}, ["clip0 | lq holds no .png file"]),
+    "many": (
+        lambda root: [(root / f"GOPRO_Large/train/empty{number:02d}").mkdir() for number in range(40)],
+        {}, ["120 problems", "... and 90 more"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_fault_of_the_data_is_named_before_training(root, name):
+    damage, changes, texts = DAMAGES[name]
+    build(root)
+    damage(root)
+    said = complaint(root, **changes)
+    assert all(text in said for text in texts), said
+
+
+def test_a_root_without_clips_says_what_to_do(root):
+    (root / "empty").mkdir()
+    assert "holds no clip" in complaint(root, dataroot_gt=str(root / "empty"))
+    for name in ("200.dat", "203.dat"):
+        (root / "empty" / name).write_bytes(bytes(PLANE_BYTES * PLANES))
+    text = complaint(root, dataroot_spike=str(root / "empty"), spike={"type": "dat", "h": 8, "w": 12, "center": 1})
+    assert "holds no clip, but 2 files (200.dat, 203.dat)" in text and "give spike.exposure" in text
+
+
+def test_all_problems_come_in_one_message(root):
+    os.remove(folder(root, "blur") / "000048.png")
+    os.truncate(folder(root, "spike", "clip1") / "000049.dat", 100)
+    write_clip(root, "clip2")
+    shutil.rmtree(folder(root, "sharp", "clip2"))
+    text = complaint(root)
+
+    assert text.startswith("DataError: 3 problems in the data")
+    assert "clip0 | lq lacks 1 of 6 frames: 000048.png" in text
+    assert "100 bytes holds 8 planes of 8 x 12 and 4 bytes more" in text and "000049.dat" in text
+    assert "clip2 | gt holds no .png file" in text
+    assert text.count("clip1") >= 1 and str(root / "GOPRO_Large_spike_seq/train") in text
+
+
+@pytest.mark.parametrize("planes", [PLANES - 1, PLANES + 1, PLANES * 2])
+def test_a_file_within_a_clip_has_as_many_planes_as_the_others(root, planes):
+    (folder(root, "spike") / "000049.dat").write_bytes(b"\1" * (PLANE_BYTES * planes))
+    said = f"has {planes} planes ({planes * PLANE_BYTES} bytes), expected {PLANES} ({PLANES * PLANE_BYTES} bytes)"
+    assert said in complaint(root)
+
+
+@pytest.mark.parametrize(
+    ("interpolate", "missing", "fine"),
+    [(None, 1, True), (None, 7, True), (None, 8, False), (20, 19, True), (20, 20, False), (1, 1, False), (4, 3, True)],
+)
+def test_only_the_last_file_may_lack_the_planes_interpolated_after_it(root, interpolate, missing, fine):
+    if interpolate:  # in the recipe of the data set; 8 for GoPro
+        write_info(root, recipe={"interpolate": interpolate})
+    (folder(root, "spike") / "000052.dat").write_bytes(b"\1" * (PLANE_BYTES * (PLANES - missing)))
+    spikes = {"type": "dat", "center": 1, "representation": {"type": "voxel", "num_bins": 2}}
+    if fine:
+        assert build(root, spike=spikes).clips[0].planes == (PLANES,) * 5 + (PLANES - missing,)
+    else:
+        assert f"has {PLANES - missing} planes" in complaint(root, spike=spikes)
+
+
+def test_clips_may_differ_in_their_planes(tmp_path):
+    for name, planes in (("GOPR0001_07_00", 56), ("GOPR0002_11_00", 88), ("GOPR0003_13_00", 104)):
+        write_clip(tmp_path, name, planes=planes)
+    dataset = build(tmp_path, spike={"type": "dat", "h": 8, "w": 12, "representation": {"type": "raw", "window": 21}})
+
+    assert [clip.planes[0] for clip in dataset.clips] == [56, 88, 104]
+    assert [clip.exposures[0].center for clip in dataset.clips] == [24, 40, 48]
+    assert dataset[(0, 0)]["spike"].shape == (3, 21, 8, 8)
+
+
+@pytest.mark.parametrize("regrouped", [False, True])
+def test_clips_in_nested_folders_have_both_names(tmp_path, regrouped):
+    for number, name in enumerate(("00001/0001", "00001/0002", "00002/0001")):
+        write_clip(tmp_path, name, seed=number, regrouped=regrouped)
+    write_info(tmp_path)
+    lq = tmp_path / "GOPRO_Large" / ("train_GT_blurred" if regrouped else "train")
+    (lq / "00001" / ".DS_Store").write_bytes(b"x")
+    (lq / "00002" / ".cache").mkdir()
+    dataset = build(tmp_path, regrouped=regrouped)
+
+    assert [clip.name for clip in dataset.clips] == ["00001/0001", "00001/0002", "00002/0001"]
+    assert dataset[0, 13]["key"] == "00002/0001/000001"
+    shutil.rmtree(tmp_path / "GOPRO_Large_spike_seq/train/00001/0002")
+    text = complaint(tmp_path, regrouped=regrouped)
+    assert "1 problem " in text and "00001/0002 | spike has no folder" in text
+    (lq / "00002" / "notes.txt").write_bytes(b"x")  # a folder of files is a clip
+    assert "00002      | lq holds no .png file" in complaint(tmp_path, regrouped=regrouped)
+
+
+def test_a_partition_keeps_its_clips_out_of_training(tmp_path):
+    for name in ("000", "001", "241"):
+        write_clip(tmp_path, name, frames=3)
+    rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
+    for partition, names in ((None, ["000", "001", "241"]), ("REDS4", ["001", "241"]), ("official", ["000", "001"])):
+        assert [clip.name for clip in build(tmp_path, val_partition=partition, **rgb).clips] == names
