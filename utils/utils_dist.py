@@ -87,7 +87,7 @@ def join(launch: LaunchInfo) -> None:
     if launch.mode == "torchrun":
         die_with_parent()
     if launch.world_size > 1:
-        RUN.store, RUN.hosts_store = rendezvous.open_store(launch)
+        RUN.store, RUN.leaves_last = rendezvous.open_store(launch)
         _start_watchdog()
         rendezvous.meet(RUN.store, launch)
         RUN.watchdog.beats.meet_rank_0(RUN.store)
@@ -395,7 +395,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _leave(code: int, store: Store | None) -> NoReturn:
-    """End this rank at once; the host of the store first waits for the others, or they would report its loss."""
+    """End this rank at once, or once the others have seen the failure where they would report the loss of the store."""
     # The main thread and the watchdog may both come here; a rank that signs off twice lets the host leave too early.
     if not RUN.leaving.acquire(timeout=EXIT_S):
         os._exit(code)  # the other thread hangs
@@ -414,10 +414,10 @@ def _leave(code: int, store: Store | None) -> NoReturn:
 
 
 def _sign_off(store: Store) -> None:
-    """Tell the host of the store that this rank ends; the host waits for all ranks that are alive."""
+    """Say in the store that this rank ends. A rank that may take the store along waits for all ranks that are alive."""
     store.set(f"left/{get_rank()}", "1")
     count, deadline = store.add("left", 1), time.monotonic() + 3
-    if not RUN.hosts_store:
+    if not RUN.leaves_last:
         return
     states = read_states(store, get_world_size()) if store.check([MET]) else {}
     gone: dict[int, bool] = {}  # rank whose process is gone -> whether it ended without signing off

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from models.vrt.block import Block, block_transient
-from models.vrt.chunks import GatedMlp
 from models.vrt.deform_align import DeformAlign
 from models.vrt.stage import Stage
 from utils import utils_dist
@@ -32,20 +31,28 @@ MARGIN = 1.1
 
 
 class Branch(NamedTuple):
-    """One branch of a block, or the fusion of a stage: bytes of its intermediates, and FLOPs to recompute them.
-
-    transient: bytes that the backward pass of the owner allocates besides, on a GPU.
-    """
+    """One branch of a block, or the fusion of a stage: bytes of its intermediates, and FLOPs to recompute them."""
 
     owner: nn.Module
     flag: str
     bytes: int
     flops: float
-    transient: int
 
     @property
     def is_recomputed(self) -> bool:
         return getattr(self.owner, self.flag)
+
+
+class Moment(NamedTuple):
+    """The backward pass of one module.
+
+    saved: bytes that autograd has saved by the end of its forward pass if all branches are recomputed; what later
+    modules saved is free again. transient: bytes that its backward pass allocates besides, on a GPU.
+    """
+
+    branches: list[Branch]
+    saved: int
+    transient: int = 0
 
 
 def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> float:
@@ -54,30 +61,32 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     run: one forward pass of net at the training size. The branches with the most FLOPs per byte are the first to be
     saved instead of recomputed.
     Counted from the tensors that autograd saves, without a backward pass: gradients and random numbers are not
-    changed, and every rank gets the same result. The count is within 3 % of what a step allocates, and 8 % off for
-    recomputed blocks of the plain form (docs/benchmarks/net.md); MARGIN covers both.
+    changed, and every rank gets the same result. The count is within 3 % of what a step allocates
+    (docs/benchmarks/net.md); MARGIN covers that.
     """
-    least, branches, align = _checkpoint_all(net, run)
-    fixed, saved = BYTES_PER_PARAMETER * sum(p.numel() for p in net.parameters()), 0
+    moments = _checkpoint_all(net, run)
+    branches = [branch for moment in moments for branch in moment.branches]
+    fixed = BYTES_PER_PARAMETER * sum(p.numel() for p in net.parameters())
 
-    def besides() -> int:
-        """Bytes of the largest backward pass of an owner, beyond what was saved: those of one owner exist at a time."""
-        sizes: dict[nn.Module, int] = {}
-        for branch in branches:
-            sizes[branch.owner] = sizes.get(branch.owner, branch.transient) + branch.bytes * branch.is_recomputed
-        return max([align, *sizes.values()])
+    def kept_and_peak() -> tuple[int, int]:
+        """Bytes of activations that are kept for the backward pass, and the most that there are at a time."""
+        kept = peak = 0
+        for moment in moments:
+            kept += sum(branch.bytes for branch in moment.branches if not branch.is_recomputed)
+            again = sum(branch.bytes for branch in moment.branches if branch.is_recomputed)
+            peak = max(peak, moment.saved + kept + again + moment.transient)
+        return moments[-1].saved + kept, peak
 
     for branch in sorted(branches, key=lambda b: b.flops / max(b.bytes, 1), reverse=True):
         setattr(branch.owner, branch.flag, False)
-        if MARGIN * (fixed + least + saved + branch.bytes + besides()) <= budget_gb * GB:
-            saved += branch.bytes
-        else:
+        if MARGIN * (fixed + kept_and_peak()[1]) > budget_gb * GB:
             setattr(branch.owner, branch.flag, True)
-    need, recomputed = MARGIN * (fixed + least + saved + besides()), sum(branch.is_recomputed for branch in branches)
+    kept, peak = kept_and_peak()
+    need, recomputed = MARGIN * (fixed + peak), sum(branch.is_recomputed for branch in branches)
     logger.info(
         "checkpoint auto: %d of %d branches are recomputed in backward; about %.2f GB of %.2f GB "
         "(kept %.2f GB, at most %.2f GB more in backward, weights and moments %.2f GB, and a margin)",
-        recomputed, len(branches), need / GB, budget_gb, (least + saved) / GB, besides() / GB, fixed / GB,
+        recomputed, len(branches), need / GB, budget_gb, kept / GB, (peak - kept) / GB, fixed / GB,
     )  # fmt: skip
     if need > budget_gb * GB:
         logger.warning(
@@ -88,13 +97,17 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
     return need / GB
 
 
-def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> tuple[int, list[Branch], int]:
-    """Set every checkpoint flag. Returns the bytes that autograd then saves, the branches, and the bytes that the
-    backward pass of an alignment holds beyond these: what later modules saved is free by then."""
+def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
+    """Set every checkpoint flag. Returns the moments in the order of the forward pass; the last is the end of it."""
     owners = [m for m in net.modules() if isinstance(m, Block)]
     owners += [m.pa_fuse for m in net.modules() if isinstance(m, Stage) and m.aligns]
-    inputs: dict[Block | GatedMlp, Tensor] = {}
-    aligns = [0]
+    aligns = [m for m in net.modules() if isinstance(m, DeformAlign)]
+    seen: list[tuple[nn.Module, Tensor, int]] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
+        x = args[1] if module in aligns else args[0]
+        seen.append((module, x.detach(), sum(sizes.values())))
+
     first = next(net.parameters())
     with torch.random.fork_rng([first.device] if first.is_cuda else []), torch.enable_grad():
         with ExitStack() as stack:
@@ -102,16 +115,15 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> tuple[int, list[B
             for owner in owners:
                 for flag in owner.FLAGS:
                     setattr(owner, flag, True)
-                hook = owner.register_forward_pre_hook(lambda m, args: inputs.__setitem__(m, args[0].detach()))
-                stack.callback(hook.remove)
-            for module in (m for m in net.modules() if isinstance(m, DeformAlign)):
-                hook = module.register_forward_pre_hook(
-                    lambda m, args: aligns.append(sum(sizes.values()) + m.transient(args[1]))
-                )
-                stack.callback(hook.remove)
+            for module in (*owners, *aligns):
+                stack.callback(module.register_forward_hook(note).remove)
             run()
-        saved = sum(sizes.values())
-        return saved, _measure_branches(net, inputs), max(0, max(aligns) - saved)
+        known: dict[tuple, dict[str, int]] = {}
+        moments = [
+            Moment([], saved, module.transient(x)) if module in aligns else _moment(net, module, x, saved, known)
+            for module, x, saved in seen
+        ]
+        return [*moments, Moment([], sum(sizes.values()))]
 
 
 @contextmanager
@@ -139,29 +151,25 @@ def saved_bytes(net: nn.Module, run: Callable[[], Any]) -> int:
     return sum(sizes.values())
 
 
-def _measure_branches(net: nn.Module, inputs: dict[Block | GatedMlp, Tensor]) -> list[Branch]:
-    """The branches of each owner, given its input; owners of the same kind and size are measured once."""
-    known: dict[tuple, dict[str, int]] = {}  # bytes that are saved in addition when the flags are cleared one by one
-    branches = []
-    for owner, x in inputs.items():
-        key, transient = (type(owner), tuple(x.shape), x.dtype), 0
-        if isinstance(owner, Block):
-            key += (owner.window, owner.shift if any(owner.shift) else None, owner.attn.mutual, owner.attn.heads)
-            work, transient = block_flops(owner, tuple(x.shape[:4])), block_transient(owner, x)
-        else:
-            work = (2.0 * x.numel() / x.shape[-1] * sum(w.numel() for w in owner.weights().values()),)
-        if key not in known:
-            x, known[key] = x.requires_grad_(), {}
-            before = saved_bytes(net, lambda owner=owner, x=x: owner(x))
-            for flag in owner.FLAGS:
-                setattr(owner, flag, False)
-                now = saved_bytes(net, lambda owner=owner, x=x: owner(x))
-                before, known[key][flag] = now, max(0, now - before)
-            for flag in owner.FLAGS:
-                setattr(owner, flag, True)
-        for flag, flops in zip(owner.FLAGS, work, strict=True):
-            branches.append(Branch(owner, flag, known[key][flag], flops, transient))
-    return branches
+def _moment(net: nn.Module, owner: nn.Module, x: Tensor, saved: int, known: dict[tuple, dict[str, int]]) -> Moment:
+    """known: bytes that are saved in addition when the flags are cleared one by one, of each kind and size of owner."""
+    key, transient = (type(owner), tuple(x.shape), x.dtype), 0
+    if isinstance(owner, Block):
+        key += (owner.window, owner.shift if any(owner.shift) else None, owner.attn.mutual, owner.attn.heads)
+        work, transient = block_flops(owner, tuple(x.shape[:4])), block_transient(owner, x)
+    else:
+        work = (2.0 * x.numel() / x.shape[-1] * sum(w.numel() for w in owner.weights().values()),)
+    if key not in known:
+        x, known[key] = x.requires_grad_(), {}
+        before = saved_bytes(net, lambda: owner(x))
+        for flag in owner.FLAGS:
+            setattr(owner, flag, False)
+            now = saved_bytes(net, lambda: owner(x))
+            before, known[key][flag] = now, max(0, now - before)
+        for flag in owner.FLAGS:
+            setattr(owner, flag, True)
+    branches = [Branch(owner, flag, known[key][flag], flops) for flag, flops in zip(owner.FLAGS, work, strict=True)]
+    return Moment(branches, saved, transient)
 
 
 def block_flops(block: Block, size: tuple[int, int, int, int]) -> tuple[float, float]:

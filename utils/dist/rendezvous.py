@@ -38,8 +38,8 @@ T = TypeVar("T")
 
 
 def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
-    """(the store of all ranks, whether this process hosts it). Raises DistError within the time limits."""
-    # torchrun's agent already hosts a store on that port, which outlives the ranks.
+    """(the store of all ranks, whether the store may end with this process). Raises DistError within the time limits."""
+    # torchrun's agent already hosts a store on that port. It outlives the ranks of its node, not those of the others.
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     hosts = launch.rank == 0 and not by_agent
     clock, limit_s = AwakeClock(), _check_s()
@@ -56,7 +56,7 @@ def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
                 ) from e  # fmt: skip
         time.sleep(0.5)
     tcp = _serve(launch) if hosts else _connect(launch)
-    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if by_agent else ''}", tcp), hosts
+    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if by_agent else ''}", tcp), hosts or by_agent
 
 
 def _serve(launch: LaunchInfo) -> TCPStore:

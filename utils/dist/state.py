@@ -43,12 +43,13 @@ class Run:
 
     rounds: calls of `all_ranks_or_none`, equal on all ranks. timeout_s: of the process group. stage: " in <name>" within
     `watchdog.stage`. facts: what `tell` was given. stop_requested: when, by a signal; 0: not. reported: the error
-    that ends this process, and its exit code. leaving: held by the thread that ends this process.
+    that ends this process, and its exit code. leaving: held by the thread that ends this process. leaves_last: the store
+    may end with this process.
     """
 
     launch: LaunchInfo = field(default_factory=lambda: LaunchInfo("single"))
     store: Store | None = None
-    hosts_store: bool = False
+    leaves_last: bool = False
     watchdog: Any = None  # utils.dist.watchdog.Watchdog, which imports this module
     timeout_s: float = float("inf")
     rounds: int = 0
