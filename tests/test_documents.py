@@ -28,6 +28,18 @@ NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
 
 
+def anchors(page: Path) -> set[str]:
+    """The names by which links lead to the headings of a page, as GitHub makes them."""
+    titles = re.findall(r"(?m)^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_headings_lead_to_headings(page):
+    for file, anchor in re.findall(r"\]\(([^):]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+        assert anchor in anchors(page.parent / file if file else page), f"{file}#{anchor}"
+
+
 def commands(page: Path) -> list[str]:
     """The lines of all bash blocks, without comments."""
     blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
@@ -44,6 +56,44 @@ def test_files_that_a_page_names_exist(page):
     missing = {name for name in named if not (ROOT / name).exists()}
     missing |= {link for link in LINK.findall(text) if ":" not in link and not (page.parent / link).exists()}
     assert not missing
+
+
+PLACES = (
+    "GoPro",
+    "Spk-GoPro",
+    "REDS",
+    "Vimeo-90K",
+    "DVD",
+    "DAVIS",
+    "X4K1000FPS",
+    "Spk-X4K",
+    "S-SDM",
+    "Spike-Zoo",
+    "SpikeCV",
+)
+PLACES += ("VRT", "SpyNet", "SpkDeblurNet", "SCFlow", "TFSTP", "LPIPS", "SSIM", "KAIR", "S-VRT", "BasicSR")
+ADDRESS = re.compile(r"<?\bhttps?://[^\s<>()\]`\"']+")
+
+
+def test_each_named_data_set_paper_and_program_has_its_address_and_addresses_are_whole():
+    rows = [line for line in (ROOT / "docs/links.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    with_address = "\n".join(row for row in rows if ADDRESS.search(row))
+    assert not [name for name in PLACES if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", with_address)]
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        papers = set(re.findall(r"(?i)\barxiv[ :.\w/]*?(\d{4}\.\d{5})", text))
+        assert all(paper in with_address for paper in papers), (page.name, papers)
+        for address in ADDRESS.findall(FENCED.sub("", text)):
+            assert re.fullmatch(r"<?https?://[\w.-]+\.\w+(?:/[\w./%~+-]*)?[\w/]", address), (page.name, address)
+
+
+def test_the_code_of_the_page_on_python_runs(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) > 5
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", "".join(blocks)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=180, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def flags_in_pages() -> dict[str, set[str]]:
@@ -150,7 +200,7 @@ def skeleton(page: Path) -> list[dict[str, object]]:
         sections.append(
             {
                 "heading": part[: part.find(" ")] if part.startswith("#") else "",
-                "blocks": blocks if "docs" in page.parts else [re.sub(r"\s+# .*", "", block) for block in blocks],
+                "blocks": blocks if page.parent != ROOT else [re.sub(r"\s+# .*", "", block) for block in blocks],
                 "cells of each row": [len(re.findall(r"(?<!\\)\|", row)) for row in rows],
                 "numbers of each row": [sorted(NUMBER.findall(row)) for row in rows],
                 "numbers": sorted(NUMBER.findall(prose)),
