@@ -18,8 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.io_backend import build_cache
 from main_train_vrt import PARTS
-from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.shown import tracked
+from scripts.parts.exit_codes import tracked, with_exit_code
 from utils.errors import OptionError
 from utils.options.load import load_options
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import re
 import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
-from utils.options.load import Sources, apply_override, drop_without_effect, read_options, read_with_base
+from utils.options.load import TOTALS, Sources, apply_override, drop_without_effect, read_options, read_with_base
 from utils.options.models import KAIR_ONLY
-from utils.options.section import SECRET
+from utils.options.section import SECRET, redact
 
 SPLITS = ("datasets.train", "datasets.test")
 # Keys of a dataset, and others, that only S-VRT has.
@@ -48,7 +50,6 @@ DROPPED = {  # key of S-VRT -> why it has no effect here
     ),
 }
 OURS = ("type", "h", "w", "flip", "rate", "gamma", "center", "representation")  # keys of our `spike` section
-REGULARIZERS = ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep")
 ROUNDED = (
     "S-VRT rounds it down to a multiple of 1/255, we do not: our channels, in [0, 1], are 0.002 higher on average, "
     "at most 0.004"
@@ -65,10 +66,10 @@ NORMALIZED = (
 
 @dataclass
 class Conversion:
-    """The values of an option file on their way from S-VRT's keys to ours.
+    """The options of a file on their way from S-VRT's keys to ours.
 
-    renamed, dropped, unsaid: key of S-VRT -> what became of it and why; unsaid: what our options cannot say.
-    problems: key -> (what is wrong, what to do); with any of them nothing is written.
+    values: dotted key -> value. renamed, dropped, unsaid: key of S-VRT -> what became of it and why; unsaid: what our
+    options cannot say. problems: key -> (what is wrong, what to do); with any of them nothing is written.
     """
 
     values: dict[str, Any]
@@ -77,43 +78,22 @@ class Conversion:
     unsaid: dict[str, str] = field(default_factory=dict)
     problems: dict[str, tuple[str, str]] = field(default_factory=dict)
 
-    def get(self, where: str, default: Any = None) -> Any:
-        """The value of a dotted key."""
-        value: Any = self.values
-        for name in where.split("."):
-            if not isinstance(value, dict) or name not in value:
-                return default
-            value = value[name]
-        return value
-
-    def has(self, where: str) -> bool:
-        return self.get(where, self) is not self
+    def below(self, where: str) -> list[str]:
+        """The option `where`, or those of this section."""
+        return [key for key in self.values if f"{key}.".startswith(f"{where}.")]
 
     def take(self, where: str) -> Any:
-        """The value of a dotted key, which is removed with the sections that it leaves empty; None without one."""
-        if not self.has(where):
-            return None
-        outer, _, last = where.rpartition(".")
-        section = self.get(outer) if outer else self.values
-        value = section.pop(last)
-        if outer and not section:
-            self.take(outer)
-        return value
+        """Remove an option, or a section, then {key: value}; None where there is neither."""
+        found = {key[len(where) + 1 :]: self.values.pop(key) for key in self.below(where)}
+        return found.get("", found or None)
 
-    def put(self, where: str, value: Any) -> None:
-        *sections, last = where.split(".")
-        section = self.values
-        for name in sections:
-            section = section.setdefault(name, {})
-        section[last] = value
-
-    def rename(self, old: str, new: str, value: Any) -> None:
-        """Note `old`, and put `value` under `new`."""
-        self.put(new, value)
-        self.renamed[old] = f"{new} = {json.dumps(value)}"
+    def rename(self, old: str, new: str, value: Any, note: str = "") -> None:
+        """Put `value` under `new`, and note what became of `old`."""
+        self.values[new] = value
+        self.renamed[old] = note or f"{new} = {json.dumps(value)}"
 
     def drop(self, where: str, why: str) -> None:
-        if self.has(where):
+        if self.below(where):
             self.take(where)
             self.dropped[where] = why
 
@@ -135,31 +115,30 @@ def main(arguments: list[str] | None = None) -> int:
         what = "the new file has another ending"
         raise OptionError(what, f"--out {out}", ".json, as launch_train.sh expects", "add it")
     is_yaml = source.suffix.lower() in (".yml", ".yaml")
-    c = Conversion(read_yaml(source) if is_yaml else read_with_base(source, Sources(str(source))))
-    is_svrt = any(map(c.has, [*OWN, *(f"{split}.{key}" for split in SPLITS for key in OWN_OF_DATASETS)]))
-    if not is_svrt and not all(isinstance(c.get(name), dict) for name in ("netG", "datasets")):
+    values = read_yaml(source) if is_yaml else read_with_base(source, Sources(str(source)))
+    c = Conversion(dict(flattened(redact(values))))
+    is_svrt = any(map(c.below, [*OWN, *(f"{split}.{key}" for split in SPLITS for key in OWN_OF_DATASETS)]))
+    if not is_svrt and not all(isinstance(values.get(name), dict) for name in ("netG", "datasets")):
         raise OptionError(
             "unknown kind of option file", str(source), "S-VRT: netG and datasets with spike_h, ...",
             "write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR",
         )  # fmt: skip
-    if is_svrt or is_yaml:
-        convert(c, command, PARTS)
-        print(report(c, source))
-    judge(c, PARTS)
-    if c.problems:
-        rows = "".join(f"\n    {key}: {what}\n      do: {do}" for key, (what, do) in c.problems.items())
-        raise OptionError(
-            f"{len(c.problems)} problem{'s' * (len(c.problems) > 1)} in the option file, nothing was written:{rows}",
-            str(source), "keys and values that this program has, or that --drop leaves out",
-            "answer all of them in one command",
-        )  # fmt: skip
     if not is_svrt and not is_yaml:
+        judge(c, values, source, PARTS)
         print(f"{source} is in the form that this program reads, KAIR's, and needs no conversion.")
         print("dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of all GPUs in KAIR.")
         print(f"nothing was written; train with: ./launch_train.sh N {source}")
         return 0
-    write_whole(out, render(c, source).encode())
-    gpus = len(c.get("gpu_ids") or [0]) if c.get("dist") else 1
+    values = convert(c, command, PARTS)
+    judge(c, values, source, PARTS)
+    text = json.dumps(values, indent=2, ensure_ascii=False)
+    # Lists of plain values take one line. Strings in JSON have no line ends.
+    text = re.sub(r"\[\n[^\[\]{}]*\]", lambda found: re.sub(r"\n *", "", re.sub(r",\n *", ", ", found[0])), text)
+    head = [f"Converted from {source.name} of S-VRT by scripts/convert_options.py."]
+    head += [f"It cannot say: {key}: {why}." for key, why in c.unsaid.items()]
+    comment = "".join(f"  // {line}\n" for part in head for line in textwrap.wrap(part, 115))
+    write_whole(out, text.replace("{\n", f"{{\n{comment}", 1).encode() + b"\n")
+    gpus = len(values.get("gpu_ids") or [0]) if values.get("dist") else 1
     print(f"written: {out}\ntrain with: ./launch_train.sh {gpus} {out}")
     return 0
 
@@ -169,56 +148,53 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         import yaml  # comes with wandb
     except ImportError as e:
-        what, expected = "a YAML file needs the package PyYAML", "an installed PyYAML"
-        raise OptionError(what, str(path), expected, "pip install pyyaml") from e
+        raise OptionError("no package PyYAML", str(path), "PyYAML, to read a YAML file", "pip install pyyaml") from e
 
     class Loader(yaml.SafeLoader):
-        pass
+        """Reads 4e-4, without a point, as a number; in YAML 1.1 it is text."""
 
-    # YAML 1.1 reads 4e-4, without a point, as text.
     number = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, [*"+-0123456789"])
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        if isinstance(values := yaml.load(path.read_text(encoding="utf-8"), Loader), dict):
+            return values
+        what, where = "the option file holds no object", str(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
         mark = getattr(e, "problem_mark", None)  # the whole message may quote a secret
         what = f"cannot read the option file{f': {e.strerror}' if isinstance(e, OSError) else ''}"
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
-        raise OptionError(what, where, "plain YAML in UTF-8", "correct it, or its path") from e
-    if not isinstance(values, dict):
-        raise OptionError("the option file holds no object", str(path), "sections and keys", "correct the file")
-    return values
+    raise OptionError(what, where, "plain YAML in UTF-8: sections and keys", "correct it, or its path")
 
 
-def drop_secrets(c: Conversion, values: Any, where: str) -> None:
-    """Leave out loggers of other programs, and all that looks like a key to a service, however deep."""
-    if isinstance(values, list):
-        for number, value in enumerate(values):
-            drop_secrets(c, value, f"{where}[{number}]")
-    for key in list(values) if isinstance(values, dict) else ():
-        dotted = f"{where}.{key}".lstrip(".")
-        if re.fullmatch(r"(?i)(use_)?(swanlab|logfire)(_.*)?", str(key)):
-            c.dropped[dotted] = "this program reports to TensorBoard and Weights & Biases; nothing of it is copied"
-        elif SECRET.search(str(key)):
-            c.dropped[dotted] = "secrets are never copied; give WANDB_API_KEY in the environment"
+def flattened(section: dict[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of all options; an empty section is a value."""
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from flattened(value, f"{where}{key}.")
         else:
-            drop_secrets(c, values[key], dotted)
-            continue
-        del values[key]
+            yield f"{where}{key}", value
 
 
-def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> None:
-    """Give the values of `c` our keys; what has no counterpart keeps its key, which `judge` then refuses."""
-    drop_secrets(c, c.values, "")
+def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str, Any]:
+    """The sections of `c` with our keys; what has no counterpart keeps its key, which `judge` then refuses.
+
+    Prints what became of each key.
+    """
+    places = dict.fromkeys(key[: end.start()] for key in c.values for end in re.finditer(r"\.|$", key))
+    for place in places:
+        name = place.rpartition(".")[2]
+        if re.fullmatch(r"(?i)(use_)?(swanlab|logfire)(_.*)?", name):
+            c.drop(place, "this program reports to TensorBoard and Weights & Biases; nothing of it is copied")
+        elif SECRET.search(name):
+            c.drop(place, "secrets are never copied; give WANDB_API_KEY in the environment")
     for key in (text for text in command.drop if "=" not in text):
-        if not c.has(key) and key not in c.dropped:
+        if not c.below(key) and key not in c.dropped:
             raise OptionError(f"--drop {key}: no such key", command.file, "dotted keys of the file", "correct --drop")
         c.drop(key, "as asked with --drop")
     for split in SPLITS:
-        section = c.get(split)
-        if isinstance(section, dict) and (OWN_OF_DATASETS | {"dataroot_spike", "spike"}) & section.keys():
+        if any(c.below(f"{split}.{key}") for key in (*OWN_OF_DATASETS, "dataroot_spike", "spike")):
             convert_spikes(c, split, command.spike_size)
-        sizes = c.get(f"{split}.gt_size")
+        sizes = c.values.get(f"{split}.gt_size")
         if isinstance(sizes, list) and sizes and all(size == sizes[0] for size in sizes):
             c.rename(f"{split}.gt_size", f"{split}.gt_size", sizes[0])
         if kind := c.take(f"{split}.rgb_normalize"):
@@ -227,64 +203,70 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> None:
     convert_network(c)
     for key, why in DROPPED.items():
         c.drop(key, why)
-    for key in REGULARIZERS:
-        if c.get(key) is not None:
+    for key in ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep"):
+        if c.values.get(key) is not None:
             c.unsaid[key] = "there is no such regularizer; its effect has not been measured"
-    ids = c.get("gpu_ids")
-    gpus = len(ids) if c.get("dist") and isinstance(ids, list) else 1
-    for key in ("datasets.train.dataloader_num_workers", "datasets.train.dataloader_batch_size"):
-        total = c.get(key)
-        if gpus < 2 or not isinstance(total, int):
-            continue
-        each = max(total // gpus, min(total, 1))
-        c.rename(key, key, each)
-        c.renamed[key] = f"{total} for {gpus} GPUs in all -> {each} per GPU, {each * gpus} in all"
-        if each * gpus != total:
-            c.unsaid[key] = f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is {each * gpus} in all"
-    for key in drop_without_effect(c.values, parts):
+    ids = c.values.get("gpu_ids")
+    gpus = len(ids) if c.values.get("dist") and isinstance(ids, list) else 1
+    for key in (f"datasets.train.{name}" for name in TOTALS):
+        total = c.values.get(key)
+        if gpus > 1 and isinstance(total, int):
+            each = max(total // gpus, min(total, 1))
+            c.rename(key, key, each, f"{total} for {gpus} GPUs in all -> {each} per GPU, {each * gpus} in all")
+            if each * gpus != total:
+                c.unsaid[key] = f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is {each * gpus} in all"
+    values: dict[str, Any] = {}
+    for key, value in c.values.items():
+        *sections, last = key.split(".")
+        functools.reduce(lambda inner, name: inner.setdefault(name, {}), sections, values)[last] = value
+    for key in drop_without_effect(values, parts):
         where, _, last = key.rpartition(".")
         c.dropped[key] = KAIR_ONLY[where][last]
     for text in [*command.overrides, *(text for text in command.drop if "=" in text)]:  # --drop takes all that follows
-        apply_override(c.values, text, Sources(command.file))
+        apply_override(values, text, Sources(command.file))
+    print(f"{command.file}: all keys stay as they are but for these")
+    titles = {"renamed or changed": c.renamed, "dropped, without effect here": c.dropped, "cannot be said": c.unsaid}
+    for title, table in titles.items():
+        if table:
+            print("\n  ".join([f"{title} ({len(table)}):", *(f"{key}: {text}" for key, text in table.items())]))
+    return values
 
 
 def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> None:
     """The `spike` section of a split. Raises DataError for a dataset.json that cannot be used."""
     from data.spike_info import DatasetInfo, load_info  # not before --help: it is slow
 
-    h, w, root = c.take(f"{split}.spike_h"), c.take(f"{split}.spike_w"), c.get(f"{split}.dataroot_spike")
-    key, said = f"{split}.spike_h, spike_w", f"the file says {h} x {w}"
+    spike, root = f"{split}.spike", c.values.get(f"{split}.dataroot_spike")
+    h, w = c.take(f"{spike}_h"), c.take(f"{spike}_w")
+    key, said = f"{spike}_h, spike_w", f"the file says {h} x {w}"
     info = load_info(root) if isinstance(root, str) else DatasetInfo()
-    c.put(f"{split}.spike.type", "dat")
     size = spike_size or (None if info.h else [h, w])
-    if size:
-        c.put(f"{split}.spike.h", size[0])
-        c.put(f"{split}.spike.w", size[1])
-    c.renamed[key] = f"{split}.spike.h, w = {size or f'those of dataset.json, {info.h} x {info.w}'}; {said}"
+    c.values |= {f"{spike}.type": "dat", **dict(zip((f"{spike}.h", f"{spike}.w"), size or (), strict=False))}
+    c.renamed[key] = f"{spike}.h, w = {size or f'those of dataset.json, {info.h} x {info.w}'}; {said}"
     if size and not spike_size:
         c.unsaid[key] = (
             f"{said}; the check of the data compares it with the files. S-VRT's published 250 x 400 contradicts its "
             "data, 360 x 640: then give --spike-size H W"
         )
     if info.light == "display":
-        c.put(f"{split}.spike.gamma", 2.2)  # 2.2 / gamma = 1: the firing rates stay as S-VRT has them
+        c.values[f"{spike}.gamma"] = 2.2  # 2.2 / gamma = 1: the firing rates stay as S-VRT has them
     if info.rate not in (None, 1.0):
         c.unsaid[f"{split}, firing rates"] = (
             f"dataset.json gives the rate at full light, {info.rate:g}, and channels are divided by it: they are "
             f"{1 / info.rate:.3g} times those of S-VRT"
         )
     c.unsaid[f"{split}, missing spike files"] = "S-VRT replaces them by zeros; here they are an error"
-    if (flip := c.take(f"{split}.spike_flipud")) is not None:
-        c.rename(f"{split}.spike_flipud", f"{split}.spike.flip", flip)
+    if (flip := c.take(f"{spike}_flipud")) is not None:
+        c.rename(f"{spike}_flipud", f"{spike}.flip", flip)
     convert_representation(c, split)
 
-    mean, std = (c.take(f"{split}.spike_normalize.{name}") for name in ("mean", "std"))
+    key = f"{spike}_normalize"
+    mean, std = c.take(f"{key}.mean"), c.take(f"{key}.std")
     means, stds = (value if isinstance(value, list) else [value] for value in (mean or 0.0, std or 1.0))
-    key = f"{split}.spike_normalize"
     if any(means) or len(set(stds)) != 1:
         c.unsaid[key] = f"mean {means}, std {stds}: a scale and offset that the first convolution learns; not applied"
     elif stds[0] != 1:
-        c.rename(key, f"{split}.spike.rate", float(stds[0]))
+        c.rename(key, f"{spike}.rate", float(stds[0]))
     elif mean is not None or std is not None:
         c.dropped[key] = "mean 0 and std 1 change nothing"
     c.drop(key, "null changes nothing")
@@ -292,36 +274,36 @@ def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> N
 
 def convert_representation(c: Conversion, split: str) -> None:
     """`representation`, and `center` where it counts, from spike.reconstruction and the older flat keys."""
-    key, flat_key = f"{split}.spike.reconstruction", f"{split}.spike_reconstruction"
-    given = " ".join(filter(c.has, (key, flat_key)))
+    key, flat_key, center_key = (
+        f"{split}.{name}" for name in ("spike.reconstruction", "spike_reconstruction", "middle_tfp_center")
+    )
+    given = " ".join(filter(c.below, (key, flat_key)))
     nested, flat = (
         {"type": value} if isinstance(value, str) else dict(value or {})
         for value in (c.take(key), c.take(flat_key))
     )  # fmt: skip
-    flat["middle_tfp_center"] = c.take(f"{split}.middle_tfp_center")
-    for name, value in flat.items():
+    for name, value in (flat | {"middle_tfp_center": c.take(center_key)}).items():
         if value is not None and nested.setdefault(name, value) != value:
-            second = f"{split}.{name}" if name == "middle_tfp_center" else flat_key
+            second = center_key if name == "middle_tfp_center" else flat_key
             c.problems[f"{second}, {key}.{name}"] = (f"{value!r} and {nested[name]!r} are given", f"--drop {second}")
-    kind, half = (
-        str(nested.pop("type", "spikecv_tfp")),
-        nested.pop("half_win_length", nested.pop("half_window", None)) or 20,
-    )
-    channels = c.take(f"{split}.spike_channels")
+    kind, center = str(nested.pop("type", "spikecv_tfp")), nested.pop("middle_tfp_center", None)
+    half, channels = nested.pop("half_window", None), c.take(f"{split}.spike_channels")
+    half = nested.pop("half_win_length", half) or 20
     bins, window = nested.pop("num_bins", None) or channels or 4, nested.pop("window", None) or 21
-    center = nested.pop("middle_tfp_center", None)
-    tfp, tfi, raw = {"type": "tfp", "half_window": half}, {"type": "tfi", "half_window": half}, {"type": "raw"}
-    known = {
-        "spikecv_tfp": (tfp | {"num_bins": bins}, bins, ROUNDED), "middle_tfp": (tfp, 1, f"{STRETCHED}, h = {half}"),
-        "spikecv_tfi": (tfi, 1, ROUNDED), "raw_window": (raw | {"window": window}, window, ""),
+    tfp = {"type": "tfp", "half_window": half}
+    known = {  # name in S-VRT -> our representation, its channels, what differs
+        "spikecv_tfp": (tfp | {"num_bins": bins}, bins, ROUNDED),
+        "middle_tfp": (tfp, 1, f"{STRETCHED}, h = {half}"),
+        "spikecv_tfi": (tfp | {"type": "tfi"}, 1, ROUNDED),
+        "raw_window": ({"type": "raw", "window": window}, window, ""),
         "encoding25": ({"type": "encoding25", "num_windows": bins}, None, ""),
-    }  # fmt: skip
+    }
     names = {"tfp": "spikecv_tfp", "tfi": "spikecv_tfi", "middle_tfi": "spikecv_tfi", "raw": "raw_window"}
-    found, count, note = known.get(names.get(kind, kind), ({}, None, ""))
-    if not found:
+    if (name := names.get(kind, kind)) not in known:
         what = f"{kind!r} has no counterpart; those of {', '.join(known)} do"
         c.problems[key] = (what, f"--drop {given}, to write tfp with {bins} bins instead")
         return
+    found, count, note = known[name]
     for name in nested:
         c.problems[f"{key}.{name}"] = ("unknown to this script", f"--drop {key}.{name}, if it may be left out")
     if count and channels not in (None, count):
@@ -333,36 +315,37 @@ def convert_representation(c: Conversion, split: str) -> None:
     if note:
         c.unsaid[key] = note
     if center is not None and kind == "middle_tfp":
-        c.rename(f"{split}.middle_tfp_center", f"{split}.spike.center", center)
+        c.rename(center_key, f"{split}.spike.center", center)
     elif center is not None:
-        c.dropped[f"{split}.middle_tfp_center"] = f"only middle_tfp uses it, not {kind}"
+        c.dropped[center_key] = f"only middle_tfp uses it, not {kind}"
 
 
 def convert_test_split(c: Conversion) -> None:
     """S-VRT's test section may name no spikes; a network that reads them needs them there too."""
-    train, test = c.get(SPLITS[0]), c.get(SPLITS[1])
-    if not isinstance(train, dict) or not isinstance(test, dict) or not test:
-        return
-    name, key = test.get("dataset_type"), "datasets.test.dataset_type"
-    if "spike" not in train:
-        if name == "TestDataset":
+    train, test = SPLITS
+    name, key = c.values.get(f"{test}.dataset_type"), f"{test}.dataset_type"
+    if not c.below(f"{train}.spike"):
+        if name == "TestDataset" and c.below(train):
             c.rename(key, key, "VideoRecurrentTestDataset")
         return
+    if not c.values.get(test, c.below(test)):  # no test split, or an empty one
+        return
     if name != "TestDatasetRGBSpike":
-        c.rename(key, key, "TestDatasetRGBSpike")
-        c.renamed[key] = f"{name} -> TestDatasetRGBSpike: the network reads spikes"
-    test.setdefault("spike", {key: value for key, value in train["spike"].items() if key in OURS})
-    root = str(train.get("dataroot_spike", "")).rstrip("/")
-    if "dataroot_spike" not in test and root.endswith("train"):
-        test["dataroot_spike"] = f"{root.removesuffix('train')}test"
-        c.renamed["datasets.test"] = (
-            f"dataroot_spike = {test['dataroot_spike']}, assumed: the original has no spikes for testing; its spike "
+        c.rename(key, key, "TestDatasetRGBSpike", f"{name} -> TestDatasetRGBSpike: the network reads spikes")
+    if not c.below(f"{test}.spike"):
+        both = {key: f"{train}.spike.{key}" for key in OURS}
+        c.values |= {f"{test}.spike.{key}": c.values[own] for key, own in both.items() if own in c.values}
+    root = str(c.values.get(f"{train}.dataroot_spike", "")).rstrip("/")
+    if f"{test}.dataroot_spike" not in c.values and root.endswith("train"):
+        c.values[f"{test}.dataroot_spike"] = assumed = f"{root.removesuffix('train')}test"
+        c.renamed[test] = (
+            f"dataroot_spike = {assumed}, assumed: the original has no spikes for testing; its spike "
             "section is that of training"
         )
 
 
 def convert_network(c: Conversion) -> None:
-    if c.get("datasets.train.spike"):
+    if c.below("datasets.train.spike"):
         c.drop("netG.in_chans", "it follows from netG.fusion and the spike channels")
     for key in ("netG.input_mode", *(f"{split}.input_pack_mode" for split in SPLITS)):
         mode = c.take(key)
@@ -371,28 +354,27 @@ def convert_network(c: Conversion) -> None:
         elif mode is not None:
             what = f"{mode!r}: S-VRT's other ways to join RGB and spikes have no counterpart"
             c.problems[key] = (what, f"--drop {key}, and give netG.fusion=exposure, gated, concat or none")
-    if "netG.optical_flow" in c.dropped:
-        c.unsaid["netG.optical_flow"] = "its weights went with it: give netG.spynet_path=FILE"
-    flow = c.take("netG.optical_flow")
+    key, do = "netG.optical_flow", "give netG.spynet_path=FILE"
+    if key in c.dropped:
+        c.unsaid[key] = f"its weights went with it: {do}"
+    flow = c.take(key)
     if not isinstance(flow, dict):
         return
     if flow.pop("module", "spynet") != "spynet":
-        what, do = "the only flow network here is SpyNet", "--drop netG.optical_flow, and give netG.spynet_path=FILE"
-        c.problems["netG.optical_flow.module"] = (what, do)
+        c.problems[f"{key}.module"] = ("the only flow network here is SpyNet", f"--drop {key}, and {do}")
         return
-    c.rename("netG.optical_flow", "netG.spynet_path", flow.pop("checkpoint", None))
-    for name, value in flow.items():
-        if value:
-            do = f"--drop netG.optical_flow.{name}, if it may be left out"
-            c.problems[f"netG.optical_flow.{name}"] = ("SpyNet has no parameters here", do)
+    c.rename(key, "netG.spynet_path", flow.pop("checkpoint", None))
+    for name in filter(flow.get, flow):
+        do = f"--drop {key}.{name}, if it may be left out"
+        c.problems[f"{key}.{name}"] = ("SpyNet has no parameters here", do)
 
 
-def judge(c: Conversion, parts: Any) -> None:
-    """Note what the option models and the network refuse."""
+def judge(c: Conversion, values: dict[str, Any], source: Path, parts: Any) -> None:
+    """Raises OptionError with the problems so far, and with what the option models and the network refuse."""
     from models.select_network import check_options
 
-    values = copy.deepcopy(c.values)
-    path = c.get("netG.spynet_path")
+    values = copy.deepcopy(values)
+    path = c.values.get("netG.spynet_path")
     if isinstance(path, str) and not Path(path).is_file():
         values["netG"]["spynet_path"] = None  # it may be on another machine
     try:
@@ -405,28 +387,13 @@ def judge(c: Conversion, parts: Any) -> None:
                 do = f"--drop {single.where}, if it may be left out"
                 do = f"{single.do}, or {do}" if single.do == "rename it" else do
             c.problems.setdefault(single.where, (f"{single.what}; expected {single.expected}", do))
-
-
-def report(c: Conversion, source: Path) -> str:
-    """What became of each key."""
-    lines = [f"{source}: all keys stay as they are but for these"]
-    for title, table in (
-        ("renamed or changed", c.renamed), ("dropped, without effect here", c.dropped), ("cannot be said", c.unsaid),
-    ):  # fmt: skip
-        if table:
-            lines += [f"{title} ({len(table)}):", *(f"  {key}: {text}" for key, text in table.items())]
-    return "\n".join(lines)
-
-
-def render(c: Conversion, source: Path) -> str:
-    """2-space JSON with a comment at its head, of what it cannot say. Lists of plain values take one line."""
-    text = json.dumps(c.values, indent=2, ensure_ascii=False)
-    # Strings in JSON have no line ends.
-    text = re.sub(r"\[\n[^\[\]{}]*\]", lambda found: re.sub(r"\n *", "", re.sub(r",\n *", ", ", found[0])), text)
-    head = [f"Converted from {source.name} of S-VRT by scripts/convert_options.py."]
-    head += [f"It cannot say: {key}: {why}." for key, why in c.unsaid.items()]
-    comment = "".join(f"  // {line}\n" for part in head for line in textwrap.wrap(part, 115))
-    return text.replace("{\n", f"{{\n{comment}", 1) + "\n"
+    if c.problems:
+        rows = "".join(f"\n    {key}: {what}\n      do: {do}" for key, (what, do) in c.problems.items())
+        raise OptionError(
+            f"{len(c.problems)} problem{'s' * (len(c.problems) > 1)} in the option file, nothing was written:{rows}",
+            str(source), "keys and values that this program has, or that --drop leaves out",
+            "answer all of them in one command",
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

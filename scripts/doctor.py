@@ -58,7 +58,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     """
     from data.preflight import raise_problems
     from main_train_vrt import PARTS
-    from scripts.parts.shown import shown
+    from scripts.parts.exit_codes import shown
 
     reports = []
     for split, section in load_options(file, overrides, parts=PARTS).datasets:

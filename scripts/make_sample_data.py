@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.exit_codes import tracked, with_exit_code
 from scripts.parts.sample_scenes import (
     GT_PLANE,
     PLANES,
@@ -39,7 +39,6 @@ from scripts.parts.sample_scenes import (
     make_layers,
     render,
 )
-from scripts.parts.shown import tracked
 from utils.errors import DataError, OptionError
 from utils.random_streams import published_stream
 

@@ -34,9 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.prepare import SPLITS, Job, Plan, RawClip, Recipe, find_raw_clips, make_folder, plan_clip
 from data.spike_info import FILE_NAME, FORMAT
-from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.exit_codes import shown, with_exit_code
 from scripts.parts.prepare_summary import check_summary, summarise, write_summary
-from scripts.parts.shown import shown
 from utils.dist.process import die_with_parent
 from utils.errors import DataError, OptionError
 from utils.files import free_bytes, natural_key, refuse_overlap, write_whole

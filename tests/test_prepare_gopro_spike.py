@@ -22,7 +22,7 @@ from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, read_spikes
 from data.spike.represent import represent
 from main_train_vrt import PARTS
-from scripts.parts.shown import shown
+from scripts.parts.exit_codes import shown
 from scripts.prepare_gopro_spike import choose_splits, run_counted
 from tests.clip_files import check, section
 from tests.dist.launching import ROOT

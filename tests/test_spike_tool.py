@@ -12,7 +12,7 @@ from data.reconstruct import METHODS
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire
-from scripts.parts.spike_views import GREY_METHODS
+from scripts.spike_tool import GREY_METHODS
 from tests.clip_files import write_clip, write_info
 from tests.dist.launching import ROOT
 from tests.spike_files import restore_dat, sps100_bytes, tool

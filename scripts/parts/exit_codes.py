@@ -1,4 +1,4 @@
-"""How scripts end after an error of the project, and where nobody reads their output any more."""
+"""How scripts end, after an error and where nobody reads their output any more; and how far they are."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 from utils.dist.process import open_closed_streams
 from utils.errors import SpikeVRTError
+from utils.run.progress import QUIET_S, open_progress
+
+T = TypeVar("T")
 
 INTERRUPTED = 128 + signal.SIGINT
 READER_GONE = 128 + signal.SIGPIPE  # as of programs that this signal ends; Python ignores it
@@ -38,16 +43,27 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
             finally:
                 sys.stdout.flush()  # while the error can be answered; Python itself flushes later
         except BrokenPipeError:
-            if not _is_reader_gone():  # the pipe is another one, to a process of the script
-                raise
+            poll = select.poll()
+            poll.register(sys.stdout.fileno(), 0)  # POLLERR, that nobody reads stdout, is reported in any case
+            if not any(event & select.POLLERR for _, event in poll.poll(0)):
+                raise  # the pipe is another one, to a process of the script
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
             return READER_GONE
 
     return run
 
 
-def _is_reader_gone() -> bool:
-    """Whether stdout is a pipe that nobody reads."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)  # POLLERR is reported in any case
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+def shown(total: int, name: str, unit: str, quiet_s: float = QUIET_S) -> AbstractContextManager[Any]:
+    """The progress of `total` units: a bar on a terminal, else lines. quiet_s: seconds before the first line."""
+    say = functools.partial(print, flush=True)  # whoever reads a pipe or a file is to see it now
+    return open_progress("bar", total, name, unit, say=say, quiet_s=quiet_s, is_kept=True)
+
+
+def tracked(
+    items: Iterable[T], total: int, name: str, unit: str, size: Callable[[T], int] = lambda _: 1
+) -> Iterator[T]:  # fmt: skip
+    """The items, while their progress is shown. size: of an item, in units."""
+    with shown(total, name, unit) as progress:
+        for item in items:
+            yield item
+            progress.update(size(item))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -14,7 +14,6 @@ from data.files import check_same_view, read_bgr
 from data.spike.formats import (
     KNOWN_GEOMETRIES,
     SPS100_SIDE,
-    SpikeFile,
     SpikeFileError,
     SpikeGeometry,
     array_shape,
@@ -29,6 +28,7 @@ from utils.errors import DataError
 SHOWN_PLANES = 64  # planes in the middle of the file that `info` averages
 SMOOTHER = 0.05  # difference in smoothness that counts
 CLEAR_ORDER = 0.01  # the same for the bit order, which changes the rows alone
+BITS = {name: f"the {bit} significant bit is the first pixel" for name, bit in (("little", "least"), ("big", "most"))}
 
 
 def add_geometry(parser: argparse.ArgumentParser) -> None:
@@ -60,25 +60,24 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
 
     command: with the options of `add_geometry`.
     """
+    if path.is_dir():
+        raise DataError("a folder", str(path), "a spike file", "name one of its files")
     if not path.is_file():
-        what = "a folder" if path.is_dir() else "cannot read: No such file or directory"
-        raise DataError(
-            what, str(path), "a spike file", "name one of its files" if path.is_dir() else "correct the path"
-        )
-    about = nearest_info(path)
+        raise DataError("cannot read: No such file or directory", str(path), "a spike file", "correct the path")
+    about, head = nearest_info(path), command.head_columns
     if (shape := array_shape(path)) is not None:
         if len(shape) != 3:
             raise DataError(f"an array of shape {shape}", str(path), "(planes, h, w)", "save the array in this form")
-        return [SpikeGeometry(*(command.size or shape[1:]), head_columns=command.head_columns)]
+        return [SpikeGeometry(*(command.size or shape[1:]), head_columns=head)]
     flip = not command.no_flip and about.flip is not False and command.layout == "raster"
-    size = command.size or ((SPS100_SIDE, SPS100_SIDE) if command.layout == "sps100" else (about.h, about.w))
+    sps100 = (SPS100_SIDE, SPS100_SIDE)
+    size = command.size or (sps100 if command.layout == "sps100" else (about.h, about.w))
     if all(size):
-        return [SpikeGeometry(*size, flip, command.head_columns, command.bit_order, command.layout)]
+        return [SpikeGeometry(*size, flip, head, command.bit_order, command.layout)]
     size = path.stat().st_size
     known = [SpikeGeometry(h, w, flip, head, command.bit_order) for h, w, head, _ in candidate_geometries(size)]
-    known.append(SpikeGeometry(SPS100_SIDE, SPS100_SIDE, flipud=False, layout="sps100"))
     found = []
-    for geometry in known:
+    for geometry in (*known, SpikeGeometry(*sps100, flipud=False, layout="sps100")):
         with suppress(SpikeFileError):
             open_spikes(path, geometry)
             found.append(geometry)
@@ -103,16 +102,9 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
 def in_words(geometry: SpikeGeometry) -> str:
     """The size and storage of packed planes."""
     head = f" + {geometry.head_columns} head columns" if geometry.head_columns else ""
-    rows, bit = "bottom" if geometry.flipud else "top", "least" if geometry.bit_order == "little" else "most"
+    rows, bit = "bottom" if geometry.flipud else "top", BITS[geometry.bit_order]
     layout = ", lines of an SPS100" if geometry.layout == "sps100" else ""
-    size = f"{geometry.height} x {geometry.width}{head}"
-    return f"{size}, {rows} row first, the {bit} significant bit is the first pixel{layout}"
-
-
-def middle(file: SpikeFile) -> np.ndarray:
-    """The planes around the middle of the file: (at most SHOWN_PLANES, h, w)."""
-    count = min(file.planes, SHOWN_PLANES)
-    return file.read((file.planes - count) // 2, count)
+    return f"{geometry.height} x {geometry.width}{head}, {rows} row first, {bit}{layout}"
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -121,95 +113,77 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
     return 0.0 if is_even else float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 
 
-@dataclass(frozen=True)
 class Candidate:
-    """One way to read a file: the planes in its middle, and the smoothness of their mean."""
+    """One way to read a file: the planes in its middle, (at most SHOWN_PLANES, h, w), and how smooth their mean is.
 
-    geometry: SpikeGeometry
-    planes: int
-    spikes: np.ndarray
-    smooth: dict[str, float]
+    smooth: correlation of neighbouring columns and of neighbouring rows; lower for a wrong geometry. score: the lesser.
+    """
 
-    @property
-    def score(self) -> float:
-        return min(self.smooth.values())
-
-    @property
-    def name(self) -> str:
-        g = self.geometry
-        extra = f" + {g.head_columns}" if g.head_columns else " (SPS100)" if g.layout == "sps100" else ""
-        return f"{g.height} x {g.width}{extra}"
+    def __init__(self, path: Path, geometry: SpikeGeometry) -> None:
+        self.file = open_spikes(path, geometry)
+        count = min(self.file.planes, SHOWN_PLANES)
+        self.spikes = self.file.read((self.file.planes - count) // 2, count)
+        self.rates = self.spikes.mean(axis=0)
+        pairs = {"columns": (self.rates[:, 1:], self.rates[:, :-1]), "rows": (self.rates[1:], self.rates[:-1])}
+        self.smooth = {name: correlation(a, b) for name, (a, b) in pairs.items()}
+        self.score = min(self.smooth.values())
+        head, is_sps100 = geometry.head_columns, geometry.layout == "sps100"
+        self.name = f"{geometry.height} x {geometry.width}{f' + {head}' if head else ' (SPS100)' * is_sps100}"
 
     def doubts(self, best: Candidate) -> list[str]:
         """What speaks against this candidate."""
         name, least = min(self.smooth.items(), key=lambda item: item[1])
-        rate, shape, known = self.spikes.mean(), self.geometry, {(h, w) for h, w, _ in KNOWN_GEOMETRIES}
-        is_turned = (self.planes, shape.height) in known and (shape.height, shape.width) not in known
-        camera = f"{self.planes} x {shape.height} is the size of a camera"
+        planes, (h, w), rate = self.file.planes, self.file.size, self.rates.mean()
+        known = {known[:2] for known in KNOWN_GEOMETRIES}
         found = {
-            f"{camera}: (h, w, planes), where (planes, h, w) is expected": is_turned,
+            f"{planes} x {h} is the size of a camera: (h, w, planes), where (planes, h, w) is expected": (
+                (planes, h) in known and (h, w) not in known
+            ),
             f"neighbouring {name} resemble one another less ({least:.2f}, not {best.smooth[name]:.2f})": (
                 least < best.smooth[name] - SMOOTHER
             ),
             f"neighbouring {name} do not resemble one another": self.score < 0.3,
-            "a single plane": self.planes == 1,
+            "a single plane": planes == 1,
             f"{100 * rate:.0f} % of the pixels fire in each plane": not 0.001 < rate < 0.98,
         }
         return [text for text, is_so in found.items() if is_so]
 
 
-def candidate(path: Path, geometry: SpikeGeometry) -> Candidate:
-    """A geometry with the correlation of neighbouring columns and rows, which is lower for a wrong one."""
-    file = open_spikes(path, geometry)
-    spikes = middle(file)
-    mean = spikes.mean(axis=0)
-    pairs = {"columns": (mean[:, 1:], mean[:, :-1]), "rows": (mean[1:], mean[:-1])}
-    return Candidate(geometry, file.planes, spikes, {name: correlation(a, b) for name, (a, b) in pairs.items()})
-
-
-def best_geometry(command: argparse.Namespace) -> SpikeGeometry:
-    """The one of `geometries` that gives the smoothest picture."""
-    return max(geometries(command.file, command), key=lambda geometry: candidate(command.file, geometry).score)
+def candidates(path: Path, command: argparse.Namespace) -> list[Candidate]:
+    """All `geometries`, the one with the smoothest picture first."""
+    found = [Candidate(path, geometry) for geometry in geometries(path, command)]
+    return sorted(found, key=lambda one: -one.score)
 
 
 def info(command: argparse.Namespace) -> None:
-    shape = array_shape(command.file)
-    found = sorted((candidate(command.file, g) for g in geometries(command.file, command)), key=lambda c: -c.score)
-    best = found[0]
-    print(
-        f"{command.file}: {command.file.stat().st_size} bytes" + (f", an array {shape}" if shape else ", packed planes")
-    )
+    path, shape = command.file, array_shape(command.file)
+    best, *others = found = candidates(path, command)
+    print(f"{path}: {path.stat().st_size} bytes, {f'an array {shape}' if shape else 'packed planes'}")
     print("  smoothness  height x width  planes  spikes per plane and pixel")
     for one in found:
-        rates = one.spikes.mean(axis=0)
-        print(f"  {one.score:10.3f}  {one.name:>14}  {one.planes:6}  {rates.mean():.4f} (pixels {_range(rates)})")
+        pixels = f"{one.rates.min():.3f} to {one.rates.max():.3f}"
+        print(f"  {one.score:10.3f}  {one.name:>14}  {one.file.planes:6}  {one.rates.mean():.4f} (pixels {pixels})")
         for text in one.doubts(best):
             print(f"  {'':10}  {'':>14}  {'':6}  against it: {text}")
-    if len(found) > 1 and best.score > found[1].score + SMOOTHER:
+    if others and best.score > others[0].score + SMOOTHER:
         print(f"  most likely {best.name}: neighbouring pixels resemble one another")
-    if not shape and best.geometry.layout == "raster":
-        print(describe_bit_order(command.file, best))
+    if not shape and best.file.geometry.layout == "raster":
+        # A wrong order of the bits mirrors each group of 8 pixels: the rows are less smooth.
+        ways = {order: Candidate(path, replace(best.file.geometry, bit_order=order)) for order in BITS}
+        little, big = (one.smooth["columns"] for one in ways.values())
+        order, text = "little" if little >= big else "big", f"little {little:.3f}, big {big:.3f}"
+        said = "the bit order cannot be judged"
+        if abs(little - big) >= CLEAR_ORDER:
+            said = f"bit order {order}: {BITS[order]}"
+        print(f"  {said} (smoothness along rows: {text})")
     pixels, times = np.nonzero(best.spikes.reshape(len(best.spikes), -1).T)
     intervals = np.diff(times)[np.diff(pixels) == 0]
     if intervals.size:
-        print(f"  planes between spikes: {_range(intervals, '.0f')}, median {np.median(intervals):.0f}")
+        print(f"  planes between spikes: {intervals.min()} to {intervals.max()}, median {np.median(intervals):.0f}")
     if command.picture:
-        print(describe_light(best.spikes.mean(axis=0), command.picture))
+        print(describe_light(best.rates, command.picture))
     elif not shape:
         print("  only the image shows whether rows are flipped: spike_tool.py view, or --picture")
-
-
-def describe_bit_order(path: Path, best: Candidate) -> str:
-    """Which order of the bits gives the smoother rows; a wrong one mirrors each group of 8 pixels."""
-    other = "big" if best.geometry.bit_order == "little" else "little"
-    known = {best.geometry.bit_order: best, other: candidate(path, replace(best.geometry, bit_order=other))}
-    scores = {order: one.smooth["columns"] for order, one in known.items()}
-    likely = max(scores, key=lambda order: scores[order])
-    text = f"(smoothness along rows: little {scores['little']:.3f}, big {scores['big']:.3f})"
-    if abs(scores["little"] - scores["big"]) < CLEAR_ORDER:
-        return f"  the bit order cannot be judged {text}"
-    bit = "least" if likely == "little" else "most"
-    return f"  bit order {likely}: the {bit} significant bit is the first pixel {text}"
 
 
 def describe_light(rates: np.ndarray, picture: Path) -> str:
@@ -226,7 +200,3 @@ def describe_light(rates: np.ndarray, picture: Path) -> str:
     if not fit.is_clear:
         return f"  the picture does not show which light the spikes integrate (error of the fits: {errors})"
     return f'  for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of the fits: {errors})'
-
-
-def _range(values: np.ndarray, form: str = ".3f") -> str:
-    return f"{values.min():{form}} to {values.max():{form}}"
