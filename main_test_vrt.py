@@ -53,7 +53,6 @@ from utils.errors import OptionError
 from utils.files import refuse_overlap
 from utils.options.load import Sources, apply_override, load_options
 from utils.options.models import Options
-from utils.run import boot
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 def main(argv: list[str]) -> int:
     """Exit code: 0 done, 2 options or launch, 3 data or weights, 70 stall, 1 anything else."""
-    with boot.ranks():
+    with utils_dist.ranks():
         with utils_dist.all_ranks_or_none():
             args = parse_test_args(argv, __doc__)
             formula = reconstruction(args) if args.method else None
@@ -74,7 +73,7 @@ def main(argv: list[str]) -> int:
                 with answered_by_flags():
                     network = opt.portable() if opt else None
                     job = formula_job(args, formula) if formula else network_job(args, network)
-        boot.begin(*((opt.watchdog, opt.dist_timeout_s, opt.digest()) if opt else ()))
+        utils_dist.begin(*((opt.watchdog, opt.dist_timeout_s, opt.digest()) if opt else ()))
         restore_clips(job)
         if utils_dist.is_main_process():
             write_report(job)

@@ -42,16 +42,15 @@ from utils import utils_dist
 from utils.contract import input_spec
 from utils.dist import gpu, preempt, process, state, watchdog
 from utils.errors import DataError
+from utils.logger import setup_logging
 from utils.options.load import load_options, parse_command_line
 from utils.options.models import Options
 from utils.options.section import redact
-from utils.run import boot
+from utils.run.checkpoint import Progress, find_checkpoint, left_to_do, planned_steps, restore_progress
 from utils.run.experiment import Experiment, only_run_in, write_environment
 from utils.run.health import Health
-from utils.run.logger import setup_logging
 from utils.run.measure import StepTimer, measured
 from utils.run.progress import RunProgress, open_progress
-from utils.run.resume import Progress, find_checkpoint, left_to_do, planned_steps, restore_progress
 from utils.run.writers import Writers, build_writers, check_writers
 
 logger = logging.getLogger(__name__)
@@ -61,10 +60,10 @@ PARTS = {"netG": NETWORKS, "datasets": DATASETS, "train": LOSSES}
 
 def main(argv: list[str]) -> int:
     """Exit code of the run: 0 finished, 2 options or launch, 3 data, 4 numbers, 70 stall, 75 start again, 1 else."""
-    with boot.ranks():
+    with utils_dist.ranks():
         with utils_dist.all_ranks_or_none():
             opt = read_options(argv)
-        boot.begin(opt.watchdog, opt.dist_timeout_s, opt.digest())
+        utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest())
         preempt.install()
         with only_run_in(opt.folder):
             return train(opt)

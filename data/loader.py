@@ -17,7 +17,7 @@ from utils.dist.process import die_with_parent, leave_signals_to_parent, signals
 from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.options.models import LoaderOptions
 from utils.random_streams import published_stream
-from utils.run.resume import DataOrder
+from utils.run.checkpoint import DataOrder
 
 
 class ResumableDistributedSampler(Sampler[tuple[int, int]]):

@@ -34,7 +34,7 @@ from models.vrt.flow import SpyNet
 from models.vrt.layers import FrameConv
 from models.vrt.stage import RefineLayer, Stage
 from tests.naive_vrt import NaiveVRT
-from utils.page import markdown_table as table
+from utils.metrics import markdown_table as table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

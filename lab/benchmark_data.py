@@ -18,7 +18,7 @@ from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
 from lab.tools import in_turn, seconds
 from scripts.parts.sample_scenes import texture
-from utils.page import markdown_table as table
+from utils.metrics import markdown_table as table
 
 HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from utils.page import markdown_table as table
+from utils.metrics import markdown_table as table
 
 RECORDED = "recorded"  # the condition of the training clips
 ESTIMATE = "exposure estimate"  # main_test_vrt.py --method exposure: no network, no training

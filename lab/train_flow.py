@@ -32,7 +32,7 @@ from lab.flow_scenes import KINDS, Pair, make_pair
 from lab.tools import environment
 from models.vrt.flow import LEVELS, SpyNet
 from models.weights import read_weights
-from utils.page import markdown_table as table
+from utils.metrics import markdown_table as table
 from utils.random_streams import published_stream
 
 TRAIN, TEST, DRAW = range(3)  # of seeds: scenes to train on, scenes to measure, samples of a step

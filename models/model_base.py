@@ -131,7 +131,7 @@ class ModelBase:
         for letter, net in (("G", self.netG), ("E", self.netE)):
             if net is not None:
                 content = {"params": to_cpu(unwrap_ddp(net).state_dict()), "options": self.portable, "iter": step}
-                checkpoint.save_bare(content, folder / f"{step}_{letter}.pth")
+                checkpoint.save(content, folder / f"{step}_{letter}.pth", keep=None)
 
 
 def to_cpu(value: Any) -> Any:

@@ -28,8 +28,8 @@ from utils.errors import CheckpointError, DataError, NonFiniteError
 from utils.files import write_whole
 from utils.options.models import Options
 from utils.random_streams import mix_seed
+from utils.run.checkpoint import differences
 from utils.run.measure import DeviceClock
-from utils.run.resume import differences
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class ModelVRT(ModelBase):
                 with self.forward_clock.measured():
                     loss = self.loss() / len(micro_batches)
                 # The last backward pass waits for the other ranks.
-                (watchdog.sync if is_last else watchdog.phase)("backward")
+                watchdog.phase("backward", is_sync=is_last)
                 # An infinite loss may have gradients of 0: its factor is NaN, that of a finite loss 1.
                 self.scaler.scale(loss * (1 + 0 * loss.detach())).backward()
             for name, value in {"loss": loss.detach(), **self.loss_terms}.items():

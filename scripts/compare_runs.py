@@ -30,11 +30,9 @@ import numpy as np
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
-from utils.metrics import COLUMNS, format_score, read_json
+from utils.metrics import COLUMNS, format_score, markdown_table, plain_table, read_json
 from utils.options.section import flat
-from utils.page import markdown_table, plain_table
-from utils.run.history import folder_of, read_history, run_names
-from utils.run.report import newest_options
+from utils.run.history import folder_of, newest_options, read_history, run_names
 
 METRICS, VALIDATED = "metrics.json", ("val/psnr", "val/psnr_input")
 WIDTH = 100  # characters in a line of a table

@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
-from utils.run.history import History, draw_panels, draw_scalars, encoded, read_history, run_names
-from utils.run.report import build_report
+from utils.run.history import History, build_report, draw_panels, draw_scalars, encoded, read_history, run_names
 
 
 @with_exit_code

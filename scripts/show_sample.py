@@ -31,9 +31,8 @@ from scripts.parts.exit_codes import with_exit_code
 from scripts.parts.spike_guess import in_words
 from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
-from utils.image import tensor_to_uint8
+from utils.image import render, tensor_to_uint8
 from utils.options.load import load_options
-from utils.page import render
 
 SHOWN = 6  # frames of a test clip
 MEASURED = 5  # frames of which the alignment is measured, and the middle one

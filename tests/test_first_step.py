@@ -19,9 +19,9 @@ from utils.dist.state import RUN
 from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import MARK
 from utils.options.models import TrainOptions, WatchdogOptions
+from utils.run.checkpoint import DataOrder, Progress, planned_steps
 from utils.run.experiment import Experiment, only_run_in
 from utils.run.health import Health
-from utils.run.resume import DataOrder, Progress, planned_steps
 
 
 @NETWORKS.register("watched")

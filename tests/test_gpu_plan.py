@@ -17,7 +17,7 @@ from tests.train_files import write_options
 from utils.dist.launch import LaunchInfo
 from utils.dist.state import RUN
 from utils.run import checkpoint
-from utils.run.resume import Progress
+from utils.run.checkpoint import Progress
 
 
 @pytest.mark.parametrize(

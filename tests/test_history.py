@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from utils.errors import DataError
-from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter, history_bytes, read_history
+from utils.run.history import HISTORY_NAME, LINES_NAME, read_history
+from utils.run.writers import HistoryWriter, history_bytes
 
 
 def write(folder, steps, start=0, tag="train/loss", factor=1.0):
@@ -96,7 +97,7 @@ def test_a_run_of_an_older_version_is_read_and_continued(tmp_path):
 
 def test_a_full_disk_cuts_no_line_and_later_entries_are_written_again(tmp_path):
     script = (
-        "import resource, signal, sys; from pathlib import Path; from utils.run.history import HistoryWriter\n"
+        "import resource, signal, sys; from pathlib import Path; from utils.run.writers import HistoryWriter\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); writer = HistoryWriter(Path(sys.argv[1]), 0)\n"
         "limits = resource.getrlimit(resource.RLIMIT_FSIZE); writer.scalars({'a': 1.0}, 1)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (30, limits[1]))\n"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from scripts.plot_history import main
-from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter, smoothed
-from utils.run.report import ReportWriter
+from utils.run.history import HISTORY_NAME, LINES_NAME, smoothed
+from utils.run.writers import HistoryWriter, ReportWriter
 
 
 def write_run(folder, scalars, factor=1.0):

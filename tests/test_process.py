@@ -38,10 +38,9 @@ UNWATCHED = """
 import io, sys
 sys.stderr = io.StringIO()
 from utils import utils_dist
-from utils.run import boot
 from utils.options.models import WatchdogOptions
-with boot.ranks():
-    boot.begin()
+with utils_dist.ranks():
+    utils_dist.begin()
     utils_dist.watch(WatchdogOptions())
     print("watched")
 """

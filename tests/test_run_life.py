@@ -8,7 +8,7 @@ from main_train_vrt import read_options
 from tests.train_files import write_options
 from utils.errors import CheckpointError, OptionError
 from utils.run import checkpoint
-from utils.run.resume import Progress, find_checkpoint, left_to_do
+from utils.run.checkpoint import Progress, find_checkpoint, left_to_do
 
 
 def write(folder, name, step):

@@ -14,10 +14,9 @@ from scripts.plot_history import main
 from tests.headless import check_offline
 from tests.test_report import browser, pixel  # noqa: F401
 from utils.image import comparison, comparison_strip, imwrite_rgb, panels_of
+from utils.logger import setup_logging
 from utils.options.load import shown_argument
-from utils.run.history import HistoryWriter
-from utils.run.logger import setup_logging
-from utils.run.report import ReportWriter
+from utils.run.writers import HistoryWriter, ReportWriter
 
 CLIPS = ("clip<0>", "group/clip1")
 PANELS = ["blurry", "spikes", "restored", "sharp", "error x5"]

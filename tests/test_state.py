@@ -21,7 +21,7 @@ _REGISTRY = "filled once, on import, before any option is read"
 _SHAPES = "cache: index tensors of a few sizes; the same in each forward pass"
 STATE = {
     "utils.dist.state.RUN": "a process has one rank in one run; signal handlers and every collective need it",
-    "utils.run.logger._unwritten": "a file that cannot be written is reported once, whoever writes it",
+    "utils.logger._unwritten": "a file that cannot be written is reported once, whoever writes it",
     "utils.dist.process.CLAIMS": "a process removes its own claims when it ends, whoever made them",
     "utils.dist.process.machine": "cache: a process stays on its machine",
     "data.files._environments": "LMDB refuses to be opened twice in a process",

@@ -1,11 +1,11 @@
-"""Images on disk, and the side-by-side strips. Images are (H, W, 3) uint8 RGB everywhere in the project."""
+"""Images on disk, in strips side by side, and in pages. Images are (H, W, 3) uint8 RGB everywhere in the project."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -114,3 +114,13 @@ def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Name -> (H, W, 3) uint8 of the panels of a strip from `side_by_side` with these labels."""
     step = (strip.shape[1] + GAP) // len(names)
     return {name: strip[LABEL_HEIGHT:, i * step : (i + 1) * step - GAP] for i, name in enumerate(names)}
+
+
+def render(template: str, **values: Any) -> str:
+    """One HTML file with its images and styles: utils/templates/<template>.html filled with `values`, text escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(Path(__file__).with_name("templates"))
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.filters["data_uri"] = data_uri
+    return pages.get_template(f"{template}.html").render(**values)

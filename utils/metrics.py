@@ -1,4 +1,4 @@
-"""PSNR and SSIM as the field reports them, their averages over clips, and the table of a test or a validation.
+"""PSNR and SSIM as the field reports them, their averages over clips, and tables.
 
 Protocol: clamp to 0..1, x255, round to uint8; per frame, in float64, no border crop; mean over the frames of a clip,
 then mean over clips. The frame mean is kept beside it.
@@ -17,10 +17,10 @@ import numpy as np
 
 from utils.errors import DataError
 from utils.files import natural_key
-from utils.page import plain_table
 
 METRICS = ("psnr", "ssim", "psnr_y", "ssim_y")
 LUMA_METRICS = ("psnr_y", "ssim_y")
+LEAST_WIDTH = 8  # of a column of a table that is cut
 COLUMNS = {"psnr": "PSNR dB", "ssim": "SSIM", "psnr_y": "PSNR-Y dB", "ssim_y": "SSIM-Y", "lpips": "LPIPS"}
 PROTOCOL = (
     "clamp 0..1, x255, round to uint8; MSE over RGB in float64; SSIM with an 11x11 Gaussian (sigma 1.5), valid region, "
@@ -205,3 +205,31 @@ def _ssim_window(image: np.ndarray) -> np.ndarray:
 def _check_shapes(a: np.ndarray, b: np.ndarray) -> None:
     if a.shape != b.shape:
         raise DataError(f"two images of different sizes: {a.shape} and {b.shape}", "", "the same size", "check --gt")
+
+
+def plain_table(rows: Sequence[Sequence[str]], header: Sequence[str], most: int | None = None) -> str:
+    """A table of aligned columns, the first one to the left.
+
+    most: characters in a line; the middle of long cells is left out, in the widest columns first.
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    while most and sum(widths) + 2 * (len(widths) - 1) > most and max(widths) > LEAST_WIDTH:
+        widths[widths.index(max(widths))] -= 1
+    lines = []
+    for row in (header, *rows):
+        cells: list[str] = []
+        for cell, width in zip(row, widths, strict=True):
+            if len(cell) > width:
+                tail = (width - 2) // 2
+                cell = f"{cell[: width - 2 - tail]}..{cell[-tail:]}"
+            cells.append(cell.rjust(width) if cells else cell.ljust(width))
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def markdown_table(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> str:
+    """Rows as a Markdown table; a float with three digits."""
+    cells = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    lines = [header, ["-" * width for width in widths], *cells]
+    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)

@@ -1,13 +1,16 @@
-"""The ranks of a run: identity, start, collectives, and how all of them end together.
+"""The ranks of a run: start, identity, collectives, and how all of them end together.
 
 In a single process, which has no process group, every function works the same.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import re
+import shlex
 import sys
 import threading
 import time
@@ -15,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -23,13 +27,13 @@ from torch import Tensor
 from torch.distributed import DistNetworkError, PrefixStore, Store
 
 from utils.dist import gpu, process, rendezvous, watchdog
-from utils.dist.beats import FAILURE, REPORTED, claim_failure, is_gone, read_states, where
-from utils.dist.launch import LaunchInfo, gpu_index
-from utils.dist.process import children_of, die_with_parent, drop_claims, kill_tree, write_exit_file
+from utils.dist.launch import LaunchInfo, gpu_index, node_variables, read_launch
 from utils.dist.rendezvous import JOINED, MET, Round
 from utils.dist.state import RUN
-from utils.dist.watchdog import EXIT_S, Watchdog, say
+from utils.dist.watchdog import EXIT_S, FAILURE, REPORTED, Watchdog, claim_failure, is_gone, read_states, say, where
 from utils.errors import DistError, SpikeVRTError, StallError
+from utils.logger import setup_logging
+from utils.options.load import shown_argument
 from utils.options.models import MULTIPLES, WatchdogOptions
 
 logger = logging.getLogger(__name__)
@@ -61,11 +65,6 @@ def get_rank() -> int:
     return RUN.launch.rank
 
 
-def get_local_rank() -> int:
-    """The rank within this host."""
-    return RUN.launch.local_rank
-
-
 def get_world_size() -> int:
     return RUN.launch.world_size
 
@@ -78,19 +77,73 @@ def get_device() -> torch.device:
     """The GPU of this rank (`launch.gpu_index`), or the CPU where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", gpu_index(get_local_rank(), torch.cuda.device_count()))
+    return torch.device("cuda", gpu_index(RUN.launch.local_rank, torch.cuda.device_count()))
 
 
-def join(launch: LaunchInfo) -> None:
-    """Meet the other ranks: from here on an error on one rank ends all, reported once. Collective, no GPU work."""
-    RUN.launch = launch
-    if launch.mode == "torchrun":
-        die_with_parent()
-    if launch.world_size > 1:
-        RUN.store, RUN.leaves_last = rendezvous.open_store(launch)
-        _start_watchdog()
-        rendezvous.meet(RUN.store, launch)
-        RUN.watchdog.beats.meet_rank_0(RUN.store)
+@contextmanager
+def ranks(log: bool = True) -> Iterator[None]:
+    """Wrap the whole program in it: the ranks meet, and end together with one message and one exit code. Collective.
+
+    From the meeting on, an error on one rank ends all, reported once. They end by os._exit then: destroying a broken
+    process group can block for ever. Where a platform has started one process for all GPUs of a node, torchrun takes
+    its place.
+
+    Read the options next, within `all_ranks_or_none`, then call `begin`. Without options: `init_dist`.
+    log: set up the log of a run; tools that print their results need none.
+    """
+    process.open_closed_streams()
+    try:
+        gpu_count = torch.cuda.device_count()
+        if node := node_variables(os.environ, gpu_count):
+            torchrun = str(Path(__file__).parents[1] / "scripts/torchrun_quiet.py")
+            os.execve(sys.executable, [sys.executable, "-u", torchrun, *sys.argv], os.environ | node)
+        launch = read_launch(os.environ, gpu_count, shlex.join(["python", "-u", *map(shown_argument, sys.argv)]))
+        if log:
+            setup_logging(launch.rank)
+        RUN.launch = launch
+        if launch.mode == "torchrun":
+            process.die_with_parent()
+        if launch.world_size > 1:
+            RUN.store, RUN.leaves_last = rendezvous.open_store(launch)
+            _start_watchdog()
+            rendezvous.meet(RUN.store, launch)
+            # If rank 0 and its store are lost before its first beat is read, it can be named.
+            RUN.watchdog.beats.states.setdefault(0, json.loads(RUN.store.get("beat/0")))
+        yield
+        if RUN.watchdog is not None:
+            RUN.watchdog.ending = True
+            barrier()
+            RUN.watchdog.stop()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        RUN.store, RUN.watchdog, RUN.launch, RUN.rounds = None, None, LaunchInfo("single"), 0
+    except SystemExit:
+        raise
+    except BaseException as e:
+        code = _report(e)
+        RUN.reported = None  # its frames hold the tensors of the run
+        if RUN.store is not None:
+            _leave(code, RUN.store)
+        process.write_exit_file(code)
+        process.drop_claims()
+        sys.stdout.flush()
+        process.kill_loader_processes()
+        if get_world_size() == 1:
+            sys.exit(code)
+        os._exit(code)
+
+
+def begin(budgets: WatchdogOptions | None = None, timeout_s: float = 1800, digest: str = "") -> None:
+    """Make the process group, check that all ranks have the same options, and start the watchdog. Collective.
+
+    budgets: of the watchdog; None for a test without an option file. timeout_s: of a collective, at least. digest: of
+    all options.
+    """
+    init_dist(budgets.timeout_s(timeout_s) if budgets else timeout_s)
+    check_same_on_all_ranks("the options", digest)
+    # A single process without options may be as slow as it likes: no other rank waits for it.
+    if budgets or get_world_size() > 1:
+        watch(budgets or WatchdogOptions())
 
 
 def watch(budgets: WatchdogOptions) -> None:
@@ -117,7 +170,7 @@ def _start_watchdog() -> None:
 
 
 def init_dist(timeout_s: float = 1800) -> None:
-    """After `join`: make the process group, nccl with CUDA, gloo without. Collective.
+    """Within `ranks`: make the process group, nccl with CUDA, gloo without. Collective.
 
     timeout_s: of every collective; the environment's NCCL_TIMEOUT, in seconds, takes precedence.
     Raises DistError where this machine has GPUs that torch cannot use, and where two ranks have the same GPU.
@@ -156,17 +209,6 @@ def init_dist(timeout_s: float = 1800) -> None:
     with suppress(OSError):  # the output may go to a full disk
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
-
-
-def close() -> None:
-    """Normal shutdown after all ranks have finished. Collective."""
-    if RUN.watchdog is not None:
-        RUN.watchdog.ending = True
-        barrier()
-        RUN.watchdog.stop()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    RUN.store, RUN.watchdog, RUN.launch, RUN.rounds = None, None, LaunchInfo("single"), 0
 
 
 def _nccl_timeout_s() -> float | None:
@@ -284,31 +326,6 @@ def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
 
 
 @contextmanager
-def exit_together() -> Iterator[None]:
-    """Wrap the entire run in this context manager: all ranks end together, with one message and one exit code.
-
-    After a failure they end by os._exit: destroying a broken process group can block for ever.
-    """
-    try:
-        yield
-        close()
-    except SystemExit:
-        raise
-    except BaseException as e:
-        code = _report(e)
-        RUN.reported = None  # its frames hold the tensors of the run
-        if RUN.store is not None:
-            _leave(code, RUN.store)
-        write_exit_file(code)
-        drop_claims()
-        sys.stdout.flush()
-        process.kill_loader_processes()
-        if get_world_size() == 1:
-            sys.exit(code)
-        os._exit(code)
-
-
-@contextmanager
 def closed_after_report(resource: Any) -> Iterator[Any]:
     """As contextlib.closing; an error in the block is reported before `resource.close()`, which may hang.
 
@@ -338,7 +355,13 @@ def _report(error: BaseException) -> int:
         return RUN.reported[1]
     code, cause = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1), error
     if RUN.store is None:
-        if rendezvous.is_first_to_report(error):
+        # Before joining there is no store to ask. A single process reports always, and of the ranks that one launcher
+        # started on this host the first with this error at this place; a process that started later reports again.
+        env = os.environ
+        size = env.get("WORLD_SIZE") or (env.get("SLURM_NTASKS") if "SLURM_PROCID" in env else "") or "1"
+        place = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))  # what differs between ranks is no other place
+        said = f"{getattr(error, 'what', error)} {place} {os.getppid()}".encode(errors="replace")
+        if size.strip() == "1" or process.first_to_claim(f"said-{hashlib.sha256(said).hexdigest()[:16]}"):
             say(_text_of(error))
     elif not isinstance(error, _PeerFailed):
         # An error that follows from the failure of another rank, which that rank or a watchdog reports.
@@ -400,13 +423,13 @@ def _leave(code: int, store: Store | None) -> NoReturn:
     if not RUN.leaving.acquire(timeout=EXIT_S):
         os._exit(code)  # the other thread hangs
     with suppress(Exception):
-        write_exit_file(code)
+        process.write_exit_file(code)
         if store is not None:
             _sign_off(store)
-        drop_claims()  # with the loader processes alive: their end would raise an error in the main thread
+        process.drop_claims()  # with the loader processes alive: their end would raise an error in the main thread
     process.ignore_ended_children()
-    for child in children_of(os.getpid()):
-        kill_tree(child)
+    for child in process.children_of(os.getpid()):
+        process.kill_tree(child)
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

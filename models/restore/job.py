@@ -21,9 +21,8 @@ from utils.contract import ClipReader, FrameRestorer, Method
 from utils.dist import watchdog
 from utils.dist.gpu import device_name
 from utils.files import write_whole
-from utils.image import imread_rgb, tensor_to_uint8
+from utils.image import imread_rgb, render, tensor_to_uint8
 from utils.metrics import COLUMNS, PROTOCOL, collect, instants_psnr, json_bytes, score_table, score_text
-from utils.page import render
 from utils.run.progress import open_progress
 
 # Pages of more than some tens of megabytes open slowly.

@@ -27,7 +27,7 @@ from utils.files import refuse_overlap
 from utils.options.load import Sources, apply_override
 from utils.options.models import LoaderOptions, PathOptions, ValOptions
 from utils.options.section import redact
-from utils.run.resume import differences, own_checkpoint
+from utils.run.checkpoint import differences, own_checkpoint
 
 logger = logging.getLogger(__name__)
 

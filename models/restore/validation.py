@@ -20,8 +20,8 @@ from utils import utils_dist
 from utils.contract import FrameReader, Tick, input_spec, middle_instant
 from utils.dist import watchdog
 from utils.image import comparison, imwrite_rgb, tensor_to_uint8
+from utils.logger import best_effort
 from utils.metrics import Scores, add_scores, collect, score_text
-from utils.run.logger import best_effort
 from utils.run.progress import open_progress
 
 METRICS = ("psnr", "ssim")

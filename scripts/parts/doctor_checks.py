@@ -24,7 +24,6 @@ from scripts.parts.doctor_failures import FAIL, OK, WARN, Finding, table
 from utils import utils_dist
 from utils.dist import gpu
 from utils.errors import SpikeVRTError
-from utils.run import boot
 from utils.run.measure import seconds_of
 
 STEPS = 3  # timed steps
@@ -33,7 +32,7 @@ STEPS = 3  # timed steps
 def examine(file: str | None, overrides: Sequence[str]) -> int:
     """Print what all checks found, those of training too where there is an option file. Exit code. Collective."""
     begin = time.perf_counter()
-    with boot.ranks(log=False):
+    with utils_dist.ranks(log=False):
         utils_dist.init_dist(120)
         findings = [Finding(OK, "rendezvous", f"all ranks met in {time.perf_counter() - begin:.1f} s")]
         findings += from_all_ranks([*check_environment(os.environ, os.cpu_count() or 1), *check_devices()])

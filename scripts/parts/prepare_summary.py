@@ -18,8 +18,7 @@ from data.spike.represent import represent
 from data.spike.simulate import to_grey, to_uint8
 from utils.errors import DataError
 from utils.files import write_whole
-from utils.image import side_by_side
-from utils.page import render
+from utils.image import render, side_by_side
 
 NAMES = {"summary.html": " prepared clips</title>", "summary.json": '{\n  "recipe": {'}  # -> how it begins
 WIDTH, LEAST_WIDTH = 320, 160  # of one picture

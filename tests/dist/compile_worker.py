@@ -20,7 +20,6 @@ from models.model_vrt import ModelVRT
 from utils import utils_dist
 from utils.dist import process
 from utils.options.load import load_options
-from utils.run import boot
 
 SIDES = (32, 48, 32)
 DEBUGGING_AID = "debug_backend_override"
@@ -47,7 +46,7 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
 def main() -> None:
     if "eager" in sys.argv and hasattr(torch._dynamo.config, DEBUGGING_AID):  # not in all versions of torch
         setattr(torch._dynamo.config, DEBUGGING_AID, ">=0:eager")
-    with boot.ranks(log=False):
+    with utils_dist.ranks(log=False):
         utils_dist.init_dist(300)
         graphs = torch._dynamo.utils.counters["stats"]
         (plain, expected), before = train(), graphs["unique_graphs"]

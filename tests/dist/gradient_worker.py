@@ -12,11 +12,10 @@ from models.model_base import unwrap_ddp
 from models.model_vrt import ModelVRT
 from utils import utils_dist
 from utils.dist import process
-from utils.run import boot
 
 options, out, per_rank, parts = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
-with boot.ranks(log=False):
+with utils_dist.ranks(log=False):
     opt, launch = read_options(["--opt", options]), utils_dist.get_launch()
     utils_dist.init_dist()
     model = ModelVRT(opt)

@@ -17,7 +17,6 @@ from utils.dist import process
 from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.options.models import WatchdogOptions
-from utils.run import boot
 
 NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, {}\nLast error:\n{}"
 SYSTEM = "unhandled system error\nncclSystemError: System call (e.g. socket, malloc) or external library call failed."
@@ -28,7 +27,7 @@ CLOSED, FULL = "socketProgress: Connection closed by remote peer", "/dev/shm/ncc
 def collectives() -> None:
     rank = utils_dist.get_rank()
     assert utils_dist.is_main_process() == (rank == 0) and rank < utils_dist.get_world_size()
-    assert utils_dist.get_local_rank() == int(os.environ.get("LOCAL_RANK", 0))
+    assert RUN.launch.local_rank == int(os.environ.get("LOCAL_RANK", 0))
     utils_dist.barrier()
     mean = utils_dist.all_reduce_mean(torch.tensor([1.0, 10.0]) * (rank + 1))
     loss = torch.tensor(rank + 1.0, dtype=torch.float64, requires_grad=True) * 1
@@ -120,7 +119,7 @@ def main() -> None:
     if sys.argv[1] == "second_life" and os.environ["RANK"] == "1" and not Path(sys.argv[2]).exists():
         Path(sys.argv[2]).touch()
         sys.exit(1)
-    with boot.ranks(log=False):
+    with utils_dist.ranks(log=False):
         utils_dist.init_dist(60)
         globals()[sys.argv[1]]()
 

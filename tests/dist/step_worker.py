@@ -20,7 +20,6 @@ from models.select_network import NETWORKS
 from utils import utils_dist
 from utils.dist import process
 from utils.options.load import load_options
-from utils.run import boot
 
 CASE = sys.argv[2]
 
@@ -52,7 +51,7 @@ def main() -> None:
     logging.basicConfig(
         format="%(message)s", level=logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR
     )
-    with boot.ranks(log=False):
+    with utils_dist.ranks(log=False):
         utils_dist.init_dist(60)
         model = ModelVRT(load_options(sys.argv[1], ["netG.net_type=one_conv"], PARTS))
         model.init_train()

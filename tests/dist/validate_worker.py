@@ -23,7 +23,6 @@ from utils import utils_dist
 from utils.dist import process
 from utils.dist.state import RUN
 from utils.options.load import load_options
-from utils.run import boot
 
 ticks: set[float] = set()
 
@@ -60,7 +59,7 @@ class Clip:
 
 
 def main() -> None:
-    with boot.ranks(log=False):
+    with utils_dist.ranks(log=False):
         utils_dist.init_dist(60)
         model = ModelVRT(load_options(sys.argv[1], sys.argv[2:], PARTS))
         clips, votes = [Clip(number, frames) for number, frames in enumerate((12, 3, 3))], []

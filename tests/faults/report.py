@@ -55,7 +55,7 @@ together tell: one rank at a time reads them, and only while it is itself too lo
 count the ranks that have come, so that each rank asks for a few single keys.
 
 Simulated with `python -m tests.faults.scale` on {date}, on {cores} cores:
-the watchdog's own code (`utils/dist/beats.py`, `rendezvous.meet`) for each rank, a connection each, in two processes,
+the watchdog's own code (`utils/dist/watchdog.py`, `rendezvous.meet`) for each rank, a connection each, in two processes,
 against one real TCPStore in a third; eight ranks to a host. Where the beat is slower than 0.5 s, these cores could not do the
 work of all ranks faster; T is longer there. The start asks more often the longer it waits.
 

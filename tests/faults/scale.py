@@ -3,7 +3,7 @@
 
     python -m tests.faults.scale [--ranks 64,512,4096]
 
-Each simulated rank has a connection of its own and runs utils.dist.beats, rendezvous.meet and Round as real ranks do.
+Each simulated rank has a connection of its own and runs watchdog.Beats, rendezvous.meet and Round as real ranks do.
 Ranks come eight to a host. Prints requests a beat and a second, the requests of the start, and how long the loss of a
 rank, of a host, and a stall take to be named; docs/benchmarks/scale.json keeps it, and
 `python -m tests.faults.trials --write` puts it into docs/reliability.md.
@@ -27,9 +27,9 @@ from typing import Any
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from tests.dist.launching import ROOT, clean_env
-from utils.dist.beats import Beats, claim_failure
 from utils.dist.launch import LaunchInfo
 from utils.dist.rendezvous import MET, Round, meet
+from utils.dist.watchdog import Beats, claim_failure
 
 RESULTS = ROOT / "docs/benchmarks/scale.json"
 PER_HOST, CLIENTS, WATCH_S = 8, 2, 12.0

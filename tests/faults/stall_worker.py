@@ -24,7 +24,6 @@ from utils.dist import watchdog
 from utils.dist.process import die_with_parent
 from utils.errors import DataError
 from utils.options.models import WatchdogOptions
-from utils.run import boot
 
 KIND, RANK, STEP, STALL_S = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 MINUTES = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
@@ -59,7 +58,7 @@ class Numbers(Dataset):
 
 
 def main() -> None:
-    with boot.ranks(log=False):
+    with utils_dist.ranks(log=False):
         utils_dist.init_dist(600)
         utils_dist.watch(WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1))
         train()
@@ -82,7 +81,7 @@ def train() -> None:
         strike("kill", step)
         strike("exception", step)
         loss = net(batch).sum()
-        watchdog.sync("backward")
+        watchdog.phase("backward", is_sync=True)
         loss.backward()
         watchdog.phase("print", step)
         strike("rank0", step)

@@ -21,9 +21,9 @@ from tests.train_files import MAIN, experiment, latest, train, write_options
 from utils.errors import CheckpointError
 from utils.files import MARK
 from utils.run import checkpoint
+from utils.run.checkpoint import DataOrder, Progress
 from utils.run.experiment import Experiment
 from utils.run.health import Health
-from utils.run.resume import DataOrder, Progress
 
 NAME = "checkpoint_latest.pth"
 ORDER = DataOrder(8, "", 0, 8)

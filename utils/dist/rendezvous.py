@@ -7,15 +7,13 @@ and does not name the ranks that are missing.
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
-import re
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
@@ -25,7 +23,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from utils.errors import DistError
 from utils.dist.launch import LaunchInfo
-from utils.dist.process import AwakeClock, first_to_claim
+from utils.dist.process import AwakeClock
 
 logger = logging.getLogger(__name__)
 
@@ -220,20 +218,6 @@ def wait_for(store: Store, key: str, seconds: float, warn: Callable[[], None] = 
         time.sleep(pause_s)
         pause_s = min(0.25, 1.3 * pause_s)
     return True
-
-
-def is_first_to_report(error: BaseException, env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this rank reports an error that it met before joining, where there is no store to ask.
-
-    A single process always does, and of the ranks that one launcher started on this host the first with this error at
-    this place. A process that started later, as the next command of a shell, reports again.
-    """
-    size = env.get("WORLD_SIZE") or (env.get("SLURM_NTASKS") if "SLURM_PROCID" in env else "") or "1"
-    if size.strip() == "1":
-        return True
-    where = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))  # what differs between ranks is no other place
-    what = f"{getattr(error, 'what', error)} {where} {os.getppid()}"
-    return first_to_claim(f"said-{hashlib.sha256(what.encode(errors='replace')).hexdigest()[:16]}")
 
 
 def _check_s() -> float:

@@ -1,74 +1,61 @@
-"""Atomic checkpoints: each file is written under a temporary name, then renamed, and verified when it is read.
+"""Checkpoints: atomic files, and where a run resumes: from which file, whether it fits the options and the data.
 
-A file `X.pth` has a sidecar `X.pth.sha256`. Before a new file takes its name, the old pair is renamed to
-`X_previous.pth`, that one to `X_previous2.pth` and so on. Whenever the process dies, a whole file has the name, with
-its sidecar or, between two renames, without one.
+Each file is written under a temporary name, then renamed, and verified when it is read. A file `X.pth` has a sidecar
+`X.pth.sha256`. Before a new file takes its name, the old pair is renamed to `X_previous.pth`, that one to
+`X_previous2.pth` and so on. Whenever the process dies, a whole file has the name, with its sidecar or, between two
+renames, without one.
+
+The option file takes precedence over the options in the checkpoint; the log lists every key that differs. From the
+checkpoint come weights, averages, moments, the loss scale, the count of skipped steps and the position in the data.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from utils import utils_dist
-from utils.errors import CheckpointError
+from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import free_bytes, sha256_of
+from utils.options.models import TrainOptions
 
 # What torch.load raises for a file of something else, or one that cannot be read.
 UNREADABLE = (UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, OSError)
 
 logger = logging.getLogger(__name__)
 
+# Where and how a run is started, not what is trained.
+NO_DIFFERENCE = ("opt_path", "task", "path")
+# Without effect on the scores of a validation.
+NO_SCORE = ("val.save_img", "val.batch_tiles", "datasets.test.dataloader_", "datasets.test.cache_data")
+
 _PLAIN = (str, int, float, bool, type(None), torch.Tensor)
 
 
-def save(state: dict[str, Any], path: Path, keep: int = 1) -> None:
+def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     """Write `state` to `path` atomically. Returns only when file, sidecar and folder are on the disk.
 
-    keep: former versions to keep; 0: the new file takes the place of the newest one, whose state it completes.
+    keep: former versions to keep; 0: the new file takes the place of the newest one, whose state it completes; None:
+    neither a former version nor a sidecar, for weights, which nothing resumes from.
     Raises CheckpointError where `state` holds anything but plain types and tensors (it could not be loaded with
     ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
     """
-    with _writing(path, state) as temp:
-        sidecar, digest = _sidecar(path), _write_hashed(state, temp)
-        sidecar_temp = path.with_name(f".{sidecar.name}.{os.getpid()}.tmp")
-        with open(sidecar_temp, "w") as file:
-            file.write(digest + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if keep:
-            _keep_previous(path, keep)
-        sidecar.unlink(missing_ok=True)  # meanwhile the file, old or new, is taken as it is
-        os.replace(temp, path)
-        os.replace(sidecar_temp, sidecar)
-        _fsync_folder(path.parent)
-
-
-def save_bare(state: dict[str, Any], path: Path) -> None:
-    """As `save`, without a sidecar and without keeping a former file: for weights, which nothing resumes from."""
-    with _writing(path, state) as temp:
-        _write_hashed(state, temp)
-        os.replace(temp, path)
-
-
-@contextmanager
-def _writing(path: Path, state: dict[str, Any]) -> Iterator[Path]:
-    """A temporary file beside `path`, removed afterwards. Raises CheckpointError for every failure to write."""
     check_plain(state)
     sizes: list[int] = []  # of all tensors: together nearly the size of the file
     utils_dist.map_tensors(state, lambda tensor: sizes.append(tensor.nbytes))
-    need_mb = 1.2 * sum(sizes) / 2**20
-    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    need_mb, sidecar = 1.2 * sum(sizes) / 2**20, _sidecar(path)
+    temp, sidecar_temp = (file.with_name(f".{file.name}.{os.getpid()}.tmp") for file in (path, sidecar))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if (free_mb := free_bytes(path.parent) / 2**20) < need_mb:
@@ -77,7 +64,24 @@ def _writing(path: Path, state: dict[str, Any]) -> Iterator[Path]:
                 f"at least {need_mb:.0f} MB", "free some space or set path.root to another disk, then resume",
             )  # fmt: skip
         _sweep(path)
-        yield temp
+        with open(temp, "wb") as file:
+            writer = _HashingWriter(file)
+            torch.save(state, writer)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep is None:
+            os.replace(temp, path)
+            return
+        with open(sidecar_temp, "w") as file:
+            file.write(writer.sha256.hexdigest() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if keep:
+            _keep_previous(path, keep)
+        sidecar.unlink(missing_ok=True)  # meanwhile the file, old or new, is taken as it is
+        os.replace(temp, path)
+        os.replace(sidecar_temp, sidecar)
+        _fsync_folder(path.parent)
     except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
         raise CheckpointError(
             f"cannot write the checkpoint: {e}", str(path),
@@ -151,15 +155,6 @@ class _HashingWriter:
         self.file.flush()
 
 
-def _write_hashed(state: dict[str, Any], temp: Path) -> str:
-    with open(temp, "wb") as file:
-        writer = _HashingWriter(file)
-        torch.save(state, writer)
-        file.flush()
-        os.fsync(file.fileno())
-    return writer.sha256.hexdigest()
-
-
 def _fault(path: Path) -> str | None:
     """What is wrong with the file, or None."""
     sidecar = _sidecar(path)
@@ -226,3 +221,239 @@ def _previous(path: Path, number: int = 1) -> Path:
 def _versions(path: Path) -> list[Path]:
     """The kept former versions, newest first."""
     return sorted(path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=lambda p: (len(p.name), p.name))
+
+
+@dataclass
+class Progress:
+    """Where a run stands: optimizer steps done, and the position of the next one in the data."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0  # next global batch of the epoch
+    best_psnr: float | None = None
+    best_step: int = 0
+    validated: int = 0  # step of the last complete validation
+    validation_stops: int = 0  # how often a signal ended the validation of this step
+    saved: int = -1  # step of the run's newest checkpoint_latest
+    wandb_id: str | None = None
+
+    def advance(self) -> None:
+        self.step += 1
+        self.batch += 1
+        self.validation_stops = 0
+
+    def next_epoch(self) -> None:
+        self.epoch, self.batch = self.epoch + 1, 0
+
+
+@dataclass(frozen=True)
+class DataOrder:
+    """What a position in the data refers to; equal orders hand out the same samples at the same position.
+
+    samples: in an epoch. sample_list: digest of the names and sizes of clips and frames. seed: of the shuffling;
+    None: no shuffling. steps: in an epoch, at the batch size of the run.
+    """
+
+    samples: int
+    sample_list: str
+    seed: int | None
+    steps: int
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint that a run resumes from. is_named: the user named it (`--resume PATH`)."""
+
+    path: Path
+    state: dict[str, Any]
+    is_named: bool = False
+
+
+def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
+    """The full checkpoint that the run in `folder` resumes from, or None for a fresh start. Collective.
+
+    path.resume            with a checkpoint_latest of its own     without
+    null                   refused                                 fresh start
+    "auto"                 that one                                fresh start
+    a file of another run  that one, whatever the steps of both    the named one
+    a file of this run     the further one; if it can be read      the named one
+
+    So a command with a path can be repeated after an interruption, and overwrites nothing. A folder means the latest
+    checkpoint of the run in it. Raises OptionError where the run is refused, CheckpointError where a file is missing,
+    damaged, or no checkpoint. Rank 0 alone reads the folder, which other hosts may not have.
+    """
+    found = _find(resume, folder) if utils_dist.is_main_process() else None
+    shared = utils_dist.state_from_rank_0(found and vars(found))
+    return shared and Resumed(**shared)
+
+
+def _find(resume: str | None, folder: Path) -> Resumed | None:
+    latest = own_checkpoint(folder, "latest")
+    has_own = exists(latest)
+    if resume is None and has_own:
+        raise OptionError(
+            "path.resume is null, yet the folder holds a run", str(latest),
+            "an empty folder for a run from zero",
+            "--resume auto resumes it; for a new run set another task name or move the folder away",
+        )  # fmt: skip
+    if resume in (None, "auto"):
+        return Resumed(latest, _read_state(latest)) if has_own else None
+    named = Path(resume)
+    if named.is_dir():  # that of a run, or the one of its checkpoints
+        named = own_checkpoint(named.parent if named.name == "checkpoints" else named, "latest")
+    if not has_own or _is_of(named, folder):
+        if not exists(named):
+            raise CheckpointError(
+                "no such checkpoint", str(named), "an existing file, auto, or null for a fresh start", "correct it"
+            )
+        found = Resumed(named, _read_state(named), is_named=True)
+        if not has_own or named.name == latest.name:
+            return found
+        try:
+            state = _read_state(latest)
+        except CheckpointError:
+            return found
+        if state["step"] <= found.state["step"]:
+            return found
+    else:
+        state = _read_state(latest)
+    logger.warning(
+        "%s is not used: this run has a checkpoint of its own at iter %d; to go back to that file, choose another "
+        "task name", named, state["step"],
+    )  # fmt: skip
+    return Resumed(latest, state)
+
+
+def _is_of(path: Path, folder: Path) -> bool:
+    """Whether `path` lies with the checkpoints of the run in `folder`."""
+    return path.parent.resolve() == own_checkpoint(folder, "latest").parent.resolve()
+
+
+def own_checkpoint(folder: Path, name: str) -> Path:
+    """The file of checkpoint `name` ("latest", "best") in a run's folder."""
+    return folder / "checkpoints" / f"checkpoint_{name}.pth"
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """The checkpoint in `path`. Raises CheckpointError where it holds weights alone, or something else."""
+    state = load(path)
+    needed = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
+    if isinstance(state, dict) and needed <= state.keys():
+        return state
+    raise CheckpointError(
+        "not a checkpoint to resume from: it holds no optimizer state and no position", str(path),
+        "a file checkpoints/checkpoint_*.pth of a run",
+        f"give such a file; to start a new run from these weights: path.pretrained_netG={path}",
+    )  # fmt: skip
+
+
+def left_to_do(progress: Progress, total_iter: int, test_every: int) -> Literal["validation", "steps", "nothing"]:
+    """What comes next in the life of a run; "nothing": it is finished. The one place that decides.
+
+    A run is finished when its last step is validated, and the checkpoint records that (`validated`). A validation that
+    a signal stopped twice is left out: a run whose allocations are too short for it would never go on.
+    test_every: steps between validations; the last step has one in any case. 0: no test split.
+    """
+    is_last = progress.step >= total_iter
+    is_due = test_every and (is_last or progress.step % test_every == 0)
+    if is_due and progress.validated != progress.step and progress.validation_stops < 2:
+        return "validation"
+    return "nothing" if is_last else "steps"
+
+
+def restore_progress(
+    resumed: Resumed, folder: Path, options: dict[str, Any], train: TrainOptions, order: DataOrder
+) -> Progress:
+    """The position of the run in `order`, this run's data. Raises OptionError or DataError where it cannot continue.
+
+    A position that no longer exists in the data becomes the start of the next epoch, with a warning.
+    folder: of the run. options: all of them, plain and without secrets; those that differ from the checkpoint's are
+    logged.
+    """
+    state, is_own = resumed.state, _is_of(resumed.path, folder)
+    progress = Progress(**{field.name: state.get(field.name, field.default) for field in fields(Progress)})
+    was = DataOrder(**state["order"]) if "order" in state else None  # older versions did not write it
+    if progress.batch == (was or order).steps:
+        progress.next_epoch()
+    changes = differences(state["options"], options)
+    if changes and utils_dist.is_main_process():
+        texts = {key: [json.dumps(value) for value in values] for key, values in changes.items()}
+        short = {key: [t if len(t) <= 80 else f"{t[:77]}..." for t in pair] for key, pair in texts.items()}
+        lines = [f"  {key}: {' -> '.join(pair)}" for key, pair in short.items()]
+        logger.warning("options that differ from those of the checkpoint, and win:\n%s", "\n".join(lines))
+    progress.saved = progress.step if is_own else -1
+    if not is_own:
+        progress.wandb_id, progress.validated, progress.validation_stops = None, 0, 0
+    other_test = [key for key in changes if key.startswith(("datasets.test.", "val.")) and not key.startswith(NO_SCORE)]
+    if progress.best_psnr is not None and (other_test or not exists(own_checkpoint(folder, "best"))):
+        reason = f"{', '.join(other_test)} changed" if other_test else "this run's folder holds no checkpoint_best.pth"
+        logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
+        progress.best_psnr, progress.best_step = None, 0
+    if progress.step < planned_steps(train, (was or order).steps, progress):
+        _find_place(progress, was, order, resumed, options)
+    return progress
+
+
+def planned_steps(train: TrainOptions, steps_per_epoch: int, progress: Progress) -> int:
+    """Optimizer steps of the whole run: `total_iter`, or those of `epochs` where these are fewer."""
+    if train.epochs is None:
+        return train.total_iter
+    # Counted from where the run stands: its former epochs may have had another length.
+    of_epochs = progress.step + (train.epochs - progress.epoch) * steps_per_epoch - progress.batch
+    return of_epochs if train.total_iter is None else min(train.total_iter, of_epochs)
+
+
+def differences(was: dict[str, Any], now: dict[str, Any], where: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> (value then, value now) of the options that differ. A key that one side lacks is left out."""
+    found = {}
+    for key in sorted(was.keys() & now.keys()):
+        name, then, current = f"{where}{key}", was[key], now[key]
+        if name in NO_DIFFERENCE or then == current:
+            continue
+        if isinstance(then, dict) and isinstance(current, dict):
+            found |= differences(then, current, f"{name}.")
+        else:
+            found[name] = (then, current)
+    return found
+
+
+def _find_place(
+    progress: Progress, was: DataOrder | None, order: DataOrder, resumed: Resumed, options: dict[str, Any]
+) -> None:
+    """Start the next epoch, with a warning, where a position in the data means other samples than before.
+
+    With the same number of samples a step, a run continues with the next sample on any number of ranks. Raises
+    OptionError where that number differs, and DataError where the samples do, unless the user named the checkpoint: a
+    run that a queue starts again must not continue with half of its GPUs or clips because a host or disk is missing.
+    """
+    ranks, ranks_then = utils_dist.get_world_size(), resumed.state["world_size"]
+    now, before = (
+        count * tree["datasets"]["train"]["dataloader_batch_size"] * tree["train"]["accumulation_steps"]
+        for count, tree in ((ranks, options), (ranks_then, resumed.state["options"]))
+    )
+    pairs = [("samples a step", before, now)]
+    if was is not None:
+        pairs += [("samples an epoch", was.samples, order.samples), ("seed of the order", was.seed, order.seed)]
+    changed = [f"{name} {old} -> {new}" for name, old, new in pairs if old != new]
+    is_other = was is not None and was.sample_list != order.sample_list
+    changed += ["other clips, frames or spikes"] * is_other
+    if (is_other or now != before) and not resumed.is_named:
+        raise (DataError if is_other else OptionError)(
+            f"the training data or the batch are not those of the checkpoint: {', '.join(changed)}", str(resumed.path),
+            f"the same clips, frames, sizes, dataset.json and calibration, and {before} samples a step, as before",
+            "bring the files back, and choose ranks x datasets.train.dataloader_batch_size x train.accumulation_steps "
+            f"= {before}; or, to continue with the present ones from a new epoch: --resume {resumed.path}",
+        )  # fmt: skip
+    if not changed and progress.batch > order.steps:
+        changed = [f"position {progress.batch}, yet {order.steps} steps an epoch"]
+    if changed and progress.batch:
+        progress.next_epoch()
+    if changed and utils_dist.is_main_process():
+        logger.warning(
+            "the training data or the batch changed since the checkpoint (%s): epoch %d begins with its first sample",
+            ", ".join(changed), progress.epoch + 1,
+        )  # fmt: skip
+    elif ranks != ranks_then and utils_dist.is_main_process():
+        logger.warning(
+            "%d ranks now, %d before: the same samples in the same order, but sums round differently", ranks, ranks_then
+        )

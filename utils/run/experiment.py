@@ -27,15 +27,14 @@ from utils.dist.state import STATUS_NAME
 from utils.errors import OptionError
 from utils.files import OTHER_ROOT, claim_run_folder, write_whole, writing
 from utils.image import comparison_strip, imwrite_rgb
+from utils.logger import best_effort
 from utils.options.load import shown_argument
 from utils.run import checkpoint
+from utils.run.checkpoint import DataOrder, Progress, own_checkpoint
 from utils.run.health import Health
-from utils.run.history import HISTORY_NAME, LINES_NAME
-from utils.run.logger import best_effort
+from utils.run.history import CURVES_NAME, ENVIRONMENT_NAME, HISTORY_NAME, LINES_NAME, PANELS_NAME, REPORT_NAME
 from utils.run.measure import Measured, StepTimer, log_values, rank_values
 from utils.run.progress import duration
-from utils.run.report import CURVES_NAME, ENVIRONMENT_NAME, PANELS_NAME, REPORT_NAME
-from utils.run.resume import DataOrder, Progress, own_checkpoint
 from utils.run.writers import Writers
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,6 @@
-"""The history of a run, and its curves: training_history.jsonl, one line per entry; training_history.json, the whole.
+"""What a run leaves to judge it by: its history, the curves of it, and report.html.
+
+The history is training_history.jsonl, one line per entry, and training_history.json, the whole.
 
 A line: {"step": 100, "train/loss": 0.0234, ...}. The whole: {"train/loss": [[100, 0.0234], ...], ...}. Both are valid
 JSON: NaN and Inf are null there.
@@ -6,12 +8,10 @@ JSON: NaN and Inf are null there.
 
 from __future__ import annotations
 
-import errno
+import base64
 import io
 import json
-import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from utils.errors import DataError
-from utils.files import OTHER_ROOT, write_whole, writing
-from utils.run.logger import best_effort
+from utils.files import natural_key
+from utils.image import ERROR, imread_rgb, panels_of, render
+from utils.logger import WARNINGS_NAME
 
 if TYPE_CHECKING:  # matplotlib is imported only where a figure is drawn; pyplot, which wants a display, nowhere
     from matplotlib.axes import Axes
@@ -33,8 +34,11 @@ COLOURS = tuple(f"C{number}" for number in range(10))
 # A running mean over a twentieth of the entries: smooth enough to compare runs, short enough to show a change.
 SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST = 20, 3, 200
 GREY = "0.35"
-
-logger = logging.getLogger(__name__)
+REPORT_NAME, CURVES_NAME, ENVIRONMENT_NAME = "report.html", "curves.png", "environment.json"
+# At most 12 clips have strips; at this width a page takes about 5 MB, and never more than 16.
+STRIP_WIDTH = 640
+SHOWN_ROWS, SHOWN_WARNINGS = 50, 40  # the newest ones
+PANELS_NAME = "panels.json"  # in images/: names of the panels of a strip, from left to right
 
 
 def read_history(run: Path) -> History:
@@ -49,7 +53,7 @@ def read_history(run: Path) -> History:
     if not path.is_file():
         expected = f"the folder of a run, or its {LINES_NAME} or {HISTORY_NAME}"
         raise DataError(f"no {path}", "the command line", expected, "correct the path")
-    entries = _read_whole(path) if path.suffix == ".json" else _read_lines(path)
+    entries = read_whole(path) if path.suffix == ".json" else _read_lines(path)
     history: History = {}
     for step, values in entries:
         for tag, value in values.items():
@@ -80,90 +84,7 @@ def run_names(runs: list[Path]) -> list[str]:
     return names
 
 
-def history_bytes(history: History) -> bytes:
-    """The content of training_history.json."""
-    plain = {tag: [[step, _plain(value)] for step, value in entries] for tag, entries in history.items()}
-    return json.dumps(plain, allow_nan=False).encode()
-
-
-class HistoryWriter:
-    """Appends a line per entry, at once: a process that dies loses at most the line that it is writing.
-
-    An entry costs the same at any length of the file.
-    At a resume, lines of later steps and a last line that was cut off are dropped, once.
-    step: of the checkpoint that the run resumes from, or 0.
-    """
-
-    def __init__(self, folder: Path, step: int) -> None:
-        self.folder, self.file, self.start = folder, folder / LINES_NAME, step
-        self.is_ready = False
-        with best_effort(str(self.file)):
-            self._prepare()
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        with best_effort(str(self.file)):
-            self._prepare()
-            if step == self.start:
-                # A validation that was killed after its entry, and before its save, is done again.
-                self._keep(lambda entry: entry["step"] < step or entry.keys().isdisjoint(values))
-            self._append(_line(step, values))
-
-    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        """The history has no images."""
-
-    def close(self) -> None: ...
-
-    def _prepare(self) -> None:
-        """Drop what a resume writes again. Later than at the start where the disk was full then."""
-        if self.is_ready:
-            return
-        with writing(self.file, OTHER_ROOT):
-            if self.file.exists():
-                self._keep(lambda entry: entry["step"] <= self.start)
-            elif self.start and (whole := self.folder / HISTORY_NAME).is_file():  # of an older version
-                lines: list[bytes] = []
-                with suppress(DataError):
-                    lines = [_line(step, values) for step, values in _read_whole(whole) if step <= self.start]
-                write_whole(self.file, b"".join(lines))
-        self.is_ready = True
-
-    def _keep(self, is_kept: Callable[[dict[str, Any]], bool]) -> None:
-        """Replace the file, whole or not at all, by the lines that are `is_kept`. Lines that are no entry go too."""
-        kept, broken = [], 0
-        lines = self.file.read_bytes().splitlines(keepends=True) if self.file.exists() else []
-        for number, line in enumerate(lines, 1):
-            entry = _entry(line)
-            if entry is not None and line.endswith(b"\n"):
-                kept += [line] if is_kept(entry) else []
-            elif number < len(lines):
-                broken += 1
-        if broken:
-            logger.warning("%s: %d lines are no entries and are left out", self.file, broken)
-        if len(kept) < len(lines):
-            write_whole(self.file, b"".join(kept))
-
-    def _append(self, line: bytes) -> None:
-        """All of the line, or nothing of it."""
-        with writing(self.file, OTHER_ROOT), open(self.file, "ab", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            try:
-                if file.write(line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                file.truncate(size)
-                raise
-
-
-def _line(step: int, values: Mapping[str, float | None]) -> bytes:
-    plain = {tag: _plain(value) for tag, value in values.items()}
-    return f"{json.dumps({'step': step, **plain}, allow_nan=False)}\n".encode()
-
-
-def _plain(value: float | None) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
-def _entry(line: bytes) -> dict[str, Any] | None:
+def entry_of(line: bytes) -> dict[str, Any] | None:
     """A line's entry; None for anything else."""
     try:
         entry = json.loads(line)
@@ -176,12 +97,12 @@ def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, float | None]]]:
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):
             return
-        if (entry := _entry(line)) is None:
+        if (entry := entry_of(line)) is None:
             raise _no_history(f"line {number} is no entry", path)
         yield entry.pop("step"), entry
 
 
-def _read_whole(path: Path) -> Iterator[tuple[int, dict[str, float | None]]]:
+def read_whole(path: Path) -> Iterator[tuple[int, dict[str, float | None]]]:
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
         steps: dict[int, dict[str, float | None]] = {}
@@ -355,3 +276,62 @@ def _name_runs(figure: Figure, histories: Mapping[str, History]) -> None:
     if len(histories) > 1:
         lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], linewidth=3) for i in range(len(histories))]
         figure.legend(lines, list(histories), loc="outside upper center", ncols=min(4, len(histories)))
+
+
+def build_report(folder: Path, history: History, curves: bytes) -> str:
+    """One self-contained page on the run in `folder`. curves: a PNG."""
+    columns = [dict(history.get(f"val/{name}", [])) for name in ("psnr", "psnr_input", "ssim", "ssim_input")]
+    steps, scores = list(columns[0]), {step: psnr for step, psnr in columns[0].items() if math.isfinite(psnr)}
+    best = max(scores, key=scores.get, default=None)
+    state = [f"iteration {max(entries[-1][0] for entries in history.values()):,}" if history else "no entry yet"]
+    if losses := history.get("train/loss"):
+        state.append(f"loss {losses[-1][1]:.4f}")
+    if scores:
+        last = list(scores.values())[-1]
+        state.append(f"PSNR {last:.2f} dB, best {scores[best]:.2f} dB at iteration {best:,}")
+    shown = [step for step in steps if step == best or step in steps[-SHOWN_ROWS:]][::-1]
+    environment = {}
+    with suppress(OSError, ValueError):  # the page of a run without it is shown all the same
+        environment = json.loads((folder / ENVIRONMENT_NAME).read_text(encoding="utf-8"))
+    return render(
+        "run",
+        title=f"Training: {folder.resolve().name}",
+        state="; ".join(state),
+        curves=base64.b64encode(curves).decode("ascii"),
+        warnings=list(_warnings(folder / WARNINGS_NAME).items()),
+        shown_warnings=SHOWN_WARNINGS,
+        validations=[[step, *(column.get(step, math.nan) for column in columns)] for step in shown],
+        best=best,
+        left_out=len(steps) - len(shown),
+        clips=_panels(folder / "images", steps[-1]) if steps else {},
+        strip_width=STRIP_WIDTH,
+        environment=environment,
+        options=newest_options(folder / "options"),
+    )
+
+
+def _warnings(path: Path) -> dict[str, tuple[str, int]]:
+    """Text -> (time of the last one, how often) of each recorded warning, the newest last."""
+    found: dict[str, tuple[str, int]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with suppress(ValueError):  # a line that was cut by a kill
+            record = json.loads(line)
+            _, count = found.pop(record["text"], ("", 0))
+            found[record["text"]] = record["time"], count + 1
+    return found
+
+
+def _panels(images: Path, step: int) -> dict[str, dict[str, np.ndarray]]:
+    """Clip -> name -> (H, W, 3) uint8 of the panels of the strips of one validation, without the error."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    with suppress(OSError, ValueError, DataError):  # the report of a run must not end it
+        names = json.loads((images / PANELS_NAME).read_text(encoding="utf-8"))
+        for file in sorted(images.rglob(f"{step}.png"), key=natural_key):
+            panels = panels_of(imread_rgb(file), names)
+            found[file.parent.relative_to(images).as_posix()] = {k: v for k, v in panels.items() if k != ERROR}
+    return found
+
+
+def newest_options(folder: Path) -> Path | None:
+    """The options that a run was started with last; None where the folder holds none."""
+    return max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, default=None)

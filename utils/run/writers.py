@@ -5,25 +5,40 @@ Only rank 0 has writers.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from utils.files import OTHER_ROOT, writing
+from utils.errors import DataError
+from utils.files import OTHER_ROOT, write_whole, writing
+from utils.logger import best_effort
 from utils.options.load import shown_argument
 from utils.options.models import LoggingOptions
 from utils.options.section import Registry, flat, import_parts
-from utils.run.history import HistoryWriter
-from utils.run.logger import best_effort
-from utils.run.report import ReportWriter
-from utils.run.resume import Progress
+from utils.run.checkpoint import Progress
+from utils.run.history import (
+    CURVES_NAME,
+    HISTORY_NAME,
+    LINES_NAME,
+    REPORT_NAME,
+    History,
+    build_report,
+    draw_panels,
+    encoded,
+    entry_of,
+    read_history,
+    read_whole,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +47,11 @@ HPARAMS, METRICS = ("datasets", "netG", "train"), ("val/psnr", "val/ssim", "trai
 WRITERS = Registry("log writer")  # of `logging.writers`; the others have keys of their own
 
 
-class Writer(Protocol):
+class Writer:
     """Takes what a run measures. tag: e.g. "train/loss"; step: optimizer steps so far."""
 
-    def scalars(self, values: dict[str, float], step: int) -> None: ...
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        raise NotImplementedError
 
     def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
         """rgb: (H, W, 3) uint8."""
@@ -72,7 +88,107 @@ class Writers:
                 logger.warning("%s failed and is left out from now on: %s: %s", name, type(e).__name__, e)
 
 
-class TensorBoardWriter:
+class HistoryWriter(Writer):
+    """Appends a line per entry, at once: a process that dies loses at most the line that it is writing.
+
+    An entry costs the same at any length of the file.
+    At a resume, lines of later steps and a last line that was cut off are dropped, once.
+    step: of the checkpoint that the run resumes from, or 0.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.folder, self.file, self.start = folder, folder / LINES_NAME, step
+        self.is_ready = False
+        with best_effort(str(self.file)):
+            self._prepare()
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        with best_effort(str(self.file)):
+            self._prepare()
+            if step == self.start:
+                # A validation that was killed after its entry, and before its save, is done again.
+                self._keep(lambda entry: entry["step"] < step or entry.keys().isdisjoint(values))
+            line = _line(step, values)
+            with writing(self.file, OTHER_ROOT), open(self.file, "ab", buffering=0) as file:
+                size = file.seek(0, os.SEEK_END)
+                try:
+                    if file.write(line) < len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                except OSError:  # all of the line, or nothing of it
+                    file.truncate(size)
+                    raise
+
+    def _prepare(self) -> None:
+        """Drop what a resume writes again. Later than at the start where the disk was full then."""
+        if self.is_ready:
+            return
+        with writing(self.file, OTHER_ROOT):
+            if self.file.exists():
+                self._keep(lambda entry: entry["step"] <= self.start)
+            elif self.start and (whole := self.folder / HISTORY_NAME).is_file():  # of an older version
+                lines: list[bytes] = []
+                with suppress(DataError):
+                    lines = [_line(step, values) for step, values in read_whole(whole) if step <= self.start]
+                write_whole(self.file, b"".join(lines))
+        self.is_ready = True
+
+    def _keep(self, is_kept: Callable[[dict[str, Any]], bool]) -> None:
+        """Replace the file, whole or not at all, by the lines that are `is_kept`. Lines that are no entry go too."""
+        kept, broken = [], 0
+        lines = self.file.read_bytes().splitlines(keepends=True) if self.file.exists() else []
+        for number, line in enumerate(lines, 1):
+            entry = entry_of(line)
+            if entry is not None and line.endswith(b"\n"):
+                kept += [line] if is_kept(entry) else []
+            elif number < len(lines):
+                broken += 1
+        if broken:
+            logger.warning("%s: %d lines are no entries and are left out", self.file, broken)
+        if len(kept) < len(lines):
+            write_whole(self.file, b"".join(kept))
+
+
+def history_bytes(history: History) -> bytes:
+    """The content of training_history.json."""
+    plain = {tag: [[step, _plain(value)] for step, value in entries] for tag, entries in history.items()}
+    return json.dumps(plain, allow_nan=False).encode()
+
+
+def _line(step: int, values: Mapping[str, float | None]) -> bytes:
+    plain = {tag: _plain(value) for tag, value in values.items()}
+    return f"{json.dumps({'step': step, **plain}, allow_nan=False)}\n".encode()
+
+
+def _plain(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+class ReportWriter(Writer):
+    """Writes the three files after each validation and at the end: a run that is killed later has them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.is_behind = folder, False
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        self.is_behind = True
+        if "val/psnr" in values:
+            self._write()
+
+    def close(self) -> None:
+        if self.is_behind:
+            self._write()
+
+    def _write(self) -> None:
+        self.is_behind = False
+        with best_effort("the report of the run"):
+            history = read_history(self.folder)
+            curves = encoded(draw_panels({"": history}))
+            write_whole(self.folder / HISTORY_NAME, history_bytes(history))
+            write_whole(self.folder / CURVES_NAME, curves)
+            write_whole(self.folder / REPORT_NAME, build_report(self.folder, history, curves).encode())
+
+
+class TensorBoardWriter(Writer):
     """Scalars and pictures for TensorBoard; entries after the step of a start are hidden (`purge_step`).
 
     options: without secrets; shown as text, and those of HPARAMS as hyperparameters beside the newest METRICS.
@@ -107,7 +223,7 @@ class TensorBoardWriter:
         self.writer.close()
 
 
-class WandbWriter:
+class WandbWriter(Writer):
     """Weights & Biases; continues the same W&B run after a resume.
 
     The key reaches wandb through the environment of this process only: its own login would write it to a file.
