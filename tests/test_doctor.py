@@ -82,14 +82,14 @@ def test_two_ranks_are_examined_together(tmp_path):
     assert result.exit_codes == [0, 0], result.text
     for check in ("all_reduce", "bandwidth", "shards", "parameters", "loader", "scaling", "gradients"):
         assert f"ok    {check}" in result.stdout[0]
-    # Every finding that the guide to distributed training quotes is one that the doctor prints.
+    # Every finding that the guide quotes is one that the doctor prints.
     in_logs = [
         f"{finding.check} {text}"
         for line in [*LINES, 'rank 1 is STUCK: 301.2 s in phase "data"', 'rank 0 is STUCK: 301.2 s in phase "data"']
         for finding in read_log(line)
         for text in (finding.what, finding.why)
     ]
-    quoted = re.findall(r"\*\*([^*]+)\*\* `([^`]+)`", (ROOT / "docs/ddp.md").read_text(encoding="utf-8"))
+    quoted = re.findall(r"\*\*([^*]+)\*\* `([^`]+)`", (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8"))
     assert len(quoted) > 12
     for name, text in quoted:
         own = [line for line in result.stdout[0].splitlines() if f" {name} " in line]
