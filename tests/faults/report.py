@@ -14,22 +14,17 @@ def page(results: dict[str, Any], scale: list[dict[str, Any]]) -> str:
 
 HEAD = """# Reliability
 
-What happens when something goes wrong, and how often it was tried. Measured with gloo on CPU; nothing here was run with
-NCCL. Repeat it with `make faults` (an hour on two cores); a quick part of it runs in `make test`. `docs/benchmarks/faults.json`
-has each trial, and the load of the two cores before each kind.
+What happens when something goes wrong, and how often it was tried, with gloo on CPUs; NCCL was not tried. `make faults` repeats it (an hour on two cores), `make test` a quick part of it.
+`docs/benchmarks/faults.json` has each trial.
 
 | fault | tried | result |
 |---|---|---|"""
 
-TAIL = """T is `watchdog.stall_s`: 5 s in these trials, 300 s by default. "Named" means: the first and only verdict of all ranks
-names the struck rank, its phase and its step, with the Python stack of the culprit and of its loader processes, and no
-rank ends with exit code 0. "Identical" compares sha256 over weights, average, optimizer moments and position.
+TAIL = """T is `watchdog.stall_s`: 5 s in these trials, 300 s by default. "Named": the only verdict of all ranks names the struck rank, its phase and step,
+with the stack of the culprit and of its loader processes, and no rank ends with exit code 0. "Identical": sha256 over weights, average, optimizer moments and position.
+Kinds of stall: asleep before a barrier, in the forward pass, on rank 0 alone, in a loader process; the GIL held by C code; SIGSTOP.
 
-Kinds of stall: asleep before a barrier, in the forward pass, in code of rank 0 alone, in a loader process; the GIL held
-by C code; SIGSTOP.
-
-What is not shown here: several hosts with a real network between them, NCCL's own failures, and power loss (kill -9 leaves
-the page cache alone; fsync is there for that)."""
+Not shown: several hosts with a real network between them, NCCL's own failures, and power loss."""
 
 
 def watching_at_scale(sizes: list[dict[str, Any]]) -> Iterator[str]:
@@ -48,16 +43,11 @@ def watching_at_scale(sizes: list[dict[str, Any]]) -> Iterator[str]:
 SCALE = """
 ## Watching at scale
 
-A beat costs a rank two requests, whatever the number of ranks: it sets its own state, and reads in one request the shared
-verdict and the states of rank 0, of the next rank and of the next rank on its host. Whichever ranks fall silent, one of them
-follows a rank that still beats, so the loss of a whole host is seen as well. Which rank the others wait for, only all states
-together tell: one rank at a time reads them, and only while it is itself too long in its phase. The meetings of the start
-count the ranks that have come, so that each rank asks for a few single keys.
+A beat costs a rank two requests, whatever the number of ranks: it sets its own state, and reads the verdict and the states of rank 0, of the next rank and of the next rank on its host.
+So one rank always follows one that still beats, even if a whole host is lost. All states are read by one rank at a time, and only while it is too long in its phase.
 
-Simulated with `python -m tests.faults.scale` on {date}, on {cores} cores:
-the watchdog's own code (`utils/dist/watchdog.py`, `rendezvous.meet`) for each rank, a connection each, in two processes,
-against one real TCPStore in a third; eight ranks to a host. Where the beat is slower than 0.5 s, these cores could not do the
-work of all ranks faster; T is longer there. The start asks more often the longer it waits.
+Simulated with `python -m tests.faults.scale` on {date}, on {cores} cores: the watchdog's own code for each rank against one real TCPStore, eight ranks to a host. Where the beat is slower than 0.5 s,
+these cores could not do the work of all ranks faster; T is longer there.
 
 | ranks | load of the machine before | beat (achieved) | T | requests a beat and rank | requests a second, all ranks | requests of the start (median rank), all met in | false alarms | a rank silent | a host silent | a rank stuck |
 |---|---|---|---|---|---|---|---|---|---|---|"""
