@@ -48,29 +48,21 @@ for _name, _known in rp.REPRESENTATIONS.items():
 class DatSpikes:
     """Spike files: packed planes (.dat, .bin) or arrays (.npy, .npz), one per RGB frame or one per clip.
 
-    h, w, flip, rate, light: null takes them from dataset.json beside the spikes; a value that differs from it is an
-    error. A rate that is given nowhere is 1: firing rates are then not divided.
-    head_columns: columns without image at the end of each line (16 for 416-wide files). bit_order: the first pixel is
-    the least ("little") or most significant bit ("big") of a packed byte. layout: "sps100" for files of that sensor,
-    whose lines of 1024 bits hold 1000 pixels and two words. flip, bit_order, layout: of packed files; rows of arrays
-    begin at the top.
-    first, count: the planes that are read of each file, count null: to its end.
-    exposure: one file holds all frames of a clip, with time between the exposures: {"start", "length", "period"} in
-    planes, for instance {"start": 0, "length": 400, "period": 833.33}: frame i is exposed from plane
-    start + i period, rounded, for `length` planes; {"<clip>": ...} with such an object, or a list of
-    [start, length] per frame, for each clip; or the name of a JSON file with one of these.
-    rate "match": measured in each sample from the brightness of the blurry frame; the camera may be unknown.
-    light: what the sensor integrated, linear light (as cameras do; the default) or "display", display values of gamma
-    2.2 (as the simulators of Spk-GoPro, S-SDM and Spike-Zoo do); "match" and gamma depend on it.
-    context: so many planes before and after those of a frame are read, too, also of the files beside its own, as far as
-    there are any, for a representation that uses them. The files of a clip then follow one another without a gap.
-    center: the plane of the sharp frame: "gt" (dataset.json, or 4n - 4 for Spk-GoPro clips), "file" (the middle of
-    the planes that are read; for all but voxel T // 2) or a number; planes are counted in the file, or with `exposure`
-    in the exposure. remainder: what to do with bytes after the last whole plane.
-    gamma: representations that are proportional to light give linear light raised to 1 / gamma (2.2: display values),
-    ratios likewise.
-    resize: interpolation of the channels to the RGB grid; "nearest" keeps raw planes binary.
-    calibration: file of scripts/calibrate.py for a spike camera with another view than the RGB camera; null: the same.
+    h, w, flip, rate, light: null takes them from dataset.json beside the spikes; another value is an error. A rate that
+    is given nowhere is 1; "match": measured in each sample from the brightness of the blurry frame. light: what the
+    sensor integrated, "linear" light (cameras; the default) or "display" values (the simulators of Spk-GoPro, S-SDM and
+    Spike-Zoo).
+    head_columns: columns without image at the end of each line. bit_order: the first pixel is the least ("little") or
+    most significant bit ("big") of a packed byte. layout: "sps100" for files of that sensor. flip, bit_order, layout:
+    of packed files; rows of arrays begin at the top. remainder: what to do with bytes after the last whole plane.
+    first, count: the planes that are read of each file. exposure: one file holds all frames of a clip: {"start",
+    "length", "period"} in planes, frame i is exposed from plane start + i period; {"<clip>": ...} with such an object,
+    or a list of [start, length] per frame, for each clip; or the name of a JSON file with one of these. context: so
+    many planes before and after those of a frame are read, too, for a representation that uses them.
+    center: the plane of the sharp frame: "gt" (dataset.json, or 4n - 4 for Spk-GoPro clips), "file" (the middle of the
+    planes that are read) or a number, counted in the file or exposure. gamma: light and ratios are raised to 1 / gamma
+    (2.2: display values). resize: interpolation to the RGB grid; "nearest" keeps raw planes binary. calibration: file
+    of scripts/calibrate.py for a spike camera with another view.
     A key that has no effect on the chosen representation is an error.
     """
 

@@ -92,13 +92,11 @@ Weight = Annotated[float, Field(ge=0)]
 class ReblurLoss(nn.Module):
     """Three terms of the K = netG.out_instants restored frames of each exposure, in linear light; no gt.
 
-    reblur: their mean is the blurry frame. spikes: their luma, seen with the pixels of the spike camera and relative to
-    its mean over the K instants, is the firing rate in each of K parts of the exposure relative to the rate in all of
-    it; so neither the threshold nor the gain of the camera is needed. Compared are the means of K // 3 neighbouring
-    instants and parts (at least 1): a pixel tells the light of any length of time to within one spike, so that short
-    parts are noisy. colour: a grey sensor says nothing of the colours, which are therefore those of the blurry frame at
+    reblur: their mean is the blurry frame. spikes: their luma relative to its mean over the K instants is the firing
+    rate in each of K parts of the exposure relative to the rate in all of it, so that threshold and gain need not be
+    known; compared are means of K // 3 neighbours, because short parts are noisy. colour: that of the blurry frame at
     each instant's own luma.
-    Each is a mean of |difference| in display values. The data give the firing rates with datasets.train.rate_windows K.
+    Each is a mean of |difference| in display values. The data need datasets.train.rate_windows K.
 
     G_reblur_weight, G_reblur_spike_weight, G_reblur_colour_weight: of the three terms; 0 leaves a term out.
     G_reblur_light: of what the blurry frame is the mean: of linear light, as in a camera and in blur_gamma of GoPro, or

@@ -44,28 +44,23 @@ GPU_SHARE = 0.9
 class VRT(nn.Module):
     """Restores all frames of a clip together: (B, N, C, H, W) in [0, 1] -> (B, N, out_chans, sH, sW).
 
-    upscale: 1 (restoration), 3 or a power of two (super-resolution). in_chans: input channels of the trunk per
-    frame (null: those of the fusion operator), without the noise map of `nonblind_denoising`, which follows the
-    image channels.
-    img_size: [frames, height, width]; unused, except that img_size[0] is the clip length if pa_frames is 0.
-    window_size: [frames, height, width] of a self-attention window. depths, embed_dims, num_heads: entries
-    0 to 6 are stages 1 to 7, the rest the layers of stage 8. indep_reconsts: indices (7 = first layer of
-    stage 8) of layers that process each frame separately. mul_attn_ratio: share of blocks with mutual attention.
-    pa_frames: neighbours aligned by parallel warping, 2, 4 or 6; 0 makes the network interpolate frames.
-    spynet_path: weights of the flow network; null starts training from zero flow. Where KAIR's
-    "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth" is missing, models/vrt/spynet_scenes.pth is used, with a warning.
-    flow_input: what the flow network sees: "rgb" the blurry frames, as published; "spike" grey pictures of the spike
-    channels flow_channels; "both" the blurry frames times the relative rate in these channels. The spike channels are
-    then rates of linear light that together cover the exposure, as of "voxel". flow_channels: those around the sharp
-    frame; null: the one or two in the middle.
-    use_checkpoint_attn, use_checkpoint_ffn: recompute this branch of every block in backward, except in the stages
-    of no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into depths).
-    checkpoint: "auto" chooses the recomputed branches at the first training step, so that a step fits
-    memory_budget_gb (null: 90 % of the GPU); null: the four keys above decide. `memory_gb` in
-    training_history.json is the measured memory.
-    kernels: "auto" runs blocks in chunks that backward recomputes, the fastest form for the device; "plain" runs them
-    as a whole under torch's autograd; "triton" was removed, and is refused.
-    fusion: how the spikes enter, see models/fusion/operators.py; `spike_channels` comes from the data.
+    upscale: 1 (restoration), 3 or a power of two (super-resolution). in_chans: input channels of the trunk per frame,
+    without a noise map (null: those of the fusion operator). img_size: its first number is the clip length if pa_frames
+    is 0; else unused.
+    window_size: [frames, height, width] of an attention window. depths, embed_dims, num_heads: entries 0 to 6 are
+    stages 1 to 7, the rest the layers of stage 8. indep_reconsts: indices of layers that process each frame separately.
+    mul_attn_ratio: share of blocks with mutual attention. pa_frames: neighbours aligned by parallel warping, 2, 4 or 6;
+    0: frame interpolation.
+    spynet_path: weights of the flow network; null starts from zero flow. A missing file of KAIR gives way to
+    models/vrt/spynet_scenes.pth, with a warning. flow_input: what the flow network sees, "rgb" the blurry frames,
+    "spike" the spike channels flow_channels in grey, "both" the blurry frames times the relative rate in these channels
+    (rates of linear light, as of "voxel"). flow_channels: those around the sharp frame; null: the one or two in the
+    middle.
+    use_checkpoint_attn, use_checkpoint_ffn: recompute this branch of every block in backward, except in the stages of
+    no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into depths). checkpoint: "auto" chooses the recomputed
+    branches so that a step fits memory_budget_gb (null: 90 % of the GPU); null: the four keys above decide. kernels:
+    "auto" runs blocks in chunks that backward recomputes, "plain" as a whole under torch's autograd.
+    fusion: how the spikes enter.
 
     out_instants: K sharp frames for each blurry one, (B, N, K out_chans, sH, sW) in the order of time: the middles of K
     equal parts of the exposure. K is odd, and the middle one is the frame of gt. 1: as published.

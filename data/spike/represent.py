@@ -132,11 +132,9 @@ def tfp(
 ) -> np.ndarray:
     """Texture from playback: channel i = mean of s[m - half_window : m + half_window + 1], m = center + offsets[i].
 
-    Range [0, 1]. At the ends of the stream the window keeps only the planes that exist.
-    num_bins B, instead of offsets: windows spread over the file, as in S-VRT; m is the middle of bin i of B equal bins
-    of T planes, (i + 1 / 2) T / B rounded down, moved into [half_window, T - half_window]. On short files the windows
-    overlap, or coincide; disjoint bins are "voxel". Played backwards, the file has the same windows in reverse order.
-    Source: SpikeCV, TFP; without its rounding to 8 bits.
+    Range [0, 1]. At the ends of the stream the window keeps only the planes that exist. num_bins B, instead of offsets:
+    windows spread over the file, as in S-VRT; m is the middle of bin i of B equal bins of T planes, (i + 1 / 2) T / B
+    rounded down, moved into [half_window, T - half_window]. Source: SpikeCV, TFP; without its rounding to 8 bits.
     """
     planes = len(stream)
     if num_bins is None:
@@ -279,11 +277,9 @@ def exposure_rates(
 ) -> np.ndarray:
     """Two channels: the light around the sharp frame (short) and over the exposure (long), in spikes per plane.
 
-    half_window, half_exposure: the short window is the planes center - half_window ... center + half_window, the
-    exposure likewise; null: as many planes as the stream has on both sides of the centre, without plane 0. Only planes
-    that exist count, and plane 0 does not.
-    Light is 1 / interval in all planes of the interval between two spikes. So a window may be shorter than an interval:
-    where spikes are few, both rates are equal, and the estimate is the blurry frame.
+    half_window, half_exposure: the planes center - half_window ... center + half_window are short, the exposure
+    likewise; null: as many planes as there are on both sides of the centre, without plane 0. Light is 1 / interval in
+    all planes between two spikes: where spikes are few, both rates are equal, and the estimate is the blurry frame.
     """
     if half_exposure is None:
         half_exposure = min(center - 1, len(stream) - 1 - center)
@@ -319,17 +315,13 @@ def relative(
 ) -> np.ndarray:
     """Ratios of the light around the sharp frame, and in parts of the exposure, to that of the exposure; a confidence.
 
-    Channel i: the mean light of the planes center - half_windows[i] ... center + half_windows[i] over that of the
-    planes center - half_exposure ... center + half_exposure (null: as many as there are on both sides of the centre,
-    without plane 0); 1 where the exposure has too few spikes to show a change.
-    The next num_bins channels: the same ratio of so many equal parts of the exposure, in order of time; a plane that
-    two parts share counts in both. Last channel: n / (n + 4) in [0, 1), n spikes in the exposure; gamma applies to it,
-    too.
-    Light is 1 / interval in all planes of the interval between two spikes. So a window may be shorter than an interval,
-    and no spike is lost or gained at its ends. Planes outside of the exposure (spike.context) complete the intervals at
-    its ends, which are long where spikes are few. A ratio does not depend on the threshold or the gain of the camera.
-    The blurry frame is the mean over the exposure. Hence blurry x ratio estimates the sharp frame: in linear light with
-    gamma 1, in display values with gamma 2.2.
+    Channel i: mean light of the planes center - half_windows[i] ... center + half_windows[i] over that of center -
+    half_exposure ... center + half_exposure (null: as many as there are on both sides of the centre, without plane 0);
+    1 where there are too few spikes. The next num_bins channels: the same ratio of so many equal parts of the exposure.
+    Last channel: n / (n + 4), n spikes in the exposure.
+    Light is 1 / interval in all planes between two spikes, so a window may be shorter than an interval; spike.context
+    completes the intervals at the ends of the exposure. Ratios do not depend on threshold or gain. Blurry x ratio
+    estimates the sharp frame: in linear light with gamma 1, in display values with gamma 2.2.
     """
     around = min(center - 1, len(stream) - 1 - center)
     half_exposure = around if half_exposure is None else half_exposure
@@ -374,17 +366,15 @@ def tfstp(
 ) -> np.ndarray:
     """Texture from short-term plasticity: channel i = the firing rate at plane center + offsets[i], in (0, 1].
 
-    Each pixel drives a synapse of Tsodyks and Markram. Between two spikes, dt planes apart, the available resources R
-    recover to 1 with the time constant tau_d, the utilisation u decays to U with tau_f; a spike uses u R and raises u
-    by U (1 - u). Just before the next spike they are
-        u' = U + (u + U (1 - u) - U) exp(-dt / tau_f),   R' = 1 - (1 - R (1 - u)) exp(-dt / tau_d).
-    For a constant interval R' = R, which gives the rate 1 / dt = -1 / (tau_d ln((1 - R) / (1 - R (1 - u)))).
-    The first interval sets u and R to their steady state; a rate is at most 1 / (planes since the last spike).
-    Pixels of fewer than two spikes: spikes / planes. Only planes 0 ... center + offsets[i] count, so that the result
-    lags behind motion. tau_d, tau_f: in planes, > 0; larger values average over more intervals. utilisation: U, in
-    (0, 1), also the step of u.
-    Source: Zheng, Zheng, Yu, Shi, Tian, Huang, "High-speed image reconstruction through short-term plasticity for
-    spiking cameras", CVPR 2021; Zheng et al., "Capture the moment", IEEE TPAMI 45(7), 2023.
+    Each pixel drives a synapse of Tsodyks and Markram: between two spikes, dt planes apart, the resources R recover to
+    1 with the time constant tau_d, the utilisation u decays to U with tau_f; a spike uses u R and raises u by U (1 -
+    u). Just before the next spike
+    u' = U + (u + U (1 - u) - U) exp(-dt / tau_f), R' = 1 - (1 - R (1 - u)) exp(-dt / tau_d).
+    For R' = R the rate is 1 / dt = -1 / (tau_d ln((1 - R) / (1 - R (1 - u)))), at most 1 / (planes since the last
+    spike). Pixels of fewer than two spikes: spikes / planes. Only planes 0 ... center + offsets[i] count, so that the
+    result lags behind motion. tau_d, tau_f: in planes; larger values average over more intervals. utilisation: U, in
+    (0, 1).
+    Source: Zheng et al., CVPR 2021; Zheng et al., IEEE TPAMI 45(7), 2023.
     """
     if tau_d <= 0 or tau_f <= 0 or not 0 < utilisation < 1:
         raise ValueError(f"tau_d {tau_d} and tau_f {tau_f} are positive, utilisation {utilisation} is in (0, 1)")

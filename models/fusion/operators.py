@@ -173,19 +173,16 @@ DARK = 1e-3  # least luma by which a colour is divided
 class ExposureFusion(ImageFusion):
     """Mixes the blurry frame and its estimates of the sharp one, pixel by pixel, and adds a correction.
 
-    The blurry frame is the mean of the scene over the exposure, and the spikes give the scene's brightness over time.
-    Hence its luma x ratio is the luma of the scene around the sharp instant, up to noise (short windows) and motion
-    (long ones). The spikes are those of the representation "relative" in the domain of the frames: S - 1 ratios and a
-    confidence. They do not see colour: where objects of two colours are blurred together, the colour of the mixture
-    lies on a line between theirs, and colour changes along this line with luma. Its slope is fitted to the frame in
-    windows of 2 colour_radius + 1 pixels on a side.
-    estimates: so many of the ratios, from the first, are around the sharp instant (null: all); the conv net sees the
-    other ones, too.
-    A small conv net on the frame, its estimates and the spikes gives the weights of the mixture, which sum to 1, and
-    the correction, which starts at 0. features: width of the conv net; layers: number of its residual convolutions.
-    base: the frame to which the network adds its output: "blurry", as published, or "fused".
-    Source: this project; the ratio of short and long rates also in S-SDM (SpikeReveal, NeurIPS 2024), lines of colour
-    in Omer and Werman (CVPR 2004), their fit in windows in the guided filter (He et al., ECCV 2010).
+    Luma x ratio is the luma of the scene around the sharp instant, up to noise (short windows) and motion (long ones).
+    The spikes are those of "relative" in the domain of the frames: S - 1 ratios and a confidence. They do not see
+    colour: where objects of two colours are blurred together, the mixtures lie on a line between them, whose slope over
+    luma is fitted to the frame in windows of 2 colour_radius + 1 pixels on a side.
+    estimates: so many of the ratios, from the first, are around the sharp instant (null: all). A small conv net gives
+    the weights of the mixture, which sum to 1, and the correction, which starts at 0. features: width of the conv net;
+    layers: number of its residual convolutions. base: the frame to which the network adds its output: "blurry", as
+    published, or "fused".
+    Source: this project; short and long rates also in S-SDM, lines of colour in Omer and Werman (CVPR 2004), their fit
+    in the guided filter (He et al., ECCV 2010).
     """
 
     representation = "relative"
