@@ -10,8 +10,8 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONG = ("test_slurm", "test_network_vrt", "test_compile", "test_fake_gpu", "test_lab")
+LONG = ("test_slurm", "test_torchrun", "test_network_vrt", "test_lab", "test_fake_gpu", "test_kair_files")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in LONG)
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))

@@ -2,118 +2,98 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
 
-from tests.dist.launching import run_command
+from main_train_vrt import read_options
 from tests.train_files import train, write_options
+from utils.errors import OptionError
 
-OPTION, DATA = 2, 3
-
-
-def short_dat(folder):
-    path = folder / "GOPRO_Large_spike_seq" / "train" / "train1" / "spike" / "000002.dat"
-    path.write_bytes(path.read_bytes()[:-5])
+SPIKES = "GOPRO_Large_spike_seq/train/train1/spike/000002.dat"
 
 
-def missing_dat(folder):
-    (folder / "GOPRO_Large_spike_seq" / "train" / "train1" / "spike" / "000002.dat").unlink()
+def in_gbk(path):
+    path.write_bytes("// 模糊 4 0 0\n".encode("gbk") + (path.read_bytes() if path.exists() else b""))
 
 
-def unmatched_frames(folder):
-    (folder / "GOPRO_Large" / "train" / "train0" / "sharp" / "000001.png").unlink()
-
-
-def missing_folder(folder):
-    shutil.rmtree(folder / "GOPRO_Large" / "test")
-
-
-def missing_spikes(folder):
-    shutil.rmtree(folder / "GOPRO_Large_spike_seq")
-
-
-def nothing(folder):
-    pass
-
-
-def in_gbk(folder):
-    path = folder / "options.json"
-    path.write_bytes("// 模糊\n".encode("gbk") + path.read_bytes())
-
-
-def list_in_gbk(folder):
-    (folder / "list.txt").write_bytes("训练 4 0 0\n".encode("gbk"))
-
-
+# What is done to the folder of the data, the override, the exit code, the words of the message.
 CASES = {
-    "unknown option": (
-        nothing,
-        "train.G_optimiser_lr=1e-4",
-        OPTION,
-        ("train.G_optimiser_lr", 'keys of "train" with loss "charbonnier"; the nearest is G_optimizer_lr'),
-    ),
-    "wrong type": (nothing, "train.total_iter=many", OPTION, ("train.total_iter", "int")),
-    "crop": (nothing, "datasets.train.gt_size=30", OPTION, ("gt_size", "30")),
-    "channels": (nothing, "netG.fusion=concat", OPTION, ("netG.in_chans", "5, which", "3 RGB and 2 spike channels")),
-    "batch": (nothing, "datasets.train.dataloader_batch_size=9", OPTION, ("9",)),
-    "pretrained": (nothing, "path.pretrained_netG=/nowhere.pth", DATA, ("/nowhere.pth",)),
-    "encoding": (in_gbk, "task=x", OPTION, ("options.json", "not UTF-8", "save it as UTF-8")),
+    "pretrained": (None, "path.pretrained_netG=/nowhere.pth", 3, ["/nowhere.pth"]),
+    "batch": (None, "datasets.train.dataloader_batch_size=9", 2, ["9"]),
+    "encoding": (lambda at: in_gbk(at / "options.json"), "task=x", 2, ["options.json", "not UTF-8", "save it as"]),
     "encoding of a list": (
-        list_in_gbk,
-        "datasets.train.meta_info_file={}/list.txt",
-        DATA,
-        ("list.txt", "not UTF-8", "save it as UTF-8"),
+        lambda at: in_gbk(at / "list.txt"), "datasets.train.meta_info_file={}/list.txt", 3,
+        ["list.txt", "not UTF-8", "save it as UTF-8"],
     ),
-    "learning_rate": (nothing, "train.learning_rate=1e-4", OPTION, ("rename it: train.G_optimizer_lr",)),
-    "lr": (nothing, "lr=1e-4", OPTION, ("rename it: train.G_optimizer_lr",)),
-    "batch_size": (nothing, "train.batch_size=4", OPTION, ("rename it: datasets.train.dataloader_batch_size",)),
-    "epochs": (nothing, "epochs=4", OPTION, ("rename it: train.epochs",)),
-    "workers": (nothing, "datasets.train.workers=4", OPTION, ("rename it: datasets.train.dataloader_num_workers",)),
-    "missing folder": (missing_folder, "task=x", DATA, ("GOPRO_Large/test",)),
-    "missing spikes": (missing_spikes, "task=x", DATA, ("GOPRO_Large_spike_seq/train", "make the data")),
-    "short dat": (short_dat, "task=x", DATA, ("train1", "000002.dat")),
-    "missing dat": (missing_dat, "task=x", DATA, ("train1", "000002")),
-    "unmatched frames": (unmatched_frames, "task=x", DATA, ("train0", "000001")),
+    "missing folder": (lambda at: shutil.rmtree(at / "GOPRO_Large/test"), "task=x", 3, ["GOPRO_Large/test"]),
+    "missing spikes": (
+        lambda at: shutil.rmtree(at / "GOPRO_Large_spike_seq"), "task=x", 3,
+        ["GOPRO_Large_spike_seq/train", "make the data"],
+    ),
+    "short dat": (lambda at: os.truncate(at / SPIKES, 700), "task=x", 3, ["train1", "000002.dat"]),
+    "missing dat": (lambda at: (at / SPIKES).unlink(), "task=x", 3, ["train1", "000002"]),
+    "unmatched frames": (
+        lambda at: (at / "GOPRO_Large/train/train0/sharp/000001.png").unlink(), "task=x", 3, ["train0", "000001"]
+    ),
+}  # fmt: skip
+
+
+KEYS = 'keys of "train" with loss "charbonnier"; the nearest is G_optimizer_lr'
+OPTIONS = {
+    "train.G_optimiser_lr=1e-4": ["train.G_optimiser_lr", KEYS],
+    "train.total_iter=many": ["train.total_iter", "int"],
+    "datasets.train.gt_size=30": ["gt_size", "30"],
+    "netG.fusion=concat": ["netG.in_chans", "5, which", "3 RGB and 2 spike channels"],
+    "train.learning_rate=1e-4": ["rename it: train.G_optimizer_lr"],
+    "lr=1e-4": ["rename it: train.G_optimizer_lr"],
+    "train.batch_size=4": ["rename it: datasets.train.dataloader_batch_size"],
+    "epochs=4": ["rename it: train.epochs"],
+    "datasets.train.workers=4": ["rename it: datasets.train.dataloader_num_workers"],
 }
 
 
-ONE_RANK = ("encoding of a list", "lr", "batch_size", "epochs", "workers")
-ONE_RANK_TOO = ("unknown option", "crop", "channels", "missing folder", "short dat", "unmatched frames")
+def check_message(text, words):
+    """It holds the words, and has four parts."""
+    assert all(word in text for word in words), text
+    assert all(f"\n  {part:<9} " in text for part in ("in", "expected", "do")), text
 
 
-ALL = [*((case, 1) for case in (*ONE_RANK, *ONE_RANK_TOO)), *((case, 2) for case in CASES if case not in ONE_RANK)]
+@pytest.mark.parametrize(("override", "words"), OPTIONS.items())
+def test_a_wrong_option_is_refused_with_what_to_write_in_its_place(tmp_path, override, words):
+    with pytest.raises(OptionError) as error:
+        read_options(["--opt", str(write_options(tmp_path)), override])
+    check_message(str(error.value), words)
 
 
-@pytest.mark.parametrize(("case", "ranks"), ALL)
+@pytest.mark.parametrize(
+    ("case", "ranks"),
+    [(case, 1) for case in ("netG.fusion=concat", "short dat", "unmatched frames")]
+    + [(case, 2) for case in ("train.total_iter=many", *CASES)],
+)
 def test_bad_input_ends_every_rank_with_one_message(tmp_path, case, ranks):
-    spoil, override, code, words = CASES[case]
+    spoil, override, code, words = CASES.get(case) or (None, case, 2, OPTIONS[case])
     options = write_options(tmp_path)
-    spoil(tmp_path)
+    if spoil:
+        spoil(tmp_path)
 
     result = train(options, override.replace("{}", str(tmp_path)), ranks=ranks, limit_s=60)
 
-    kind = {OPTION: "OptionError: ", DATA: "DataError: "}[code]
-    kind = "CheckpointError: " if case == "pretrained" else kind
     assert result.exit_codes == [code] * ranks, result.text
-    assert result.text.count(kind) == 1 and "Traceback" not in result.text
-    message = result.text[result.text.index(kind) :]
-    assert all(word in message for word in words), message
-    assert all(f"\n  {part:<9} " in message for part in ("in", "expected", "do")), message
+    assert result.text.count("Error: ") == 1 and "Traceback" not in result.text, result.text
+    check_message(result.text[result.text.index("Error: ") :], words)
 
 
-@pytest.mark.parametrize("value", ["two", "-1"])
-def test_a_world_size_that_is_no_number_stops_the_platform_launch(tmp_path, value):
-    options = write_options(tmp_path)
-
-    result = train(options, ranks=2, env={"WORLD_SIZE": value}, limit_s=60)
+def test_a_world_size_that_is_no_number_stops_the_platform_launch(tmp_path):
+    result = train(write_options(tmp_path), ranks=2, env={"WORLD_SIZE": "two"}, limit_s=60)
 
     assert result.exit_codes == [2, 2], result.text
     assert result.text.count("DistError: ") == 1 and "WORLD_SIZE" in result.text
 
 
-def test_an_option_file_that_does_not_exist_is_named():
-    result = run_command(["./launch_train.sh", "1", "options/vrt/nowhere.json"])
+def test_an_option_file_that_does_not_exist_is_named(tmp_path):
+    result = train(tmp_path / "nowhere.json")
 
-    assert result.exit_codes == [2] and "options/vrt/nowhere.json" in result.text
+    assert result.exit_codes == [2] and f"{tmp_path}/nowhere.json" in result.text
     assert result.text.count("OptionError: ") == 1

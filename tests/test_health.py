@@ -126,10 +126,8 @@ def test_a_slow_rank_and_a_wait_for_data_are_named_after_three_windows_in_a_row(
 
     wait, slow = warnings(caplog)
     assert wait.startswith("rank 2 on node waits for data 16 % of the time")
-    assert (
-        slow.startswith("rank 2 on node is slower")
-        and "data 0.080 s + forward 0.150 s a step, the others 0.110 s" in slow
-    )
+    assert slow.startswith("rank 2 on node is slower")
+    assert "data 0.080 s + forward 0.150 s a step, the others 0.110 s" in slow
 
 
 def test_the_memory_of_a_container_is_its_limit_and_without_one_that_of_the_host(tmp_path):
@@ -149,11 +147,9 @@ def test_the_memory_of_a_container_is_its_limit_and_without_one_that_of_the_host
     assert host_memory(proc, groups) == pytest.approx((16.384, 65.536))
     (proc / "self" / "cgroup").write_text("5:cpu,cpuacct:/job\n4:memory:/job\n")
     (groups / "memory" / "job").mkdir(parents=True)
-    for name, text in (("usage_in_bytes", 3 * GB), ("limit_in_bytes", 4 * GB)):
+    stat = f"cache 7\ntotal_inactive_file 0\ntotal_active_file {GB // 2}\n"
+    for name, text in (("usage_in_bytes", 3 * GB), ("limit_in_bytes", 4 * GB), ("stat", stat)):
         (groups / "memory" / "job" / f"memory.{name}").write_text(str(text))
-    (groups / "memory" / "job" / "memory.stat").write_text(
-        f"cache 7\ntotal_inactive_file 0\ntotal_active_file {GB // 2}\n"
-    )
     assert host_memory(proc, groups) == (2.5, 4.0)
 
     used, total = host_memory()  # of this machine
@@ -258,22 +254,9 @@ def test_a_wrong_size_of_a_plane_is_named_before_the_users_own_frames_are_restor
     shutil.copytree(home / "GOPRO_Large_spike_seq/test/clip0/spike", spikes)  # away from dataset.json
 
     def look(method, side):
-        args = [
-            "--method",
-            method,
-            "--input",
-            frames,
-            "--spike",
-            spikes,
-            "--spike-size",
-            side,
-            side,
-            "--save",
-            "frames",
-        ]
-        assert (
-            main_test_vrt.main([*map(str, args), "--output", str(tmp_path / f"{method}{side}"), "spike.rate=0.6"]) == 0
-        )
+        out = tmp_path / f"{method}{side}"
+        args = f"--method {method} --input {frames} --spike {spikes} --spike-size {side} {side} --output {out}"
+        assert main_test_vrt.main([*args.split(), "--save", "frames", "spike.rate=0.6"]) == 0
         return [said for said in capfd.readouterr().out.splitlines() if "do not show the same" in said]
 
     assert look("tfi", 48) == look("exposure", 48) == []

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from data.spike.formats import SpikeGeometry, read_spikes
-from lab import benchmark, gpu
+from lab import benchmark, gpu, quality
 from lab.quality import main
 from lab.quality_report import Outcome, difference, report, spread
 from lab.tools import NAMED, ROOT
 from main_train_vrt import read_options
+from tests.dist.launching import run_ranks
 from tests.train_files import network
 
 TINY = ("--clips", "1", "1", "--frames", "2", "--steps", "2", "--seeds", "0")
@@ -33,7 +34,18 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("quality")
     files = [write_file(folder / f"{name}.json") for name in ("concat", "none")]
     arguments = ["--opt", *files, *TINY, "--out", str(folder / "out")]
-    assert main(arguments) == 0
+    call = quality.call
+
+    def forked(program, out, name, *options):
+        """As `call`, without the time in which Python and torch start; the last one is a process of its own."""
+        if name.startswith("estimate"):
+            return call(program, out, name, *options)
+        result = run_ranks(1, program, *options)
+        assert result.exit_codes == [0], result.text
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quality, "call", forked)
+        assert main(arguments) == 0
     return folder, arguments
 
 
@@ -143,9 +155,13 @@ def test_the_named_network_is_that_of_the_option_file():
     assert {key: net[key] for key in NAMED["006"]} == NAMED["006"]
 
 
-def test_a_gpu_measurement_is_a_process_of_its_own_and_one_that_fails_is_noted(tmp_path):
-    out = tmp_path / "gpu.json"
+def test_a_gpu_measurement_is_a_process_of_its_own_and_one_that_fails_is_noted(tmp_path, monkeypatch):
+    out, python = tmp_path / "gpu.json", tmp_path / "python"
     assert gpu.main(["--device", "cpu", "--only", "ceilings", "--out", str(out)]) == 0
     assert json.loads(out.read_text())["figures"]["ceilings"]["copy GB/s"] > 0
-    assert "failed" in gpu.in_process("no such measurement", "cpu", 60)
+    python.write_text("#!/bin/sh\nsleep 0$SECONDS_ASLEEP\necho no memory >&2\nexit 3")
+    python.chmod(0o755)
+    monkeypatch.setattr(gpu.sys, "executable", str(python))
+    assert gpu.in_process("ceilings", "cpu", 60) == {"failed": "no memory", "code": 3}
+    monkeypatch.setenv("SECONDS_ASLEEP", "9")
     assert "not finished" in gpu.in_process("ceilings", "cpu", 0)["failed"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.launching import ROOT, run_command
+from tests.dist.launching import ROOT, run_command, run_ranks
 from tests.train_files import write_options
 from utils.dist.launch import LaunchInfo, first_host, gpu_index, node_variables, read_launch
 from utils.errors import DistError
@@ -101,27 +101,34 @@ def test_where_each_process_sees_one_gpu_it_takes_that_one(local_rank, gpu_count
     assert gpu_index(launch.local_rank, gpu_count) == index
 
 
-def test_ranks_of_an_older_torchrun_have_its_signals_and_their_time_too():
-    script = """if True:
-        import signal
-        from torch.distributed import run
-        from torch.distributed.elastic.multiprocessing.api import PContext
-        from scripts import torchrun_quiet
-        made = run.get_args_parser()
-        for action in [a for a in made._actions if {a.dest} & {"signals_to_handle", "shutdown_timeout"}]:
-            for group in made._action_groups:
-                if action in group._group_actions:
-                    group._group_actions.remove(action)
-            made._remove_action(action)
-            for name in action.option_strings:
-                del made._option_string_actions[name]
-        run.get_args_parser = lambda: made
-        args = torchrun_quiet.parse_args(["--standalone", "--nproc_per_node=2", "x.py"])
-        handler, grace = signal.getsignal(signal.SIGUSR1), PContext.close.__defaults__
-        print(handler.__name__, grace, args.nproc_per_node)
-    """
-    result = run_command([sys.executable, "-c", script])
-    assert result.exit_codes == [0] and "on_signal (None, 180) 2" in result.text, result.text
+OLDER_TORCHRUN = """
+import os, signal
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import PContext
+from scripts import torchrun_quiet
+made = run.get_args_parser()
+for action in [a for a in made._actions if {a.dest} & {"signals_to_handle", "shutdown_timeout"}]:
+    for group in made._action_groups:
+        if action in group._group_actions:
+            group._group_actions.remove(action)
+    made._remove_action(action)
+    for name in action.option_strings:
+        del made._option_string_actions[name]
+run.get_args_parser = lambda: made
+run.run = lambda args: print(
+    signal.getsignal(signal.SIGUSR1).__name__, PContext.close.__defaults__, args.nproc_per_node,
+    "ranks, threads", os.environ["OMP_NUM_THREADS"],
+)
+del os.environ["OMP_NUM_THREADS"]
+torchrun_quiet.main(["--standalone", "--nproc_per_node=2", "x.py"])
+"""
+
+
+def test_ranks_of_an_older_torchrun_have_its_signals_and_their_time_too_and_share_the_cores(tmp_path):
+    (tmp_path / "older.py").write_text(OLDER_TORCHRUN)
+    result = run_ranks(1, tmp_path / "older.py")
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert result.text.startswith(f"on_signal (None, 180) 2 ranks, threads {threads}\n"), result.text
 
 
 @pytest.mark.parametrize(
@@ -192,16 +199,13 @@ def test_the_launcher_needs_a_number_of_processes(count):
     assert run_command([ROOT / "launch_train.sh", count], 10).exit_codes == [2]
 
 
-@pytest.mark.parametrize("count", ["1", "2"])
-def test_the_launcher_passes_overrides_on_and_ends_with_the_code_of_the_run(count, tmp_path):
+def test_the_launcher_passes_overrides_on_and_ends_with_the_code_of_the_run(tmp_path):
     options = write_options(tmp_path)
 
-    result = run_command([ROOT / "launch_train.sh", count, options, "datasets.train.dataroot_gt=/nowhere"], 90)
+    result = run_command([ROOT / "launch_train.sh", "1", options, "datasets.train.dataroot_gt=/nowhere"], 90)
 
     assert result.exit_codes == [3]
-    assert result.text.count("DataError: ") == 1
-    assert "/nowhere" in result.text
-    assert "Traceback" not in result.text
+    assert result.text.count("DataError: ") == 1 and "/nowhere" in result.text and "Traceback" not in result.text
 
 
 @pytest.fixture
@@ -238,15 +242,10 @@ def test_the_launcher_sets_what_the_user_has_not_set(tmp_path, count, fake_pytho
     assert (f"OMP_NUM_THREADS={len(os.sched_getaffinity(0))}" in lines) == (count == 1)
 
 
-def test_the_ranks_of_torchrun_share_the_cores(tmp_path):
-    script = tmp_path / "threads.py"
-    script.write_text("import os; os.write(1, f\"threads {os.environ['OMP_NUM_THREADS']}\\n\".encode())\n")
-    torchrun = [sys.executable, "scripts/torchrun_quiet.py", "--standalone", "--nproc_per_node=2", script]
-
-    result = run_command(torchrun, 60, {"OMP_NUM_THREADS": ""})
-
-    threads = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert result.exit_codes == [0] and result.text.split() == ["threads", str(threads)] * 2
+@pytest.mark.parametrize("form", [f"--opt {SAMPLE} val.save_img=true", "--weights my.pth --input in --output out"])
+def test_the_launcher_of_tests_takes_both_forms(fake_python, form):
+    given = [ROOT / "launch_test.sh", "1", *form.removeprefix("--opt ").split()]
+    assert f"arguments -u main_test_vrt.py {form}" in run_command(given, 20, fake_python).text.splitlines()
 
 
 def test_a_launcher_of_another_folder_takes_the_files_of_the_callers_folder(tmp_path):

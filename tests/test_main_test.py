@@ -15,7 +15,7 @@ from models.portable import read_saved
 from models.restore.setup import find_weights, parse_test_args, spike_options
 from models.select_network import NETWORKS
 from tests.clip_files import section, write_clip, write_info
-from tests.dist.launching import ROOT, run_command, run_ranks
+from tests.dist.launching import run_ranks
 from tests.tensor_clip import restore_clip
 from tests.train_files import network
 from tests.weights_files import make_home, make_user_home
@@ -37,10 +37,18 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tested(home):
     """The output folder of the option-file form."""
-    folder = home / "tested"
-    assert main_test_vrt.main(["--opt", str(home / "options.json"), "--weights", str(home / "spike.pth"),
-                               "--output", str(folder), "--save", "frames", "comparison"]) == 0  # fmt: skip
-    return folder
+    restore(home / "tested", *by_file(home), "--save", "frames", "comparison")
+    return home / "tested"
+
+
+def by_file(home):
+    return "--opt", home / "options.json", "--weights", home / "spike.pth"
+
+
+def restore(out, *arguments):
+    """metrics.json of main_test_vrt.py, run in this process."""
+    assert main_test_vrt.main([*map(str, arguments), "--output", str(out)]) == 0
+    return metrics(out)
 
 
 def metrics(folder):
@@ -85,15 +93,14 @@ def test_averages_tell_clips_from_frames_and_what_was_found(tested):
 
 def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(home, tmp_path):
     (tmp_path / "meta.txt").write_text("test1 3 0 000000\n")
-    args = ["--opt", home / "options.json", "--weights", home / "spike.pth", "--output", tmp_path / "out"]
-    changes = [f"datasets.test.meta_info_file={tmp_path / 'meta.txt'}", "datasets.test.num_frame=2"]
-    assert main_test_vrt.main([*map(str, args), *changes]) == 0
+    changes = (f"datasets.test.meta_info_file={tmp_path / 'meta.txt'}", "datasets.test.num_frame=2")
+    found = restore(tmp_path / "out", *by_file(home), *changes)
 
-    total = metrics(tmp_path / "out")["averages"]["restored"]
+    total = found["averages"]["restored"]
     assert (total["clips_found"], total["clips_expected"], total["complete"], total["frames"]) == (1, 3, False, 2)
     assert (tmp_path / "out" / "table.txt").read_text().startswith("INCOMPLETE")
     assert "Incomplete: 1 of 3 clips" in (tmp_path / "out" / "report.html").read_text()
-    assert metrics(tmp_path / "out")["protocol"]["frames"] == "the first 2 of each clip"
+    assert found["protocol"]["frames"] == "the first 2 of each clip"
 
 
 def test_what_a_test_leaves(tested):
@@ -119,20 +126,17 @@ def test_a_second_run_goes_on_where_the_first_one_stopped(home, tested, tmp_path
     }
     kept |= {p: p.stat().st_mtime_ns for p in folder.glob("clips/test[02].json")}
 
-    args = ["--opt", str(home / "options.json"), "--weights", str(home / "spike.pth"), "--save", "frames", "comparison"]
-    assert main_test_vrt.main([*args, "--output", str(folder)]) == 0
+    found = restore(folder, *by_file(home), "--save", "frames", "comparison")
     kept.pop(folder / "clips" / "test1.png", None)
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
-    assert metrics(folder)["clips"]["test1"]["restored"] == before["clips"]["test1"]["restored"]
+    assert found["clips"]["test1"]["restored"] == before["clips"]["test1"]["restored"]
 
 
 def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(home, tested, tmp_path):
     def scored(name, factor):
         camera = {"type": "perturb", "threshold_prob": 1, "threshold_range": [factor, factor]}
-        arguments = ["--opt", str(home / "options.json"), "--weights", str(home / "spike.pth")]
-        changed = f"datasets.test.camera={json.dumps(camera)}"
-        assert main_test_vrt.main([*arguments, "--output", str(tmp_path / name), changed]) == 0
-        return metrics(tmp_path / name)["averages"]["restored"]["psnr"]
+        found = restore(tmp_path / name, *by_file(home), f"datasets.test.camera={json.dumps(camera)}")
+        return found["averages"]["restored"]["psnr"]
 
     recorded = metrics(tested)["averages"]["restored"]["psnr"]
     assert scored("same", 1) == recorded and scored("other", 4) != recorded
@@ -168,17 +172,15 @@ def test_which_weights_are_tested(tmp_path, resume, found):
 
 
 def test_val_options_do_what_they_say(home, tmp_path):
-    args = ["--opt", str(home / "options.json"), "--weights", str(home / "spike.pth"), "val.num_frame_testing=2"]
-    main_test_vrt.main([*args, "--output", str(tmp_path / "a"), "val.num_frame_overlapping=1"])
+    args = (*by_file(home), "val.num_frame_testing=2", "val.num_frame_overlapping=1")
+    whole = restore(tmp_path / "a", *args)["clips"]["test2"]["per_frame"]["restored"]["psnr"]
     assert not (tmp_path / "a" / "test0").exists()  # val.save_img is false
 
-    main_test_vrt.main([*args, "--output", str(tmp_path / "b"), "val.num_frame_overlapping=1", "val.save_img=true",
-                        "val.center_frame_only=true", "val.flip_seq=true", "val.pad_seq=true"])  # fmt: skip
+    flags = ("val.save_img=true", "val.center_frame_only=true", "val.flip_seq=true", "val.pad_seq=true")
+    found = restore(tmp_path / "b", *args, *flags)
     assert [p.name for p in (tmp_path / "b" / "test2").iterdir()] == ["000002.png"]
-    found = metrics(tmp_path / "b")
     assert found["averages"]["restored"]["frames"] == 3
     assert "flip_seq, pad_seq, center_frame_only" in found["protocol"]["tile"]
-    whole = metrics(tmp_path / "a")["clips"]["test2"]["per_frame"]["restored"]["psnr"]
     assert found["clips"]["test2"]["restored"]["psnr"] != whole[2]  # flip_seq changes the frame
 
 
@@ -188,9 +190,7 @@ def test_val_options_do_what_they_say(home, tmp_path):
 def test_two_ranks_share_clips_and_frames_and_give_the_same_numbers(home, tested):
     folder, one, two = home / "ranks", home / "one", home / "two"
     clips = ["--weights", home / "rgb.pth", "--tile", "2,0", "--overlap", "1,8"]
-    whole = run_ranks(
-        2, MAIN, "--opt", home / "options.json", "--weights", home / "spike.pth", "--output", folder, limit_s=LIMIT_S
-    )
+    whole = run_ranks(2, MAIN, *by_file(home), "--output", folder, limit_s=LIMIT_S)
     assert whole.exit_codes == [0, 0], whole.text
     assert metrics(folder)["averages"] == metrics(tested)["averages"]
 
@@ -205,30 +205,16 @@ def test_two_ranks_share_clips_and_frames_and_give_the_same_numbers(home, tested
     assert (two / "test2_comparison.mp4").exists()
 
 
-def test_the_launcher_takes_both_forms_and_ends_with_the_code_of_the_run(home, tmp_path):
-    launcher = ROOT / "launch_test.sh"
-    bad = run_command(
-        [launcher, "1", home / "options.json", "datasets.test.dataroot_lq=/nowhere", "--weights", home / "rgb.pth"],
-        limit_s=LIMIT_S,
-    )
-    assert bad.exit_codes == [3] and bad.text.count("Error: ") == 1 and "/nowhere" in bad.text
-    direct = run_command(
-        [launcher, "1", "--weights", home / "rgb.pth", "--input", "/nowhere", "--output", tmp_path / "o"],
-        limit_s=LIMIT_S,
-    )
-    assert direct.exit_codes == [3] and "no such file or folder" in direct.text
-
-
 # ---- the direct form -------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_with_spikes_gives_what_the_dataset_gives(home, tested, tmp_path):
     rgb, spikes = home / "GOPRO_Large" / "test", home / "GOPRO_Large_spike_seq" / "test"
-    args = ["--weights", home / "spike.pth", "--input", rgb, "--spike", spikes, "--gt", rgb]
-    main_test_vrt.main([*map(str, args), "--output", str(tmp_path), "--tile", "0,0"])
+    args = ("--weights", home / "spike.pth", "--input", rgb, "--spike", spikes, "--gt", rgb)
+    found = restore(tmp_path, *args, "--tile", "0,0")
 
-    assert metrics(tmp_path)["averages"] == metrics(tested)["averages"]
-    assert metrics(tmp_path)["protocol"]["weights"].endswith("network from the weights file")
+    assert found["averages"] == metrics(tested)["averages"]
+    assert found["protocol"]["weights"].endswith("network from the weights file")
 
 
 def test_one_dat_of_the_whole_clip_is_shared_out_over_the_frames(home, tmp_path):
@@ -291,8 +277,8 @@ def write_video(path, count=5, height=35, width=45):
 def test_a_video_goes_in_and_a_video_of_the_same_name_and_rate_comes_out(home, tmp_path):
     write_video(tmp_path / "holiday.mp4")
     out = tmp_path / "out"
-    args = ["--weights", str(home / "rgb.pth"), "--input", str(tmp_path / "holiday.mp4"), "--tile", "3,32"]
-    assert main_test_vrt.main([*args, "--overlap", "1,8", "--output", str(out)]) == 0
+    args = ("--weights", home / "rgb.pth", "--input", tmp_path / "holiday.mp4", "--tile", "3,32", "--overlap", "1,8")
+    found = restore(out, *args)
 
     video, source = VideoReader(out / "holiday.mp4"), VideoReader(tmp_path / "holiday.mp4")
     assert (video.num_frames, video.fps, video.read(0).shape) == (5, 12.5, source.read(0).shape)
@@ -300,7 +286,7 @@ def test_a_video_goes_in_and_a_video_of_the_same_name_and_rate_comes_out(home, t
     assert np.abs(video.read(2) - restored).mean() < 0.5 * np.abs(source.read(2) - restored).mean()
     assert VideoReader(out / "holiday_comparison.mp4").num_frames == 5
     assert not (out / "holiday").exists() and not (out / ".work").exists()
-    assert metrics(out)["averages"] == {}
+    assert found["averages"] == {}
 
 
 def test_frame_interpolation_doubles_the_frame_rate(home, tmp_path):
@@ -310,8 +296,7 @@ def test_frame_interpolation_doubles_the_frame_rate(home, tmp_path):
     options = {"scale": 1, "netG": NETWORKS.resolve(netG, "netG").plain(), "spike_channels": 0, "spike": None}
     torch.save({"params": net.state_dict(), "options": options}, tmp_path / "fi.pth")
     source, out = home / "clips" / "test2", tmp_path / "out"
-    args = ["--weights", tmp_path / "fi.pth", "--input", source, "--output", out, "--save", "frames", "video"]
-    assert main_test_vrt.main([*map(str, args), "--fps", "50"]) == 0
+    restore(out, "--weights", tmp_path / "fi.pth", "--input", source, "--save", "frames", "video", "--fps", "50")
 
     names = [f"{i:06d}{half}.png" for i in range(4) for half in ("", "_5")][:-1]
     assert sorted(p.name for p in (out / "test2").iterdir()) == names
@@ -329,8 +314,7 @@ def test_clips_of_one_and_two_frames(home, tmp_path, frames):
     shutil.copytree(home / "clips" / "test2", tmp_path / "in")
     for path in sorted((tmp_path / "in").iterdir())[frames:]:
         path.unlink()
-    args = ["--weights", str(home / "rgb.pth"), "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
-    assert main_test_vrt.main([*args, "--save", "frames"]) == 0
+    restore(tmp_path / "out", "--weights", home / "rgb.pth", "--input", tmp_path / "in", "--save", "frames")
     assert len(list((tmp_path / "out" / "in").iterdir())) == frames
 
 
@@ -339,7 +323,7 @@ def test_long_clips_and_large_frames_are_restored_in_tiles_unless_0_asks_for_the
     write_clip(tmp_path / "large", "long", split="test", frames=20, h=16, w=136, seed=3)
     write_info(tmp_path / "large", h=16, w=136)
     test = json.dumps(section(tmp_path / "large", "test"))
-    args = ["--opt", home / "options.json", "--weights", home / "spike.pth", f"datasets.test={test}"]
+    args = [*by_file(home), f"datasets.test={test}"]
     whole = ["val.num_frame_testing=0", "val.size_patch_testing=0"]
 
     found, peaks = {}, {}

@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from tests.clip_files import write_clip
-from tests.dist.fork_server import clean_env, fork_server
-from tests.dist.launching import run_command
+from tests.dist.launching import run_command, run_into
 from tests.train_files import MAIN, experiment, write_options
 
 PROGRAM = """
@@ -75,33 +74,29 @@ def test_a_program_starts_and_ends_as_it_should(program, code, said):
     assert ended.stdout[0].endswith(said) or ended.stderr[0] == said, ended.text
 
 
-def run_unread(tmp_path, *arguments):
-    """Exit code, and what it wrote to stderr, of a script whose stdout is a pipe that nobody reads."""
+def run_unread(*arguments):
+    """`run_into` a pipe that nobody reads."""
     unread, stdout = os.pipe()
     os.close(unread)
-    with open(tmp_path / "stderr", "w+b") as stderr, os.fdopen(stdout, "wb") as stream:
-        process = fork_server().start([str(argument) for argument in arguments], clean_env(), stream, stderr)
-    return process.wait(600), (tmp_path / "stderr").read_text()
+    with os.fdopen(stdout, "wb") as stream:
+        return run_into(stream, *arguments)
 
 
 @pytest.mark.parametrize("arguments", ["scripts/spike_tool.py info --size 8 12", "scripts/doctor.py --log"])
 def test_a_script_whose_output_nobody_reads_ends_without_a_traceback(tmp_path, arguments):
     write_clip(tmp_path, "clip", frames=1)
 
-    code, said = run_unread(
-        tmp_path, *arguments.split(), tmp_path / "GOPRO_Large_spike_seq/train/clip/spike/000000.dat"
-    )
+    code, said = run_unread(*arguments.split(), tmp_path / "GOPRO_Large_spike_seq/train/clip/spike/000000.dat")
 
     assert code == 141 and "Error" not in said, said
 
 
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
-def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path, closed):
+def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
     options = write_options(tmp_path)
-    info = f"scripts/spike_tool.py info --size 16 16 {tmp_path}/GOPRO_Large_spike_seq/test/test0/spike/000000.dat"
+    info = f"scripts/spike_tool.py info --size 16 16 {tmp_path}/GOPRO_Large_spike_seq/test/test0/spike/000000.dat >&-"
     train = f"{MAIN} --opt {options} train.total_iter=1 datasets.test={{}}"
-    for command, code in ((info, 0), (train, 0), (f"{train} train.total_iter=x", 2)):
-        ended = run_command(["bash", "-c", f"{sys.executable} {command} {closed}"], limit_s=120)
+    for command, code in ((info, 0), (f"{train} >&- 2>&-", 0), (f"{train} train.total_iter=x >&-", 2)):
+        ended = run_command(["bash", "-c", f"{sys.executable} {command}"], limit_s=120)
         assert ended.exit_codes == [code] and "Traceback" not in ended.text, ended.text
     assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
 
@@ -109,7 +104,7 @@ def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path, close
 def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_path):
     options = write_options(tmp_path)
 
-    code, said = run_unread(tmp_path, MAIN, "--opt", options, "train.total_iter=1", "datasets.test={}")
+    code, said = run_unread(MAIN, "--opt", options, "train.total_iter=1", "datasets.test={}")
 
     assert code == 0 and "Traceback" not in said and said.count("cannot write the log (stdout") == 1, said
     assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()

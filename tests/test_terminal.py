@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.terminal import in_terminal, screen
-from tests.train_files import history, write_options
+from tests.train_files import history, odd_command, write_odd
 
 DATE = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] "
 BAR = r"epoch 2: 100%\|.{8,}\| [\d.e+]+ it/s, \d\d:\d\d:\d\d left, loss 0\.\d{4}, lr 9\.[78]e-04"
@@ -14,12 +14,11 @@ COLUMNS = 80
 
 
 def test_one_bar_shows_the_run_and_tears_no_line(tmp_path):
-    options = write_options(tmp_path, netG={"net_type": "noisy"})
-    code, written = in_terminal(
-        "tests/dist/noisy_worker.py", "--opt", str(options), "train.total_iter=10", "train.checkpoint_test=5",
-        "datasets.train.dataloader_num_workers=0", "watchdog.stall_s=60", "val.size_patch_testing=16",
-        "val.size_patch_overlapping=4", env={"MPLCONFIGDIR": str(tmp_path / "fonts")}, size=(50, COLUMNS),
-    )  # fmt: skip
+    options = write_odd(tmp_path)
+    changes = ("train.total_iter=10", "train.checkpoint_test=5", "datasets.train.dataloader_num_workers=0")
+    tiles = ("val.size_patch_testing=16", "val.size_patch_overlapping=4")
+    command = odd_command(options, *changes, *tiles, "watchdog.stall_s=60", case="noisy")
+    code, written = in_terminal(*command, env={"MPLCONFIGDIR": str(tmp_path / "fonts")}, size=(50, COLUMNS))
 
     rows = screen(written)
     assert code == 0, "\n".join(rows)

@@ -56,12 +56,47 @@ def train(options: Path, *overrides: str, ranks: int = 1, limit_s: float = 120, 
     return run_ranks(ranks, MAIN, "--opt", str(options), *overrides, limit_s=limit_s, **launch)
 
 
+def write_odd(folder: Path, **changes: Any) -> Path:
+    """`write_options` for the network of tests/dist/odd_worker.py."""
+    return write_options(folder, netG={"net_type": "odd"}, **changes)
+
+
+def odd_command(
+    options: Path, *overrides: str, case: str = "none", struck: tuple[int, int] = (0, 0), program: str = "train"
+) -> tuple[str, ...]:
+    """odd_worker.py and its arguments: what goes wrong, on which rank, at which step, in training or testing."""
+    return ("tests/dist/odd_worker.py", case, *map(str, struck), program, "--opt", str(options), *overrides)
+
+
+def odd(
+    options: Path, *overrides: str, ranks: int = 1, limit_s: float = 120, env: Any = None, **how: Any
+) -> RankResult:
+    """Run odd_worker.py on these ranks to the end. how: as `odd_command`."""
+    return run_ranks(ranks, *odd_command(options, *overrides, **how), limit_s=limit_s, env=env)
+
+
 def experiment(options: Path, task: str = "run") -> Path:
     return options.parent / "experiments" / task
 
 
 def latest(options: Path, task: str = "run") -> dict[str, Any]:
     return torch.load(experiment(options, task) / "checkpoints" / "checkpoint_latest.pth", weights_only=True)
+
+
+def state_of(options: Path, task: str = "run") -> dict[str, Any]:
+    """The latest checkpoint without the options, which name the task: what two runs alike have alike, bit for bit."""
+    return {key: value for key, value in latest(options, task).items() if key != "options"}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two nested states are equal, tensors bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
 
 
 def history(options: Path, task: str = "run") -> dict[str, list[list[float]]]:

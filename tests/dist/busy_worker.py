@@ -12,10 +12,11 @@ import sys
 import time
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import main_train_vrt
 from models.select_network import NETWORKS
+from tests.dist.one_conv import OneConv
 from utils import utils_dist
 from utils.dist import process
 
@@ -24,17 +25,16 @@ TIMES = [int(number) for number in sys.argv[1].split(",")]
 
 
 @NETWORKS.register("busy")
-class Busy(nn.Module):
+class Busy(OneConv):
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 3, 3, 1, 1)
         self.register_buffer("matrix", torch.eye(256), persistent=False)
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         begin, product = time.perf_counter(), self.matrix
         for _ in range(PRODUCTS):
             product = product @ self.matrix
-        restored = self.conv(lq.flatten(0, 1)).view_as(lq) * product[0, 0]
+        restored = super().forward(lq) * product[0, 0]
         time.sleep((TIMES[utils_dist.get_rank()] - 1) * (time.perf_counter() - begin))
         return restored
 

@@ -13,11 +13,9 @@ import sys
 import time
 from typing import Any
 
-from torch import Tensor, nn
-
 import main_train_vrt
 from data.loader import TrainLoader
-from models.select_network import NETWORKS
+from tests.dist import one_conv  # noqa: F401 - its network
 from utils import utils_dist
 from utils.dist import process
 from utils.run.progress import RunProgress
@@ -38,16 +36,6 @@ def slow_start(self: TrainLoader, *position: int) -> Any:
 def noted_epoch(self: RunProgress, *position: int) -> None:
     moments["progress"].append(time.monotonic())
     begin_epoch(self, *position)
-
-
-@NETWORKS.register("one_conv")
-class OneConv(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 3, 3, 1, 1)
-
-    def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        return self.conv(lq.flatten(0, 1)).view_as(lq)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,9 @@ LIBRARIES = (
     "multiprocessing.queues",
 )  # fmt: skip
 # Nothing reads these while the libraries are imported, so a fork may have its own.
-LATE_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SPIKEVRT_", "SLURM_", "NCCL_", "WANDB_", "TQDM_", "PYTEST_")
+LATE_VARIABLES = (
+    "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SPIKEVRT_", "SLURM_", "NCCL_", "WANDB_", "TQDM_", "PYTEST_", "TMPDIR",
+)  # fmt: skip
 MESSAGE_BYTES = 1 << 20
 
 
@@ -79,7 +82,8 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, which its server has not told yet
+                os.kill(self.pid, number)
 
 
 class ForkServer:
@@ -176,6 +180,7 @@ def become(request: dict[str, Any], streams: list[int]) -> list[str]:
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # TMPDIR is read again
     numpy_random = importlib.import_module("numpy.random")
     numpy_random.seed(None)  # Python's own generator is seeded anew after a fork, numpy's is not
     # Behind the interpreter's own end, the libraries take a quarter of a second of a core to take themselves down.
@@ -192,6 +197,7 @@ def main() -> types.CodeType | None:
         sys.exit(f"{threads} threads after the imports: a fork would lack all but one")
     gc.freeze()  # or every child would search and copy all objects of the libraries, for a second and a half at its end
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup of the tests is none of those that they start
     argv = serve(channel)
     channel.detach()
     sys.argv = argv

@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,6 @@ class RankResult:
     stdout: list[str]
     stderr: list[str]
     seconds: float
-    timed_out: bool
 
     @property
     def text(self) -> str:
@@ -60,18 +61,15 @@ class Ranks:
         env: Mapping[str, str] | None = None,
         env_of: Mapping[int, Mapping[str, str]] | None = None,
         args_of: Mapping[int, Sequence[str]] | None = None,
-        folder: Path | None = None,
-        is_fresh: bool = False,
         prefix: Sequence[str] = (),
     ) -> None:
         """env_of: further variables of single ranks; an empty value removes one. args_of: arguments in place of `args`.
 
-        folder: where the outputs go (else files without a name). is_fresh: no fork of a process with torch in it.
-        prefix: a command that runs each rank, each then fresh.
+        prefix: a command that runs each rank, each then a new process instead of a fork of one with torch in it.
         """
         self.start = time.monotonic()
         port = free_port()
-        self.files = [(_open(folder, f"out{rank}"), _open(folder, f"err{rank}")) for rank in range(n)]
+        self.files = [(tempfile.TemporaryFile("w+b"), tempfile.TemporaryFile("w+b")) for _ in range(n)]
         self.processes = []
         for rank in range(n):
             launch = {} if n == 1 else {
@@ -81,7 +79,7 @@ class Ranks:
             wanted = {**clean_env(), **launch, **(env or {}), **((env_of or {}).get(rank, {}))}
             wanted = {key: value for key, value in wanted.items() if value != ""}
             arguments = [str(script), *map(str, (args_of or {}).get(rank, args))]
-            self.processes.append(_start(arguments, wanted, *self.files[rank], is_fresh, prefix))
+            self.processes.append(_start(arguments, wanted, *self.files[rank], prefix))
 
     def __enter__(self) -> Ranks:
         return self
@@ -103,25 +101,23 @@ class Ranks:
             time.sleep(0.02)
 
     def wait(self, limit_s: float) -> RankResult:
-        """The result, once all ranks are gone; those still there at the limit are killed."""
-        deadline, timed_out = time.monotonic() + PATIENCE * limit_s, False
+        """The result, once all ranks are gone; those still there at the limit are killed, with the exit code -9."""
+        deadline = time.monotonic() + PATIENCE * limit_s
         for process in self.processes:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                timed_out = True
         seconds = time.monotonic() - self.start
         self.__exit__()
         texts = [[_content(file) for file in pair] for pair in self.files]
         codes = [process.returncode for process in self.processes]
-        return RankResult(codes, [out for out, _ in texts], [err for _, err in texts], seconds, timed_out)
+        return RankResult(codes, [out for out, _ in texts], [err for _, err in texts], seconds)
 
 
 def run_ranks(n: int, script: str | Path, *args: str, limit_s: float = 60, **options: Any) -> RankResult:
     """Run `script` on n ranks to the end. options: those of Ranks."""
     with Ranks(n, script, *args, **options) as ranks:
         result = ranks.wait(limit_s)
-    if result.timed_out:
+    if result.seconds > PATIENCE * limit_s:
         raise AssertionError(f"still running after {PATIENCE * limit_s} s:\n{result.text}")
     return result
 
@@ -142,12 +138,41 @@ def run_command(
         kill_session(process)
         out, err = process.communicate()
         raise AssertionError(f"{command} still running after {PATIENCE * limit_s} s:\n{out}{err}") from e
-    return RankResult([process.returncode], [out], [err], time.monotonic() - start, False)
+    return RankResult([process.returncode], [out], [err], time.monotonic() - start)
 
 
-def _start(arguments: list[str], env: dict[str, str], out: Any, err: Any, is_fresh: bool, prefix: Sequence[str]) -> Any:
+def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
+    """Exit code, and what it wrote to stderr, of a script whose stdout is this open file."""
+    with tempfile.TemporaryFile("w+b") as stderr:
+        process = fork_server().start(list(map(str, arguments)), clean_env(), stdout, stderr)
+        return process.wait(600), _content(stderr)
+
+
+@contextmanager
+def started(command: Sequence[object], log: Path, **env: str) -> Iterator[subprocess.Popen]:
+    """The process of a command that writes to `log`; nothing of its session stays behind."""
+    process = subprocess.Popen(
+        list(map(str, command)), cwd=ROOT, env={**clean_env(), **env}, stdout=log.open("wb"),
+        stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        kill_session(process)
+
+
+def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
+    """The content of `log`, once it matches the pattern."""
+    deadline = time.monotonic() + limit_s
+    while not re.search(pattern, text := log.read_text(errors="replace")):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.02)
+    return text
+
+
+def _start(arguments: list[str], env: dict[str, str], out: Any, err: Any, prefix: Sequence[str]) -> Any:
     """A Python process on a script, from the repository's root: forked where its environment allows."""
-    if not is_fresh and not prefix and fork_server().can_start(env):
+    if not prefix and fork_server().can_start(env):
         return fork_server().start(arguments, env, out, err)
     return subprocess.Popen(
         [*prefix, sys.executable, *arguments], cwd=ROOT, stdout=out, stderr=err, env=env, start_new_session=True
@@ -165,10 +190,6 @@ def kill_session(process: subprocess.Popen | ForkedProcess) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _open(folder: Path | None, name: str) -> Any:
-    return open(folder / name, "w+b") if folder else tempfile.TemporaryFile("w+b")
 
 
 def _content(file: Any) -> str:

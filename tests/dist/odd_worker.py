@@ -5,7 +5,7 @@
 CASE: "none", "drift" (its weights change), "stall" (it sleeps), "wait" (it says so, and goes on once its loader processes
 are stopped), "nan" (its output is NaN from then on), "shape" (its layers are of another size, whatever the step),
 "signal", "kill" (SIGTERM, SIGKILL to itself in a validation after that many training steps), "term" (SIGTERM to itself in
-that training step), "states" (it says how many checkpoints are in memory)
+that training step), "states" (it says how many checkpoints are in memory), "noisy" (it warns and prints in each step)
 The writer "hanging" never ends its `close`; "killing" sends SIGKILL when it is given a validation.
 """
 
@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 import main_test_vrt
 import main_train_vrt
 from models.select_network import NETWORKS
+from tests.dist.one_conv import OneConv
 from utils import utils_dist
 from utils.dist import process
 from utils.dist.process import children_of, process_state
@@ -33,16 +35,16 @@ CASE, RANK, STEP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 
 @NETWORKS.register("odd")
-class Odd(nn.Module):
+class Odd(OneConv):
     steps = 0
 
     def __init__(self) -> None:
         super().__init__()
-        size = 5 if CASE == "shape" and utils_dist.get_rank() == RANK else 3
-        self.conv, self.calls = nn.Conv2d(3, 3, size, 1, size // 2), 0
+        if CASE == "shape" and utils_dist.get_rank() == RANK:
+            self.conv = nn.Conv2d(3, 3, 5, 1, 2)
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        self.calls += 1
+        restored = super().forward(lq)
         Odd.steps += self.training  # of the class, for a validation runs in the average, a copy
         struck = utils_dist.get_rank() == RANK
         if struck and CASE == "stall" and self.calls == STEP:
@@ -57,9 +59,13 @@ class Odd(nn.Module):
             found = [x for x in gc.get_objects() if isinstance(x, dict) and {"model_state_dict", "optimizer"} <= x.keys()]
             print(f"{len(found)} checkpoints in memory", flush=True)
         if struck and CASE == "drift" and self.calls == STEP:
-            with torch.no_grad():
-                self.conv.bias += 1e-6
-        restored = self.conv(lq.flatten(0, 1)).view_as(lq)
+            self.conv.bias.data += 1e-6
+        if CASE == "noisy" and self.training:  # as libraries do
+            warnings.warn("a library warns", stacklevel=2)
+            print("a library prints to stderr", file=sys.stderr)
+            print("a library prints to stdout")
+        elif CASE == "noisy":
+            time.sleep(0.05)  # as a tile of a real network takes a while
         return restored * float("nan") if struck and CASE == "nan" and self.calls >= STEP else restored
 
 

@@ -9,22 +9,12 @@ import shutil
 import pytest
 import torch
 
-from tests.dist.launching import run_ranks
-from tests.train_files import experiment, files_of_run, history, latest, write_options
-
-WORKER = "tests/dist/odd_worker.py"
-
-
-def run(options, *overrides, case="none", struck=(0, 0), ranks=1):
-    """Train with a network of one layer; case, struck (rank, step): what goes wrong in it."""
-    command = (case, *map(str, struck), "train", "--opt", str(options), "train.checkpoint_save=1000", *overrides)
-    return run_ranks(ranks, WORKER, *command, limit_s=120)
-
+from tests.train_files import experiment, files_of_run, history, latest, odd, same, state_of, write_odd
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
     """One run, started again and again: (option file, {chapter: result})."""
-    options = write_options(tmp_path_factory.mktemp("story"), netG={"net_type": "odd"})
+    options = write_odd(tmp_path_factory.mktemp("story"))
     text = json.loads(options.read_text())
     text["datasets"]["test"] = {}
     options.write_text(json.dumps(text))
@@ -33,18 +23,18 @@ def story(tmp_path_factory):
     found = {}
 
     # 8 samples an epoch; the file says total_iter 4.
-    found["epochs"] = run(options, "--epochs", "1", "debug.every=4"), latest(options)
+    found["epochs"] = odd(options, "--epochs", "1", "debug.every=4"), latest(options)
     changed = ("train.total_iter=13", "train.epochs=2", *lr)
-    found["changed"] = run(options, *changed, case="states", struck=(0, 1)), latest(options)
+    found["changed"] = odd(options, *changed, case="states", struck=(0, 1)), latest(options)
     with open(experiment(options) / ".lock", "ab") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        found["locked"] = run(options, "train.total_iter=15"), latest(options)
-    found["weights"] = run(options, "task=other", "--resume", str(experiment(options) / "models/8_G.pth")), None
+        found["locked"] = odd(options, "train.total_iter=15"), latest(options)
+    found["weights"] = odd(options, "task=other", "--resume", str(experiment(options) / "models/8_G.pth")), None
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(options.parent / root / "train/train1")
     # 4 samples an epoch, and the run stands at batch 5 of the last epoch: nothing would be left of it
-    found["fewer"] = run(options, "train.total_iter=15", "train.epochs=2"), latest(options)
-    found["named"] = run(options, "train.total_iter=15", "--resume", str(path), "debug.every=1"), latest(options)
+    found["fewer"] = odd(options, "train.total_iter=15", "train.epochs=2"), latest(options)
+    found["named"] = odd(options, "train.total_iter=15", "--resume", str(path), "debug.every=1"), latest(options)
     return found
 
 
@@ -99,36 +89,35 @@ def test_other_clips_than_before_stop_a_run_unless_the_checkpoint_is_named(story
 
 
 def test_a_signal_in_a_validation_stops_it_and_the_run_validates_again_and_ends_with_the_same_bits(tmp_path):
-    options = write_options(tmp_path, netG={"net_type": "odd"})
+    options = write_odd(tmp_path)
     args = ("train.checkpoint_test=2", "train.total_iter=3")
 
-    whole = run(options, "task=whole", *args, ranks=2)
-    first = run(options, *args, ranks=2, case="signal", struck=(1, 2))
+    whole = odd(options, "task=whole", *args, ranks=2)
+    first = odd(options, *args, ranks=2, case="signal", struck=(1, 2))
     stopped = latest(options)
-    second = run(options, *args, ranks=2)
+    second = odd(options, *args, ranks=2)
 
     assert [r.exit_codes for r in (whole, first, second)] == [[0, 0], [75, 75], [0, 0]], first.text + second.text
     assert (stopped["step"], stopped["validated"], stopped["best_psnr"]) == (2, 0, None)
     assert "Iter: 2, validation" not in first.text and second.text.count("Iter: 2, validation") == 1
-    states = [{k: v for k, v in latest(options, task).items() if k != "options"} for task in ("whole", "run")]
-    assert repr(states[0]) == repr(states[1]) and states[0]["validated"] == 3
+    assert same(state_of(options, "whole"), state_of(options)) and latest(options)["validated"] == 3
 
 
 def test_a_validation_that_never_fits_into_a_life_of_the_run_does_not_hold_it_for_ever(tmp_path):
-    options = write_options(tmp_path, netG={"net_type": "odd"})
+    options = write_odd(tmp_path)
     args = ("train.checkpoint_test=2", "train.total_iter=3")
 
-    stopped = [run(options, *args, case="signal", struck=(0, step)) for step in (2, 0)]
-    last = run(options, *args)
+    stopped = [odd(options, *args, case="signal", struck=(0, step)) for step in (2, 0)]
+    last = odd(options, *args)
 
     assert [r.exit_codes for r in (*stopped, last)] == [[75], [75], [0]], last.text
     assert "the validation at iter 2 was stopped twice" in last.text and "Iter: 3, validation" in last.text
 
 
 def test_a_run_killed_in_its_last_validation_has_its_final_weights(tmp_path):
-    options = write_options(tmp_path, netG={"net_type": "odd"})
+    options = write_odd(tmp_path)
 
-    killed = run(options, "train.total_iter=2", case="kill", struck=(0, 2))
+    killed = odd(options, "train.total_iter=2", case="kill", struck=(0, 2))
 
     assert killed.exit_codes == [-9] and latest(options)["step"] == 2, killed.text
     assert (experiment(options) / "models/2_G.pth").exists()
@@ -137,8 +126,8 @@ def test_a_run_killed_in_its_last_validation_has_its_final_weights(tmp_path):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The checkpoint of a run of two steps that nobody stopped."""
-    options = write_options(tmp_path_factory.mktemp("whole"), netG={"net_type": "odd"})
-    result = run(options, "train.total_iter=2")
+    options = write_odd(tmp_path_factory.mktemp("whole"))
+    result = odd(options, "train.total_iter=2")
     assert result.exit_codes == [0], result.text
     return latest(options)
 
@@ -158,13 +147,13 @@ def test_the_last_validation_is_recorded_whenever_the_run_was_cut_and_only_once(
 ):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    options = write_options(tmp_path, netG={"net_type": "odd"})
+    options = write_odd(tmp_path)
     args = ("train.total_iter=2", "logging.use_tensorboard=true")
 
-    cut = run(options, *args, f"logging.writers={json.dumps(writers)}", case=case, struck=(0, step))
-    second = run(options, *args)
+    cut = odd(options, *args, f"logging.writers={json.dumps(writers)}", case=case, struck=(0, step))
+    second = odd(options, *args)
     files = files_of_run(experiment(options))
-    third = run(options, *args)
+    third = odd(options, *args)
 
     assert [r.exit_codes for r in (cut, second, third)] == [[code], [0], [0]], cut.text + second.text
     assert second.text.count("Iter: 2, validation") == 1 and "Iter: 2, validation" not in third.text
@@ -181,10 +170,10 @@ def test_the_last_validation_is_recorded_whenever_the_run_was_cut_and_only_once(
 
 
 def test_a_last_validation_that_was_stopped_twice_does_not_keep_a_queue_busy(tmp_path):
-    options = write_options(tmp_path, netG={"net_type": "odd"})
+    options = write_odd(tmp_path)
 
-    stopped = [run(options, "train.total_iter=2", case="signal", struck=(0, step)) for step in (2, 0)]
-    last = run(options, "train.total_iter=2", case="signal", struck=(0, 0))
+    stopped = [odd(options, "train.total_iter=2", case="signal", struck=(0, step)) for step in (2, 0)]
+    last = odd(options, "train.total_iter=2", case="signal", struck=(0, 0))
 
     assert [r.exit_codes for r in (*stopped, last)] == [[75], [75], [0]], last.text
     assert "the validation at iter 2 was stopped twice" in last.text
@@ -193,12 +182,12 @@ def test_a_last_validation_that_was_stopped_twice_does_not_keep_a_queue_busy(tmp
 def test_a_line_of_skipped_steps_has_no_loss_and_a_new_start_hides_the_curves_of_the_one_before(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    options = write_options(tmp_path, netG={"net_type": "odd"})
+    options = write_odd(tmp_path)
     args = ("train.total_iter=4", "datasets.test={}", "logging.use_tensorboard=true", "train.max_nonfinite_steps=2")
 
-    failed = run(options, *args, case="nan", struck=(0, 3))
+    failed = odd(options, *args, case="nan", struck=(0, 3))
     losses = history(options)["train/loss"]
-    again = run(options, *args)
+    again = odd(options, *args)
 
     assert [r.exit_codes for r in (failed, again)] == [[4], [0]], failed.text + again.text
     assert "Iter: 3, Loss: none (all steps skipped), lr" in failed.text and "Loss: 0.0000" not in failed.text

@@ -11,7 +11,7 @@ import pytest
 from tests.clip_files import write_clip
 from tests.dist.launching import Ranks
 from tests.faults.refusals import break_file
-from tests.train_files import train, write_options
+from tests.train_files import odd_command, train, write_odd, write_options
 from utils.dist.process import children_of
 
 
@@ -25,19 +25,16 @@ def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name(kind):
 
 def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_its_name(tmp_path):
     # The last step of the first epoch waits until the worker hangs, so the hang is noticed between the epochs.
-    options = write_options(tmp_path, netG={"net_type": "odd"})
-    arguments = (
-        "wait", "0", "2", "train", "--opt", str(options), "datasets.test={}", "train.total_iter=100000",
-        "datasets.train.dataloader_persistent_workers=true", "datasets.train.dataloader_timeout_s=3",
-        "datasets.train.dataloader_batch_size=4",
-    )  # fmt: skip
-    with Ranks(1, "tests/dist/odd_worker.py", *arguments) as ranks:
+    loader = {"persistent_workers": "true", "timeout_s": 3, "batch_size": 4}
+    changes = [f"datasets.train.dataloader_{key}={value}" for key, value in loader.items()]
+    changes += ["datasets.test={}", "train.total_iter=100000"]
+    with Ranks(1, *odd_command(write_odd(tmp_path), *changes, case="wait", struck=(0, 2))) as ranks:
         ranks.wait_for("waiting", rank=0, limit_s=90)
         for process in children_of(ranks.processes[0].pid):
             os.kill(process, signal.SIGSTOP)
         result = ranks.wait(limit_s=30)
 
-    assert not result.timed_out and result.exit_codes == [3], result.text
+    assert result.exit_codes == [3], result.text
     assert result.text.count("DataError: no batch: DataLoader timed out after 3.0 seconds") == 1
     assert re.search(r"\(epoch, index\) \[\(\d+, \d\),.*\], loader worker 0, rank 0", result.text)
     assert "Traceback" not in result.text
@@ -54,7 +51,7 @@ def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tm
     write_clip(tmp_path, "train2", frames=4, h=8, w=12)  # another camera than the others
     result = train(options, ranks=2, limit_s=60)
 
-    assert result.exit_codes == [3, 3] and not result.timed_out, result.text
+    assert result.exit_codes == [3, 3], result.text
     assert result.text.count("DataError: ") == 1 and "Traceback" not in result.text
     for words in (
         "train0 | spike lacks 1 of 4 frames: 000003.dat",

@@ -1,4 +1,4 @@
-"""Going on: on other numbers of ranks, from another file, and never backwards over what is there."""
+"""Going on: on other numbers of ranks, from another file, without a common disk, and never backwards."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import re
 
 from data.loader import ResumableDistributedSampler
 from data.select_dataset import build_dataset
-from tests.dist.launching import run_ranks
-from tests.train_files import experiment, history, latest, write_options
+from tests.dist.launching import ROOT, run_ranks
+from tests.train_files import experiment, history, latest, odd, odd_command, same, state_of, train, write_odd, write_options
+from utils.files import MARK
 
-WORKER = "tests/dist/odd_worker.py"
 BATCH = "datasets.train.dataloader_batch_size={}"
 
 
 def run(options, ranks, total_iter, batch, accumulated, *overrides):
     """Train with a network of one layer, in which nothing goes wrong."""
-    return run_ranks(
-        ranks, WORKER, "none", "0", "0", "train", "--opt", str(options), "debug.every=1", "datasets.test={}",
-        f"train.total_iter={total_iter}", BATCH.format(batch), f"train.accumulation_steps={accumulated}", *overrides,
-        limit_s=120,
-    )  # fmt: skip
+    steps = (f"train.total_iter={total_iter}", f"train.accumulation_steps={accumulated}", BATCH.format(batch))
+    return odd(options, "debug.every=1", "datasets.test={}", *steps, *overrides, ranks=ranks)
 
 
 def samples_of_steps(stdout):
@@ -33,7 +30,7 @@ def samples_of_steps(stdout):
 
 
 def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_furthest_file(tmp_path):
-    options = write_options(tmp_path, netG={"net_type": "odd"})
+    options = write_odd(tmp_path)
     source, own = (experiment(options, task) / "checkpoints" / "checkpoint_latest.pth" for task in ("run", "other"))
     other = ("task=other", "--resume", str(source))
 
@@ -61,7 +58,7 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
 
 
 def test_a_branch_resumes_its_own_checkpoint_where_its_source_has_gone_further(tmp_path):
-    options = write_options(tmp_path, netG={"net_type": "odd"})
+    options = write_odd(tmp_path)
     source = str(experiment(options) / "checkpoints" / "checkpoint_latest.pth")
     branch = ("task=branch", "--resume", source)
 
@@ -77,7 +74,7 @@ def test_a_branch_resumes_its_own_checkpoint_where_its_source_has_gone_further(t
 
 
 def test_another_number_of_samples_a_step_needs_a_named_checkpoint_and_begins_the_next_epoch(tmp_path):
-    options = write_options(tmp_path, netG={"net_type": "odd"})
+    options = write_odd(tmp_path)
     named = ("--resume", str(experiment(options) / "checkpoints" / "checkpoint_latest.pth"))
 
     first = run(options, 2, 1, 2, 1)
@@ -91,3 +88,43 @@ def test_another_number_of_samples_a_step_needs_a_named_checkpoint_and_begins_th
     assert f"({said}): epoch 2 begins with its first sample" in other.text and "ranks now" not in other.text
     state = latest(options)
     assert (state["step"], state["epoch"], state["batch"]) == (4, 1, 3) and "begins with" not in again.text
+
+
+# path.root is relative, and each rank works in a folder of its own.
+APART = f"""
+import os, runpy, sys
+os.chdir(sys.argv.pop(1))
+runpy.run_path("{ROOT}/tests/dist/odd_worker.py", run_name="__main__")
+"""
+
+
+def test_ranks_without_a_common_disk_resume_with_the_same_bits_as_an_uninterrupted_run(tmp_path):
+    options = write_odd(tmp_path, path={"root": "experiments"})
+    (tmp_path / "apart.py").write_text(APART)
+    hosts = [tmp_path / name for name in ("host0", "host1", "both")]
+    for host in hosts:
+        host.mkdir()
+
+    def run(total_iter, *folders):
+        given = odd_command(options, f"train.total_iter={total_iter}", "datasets.test={}")[1:]
+        args_of = {rank: (str(folder), *given) for rank, folder in enumerate(folders)}
+        return run_ranks(2, tmp_path / "apart.py", args_of=args_of, limit_s=120)
+
+    first, second, whole = run(1, *hosts[:2]), run(3, *hosts[:2]), run(3, hosts[2], hosts[2])
+
+    assert [r.exit_codes for r in (first, second, whole)] == [[0, 0]] * 3, first.text + second.text
+    assert "starting at iter 1 of 3" in second.text and not list(hosts[1].iterdir())
+    assert same(*(state_of(folder / "options.json") for folder in (hosts[0], hosts[2])))
+
+
+def test_a_checkpoint_that_rank_0_cannot_read_is_reported_once_and_ends_both_ranks(tmp_path):
+    options = write_options(tmp_path)
+    damaged = experiment(options) / "checkpoints/checkpoint_latest.pth"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"")
+    (experiment(options) / MARK).touch()
+
+    result = train(options, ranks=2, limit_s=60)
+
+    assert result.exit_codes == [3, 3] and result.text.count("CheckpointError: no readable") == 1, result.text
+    assert "Traceback" not in result.text

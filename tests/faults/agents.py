@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.dist.launching import ROOT, clean_env, free_port, kill_session
+from tests.dist.launching import free_port, started
 
 
 def restart_of_one_agent(limit_s: float = 120) -> str:
@@ -24,19 +24,11 @@ def restart_of_one_agent(limit_s: float = 120) -> str:
             "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic",
             "tests/dist/helpers_worker.py", "second_life", f"{folder}/mark",
         ]  # fmt: skip
-        agents = []
-        for log in logs:
-            with log.open("wb") as out:
-                agents.append(subprocess.Popen(
-                    command, cwd=ROOT, env=clean_env(), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-                ))  # fmt: skip
-        try:
-            codes: object = [agent.wait(limit_s) for agent in agents]
-        except subprocess.TimeoutExpired:
-            codes = f"still running after {limit_s:g} s"
-        finally:
-            for agent in agents:
-                kill_session(agent)
+        with started(command, logs[0]) as first, started(command, logs[1]) as second:
+            try:
+                codes: object = [agent.wait(limit_s) for agent in (first, second)]
+            except subprocess.TimeoutExpired:
+                codes = f"still running after {limit_s:g} s"
         text = "".join(log.read_text(errors="replace") for log in logs)
     lives = sorted(re.findall(r"second life of rank (\d)", text))
     return "" if codes == [0, 0] and lives == ["0", "1"] else f"exit codes {codes}: {text[-2000:]}"

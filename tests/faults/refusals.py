@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.dist.launching import Ranks, free_port
-from tests.train_files import MAIN, write_options
+from tests.train_files import MAIN, odd_command, write_odd, write_options
 
 NO_HOST = {"MASTER_ADDR": "no-such-host.invalid"}
 
@@ -103,7 +103,7 @@ def break_file(kind: str, ranks: int) -> BrokenFile:
     """Damage the data while `ranks` train on them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Ranks(ranks, MAIN, "--opt", str(write_options(folder)), "train.total_iter=100000") as running:
+        with Ranks(ranks, *odd_command(write_odd(folder), "train.total_iter=100000")) as running:
             running.wait_for("Iter: 1,", rank=0, limit_s=90)
             damage(folder, kind)
             damaged = time.monotonic()

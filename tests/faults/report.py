@@ -21,7 +21,7 @@ What happens when something goes wrong, and how often it was tried, with gloo on
 |---|---|---|"""
 
 TAIL = """T is `watchdog.stall_s`: 5 s in these trials, 300 s by default. "Named": the only verdict of all ranks names the struck rank, its phase and step,
-with the stack of the culprit and of its loader processes, and no rank ends with exit code 0. "Identical": sha256 over weights, average, optimizer moments and position.
+with the stack of the culprit and of its loader processes, and no rank ends with exit code 0. "Identical": weights, average, optimizer moments and position, bit for bit.
 Kinds of stall: asleep before a barrier, in the forward pass, on rank 0 alone, in a loader process; the GIL held by C code; SIGSTOP.
 
 Not shown: several hosts with a real network between them, NCCL's own failures, and power loss."""

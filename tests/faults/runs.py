@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import re
 import signal
-import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from tests.dist.launching import ROOT, RankResult, Ranks, clean_env, kill_session
-from tests.train_files import MAIN, experiment, latest, train, write_options
+from tests.dist.launching import ROOT, RankResult, Ranks, started, wait_for
+from tests.train_files import MAIN, experiment, odd_command, same, state_of, train, write_options
 from utils.run.history import read_history
 
 STEPS = 6
@@ -37,40 +34,17 @@ class Interruption:
     text: str
 
 
-def final_digest(options: Path, task: str) -> str:
-    """sha256 over weights, average, optimizer and position of the run's latest checkpoint."""
-    state = latest(options, task)
-    state.pop("options")
-    digest = hashlib.sha256()
-
-    def add(value: object, key: str) -> None:
-        digest.update(key.encode())
-        if isinstance(value, torch.Tensor):
-            digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(value, dict):
-            for inner in sorted(value, key=str):
-                add(value[inner], f"{key}.{inner}")
-        elif isinstance(value, (list, tuple)):
-            for index, item in enumerate(value):
-                add(item, f"{key}.{index}")
-        else:
-            digest.update(repr(value).encode())
-
-    add(state, "")
-    return digest.hexdigest()
-
-
 @cache
-def reference(ranks: int) -> str:
-    """The digest of a run that was never interrupted; one run for all trials on so many ranks."""
+def reference(ranks: int) -> dict[str, Any]:
+    """The last checkpoint of a run that was never interrupted; one run for all trials on so many ranks."""
     with tempfile.TemporaryDirectory() as folder:
         options = write_options(Path(folder))
         result = train(options, *EVERY, ranks=ranks, limit_s=300)
         assert result.exit_codes == [0] * ranks, result.text
-        return final_digest(options, "run")
+        return state_of(options)
 
 
-def interrupt(options: Path, ranks: int, how: str, seed: int, expected: str) -> Interruption:
+def interrupt(options: Path, ranks: int, how: str, seed: int, expected: dict[str, Any]) -> Interruption:
     """Strike a fresh run once, at a random moment from its start on, and let the same command finish it.
 
     how: "kill" (SIGKILL to a random rank), "SIGTERM", "SIGUSR1" or "SIGHUP" (to a random rank, or to all).
@@ -94,7 +68,7 @@ def interrupt(options: Path, ranks: int, how: str, seed: int, expected: str) -> 
     gone_s = time.monotonic() - struck
     again: RankResult = train(options, *command[2:], ranks=ranks, limit_s=300)
     found = re.findall(r"resumed from \S+ at iter (\d+)", again.text)
-    identical = again.exit_codes == [0] * ranks and final_digest(options, task) == expected
+    identical = again.exit_codes == [0] * ranks and same(state_of(options, task), expected)
     steps = [step for step, _ in read_history(experiment(options, task))["train/loss"]]
     identical &= steps == list(range(1, STEPS + 1))
     _forget(experiment(options, task))
@@ -110,11 +84,8 @@ def suspend(options: Path, ranks: int, seed: int, stall_s: float) -> str:
     The ranks, each with its process group, stop and wake in random orders.
     """
     rng = random.Random(seed)
-    arguments = (
-        "none", "0", "0", "train", "--opt", str(options), f"task=suspend-{ranks}-{seed}", "datasets.test={}",
-        "train.total_iter=300", f"watchdog.stall_s={stall_s}",
-    )  # fmt: skip
-    with Ranks(ranks, "tests/dist/odd_worker.py", *arguments) as running:
+    changes = (f"task=suspend-{ranks}-{seed}", "datasets.test={}", "train.total_iter=300")
+    with Ranks(ranks, *odd_command(options, *changes, f"watchdog.stall_s={stall_s}")) as running:
         running.wait_for(f"Iter: {rng.randint(5, 40)},", 0, 300)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for process in rng.sample(running.processes, ranks):
@@ -130,27 +101,13 @@ def suspend(options: Path, ranks: int, seed: int, stall_s: float) -> str:
 def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
     """launch_train.sh, sent a signal while it trains: its exit code, and the seconds until it was gone."""
     rng, task = random.Random(seed), f"launcher-{ranks}-{seed}"
-    command = [
-        ROOT / "launch_train.sh",
-        str(ranks),
-        options,
-        f"task={task}",
-        "train.total_iter=1000",
-        "datasets.test={}",
-    ]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=clean_env(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            deadline, awaited = time.monotonic() + 300, f"Iter: {rng.randint(1, 4)},".encode()
-            while awaited not in os.pread(log.fileno(), 2**20, 0) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            process.send_signal((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)[seed % 3])
-            struck = time.monotonic()
-            code = process.wait(120)
-        finally:
-            kill_session(process)
+    changes = (f"task={task}", "train.total_iter=1000", "datasets.test={}")
+    command = [ROOT / "launch_train.sh", str(ranks), options, *changes]
+    with tempfile.NamedTemporaryFile() as log, started(command, Path(log.name)) as process:
+        wait_for(Path(log.name), f"Iter: {rng.randint(1, 4)},", 300)
+        process.send_signal((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)[seed % 3])
+        struck = time.monotonic()
+        code = process.wait(120)
     _forget(experiment(options, task))
     return code, time.monotonic() - struck
 

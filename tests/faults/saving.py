@@ -24,7 +24,7 @@ def write_for_ever(folder: Path, acknowledge: int) -> None:
     while True:
         step += 1
         state = {"step": step, "weights": torch.full((FLOATS,), float(step))}
-        checkpoint.save(state, folder / "checkpoint_latest.pth")
+        checkpoint.save(state, folder / "checkpoint_latest.pth", keep=step % 2)
         os.write(acknowledge, b".")
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from main_train_vrt import read_options
-from tests.dist.launching import Ranks, run_command
+from tests.dist.launching import Ranks, run_into, run_ranks
 from tests.train_files import MAIN, experiment, latest, train, write_options
 from utils.errors import CheckpointError
 from utils.files import MARK
@@ -89,18 +88,29 @@ def test_a_full_disk_is_said_with_numbers_and_the_former_file_stays(
         assert not list(folder.glob(".*"))
 
 
+QUOTA = """
+import resource, signal, sys, torch
+from pathlib import Path
+from utils.errors import CheckpointError
+from utils.run import checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    checkpoint.save({"step": 2, "weights": torch.zeros(10000)}, Path(sys.argv[1]))
+except CheckpointError as error:
+    print(error)
+"""
+
+
 def test_a_quota_that_ends_a_write_leaves_the_former_file(tmp_path):
     path = tmp_path / NAME
     checkpoint.save(state(1), path)
-    script = (
-        "import resource, signal, sys, torch; from pathlib import Path; from utils.run import checkpoint\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "checkpoint.save({'step': 2, 'weights': torch.zeros(10000)}, Path(sys.argv[1]))"
-    )
+    script = tmp_path / "save.py"
+    script.write_text(QUOTA)
 
-    result = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=300)
+    result = run_ranks(1, script, path)
 
-    assert "CheckpointError: cannot write the checkpoint" in result.stderr
+    assert "CheckpointError: cannot write the checkpoint" in result.text
     assert checkpoint.load(path)["step"] == 1
     assert not list(tmp_path.glob(".*"))
 
@@ -150,12 +160,13 @@ def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
     log.parent.mkdir(parents=True)
     log.symlink_to("/dev/full")
     (experiment(options) / MARK).touch()  # as if an earlier run had made the folder
-    command = f"{sys.executable} {MAIN} --opt {options} train.total_iter=2 datasets.test={{}} debug.every=1 > /dev/full"
+    changes = ("train.total_iter=2", "datasets.test={}", "debug.every=1")
 
-    result = run_command(["bash", "-c", command], limit_s=120)
+    with open("/dev/full", "wb") as full:
+        code, said = run_into(full, MAIN, "--opt", options, *changes)
 
-    assert result.exit_codes == [0] and latest(options)["step"] == 2, result.text
-    assert result.text.count("cannot write the log") == 2 and "Traceback" not in result.text
+    assert code == 0 and latest(options)["step"] == 2, said
+    assert said.count("cannot write the log") == 2 and "Traceback" not in said
 
 
 def test_pictures_without_room_are_said_once_and_end_nothing(tmp_path, caplog):

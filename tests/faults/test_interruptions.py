@@ -10,13 +10,13 @@ import pytest
 
 from tests.dist.launching import Ranks
 from tests.faults.runs import interrupt, reference
-from tests.train_files import MAIN, write_options
+from tests.train_files import MAIN, odd_command, write_odd, write_options
 from utils.dist import preempt
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """(option file, digest of the uninterrupted run) on two ranks."""
+    """(option file, last checkpoint of the uninterrupted run) on two ranks."""
     return write_options(tmp_path_factory.mktemp("interruptions")), reference(2)
 
 
@@ -30,9 +30,7 @@ def test_a_killed_rank_takes_the_run_down_and_the_resumed_run_has_the_same_bits(
 
 @pytest.mark.parametrize(("first", "second"), [("SIGUSR1", "SIGTERM"), ("SIGINT", "SIGINT")])
 def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tmp_path, first, second):
-    options = write_options(tmp_path, netG={"net_type": "odd"})
-    arguments = ("stall", "0", "2", "train", "--opt", str(options), "datasets.test={}")
-    with Ranks(1, "tests/dist/odd_worker.py", *arguments) as running:
+    with Ranks(1, *odd_command(write_odd(tmp_path), "datasets.test={}", case="stall", struck=(0, 2))) as running:
         running.wait_for("Iter: 1,", 0, 120)
         running.processes[0].send_signal(getattr(signal, first))
         deadline = time.monotonic() + 10
@@ -42,20 +40,8 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tm
             time.sleep(0.1)
         result = running.wait(10)
 
-    assert result.exit_codes == [128 + getattr(signal, second)] and not result.timed_out
+    assert result.exit_codes == [128 + getattr(signal, second)]
     assert result.text.count("Ctrl-C again ends it at once") == (first == "SIGINT")
-
-
-def test_a_run_in_the_background_of_a_shell_script_ignores_ctrl_c(tmp_path):
-    # Ctrl-C is sent to all processes of a terminal; a shell starts `command &` of a script so that it ignores it.
-    options = write_options(tmp_path)
-    prefix = ("bash", "-c", 'trap "" INT; exec "$@"', "bash")
-    with Ranks(1, MAIN, "--opt", str(options), "train.total_iter=5", "datasets.test={}", prefix=prefix) as running:
-        running.wait_for("Iter: 1,", 0, 120)
-        running.processes[0].send_signal(signal.SIGINT)
-        result = running.wait(60)
-
-    assert result.exit_codes == [0] and "Ctrl-C" not in result.text, result.text
 
 
 @pytest.mark.parametrize(
@@ -75,29 +61,30 @@ def test_which_signals_ask_a_rank_to_save_and_stop(names, is_ignored, modes, sto
             assert preempt.means_stop(getattr(signal, name), is_ignored, mode) == stops
 
 
-@pytest.mark.parametrize(("prefix", "code"), [(("nohup",), 0), (("env", "--default-signal=HUP"), 75)])
-def test_a_run_whose_terminal_is_gone_saves_and_ends_unless_nohup_started_it(tmp_path, prefix, code):
-    options = write_options(tmp_path)
-    with Ranks(1, MAIN, "--opt", str(options), "train.total_iter=8", "datasets.test={}", prefix=prefix) as running:
+# As nohup starts a run, and the shell the `command &` of a script.
+DEAF = ("bash", "-c", 'trap "" HUP INT; exec "$@"', "bash")
+
+
+@pytest.mark.parametrize(
+    ("names", "prefix", "code"),
+    [
+        ("SIGHUP SIGINT", DEAF, 0),
+        ("SIGHUP", (), 75),  # its terminal is gone
+        ("SIGTERM SIGTERM", (), 75),  # as scancel sends them
+    ],
+)
+def test_a_signal_or_two_a_moment_apart_save_and_end_a_run_unless_it_was_started_deaf(tmp_path, names, prefix, code):
+    command = ("--opt", str(write_options(tmp_path)), f"train.total_iter={1000 if code else 5}", "datasets.test={}")
+    with Ranks(1, MAIN, *command, prefix=prefix) as running:
         running.wait_for("Iter: 1,", 0, 120)
-        os.killpg(running.processes[0].pid, signal.SIGHUP)
+        for name in names.split():
+            send = os.killpg if name == "SIGHUP" else os.kill  # the system sends it to all that the run started
+            send(running.processes[0].pid, getattr(signal, name))
+            time.sleep(0.02)  # apart, or the system makes one of two
         result = running.wait(60)
 
-    assert result.exit_codes == [code], result.text
-    assert ("stopped by a signal at iter" if code else "Finished at iter 8") in result.text
-
-
-def test_two_signals_a_moment_apart_are_one_request_and_the_run_saves(tmp_path):
-    # As scancel sends them.
-    options = write_options(tmp_path)
-    with Ranks(1, MAIN, "--opt", str(options), "train.total_iter=1000", "datasets.test={}") as running:
-        running.wait_for("Iter: 1,", 0, 120)
-        running.processes[0].send_signal(signal.SIGTERM)
-        time.sleep(0.02)  # apart, or the system makes one of them
-        running.processes[0].send_signal(signal.SIGTERM)
-        result = running.wait(60)
-
-    assert result.exit_codes == [75] and "stopped by a signal at iter" in result.text, result.text
+    assert result.exit_codes == [code] and "Ctrl-C" not in result.text, result.text
+    assert ("stopped by a signal at iter" if code else "Finished at iter 5") in result.text
 
 
 @pytest.mark.parametrize(("how", "seed", "struck"), [("SIGUSR1", 0, "rank 1"), ("SIGTERM", 4, "rank 0, 1")])

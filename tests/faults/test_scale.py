@@ -8,7 +8,7 @@ import time
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from tests.faults.scale import Simulated, struck_by
+from tests.faults.scale import Simulated, strike
 from utils.dist import rendezvous
 from utils.dist.launch import LaunchInfo
 from utils.dist.rendezvous import MET
@@ -67,10 +67,7 @@ def test_a_start_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
 def test_a_host_that_falls_silent_and_a_rank_that_is_waited_for_are_named_once(server, fault):
     n, stall_s, verdicts = 64, 1.5, []
     ranks = new_ranks(server, fault, n)
-    for rank in ranks:
-        rank.since, rank.syncs = (time.monotonic() + 0.1 if fault == "stuck" else rank.since), 1
-    for rank in struck_by(fault, n):
-        ranks[rank].fault, ranks[rank].syncs = "stuck" if fault == "stuck" else "silent", 0
+    strike(ranks, fault, n)
     deadline = time.monotonic() + 30
     while not all(rank.known_at or rank.fault == "silent" for rank in ranks) and time.monotonic() < deadline:
         verdicts += filter(None, [rank.turn(stall_s) for rank in ranks])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.dist.launching import run_ranks
 from tests.faults.stalls import run_stall
-from tests.train_files import write_options
+from tests.train_files import odd, write_odd
 
 STALL_S = 3.0
 
@@ -28,13 +27,12 @@ def test_a_single_process_that_stands_still_ends_with_its_stack():
 
 
 def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
-    options, weights = write_options(tmp_path, netG={"net_type": "odd"}), tmp_path / "weights.pth"
+    weights = tmp_path / "weights.pth"
     torch.save({"params": {"conv.weight": torch.zeros(3, 3, 3, 3), "conv.bias": torch.zeros(3)}}, weights)
 
-    result = run_ranks(
-        2, "tests/dist/odd_worker.py", "stall", "1", "1", "test", "--opt", str(options), "--weights", str(weights),
-        "--output", str(tmp_path / "out"), "watchdog.stall_s=3", "watchdog.validate_s=1",
-    )  # fmt: skip
+    places = ("--weights", str(weights), "--output", str(tmp_path / "out"))
+    limits = ("watchdog.stall_s=3", "watchdog.validate_s=1")
+    result = odd(write_odd(tmp_path), *places, *limits, case="stall", struck=(1, 1), program="test", ranks=2)
 
     assert result.exit_codes == [70, 70], result.text
     assert result.text.count("rank 1 is STUCK") == 1 and 'in phase "restore: test' in result.text

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from tests.dist.launching import Ranks, run_ranks
-from tests.train_files import experiment, write_options
+from tests.dist.launching import Ranks
+from tests.train_files import experiment, odd, odd_command, write_odd
 
-WORKER = "tests/dist/odd_worker.py"
 KEY, KEY_OF_OPTIONS = "0123456789abcdef0123456789abcdef01canary", "fedcba9876543210fedcba9876543210canary10"
 SECRET = f"logging.wandb_api_key={KEY_OF_OPTIONS}"
 ENV = {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}
@@ -18,15 +17,6 @@ LINE = re.compile(
 )
 
 
-def odd(tmp_path):
-    """An option file for the network of odd_worker.py."""
-    return write_options(tmp_path, netG={"net_type": "odd"})
-
-
-def command(case, rank, step, options, *overrides):
-    return (case, str(rank), str(step), "train", "--opt", str(options), "datasets.test={}", *overrides)
-
-
 def files_with_a_key(folder):
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
@@ -34,12 +24,10 @@ def files_with_a_key(folder):
 
 
 def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_key_does(tmp_path):
-    options = odd(tmp_path)
-    arguments = command(
-        "stall", 1, 4, options, "debug.compare_every=2", "watchdog.stall_s=5", "logging.use_wandb=true", SECRET
-    )
+    options = write_odd(tmp_path)
+    changes = ("datasets.test={}", "debug.compare_every=2", "watchdog.stall_s=5", "logging.use_wandb=true", SECRET)
     status = experiment(options) / "status"
-    with Ranks(2, WORKER, *arguments, env=ENV) as running:
+    with Ranks(2, *odd_command(options, *changes, case="stall", struck=(1, 4)), env=ENV) as running:
         running.wait_for("Iter: 3,", 0, 120)
         status.touch()
         pids = [process.pid for process in running.processes]
@@ -60,8 +48,8 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
 
 
 def test_weights_that_drift_apart_end_the_run(tmp_path):
-    options = odd(tmp_path)
-    result = run_ranks(2, WORKER, *command("drift", 1, 3, options, "debug.compare_every=2", "train.total_iter=8"))
+    changes = ("datasets.test={}", "debug.compare_every=2", "train.total_iter=8")
+    result = odd(write_odd(tmp_path), *changes, case="drift", struck=(1, 3), ranks=2)
 
     assert result.exit_codes == [2, 2], result.text
     assert result.text.count("DistError: the weights after iteration 4 differ between the ranks") == 1
@@ -70,8 +58,7 @@ def test_weights_that_drift_apart_end_the_run(tmp_path):
 
 
 def test_networks_that_differ_between_the_ranks_are_refused_before_the_first_step(tmp_path):
-    options = odd(tmp_path)
-    result = run_ranks(2, WORKER, *command("shape", 1, 0, options))
+    result = odd(write_odd(tmp_path), "datasets.test={}", case="shape", struck=(1, 0), ranks=2)
 
     assert result.exit_codes == [2, 2], result.text
     assert result.text.count("DistError: the networks differ between the ranks") == 1
@@ -79,13 +66,9 @@ def test_networks_that_differ_between_the_ranks_are_refused_before_the_first_ste
 
 
 def test_the_numbers_of_skipped_steps_hold_no_key(tmp_path):
-    options = odd(tmp_path)
-    result = run_ranks(
-        1,
-        WORKER,
-        *command("nan", 0, 2, options, "train.max_nonfinite_steps=2", "train.checkpoint_save=1", SECRET),
-        env=ENV,
-    )
+    options = write_odd(tmp_path)
+    changes = ("datasets.test={}", "train.max_nonfinite_steps=2", "train.checkpoint_save=1", SECRET)
+    result = odd(options, *changes, case="nan", struck=(0, 2), env=ENV)
 
     assert result.exit_codes == [4], result.text
     steps = json.loads((experiment(options) / "nonfinite_3.json").read_text())["steps"]

@@ -9,7 +9,7 @@ import torch
 
 from models.select_model import define_Model
 from tests.dist.launching import run_ranks
-from tests.train_files import network, write_options
+from tests.train_files import network, odd, write_odd
 
 WORKER = "tests/dist/step_worker.py"
 
@@ -19,7 +19,7 @@ def options(tmp_path):
     """An option file whose network is left to the worker."""
     path = tmp_path / "options.json"
     path.write_text(json.dumps({
-        "task": "steps", "path": {"root": str(tmp_path / "experiments")}, "netG": {"net_type": "one_conv"},
+        "task": "steps", "path": {"root": str(tmp_path / "experiments")}, "netG": {"net_type": "forgetful"},
         "train": {"G_lossfn_type": "l1", "max_nonfinite_steps": 3, "G_optimizer_lr": 0.01},
     }))  # fmt: skip
     return path
@@ -56,14 +56,11 @@ def test_nan_in_too_many_steps_stops_all_ranks_with_code_4(options):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_path, ranks):
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
-    path = write_options(tmp_path, netG={"net_type": "odd"}, logging=logging)
     changes = ("datasets.test={}", "train.max_nonfinite_steps=1")
 
-    result = run_ranks(
-        ranks, "tests/dist/odd_worker.py", "nan", "0", "2", "train", "--opt", str(path), *changes, limit_s=60
-    )
+    result = odd(write_odd(tmp_path, logging=logging), *changes, case="nan", struck=(0, 2), ranks=ranks)
 
-    assert result.exit_codes == [4] * ranks and not result.timed_out, result.text
+    assert result.exit_codes == [4] * ranks, result.text
     assert result.text.count("NonFiniteError: ") == 1 and "StallError" not in result.text
 
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -32,7 +33,7 @@ from tests.faults.report import page
 from tests.faults.runs import STEPS, interrupt, reference, signal_launcher, suspend
 from tests.faults.saving import kill_while_saving
 from tests.faults.stalls import KINDS, Trial, run_stall
-from tests.train_files import write_options
+from tests.train_files import write_odd, write_options
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
 SCALE = ROOT / "docs/benchmarks/scale.json"  # tests/faults/scale.py writes it
@@ -41,27 +42,11 @@ STALL_S = 5.0
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")
 
 
-def stalls(share: float) -> dict[str, Any]:
-    """Six kinds of stall on 2, 4 and 8 ranks, at different ranks and steps."""
+def stalls(kinds: Iterable[str], count: int, rank_of: Callable[[str, int, int], int], share: float) -> dict[str, Any]:
+    """Each kind of stall or death on 2, 4 and 8 ranks. rank_of: of the kind, the seed and the ranks, who is struck."""
     return summary_of_stalls([
-        run_stall(kind, ranks, 0 if kind == "rank0" else (seed + 1) % ranks, step=10 + 5 * seed, stall_s=STALL_S)
-        for seed, ranks, kind in product(range(max(1, round(3 * share))), (2, 4, 8), STALL_KINDS)
-    ])  # fmt: skip
-
-
-def deaths(share: float) -> dict[str, Any]:
-    """SIGKILL and an exception, on 2, 4 and 8 ranks, rank 0 (which holds the store) among those struck."""
-    return summary_of_stalls([
-        run_stall(kind, ranks, seed % ranks, stall_s=STALL_S)
-        for seed, ranks, kind in product(range(max(1, round(3 * share))), (2, 4, 8), ("kill", "exception"))
-    ])  # fmt: skip
-
-
-def store_host(share: float) -> dict[str, Any]:
-    """Rank 0, whose process holds the store of all ranks, stopped, stuck in C code, or killed."""
-    return summary_of_stalls([
-        run_stall(kind, ranks, 0, stall_s=STALL_S)
-        for _, ranks, kind in product(range(max(1, round(share))), (2, 4, 8), ("stop", "gil", "kill"))
+        run_stall(kind, ranks, rank_of(kind, seed, ranks), step=10 + 5 * seed, stall_s=STALL_S)
+        for seed, ranks, kind in product(range(max(1, round(count * share))), (2, 4, 8), kinds)
     ])  # fmt: skip
 
 
@@ -121,7 +106,7 @@ def interruptions(how: str, share: float) -> dict[str, Any]:
 def suspensions(share: float) -> dict[str, Any]:
     """Whole runs of 1, 2 and 4 ranks, stopped for longer than the watchdog waits, and woken, each in a random order."""
     with tempfile.TemporaryDirectory() as folder:
-        options = write_options(Path(folder), netG={"net_type": "odd"})
+        options = write_odd(Path(folder))
         count = max(1, round(5 * share))
         found = [suspend(options, ranks, seed, STALL_S) for ranks in (1, 2, 4) for seed in range(count)]
     return {"trials": len(found), "right": found.count(""), "wrong": [text[-500:] for text in found if text]}
@@ -212,7 +197,12 @@ def overhead(share: float) -> dict[str, Any]:
 
 
 KINDS_OF_TRIAL = {
-    "stalls": stalls, "deaths": deaths, "store_host": store_host, "saves": saves,
+    "stalls": partial(
+        stalls, STALL_KINDS, 3, lambda kind, seed, ranks: 0 if kind == "rank0" else (seed + 1) % ranks
+    ),
+    "deaths": partial(stalls, ("kill", "exception"), 3, lambda kind, seed, ranks: seed % ranks),
+    "store_host": partial(stalls, ("stop", "gil", "kill"), 1, lambda kind, seed, ranks: 0),  # it has the store of all
+    "saves": saves,
     "kills": partial(interruptions, "kill"), "preemptions": partial(interruptions, "signal"),
     "suspensions": suspensions, "launcher": launcher, "agents": agents,
     "environments": environments, "broken_files": broken_files, "epochs": epochs, "overhead": overhead,

@@ -1,0 +1,18 @@
+"""A network of one convolution, for what does not depend on the network: what happens around its forward pass."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from models.select_network import NETWORKS
+
+
+@NETWORKS.register("one_conv")
+class OneConv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.calls = nn.Conv2d(3, 3, 3, 1, 1), 0
+
+    def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
+        self.calls += 1
+        return self.conv(lq.flatten(0, 1)).view_as(lq)
