@@ -74,7 +74,6 @@ def screen(written: bytes) -> list[str]:
         else:
             raise AssertionError(f"a code that is not known here: {token[0]!r}")
     last = max(rows, default=-1)
-    lines = [
+    return [
         "".join(rows[i].get(at, " ") for at in range(max(rows[i], default=-1) + 1)).rstrip() for i in range(last + 1)
     ]
-    return lines

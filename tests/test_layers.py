@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,14 +30,19 @@ LAYERS = [
     [{"data.spike"}, {"data"}],
 ]
 HEIGHT = {name: height for folder in LAYERS for height, names in enumerate(folder) for name in names}
-GRAPH = {name: imports_of(path, ROOT, MODULES) for name, path in MODULES.items()}
+
+
+@cache
+def graph():
+    """Not made where tests are only collected, which every process of a parallel run does."""
+    return {name: imports_of(path, ROOT, MODULES) for name, path in MODULES.items()}
 
 
 @pytest.mark.parametrize("folder", sorted(MAY_IMPORT))
 def test_imports_between_folders_run_down_only(folder):
     wrong = {
         f"{module} imports {name}"
-        for module, names in GRAPH.items()
+        for module, names in graph().items()
         for name in names
         if module.split(".")[0] == folder and name.split(".")[0] in OWN - MAY_IMPORT[folder]
     }
@@ -50,7 +56,7 @@ def layer_of(module: str) -> str:
 def test_imports_within_a_folder_run_down_only():
     wrong = {
         f"{module} imports {name}"
-        for module, names in GRAPH.items()
+        for module, names in graph().items()
         for name in names & MODULES.keys()
         if module.split(".")[0] == name.split(".")[0] and (layer := layer_of(module))
         # Every module runs the __init__.py of the packages around it.
@@ -62,7 +68,7 @@ def test_imports_within_a_folder_run_down_only():
 def test_the_spike_library_needs_numpy_alone_and_works_as_a_copied_folder(tmp_path):
     wrong = {
         f"{module} imports {name}"
-        for module, names in GRAPH.items()
+        for module, names in graph().items()
         for name in names
         if module.startswith("data.spike.")
         if name.split(".")[0] not in {"numpy", *sys.stdlib_module_names}
@@ -79,7 +85,7 @@ def test_the_spike_library_needs_numpy_alone_and_works_as_a_copied_folder(tmp_pa
 
 
 def test_modules_do_not_import_in_circles():
-    assert circle({name: names & MODULES.keys() - {name} for name, names in GRAPH.items()}) == []
+    assert circle({name: names & MODULES.keys() - {name} for name, names in graph().items()}) == []
 
 
 @pytest.mark.parametrize(
@@ -104,6 +110,6 @@ def test_every_form_of_import_is_an_edge_and_closes_a_circle(tmp_path, statement
     (tmp_path / "box/inner/last.py").write_text("import os\n\nfrom box import first")
     modules = modules_below(tmp_path, {"box"})
 
-    graph = {name: imports_of(path, tmp_path, modules) & modules.keys() - {name} for name, path in modules.items()}
+    found = {name: imports_of(path, tmp_path, modules) & modules.keys() - {name} for name, path in modules.items()}
 
-    assert circle(graph) == ["box.first", "box.inner.last", "box.first"]
+    assert circle(found) == ["box.first", "box.inner.last", "box.first"]

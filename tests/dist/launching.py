@@ -162,9 +162,9 @@ def started(command: Sequence[object], log: Path, **env: str) -> Iterator[subpro
 
 
 def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
-    """The content of `log`, once it matches the pattern."""
+    """The content of `log`, once there is such a file and it matches the pattern."""
     deadline = time.monotonic() + limit_s
-    while not re.search(pattern, text := log.read_text(errors="replace")):
+    while not re.search(pattern, text := log.read_text(errors="replace") if log.exists() else ""):
         assert time.monotonic() < deadline, text
         time.sleep(0.02)
     return text

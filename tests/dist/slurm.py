@@ -142,15 +142,6 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         found = re.search(r"JobState=(\S+)", self.run("scontrol", "show", "job", job))
         return found[1] if found else ""
 
-    def wait_for_text(self, path: Path, text: str, limit_s: float) -> str:
-        """The content of `path`, once it holds `text`."""
-        deadline = time.monotonic() + limit_s
-        while text not in (content := path.read_text(errors="replace") if path.exists() else ""):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"{text!r} did not appear in {path}:\n{content[-4000:]}")
-            time.sleep(0.1)
-        return content
-
     def wait_for_life(self, path: Path, life: int, text: str, limit_s: float) -> str:
         """What a job that was queued again wrote in its life number `life` (from 1), once that holds `text`."""
         starts = "Distributed Training Setup"  # each of two ranks says it

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist import slurm
-from tests.dist.launching import ROOT
+from tests.dist.launching import ROOT, wait_for
 from tests.train_files import experiment, latest, write_options
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"no SLURM: {slurm.missing()}")
@@ -67,14 +67,14 @@ def test_a_job_goes_on_after_suspension_after_its_time_limit_and_after_pre_empti
     options_of_job = ("datasets.test={}", 'logging.writers=["pause"]', "watchdog.stall_s=8", "train.total_iter=1000000")
     copy = copy_with_pauses(tmp_path / "copy")
     job = cluster.submit(f"--output={log}", *limit, *NO_GPU, "submit_job.sh", str(options), *options_of_job, cwd=copy)
-    cluster.wait_for_text(log, "Iter: ", 120)
+    wait_for(log, "Iter: ", 120)
     cluster.run("scontrol", "suspend", job)
     time.sleep(1)
     before = log.read_text()
     time.sleep(14)  # longer than the limits of the watchdog
     assert log.read_text() == before
     cluster.run("scontrol", "resume", job)
-    first = cluster.wait_for_text(log, "stopped by a signal at iter", 120)
+    first = wait_for(log, "stopped by a signal at iter", 120)
     second = cluster.wait_for_life(log, 2, "Iter: ", 180)
     cluster.submit("--partition=urgent", "--exclusive", f"--output={tmp_path / 'urgent.out'}", "--wrap=true")
     second = cluster.wait_for_life(log, 2, "stopped by a signal at iter", 60)
@@ -101,12 +101,12 @@ def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder
     own = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=3")
     path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={python.parent}:{os.environ['PATH']},OMP_NUM_THREADS="
     cluster.submit(f"--output={log}", path, *own, str(script), "scale=1")
-    assert "cpus 3 threads 3 of -u main_train_vrt.py --opt" in cluster.wait_for_text(log, "cpus", 30)
+    assert "cpus 3 threads 3 of -u main_train_vrt.py --opt" in wait_for(log, "cpus", 30)
 
     (tmp_path / "mine.json").write_text("{}")
     elsewhere = (f"--output={tmp_path / 'elsewhere.out'}", path, *own, str(script), "mine.json")
     cluster.submit(*elsewhere, cwd=tmp_path)
-    text = cluster.wait_for_text(tmp_path / "elsewhere.out", "cpus", 30)
+    text = wait_for(tmp_path / "elsewhere.out", "cpus", 30)
     assert f"cpus 3 threads 3 of -u {ROOT}/main_train_vrt.py --opt mine.json" in text
 
 

@@ -28,21 +28,25 @@ def log(tmp_path):
     return tmp_path / "log"
 
 
-def test_an_elastic_restart_resumes_and_finishes(tmp_path, log):
+def test_an_elastic_restart_resumes_and_nobody_is_left_when_torchrun_is_killed(tmp_path, log):
     options = write_options(tmp_path)
     command = (
         *TORCHRUN, "--standalone", "--nproc_per_node=2", "--max-restarts=1", MAIN, "--opt", options, *SHORT,
-        "train.total_iter=6",
+        "train.total_iter=1000",
     )  # fmt: skip
     with started(command, log) as process:
         wait_for(log, "Iter: 2,")
         ranks = [pid for pid in children_of(process.pid) if MAIN in Path(f"/proc/{pid}/cmdline").read_text()]
         os.kill(ranks[0], signal.SIGKILL)
-        text = wait_for(log, "Finished at iter 6")
-        assert process.wait(60) == 0
-    assert re.search(r"resumed from \S+ at iter [1-5]", text)
-    assert "SIGUSR1 would kill torchrun" in text
-    assert latest(options)["step"] == 6
+        text = wait_for(log, r"(?s)resumed from \S+ at iter [1-9].* Iter: ")
+        assert "SIGUSR1 would kill torchrun" in text
+
+        family = children_of(process.pid)
+        process.kill()
+        deadline = time.monotonic() + 10
+        while any(process_state(pid) not in (None, "Z") for pid in family) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert family and [pid for pid in family if process_state(pid) not in (None, "Z")] == []
 
 
 @pytest.mark.parametrize(
@@ -69,18 +73,6 @@ def test_a_signal_to_the_launcher_saves_and_asks_for_another_start_unless_nohup_
     text = log.read_text()
     assert text.count("stopped by a signal at iter") == 1
     assert "SIGUSR1 would kill" not in text and "Traceback" not in text and latest(options)["step"] >= 1
-
-
-def test_nobody_is_left_when_the_launcher_is_killed(tmp_path, log):
-    options = write_options(tmp_path)
-    with started((ROOT / "launch_train.sh", "2", options, "train.total_iter=1000", SHORT[0]), log) as process:
-        wait_for(log, "Iter: 1,")
-        family = children_of(process.pid)
-        process.kill()
-        deadline = time.monotonic() + 10
-        while any(process_state(pid) not in (None, "Z") for pid in family) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert [pid for pid in family if process_state(pid) not in (None, "Z")] == []
 
 
 PAI_DLC = {"RANK": "{node}", "WORLD_SIZE": "2", "NPROC_PER_NODE": "2"}
