@@ -29,7 +29,6 @@ from data.reconstruct import SET_BY_METHOD, Reconstruction, method_options, sect
 from data.select_dataset import DATASETS, build_dataset
 from data.spike_source import SPIKE_SOURCES
 from models.losses import LOSSES
-from models.restore.interpolate import InterpolatedClip, scored_clips
 from models.restore.job import Job, restore_clips, write_report
 from models.restore.outputs import Outputs
 from models.restore.setup import (
@@ -44,6 +43,7 @@ from models.restore.setup import (
     parse_test_args,
     spike_options,
 )
+from models.restore.tiling import InterpolatedClip, scored_clips
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.contract import ClipReader, InputSpec, Method

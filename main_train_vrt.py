@@ -31,12 +31,10 @@ from data.loader import TrainLoader
 from data.preflight import preflight
 from data.select_dataset import DATASETS, build_dataset
 from models.losses import LOSSES, check_loss
-from models.model_base import weights_hash
+from models.model_vrt import define_Model, weights_hash
 from models.optim import lr_floor
-from models.restore.interpolate import scored_clips
-from models.restore.tiling import Tiling
+from models.restore.tiling import Tiling, scored_clips
 from models.restore.validation import validate
-from models.select_model import define_Model
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.contract import input_spec

@@ -44,16 +44,6 @@ def load(root: Path) -> tuple[type, type]:
     return vrt.VRT, vrt.Block
 
 
-def best(forms: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    found = dict.fromkeys(forms, float("inf"))
-    for _ in range(rounds):
-        for name, run in forms.items():
-            start = time.process_time()
-            run()
-            found[name] = min(found[name], time.process_time() - start)
-    return found
-
-
 def peak(run: Callable[[], Any]) -> int:
     """The most that torch holds at once during `run`, beyond what it held before."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -83,11 +73,13 @@ def compare(title: str, nets: dict[str, torch.nn.Module], x: torch.Tensor, amp: 
 
     names = list(nets)
     for part, run in (("step", step), ("inference", restore)):
-        found = best({n: lambda n=n, run=run: run(n) for n in names}, rounds)
-        ratio = found[names[1]] / found[names[0]]
-        print(
-            f"{title}, {part}: {', '.join(f'{n} {s:.3f} s' for n, s in found.items())}, ratio {ratio:.3f}", flush=True
-        )
+        found = dict.fromkeys(names, float("inf"))
+        for name in names * rounds:
+            start = time.process_time()
+            run(name)
+            found[name] = min(found[name], time.process_time() - start)
+        times = ", ".join(f"{n} {s:.3f} s" for n, s in found.items())
+        print(f"{title}, {part}: {times}, ratio {found[names[1]] / found[names[0]]:.3f}", flush=True)
     error = max(float((a - b).abs().max() / (b.abs().max() + 1e-12)) for a, b in zip(*results.values(), strict=True))
     print(f"{title}, largest difference over the largest value: {error:.1e}", flush=True)
     if memory:
@@ -113,7 +105,7 @@ print(best)
 
 
 def compare_programs(roots: dict[str, Path], rounds: int, part: str) -> None:
-    """part: "data", a sample of 000 and of 006 (crop 96), or "start", a training until it logs its first step."""
+    """Processor seconds. part: "data", a sample of 000 and of 006 (crop 96), or "start", a training of one step."""
     data, options = Path("trainsets/sample").resolve(), "options/vrt/000_train_vrt_sample_rgbspike.json"
     kinds = {"gt": "GOPRO_Large", "lq": "GOPRO_Large", "spike": "GOPRO_Large_spike_seq"}
     places = [f"datasets.train.dataroot_{kind}={data}/{folder}/train" for kind, folder in kinds.items()]
@@ -122,28 +114,23 @@ def compare_programs(roots: dict[str, Path], rounds: int, part: str) -> None:
     cases = {"sample of 000": [options, *places], "sample of 006": [gopro, *places, *size, "datasets.test=null"]}
     if part == "start":
         cases = {"start of training": [options, *places, "datasets.test=null", "train.total_iter=1"]}
+    program = ["-c", SAMPLES] if part == "data" else ["main_train_vrt.py", "--opt"]
     for title, arguments in cases.items():
         found = dict.fromkeys(roots, float("inf"))
-        for _ in range(rounds):
-            for name, root in roots.items():
-                found[name] = min(found[name], seconds_of(root, arguments, part))
+        for name, root in list(roots.items()) * rounds:
+            with tempfile.TemporaryDirectory() as folder:
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                done = subprocess.run(
+                    [sys.executable, *program, *arguments, f"path.root={folder}"], cwd=root, text=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False,
+                )  # fmt: skip
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+            used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+            used = float(re.findall(r"[\d.e-]+", done.stdout)[-1]) if part == "data" else used
+            found[name] = min(found[name], used)
         times = ", ".join(f"{name} {s:.3f} s" for name, s in found.items())
         print(f"{title}: {times}, ratio {found['this'] / found['other']:.3f}", flush=True)
-
-
-def seconds_of(root: Path, arguments: list[str], part: str) -> float:
-    """Processor seconds of one sample, or of a whole program that trains one step."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["-c", SAMPLES] if part == "data" else ["main_train_vrt.py", "--opt"]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(
-            [sys.executable, *command, *arguments, f"path.root={folder}"],
-            cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return float(re.findall(r"[\d.e-]+", done.stdout)[-1]) if part == "data" else used
 
 
 def main() -> None:

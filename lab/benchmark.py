@@ -5,126 +5,72 @@
     python lab/benchmark.py train --config 006 --crop 64 --against naive --threads 1 --json train.json
     python lab/benchmark.py data --crop 128 --repeats 20
 
-net: restoring one clip. train: one training step. data: samples from files and from the clip cache.
+net: restoring one clip. train: one training step. data: samples of GoPro size, from files and from the clip cache.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import cv2
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
+from torch.utils.flop_counter import FlopCounterMode
 
-from lab import benchmark_data
+from data.io_backend import build_cache
+from data.select_dataset import DATASETS, build_dataset
+from data.spike.formats import SpikeGeometry, write_spikes
+from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
 from lab.tools import CHECKPOINTED, NAMED, compared, environment, matmul_rate
 from models.network_vrt import VRT
-from models.vrt.block import Block
-from models.vrt.deform_align import DeformAlign
-from models.vrt.fit_memory import block_flops
-from models.vrt.flow import SpyNet
-from models.vrt.layers import FrameConv
-from models.vrt.stage import RefineLayer, Stage
+from scripts.parts.sample_scenes import texture
 from tests.naive_vrt import NaiveVRT
 from utils.metrics import markdown_table as table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def flops(net: nn.Module, size: tuple[int, int, int, int]) -> dict[str, float]:
-    """FLOPs (two per multiply-add) of one forward pass on (batch, frames, height, width), per part of the network.
-
-    "mutual attention": all attention in the blocks that have mutual attention.
-    """
-    batch, frames, height, width = size
-    pixels, pairs = batch * frames * height * width, 2 * batch * (frames - 1) * height * width
-    parts = ("flow", "alignment", "mutual attention", "self attention", "MLP", "convolutions", "linears")
-    work = dict.fromkeys(parts, 0.0)
-    scales = dict(zip((f"stage{i}" for i in range(1, 8)), (1, 2, 4, 8, 4, 2, 1), strict=True))
-    for name, part in net.named_children():
-        scale = scales.get(name, 1)
-        area = scale**2
-        if isinstance(part, SpyNet):
-            work["flow"] += pairs * sum(2 * _weight_count(part.basic_module[i]) / 4 ** (5 - i) for i in range(6))
-        elif isinstance(part, Stage) or name == "stage8":
-            for block in (m for m in part.modules() if isinstance(m, Block)):
-                attention, mlp = block_flops(block, (batch, frames, height // scale, width // scale))
-                work["mutual attention" if block.attn.mutual else "self attention"] += attention
-                work["MLP"] += mlp
-            owners = (m for m in part.modules() if isinstance(m, Stage | RefineLayer | nn.Sequential))
-            linears = [m for owner in owners for m in owner.children()]
-            work["linears"] += pixels / area * 2 * sum(m.weight.numel() for m in linears if isinstance(m, nn.Linear))
-            if isinstance(part, Stage) and part.aligns:
-                align: DeformAlign = part.pa_deform
-                work["alignment"] += pairs / area * 2 * (_weight_count(align.conv_offset) + align.weight.numel())
-                work["MLP"] += pixels / area * 2 * _weight_count(part.pa_fuse)
-        elif name in ("norm", "conv_after_body"):
-            work["linears"] += pixels * 2 * _weight_count(part)
-        else:
-            kernels = sum(m.weight.numel() for m in part.modules() if isinstance(m, FrameConv | nn.Linear | nn.Conv2d))
-            work["convolutions"] += pixels * 2 * kernels
-    return work
-
-
-def _weight_count(module: nn.Module) -> int:
-    """Parameters without the biases."""
-    return sum(p.numel() for p in module.parameters() if p.dim() > 1)
+HEIGHT, WIDTH, RATIO, PLANES = 720, 1280, 2, 88
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("net", "train"):
-        add_arguments(commands.add_parser(name))
-    benchmark_data.add_arguments(commands.add_parser("data"))
-    for sub in commands.choices.values():
-        sub.add_argument("--json", type=Path, help="write the numbers to this new file")
+    for name in ("net", "train", "data"):
+        add = commands.add_parser(name).add_argument
+        add("--frames", type=int, default=6)
+        add("--repeats", type=int, default=10 if name == "data" else 3)
+        add("--json", type=Path, help="write the numbers to this new file")
+        if name == "data":
+            add("--crop", type=int, default=192, help="side of the crop, in RGB pixels")
+            add("--clips", type=int, default=2)
+            continue
+        add("--config", default="006", help=f"{', '.join(NAMED)}, or an option file, whose checkpointing holds")
+        add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        add("--dtype", choices=DTYPES, default="float32", help="of autocast; float32: no autocast")
+        add("--crop", type=int, nargs="+", default=[64], help="side, or height and width")
+        add("--batch", type=int, default=1)
+        add("--threads", type=int, help="CPU threads (default: all)")
+        add("--compile", action="store_true", help="torch.compile the network")
+        add("--checkpoint", action="store_true", help="activation checkpointing of every block")
+        add("--against", choices=["naive"], help="also run the unoptimised tests/naive_vrt.py")
+        add("--profile", type=int, default=0, metavar="N", help="also the N costliest operations of one run")
+        add("--quick", action="store_true", help="the small network on 2 x 32 x 32, once")
     args = parser.parse_args(argv)
     assert not (args.json and args.json.exists()), f"{args.json} exists already"
-    numbers = benchmark_data.run(args) if args.command == "data" else run(args)
+    numbers = run_data(args) if args.command == "data" else run(args)
     if args.json:
         args.json.write_text(json.dumps({"command": " ".join(argv), **environment(), **numbers}, indent=2) + "\n")
     return 0
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--config", default="006", help=f"{', '.join(NAMED)}, or an option file, whose checkpointing holds")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--dtype", choices=DTYPES, default="float32", help="of autocast; float32: no autocast")
-    add("--frames", type=int, default=6)
-    add("--crop", type=int, nargs="+", default=[64], help="side, or height and width")
-    add("--batch", type=int, default=1)
-    add("--repeats", type=int, default=3)
-    add("--warmup", type=int, default=1)
-    add("--threads", type=int, help="CPU threads (default: all)")
-    add("--kernels", help="netG.kernels")
-    add("--compile", action="store_true", help="torch.compile the network")
-    add("--checkpoint", action="store_true", help="activation checkpointing of every block")
-    add("--against", choices=["naive"], help="also run the unoptimised tests/naive_vrt.py")
-    add("--profile", type=int, default=0, metavar="N", help="also the N costliest operations of one run")
-    add("--quick", action="store_true", help="the small network on 2 x 32 x 32, once")
-
-
-def net_options(config: str) -> dict[str, Any]:
-    """The options of netG without net_type, with spike_channels."""
-    if config in NAMED:
-        return dict(NAMED[config])
-    from main_train_vrt import read_options  # takes a second
-
-    opt = read_options(["--opt", config])
-    if opt.netG.net_type != "vrt":
-        sys.exit(f"{config}: netG.net_type is {opt.netG.net_type}, and only vrt is measured")
-    options = {key: value for key, value in opt.netG.plain().items() if key != "net_type"}
-    return {**options, "spike_channels": opt.spike_channels}
 
 
 class Clip:
@@ -137,18 +83,16 @@ class Clip:
         channels = 3 if options.get("fusion", "none") != "none" else options.get("in_chans") or 3
         counts = (channels + int(options.get("nonblind_denoising", False)), options.get("spike_channels", 0))
         self.device, self.amp = torch.device(args.device), DTYPES[args.dtype]
-        self.inputs = [
-            torch.rand(batch, frames, count, height, width, generator=generator).to(self.device)
-            for count in counts if count
-        ]  # fmt: skip
+        sizes = [(batch, frames, count, height, width) for count in counts if count]
+        self.inputs = [torch.rand(size, generator=generator).to(self.device) for size in sizes]
 
     def __call__(self, net: nn.Module) -> Tensor:
         with torch.autocast(self.device.type, self.amp, enabled=self.amp is not torch.float32):
             return net(*self.inputs)
 
+    @torch.no_grad()
     def restore(self, net: nn.Module) -> Tensor:
-        with torch.no_grad():
-            return self(net)
+        return self(net)
 
     def train_step(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -158,95 +102,129 @@ class Clip:
 
 def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.Module]:
     """The network ("ours") and, with --against naive, the naive VRT with the same weights."""
-    # On a CPU stochastic depth skips branches, and all of them are to be measured.
-    changes = {"drop_path_rate": 0.0, **(CHECKPOINTED if args.checkpoint else {})}
-    changes |= {"kernels": args.kernels} if args.kernels else {}
     torch.manual_seed(0)
-    net = VRT(**{**options, **changes})
+    # On a CPU stochastic depth skips branches, and all of them are to be measured.
+    net = VRT(**{**options, "drop_path_rate": 0.0, **(CHECKPOINTED if args.checkpoint else {})})
     nn.init.normal_(net.conv_last.weight, std=0.01)  # zero weights would hide every difference
     found: dict[str, nn.Module] = {"ours": net}
     if args.against:
         found["naive"] = NaiveVRT(**options)
-        weights = {k: v for k, v in net.state_dict().items() if not k.startswith("fusion.")}
-        found["naive"].load_state_dict(weights)
+        found["naive"].load_state_dict({k: v for k, v in net.state_dict().items() if not k.startswith("fusion.")})
     if args.compile:
         net.compile()
     return {name: each.to(args.device) for name, each in found.items()}
 
 
+def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
+    """FLOPs (two per multiply-add) of a forward pass on (batch, frames, height, width), without fusion and sampling."""
+    batch, frames, height, width = size
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        NaiveVRT(**{**options, "in_chans": 3, "nonblind_denoising": False})(torch.rand(batch, frames, 3, height, width))
+    return counter.get_total_flops()
+
+
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    warmup = 0 if args.quick else 1
     if args.quick:
-        args.config, args.frames, args.crop, args.repeats, args.warmup = "small", 2, [32], 1, 0
+        args.config, args.frames, args.crop, args.repeats = "small", 2, [32], 1
     if args.threads:
         torch.set_num_threads(args.threads)
-    is_training = args.command == "train"
-    options = net_options(args.config)
-    nets = {name: net.train(is_training) for name, net in networks(args, options).items()}
-    optimizers = {
-        name: torch.optim.Adam(net.parameters(), lr=1e-4, fused=args.device.startswith("cuda"))
-        for name, net in nets.items() if is_training
-    }  # fmt: skip
+    trains, options = args.command == "train", dict(NAMED.get(args.config, ()))
+    if not options:
+        from main_train_vrt import read_options  # takes a second
+
+        opt = read_options(["--opt", args.config])
+        options = {**opt.netG.plain(), "spike_channels": opt.spike_channels}
+        assert options.pop("net_type") == "vrt", "only vrt is measured"
+    nets = {name: net.train(trains) for name, net in networks(args, options).items()}
     clip = Clip(args, options, (args.frames, args.crop[0], args.crop[-1]))
-    found = measure(args, clip, nets, optimizers)
-    print(f"{args.config}, {'training step' if is_training else 'inference'}, batch {args.batch}, {args.dtype}")
-    print(runs_table(found))
-    return {"config": args.config, "dtype": args.dtype, "training": is_training, **found}
-
-
-def measure(
-    args: argparse.Namespace, clip: Clip, nets: dict[str, nn.Module], optimizers: dict[str, torch.optim.Optimizer]
-) -> dict[str, Any]:
-    """Figures of one clip size: times, memory and FLOP/s of each network, and how far they differ."""
-    jobs: dict[str, Callable[[], Any]] = {
-        name: functools.partial(clip.train_step, net, optimizers[name])
-        if optimizers
-        else functools.partial(clip.restore, net)
-        for name, net in nets.items()
-    }
-    result: dict[str, Any] = {"size": clip.size}
-    if len(nets) == 2:
+    jobs: dict[str, Callable[[], Any]] = {}
+    for name, net in nets.items():
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=clip.device.type == "cuda")
+        jobs[name] = partial(clip.train_step, net, optimizer) if trains else partial(clip.restore, net)
+    found: dict[str, Any] = {"config": args.config, "dtype": args.dtype, "training": trains, "size": clip.size}
+    if args.against:
         a, b = (clip.restore(net).double() for net in nets.values())
-        result["largest_difference"] = float((a - b).abs().max() / b.abs().max())
-    result["runs"] = compared(jobs, clip.device, args.repeats, args.warmup)
+        found["largest_difference"] = float((a - b).abs().max() / b.abs().max())
+    found["runs"] = compared(jobs, clip.device, args.repeats, warmup)
     # A backward pass takes two more products for each.
-    total = (3 if optimizers else 1) * sum(flops(nets["ours"], clip.size).values())
-    result |= {"model_flops": total, "matmul_flops_per_s": matmul_rate(clip.device, clip.amp)}
-    for figures in result["runs"].values():
-        figures["flops_per_s"] = total / figures["median_s"]
-        figures["share_of_matmul_rate"] = figures["flops_per_s"] / result["matmul_flops_per_s"]
-    if len(nets) == 2:
-        keys = ("median_s", "min_s", "median_cpu_s", "process_mb")
-        result["ratio"] = {key: result["runs"]["ours"][key] / result["runs"]["naive"][key] for key in keys}
+    found["model_flops"] = (3 if trains else 1) * flops(options, clip.size)
+    found["matmul_flops_per_s"] = matmul_rate(clip.device, clip.amp)
+    for figures in found["runs"].values():
+        figures["flops_per_s"] = found["model_flops"] / figures["median_s"]
+        figures["share_of_matmul_rate"] = figures["flops_per_s"] / found["matmul_flops_per_s"]
+    print(f"{args.config}, {args.command}, {args.dtype}, batch x frames x height x width = {clip.size}")
+    keys = list(found["runs"]["ours"])
+    print(table([[name, *(each[key] for key in keys)] for name, each in found["runs"].items()], ["", *keys]))
+    if args.against:
+        runs = found["runs"]
+        found["ratio"] = {key: runs["ours"][key] / runs["naive"][key] for key in ("median_s", "min_s", "process_mb")}
+        print("ours / naive:", found["ratio"], "largest difference", found["largest_difference"])
     if args.profile:
         print(costliest(jobs["ours"], clip.device, args.profile))
-    return result
+    return found
 
 
 def costliest(job: Callable[[], Any], device: torch.device, count: int) -> str:
     """The table of torch's profiler of one run, by the time of each operation itself."""
     is_gpu = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu) as profiled:
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu) as profiled:
         job()
     key = "self_device_time_total" if is_gpu else "self_cpu_time_total"
     return profiled.key_averages().table(sort_by=key, row_limit=count, max_name_column_width=60)
 
 
-def runs_table(result: dict[str, Any]) -> str:
-    keys = ("median_s", "min_s", "median_cpu_s", "median_system_s", "process_mb", "rise_mb")
-    rows = [
-        [name, *(run[key] for key in keys), run.get("allocated_mb", "-"), run["flops_per_s"] / 1e9,
-         f"{run['share_of_matmul_rate']:.0%}"]
-        for name, run in result["runs"].items()
-    ]  # fmt: skip
-    header = ["", "median s", "min s", "cpu s", "system s", "process MB", "rise MB", "allocated MB", "GFLOP/s"]
-    text = f"batch x frames x height x width = {result['size']}\n" + table(rows, [*header, "of matmul rate"])
-    if ratio := result.get("ratio"):
-        text += (
-            f"\nours / naive: time {ratio['median_s']:.3f} (median), {ratio['min_s']:.3f} (min), "
-            f"{ratio['median_cpu_s']:.3f} (CPU time), process peak {ratio['process_mb']:.3f}; "
-            f"largest difference {result['largest_difference']:.1e}"
-        )
-    return text
+def run_data(args: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds per sample: decoding its PNGs only, RGB, RGB + spikes, and both from the cache."""
+    cv2.setNumThreads(0)  # one thread, as in a loader worker
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for clip in range(args.clips):
+            make_clip(root, f"GOPR{clip:04d}_11_00", 2 * args.frames, clip)
+        rgb = {"dataset_type": "VideoRecurrentTrainDataset"}
+        spikes = {
+            "dataset_type": "TrainDatasetRGBSpike", "dataroot_spike": str(root / "GOPRO_Large_spike_seq/train"),
+            "spike": {"type": "dat", "h": HEIGHT // RATIO, "w": WIDTH // RATIO, "representation": "voxel"},
+        }  # fmt: skip
+        both = dict.fromkeys(("dataroot_gt", "dataroot_lq"), str(root / "GOPRO_Large/train"))
+        both |= {"num_frame": args.frames, "gt_size": args.crop, "use_hflip": True, "use_rot": True}
+        both |= {"random_reverse": True}
+        options = DATASETS.resolve(both | spikes, "datasets.train")
+        build_cache(options.constructor.source(options), str(root / "cache"))
+        cached = {"io_backend": {"type": "cache", "path": str(root / "cache")}}
+        kinds = {"png": rgb, "png + .dat": spikes, "cache, RGB": rgb | cached, "cache, RGB + spikes": spikes | cached}
+        datasets = {name: build_dataset(both | changes, "train", 0) for name, changes in kinds.items()}
+        clip, turn = datasets["png"].clips[0], iter(range(10**9))
+        paths = [*clip.lq[: args.frames], *clip.gt[: args.frames]]
+        runs: dict[str, Callable[[], Any]] = {"OpenCV decodes the PNGs": lambda: [cv2.imread(p) for p in paths]}
+        for name, dataset in datasets.items():
+            runs[name] = lambda d=dataset: d[(0, next(turn) % len(d))]
+        found = compared(runs, torch.device("cpu"), args.repeats, 2)
+    best = {name: 1e3 * figures["median_s"] for name, figures in found.items()}
+    decode = best["OpenCV decodes the PNGs"]
+    print(f"\n{args.frames} frames of {WIDTH} x {HEIGHT}, crop {args.crop}, {PLANES} planes of 640 x 360 each")
+    rows = [[name, f"{ms:.1f}", f"{1e3 / ms:.1f}", f"{ms / decode:.3f}"] for name, ms in best.items()]
+    print(table(rows, ["", "ms", "samples/s", "of decoding"]))
+    print(f"spikes add {100 * (best['png + .dat'] / best['png'] - 1):.1f} % to the PNG path")
+    return {"samples": best}
+
+
+def make_clip(root: Path, name: str, frames: int, seed: int) -> None:
+    """A clip of GoPro size and layout, whose PNGs compress about as much as those of GoPro."""
+    rng = np.random.default_rng(seed)
+    picture = (255 * texture(rng, WIDTH)[:HEIGHT]).astype(np.uint8)
+    light = cv2.resize(to_grey(to_linear(picture / np.float32(255))), (WIDTH // RATIO, HEIGHT // RATIO))
+    sensor, rgb = IntegrateAndFire(*light.shape, rate=0.5, rng=rng), root / "GOPRO_Large/train" / name
+    spikes = root / "GOPRO_Large_spike_seq/train" / name / "spike"
+    for folder in (rgb / "blur", rgb / "sharp", spikes):
+        folder.mkdir(parents=True)
+    for frame in range(frames):
+        grain = rng.normal(0, 2.0, picture.shape).astype(np.float32)
+        noisy = np.clip(np.roll(picture, 4 * frame, axis=1) + grain, 0, 255).astype(np.uint8)
+        for kind in ("blur", "sharp"):
+            cv2.imwrite(str(rgb / kind / f"{frame:06d}.png"), noisy)
+        write_spikes(spikes / f"{frame:06d}.dat", sensor.run([light] * PLANES), SpikeGeometry(*light.shape))
 
 
 if __name__ == "__main__":

@@ -33,11 +33,6 @@ class Pair:
     flow: Tensor
 
 
-def make_pair(rng: np.random.Generator) -> Pair:
-    """A random scene of four layers, under a moving camera and at a random firing rate."""
-    return recorded(moving_layers(rng), rng)
-
-
 def recorded(layers: list[Layer], rng: np.random.Generator) -> Pair:
     """The pair of a scene whose paths have 2 STEPS steps. rng: draws the firing rate and the noise of the spikes."""
     lights = [render(layers, step) for step in range(2 * STEPS)]
@@ -45,15 +40,28 @@ def recorded(layers: list[Layer], rng: np.random.Generator) -> Pair:
     middle = GT_PLANE * STEPS // PLANES
     blurry = displayed([np.mean(exposure, axis=0) for exposure in exposures])
     pictures = {"blurry": blurry, "sharp": displayed([exposure[middle] for exposure in exposures])}
-    spike = spike_channels(exposures, rng)
+    # Rates of the spikes in BINS bins of each exposure, on the RGB grid: (frames, BINS, SIZE, SIZE).
+    rate = float(np.exp(rng.uniform(np.log(0.4), np.log(1.0))))
+    sensor = simulate.IntegrateAndFire(
+        SIZE // 2, SIZE // 2, rate=rate, rng=rng, shot_noise=0.03, dark_rate=0.001, threshold_mismatch=0.01
+    )
+    frames = []
+    for exposure in exposures:
+        grey = [simulate.bin_pixels(simulate.to_grey(light), 2) for light in exposure]
+        stream = sensor.run(light for light in grey for _ in range(PLANES // STEPS))
+        frames.append(represent("voxel", stream, GT_PLANE, rate=rate, num_bins=BINS))
+    spike = torch.nn.functional.interpolate(torch.from_numpy(np.stack(frames)), scale_factor=2, mode="bilinear")
     for kind in ("spike", "both"):
         pictures[kind] = flow_frames(kind, blurry[None], spike[None], middle_channels(BINS))[0]
     flow = np.stack((flow_of(layers, middle, STEPS + middle), flow_of(layers, STEPS + middle, middle)))
     return Pair(pictures, torch.from_numpy(flow))
 
 
-def moving_layers(rng: np.random.Generator) -> list[Layer]:
-    """A background and three objects. The camera turns and moves, nearer layers shift more; objects also move."""
+def make_pair(rng: np.random.Generator) -> Pair:
+    """A random scene: a background and three objects, under a moving camera, at a random firing rate.
+
+    The camera turns and moves, nearer layers shift more; objects also move.
+    """
     time = (np.arange(2 * STEPS) + 0.5) / STEPS - 1.0  # in frames
     angle = rng.uniform(0, 2 * np.pi)
     velocity = SPEED * rng.uniform() * np.array([np.cos(angle), np.sin(angle)])
@@ -65,27 +73,13 @@ def moving_layers(rng: np.random.Generator) -> list[Layer]:
         opacity = np.ones((SHEET, SHEET, 1), np.float32) if depth == 0 else blob(rng, SHEET)
         sheet = np.concatenate((simulate.to_linear(texture(rng, SHEET)) * opacity, opacity), axis=2)
         layers.append(Layer(sheet, np.column_stack((shift * (1.0 + 0.35 * depth) + own, turn))))
-    return layers
+    return recorded(layers, rng)
 
 
 def displayed(lights: list[np.ndarray]) -> Tensor:
     """Linear light (SIZE, SIZE, 3) of each frame -> display values of 8 bits, (frames, 3, SIZE, SIZE)."""
     values = np.stack([simulate.to_uint8(simulate.to_display(light)) for light in lights])
     return torch.from_numpy(values).permute(0, 3, 1, 2).float() / 255
-
-
-def spike_channels(exposures: list[list[np.ndarray]], rng: np.random.Generator) -> Tensor:
-    """Rates of the spikes in BINS bins of each exposure, on the RGB grid: (frames, BINS, SIZE, SIZE)."""
-    rate = float(np.exp(rng.uniform(np.log(0.4), np.log(1.0))))
-    sensor = simulate.IntegrateAndFire(
-        SIZE // 2, SIZE // 2, rate=rate, rng=rng, shot_noise=0.03, dark_rate=0.001, threshold_mismatch=0.01
-    )
-    frames = []
-    for exposure in exposures:
-        grey = [simulate.bin_pixels(simulate.to_grey(light), 2) for light in exposure]
-        stream = sensor.run(light for light in grey for _ in range(PLANES // STEPS))
-        frames.append(represent("voxel", stream, GT_PLANE, rate=rate, num_bins=BINS))
-    return torch.nn.functional.interpolate(torch.from_numpy(np.stack(frames)), scale_factor=2, mode="bilinear")
 
 
 def flow_of(layers: list[Layer], start: int, stop: int) -> np.ndarray:

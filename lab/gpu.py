@@ -45,7 +45,7 @@ def made(
     """(network, clip, optimizer) of benchmark.py, as in the GoPro recipe on a GPU; small on a CPU."""
     options, size = (NAMED["006"], (6, 192, 192)) if device == "cuda" and not small else (NAMED["small"], (2, 32, 32))
     args = argparse.Namespace(device=device, batch=batch, dtype=dtype, checkpoint=checkpoint, against=net == "naive")
-    args.compile, args.kernels = False, None
+    args.compile = False
     chosen = networks(args, options)[net].train()
     return chosen, Clip(args, options, size), torch.optim.Adam(chosen.parameters(), lr=1e-4, fused=device == "cuda")
 

@@ -20,7 +20,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.full_scenes import FULL
-from lab.quality_report import ESTIMATE, RECORDED, Outcome, report
 from lab.tools import ROOT
 from main_train_vrt import read_options
 from models.optim import fixed_keys, is_fix_key
@@ -36,6 +35,7 @@ from models.select_network import define_G
 from scripts.make_sample_data import CAMERAS, SAMPLE, check_made, make_sample
 from scripts.parts.sample_scenes import RGB, SPIKES, Cameras
 from utils.dist.process import die_with_parent
+from utils.metrics import markdown_table as table
 from utils.metrics import read_json
 from utils.options.load import Sources, read_with_base
 from utils.run.history import read_history
@@ -43,6 +43,11 @@ from utils.run.history import read_history
 SUITES = {"sample": SAMPLE, "full": FULL}
 COMMITTED = {"sample": ROOT / "docs/benchmarks/quality", "full": ROOT / "docs/benchmarks/quality/full"}
 INSTANTS = 5
+RECORDED = "recorded"  # the condition of the training clips
+ESTIMATE = "exposure estimate"  # main_test_vrt.py --method exposure: no network, no training
+ALIKE = 0.05  # largest difference in parameters of methods that are compared
+# 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one serves for more, which is too wide.
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def main(argv: list[str]) -> int:
@@ -228,6 +233,125 @@ def write_tables(args: argparse.Namespace, out: Path, data: Path, digest: str, m
     (out / "table.md").write_text(text)
     (out / "table.json").write_text(json.dumps(numbers, indent=1) + "\n")
     return text
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known of a method. parameters: 0 without a network. runs: seed -> result, see `run_one`."""
+
+    name: str
+    parameters: int
+    runs: Mapping[int, Mapping[str, Any]]
+
+    def scores(self, condition: str, metric: str, kind: str = "restored") -> dict[int, float]:
+        """Seed -> mean over the clips of a condition."""
+        return {seed: mean_over_clips(run["clips"], condition, metric, kind) for seed, run in self.runs.items()}
+
+    def clips(self, condition: str, seeds: Collection[int]) -> dict[str, float]:
+        """Clip -> its mean PSNR over the seeds."""
+        runs = [self.runs[seed]["clips"] for seed in seeds]
+        names = [name for name in runs[0] if name.startswith(f"{condition}/")] if runs else []
+        return {name: statistics.fmean(clips[name]["restored"]["psnr"] for clips in runs) for name in names}
+
+    def speed(self) -> float | None:
+        found = [run["s_per_step"] for run in self.runs.values() if run.get("s_per_step")]
+        return statistics.median(found) if found else None
+
+
+def mean_over_clips(clips: Mapping[str, Any], condition: str, metric: str, kind: str) -> float:
+    """clips: "<condition>/<clip>" -> "restored", "input" -> metric -> value."""
+    return statistics.fmean(about[kind][metric] for name, about in clips.items() if name.startswith(f"{condition}/"))
+
+
+def spread(values: Mapping[int, float]) -> tuple[float, float | None]:
+    """(mean, sample standard deviation) over the seeds; of one seed None."""
+    several = list(values.values())
+    return statistics.fmean(several), statistics.stdev(several) if len(several) > 1 else None
+
+
+def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> tuple[float, float | None] | None:
+    """(mean difference over the seeds or clips that both have, half of its 95 % confidence interval); None without any.
+
+    Paired: both networks of a seed saw the same samples. The interval is Student's; of one seed or clip None.
+    """
+    pairs = [mine[key] - reference[key] for key in sorted(mine.keys() & reference.keys())]
+    if not pairs:
+        return None
+    if len(pairs) == 1:
+        return pairs[0], None
+    quantile = T_QUANTILES[min(len(pairs) - 1, len(T_QUANTILES)) - 1]
+    return statistics.fmean(pairs), quantile * statistics.stdev(pairs) / len(pairs) ** 0.5
+
+
+def report(outcomes: Sequence[Outcome], reference: str, conditions: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """(the tables as Markdown, the numbers). outcomes: methods with results. reference: name of the one compared to."""
+    clips = next(iter(outcomes[0].runs.values()))["clips"]
+    base = next((outcome for outcome in outcomes if outcome.name == reference), None)
+    header = ["method", "parameters", f"to {reference}", "s/step", "seeds", "PSNR dB", "SSIM", "to input dB",
+              f"to {reference} dB", "clips below input"]  # fmt: skip
+    summary = []
+    for o in outcomes:
+        psnr, blurry, speed = o.scores(RECORDED, "psnr"), o.scores(RECORDED, "psnr", "input"), o.speed()
+        more = o.parameters / base.parameters - 1 if base and o.parameters else None
+        gains = [c["restored"]["psnr"] - c["input"]["psnr"] for run in o.runs.values() for c in run["clips"].values()]
+        summary.append([
+            o.name, f"{o.parameters:,}" if o.parameters else "-",
+            "-" if more is None else f"{more:+.1%}" + ", NOT ALIKE" * (abs(more) > ALIKE),
+            "-" if speed is None else f"{speed:.2f}", len(o.runs), _cell(spread(psnr)),
+            _cell(spread(o.scores(RECORDED, "ssim")), 4), f"{difference(psnr, blurry)[0]:+.2f}",
+            _against(o, base, RECORDED), f"{sum(gain < 0 for gain in gains)} of {len(gains)}",
+        ])  # fmt: skip
+    sections = ["Recorded camera", table(summary, header)]
+    blurry = [f"{mean_over_clips(clips, c, 'psnr', 'input'):.2f}" for c in conditions]
+    rows = [[o.name, *(_cell(spread(o.scores(c, "psnr"))) for c in conditions)] for o in outcomes]
+    sections += ["PSNR in dB", table([["blurry input", *blurry], *rows], ["method", *conditions])]
+    if base:
+        rows = [[o.name, *(_against(o, base, c) for c in conditions)] for o in outcomes if o is not base]
+        sections += [f"PSNR minus that of {reference}, in dB, ± over seeds", table(rows, ["method", *conditions])]
+        rows = [
+            [o.name, *(_cell(_over_clips(o, base, c), sign="+") for c in conditions)] for o in outcomes if o is not base
+        ]
+        sections += ["The same, ± over test clips", table(rows, ["method", *conditions])]
+    changed = [c for c in conditions if c.startswith("x")]
+    recorded = [o.scores(RECORDED, "psnr") for o in outcomes]
+    rows = [
+        [o.name, *(f"{difference(o.scores(c, 'psnr'), as_recorded)[0]:+.2f}" for c in changed)]
+        for o, as_recorded in zip(outcomes, recorded, strict=True)
+    ]
+    sections += ["PSNR minus that at the recorded threshold, in dB", table(rows, ["method", *changed])]
+    numbers = {o.name: _numbers(o, base, conditions) for o in outcomes}
+    return "\n\n".join(sections) + "\n", {"reference": reference, "conditions": list(conditions), "methods": numbers}
+
+
+def _cell(value: tuple[float, float | None] | None, digits: int = 2, sign: str = "") -> str:
+    if value is None:
+        return "-"
+    mean, around = value
+    return f"{mean:{sign}.{digits}f}" + ("" if around is None else f" ± {around:.{digits}f}")
+
+
+def _against(outcome: Outcome, base: Outcome | None, condition: str) -> str:
+    if base is None or outcome is base:
+        return "-"
+    return _cell(difference(outcome.scores(condition, "psnr"), base.scores(condition, "psnr")), sign="+")
+
+
+def _over_clips(outcome: Outcome, base: Outcome, condition: str) -> tuple[float, float | None] | None:
+    seeds = outcome.runs.keys() & base.runs.keys()
+    return difference(outcome.clips(condition, seeds), base.clips(condition, seeds))
+
+
+def _numbers(outcome: Outcome, base: Outcome | None, conditions: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"parameters": outcome.parameters, "s_per_step": outcome.speed(), "runs": outcome.runs}
+    for condition in conditions:
+        psnr = outcome.scores(condition, "psnr")
+        found[condition] = {
+            "psnr": spread(psnr), "ssim": spread(outcome.scores(condition, "ssim")),
+            "psnr_input": spread(outcome.scores(condition, "psnr", "input")),
+            "to_reference": difference(psnr, base.scores(condition, "psnr")) if base else None,
+            "to_reference_over_clips": _over_clips(outcome, base, condition) if base else None,
+        }  # fmt: skip
+    return found
 
 
 if __name__ == "__main__":

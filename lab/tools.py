@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import resource
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 MB = 2**20
-T = TypeVar("T")
 # 006: the deblurring network of the GoPro options; 006-half: with half the blocks, as a training step of the naive VRT
 # takes 16 GB at 6x64x64; small: similar to the sample run.
 NAMED: dict[str, dict[str, Any]] = {
@@ -57,60 +55,37 @@ def seconds(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Of one run: seconds, CPU seconds of all threads and of the kernel, peak memory of the process in MB and its rise,
-    and peak memory on a GPU."""
+    """Of one run: seconds, CPU seconds of all threads, peak memory of the process in MB, and that on a GPU."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # the next run must not count what this one freed
-    before = _status_mb("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    used, system = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_stime
-    wall = seconds(run, device)
-    used, system = time.process_time() - used, resource.getrusage(resource.RUSAGE_SELF).ru_stime - system
-    peak = _status_mb("VmHWM")
-    figures = {"s": wall, "cpu_s": used, "system_s": system, "process_mb": peak, "rise_mb": peak - before}
+    used = time.process_time()
+    wall, used = seconds(run, device), time.process_time() - used
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+    figures = {"s": wall, "cpu_s": used, "process_mb": peak}
     if device.type == "cuda":
         figures["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
     return figures
 
 
-def in_turn(
-    runs: dict[str, Callable[[], Any]], measure: Callable[[Callable[[], Any]], T], repeats: int, warmup: int
-) -> dict[str, list[T]]:
-    """`measure` of each run, `repeats` times in turn, so that all runs have the same load on a shared machine."""
-    found: dict[str, list[T]] = {name: [] for name in runs}
-    for turn in range(warmup + repeats):
-        for name, run in runs.items():
-            result = measure(run)
-            if turn >= warmup:
-                found[name].append(result)
-    return found
-
-
 def compared(
     runs: dict[str, Callable[[], Any]], device: torch.device, repeats: int, warmup: int
 ) -> dict[str, dict[str, float]]:
-    """Median and least seconds, median CPU seconds and largest memory of each run, measured in turn.
+    """Median and least seconds, median CPU seconds and largest memory of each run.
 
-    CPU seconds compare runs even on a busy machine.
+    In turn, so that all runs have the same load on a shared machine; CPU seconds compare runs even on a busy one.
     """
-    found = in_turn(runs, lambda run: measured(run, device), repeats, warmup)
-    return {name: _summary(figures) for name, figures in found.items()}
-
-
-def _summary(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    summary = {f"median_{key}": statistics.median(run[key] for run in runs) for key in ("s", "cpu_s", "system_s")}
-    return (
-        summary
-        | {"min_s": min(run["s"] for run in runs), "runs": len(runs)}
-        | {key: max(run[key] for run in runs) for key in runs[0] if key.endswith("_mb")}
-    )
-
-
-def _status_mb(key: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
+    turns = [{name: measured(run, device) for name, run in runs.items()} for _ in range(warmup + repeats)][warmup:]
+    found = {}
+    for name in runs:
+        of_run = {key: [turn[name][key] for turn in turns] for key in turns[0][name]}
+        medians = {f"median_{key}": statistics.median(of_run[key]) for key in ("s", "cpu_s")}
+        memory = {key: max(values) for key, values in of_run.items() if key.endswith("_mb")}
+        found[name] = {**medians, "min_s": min(of_run["s"]), "runs": repeats, **memory}
+    return found
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:

@@ -17,8 +17,8 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -39,23 +39,14 @@ TRAIN, TEST, DRAW = range(3)  # of seeds: scenes to train on, scenes to measure,
 LEARNING_RATE = 1e-3
 
 
-@dataclass(frozen=True)
-class Phase:
-    """A share of the steps, in which these levels are trained on crops of these sizes; coarser levels are frozen.
-
-    is_shared: the levels have the same weights.
-    """
+class Phase(NamedTuple):
+    """A share of the steps, in which these levels are trained on crops of these sizes; coarser levels are frozen."""
 
     levels: range
     crops: tuple[int, ...]
     batch: int
     share: float
-    is_shared: bool = False
-
-    @property
-    def trained(self) -> range:
-        """The levels whose own weights are trained."""
-        return self.levels[:1] if self.is_shared else self.levels
+    is_shared: bool = False  # the levels have the same weights
 
 
 # A level costs four times as much as the one before: most steps train the coarse ones, which find the large motion.
@@ -69,7 +60,16 @@ PHASES = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command = parse(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, help="new folder to train in")
+    what.add_argument("--weights", type=Path, help="SpyNet weights in the published form, to measure")
+    add("--seed", type=int, default=0)
+    add("--steps", type=int, default=6000, help="of training; default %(default)s")
+    add("--scenes", type=int, default=600, help="to train on; default %(default)s")
+    add("--test", type=int, default=32, metavar="SCENES", help="to measure; default %(default)s")
+    command = parser.parse_args(arguments)
     cv2.setNumThreads(1)
     net = SpyNet(return_levels=(LEVELS - 1,))
     if command.weights is not None:
@@ -89,78 +89,43 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--out", type=Path, help="new folder to train in")
-    what.add_argument("--weights", type=Path, help="SpyNet weights in the published form, to measure")
-    add("--seed", type=int, default=0)
-    add("--steps", type=int, default=6000, help="of training; default %(default)s")
-    add("--scenes", type=int, default=600, help="to train on; default %(default)s")
-    add("--test", type=int, default=32, metavar="SCENES", help="to measure; default %(default)s")
-    return parser.parse_args(arguments)
-
-
 def train(net: SpyNet, command: argparse.Namespace) -> None:
     """Train `net`, and round it to the weights written to --out. A step depends on (seed, step) and the weights."""
-    start_anew(net, command.seed)
-    pairs = [make_pair(published_stream(command.seed, TRAIN, number)) for number in range(command.scenes)]
-    for phase, steps in schedule(command.steps):
-        part, trained = up_to(net, phase), net.basic_module[phase.trained.start : phase.trained.stop]
-        optimizer = torch.optim.Adam(trained.parameters())
-        for step in steps:
-            optimizer.param_groups[0]["lr"] = learning_rate(step - steps.start, len(steps))
-            loss = loss_of(part, phase, pairs, published_stream(command.seed, DRAW, step))
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
-            optimizer.step()
-            if step % 100 == 0:
-                print(f"step {step}: levels to {phase.levels[-1]}, loss {loss.item():.3f}", flush=True)
-        copy_to_finer(net, phase.trained[-1])
-    halved = {name: value.half() for name, value in net.state_dict().items()}
-    torch.save({"params": halved}, command.out / "spynet_scenes.pth")
-    net.load_state_dict(halved)
-
-
-def schedule(steps: int) -> Iterator[tuple[Phase, range]]:
-    """Each phase with its steps; the last one takes what rounding leaves."""
-    start = 0
-    for phase in PHASES:
-        stop = steps if phase is PHASES[-1] else min(start + round(phase.share * steps), steps)
-        yield phase, range(start, stop)
-        start = stop
-
-
-def learning_rate(step: int, steps: int) -> float:
-    """Of a step of a phase: a cosine that ends at a fiftieth, after a warm-up of 50 steps."""
-    return LEARNING_RATE * min(1.0, (1 + step) / 50) * (0.51 + 0.49 * math.cos(math.pi * step / steps))
-
-
-def start_anew(net: SpyNet, seed: int) -> None:
-    """Zero flow, in weights that keep the size of the activations: torch's own let them fade from layer to layer."""
-    torch.manual_seed(seed)
+    # Zero flow, in weights that keep the size of the activations: torch's own let them fade from layer to layer.
+    torch.manual_seed(command.seed)
     for conv in (module for module in net.modules() if isinstance(module, nn.Conv2d)):
         nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
         nn.init.zeros_(conv.bias)
     net.start_at_zero()
-
-
-def copy_to_finer(net: SpyNet, level: int) -> None:
-    """The finer levels begin with the weights of this one."""
-    for finer in net.basic_module[level + 1 :]:
-        finer.load_state_dict(net.basic_module[level].state_dict())
-
-
-def up_to(net: SpyNet, phase: Phase) -> SpyNet:
-    """The levels of `net` up to those of the phase, of which only `trained` need gradients; the weights are shared."""
-    levels = range(phase.levels.stop)
-    part = SpyNet(return_levels=phase.levels)
-    part.basic_module = nn.ModuleList(net.basic_module[0 if phase.is_shared else level] for level in levels)
-    for level in levels:
-        net.basic_module[level].requires_grad_(level in phase.trained)
-    return part
+    pairs = [make_pair(published_stream(command.seed, TRAIN, number)) for number in range(command.scenes)]
+    start, modules = 0, net.basic_module
+    for phase in PHASES:
+        stop = command.steps if phase is PHASES[-1] else min(start + round(phase.share * command.steps), command.steps)
+        trained = phase.levels[:1] if phase.is_shared else phase.levels
+        part = SpyNet(return_levels=phase.levels)  # up to these levels, with the weights of `net`
+        levels = range(phase.levels.stop)
+        part.basic_module = nn.ModuleList(modules[0 if phase.is_shared else level] for level in levels)
+        for level in levels:
+            modules[level].requires_grad_(level in trained)
+        parameters = list(modules[trained.start : trained.stop].parameters())
+        optimizer = torch.optim.Adam(parameters)
+        for step in range(start, stop):
+            # A cosine that ends at a fiftieth, after a warm-up of 50 steps.
+            done, cosine = step - start, math.cos(math.pi * (step - start) / (stop - start))
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, (1 + done) / 50) * (0.51 + 0.49 * cosine)
+            loss = loss_of(part, phase, pairs, published_stream(command.seed, DRAW, step))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            if step % 100 == 0:
+                print(f"step {step}: levels to {phase.levels[-1]}, loss {loss.item():.3f}", flush=True)
+        for finer in modules[trained[-1] + 1 :]:  # the finer levels begin with these weights
+            finer.load_state_dict(modules[trained[-1]].state_dict())
+        start = stop
+    halved = {name: value.half() for name, value in net.state_dict().items()}
+    torch.save({"params": halved}, command.out / "spynet_scenes.pth")
+    net.load_state_dict(halved)
 
 
 def loss_of(part: SpyNet, phase: Phase, pairs: Sequence[Pair], rng: np.random.Generator) -> Tensor:

@@ -14,6 +14,7 @@ from utils.options.models import LoaderOptions, TrainOptions
 from utils.options.section import Registry, Section, import_parts
 
 LOSSES = Registry("loss", "G_lossfn_type", base=TrainOptions)
+LEARNS_WITHOUT = 'train without sharp frames: train.G_lossfn_type "reblur"'
 
 
 def taken_by(loss: type[nn.Module]) -> tuple[str, ...]:
@@ -25,26 +26,22 @@ def check_loss(train: TrainOptions, data: LoaderOptions | None, netG: Section, s
     """Raise OptionError if the training data lack what the loss takes, for as many instants as the network restores."""
     if data is None:
         return
-    instants = getattr(netG, "out_instants", 1)
+    instants, windows = getattr(netG, "out_instants", 1), getattr(data, "rate_windows", 0)
     takes, loss = taken_by(train.constructor), f'train.G_lossfn_type "{train.G_lossfn_type}"'
     if "gt" in takes and hasattr(data, "dataroot_gt") and data.dataroot_gt is None:
-        raise OptionError(
-            f"{loss} needs sharp frames, and datasets.train.dataroot_gt is null", "datasets.train.dataroot_gt",
-            "the folder of the sharp frames", 'set it, or train without them: train.G_lossfn_type "reblur"',
-        )  # fmt: skip
+        what, key = f"{loss} needs sharp frames, and datasets.train.dataroot_gt is null", "datasets.train.dataroot_gt"
+        raise OptionError(what, key, "the folder of the sharp frames", f"set it, or {LEARNS_WITHOUT}")
     if "gt" in takes and instants > 1 and getattr(data, "dataroot_gt_instants", None) is None:
+        what = f"netG.out_instants is {instants}, and the training data have no sharp frames of these instants"
         raise OptionError(
-            f"netG.out_instants is {instants}, and the training data have no sharp frames of these instants",
-            "datasets.train.dataroot_gt_instants", f"a folder with {instants} sharp frames for each blurry one",
-            'set it, or netG.out_instants to 1, or train without sharp frames: train.G_lossfn_type "reblur"',
+            what, "datasets.train.dataroot_gt_instants", f"a folder with {instants} sharp frames for each blurry one",
+            f"set it, or netG.out_instants to 1, or {LEARNS_WITHOUT}",
         )  # fmt: skip
-    windows = getattr(data, "rate_windows", 0)
     if "rates" in takes and (instants < 3 or windows != instants or scale != 1):
         raise OptionError(
             f"{loss} with netG.out_instants {instants}, datasets.train.rate_windows {windows} and scale {scale}",
             "netG.out_instants, datasets.train.rate_windows, scale",
-            "the same odd number, at least 3, of instants and of firing rates in an exposure, and scale 1",
-            "for instance 9 for both",
+            "the same odd number of instants and firing rates, at least 3, and scale 1", "for instance 9 for both",
         )  # fmt: skip
 
 
@@ -83,7 +80,6 @@ DISPLAY_GAMMA = 2.2
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601, what a grey sensor sees of the three colours
 # Display values below it count as it: the power functions need a slope at 0. A step of 8 bits is 0.004.
 DARK = 0.01
-EPS = 1e-9  # inside the root of the smooth L1, as in the loss "charbonnier"
 
 Weight = Annotated[float, Field(ge=0)]
 
@@ -121,7 +117,7 @@ class ReblurLoss(nn.Module):
         self.weights = {
             "reblur": G_reblur_weight, "spikes": G_reblur_spike_weight, "colour": G_reblur_colour_weight,
         }  # fmt: skip
-        self.light, self.pixel = G_reblur_light, G_reblur_spike_pixel
+        self.light, self.pixel, self.distance = G_reblur_light, G_reblur_spike_pixel, CharbonnierLoss()
         self.register_buffer("luma", torch.tensor(LUMA)[:, None, None], persistent=False)
 
     def forward(self, restored: Tensor, lq: Tensor, rates: Tensor) -> dict[str, Tensor]:
@@ -132,49 +128,31 @@ class ReblurLoss(nn.Module):
         light, blurry = to_light(instants), to_light(lq)
         luma, blurry_luma = ((x * self.luma).sum(-3) for x in (light, blurry))
         terms = {
-            "reblur": lambda: distance(self.reblurred(instants, light), lq.clamp(min=DARK)),
+            "reblur": lambda: self.distance(
+                instants.mean(2) if self.light == "display" else to_display(light.mean(2)), lq.clamp(min=DARK)
+            ),
             "spikes": lambda: self.of_spikes(luma, rates, to_display(blurry_luma)),
-            "colour": lambda: distance(
+            "colour": lambda: self.distance(
                 instants, to_display(luma.detach()[:, :, :, None] * (blurry / blurry_luma[:, :, None])[:, :, None])
             ),
         }
         return {name: self.weights[name] * term() for name, term in terms.items() if self.weights[name]}
-
-    def reblurred(self, instants: Tensor, light: Tensor) -> Tensor:
-        """The blurry frame that the instants (B, T, K, 3, H, W) give, display values."""
-        return instants.mean(2) if self.light == "display" else to_display(light.mean(2))
 
     def of_spikes(self, luma: Tensor, rates: Tensor, brightness: Tensor) -> Tensor:
         """luma, rates (B, T, K, H, W); brightness (B, T, H, W): display values of the blurry frame.
 
         A relative difference d of light is one of d x brightness / 2.2 in display values.
         """
-        seen, fired = (of_neighbours(relative(x)) for x in (self.seen(luma), rates))
+        # As the spike pixels see it, enlarged to the RGB grid as the data enlarge the rates.
+        small = F.avg_pool2d(luma.flatten(0, 1), self.pixel)
+        seen = F.interpolate(small, luma.shape[-2:], mode="bilinear", align_corners=False).view_as(luma)
+        # Over its mean over K, 0 where that is 0; then the means of K // 3 neighbours in K.
+        relative = (x / x.mean(2, keepdim=True).clamp(min=1e-6) for x in (seen, rates))
+        seen, fired = (x.unfold(2, max(1, x.shape[2] // 3), 1).mean(-1) for x in relative)
         scale = (brightness / DISPLAY_GAMMA)[:, :, None] * (rates.sum(2, keepdim=True) > 0)
         # Beyond the crop, the neighbours that the rates were interpolated from are unknown here.
         inner = (..., slice(self.pixel, -self.pixel), slice(self.pixel, -self.pixel))
-        return distance((scale * seen)[inner], (scale * fired)[inner])
-
-    def seen(self, luma: Tensor) -> Tensor:
-        """luma (B, T, K, H, W) as the spike pixels see it, enlarged to the RGB grid as the data enlarge the rates."""
-        small = F.avg_pool2d(luma.flatten(0, 1), self.pixel)
-        size = luma.shape[-2:]
-        return F.interpolate(small, size, mode="bilinear", align_corners=False).view_as(luma)
-
-
-def distance(a: Tensor, b: Tensor) -> Tensor:
-    return torch.sqrt((a - b).square() + EPS).mean()
-
-
-def relative(light: Tensor) -> Tensor:
-    """(B, T, K, H, W) over its mean over K; 0 where that is 0."""
-    return light / light.mean(2, keepdim=True).clamp(min=1e-6)
-
-
-def of_neighbours(light: Tensor) -> Tensor:
-    """(B, T, K, H, W) -> the means of K // 3 neighbours in K, at least 1: (B, T, K - K // 3 + 1, H, W)."""
-    count = max(1, light.shape[2] // 3)
-    return light.unfold(2, count, 1).mean(-1)
+        return self.distance((scale * seen)[inner], (scale * fired)[inner])
 
 
 def to_light(display: Tensor) -> Tensor:

@@ -1,11 +1,16 @@
-"""Training of a video restoration network: optimizer steps, log values, and the state needed to resume."""
+"""Training of a video restoration network: netG in DDP and mixed precision, its moving average netE, the optimizer
+steps, log values, and the state needed to resume.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
 import logging
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -13,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from models.losses import LOSSES, taken_by
-from models.model_base import AMP_DTYPES, ModelBase, amp_dtype, to_cpu, unwrap_ddp, wrap_ddp
-from models.optim import build_optimizer, fixed_keys, is_fix_key, load_moments, set_lr
-from models.select_network import define_G
+from models.optim import build_optimizer, fixed_keys, is_fix_key, load_moments, lr_at
+from models.select_network import NETWORKS, define_G
 from models.vrt.fit_memory import is_out_of_memory, out_of_memory_error
 from models.weights import load_pretrained, load_weights
 from utils import utils_dist
@@ -26,16 +31,34 @@ from utils.dist import watchdog
 from utils.dist.state import tell
 from utils.errors import CheckpointError, DataError, NonFiniteError
 from utils.files import write_whole
-from utils.options.models import Options
+from utils.options.load import read_options
+from utils.options.models import AmpOptions, Options
 from utils.random_streams import mix_seed
+from utils.run import checkpoint
 from utils.run.checkpoint import differences
 from utils.run.measure import DeviceClock
 
 logger = logging.getLogger(__name__)
 
+AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
-class ModelVRT(ModelBase):
+
+def define_Model(opt: Options | Mapping[str, Any], spike_channels: int | None = None) -> ModelVRT:
+    """The model of the options; for notebooks also of a mapping in KAIR's form, completed with all defaults.
+
+    spike_channels: S of the batches; None: S of the options' datasets (0 for a mapping: its datasets are not read).
+    Raises OptionError, as for an option file.
+    """
+    if not isinstance(opt, Options):
+        values = {key: value for key, value in opt.items() if key != "datasets"}
+        opt = read_options({"task": "notebook", **values}, {"netG": NETWORKS, "train": LOSSES})
+    return ModelVRT(opt, spike_channels)
+
+
+class ModelVRT:
     """Trains any network with netG(lq, spike) -> (B, T, 3 K, sH, sW), K = netG.out_instants.
+
+    netG is in DDP during training; netE is its exponential moving average, or None.
 
     A batch holds lq (B, T, 3, H, W), gt (B, T, 3, sH, sW), both in [0, 1], spike (B, T, S, H, W) and key, a list of B
     sample names; for K > 1 the sharp instants gt_instants (B, T, 3 K, sH, sW), for a loss without gt the firing rates
@@ -48,7 +71,10 @@ class ModelVRT(ModelBase):
         channels = opt.spike_channels if spike_channels is None else spike_channels
         # torch's layers draw their first weights from the default generator. Seeded: the same on every rank.
         torch.manual_seed(opt.train.manual_seed)
-        super().__init__(define_G(opt, channels), {**opt.portable(), "spike_channels": channels})
+        self.device = utils_dist.get_device()
+        self.netG = define_G(opt, channels).to(self.device)
+        self.netE: nn.Module | None = None
+        self.portable = {**opt.portable(), "spike_channels": channels}  # what a weights file says of netG
         self.opt, self.train_opt = opt, opt.train
         self.amp_dtype = amp_dtype(self.train_opt.amp, self.device)
         self.nonfinite = NonFiniteSteps(self.train_opt.max_nonfinite_steps, opt.folder)
@@ -65,12 +91,21 @@ class ModelVRT(ModelBase):
         state: a full checkpoint to resume from; None: start from `path.pretrained_netG`, or from scratch.
         """
         path, strict = self.opt.path, self.train_opt.G_param_strict
+        net = unwrap_ddp(self.netG)
         if state is None:
-            load_pretrained(unwrap_ddp(self.netG), path.pretrained_netG, strict)
+            load_pretrained(net, path.pretrained_netG, strict)
         else:
-            self._load_checkpoint_weights(state)
-        self.init_ema(self.train_opt.E_decay)
-        if path.pretrained_netE and self.netE is None and utils_dist.is_main_process():
+            try:
+                load_weights(net, state["model_state_dict"], "the checkpoint to resume from", strict=True)
+            except CheckpointError as e:
+                changed = ", ".join(differences(state["options"]["netG"], self.opt.netG.plain(), "netG."))
+                e.expected = "the network that the checkpoint was trained with"
+                e.do = f"undo the change of {changed or 'netG'}, or start a new task with path.pretrained_netG"
+                raise
+        if self.train_opt.E_decay:
+            self.netE = copy.deepcopy(net).eval().requires_grad_(False)
+            self.ema_update = get_ema_multi_avg_fn(self.train_opt.E_decay)
+        elif path.pretrained_netE and utils_dist.is_main_process():
             logger.warning("path.pretrained_netE has no effect in training while train.E_decay is 0")
         if state is None and self.netE is not None:
             load_pretrained(self.netE, path.pretrained_netE, strict, "netE")
@@ -81,30 +116,17 @@ class ModelVRT(ModelBase):
         self.optimizer = build_optimizer(self.netG, self.train_opt)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp_dtype is torch.float16)
         if state is not None:
-            self._load_training_state(state)
+            before = state["options"]["train"]
+            was = fixed_keys(before["fix_iter"], before["fix_keys"])
+            now = fixed_keys(self.train_opt.fix_iter, self.train_opt.fix_keys)
+            load_moments(self.optimizer, state["optimizer"], net, was, now)
+            if state["scaler"]:
+                self.scaler.load_state_dict(state["scaler"])
+            if self.netE is not None and state["ema_state_dict"] is not None:
+                self.netE.load_state_dict(state["ema_state_dict"])
+            self.nonfinite.in_a_row = state["nonfinite_in_a_row"]
         self.frozen: bool | None = None  # set by the first step
         self.netG.train()
-
-    def _load_checkpoint_weights(self, state: dict[str, Any]) -> None:
-        """Raises CheckpointError, naming the options of netG that differ, if a tensor does not fit."""
-        try:
-            load_weights(unwrap_ddp(self.netG), state["model_state_dict"], "the checkpoint to resume from", strict=True)
-        except CheckpointError as e:
-            changed = ", ".join(differences(state["options"]["netG"], self.opt.netG.plain(), "netG."))
-            e.expected = "the network that the checkpoint was trained with"
-            e.do = f"undo the change of {changed or 'netG'}, or start a new task with path.pretrained_netG"
-            raise
-
-    def _load_training_state(self, state: dict[str, Any]) -> None:
-        before = state["options"]["train"]
-        was = fixed_keys(before["fix_iter"], before["fix_keys"])
-        now = fixed_keys(self.train_opt.fix_iter, self.train_opt.fix_keys)
-        load_moments(self.optimizer, state["optimizer"], unwrap_ddp(self.netG), was, now)
-        if state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
-        if self.netE is not None and state["ema_state_dict"] is not None:
-            self.netE.load_state_dict(state["ema_state_dict"])
-        self.nonfinite.in_a_row = state["nonfinite_in_a_row"]
 
     def training_state(self) -> dict[str, Any]:
         """The state of the model that a resume needs, as plain types and CPU tensors."""
@@ -117,11 +139,30 @@ class ModelVRT(ModelBase):
             "network": self.portable,
         }
 
-    def is_frozen_at(self, step: int) -> bool:
-        """Whether the parameters of `fix_keys` are frozen in this step."""
-        return step < (self.train_opt.fix_iter or 0)
+    @property
+    def net_for_test(self) -> nn.Module:
+        """netE if there is one, as in KAIR; else netG without DDP."""
+        return self.netE if self.netE is not None else unwrap_ddp(self.netG)
 
-    def set_phase(self, step: int, batch: dict[str, Any]) -> None:
+    def describe(self) -> str:
+        """Kind and size of netG in one line, for the log. Activations depend on the clips: the log gives the peak."""
+        count = sum(p.numel() for p in unwrap_ddp(self.netG).parameters())
+        options = self.portable["netG"]
+        fusion = f", fusion {options['fusion']['type']}" if options.get("fusion") else ""
+        # Weights, gradients and two moments of Adam; the averaged weights of netE.
+        gb = count * 4 * (4 + (self.netE is not None)) / 1e9
+        fitted = "; checkpoint auto: fitted to the memory at the first step" if options.get("checkpoint") else ""
+        size = f"{count / 1e6:.2f} M parameters; {gb:.2f} GB without activations"
+        return f"{options['net_type']}{fusion}, {size}{fitted}"
+
+    def save_weights(self, folder: Path, step: int) -> None:
+        """Write <step>_G.pth and <step>_E.pth: {"params", "options" (see Options.portable), "iter"}."""
+        for letter, net in (("G", self.netG), ("E", self.netE)):
+            if net is not None:
+                content = {"params": to_cpu(unwrap_ddp(net).state_dict()), "options": self.portable, "iter": step}
+                checkpoint.save(content, folder / f"{step}_{letter}.pth", keep=None)
+
+    def set_phase(self, step: int, freezes: bool, batch: dict[str, Any]) -> None:
         """Freeze or unfreeze the parameters of `fix_keys` and wrap netG in DDP again. Collective.
 
         DDP never reduces parameters that are unfrozen after it was built, and a static graph may not change. All
@@ -129,18 +170,43 @@ class ModelVRT(ModelBase):
         """
         if self.frozen is not None:
             logger.info("iteration %d: %s are trained from now on", step, ", ".join(self.train_opt.fix_keys))
-        self.frozen = self.is_frozen_at(step)
-        net = unwrap_ddp(self.netG)
+        self.frozen, net = freezes, unwrap_ddp(self.netG)
         for name, parameter in net.named_parameters():
-            parameter.requires_grad_(not (self.frozen and is_fix_key(name, self.train_opt.fix_keys)))
+            parameter.requires_grad_(not (freezes and is_fix_key(name, self.train_opt.fix_keys)))
         self.fit_memory(batch)
         self.netG = self.wrap(net)
-        if isinstance(self.netG, DistributedDataParallel) and not self.opt.find_unused_parameters:
-            self._settle_buckets(batch)
+        # DDP rebuilds its buckets before the second pass of each process. With three or more ranks that changes the
+        # order of the sums. Two passes before the first step make a resumed run bitwise equal to an uninterrupted one.
+        if utils_dist.get_world_size() > 2 and not self.opt.find_unused_parameters:
+            self.feed_data(batch)
+            for _ in range(2):
+                self.loss().backward()
+                self.netG.zero_grad(set_to_none=True)
 
     def wrap(self, net: nn.Module) -> nn.Module:
-        """`net` in DDP with the DDP options of this run. Collective."""
-        return wrap_ddp(net, self.opt.find_unused_parameters, self.opt.use_static_graph)
+        """`net` in DDP with the DDP options of this run; `net` itself in a single process. Collective.
+
+        DDP reduces only the parameters that require a gradient when it is built. After freezing or unfreezing, wrap the
+        network again, or its weights diverge between ranks without any error.
+        """
+        if utils_dist.get_world_size() == 1:
+            return net
+        # DDP needs these equal on all ranks; it raises an error on one rank only, and the others would wait for it.
+        parts = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in net.named_parameters()]
+        parts += [(n, tuple(b.shape), str(b.dtype)) for n, b in net.named_buffers()]
+        utils_dist.check_same_on_all_ranks("the networks", hashlib.sha256(repr(parts).encode()).hexdigest()[:12])
+        index = self.device.index if self.device.type == "cuda" else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers is renamed in torch 2.15
+            return DistributedDataParallel(
+                net,
+                device_ids=None if index is None else [index],
+                output_device=index,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=self.opt.find_unused_parameters,
+                static_graph=self.opt.use_static_graph,
+            )
 
     def fit_memory(self, batch: dict[str, Any]) -> None:
         """Let a network with a `fit` method choose its checkpointed blocks for batches of this size."""
@@ -150,32 +216,22 @@ class ModelVRT(ModelBase):
             with self.autocast():
                 net.fit(self.lq, self.spike)
 
-    def _settle_buckets(self, batch: dict[str, Any]) -> None:
-        """Run two passes and discard their gradients. Collective.
-
-        DDP rebuilds its buckets before the second pass of each process. With three or more ranks that changes the
-        order of the sums. Rebuilding before the first step makes a resumed run bitwise equal to an uninterrupted one.
-        """
-        if utils_dist.get_world_size() > 2:
-            self.feed_data(batch)
-            for _ in range(2):
-                self.loss().backward()
-                self.netG.zero_grad(set_to_none=True)
-
     def optimize_parameters(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
         """One optimizer step on `accumulation_steps` micro-batches; step counts from 1. Collective.
 
         The gradient norm after the reduction is the same on all ranks. If it is NaN or Inf, all ranks skip the step
         without another collective. Raises NonFiniteError on all ranks after `max_nonfinite_steps` such steps in a row.
         """
-        is_first, is_start = self.is_frozen_at(step) != self.frozen, self.frozen is None
+        freezes, is_start = step < (self.train_opt.fix_iter or 0), self.frozen is None
+        is_first = freezes != self.frozen
         # The first step also builds DDP, compiles and tunes kernels, which may take minutes.
         with watchdog.stage("first step") if is_first else nullcontext():
             watchdog.phase("forward", step - 1)
             try:
                 if is_first:
-                    self.set_phase(step, micro_batches[0])
-                set_lr(self.optimizer, step, self.train_opt)
+                    self.set_phase(step, freezes, micro_batches[0])
+                for group in self.optimizer.param_groups:
+                    group["lr"] = lr_at(step, group["initial_lr"], self.train_opt)
                 # All random numbers of the step follow from these three: a checkpoint holds no generator state.
                 # DropPath says why they come from torch's default generator.
                 torch.manual_seed(mix_seed(self.train_opt.manual_seed, step, utils_dist.get_rank()))
@@ -254,7 +310,10 @@ class ModelVRT(ModelBase):
             if clip:
                 nn.utils.clip_grads_with_norm_(unwrap_ddp(self.netG).parameters(), clip, norm)
             self.scaler.step(self.optimizer)
-            self.update_ema()
+            if self.netE is not None:
+                with torch.no_grad():
+                    current = [p.detach() for p in unwrap_ddp(self.netG).parameters()]
+                    self.ema_update(list(self.netE.parameters()), current, None)
         else:
             self.optimizer.zero_grad(set_to_none=True)
             self.epoch_loss.skipped += 1
@@ -271,8 +330,12 @@ class ModelVRT(ModelBase):
         if not self.is_described:
             self.is_described = True
             tensors = {"lq": self.lq, "spike": self.spike, **self.compared, "loss": loss}
-            found = "; ".join(f"{name} {_describe(value)}" for name, value in tensors.items() if value is not None)
-            lines.append(f"{rank} First batch: {found}")
+            found = []  # e.g. "lq (1, 2, 3, 32, 32) float32 0.012..0.98 on cpu"
+            for name, x in tensors.items():
+                if x is not None:
+                    low, high, kind = x.min().item(), x.max().item(), str(x.dtype).removeprefix("torch.")
+                    found.append(f"{name} {tuple(x.shape)} {kind} {low:.3g}..{high:.3g} on {x.device}")
+            lines.append(f"{rank} First batch: {'; '.join(found)}")
         if step % every == 0:
             keys = [key for batch in micro_batches for key in batch["key"]]
             about = f"Batch size: {len(keys)}, Loss: {float(loss):.4f}, Samples: {', '.join(keys)}"
@@ -355,22 +418,20 @@ class NonFiniteSteps:
         logger.warning("iteration %d: %s is NaN or Inf, step skipped on all ranks (%s)", step, kind, names)
         if self.in_a_row < self.limit:
             return
+        saved = f"report: {self.folder / f'nonfinite_{step}.json'}"
+        if utils_dist.is_main_process():
+            report = json.dumps({"steps": self.records}, indent=2, allow_nan=False).encode()
+            try:
+                write_whole(self.folder / f"nonfinite_{step}.json", report)
+            except DataError as e:
+                saved = f"the report could not be written to {self.folder} ({e.what})"
         # The gather makes all ranks wait: a rank that exits early would kill rank 0 in the middle of the write.
-        saved = utils_dist.gather_objects(self._write(step) if utils_dist.is_main_process() else "")[0]
+        saved = utils_dist.gather_objects(saved)[0]
         raise NonFiniteError(
             f"{kind} NaN or Inf in {self.limit} steps in a row", f"iteration {step}, {names}; {saved}",
             f"finite numbers, or fewer than {self.limit} skipped steps in a row (train.max_nonfinite_steps)",
             "lower train.G_optimizer_lr, set train.G_optimizer_clipgrad, use bfloat16, or check these samples",
         )  # fmt: skip
-
-    def _write(self, step: int) -> str:
-        """Write nonfinite_<step>.json to the folder of the run. Returns a sentence about it for the error message."""
-        path = self.folder / f"nonfinite_{step}.json"
-        try:
-            write_whole(path, json.dumps({"steps": self.records}, indent=2, allow_nan=False).encode())
-        except DataError as e:
-            return f"the report could not be written to {path} ({e.what})"
-        return f"report: {path}"
 
 
 def _plain(value: float) -> float | str:
@@ -378,8 +439,43 @@ def _plain(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _describe(value: Tensor) -> str:
-    """Shape, type, range and device, e.g. "(1, 2, 3, 32, 32) float32 0.012..0.98 on cpu"."""
-    low, high = value.aminmax()
-    kind = str(value.dtype).removeprefix("torch.")
-    return f"{tuple(value.shape)} {kind} {low.item():.3g}..{high.item():.3g} on {value.device}"
+def unwrap_ddp(net: nn.Module) -> nn.Module:
+    """The network without its DDP wrapper."""
+    return net.module if isinstance(net, DistributedDataParallel) else net
+
+
+def weights_hash(net: nn.Module) -> str:
+    """12 hex digits of all weights and buffers, bit for bit; `net` may be in DDP."""
+    digest = hashlib.sha256()
+    for key, value in unwrap_ddp(net).state_dict().items():
+        digest.update(key.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:12]
+
+
+def choose_dtype(wanted: str, has_bfloat16: list[bool]) -> str:
+    """`wanted`, or for "auto" bfloat16 if every rank's device supports it natively, else float16.
+
+    All ranks use one dtype: gradients are scaled in float16 only, and the reduction must not mix them.
+    """
+    return wanted if wanted != "auto" else "bfloat16" if all(has_bfloat16) else "float16"
+
+
+def amp_dtype(amp: AmpOptions, device: torch.device) -> torch.dtype | None:
+    """The autocast dtype for `train.amp`, written to the log; None without mixed precision. Collective."""
+    if not amp.enable:
+        return None
+    # GPUs before Ampere (V100, T4, MX450) emulate bfloat16, several times slower than float16.
+    native = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    native = utils_dist.gather_objects(native)
+    name = choose_dtype(amp.dtype, native)
+    logger.info("mixed precision in %s%s", name, ", with gradient scaling" if name == "float16" else "")
+    if name == "bfloat16" and not all(native) and utils_dist.is_main_process():
+        ranks = ", ".join(str(rank) for rank, found in enumerate(native) if not found)
+        logger.warning('the GPU of rank %s emulates bfloat16, which is slow; set train.amp.dtype to "auto"', ranks)
+    return AMP_DTYPES[name]
+
+
+def to_cpu(value: Any) -> Any:
+    """`value` with all tensors in its dicts, lists and tuples on the CPU, detached and contiguous."""
+    return utils_dist.map_tensors(value, lambda tensor: tensor.detach().cpu().contiguous())

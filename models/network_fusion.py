@@ -24,11 +24,8 @@ class FusionNet(nn.Module):
         super().__init__()
         options = FUSIONS.resolve(fusion, "netG.fusion")
         if not issubclass(options.constructor, ImageFusion) or options.base == "blurry":
-            raise OptionError(
-                f"net_type fusion with netG.fusion {options.type}", "netG.fusion",
-                'an operator whose result is a frame ("exposure" or "gated"), with base "fused"',
-                "choose such an operator and set its base, or set net_type to vrt",
-            )  # fmt: skip
+            what, expected = f"net_type fusion with netG.fusion {options.type}", '"exposure" or "gated", base "fused"'
+            raise OptionError(what, "netG.fusion", f"{expected}: the result is a frame", "choose one, or net_type vrt")
         options.constructor.channels(None, spike_channels)  # raises if the data has no spikes
         self.fusion = FUSIONS.build(options, "netG.fusion", spike_channels=spike_channels)
         self.input_spec = InputSpec(spike_channels=spike_channels)

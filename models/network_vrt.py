@@ -7,6 +7,7 @@ the parts, which are in models/vrt/ and models/fusion/.
 from __future__ import annotations
 
 import logging
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,17 +17,15 @@ from torch import Tensor, nn
 
 from models.fusion.operators import FUSIONS, checked_spike
 from models.select_network import NETWORKS
-from models.vrt.block import Block
+from models.vrt.block import Block, RefineLayer, Stage
 from models.vrt.chunks import Kernels
 from models.vrt.fit_memory import fit_memory
 from models.vrt.flow import FlowInput, Flows, SpyNet, aligned_input, estimate_flows, flow_frames, middle_channels
-from models.vrt.layers import FrameConv, LayerNorm, Upsample, full_float32
-from models.vrt.limits import check_input, check_options, vrt_input_spec
-from models.vrt.stage import RefineLayer, Stage
+from models.vrt.layers import FrameConv, LayerNorm, Upsample, tf32
 from models.weights import PUBLISHED, read_weights
 from utils import utils_dist
 from utils.contract import InputSpec
-from utils.errors import OptionError
+from utils.errors import DataError, OptionError
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +37,8 @@ PUBLISHED_FLOW = "model_zoo/vrt/spynet_sintel_final-3d2a1287.pth"
 OWN_FLOW = Path(__file__).parent / "vrt/spynet_scenes.pth"
 # Share of a GPU's memory that a step may use with checkpoint "auto" and no budget.
 GPU_SHARE = 0.9
+# The U-net halves height and width three times.
+UNET_MULTIPLE = 8
 
 
 @NETWORKS.register("vrt", given=("spike_channels",))
@@ -118,52 +119,42 @@ class VRT(nn.Module):
         self.conv_first = FrameConv(trunk_inputs, embed_dims[0])
         if pa_frames:
             self.spynet = SpyNet(return_levels=(2, 3, 4, 5))
-        self._build_trunk(options)
-        self._build_tail(embed_dims[0], img_size[0])
+        self._build(options)
         widths = [embed_dims[0], *embed_dims[:7]]
         self.fusion = FUSIONS.build(
             fusion_options, "netG.fusion", spike_channels=spike_channels, feature_channels=widths
         )
         self._init_for_scratch(spynet_path)
 
-    def _build_trunk(self, o: dict[str, Any]) -> None:
+    def _build(self, o: dict[str, Any]) -> None:
         depths, dims, heads, window = o["depths"], o["embed_dims"], o["num_heads"], tuple(o["window_size"])
         rates = torch.linspace(0, o["drop_path_rate"], sum(depths), device="cpu").tolist()
         rates = [rates[sum(depths[:i]) : sum(depths[: i + 1])] for i in range(len(depths))]
-
-        def block_options(i: int) -> dict[str, Any]:
-            return {
-                "mlp_ratio": o["mlp_ratio"],
-                "qkv_bias": o["qkv_bias"],
-                "qk_scale": o["qk_scale"],
-                "kernels": o["kernels"],
-                "checkpoint_attn": o["use_checkpoint_attn"] and i not in o["no_checkpoint_attn_blocks"],
-                "checkpoint_ffn": o["use_checkpoint_ffn"] and i not in o["no_checkpoint_ffn_blocks"],
-            }
-
+        blocks = [{key: o[key] for key in ("mlp_ratio", "qkv_bias", "qk_scale", "kernels")} for _ in depths]
+        for i, part in product(range(len(depths)), ("attn", "ffn")):
+            skips = i in o[f"no_checkpoint_{part}_blocks"]
+            blocks[i][f"checkpoint_{part}"] = o[f"use_checkpoint_{part}"] and not skips
         for i, (kind, scale) in enumerate(zip(KINDS, STAGE_SCALES, strict=True)):
             stage = Stage(
                 kind, dims[i - 1] if i else dims[0], dims[i], depths[i], heads[i], window,
                 int(depths[i] * o["mul_attn_ratio"]), rates[i], o["pa_frames"], o["deformable_groups"], scale,
-                **block_options(i),
+                **blocks[i],
             )  # fmt: skip
             self.add_module(f"stage{i + 1}", stage)
         entry = nn.Sequential(nn.Identity(), LayerNorm(dims[6]), nn.Linear(dims[6], dims[7]))
         self.stage8 = nn.ModuleList([entry])
         for i in range(7, len(depths)):
             own = (1, *window[1:]) if i in o["indep_reconsts"] else window
-            self.stage8.append(RefineLayer(dims[i], depths[i], heads[i], own, rates[i], **block_options(i)))
+            self.stage8.append(RefineLayer(dims[i], depths[i], heads[i], own, rates[i], **blocks[i]))
         self.norm = LayerNorm(dims[-1])
         self.conv_after_body = nn.Linear(dims[-1], dims[0])
-
-    def _build_tail(self, dim: int, frames: int) -> None:
         if not self.pa_frames:
-            self.linear_fuse = nn.Conv2d(dim * frames, 64, 1)
+            self.linear_fuse = nn.Conv2d(dims[0] * o["img_size"][0], 64, 1)
             self.conv_last = nn.Conv2d(64, self.out_chans, 7)
         elif self.upscale == 1:
-            self.conv_last = FrameConv(dim, self.out_chans)
+            self.conv_last = FrameConv(dims[0], self.out_chans)
         else:
-            self.conv_before_upsample = nn.Sequential(FrameConv(dim, 64), nn.LeakyReLU(0.01))
+            self.conv_before_upsample = nn.Sequential(FrameConv(dims[0], 64), nn.LeakyReLU(0.01))
             self.upsample = Upsample(self.upscale, 64)
             self.conv_last = FrameConv(64, self.out_chans)
 
@@ -179,11 +170,9 @@ class VRT(nn.Module):
             return
         is_here = Path(spynet_path).is_file()
         if not is_here and spynet_path != PUBLISHED_FLOW:
-            raise OptionError(
-                f"no file {spynet_path}", "netG.spynet_path",
-                f"SpyNet weights: the published ones ({PUBLISHED}) or models/vrt/{OWN_FLOW.name}",
-                "correct the path, or set netG.spynet_path to null to start from zero flow",
-            )  # fmt: skip
+            expected = f"SpyNet weights: the published ones ({PUBLISHED}) or models/vrt/{OWN_FLOW.name}"
+            do = "correct the path, or set it to null to start from zero flow"
+            raise OptionError(f"no file {spynet_path}", "netG.spynet_path", expected, do)
         if self.conv_last.weight.is_meta:  # only the options are being checked
             return
         if not is_here:
@@ -199,10 +188,9 @@ class VRT(nn.Module):
         try:
             self.spynet.load_state_dict(weights)
         except RuntimeError as e:
-            raise OptionError(
-                f"{spynet_path} does not hold SpyNet weights", "netG.spynet_path",
-                "the 60 tensors basic_module.{0..5}.basic_module.{0,2,4,6,8}.{weight,bias}", "choose another file",
-            ) from e  # fmt: skip
+            expected = "the 60 tensors basic_module.{0..5}.basic_module.{0,2,4,6,8}.{weight,bias}"
+            what = f"{spynet_path} does not hold SpyNet weights"
+            raise OptionError(what, "netG.spynet_path", expected, "choose another file") from e
 
     def compile(self, *args: Any, **options: Any) -> None:
         """torch.compile of the blocks, in place. Compiling the whole network takes ten times as long."""
@@ -226,9 +214,11 @@ class VRT(nn.Module):
         trunk = self.fusion.on_input(image, spike)
         if not self.pa_frames:
             return self._interpolate(trunk, spike)
-        rgb = image[:, :, :3]
-        flows = self.estimate_flows(self._flow_frames(rgb, spike))
-        x = aligned_input(trunk, flows.backward[0][0], flows.forward[0][0])
+        rgb, seen = image[:, :, :3], None
+        if self.flow_input != "rgb":
+            seen = checked_spike(rgb, spike, self.spike_channels)
+        flows = self.estimate_flows(flow_frames(self.flow_input, rgb, seen, self.flow_channels))
+        x = aligned_input(trunk, flows[0][0][0], flows[0][1][0])
         x = torch.cat((x, noise), dim=2) if self.nonblind else x
         return self._restore(self._features(x, flows, spike), self.fusion.on_base(rgb, trunk, spike))
 
@@ -246,13 +236,12 @@ class VRT(nn.Module):
             budget = GPU_SHARE * torch.cuda.get_device_properties(lq.device).total_memory / 1e9
         fit_memory(self, lambda: self(lq, spike), budget)
 
-    def _flow_frames(self, rgb: Tensor, spike: Tensor | None) -> Tensor:
-        spike = None if self.flow_input == "rgb" else checked_spike(rgb, spike, self.spike_channels)
-        return flow_frames(self.flow_input, rgb, spike, self.flow_channels)
-
     def estimate_flows(self, frames: Tensor) -> Flows:
-        """All flows of frames (B, N, 1 or 3, H, W), in float32 or float64: nearest sampling amplifies rounding."""
-        with full_float32(frames.device):
+        """All flows of frames (B, N, 1 or 3, H, W), in float32 or float64: nearest sampling amplifies rounding.
+
+        By default torch computes float32 convolutions of cuDNN in TF32. A backward pass uses the settings outside.
+        """
+        with torch.autocast(frames.device.type, enabled=False), tf32(False):
             frames = frames if frames.dtype == torch.float64 else frames.float()
             return estimate_flows(self.spynet, frames, self.pa_frames // 2)
 
@@ -260,30 +249,19 @@ class VRT(nn.Module):
         """Shallow plus deep features, (B, N, E, H, W), channels innermost in memory. x: (B, N, K, H, W)."""
         b, n = x.shape[:2]
         first = self.conv_first(x.flatten(0, 1)).permute(0, 2, 3, 1)
-        first = self.fusion.on_features(first.reshape(b, n, *first.shape[1:]), spike)
-        return (first + self.conv_after_body(self.norm(self._body(first, flows, spike)))).permute(0, 1, 4, 2, 3)
-
-    def _body(self, x: Tensor, flows: Flows | None, spike: Tensor | None) -> Tensor:
-        """The U-net of stages 1 to 7 and the refinement layers of stage 8; tokens (B, N, H, W, E)."""
-
-        def stage(number: int, x: Tensor, level: int) -> Tensor:
-            pairs = flows.at(level) if flows else ([], [])
-            return self.fusion.on_stage(number, getattr(self, f"stage{number}")(x, *pairs), spike)
-
-        # Skips are popped, so that each is freed after its sum.
+        x = first = self.fusion.on_features(first.reshape(b, n, *first.shape[1:]), spike)  # tokens (B, N, H, W, E)
         skips = []
-        for level in range(3):
-            x = stage(level + 1, x, level)
-            skips.append(x)
-        x = stage(4, x, 3)
-        x = stage(5, x, 2)
-        # A skip is added at its own scale, before the next stage upscales.
-        x = stage(6, x + skips.pop(), 1)
-        x = stage(7, x + skips.pop(), 0)
+        for number, scale in enumerate(STAGE_SCALES, start=1):
+            if number > 5:  # at its own scale, before the stage upscales; popped, so that it is freed after the sum
+                x = x + skips.pop()
+            pairs = flows[scale.bit_length() - 1] if flows else ([], [])
+            x = self.fusion.on_stage(number, getattr(self, f"stage{number}")(x, *pairs), spike)
+            if number < 4:
+                skips.append(x)
         x = x + skips.pop()
         for layer in self.stage8:
             x = layer(x)
-        return x
+        return (first + self.conv_after_body(self.norm(x))).permute(0, 1, 4, 2, 3)
 
     def _restore(self, features: Tensor, base: Tensor) -> Tensor:
         """Output frames from features (B, N, E, H, W) and base (B, N, 3, H, W), to which each instant is added."""
@@ -303,3 +281,107 @@ class VRT(nn.Module):
         y = F.leaky_relu(self.linear_fuse(features.flatten(1, 2)), 0.2)
         y = self.conv_last(F.pad(y, (3, 3, 3, 3), mode="reflect"))
         return y.view(b, -1, 3, h, w) + mean
+
+
+def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) -> InputSpec:
+    """Requirements on the input of a VRT with arguments `o`. Mutual attention needs a whole window at 1/8 scale."""
+    window, mutual = o["window_size"], int(o["depths"][3] * o["mul_attn_ratio"]) > 0
+    least = (UNET_MULTIPLE * window[1], UNET_MULTIPLE * window[2]) if mutual else (UNET_MULTIPLE, UNET_MULTIPLE)
+    interpolates = o["pa_frames"] == 0
+    frames = o["img_size"][0] if interpolates else max(2 if mutual else 1, o["pa_frames"] // 2 + 1)
+    return InputSpec(
+        UNET_MULTIPLE, tuple(window), least, frames, o["upscale"], image_channels, o["nonblind_denoising"],
+        spike_channels, interpolates, o["out_instants"],
+    )  # fmt: skip
+
+
+def check_options(o: dict[str, Any], image: int) -> None:
+    """Raise OptionError, naming the key of netG, if the arguments `o` of VRT do not fit together.
+
+    image: image channels per frame.
+    """
+    depths, dims, heads = o["depths"], o["embed_dims"], o["num_heads"]
+    _need(len(depths) >= 8, "depths", f"{len(depths)} entries", "7 stages and at least one layer of stage 8")
+    for key, values in (("embed_dims", dims), ("num_heads", heads)):
+        _need(len(values) == len(depths), key, f"{len(values)} entries", f"{len(depths)}, as many as depths")
+        _need(min(values) >= 1, key, f"{values}", "positive integers")
+    _need(min(depths) >= 0, "depths", f"{depths}", "integers >= 0")
+    for key in ("window_size", "img_size"):
+        _need(len(o[key]) == 3 and min(o[key]) >= 1, key, f"{o[key]}", "[frames, height, width]")
+    for key in ("indep_reconsts", "no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"):
+        first = 7 if key == "indep_reconsts" else 0  # its indices are layers of stage 8
+        is_inside = all(first <= i < len(depths) for i in o[key])
+        _need(is_inside, key, f"{o[key]}", f"indices into depths, {first} to {len(depths) - 1}")
+    for i, (dim, head) in enumerate(zip(dims, heads, strict=True)):
+        _need(dim % head == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of num_heads[{i}] = {head}")
+        mutual = i < 7 and int(depths[i] * o["mul_attn_ratio"]) > 0
+        # The positions of mutual attention are sine/cosine pairs, half the channels for rows, half for columns.
+        _need(not mutual or dim % 4 == 0, f"embed_dims[{i}]", f"{dim}", "a multiple of 4, for mutual attention")
+    for i in (3, 4, 5):
+        _need(dims[i] % 4 == 0, f"embed_dims[{i}]", f"{dims[i]}", "a multiple of 4: the next stage unfolds 2x2 patches")
+    for late, early in ((4, 2), (5, 1), (6, 0)):
+        expected = f"{dims[early]} = embed_dims[{early}], because of the skip connection"
+        _need(dims[late] == dims[early], f"embed_dims[{late}]", f"{dims[late]}", expected)
+    _need(len(set(dims[7:])) == 1, "embed_dims", f"{dims[7:]} in stage 8", "one width for all layers of stage 8")
+    has_budget = o["checkpoint"] != "auto" or o["memory_budget_gb"] is not None or torch.cuda.device_count()
+    _need(has_budget, "memory_budget_gb", 'null with checkpoint "auto"', "gigabytes; it has a default on a GPU only")
+    upscale = o["upscale"]
+    _need(upscale == 3 or upscale.bit_count() == 1, "upscale", f"{upscale}", "1, 3 or a power of two")
+    _need(o["pa_frames"] in (0, 2, 4, 6), "pa_frames", f"{o['pa_frames']}", "0, 2, 4 or 6")
+    instants = o["out_instants"]
+    got, expected = f"{instants}", "an odd number: the middle instant is that of gt"
+    _need(instants >= 1 and instants % 2 == 1, "out_instants", got, expected)
+    if o["pa_frames"]:
+        _check_alignment(o, image)
+        channels, count, given = o["flow_channels"], o["spike_channels"], o["flow_input"] != "rgb"
+        got = f"{o['flow_input']!r}, but the data has no spike channels"
+        _need(not given or count > 0, "flow_input", got, 'a dataset with spikes, or "rgb"')
+        if channels is not None:
+            _need(given, "flow_channels", f'{channels} with flow_input "rgb"', "null")
+            is_inside = bool(channels) and all(0 <= i < count for i in channels)
+            _need(is_inside, "flow_channels", f"{channels}", f"indices of spike channels, 0 to {count - 1}")
+    else:
+        _need(o["flow_input"] == "rgb", "flow_input", f"{o['flow_input']!r}", '"rgb": pa_frames 0 has no flow')
+        _need(o["out_chans"] % 3 == 0, "out_chans", f"{o['out_chans']}", "a multiple of 3 if pa_frames is 0")
+        _need(not o["nonblind_denoising"], "nonblind_denoising", "true with pa_frames 0", "false, or pa_frames > 0")
+        _need(instants == 1, "out_instants", f"{instants} with pa_frames 0", "1, or pa_frames > 0")
+
+
+def _check_alignment(o: dict[str, Any], image: int) -> None:
+    distance, groups = o["pa_frames"] // 2, o["deformable_groups"]  # distance: of the farthest aligned neighbour
+    _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
+    for i, dim in enumerate(o["embed_dims"][:7]):
+        _need(dim % distance == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of {distance} = pa_frames / 2")
+        total = distance * dim
+        expected = f"a divisor of {total} = pa_frames / 2 * embed_dims[{i}]"
+        _need(total % groups == 0, "deformable_groups", f"{groups}", expected)
+    expected = f"a multiple of {distance} = pa_frames / 2"
+    _need(18 * groups % (2 * distance) == 0, "deformable_groups", f"{groups}", expected)
+    _need(image == 1 or image >= 3, "in_chans", f"{image}", "1 (gray) or at least 3 (RGB first)")
+    base = min(image, 3)
+    expected = f"{base}: the output is added to the first {base} input channels"
+    _need(base in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}", expected)
+
+
+def _need(holds: bool, key: str, got: str, expected: str) -> None:
+    if not holds:
+        raise OptionError(f"netG.{key} is {got}", f"netG.{key}", expected, f"correct netG.{key}")
+
+
+def check_input(x: Tensor, spec: InputSpec) -> None:
+    """Raise DataError if a network with this spec cannot take the clip x (B, N, C, H, W)."""
+    shape, channels = f"a clip of shape {tuple(x.shape)}", spec.image_channels + int(spec.noise_map)
+    if x.dim() != 5 or x.shape[2] != channels:
+        raise DataError(shape, "forward(lq, spike)", f"(B, N, {channels}, H, W)", "check in_chans, fusion and the data")
+    frames, (height, width), (least_height, least_width) = x.shape[1], x.shape[3:], spec.least_size
+    if frames < spec.least_frames:
+        expected, do = f"at least {spec.least_frames} frames", "use a longer clip, or extend it by mirrored frames"
+    elif height % spec.stride or width % spec.stride:
+        expected = f"height and width that are multiples of {spec.stride}"
+        do = "crop the clip, or pad it by reflection and crop the result"
+    elif height < least_height or width < least_width:
+        expected = f"at least {least_height} x {least_width} pixels: 8 times the attention window"
+        do = "use larger crops or tiles, or a smaller netG.window_size"
+    else:
+        return
+    raise DataError(shape, "forward(lq, spike)", expected, do)

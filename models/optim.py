@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -69,18 +69,13 @@ def load_moments(
     was, now: `fixed_keys` of `saved` and of `optimizer`. A state dict names parameters by their index in the
     groups, which depends on them.
     """
-    moments = dict(zip(chain(*group_names(net, was)), _numbers(saved), strict=True))
     own = optimizer.state_dict()
-    state = {
-        number: saved["state"][moments[name]]
-        for name, number in zip(chain(*group_names(net, now)), _numbers(own), strict=True)
-        if moments[name] in saved["state"]
-    }
+    then, here = (
+        dict(zip(chain(*group_names(net, keys)), chain(*(g["params"] for g in state["param_groups"])), strict=True))
+        for state, keys in ((saved, was), (own, now))
+    )
+    state = {n: saved["state"][then[name]] for name, n in here.items() if then[name] in saved["state"]}
     optimizer.load_state_dict({"state": state, "param_groups": own["param_groups"]})
-
-
-def _numbers(state: dict[str, Any]) -> list[int]:
-    return [number for group in state["param_groups"] for number in group["params"]]
 
 
 def lr_at(step: int, base: float, train: TrainOptions) -> float:
@@ -90,12 +85,20 @@ def lr_at(step: int, base: float, train: TrainOptions) -> float:
     ICLR 2017, eq. 5) over the listed periods; after the last one the rate stays at eta_min, whereas torch's scheduler
     would restart at the full rate. The first `G_warmup_iter` steps are scaled by a linear warm-up.
     """
+    warm_up = min(1.0, step / train.G_warmup_iter) if train.G_warmup_iter else 1.0
     if train.G_scheduler_type == "MultiStepLR":
-        passed = sum(step >= m for m in train.G_scheduler_milestones)
-        lr = base * train.G_scheduler_gamma**passed
-    else:
-        lr = _cosine(step, base, _as_list(train.G_scheduler_periods), train)
-    return lr * min(1.0, step / train.G_warmup_iter) if train.G_warmup_iter else lr
+        return warm_up * (base * train.G_scheduler_gamma ** sum(step >= m for m in train.G_scheduler_milestones))
+    periods, weights = (
+        value if isinstance(value, list) else [value]
+        for value in (train.G_scheduler_periods, train.G_scheduler_restart_weights)
+    )
+    lr = train.G_scheduler_eta_min
+    for index, (stop, period) in enumerate(zip(accumulate(periods), periods, strict=True)):
+        if step < stop:
+            angle = math.pi * (step - stop + period) / period
+            lr += weights[min(index, len(weights) - 1)] * (base - lr) * (1 + math.cos(angle)) / 2
+            break
+    return warm_up * lr
 
 
 def lr_floor(train: TrainOptions, total_iter: int) -> int | None:
@@ -113,23 +116,3 @@ def lr_floor(train: TrainOptions, total_iter: int) -> int | None:
             break
         found = step
     return found
-
-
-def set_lr(optimizer: torch.optim.Optimizer, step: int, train: TrainOptions) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr_at(step, group["initial_lr"], train)
-
-
-def _cosine(step: int, base: float, periods: list[int], train: TrainOptions) -> float:
-    weights = _as_list(train.G_scheduler_restart_weights)
-    eta_min = train.G_scheduler_eta_min
-    for index, period in enumerate(periods):
-        if step < period:
-            weight = weights[min(index, len(weights) - 1)]
-            return eta_min + weight * (base - eta_min) * (1 + math.cos(math.pi * step / period)) / 2
-        step -= period
-    return eta_min
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]

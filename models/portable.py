@@ -17,32 +17,19 @@ from models.select_network import NETWORKS
 from models.weights import load_weights, read_weights
 from utils.contract import InputSpec, input_spec
 from utils.errors import CheckpointError
-from utils.files import sha256_of
 
 _BIG: dict[str, Any] = {
-    "upscale": 4,
-    "depths": [8] * 7 + [4] * 6,
-    "indep_reconsts": [11, 12],
-    "embed_dims": [120] * 7 + [180] * 6,
+    "upscale": 4, "depths": [8] * 7 + [4] * 6, "indep_reconsts": [11, 12], "embed_dims": [120] * 7 + [180] * 6,
     "num_heads": [6] * 13,
-}
+}  # fmt: skip
 _SMALL: dict[str, Any] = {
-    "upscale": 1,
-    "img_size": [6, 192, 192],
-    "window_size": [6, 8, 8],
-    "depths": [8] * 7 + [4] * 4,
-    "indep_reconsts": [9, 10],
-    "embed_dims": [96] * 7 + [120] * 4,
-    "num_heads": [6] * 11,
-}
+    "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4,
+    "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4, "num_heads": [6] * 11,
+}  # fmt: skip
 _DEBLUR: dict[str, Any] = {**_SMALL, "pa_frames": 2, "deformable_groups": 16}
 _VIMEO: dict[str, Any] = {
-    **_BIG,
-    "img_size": [8, 64, 64],
-    "window_size": [8, 8, 8],
-    "pa_frames": 4,
-    "deformable_groups": 16,
-}
+    **_BIG, "img_size": [8, 64, 64], "window_size": [8, 8, 8], "pa_frames": 4, "deformable_groups": 16,
+}  # fmt: skip
 
 # File stem -> arguments of the network. 002 follows its released file; KAIR's option file differs.
 RELEASED: dict[str, dict[str, Any]] = {
@@ -124,10 +111,6 @@ class SavedNetwork:
         load_weights(net, self.weights, str(self.path), strict=True)
         return net.eval().requires_grad_(False)
 
-    def sha256(self) -> str:
-        """SHA-256 of the file, to distinguish the results of different weights."""
-        return sha256_of(self.path)
-
     def options_digest(self) -> str:
         """12 hex digits of the options of the network and of the spike representation."""
         about = json.dumps([self.netG, self.scale, self.spike_channels, self.spike, self.spike_data], sort_keys=True)
@@ -163,11 +146,9 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
         return SavedNetwork(path, weights, **options, known_from="the weights file")
     name = identify(weights)
     if name is None:
-        raise CheckpointError(
-            f"the file does not say what network its {len(weights)} tensors belong to", str(path),
-            "weights saved by this project, or one of the published VRT networks 001 to 009",
-            "give the option file of the training: --opt FILE",
-        )  # fmt: skip
+        what = f"the file does not say what network its {len(weights)} tensors belong to"
+        expected = "weights saved by this project, or a published VRT network, 001 to 009"
+        raise CheckpointError(what, str(path), expected, "give the option file of the training: --opt FILE")
     # Networks with the same shapes differ in their training data only: the name of the file selects one.
     name = next((known for known in RELEASED if known[:4] == path.name[:4] and RELEASED[known] == RELEASED[name]), name)
     netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()

@@ -46,23 +46,16 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
         spec = input_spec(NETWORKS.build(netG, "netG", spike_channels=channels))
     _check_task(netG, train, test, val, spec)
     if spec.spike_channels and train and test and train.spike_channels != test.spike_channels:
-        raise OptionError(
-            f"datasets.test gives {test.spike_channels} spike channels, datasets.train {train.spike_channels}",
-            "datasets.test.spike", "the same number, because one network takes both",
-            "copy the representation of datasets.train.spike to datasets.test.spike",
-        )  # fmt: skip
+        what = f"datasets.test gives {test.spike_channels} spike channels, datasets.train {train.spike_channels}"
+        do = "copy the representation of datasets.train.spike to datasets.test.spike"
+        raise OptionError(what, "datasets.test.spike", "the same number, because one network takes both", do)
     _check_spikes(netG, {"train": getattr(train, "spike", None), "test": getattr(test, "spike", None)}, spec)
-    size = getattr(train, "gt_size", None)
-    if size is None:
-        return
-    crop, least = size // scale, max(spec.least_size)
-    if size % scale or crop % spec.multiple or crop < least:
-        near = max(least, round(crop / spec.multiple) * spec.multiple) * scale
-        raise OptionError(
-            f"datasets.train.gt_size is {size}", "datasets.train.gt_size",
-            f"input crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}, "
-            "because of the network's strides and windows", f"set it to {near}",
-        )  # fmt: skip
+    size, least = getattr(train, "gt_size", None), max(spec.least_size)
+    if size is not None and (size % scale or size // scale % spec.multiple or size // scale < least):
+        near = max(least, round(size // scale / spec.multiple) * spec.multiple) * scale
+        expected = f"crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}"
+        key = "datasets.train.gt_size"
+        raise OptionError(f"{key} is {size}", key, f"{expected}, for the strides and windows", f"set it to {near}")
 
 
 def _check_spikes(netG: Section, spikes: dict[str, Any], spec: InputSpec) -> None:
@@ -73,27 +66,22 @@ def _check_spikes(netG: Section, spikes: dict[str, Any], spec: InputSpec) -> Non
         known["netG.fusion", operator.type] = (operator.constructor.representation,)
     if flow_input != "rgb":
         known["netG.flow_input", flow_input] = RATES
-    for name, spike in spikes.items():
+    for name, spike in ((name, spike) for name, spike in spikes.items() if spike):
+        where, kind = f"datasets.{name}.spike", spike.representation.type
         for (key, value), wanted in known.items():
-            if spike and spike.representation.type not in wanted:
-                raise OptionError(
-                    f"{key} {value} cannot use {spike.representation.type} channels",
-                    f"datasets.{name}.spike.representation", " or ".join(wanted), f"set it, or choose another {key}",
-                )  # fmt: skip
-        if spike and flow_input != "rgb" and spike.gamma != 1:
-            key = f"datasets.{name}.spike.gamma"
-            raise OptionError(
-                f"netG.flow_input {flow_input} with {key} {spike.gamma:g}", key,
-                "1: the flow network needs rates of linear light", "set it to 1, or netG.flow_input to rgb",
-            )  # fmt: skip
+            if kind not in wanted:
+                what, do = f"{key} {value} cannot use {kind} channels", f"set it, or choose another {key}"
+                raise OptionError(what, f"{where}.representation", " or ".join(wanted), do)
+        if flow_input != "rgb" and spike.gamma != 1:
+            what = f"netG.flow_input {flow_input} with {where}.gamma {spike.gamma:g}"
+            raise OptionError(what, f"{where}.gamma", "1: rates of linear light", "set it to 1, or flow_input to rgb")
     if spec.spike_channels and all(spikes.values()):
         kinds = [{"representation": s.representation.type, "gamma": s.gamma} for s in spikes.values()]
         for key, learned in kinds[0].items():
             if kinds[1][key] != learned:  # as many channels of another kind would pass unseen
-                raise OptionError(
-                    f"datasets.test.spike has the {key} {kinds[1][key]}, datasets.train.spike {learned}",
-                    f"datasets.test.spike.{key}", f"{learned}, because one network takes both", "set it to that",
-                )  # fmt: skip
+                what = f"datasets.test.spike has the {key} {kinds[1][key]}, datasets.train.spike {learned}"
+                expected = f"{learned}, because one network takes both"
+                raise OptionError(what, f"datasets.test.spike.{key}", expected, "set it to that")
 
 
 def _check_task(
@@ -110,36 +98,27 @@ def _check_task(
         fits = scale == 2 or (scale is None and name == "test") if spec.interpolates else scale in (None, 1)
         if section is not None and not fits:
             does = "makes new frames between those of a clip" if spec.interpolates else "restores every frame of a clip"
-            raise OptionError(
-                f"datasets.{name} is {section.dataset_type}, and the network {does}", f"datasets.{name}.dataset_type",
-                f"a dataset with{'' if spec.interpolates else 'out'} temporal_scale 2",
-                f"choose another dataset, or set netG.pa_frames to {'2, 4 or 6' if spec.interpolates else '0'}",
-            )  # fmt: skip
-    frames = 2 * spec.least_frames - 1
-    if spec.interpolates and train and getattr(train, "num_frame", frames) != frames:
-        raise OptionError(
-            f"datasets.train.num_frame is {train.num_frame}", "datasets.train.num_frame",
-            f"{frames}: every second one is given, and netG.img_size[0] is {spec.least_frames}", f"set it to {frames}",
-        )  # fmt: skip
-    if spec.interpolates and train and getattr(netG, "out_chans", 3) != 3:
-        raise OptionError(
-            f"netG.out_chans is {netG.out_chans}", "netG.out_chans", "3: one new frame is trained", "set it to 3"
-        )
-    if spec.interpolates and (val.flip_seq or val.pad_seq or getattr(test, "pad_sequence", False)):
-        raise OptionError(
-            "val.flip_seq, val.pad_seq or pad_sequence with a network that interpolates", "val",
-            "false: each new frame is made from its neighbours alone", "set them to false",
-        )  # fmt: skip
+            what = f"datasets.{name} is {section.dataset_type}, and the network {does}"
+            expected = f"a dataset with{'' if spec.interpolates else 'out'} temporal_scale 2"
+            do = f"choose another, or netG.pa_frames {'2, 4 or 6' if spec.interpolates else '0'}"
+            raise OptionError(what, f"datasets.{name}.dataset_type", expected, do)
+    if spec.interpolates:
+        frames, given = 2 * spec.least_frames - 1, getattr(train, "num_frame", None)
+        key, expected = "datasets.train.num_frame", f"{frames}: netG.img_size[0] is {spec.least_frames}"
+        if given not in (None, frames):
+            raise OptionError(f"{key} is {given}", key, f"{expected}, every second one is given", f"set it to {frames}")
+        if train and getattr(netG, "out_chans", 3) != 3:
+            expected = "3: one new frame is trained"
+            raise OptionError(f"netG.out_chans is {netG.out_chans}", "netG.out_chans", expected, "set it to 3")
+        if val.flip_seq or val.pad_seq or getattr(test, "pad_sequence", False):
+            what = "val.flip_seq, val.pad_seq or pad_sequence with a network that interpolates"
+            raise OptionError(what, "val", "each new frame is made from its neighbours alone", "set them to false")
     if hasattr(train, "sigma_max") and not spec.noise_map:
-        raise OptionError(
-            f"{train.dataset_type} gives a noise map, which the network does not take", "netG.nonblind_denoising",
-            "true", "set it to true, or choose another dataset",
-        )  # fmt: skip
+        what = f"{train.dataset_type} gives a noise map, which the network does not take"
+        raise OptionError(what, "netG.nonblind_denoising", "true", "set it to true, or choose another dataset")
     if spec.noise_map and getattr(test, "sigma", 0) is None:
-        raise OptionError(
-            "netG.nonblind_denoising is true, and the test clips have no noise", "datasets.test.sigma", "0 to 255",
-            "set it, e.g. to 30",
-        )  # fmt: skip
+        what = "netG.nonblind_denoising is true, and the test clips have no noise"
+        raise OptionError(what, "datasets.test.sigma", "0 to 255", "set it, e.g. to 30")
 
 
 import_parts("models", "network_*")

@@ -70,10 +70,9 @@ def read_weights(path: str | Path, prefer: str = "params", key: str = "the path"
             break
     if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         keys = f" with the keys {sorted(map(str, content))[:5]}" if isinstance(content, dict) else ""
-        raise CheckpointError(
-            f"a {type(content).__name__}{keys} instead of a state dict", str(path),
-            f"tensors by name, directly or under {', '.join(CONTAINERS)}", "choose another file",
-        )  # fmt: skip
+        what = f"a {type(content).__name__}{keys} instead of a state dict"
+        expected = f"tensors by name, directly or under {', '.join(CONTAINERS)}"
+        raise CheckpointError(what, str(path), expected, "choose another file")
     return {key.removeprefix("module."): value for key, value in content.items()}
 
 
@@ -96,7 +95,11 @@ def load_weights(net: nn.Module, weights: dict[str, Tensor], where: str, strict:
             report.widened.append(f"{key} {tuple(given.shape)} -> {tuple(wanted.shape)}")
         else:
             report.mismatched.append(f"{key} {tuple(given.shape)}, network {tuple(wanted.shape)}")
-    _check(report, where, strict)
+    faults = report.missing + report.mismatched + report.unexpected + report.widened
+    if (strict and faults) or report.share < MIN_MATCHED:
+        expected = "every tensor (strict)" if strict else f"at least {MIN_MATCHED:.0%} of the network's tensors"
+        do = "choose weights of the same depths, dims and window, or adapt netG to them"
+        raise CheckpointError(f"the weights do not fit the network: {report}", where, expected, do)
     net.load_state_dict(fitting, strict=False)
     return report
 
@@ -135,13 +138,3 @@ def load_pretrained(net: nn.Module, path: str | None, strict: bool, which: str =
     report = load_weights(net, weights, str(path), strict)
     logger.info("Pretrained %s %s: %s", which, path, report)
     return report
-
-
-def _check(report: LoadReport, where: str, strict: bool) -> None:
-    faults = report.missing + report.mismatched + report.unexpected + report.widened
-    if (strict and faults) or report.share < MIN_MATCHED:
-        raise CheckpointError(
-            f"the weights do not fit the network: {report}", where,
-            "every tensor (strict)" if strict else f"at least {MIN_MATCHED:.0%} of the network's tensors",
-            "choose weights of the same depths, dims and window, or adapt netG to them",
-        )  # fmt: skip

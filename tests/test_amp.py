@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from models.model_base import amp_dtype, choose_dtype
+from models.model_vrt import amp_dtype, choose_dtype
 from utils.options.models import AmpOptions
 
 

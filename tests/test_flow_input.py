@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lab.flow_scenes import make_pair
-from models.select_model import define_Model
+from models.model_vrt import define_Model
 from models.select_network import define_G
 from tests.test_vrt_modules import SMALL
 from utils.errors import DataError, OptionError

@@ -162,7 +162,7 @@ def test_exposure_under_autocast_keeps_its_sums_in_the_precision_of_the_frames()
     [
         *(({"type": "exposure", "estimates": n}, c, "representation relative") for n, c in ((None, 1), (2, 2), (0, 2))),
         *((name, 0, "no spike channels") for name in ("concat", "gated", "exposure")),
-        ({"type": "exposure", "colour_radius": 0}, S, r"colour_radius is 0\n(.*\n)*.*an integer >= 1"),
+        ({"type": "exposure", "colour_radius": 0}, S, r"colour_radius is 0\n(.*\n)*.*int >= 1"),
         ("gatd", S, "'gatd'"),
         ({"type": "gated", "feature": 3}, S, r"unknown option netG\.fusion\.feature"),
     ],

@@ -9,8 +9,7 @@ import torch
 
 from data.spike.formats import SpikeGeometry, read_spikes
 from lab import benchmark, gpu, quality
-from lab.quality import main
-from lab.quality_report import Outcome, difference, report, spread
+from lab.quality import Outcome, difference, main, report, spread
 from lab.tools import NAMED, ROOT
 from main_train_vrt import read_options
 from tests.dist.launching import run_ranks

@@ -54,6 +54,7 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
         "do not take a noise level": (2, [*rgb, "--input", clip, "--sigma", 20]),
         "--tile is 12": (2, [*rgb, "--input", clip, "--tile", 12]),
         "tiles of 2 that overlap by 2": (2, [*rgb, "--input", clip, "--tile", "2,32"]),
+        "val.batch_tiles is 0": (2, [*rgb, "--input", clip, "--batch-tiles", 0]),
         "cannot set val.flip_seq": (2, [*spike, "--input", clip, "--spike", spikes, "val.flip_seq=true"]),
         "spike.gamma is 2.2, the network was trained with 1": (
             2, [*spike, "--input", clip, "--spike", spikes, "spike.gamma=2.2"]

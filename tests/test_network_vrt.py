@@ -48,7 +48,7 @@ def watch(net: VRT) -> dict[str, Any]:
 def activation(seen: dict[str, Any], name: str, batch: int) -> Tensor:
     if name.startswith("flow_"):
         kind, distance, level = name.removeprefix("flow_").split("/")
-        return getattr(seen["flows"], kind)[int(distance[-1]) - 1][int(level[-1])].detach()
+        return seen["flows"][int(level[-1])][kind == "forward"][int(distance[-1]) - 1].detach()
     x = seen[name.removesuffix("_stride2").removesuffix("_crop8_24")]
     if x.dim() == 4:  # frames (B * N, C, H, W)
         x = x.unflatten(0, (batch, -1)).transpose(1, 2)

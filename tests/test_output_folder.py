@@ -190,7 +190,7 @@ def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path
     outputs, seen, indices = Outputs(tmp_path / "out", ("comparison", "video")), [], range(len(reader.stems))
     restored = np.zeros((*reader.frame(0)["lq"].shape[1:], 3), np.uint8)
     for stem in reader.stems:
-        imwrite_rgb(outputs.frame_file("clip1", stem), restored)
+        imwrite_rgb(outputs.file("frame", "clip1", stem), restored)
 
     def score(*_):
         seen.append(RUN.place)

@@ -19,13 +19,13 @@ def entry(name, values, bonus=3.0):
 
 def test_a_finished_clip_comes_back_with_infinite_values_and_a_damaged_one_is_named(tmp_path):
     outputs = Outputs(tmp_path)
-    write_whole(outputs.clip_file("a"), json_bytes(entry("a", [30.0, math.inf])))
-    stored = json.loads(outputs.clip_file("a").read_text(), parse_constant=pytest.fail)
+    write_whole(outputs.file("clip", "a"), json_bytes(entry("a", [30.0, math.inf])))
+    stored = json.loads(outputs.file("clip", "a").read_text(), parse_constant=pytest.fail)
     assert stored["per_frame"]["input"]["psnr"] == [30.0, "inf"]
     assert outputs.load_clip("a")["per_frame"]["input"]["psnr"] == [30.0, math.inf]
     assert outputs.load_clip("b") is None
 
-    outputs.clip_file("b").write_text("{")
+    outputs.file("clip", "b").write_text("{")
     with pytest.raises(DataError, match=r"b\.json"):
         outputs.load_clip("b")
 

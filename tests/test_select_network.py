@@ -10,7 +10,7 @@ import torch
 from data.clip_dataset import Crops, FileReading, TrainClips
 from data.select_dataset import DATASETS
 from main_train_vrt import PARTS
-from models.select_model import define_Model
+from models.model_vrt import define_Model
 from models.select_network import NETWORKS, check_options, define_G
 from tests.test_vrt_modules import SMALL
 from utils.errors import OptionError

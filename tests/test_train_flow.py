@@ -79,6 +79,6 @@ def test_the_shipped_weights_find_a_known_translation_with_each_input(motion):
     for kind in KINDS:
         with torch.no_grad():
             flows = net.estimate_flows(pair.pictures[kind][None])
-        for found, sign in ((flows.backward[0][0], 1), (flows.forward[0][0], -1)):
+        for found, sign in zip((way[0] for way in flows[0]), (1, -1), strict=True):
             off = (found - sign * true).norm(dim=2).mean()
             assert off < 0.25 * true.norm(), kind

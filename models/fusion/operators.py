@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.errors import DataError, OptionError
+from utils.options.models import Positive
 from utils.options.section import Registry, import_parts
 
 FUSIONS = Registry("fusion operator")
@@ -38,17 +39,12 @@ class Fusion(nn.Module):
         Raises OptionError if in_chans or the data's spike channels do not fit the operator.
         """
         if spike_channels < 1:
-            raise OptionError(
-                "the fusion operator needs spikes, but the data has no spike channels", "netG.fusion",
-                'a dataset with spikes, or fusion "none"', "choose an RGB+spike dataset, or set netG.fusion to none",
-            )  # fmt: skip
+            what = "the fusion operator needs spikes, but the data has no spike channels"
+            raise OptionError(what, "netG.fusion", 'a dataset with spikes, or fusion "none"', "change one of them")
         trunk = cls.trunk_channels(spike_channels)
         if in_chans not in (None, trunk):
-            raise OptionError(
-                f"netG.in_chans is {in_chans}", "netG.in_chans",
-                f"{trunk}, which the fusion operator gives for 3 RGB and {spike_channels} spike channels",
-                f"remove netG.in_chans or set it to {trunk}, or change netG.fusion or the dataset's spike section",
-            )  # fmt: skip
+            expected = f"{trunk}, which the fusion operator gives for 3 RGB and {spike_channels} spike channels"
+            raise OptionError(f"netG.in_chans is {in_chans}", "netG.in_chans", expected, "remove it, or correct it")
         return 3, trunk
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
@@ -72,15 +68,21 @@ class ImageFusion(Fusion):
     """Base class of operators whose `on_input` returns a better frame.
 
     base: the frame to which the network adds its output.
-    sizes: of the operator's conv net, each at least 1.
+    inputs: channels that a small residual conv net takes, which has `layers` convolutions of `features` channels.
     """
 
-    def __init__(self, base: Base, **sizes: int) -> None:
+    def __init__(self, base: Base, inputs: int, features: int, layers: int) -> None:
         super().__init__()
-        for key, value in sizes.items():
-            if value < 1:
-                raise OptionError(f"{key} is {value}", f"netG.fusion.{key}", "an integer >= 1", f"correct {key}")
         self.base = base
+        self.head = nn.Conv2d(inputs, features, 3, 1, 1)
+        self.body = nn.ModuleList(nn.Conv2d(features, features, 3, 1, 1) for _ in range(layers))
+
+    def features_of(self, x: Tensor) -> Tensor:
+        """The conv net: (n, inputs, H, W) -> (n, features, H, W)."""
+        x = F.leaky_relu(self.head(x), 0.1)
+        for conv in self.body:
+            x = x + F.leaky_relu(conv(x), 0.1)
+        return x
 
     def on_base(self, rgb: Tensor, fused: Tensor, spike: Tensor | None) -> Tensor:
         return fused if self.base == "fused" else rgb
@@ -125,16 +127,14 @@ class GatedFusion(ImageFusion):
 
     def __init__(
         self,
-        features: int = 32,
-        layers: int = 4,
+        features: Positive = 32,
+        layers: Positive = 4,
         gate_bias: float = -4.0,
         base: Base = "blurry",
         spike_channels: int = 0,
     ) -> None:
-        super().__init__(base, features=features, layers=layers)
+        super().__init__(base, 3 + spike_channels, features, layers)
         self.spike_channels = spike_channels
-        self.head = nn.Conv2d(3 + spike_channels, features, 3, 1, 1)
-        self.body = nn.ModuleList(nn.Conv2d(features, features, 3, 1, 1) for _ in range(layers))
         self.value = nn.Conv2d(features, 3, 3, 1, 1)
         self.gate = nn.Conv2d(features, 3, 3, 1, 1)
         nn.init.zeros_(self.gate.weight)
@@ -142,9 +142,7 @@ class GatedFusion(ImageFusion):
 
     def on_input(self, image: Tensor, spike: Tensor | None) -> Tensor:
         spike = checked_spike(image, spike, self.spike_channels)
-        x = F.leaky_relu(self.head(torch.cat((image, spike), dim=2).flatten(0, 1)), 0.1)
-        for conv in self.body:
-            x = x + F.leaky_relu(conv(x), 0.1)
+        x = self.features_of(torch.cat((image, spike), dim=2).flatten(0, 1))
         return image + (torch.sigmoid(self.gate(x)) * self.value(x)).view_as(image)
 
 
@@ -154,11 +152,8 @@ def checked_spike(rgb: Tensor, spike: Tensor | None, channels: int) -> Tensor:
     expected = (b, t, channels, h, w)
     if spike is None or tuple(spike.shape) != expected:
         got = "no spike tensor" if spike is None else f"a spike tensor of shape {tuple(spike.shape)}"
-        raise DataError(
-            f"the network was given {got}", "forward(lq, spike)",
-            f"shape (B, T, S, H, W) = {expected}, as the network was built for S = {channels}",
-            "pass batch['spike'] to the network, in the representation of its training",
-        )  # fmt: skip
+        expected = f"shape (B, T, S, H, W) = {expected}, as the network was built for S = {channels}"
+        raise DataError(f"the network was given {got}", "forward(lq, spike)", expected, "pass batch['spike'] to it")
     return spike
 
 
@@ -189,26 +184,21 @@ class ExposureFusion(ImageFusion):
 
     def __init__(
         self,
-        features: int = 32,
-        layers: int = 4,
+        features: Positive = 32,
+        layers: Positive = 4,
         estimates: int | None = None,
-        colour_radius: int = 4,
+        colour_radius: Positive = 4,
         base: Base = "fused",
         spike_channels: int = 0,
     ) -> None:
-        super().__init__(base, features=features, layers=layers, colour_radius=colour_radius)
         count = spike_channels - 1 if estimates is None else estimates
         if not 1 <= count < spike_channels:
-            raise OptionError(
-                f"{count} estimates from {spike_channels} spike channels", "netG.fusion.estimates",
-                "at least one ratio for each and a confidence, as the representation relative gives",
-                "set spike.representation to relative, or correct netG.fusion.estimates",
-            )  # fmt: skip
+            what, key = f"{count} estimates from {spike_channels} spike channels", "netG.fusion.estimates"
+            expected = "a ratio for each and a confidence, as the representation relative gives"
+            raise OptionError(what, key, expected, f"set spike.representation to relative, or correct {key}")
+        super().__init__(base, 3 * (1 + count) + spike_channels, features, layers)
         self.spike_channels, self.estimates, self.colour_radius = spike_channels, count, colour_radius
-        pictures = 1 + count
-        self.head = nn.Conv2d(3 * pictures + spike_channels, features, 3, 1, 1)
-        self.body = nn.ModuleList(nn.Conv2d(features, features, 3, 1, 1) for _ in range(layers))
-        self.weight = nn.Conv2d(features, pictures, 3, 1, 1)
+        self.weight = nn.Conv2d(features, 1 + count, 3, 1, 1)
         self.value = nn.Conv2d(features, 3, 3, 1, 1)
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
@@ -219,27 +209,20 @@ class ExposureFusion(ImageFusion):
         ratios = spike[:, :, : self.estimates].unsqueeze(3)
         frame = image.unsqueeze(2)
         pictures = torch.cat((frame, (frame + changes * (ratios - 1)).clamp(0, 1)), dim=2).flatten(0, 1)
-        x = F.leaky_relu(self.head(torch.cat((pictures.flatten(1, 2), spike.flatten(0, 1)), dim=1)), 0.1)
-        for conv in self.body:
-            x = x + F.leaky_relu(conv(x), 0.1)
+        x = self.features_of(torch.cat((pictures.flatten(1, 2), spike.flatten(0, 1)), dim=1))
         weights = torch.softmax(self.weight(x), dim=1).unsqueeze(2)
         return ((weights * pictures).sum(dim=1) + self.value(x)).view_as(image)
 
     def colour_changes(self, image: Tensor) -> Tensor:
         """How much each colour changes where luma doubles: luma x slope of the line of colour. (N, 3, H, W) both."""
         luma = sum(weight * channel for weight, channel in zip(LUMA, image.split(1, dim=1), strict=True))
-        means = box_mean(torch.cat((image, image * luma, luma, luma * luma), dim=1), self.colour_radius)
+        means, radius = torch.cat((image, image * luma, luma, luma * luma), dim=1), self.colour_radius
+        for kernel, pad in (((2 * radius + 1, 1), (radius, 0)), ((1, 2 * radius + 1), (0, radius))):
+            means = F.avg_pool2d(means, kernel, 1, pad, count_include_pad=False)  # without what lies outside of it
         colour, product, grey, square = means.split((3, 3, 1, 1), dim=1)
         proportional = colour / grey.clamp(min=DARK)
         slope = (product - colour * grey + FLAT * proportional) / (square - grey * grey + FLAT)
         return luma * slope
-
-
-def box_mean(x: Tensor, radius: int) -> Tensor:
-    """Mean of x (N, C, H, W) in windows of 2 radius + 1 pixels, without what lies outside of it."""
-    for kernel, pad in (((2 * radius + 1, 1), (radius, 0)), ((1, 2 * radius + 1), (0, radius))):
-        x = F.avg_pool2d(x, kernel, 1, pad, count_include_pad=False)
-    return x
 
 
 import_parts("models.fusion", "fusion_*")

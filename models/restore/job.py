@@ -59,17 +59,6 @@ class Job:
     def stems_of(self, clip: ClipReader) -> list[str]:
         return [clip.stems[k] for k in self.frames_of(clip)]
 
-    def settings(self) -> dict[str, Any]:
-        """Everything that the results depend on except the input files, as plain JSON."""
-        args = self.args
-        lpips = [(name, os.stat(name)) for name in args.lpips if os.path.exists(name)]
-        settings = {
-            **self.method.settings(),
-            "lpips": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in lpips],
-            "save": self.outputs.save, "fps": args.fps, **self.section,
-        }  # fmt: skip
-        return json.loads(json.dumps(settings))
-
 
 @dataclass(frozen=True)
 class Work:
@@ -94,7 +83,13 @@ def restore_clips(job: Job) -> None:
                 inputs[clip.name] = clip.digest()
                 watchdog.go_on()
             stems = {clip.name: job.stems_of(clip) for clip in job.clips}
-            claim_folder(job.outputs, job.settings(), inputs, stems, job.args.overwrite)
+            lpips = [(name, os.stat(name)) for name in job.args.lpips if os.path.exists(name)]
+            settings = {
+                **job.method.settings(),
+                "lpips": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in lpips],
+                "save": job.outputs.save, "fps": job.args.fps, **job.section,
+            }  # fmt: skip
+            claim_folder(job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.args.overwrite)
             watchdog.phase("start")
         restorer = job.method.restorer(device)
         more_scores = Lpips.load(job.args.lpips).to(device).score if job.args.lpips else None
@@ -105,7 +100,7 @@ def restore_clips(job: Job) -> None:
     # Only now are all parts of the clips that several ranks have restored complete.
     with utils_dist.all_ranks_or_none():
         for index in sorted({work.clip for work in plan if not work.is_whole})[share]:
-            finish(job, restorer, job.clips[index], more_scores)
+            finish(job, restorer, job.clips[index], more_scores, None)
 
 
 def plan_work(job: Job) -> list[Work]:
@@ -115,7 +110,7 @@ def plan_work(job: Job) -> list[Work]:
     """
     todo = []
     for index, clip in enumerate(job.clips):
-        files = [job.outputs.clip_file(clip.name), *job.outputs.results(clip.name, job.stems_of(clip))]
+        files = [job.outputs.file("clip", clip.name), *job.outputs.results(clip.name, job.stems_of(clip))]
         todo += [] if all(path.exists() for path in files) else [index]
     done = len(job.clips) - len(todo)
     if done:
@@ -124,7 +119,7 @@ def plan_work(job: Job) -> list[Work]:
     plan = []
     for index in todo:
         clip = job.clips[index]
-        missing = [k for k in job.frames_of(clip) if not job.outputs.frame_file(clip.name, clip.stems[k]).exists()]
+        missing = [k for k in job.frames_of(clip) if not job.outputs.file("frame", clip.name, clip.stems[k]).exists()]
         left = range(missing[0], missing[-1] + 1) if missing else range(0)
         size = -(-len(left) // pieces) or 1
         cuts = [left[i : i + size] for i in range(0, len(left), size)] or [left]
@@ -155,17 +150,11 @@ def restore_share(job: Job, restorer: FrameRestorer, mine: Sequence[Work], more_
             )  # fmt: skip
 
 
-def finish(
-    job: Job,
-    restorer: FrameRestorer,
-    clip: ClipReader,
-    more_scores: MoreScores | None,
-    pace_s: float | None = None,
-) -> None:
+def finish(job: Job, restorer: FrameRestorer, clip: ClipReader, more: MoreScores | None, pace_s: float | None) -> None:
     """See `finish_clip`. pace_s: seconds per frame; None where this rank has not restored the whole clip."""
     watchdog.phase(f"score: {clip.name}")
     notes = {"s_per_frame": pace_s, "tile": restorer.describe()}
-    finish_clip(clip, job.frames_of(clip), job.outputs, more_scores, notes, job.method.is_grey)
+    finish_clip(clip, job.frames_of(clip), job.outputs, more, notes, job.method.is_grey)
 
 
 def write_report(job: Job) -> None:
@@ -173,34 +162,13 @@ def write_report(job: Job) -> None:
     watchdog.phase("report")
     folder, clips = job.outputs.folder, {clip.name: clip for clip in job.clips}
     entries = [entry for name in clips if (entry := job.outputs.load_clip(name)) is not None]
-    results = {"protocol": protocol(job, entries), **collect(entries, job.expected)}
-    write_whole(folder / "metrics.json", json_bytes(results))
-    table = score_text(results)
-    lines = "\n".join(f"{key}: {value}" for key, value in results["protocol"].items())
-    write_whole(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
-    examples = {}
-    for entry in entries[:MAX_CLIPS]:
-        name, clip = entry["name"], clips[entry["name"]]
-        item = clip.frame(list(clip.stems).index(entry["example"]))
-        restored = imread_rgb(job.outputs.example_file(name))
-        examples[name] = {"blurry": tensor_to_uint8(item["lq"][:3]), "restored": restored}
-        examples[name] |= {"sharp": tensor_to_uint8(item["gt"])} if "gt" in item else {}
-    write_whole(folder / "report.html", build_report(job.title, results, examples).encode())
-    shown = [f"{key}: {results['protocol'][key]}" for key in SHOWN if key in results["protocol"]]
-    logger.info("%s\n%s\n%s", job.title, table, "\n".join(shown))
-    logger.info("results are in %s (open report.html)", folder)
-
-
-def protocol(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How the numbers were measured. entries: JSON of the clips."""
     paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
-    places = {}
+    about = job.method.protocol()
     for kind in ("input", "gt", "spike"):
         if paths := [clip.origin[kind] for clip in job.clips if kind in clip.origin]:
-            places[kind] = f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else paths[0]
-    about = job.method.protocol()
-    return {
-        **about, **places,
+            about[kind] = f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else paths[0]
+    about = {
+        **about,
         "frames": about.get("frames", job.frames_note),
         "crop": "none", "border": "nothing excluded",
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
@@ -208,6 +176,22 @@ def protocol(job: Job, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "device": device_name(utils_dist.get_device()),
         **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
     }  # fmt: skip
+    results = {"protocol": about, **collect(entries, job.expected)}
+    write_whole(folder / "metrics.json", json_bytes(results))
+    table = score_text(results)
+    lines = "\n".join(f"{key}: {value}" for key, value in about.items())
+    write_whole(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
+    examples = {}
+    for entry in entries[:MAX_CLIPS]:
+        name, clip = entry["name"], clips[entry["name"]]
+        item = clip.frame(list(clip.stems).index(entry["example"]))
+        restored = imread_rgb(job.outputs.file("example", name))
+        examples[name] = {"blurry": tensor_to_uint8(item["lq"][:3]), "restored": restored}
+        examples[name] |= {"sharp": tensor_to_uint8(item["gt"])} if "gt" in item else {}
+    write_whole(folder / "report.html", build_report(job.title, results, examples).encode())
+    shown = [f"{key}: {about[key]}" for key in SHOWN if key in about]
+    logger.info("%s\n%s\n%s", job.title, table, "\n".join(shown))
+    logger.info("results are in %s (open report.html)", folder)
 
 
 def build_report(title: str, results: Mapping[str, Any], clips: Mapping[str, Mapping[str, np.ndarray]]) -> str:
@@ -244,11 +228,9 @@ def psnr_plot(lines: Mapping[str, Sequence[float]], width: int = 760, height: in
     low, high = math.floor(min(finite)), math.ceil(max(finite)) or 1
     high = high if high > low else low + 1
     count = max(len(values) for values in lines.values())
-
-    def point(index: int, value: float) -> str:
-        x = 44 + (width - 54) * (index / max(count - 1, 1))
-        y = 10 + (height - 34) * (1 - (min(value, high) - low) / (high - low))
-        return f"{x:.1f},{y:.1f}"
-
-    points = {kind: " ".join(point(i, v) for i, v in enumerate(values)) for kind, values in lines.items()}
+    points = {}
+    for kind, values in lines.items():
+        x = 44 + (width - 54) * np.arange(len(values)) / max(count - 1, 1)
+        y = 10 + (height - 34) * (1 - (np.minimum(values, high) - low) / (high - low))
+        points[kind] = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     return {"width": width, "height": height, "low": low, "high": high, "count": count, "lines": points}

@@ -42,11 +42,9 @@ class Lpips(nn.Module):
         }
         missing = [name for name in wanted.values() if name not in given]
         if missing:
-            raise CheckpointError(
-                f"LPIPS weights lack {', '.join(missing[:3])}" + (", ..." if len(missing) > 3 else ""),
-                ", ".join(map(str, files)), "alexnet-owt-7be5be79.pth of torchvision and alex.pth of LPIPS 0.1",
-                "give both files after --lpips",
-            )  # fmt: skip
+            what = f"LPIPS weights lack {', '.join(missing[:3])}" + (", ..." if len(missing) > 3 else "")
+            expected = "alexnet-owt-7be5be79.pth of torchvision and alex.pth of LPIPS 0.1"
+            raise CheckpointError(what, ", ".join(map(str, files)), expected, "give both files after --lpips")
         net.load_state_dict({key: given[name] for key, name in wanted.items()})
         return net
 

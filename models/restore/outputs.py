@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,23 @@ from utils.metrics import LUMA_METRICS, METRICS, Scores, add_scores, json_bytes,
 from utils.video import VideoWriter
 
 STRIPS_PER_CLIP = 3
-VIDEOS = {"video": "", "comparison": "_comparison", "slowmotion": "_slowmotion"}  # kind -> end of the file's name
+VIDEOS = ("video", "comparison", "slowmotion")
+# Kind of file -> its place. "clip" holds {"name", "frames", "stems", "example", "per_frame", ...} of a finished clip;
+# "example" is the restored frame that the report shows, "strip" a frame beside its input, spikes and sharp frame.
+PLACES = {
+    "frame": "{clip}/{stem}.png", "instant": "instants/{clip}/{stem}_{k}.png", "strip": "strips/{clip}/{stem}.png",
+    "clip": "clips/{clip}.json", "example": "clips/{clip}.png", "video": "{clip}.mp4",
+    "comparison": "{clip}_comparison.mp4", "slowmotion": "{clip}_slowmotion.mp4",
+}  # fmt: skip
 OF_ALL_CLIPS = (RESULTS, "metrics.json", "table.txt", "report.html")
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The output folder, and which of "frames", "video", "comparison", "slowmotion" to save.
+    """The output folder, and which of "frames", "video", "comparison", "slowmotion" to save; strips are always saved.
 
-    frames: folder/<clip>/<stem>.png; video: folder/<clip>.mp4; comparison: folder/<clip>_comparison.mp4; slowmotion:
-    folder/<clip>_slowmotion.mp4, all instants of all frames; always folder/strips/<clip>/<stem>.png and folder/clips/.
-    fps: of the videos where the input has no frame rate. instants: restored for each frame; of several, "frames" saves
-    the middle one, and all of them as folder/instants/<clip>/<stem>_<number>.png.
-    The folder is new, or one of an earlier test: see `claim_folder`.
+    fps: of the videos where the input has no frame rate. instants: restored for each frame; of several, "frame" is the
+    middle one. The folder is new, or one of an earlier test: see `claim_folder`.
     """
 
     folder: Path
@@ -41,62 +44,41 @@ class Outputs:
     fps: float = 25.0
     instants: int = 1
 
+    def file(self, kind: str, clip: str, stem: str = "", k: int = 0) -> Path:
+        """kind: of PLACES. Without "frames" in `save`, frames are removed once their clip is finished."""
+        passes = kind in ("frame", "instant") and "frames" not in self.save
+        return self.folder / (".work" if passes else "") / PLACES[kind].format(clip=clip, stem=stem, k=k)
+
+    def frame_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
+        """The restored frames with these names, each after its instants where there are several."""
+        several = range(self.instants if self.instants > 1 else 0)
+        return [
+            path for stem in stems
+            for path in (*(self.file("instant", clip, stem, k) for k in several), self.file("frame", clip, stem))
+        ]  # fmt: skip
+
     def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """The files to save of a clip with these frames."""
         frames = self.frame_files(clip, stems) if "frames" in self.save else []
-        return frames + [self.video_file(clip, kind) for kind in VIDEOS if kind in self.save]
+        return frames + [self.file(kind, clip) for kind in VIDEOS if kind in self.save]
 
     def planned(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Every file written for a clip with these frames, each once."""
         files = [*self.results(clip, stems), *self.frame_files(clip, stems)]
-        files += [self.strip_file(clip, stems[i]) for i in _spaced(len(stems))]
-        return list(dict.fromkeys([*files, self.clip_file(clip), self.example_file(clip)]))
-
-    def frame_file(self, clip: str, stem: str) -> Path:
-        """A restored frame. Without "frames" in `save` it is removed once its clip is finished."""
-        return self._frames_folder / clip / f"{stem}.png"
-
-    def instant_files(self, clip: str, stem: str) -> list[Path]:
-        """The restored instants of a frame; [] where there is but one, the frame. They are removed with the frame."""
-        if self.instants == 1:
-            return []
-        return [self._frames_folder / "instants" / clip / f"{stem}_{k}.png" for k in range(self.instants)]
-
-    def frame_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
-        """The restored frames with these names, and their instants."""
-        return [path for s in stems for path in (*self.instant_files(clip, s), self.frame_file(clip, s))]
-
-    @property
-    def _frames_folder(self) -> Path:
-        return self.folder if "frames" in self.save else self.folder / ".work"
-
-    def video_file(self, clip: str, kind: str) -> Path:
-        """kind: of `VIDEOS`."""
-        return self.folder / f"{clip}{VIDEOS[kind]}.mp4"
-
-    def clip_file(self, clip: str) -> Path:
-        """{"name", "frames", "stems", "example", "per_frame", ...} of a finished clip."""
-        return self.folder / "clips" / f"{clip}.json"
+        files += [self.file("strip", clip, stems[i]) for i in _spaced(len(stems))]
+        return list(dict.fromkeys([*files, self.file("clip", clip), self.file("example", clip)]))
 
     def load_clip(self, clip: str) -> dict[str, Any] | None:
-        """The content of `clip_file`; None where the clip is not finished."""
-        path = self.clip_file(clip)
+        """What the file of a finished clip holds; None where it is not finished."""
+        path = self.file("clip", clip)
         return read_json(path) if path.exists() else None
-
-    def example_file(self, clip: str) -> Path:
-        """The restored frame of the clip that the report shows."""
-        return self.folder / "clips" / f"{clip}.png"
-
-    def strip_file(self, clip: str, stem: str) -> Path:
-        """A frame beside its input, spikes and sharp frame."""
-        return self.folder / "strips" / clip / f"{stem}.png"
 
     def write_frame(self, clip: str, stem: str, frame: Tensor) -> None:
         """Write a restored frame (3 K, H, W) with its K instants; the file of the frame comes last."""
         images = tensor_to_uint8(frame.unflatten(0, (self.instants, -1)))
-        for path, image in zip(self.instant_files(clip, stem), images, strict=False):
+        files = self.frame_files(clip, [stem])
+        for path, image in zip(files, [*images, images[self.instants // 2]][-len(files) :], strict=True):
             imwrite_rgb(path, image)
-        imwrite_rgb(self.frame_file(clip, stem), images[self.instants // 2])
 
 
 def claim_folder(
@@ -113,54 +95,38 @@ def claim_folder(
     Raises OptionError for results of other settings or inputs and for the folder of a training run, DataError for a
     folder with other files, for links under the names of results, and for two results of the same name.
     """
-    refuse_run_folder(outputs.folder)
-    known = _known_results(outputs.folder)
-    common = [outputs.folder / name for name in OF_ALL_CLIPS]
-    planned = {"all clips": common} | {f"clip {name}": outputs.planned(name, of) for name, of in stems.items()}
-    _refuse_same_names(planned, outputs.folder)
-    refuse_links(outputs.folder, [path for files in planned.values() for path in files])
-    new = [
-        path for name, of in stems.items() if name not in known.get("inputs", ()) for path in outputs.planned(name, of)
-    ]
-    if taken := [str(path.relative_to(outputs.folder)) for path in new if path.exists()]:
-        raise _foreign(outputs.folder, taken)
+    folder, mark = outputs.folder, outputs.folder / RESULTS
+    refuse_run_folder(folder)
+    known = read_json(mark) if mark.is_file() and not mark.is_symlink() else {}
+    known = known if isinstance(known, dict) and {"settings", "inputs"} <= known.keys() else {}
+    foreign = sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not known else []
+    planned = {name: outputs.planned(name, of) for name, of in stems.items()}
+    if not foreign:
+        owned = {"all clips": [folder / name for name in OF_ALL_CLIPS]}
+        owned |= {f"clip {name}": files for name, files in planned.items()}
+        _refuse_same_names(owned, folder)
+        refuse_links(folder, [path for files in owned.values() for path in files])
+        new = [path for name in planned if name not in known.get("inputs", ()) for path in planned[name]]
+        foreign = [str(path.relative_to(folder)) for path in new if path.exists()]
+    if foreign:
+        raise DataError(
+            f"the output folder holds files that no test of this program made: {', '.join(foreign[:5])}", str(folder),
+            f"a new or empty folder, or one of a test, with its {RESULTS}", "choose another, or move these files away",
+        )  # fmt: skip
     if overwrite and known:
         _remove_results(outputs, known["inputs"], stems)
     elif known:
         changed = _differences(known["settings"], settings)
         old = [name for name, digest in known["inputs"].items() if inputs.get(name, digest) != digest]
-        changed += [f"the files of clip {name} have changed" for name in old]
-        if changed:
-            raise OptionError(
-                f"the folder holds results of another test: {'; '.join(changed[:3])}", str(outputs.folder),
-                "the same settings and input files, to continue that test",
-                "choose another --output, or add --overwrite",
-            )  # fmt: skip
+        if changed := changed + [f"the files of clip {name} have changed" for name in old]:
+            what = f"the folder holds results of another test: {'; '.join(changed[:3])}"
+            do = "choose another --output, or add --overwrite"
+            raise OptionError(what, str(folder), "the same settings and input files, to continue that test", do)
         earlier = sorted(known["inputs"].keys() - stems)
         there = {f"clip {name}, which is there already": outputs.planned(name, ()) for name in earlier}
-        _refuse_same_names(planned | there, outputs.folder)
+        _refuse_same_names(owned | there, folder)
         inputs = known["inputs"] | inputs
-    write_whole(common[0], json_bytes({"settings": settings, "inputs": inputs}))
-
-
-def _known_results(folder: Path) -> dict[str, Any]:
-    """The contents of run.json; {} for a new or empty folder. Raises DataError for a folder that is not ours."""
-    file = folder / RESULTS
-    if file.is_file() and not file.is_symlink():
-        known = read_json(file)
-        if isinstance(known, dict) and {"settings", "inputs"} <= known.keys():
-            return known
-    if names := sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []:
-        raise _foreign(folder, names)
-    return {}
-
-
-def _foreign(folder: Path, names: Sequence[str]) -> DataError:
-    return DataError(
-        f"the output folder holds files that no test of this program made: {', '.join(names[:5])}", str(folder),
-        f"a new or empty folder, or one of an earlier test, with its {RESULTS}",
-        "choose another output folder, or move these files away",
-    )  # fmt: skip
+    write_whole(mark, json_bytes({"settings": settings, "inputs": inputs}))
 
 
 def _remove_results(outputs: Outputs, clips: Sequence[str], stems: Mapping[str, Sequence[str]]) -> None:
@@ -168,7 +134,7 @@ def _remove_results(outputs: Outputs, clips: Sequence[str], stems: Mapping[str, 
     files = [outputs.folder / name for name in OF_ALL_CLIPS if name != RESULTS]
     for name in clips:
         of = [*stems.get(name, ()), *(outputs.load_clip(name) or {"stems": ()})["stems"]]
-        files += [outputs.strip_file(name, stem) for stem in of]
+        files += [outputs.file("strip", name, stem) for stem in of]
         for save in (("frames", *VIDEOS), ()):
             files += replace(outputs, save=save).planned(name, of)
     remove_files(outputs.folder, files)
@@ -182,11 +148,8 @@ def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> N
         twice += [(path, owner) for path in files if owners.setdefault(path, owner) != owner]
     twice += [(parent, owner) for path, owner in owners.items() for parent in path.parents if parent in owners]
     for path, owner in twice:
-        raise DataError(
-            f"two results would have the name {path.relative_to(folder)}", f"{owners[path]}, {owner}",
-            "one file for every name",
-            "rename one of the clips, restore it into a folder of its own, or leave out one kind of --save",
-        )  # fmt: skip
+        what, do = f"two results would have the name {path.relative_to(folder)}", "rename one of the clips"
+        raise DataError(what, f"{owners[path]}, {owner}", "one file for every name", f"{do}, or save less of them")
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:
@@ -218,8 +181,7 @@ def finish_clip(
         videos = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
             item, stem = clip.frame(index), clip.stems[index]
-            restored = imread_rgb(outputs.frame_file(clip.name, stem))
-            instants = [imread_rgb(path) for path in outputs.instant_files(clip.name, stem)]
+            *instants, restored = (imread_rgb(path) for path in outputs.frame_files(clip.name, [stem]))
             blurry, sharp = tensor_to_uint8(item["lq"][:3]), tensor_to_uint8(item["gt"]) if "gt" in item else None
             watchdog.go_on()
             if sharp is not None:
@@ -242,14 +204,14 @@ def finish_clip(
             if index in strips:
                 spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
                 strip = comparison_strip(comparison(blurry, spikes, restored, sharp))
-                imwrite_rgb(outputs.strip_file(clip.name, stem), strip)
+                imwrite_rgb(outputs.file("strip", clip.name, stem), strip)
             if index == example:
-                imwrite_rgb(outputs.example_file(clip.name), restored)
+                imwrite_rgb(outputs.file("example", clip.name), restored)
     about = {
         "name": clip.name, "frames": len(indices), "stems": [clip.stems[i] for i in indices],
         "example": clip.stems[example], "per_frame": scores,
     }  # fmt: skip
-    write_whole(outputs.clip_file(clip.name), json_bytes({**about, **notes}))
+    write_whole(outputs.file("clip", clip.name), json_bytes({**about, **notes}))
     if "frames" not in outputs.save:
         remove_files(outputs.folder, outputs.frame_files(clip.name, clip.stems))
 
@@ -261,22 +223,14 @@ def _spaced(count: int) -> list[int]:
 
 def _open_videos(clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack) -> dict[str, VideoWriter]:
     """The videos to save, by kind; with the time stamps of the clip only where all `count` frames are restored."""
-    times = list(clip.times or ()) if count == len(clip.stems) else []
+    times, k = list(clip.times or ()) if count == len(clip.stems) else [], outputs.instants
     # Slow motion shows every instant for as long as a frame was shown; the last frame as long as the one before it.
     ends = [*times[1:], 2 * times[-1] - times[-2]] if len(times) > 1 else []
-    slow = [
-        outputs.instants * begin + number * (end - begin)
-        for begin, end in zip(times, ends, strict=False)
-        for number in range(outputs.instants)
-    ]
-    of_kind: dict[str, tuple[list[Fraction], str]] = {
-        "video": (times, "444"), "comparison": (times, "420"), "slowmotion": (slow, "444")
-    }  # fmt: skip
+    slow = [k * begin + i * (end - begin) for begin, end in zip(times, ends, strict=False) for i in range(k)]
     videos = {}
-    for kind, (stamps, chroma) in of_kind.items():
-        if kind in outputs.save:
-            path = outputs.video_file(clip.name, kind)
-            video = VideoWriter(path, clip.fps or outputs.fps, times=stamps or None, chroma=chroma)
-            videos[kind] = stack.enter_context(video)
-            stack.callback(watchdog.go_on)  # closing a video encodes the last frames and reads the file back
+    for kind in (kind for kind in VIDEOS if kind in outputs.save):
+        stamps, chroma = slow if kind == "slowmotion" else times, "420" if kind == "comparison" else "444"
+        video = VideoWriter(outputs.file(kind, clip.name), clip.fps or outputs.fps, times=stamps or None, chroma=chroma)
+        videos[kind] = stack.enter_context(video)
+        stack.callback(watchdog.go_on)  # closing a video encodes the last frames and reads the file back
     return videos

@@ -17,16 +17,15 @@ from typing import Any, ClassVar
 import torch
 
 from models.portable import RELEASED_TILES, SavedNetwork, read_saved
-from models.restore.interpolate import restorer_of
 from models.restore.outputs import VIDEOS
-from models.restore.tiling import DTYPES, Restorer, Tiling
+from models.restore.tiling import DTYPES, Interpolator, Restorer, Tiling
 from utils import utils_dist
 from utils.contract import InputSpec
 from utils.errors import CheckpointError, OptionError, SpikeVRTError
-from utils.files import refuse_overlap
+from utils.files import refuse_overlap, sha256_of
 from utils.options.load import Sources, apply_override
 from utils.options.models import LoaderOptions, PathOptions, ValOptions
-from utils.options.section import redact
+from utils.options.section import read_section, redact
 from utils.run.checkpoint import differences, own_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -106,38 +105,29 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
                 raise OptionError(f"--{key} is {text}", f"--{key}", expected, f"correct --{key}")
             setattr(args, key, tuple(map(int, numbers)))
 
-    def flags(keys: Sequence[str]) -> list[str]:
-        return [f"--{key.replace('_', '-')}" for key in keys]
+    def flags(keys: Sequence[str], between: str = ", ") -> str:
+        return between.join(f"--{key.replace('_', '-')}" for key in keys)
 
     of_network = ("weights", "sigma", "tile", "overlap", "batch_tiles", "blend", "flip_seq", "pad_seq", "dtype")
     wrong = [key for key in (*of_network, *(("opt",) if args.input else ())) if args.method and key in given]
     of_input = [key for key in ("spike", "gt", "sigma", "spike_size") if key in given]
     together = ("spike", "output") if args.method else ("weights", "input", "output")
     missing = [key for key in together if getattr(args, key) is None]
-    if wrong:
-        raise OptionError(
-            f"{', '.join(flags(wrong))} with --method {args.method}" + (" --input" if "opt" in wrong else ""),
-            "the command line", "--method NAME with --opt FILE, or with --spike PATH [--input PATH] --output DIR",
-            "a method has no network: remove these flags",
-        )  # fmt: skip
-    if not args.is_direct and args.opt is None:
-        raise OptionError(
-            "nothing to restore", "the command line", "--opt FILE, or --weights FILE --input PATH --output DIR",
-            "see --help",
-        )  # fmt: skip
-    if not args.is_direct and of_input:
-        raise OptionError(
-            f"{', '.join(flags(of_input))} without --input", "the command line",
-            "the dataset section says where they are",
-            "set datasets.test in the option file, or use the direct form with --input",
-        )  # fmt: skip
-    if args.is_direct and missing:
-        expected = f"{', '.join(flags(together))} together"
-        raise OptionError(f"{' and '.join(flags(missing))} missing", "the command line", expected, "add them")
+    both, form = " --input" if "opt" in wrong else "", "--opt FILE, or --weights FILE --input PATH --output DIR"
+    faults = (
+        (wrong, f"{flags(wrong)} with --method {args.method}{both}",
+         "--method NAME with --opt FILE, or with --spike PATH [--input PATH] --output DIR", "drop these flags"),
+        (not args.is_direct and args.opt is None, "nothing to restore", form, "see --help"),
+        (not args.is_direct and of_input, f"{flags(of_input)} without --input", "datasets.test of the option file",
+         "set it there, or use the form with --input"),
+        (args.is_direct and missing, f"{flags(missing, ' and ')} missing", f"{flags(together)} together", "add them"),
+        (args.spike_size and not args.spike, "--spike-size without --spike", "both", "add --spike, or drop it"),
+    )  # fmt: skip
+    for is_wrong, what, expected, do in faults:
+        if is_wrong:
+            raise OptionError(what, "the command line", expected, do)
     if args.is_direct:
         refuse_overlap(Path(args.output), {f"--{key}": getattr(args, key) for key in ("input", "gt", "spike")})
-        if args.spike_size and not args.spike:
-            raise OptionError("--spike-size without --spike", "--spike-size", "both", "add --spike, or drop it")
     return args
 
 
@@ -167,20 +157,20 @@ class NetworkMethod:
 
     def settings(self) -> dict[str, Any]:
         return {
-            "weights": self.saved.sha256(), "network": self.saved.options_digest(),
+            "weights": sha256_of(self.saved.path), "network": self.saved.options_digest(),
             "tile": self.tiling.describe() + (", halved where memory is short" if self.tiling.is_halved else ""),
             "dtype": self.dtype, "sigma": self.sigma,
         }  # fmt: skip
 
     def protocol(self) -> dict[str, str]:
-        weights = f"{self.saved.path} (sha256 {self.saved.sha256()[:12]}), network from {self.saved.known_from}"
+        weights = f"{self.saved.path} (sha256 {sha256_of(self.saved.path)[:12]}), network from {self.saved.known_from}"
         frames = {"frames": "the middle one"} if self.tiling.center_frame_only else {}
         noise = {"noise level": f"{self.sigma:g} of 255"} if self.sigma is not None else {}
         return {"weights": weights, "dtype": self.dtype, **noise, **frames}
 
     def restorer(self, device: torch.device) -> Restorer:
-        options = {"dtype": self.dtype, "noise_sigma": self.sigma}
-        return restorer_of(self.saved.build(), self.saved.spec, self.tiling, device, **options)
+        kind = Interpolator if self.saved.spec.interpolates else Restorer
+        return kind(self.saved.build(), self.tiling, device, dtype=self.dtype, noise_sigma=self.sigma)
 
 
 @contextmanager
@@ -210,10 +200,8 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
     elif not named.is_dir():
         tried = [named]
     if (found := next(filter(Path.is_file, tried), None)) is None:
-        raise CheckpointError(
-            "no weights to test", ", ".join(map(str, tried)), "a checkpoint of this run, or path.pretrained_netG",
-            "train first, or give --weights FILE",
-        )  # fmt: skip
+        expected = "a checkpoint of this run, or path.pretrained_netG"
+        raise CheckpointError("no weights to test", ", ".join(map(str, tried)), expected, "give --weights FILE")
     return str(found)
 
 
@@ -227,11 +215,8 @@ def network_of(weights: str, options: dict[str, Any] | None) -> SavedNetwork:
     if options is None or saved.spike is None or saved.learned is None or not saved.spec.spike_channels:
         return saved
     for key, learned, given in _other_kinds(saved.learned, saved.spike):
-        raise CheckpointError(
-            f"the spike channels have {key} {given}, the weights were trained with {learned}", weights,
-            f"weights trained with datasets.train.spike.{key} {given}",
-            f"choose other weights, or set spike.{key} in the datasets to {learned}",
-        )  # fmt: skip
+        what = f"the spike channels have {key} {given}, the weights were trained with {learned}"
+        raise CheckpointError(what, weights, "the same", f"take other weights, or set spike.{key} to {learned}")
     changed = ", ".join(
         f"{key} {learned} -> {given}" for key, (learned, given) in differences(saved.learned, saved.spike).items()
         if key.startswith("representation.") or key in ("context", "resize")
@@ -255,20 +240,15 @@ def _other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[tup
 
 def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
     """Raises OptionError where an input that the network needs is missing, or one that it does not take is given."""
-    spec = saved.spec
-    if spec.interpolates and (args.gt or args.flip_seq or args.pad_seq or args.center_frame_only):
-        raise OptionError(
-            "these weights interpolate new frames", str(saved.path),
-            "no --gt, --flip-seq, --pad-seq or --center-frame-only", "drop these flags",
-        )  # fmt: skip
+    spec, path = saved.spec, str(saved.path)
+    if spec.interpolates and (args.gt or args.center_frame_only):
+        raise OptionError("these weights interpolate new frames", path, "no --gt, --center-frame-only", "drop the flag")
     if spec.noise_map != (args.sigma is not None):
         wants = "need" if spec.noise_map else "do not take"
         raise OptionError(f"these weights {wants} a noise level", "--sigma", "0..255 for 008", "add or drop --sigma")
     if spec.spike_channels and not args.spike:
-        raise OptionError(
-            "these weights need spikes", "--spike", "the spikes of the clip: a .dat, or a folder of .dat files",
-            "add --spike PATH --spike-size H W, or use weights trained on RGB alone",
-        )  # fmt: skip
+        do = "add --spike PATH --spike-size H W, or use weights trained on RGB alone"
+        raise OptionError("these weights need spikes", "--spike", "a .dat of the clip, or a folder of .dat files", do)
     if args.spike and saved.spike is None:
         logger.warning("these weights take no spikes: --spike is not read")
 
@@ -286,10 +266,8 @@ def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
         spike.pop(key, None)
     changed = changed_spikes(spike, args)
     for key, learned, given in _other_kinds(spike, changed):
-        raise OptionError(
-            f"spike.{key} is {given}, the network was trained with {learned}", f"spike.{key}",
-            f"{learned}, as in the training", f"leave spike.{key} out",
-        )  # fmt: skip
+        what = f"spike.{key} is {given}, the network was trained with {learned}"
+        raise OptionError(what, f"spike.{key}", f"{learned}, as in the training", f"leave spike.{key} out")
     return changed
 
 
@@ -303,15 +281,11 @@ def changed_spikes(spike: dict[str, Any], args: TestArgs, own: Sequence[str] = (
         table["spike"] |= dict(zip(("h", "w"), args.spike_size, strict=True))
     for override in args.overrides:
         if not override.startswith("spike."):
-            raise OptionError(
-                f"cannot set {override}", "the command line", "spike.key=value in the form with --input",
-                "use --tile, --blend, --flip-seq, ..., or the form with --opt alone",
-            )  # fmt: skip
+            expected, do = "spike.key=value in the form with --input", "use the flags of --help, or --opt alone"
+            raise OptionError(f"cannot set {override}", "the command line", expected, do)
         if override.partition("=")[0].split(".")[1] in own:
-            raise OptionError(
-                f"{override} has no effect with --method {args.method}", "the command line",
-                f"method.key=value; a method sets {', '.join(f'spike.{key}' for key in own)} itself", "remove it",
-            )  # fmt: skip
+            what = f"{override} has no effect with --method {args.method}"
+            raise OptionError(what, "the command line", f"other keys than {', '.join(own)}", "set method.key=value")
         apply_override(table, override, Sources(args.weights))
     return table["spike"]
 
@@ -321,14 +295,12 @@ def tiling_of(val: ValOptions, spec: InputSpec, args: TestArgs, **defaults: Any)
     tile = args.tile if isinstance(args.tile, tuple) else ()
     asked = dict(zip(("num_frame_testing", "size_patch_testing"), tile, strict=False))
     asked |= dict(zip(("num_frame_overlapping", "size_patch_overlapping"), args.overlap or (), strict=False))
-    flags = {key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only", "batch_tiles", "blend")}
+    flags = {key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only", "batch_tiles")}
     asked |= {key: value for key, value in flags.items() if value is not None and value is not False}
-    tiling = Tiling.of(val, spec, **{**defaults, **asked})
-    if spec.interpolates and (tiling.flip_seq or tiling.pad_seq):
-        raise OptionError(
-            "these weights interpolate new frames", "--flip-seq, --pad-seq", "neither of them", "drop these flags"
-        )
-    return tiling
+    val = read_section(ValOptions, val.plain() | asked, "val")
+    if spec.interpolates and (val.flip_seq or val.pad_seq):
+        raise OptionError("these weights interpolate new frames", "--flip-seq, --pad-seq", "neither", "drop them")
+    return Tiling.of(val, spec, **defaults, **({"blend": args.blend} if args.blend else {}))
 
 
 def method_of_test(saved: SavedNetwork, args: TestArgs, val: ValOptions, section: LoaderOptions) -> NetworkMethod:
@@ -342,12 +314,12 @@ def method_of_test(saved: SavedNetwork, args: TestArgs, val: ValOptions, section
 
 def method_of_user(saved: SavedNetwork, args: TestArgs) -> NetworkMethod:
     """The network for a user's clips: published weights with the tiles of their authors, others with large ones."""
+    val, is_halved = ValOptions(), args.tile in (None, "auto")
     if saved.released and args.tile is None:
         frames, side = RELEASED_TILES[saved.released[:3]]
         val = ValOptions(num_frame_testing=frames, size_patch_testing=side)
-    else:
+    elif utils_dist.get_device().type == "cuda":
         # A full GPU raises an error and the tiles are halved; a CPU that runs out of memory starts to swap.
-        val = ValOptions(size_patch_testing=0 if utils_dist.get_device().type == "cuda" else "auto")
-    is_halved = args.tile in (None, "auto")
+        val = ValOptions(size_patch_testing=0)
     tiling = tiling_of(val, saved.spec, args, blend="smooth", is_halved=is_halved)
     return NetworkMethod(saved, tiling, args.dtype, args.sigma)

@@ -1,7 +1,7 @@
 """Restores clips of any length and size in tiles of time and space, with memory bounded by the tile.
 
 Two blends: "kair", as published, equal weights with trimmed borders; "smooth", ramps over the overlap, which leave no
-visible seam.
+visible seam. Networks that take the frames around a gap (VRT with pa_frames 0) make new frames: see Interpolator.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ import torch
 from torch import Tensor, nn
 
 from models.vrt.fit_memory import is_out_of_memory
-from utils.contract import FrameReader, InputSpec, Tick, reversed_instants
+from utils.contract import ClipReader, FrameReader, InputSpec, Tick, reversed_instants
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.options.models import ValOptions
 
 # Index of a frame, and whether time is reversed (its spikes are then those of the reversed stream).
 Moment = tuple[int, bool]
-# Moments -> lq (B, n, C, H, W) and spike (B, n, S, H, W) or None, in this order.
-Reader = Callable[[Sequence[Moment]], tuple[Tensor, Tensor | None]]
+# Moments -> lq (B, n, C, H, W) and, where there are any, spike (B, n, S, H, W), in this order.
+Reader = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
 # Frames and side of an "auto" tile, on every machine: no score depends on how much memory it has, see docs/testing.md.
 AUTO_FRAMES, AUTO_SIDE = 12, 256
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,65 +49,45 @@ class Tiling:
     center_frame_only: restore only frame n // 2 of n.
     batch_tiles: spatial tiles per pass of the network; faster on a GPU, uses more memory.
     is_halved: after an out-of-memory error, smaller tiles are tried.
-    window_size, stride, least_size, min_frames: of the network, see InputSpec; tiles are padded accordingly.
-    out_instants: of the network; in the time-reversed copy the instants of a frame are in reversed order too.
     """
 
+    spec: InputSpec  # of the network; tiles are padded accordingly
     num_frame_testing: int = 0
     num_frame_overlapping: int = 2
     size_patch_testing: int = 0
     size_patch_overlapping: int = 20
-    window_size: tuple[int, int, int] = (6, 8, 8)
-    scale: int = 1
     blend: str = "kair"
     flip_seq: bool = False
     pad_seq: bool = False
     center_frame_only: bool = False
     batch_tiles: int = 1
     is_halved: bool = False
-    min_frames: int = 2
-    stride: int = 8
-    out_instants: int = 1
-    least_size: tuple[int, int] = (64, 64)
 
     def __post_init__(self) -> None:
-        if self.blend not in ("kair", "smooth"):
-            raise OptionError(f"blend is {self.blend!r}", "val.blend", "kair or smooth", "correct it")
-        if self.batch_tiles < 1:
-            raise OptionError(f"batch_tiles is {self.batch_tiles}", "val.batch_tiles", "1 or more", "correct it")
-        axes = (
-            ("num_frame_testing", self.num_frame_testing, "num_frame_overlapping", self.num_frame_overlapping),
-            ("size_patch_testing", self.size_patch_testing, "size_patch_overlapping", self.size_patch_overlapping),
-        )
-        for size_key, size, overlap_key, overlap in axes:
-            if size < 0 or overlap < 0 or 0 < size <= overlap:
+        for what in ("num_frame", "size_patch"):
+            size, overlap = getattr(self, f"{what}_testing"), getattr(self, f"{what}_overlapping")
+            if 0 < size <= overlap:
                 raise OptionError(
-                    f"tiles of {size} that overlap by {overlap}", f"val.{size_key}, val.{overlap_key}",
-                    "0 <= overlap < tile, or tile 0 (the whole)", f"raise {size_key} or lower {overlap_key}",
+                    f"tiles of {size} that overlap by {overlap}", f"val.{what}_testing, val.{what}_overlapping",
+                    "overlap < tile, or tile 0 (the whole)", f"raise {what}_testing or lower {what}_overlapping",
                 )  # fmt: skip
-        for window in self.window_size[1:]:
-            if self.size_patch_testing % window:
-                raise OptionError(
-                    f"size_patch_testing {self.size_patch_testing} is not a multiple of {window}",
-                    "val.size_patch_testing", "a multiple of the window",
-                    f"use {-(-self.size_patch_testing // window) * window}",
-                )  # fmt: skip
+        side, key = self.size_patch_testing, "val.size_patch_testing"
+        for window in self.spec.window_size[1:]:
+            if side % window:
+                near = f"use {-(-side // window) * window}"
+                raise OptionError(f"{key} {side} is not a multiple of {window}", key, "a multiple of the window", near)
 
     @classmethod
     def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> Tiling:
         """The tiles of the options `val` for a network with `spec`; changes: fields with other values."""
-        fields = {key: value for key, value in val.plain().items() if key != "save_img"}
-        of_network = ("window_size", "scale", "stride", "least_size", "out_instants")
-        fields |= {key: getattr(spec, key) for key in of_network}
-        fields["min_frames"] = 1 if spec.interpolates else spec.least_frames
-        fields |= changes
-        auto = {
-            "num_frame_testing": (AUTO_FRAMES, spec.window_size[0]), "size_patch_testing": (AUTO_SIDE, spec.multiple),
-        }  # fmt: skip
-        for key, (size, multiple) in auto.items():
-            if fields[key] == "auto":
+        fields = {key: value for key, value in val.plain().items() if key != "save_img"} | changes
+        auto = {"num_frame": (AUTO_FRAMES, spec.window_size[0]), "size_patch": (AUTO_SIDE, spec.multiple)}
+        for what, (size, multiple) in auto.items():
+            if fields[key := f"{what}_testing"] == "auto":
                 fields = {"blend": "smooth", "is_halved": True} | fields | {key: -(-size // multiple) * multiple}
-        return cls(**fields)
+        if spec.interpolates:  # each window of frames around a gap is one tile in time
+            fields |= {"num_frame_testing": spec.least_frames, "num_frame_overlapping": 0}
+        return cls(spec, **fields)
 
     def frames_of(self, count: int) -> range:
         """The frames to restore of a clip of `count` frames: all, or the middle one."""
@@ -125,21 +108,34 @@ class Tiling:
 
 @torch.no_grad()
 def stream_clip(
-    net: nn.Module, read: Reader, num_frames: int, tiling: Tiling, wanted: range, tick: Tick = lambda part: None
+    net: Callable[..., Tensor],
+    read: Reader,
+    num_frames: int,
+    tiling: Tiling,
+    wanted: range,
+    tick: Tick = lambda part: None,
 ) -> Iterator[Tensor]:
     """The restored frames `wanted`, (B, C', sH, sW) each, in order, on the CPU. Memory holds one tile in time.
 
     Only the tiles that contain wanted frames are computed (with flip_seq all tiles). The frames equal those of a run
     over the whole clip bit for bit. The network must be in eval mode. tick: takes the part, 0..1, that was done.
     """
-    order = [(index, False) for index in [*range(num_frames), *([num_frames - 1] if tiling.pad_seq else [])]]
-    if tiling.flip_seq:
-        both = order + [(index, True) for index, _ in reversed(order)]
-        restored = _stream_sequence(net, read, both, tiling, range(len(both)), tick)
-        halves = _average_halves(restored, len(order), tiling.out_instants)
-        yield from (frame for index, frame in enumerate(halves) if index in wanted)
-    else:
+    order = [(index, False) for index in range(num_frames)]
+    order += order[-1:] if tiling.pad_seq else []
+    if not tiling.flip_seq:
         yield from _stream_sequence(net, read, order, tiling, wanted, tick)
+        return
+    both = order + [(index, True) for index, _ in reversed(order)]
+    with tempfile.TemporaryFile() as store:  # the partner of the first frame comes last
+        for frame in _stream_sequence(net, read, both, tiling, range(len(both)), tick):
+            store.write(frame.numpy().tobytes())
+        for index in wanted:
+            halves = []
+            for position in (index, len(both) - 1 - index):
+                store.seek(position * frame.nbytes)
+                stored = torch.frombuffer(bytearray(store.read(frame.nbytes)), dtype=frame.dtype)
+                halves.append(stored.reshape(frame.shape))
+            yield (halves[0] + reversed_instants(halves[1], tiling.spec.out_instants)) / 2
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
@@ -150,17 +146,18 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
 
 
 def _stream_sequence(
-    net: nn.Module, read: Reader, order: Sequence[Moment], tiling: Tiling, wanted: range, tick: Tick
+    net: Callable[..., Tensor], read: Reader, order: Sequence[Moment], tiling: Tiling, wanted: range, tick: Tick
 ) -> Iterator[Tensor]:
     """Restored frames at positions `wanted` of the sequence `order`, computed tile by tile in time."""
-    length = len(order)
+    length, overlap = len(order), tiling.num_frame_overlapping
     size = min(tiling.num_frame_testing or length, length)
-    starts = tile_starts(length, size, tiling.num_frame_overlapping)
+    starts = tile_starts(length, size, overlap)
     needed = [(n, at) for n, at in enumerate(starts) if at + size > wanted.start and at < wanted.stop]
     pending: deque[tuple[Tensor, float]] = deque()  # weighted sums and weights, from `start` on
     for number, start in needed:
-        clip = restore_space(net, *read(order[start : start + size]), tiling, lambda part: tick(part / len(needed)))
-        weights = _blend_weights(starts, number, size, tiling.num_frame_overlapping, tiling.blend, trim=False)
+        clip = restore_space(net, read(order[start : start + size]), tiling, lambda part: tick(part / len(needed)))
+        # KAIR trims the borders in space, not in time.
+        weights = _blend_weights(starts, number, size, overlap if tiling.blend == "smooth" else 0, tiling.blend)
         for position, weight in enumerate(weights.tolist()):
             frame = clip[:, position] * weight
             if position < len(pending):
@@ -176,20 +173,19 @@ def _stream_sequence(
 
 
 def restore_space(
-    net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tiling, tick: Tick = lambda part: None
+    net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling, tick: Tick = lambda part: None
 ) -> Tensor:
-    """One tile in time, restored tile by tile in space: lq (B, n, C, H, W) -> (B, n, C', sH, sW) on the CPU."""
-    height, width = lq.shape[-2:]
-    patch = tiling.size_patch_testing
+    """One tile in time, restored tile by tile in space: see `Reader` -> (B, n, C', sH, sW) on the CPU."""
+    height, width = inputs[0].shape[-2:]
+    patch, s = tiling.size_patch_testing, tiling.spec.scale
     rows, cols = min(patch or height, height), min(patch or width, width)
     tops = tile_starts(height, rows, tiling.size_patch_overlapping)
     lefts = tile_starts(width, cols, tiling.size_patch_overlapping)
     if len(tops) == len(lefts) == 1:
-        whole = _run(net, lq, spike, tiling)
+        whole = _run(net, inputs, tiling)
         tick(1)
         return whole
 
-    s = tiling.scale
     # KAIR trims overlap / 2 output pixels at any scale; a ramp must span the whole overlap in output pixels.
     overlap = tiling.size_patch_overlapping * (s if tiling.blend == "smooth" else 1)
     total, total_weight = None, torch.zeros(height * s, width * s)
@@ -197,11 +193,10 @@ def restore_space(
     for first in range(0, len(tiles), tiling.batch_tiles):
         batch = tiles[first : first + tiling.batch_tiles]
         cuts = [(..., slice(top, top + rows), slice(left, left + cols)) for (_, top), (_, left) in batch]
-        inputs = [None if x is None else torch.cat([x[cut] for cut in cuts]) for x in (lq, spike)]
-        for ((row, top), (col, left)), out in zip(batch, _run(net, *inputs, tiling).split(len(lq)), strict=True):
-            weight = _blend_weights(tops, row, rows * s, overlap, tiling.blend)[:, None] * _blend_weights(
-                lefts, col, cols * s, overlap, tiling.blend
-            )
+        outs = _run(net, tuple(torch.cat([x[cut] for cut in cuts]) for x in inputs), tiling).split(len(inputs[0]))
+        for ((row, top), (col, left)), out in zip(batch, outs, strict=True):
+            weight = _blend_weights(tops, row, rows * s, overlap, tiling.blend)[:, None]
+            weight = weight * _blend_weights(lefts, col, cols * s, overlap, tiling.blend)
             if total is None:
                 total = out.new_zeros(*out.shape[:-2], height * s, width * s)
             place = (..., slice(top * s, (top + rows) * s), slice(left * s, (left + cols) * s))
@@ -211,71 +206,44 @@ def restore_space(
     return total.div_(total_weight.to(total.dtype))
 
 
-def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blend: str, trim: bool = True) -> Tensor:
+def _blend_weights(starts: list[int], number: int, size: int, overlap: int, blend: str) -> Tensor:
     """Weights (size,) of tile `number` along one axis; 1 where the tile meets an end of the axis.
 
-    kair: 1; with trim (in space, not in time) 0 over half of the overlap, rounded down at the start and up at the end.
+    kair: 0 over half of the overlap, rounded down at the start and up at the end, else 1.
     smooth: a raised cosine over the overlap, never 0, so that no sum of weights is 0.
     """
-    weights = torch.ones(size)
-    is_first, is_last = number == 0, number == len(starts) - 1
     if blend == "smooth":
         overlap = min(overlap, size)
-        ramp = 0.5 - 0.5 * torch.cos(torch.pi * (torch.arange(overlap) + 0.5) / max(overlap, 1))
-        if not is_first:
-            weights[:overlap] *= ramp
-        if not is_last:
-            weights[size - overlap :] *= ramp.flip(0)
-        return weights
-    if trim and not is_first:
-        weights[: overlap // 2] = 0
-    if trim and not is_last:
-        weights[size - math.ceil(overlap / 2) :] = 0
+        begin = 0.5 - 0.5 * torch.cos(torch.pi * (torch.arange(overlap) + 0.5) / max(overlap, 1))
+        end = begin.flip(0)
+    else:
+        begin, end = torch.zeros(overlap // 2), torch.zeros(math.ceil(overlap / 2))
+    weights = torch.ones(size)
+    if number > 0:
+        weights[: len(begin)] *= begin
+    if number < len(starts) - 1:
+        weights[size - len(end) :] *= end
     return weights
 
 
-def _run(net: nn.Module, lq: Tensor, spike: Tensor | None, tiling: Tiling) -> Tensor:
+def _run(net: Callable[..., Tensor], inputs: tuple[Tensor, ...], tiling: Tiling) -> Tensor:
     """One pass of the network over a tile, padded by reflection to a size that it takes; cropped, on the CPU."""
-    frames, (height, width) = lq.shape[1], lq.shape[-2:]
-    s = tiling.scale
-    step_t, *steps = tiling.window_size
-    whole_time = tiling.num_frame_testing == 0
+    spec, (frames, height, width) = tiling.spec, (inputs[0].shape[axis] for axis in (1, 3, 4))
+    step_t, *steps = spec.window_size
     shorter = frames < tiling.num_frame_testing and tiling.blend == "smooth"
-    steps = (step_t if whole_time or shorter else 1, *(math.lcm(step, tiling.stride) for step in steps))
-    lengths, least = (frames, height, width), (tiling.min_frames, *tiling.least_size)
-    target = tuple(max(-(-length // step) * step, low) for length, step, low in zip(lengths, steps, least, strict=True))
-    device = next((p.device for p in net.parameters()), lq.device)
-    lq = _pad(lq, target).to(device, non_blocking=True)
-    spike = None if spike is None else _pad(spike, target).to(device, non_blocking=True)
-    out = net(lq) if spike is None else net(lq, spike)
-    out = out[:, :frames, :, : height * s, : width * s].cpu()
+    pads_time = tiling.num_frame_testing == 0 or shorter
+    steps = (step_t if pads_time else 1, *(math.lcm(step, spec.stride) for step in steps))
+    least, padded = (spec.least_frames, *spec.least_size), []
+    for x in inputs:
+        for axis, step, low in zip((1, 3, 4), steps, least, strict=True):
+            length = x.shape[axis]
+            size = max(-(-length // step) * step, low)
+            if size != length:  # the edge is repeated, as often as needed
+                index = torch.arange(size, device=x.device) % (2 * length)
+                x = x.index_select(axis, torch.where(index < length, index, 2 * length - 1 - index))
+        padded.append(x)
+    out = net(*padded)[:, :frames, :, : height * spec.scale, : width * spec.scale].cpu()
     return out if out.dtype == torch.float64 else out.float()
-
-
-def _pad(clip: Tensor, target: tuple[int, int, int]) -> Tensor:
-    """Frames, height and width continued by reflection with the edge repeated, as often as needed."""
-    for axis, size in zip((1, 3, 4), target, strict=True):
-        if (length := clip.shape[axis]) != size:
-            index = torch.arange(size, device=clip.device) % (2 * length)
-            clip = clip.index_select(axis, torch.where(index < length, index, 2 * length - 1 - index))
-    return clip
-
-
-def _average_halves(frames: Iterator[Tensor], length: int, instants: int) -> Iterator[Tensor]:
-    """Mean of frames i and 2 length - 1 - i of a sequence of 2 length frames, of the latter with reversed instants.
-
-    The frames are stored on disk, because the partner of the first frame comes last.
-    """
-    with tempfile.TemporaryFile() as store:
-        for frame in frames:
-            store.write(frame.numpy().tobytes())
-            shape, dtype, bytes_each = frame.shape, frame.dtype, frame.nbytes
-        for index in range(length):
-            halves = []
-            for position in (index, 2 * length - 1 - index):
-                store.seek(position * bytes_each)
-                halves.append(torch.frombuffer(bytearray(store.read(bytes_each)), dtype=dtype).reshape(shape))
-            yield (halves[0] + reversed_instants(halves[1], instants)) / 2
 
 
 def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
@@ -285,29 +253,23 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
     """
     if tiling.batch_tiles > 1:
         return dataclasses.replace(tiling, batch_tiles=tiling.batch_tiles // 2)
-    step = math.lcm(tiling.stride, *tiling.window_size[1:])
-    least = -(-max(tiling.least_size) // step) * step
+    step = tiling.spec.multiple
+    least = -(-max(tiling.spec.least_size) // step) * step
     side = tiling.size_patch_testing or max(height, width)
     half = max(least, side // 2 // step * step)
     if half < side and half > tiling.size_patch_overlapping:
         return dataclasses.replace(tiling, size_patch_testing=half)
-    half = max(tiling.min_frames, tiling.num_frame_testing // 2)
+    half = max(tiling.spec.least_frames, tiling.num_frame_testing // 2)
     if half < tiling.num_frame_testing and half > tiling.num_frame_overlapping:
         return dataclasses.replace(tiling, num_frame_testing=half)
     return None
-
-
-logger = logging.getLogger(__name__)
-
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class FrameCache:
     """A reader that keeps the last frames, so that overlapping tiles and scores decode each frame only once."""
 
     def __init__(self, reader: FrameReader, capacity: int) -> None:
-        self.name, self.stems = reader.name, reader.stems
-        self._frame = lru_cache(capacity)(reader.frame)
+        self.name, self.stems, self._frame = reader.name, reader.stems, lru_cache(capacity)(reader.frame)
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         return self._frame(index, reverse)
@@ -332,78 +294,148 @@ class Restorer:
         finite_only: bool = True,
         do: str = "use --tile auto, smaller tiles (--tile 6,128), or --dtype bfloat16",
     ) -> None:
-        self.net = _Autocast(net.to(device).eval(), device, DTYPES[dtype])
-        self.tiling, self.device, self.dtype = tiling, device, dtype
+        self.net, self.tiling, self.device, self.dtype = net.to(device).eval(), tiling, device, DTYPES[dtype]
         self.noise_sigma, self.finite_only, self.do = noise_sigma, finite_only, do
 
     def describe(self) -> str:
         return self.tiling.describe()
 
-    def cached(self, reader: FrameReader) -> FrameCache:
+    def run(self, *inputs: Tensor) -> Tensor:
+        """The network on padded tiles, in its dtype."""
+        watchdog.go_on()  # each tile counts as progress: it may take long, and a clip may have many
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            return self.net(*(x.to(self.device, non_blocking=True) for x in inputs))
+
+    def cached(self, reader: FrameReader) -> FrameReader:
         """The reader with a cache for the frames of one tile in time."""
         return FrameCache(reader, (self.tiling.num_frame_testing or len(reader.stems)) + 2)
 
     def frames(self, reader: FrameReader, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
         """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
 
-        The tile in time bounds the memory. A reader from `cached` still has the input of the frame restored last.
+        The tile in time bounds the memory. A reader from `cached` still has the input of the frame restored last. Where
+        the tiles are halved, smaller ones follow an out-of-memory error; all of a clip have the same size, so if memory
+        suffices for the first frame, it does for the last.
         """
-        if not wanted:
-            return
-        try:
-            cache = reader if isinstance(reader, FrameCache) else self.cached(reader)
-            for frame in self._stream(cache, wanted, tick):
-                if self.finite_only and not torch.isfinite(frame).all():
-                    raise DataError(
-                        f"the network gave NaN or Inf for clip {reader.name}", reader.name, "finite values",
-                        "use --dtype float32, and check the weights",
-                    )  # fmt: skip
-                yield frame[0]
-        except (RuntimeError, MemoryError) as e:
-            if not is_out_of_memory(e):
-                raise
-            what = f"the network with {self.tiling.describe()}"
-            raise DataError("out of memory", what, "tiles that fit into memory", self.do) from e
+        cache = reader if isinstance(reader, FrameCache) else self.cached(reader)
 
-    def _stream(self, cache: FrameCache, wanted: range, tick: Tick) -> Iterator[Tensor]:
-        """`stream_clip`; where the tiles are halved, again with smaller tiles after an out-of-memory error.
-
-        All tiles of a clip have the same size, so if memory suffices for the first frame, it does for the last.
-        """
-
-        def read(moments: Sequence[Moment]) -> tuple[Tensor, Tensor | None]:
+        def read(moments: Sequence[Moment]) -> tuple[Tensor, ...]:
             items = [cache.frame(*moment) for moment in moments]
-            lq = torch.stack([item["lq"] for item in items])[None]
+            lq, *spike = (torch.stack([i[key] for i in items])[None] for key in ("lq", "spike") if key in items[0])
             if self.noise_sigma is not None:
                 lq = torch.cat((lq, torch.full_like(lq[:, :, :1], self.noise_sigma / 255)), dim=2)
-            return lq, torch.stack([item["spike"] for item in items])[None] if "spike" in items[0] else None
+            return lq, *spike
 
-        height, width = cache.frame(0)["lq"].shape[-2:]
-        while True:
-            frames = stream_clip(self.net, read, len(cache.stems), self.tiling, wanted, lambda p: tick(p * len(wanted)))
+        is_started = False
+        while wanted:
+            shrunk = None
             try:
-                first = next(frames)
-                break
+                for frame in stream_clip(
+                    self.run, read, len(cache.stems), self.tiling, wanted, lambda part: tick(part * len(wanted))
+                ):
+                    is_started = True
+                    if self.finite_only and not torch.isfinite(frame).all():
+                        raise DataError(
+                            f"the network gave NaN or Inf for clip {reader.name}", reader.name, "finite values",
+                            "use --dtype float32, and check the weights",
+                        )  # fmt: skip
+                    yield frame[0]
+                return
             except (RuntimeError, MemoryError) as e:
-                shrunk = smaller(self.tiling, height, width) if self.tiling.is_halved and is_out_of_memory(e) else None
-                if shrunk is None:
+                if not is_out_of_memory(e):
                     raise
+                if self.tiling.is_halved and not is_started:
+                    shrunk = smaller(self.tiling, *cache.frame(0)["lq"].shape[-2:])
+                if shrunk is None:
+                    what = f"the network with {self.tiling.describe()}"
+                    raise DataError("out of memory", what, "tiles that fit into memory", self.do) from e
             # After the except block, because the traceback keeps the tensors that filled the memory.
             torch.cuda.empty_cache()
             self.tiling = shrunk
             logger.warning("out of memory; trying again with %s", shrunk.describe())
-        yield first
-        yield from frames
 
 
-class _Autocast(nn.Module):
-    """The network under autocast (dtype None: without)."""
+class ChosenFrames:
+    """The frames `numbers` of a clip, in this order."""
 
-    def __init__(self, net: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
-        super().__init__()
-        self.net, self._device, self._dtype = net, device.type, dtype
+    def __init__(self, clip: FrameReader, numbers: Sequence[int]) -> None:
+        self.name, self.stems, self._clip = clip.name, numbers, clip
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        watchdog.go_on()  # each tile counts as progress: it may take long, and a clip may have many
-        with torch.autocast(self._device, self._dtype, enabled=self._dtype is not None):
-            return self.net(*inputs)
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+        return self._clip.frame(self.stems[index])
+
+
+class InterpolatedClip:
+    """A clip of n frames as one of 2 n - 1: the new frame between "000003" and "000004" is "000003_5". Without gt.
+
+    given: the frames between which others are made. gaps: of each frame, the gap between them in which it lies, 0 for
+    the first; None for a given frame. frame: the given frame at or before that time, to compare with.
+    """
+
+    def __init__(self, clip: ClipReader) -> None:
+        self.given, self.name, self.origin = clip, clip.name, {"input": clip.origin["input"]}
+        self.times, self.digest = None, clip.digest
+        self.fps = None if clip.fps is None else 2 * clip.fps
+        if clip.times is not None:
+            between = [(a + b) / 2 for a, b in itertools.pairwise(clip.times)]
+            self.times = [t for pair in zip(clip.times, between, strict=False) for t in pair] + [clip.times[-1]]
+        self.stems = [f"{stem}{half}" for stem in clip.stems for half in ("", "_5")][:-1]
+        self.gaps = [i // 2 if i % 2 else None for i in range(len(self.stems))]
+
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+        return {"lq": self.given.frame(index // 2)["lq"]}
+
+
+class LeftOutFrames:
+    """To score an interpolation: every second frame of a clip is given, the frames between are made and compared.
+
+    Only the frames with `length` / 2 given frames on either side count: im4 of im1 ... im7 for length 4, as published
+    for Vimeo-90K. given, gaps: see InterpolatedClip. frame: gt, and as lq the mean of the two frames beside the gap,
+    the simplest interpolation. Raises DataError for a clip that is too short.
+    """
+
+    fps = times = None
+
+    def __init__(self, clip: ClipReader, length: int) -> None:
+        """length: frames that the network takes."""
+        self.clip, self.name, self.origin, self.digest = clip, clip.name, clip.origin, clip.digest
+        self.given = ChosenFrames(clip, range(0, len(clip.stems), 2))
+        first = length // 2 - 1
+        self.gaps = range(first, first + len(self.given.stems) - length + 1)
+        if not self.gaps:
+            expected = f"at least {2 * length - 1}: {length} given frames and those between"
+            raise DataError(f"clip {clip.name} has {len(clip.stems)} frames", clip.name, expected, "leave it out")
+        self.stems = [clip.stems[2 * gap + 1] for gap in self.gaps]
+
+    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
+        gap = self.gaps[index]
+        before, after = (self.given.frame(i)["lq"] for i in (gap, gap + 1))
+        return {"lq": (before + after) / 2, "gt": self.clip.frame(2 * gap + 1)["gt"]}
+
+
+def scored_clips(clips: Sequence[ClipReader], spec: InputSpec) -> Sequence[ClipReader]:
+    """Clips with sharp frames as a network with `spec` is scored on them."""
+    return [LeftOutFrames(clip, spec.least_frames) for clip in clips] if spec.interpolates else clips
+
+
+class Interpolator(Restorer):
+    """Restorer of clips with gaps: given frames are returned unchanged, the others come from the network."""
+
+    def run(self, lq: Tensor) -> Tensor:
+        """The one output frame, repeated for every input frame, as the tiles expect it."""
+        return super().run(lq)[:, :1].expand(-1, lq.shape[1], -1, -1, -1)
+
+    def cached(self, reader: FrameReader) -> FrameReader:
+        return reader  # the given frames have a cache, below
+
+    def frames(self, reader: InterpolatedClip | LeftOutFrames, wanted: range, tick: Tick) -> Iterator[Tensor]:
+        length = self.tiling.spec.least_frames  # that the network takes, half of them before the gap
+        gaps = [gap for index in wanted if (gap := reader.gaps[index]) is not None]
+        last = len(reader.given.stems) - 1  # at the ends of the clip, frames are repeated
+        window = range(1 - length // 2, 1 - length // 2 + length)
+        numbers = [min(max(gap + i, 0), last) for gap in gaps for i in window]
+        clip = ChosenFrames(FrameCache(reader.given, length + 2), numbers)
+        made = super().frames(clip, range(len(numbers)), lambda done: tick(done * len(wanted) / len(numbers)))
+        made = itertools.islice(made, 0, None, length)
+        for index in wanted:
+            yield reader.frame(index)["lq"] if reader.gaps[index] is None else next(made)

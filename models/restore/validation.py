@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from models.model_vrt import ModelVRT
-from models.restore.interpolate import restorer_of, scored_clips
-from models.restore.tiling import Restorer, Tiling
+from models.restore.tiling import Interpolator, Restorer, Tiling, scored_clips
 from utils import utils_dist
 from utils.contract import FrameReader, Tick, input_spec, middle_instant
 from utils.dist import watchdog
@@ -55,13 +54,23 @@ def validate(
     all ranks. True ends the validation without a result (None).
     """
     rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
-    clips = scored_clips(clips, input_spec(model.net_for_test))
+    net, val, test = model.net_for_test, model.opt.val, model.opt.datasets.test
+    training, spec = net.training, input_spec(net)
+    clips = scored_clips(clips, spec)
     # The clips whose strips rank 0 writes: evenly spaced, always the same.
     strips = sorted({round(i) for i in np.linspace(0, len(clips) - 1, min(MAX_STRIPS, len(clips)))})
     mine, panels = [], {}
     # Only rank 0 writes into the folder of a run, and only frames of its own clips.
-    out = model.opt.folder / "images" if model.opt.val.save_img and rank == 0 else None
-    with ExitStack() as stack, evaluated(model) as restorer:
+    out = model.opt.folder / "images" if val.save_img and rank == 0 else None
+    # A frame with NaN must not end the training: its score is NaN, and never the best.
+    restorer = (Interpolator if spec.interpolates else Restorer)(
+        net, Tiling.of(val, spec, pad_seq=val.pad_seq or getattr(test, "pad_sequence", False)), model.device,
+        dtype=str(model.amp_dtype or torch.float32).removeprefix("torch."), finite_only=False,
+        noise_sigma=getattr(test, "sigma", None) if spec.noise_map else None,
+        do="lower val.size_patch_testing, val.num_frame_testing or val.batch_tiles (0: the whole clip at once)",
+    )  # fmt: skip
+    with ExitStack() as stack:
+        stack.callback(net.train, training)
         total = sum(len(restorer.tiling.frames_of(len(clip.stems))) for clip in clips[rank::world])
         logger.info("validating %d clips, %s", len(clips), restorer.describe())
         shown = stack.enter_context(open_progress(model.opt.logging.progress, total, "validation", "frames"))
@@ -90,25 +99,6 @@ def validate(
     return Validation(scalars, score_text(results), shown_panels)
 
 
-@contextmanager
-def evaluated(model: ModelVRT) -> Iterator[Restorer]:
-    """netE (or netG) with the tiles of `val`; the network is in eval mode inside the block."""
-    net = model.net_for_test
-    training, spec, test = net.training, input_spec(net), model.opt.datasets.test
-    pad_seq = model.opt.val.pad_seq or getattr(test, "pad_sequence", False)
-    tiling = Tiling.of(model.opt.val, spec, pad_seq=pad_seq)
-    sigma = getattr(test, "sigma", None) if spec.noise_map else None
-    dtype = str(model.amp_dtype or torch.float32).removeprefix("torch.")
-    do = "lower val.size_patch_testing, val.num_frame_testing or val.batch_tiles (0: the whole clip at once)"
-    try:
-        # A frame with NaN must not end the training: its score is NaN, and never the best.
-        yield restorer_of(
-            net, spec, tiling, model.device, dtype=dtype, noise_sigma=sigma, finite_only=False, do=do
-        )  # fmt: skip
-    finally:
-        net.train(training)
-
-
 def _validate_clip(
     restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None, tick: Tick
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -128,7 +118,7 @@ def _validate_clip(
             lq = F.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
         is_finite = bool(frame.isfinite().all())
         nonfinite += not is_finite
-        frame = middle_instant(frame, restorer.tiling.out_instants)
+        frame = middle_instant(frame, restorer.tiling.spec.out_instants)
         blurry, restored, sharp = tensor_to_uint8(lq[:3]), tensor_to_uint8(frame), tensor_to_uint8(gt)
         add_scores(scores, "restored", restored if is_finite else None, sharp, METRICS)
         add_scores(scores, "input", blurry, sharp, METRICS)

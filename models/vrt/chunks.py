@@ -18,8 +18,7 @@ from torch.autograd.function import once_differentiable
 from models.vrt.layers import compute_dtype, recomputed
 from models.vrt.windows import Chunk
 
-# "triton" is read, and refused with a reason (limits.py).
-Kernels = Literal["auto", "plain", "triton"]
+Kernels = Literal["auto", "plain"]
 Weights = dict[str, Tensor | None]
 
 # Devices whose attention is torch's public one, under autograd.

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.vrt.block import Block, block_transient
+from models.vrt.block import Block, Stage, block_transient
 from models.vrt.deform_align import DeformAlign
-from models.vrt.stage import Stage
 from utils import utils_dist
 from utils.contract import InputSpec
 from utils.errors import SpikeVRTError

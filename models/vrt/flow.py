@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
@@ -134,37 +133,23 @@ class SpyNet(nn.Module):
             warped = flow_warp(supp[level], up, padding="border")
             flow = module(torch.cat((ref[level], warped, up), dim=1)) + up
             if level in self.return_levels:
-                flows.insert(0, self._resize(flow, size, 2 ** (LEVELS - 1 - level)))
+                (full_h, full_w), (h, w) = flow.shape[-2:], (side >> (LEVELS - 1 - level) for side in size)
+                found = flow
+                if (h, w) != (full_h, full_w):
+                    found = F.interpolate(flow, (h, w), mode="bilinear", align_corners=False)
+                    # Python numbers go to the kernel as arguments; a tensor of them would be copied to the GPU.
+                    found = torch.stack((found[:, 0] * (w / full_w), found[:, 1] * (h / full_h)), dim=1)
+                flows.insert(0, found)
         return flows
-
-    @staticmethod
-    def _resize(flow: Tensor, size: tuple[int, int], scale: int) -> Tensor:
-        height, width = size[0] // scale, size[1] // scale
-        full_height, full_width = flow.shape[-2:]
-        if (height, width) == (full_height, full_width):
-            return flow
-        flow = F.interpolate(flow, (height, width), mode="bilinear", align_corners=False)
-        # Python numbers go to the kernel as arguments; a tensor of them would be copied to the GPU.
-        return torch.stack((flow[:, 0] * (width / full_width), flow[:, 1] * (height / full_height)), dim=1)
 
     def forward(self, ref: Tensor, supp: Tensor) -> list[Tensor]:
         """ref, supp: (n, 3, h, w) in [0, 1] -> list of flows, finest first."""
         return self.estimate(self.pyramid(ref), self.pyramid(supp), tuple(ref.shape[-2:]))
 
 
-@dataclass(frozen=True)
-class Flows:
-    """backward[d][level][:, i] warps frame i + d + 1 to frame i; forward[d][level][:, i] warps i to i + d + 1.
-
-    Each tensor: (B, N - 1 - d, 2, H / 2^level, W / 2^level), in pixels of its level.
-    """
-
-    backward: list[list[Tensor]]
-    forward: list[list[Tensor]]
-
-    def at(self, level: int) -> tuple[list[Tensor], list[Tensor]]:
-        """(backward, forward) flows at one level, nearest neighbour first."""
-        return [d[level] for d in self.backward], [d[level] for d in self.forward]
+# Of each level, finest first: (backward, forward), nearest neighbour first. backward[d][:, i] warps frame i + d + 1 to
+# frame i, forward[d][:, i] warps i to i + d + 1; each is (B, N - 1 - d, 2, H / 2^level, W / 2^level), in its pixels.
+Flows = list[tuple[list[Tensor], list[Tensor]]]
 
 
 def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
@@ -176,22 +161,18 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     levels = [p.view(b, n, *p.shape[1:]) for p in spynet.pyramid(frames.flatten(0, 1))]
     ref = [torch.stack((p[:, :-1], p[:, 1:])).flatten(0, 2) for p in levels]
     supp = [torch.stack((p[:, 1:], p[:, :-1])).flatten(0, 2) for p in levels]
-    pairs = [f.view(2, b, n - 1, *f.shape[1:]) for f in spynet.estimate(ref, supp, (height, width))]
-    return compose_flows([f[0] for f in pairs], [f[1] for f in pairs], distance)
+    flows = spynet.estimate(ref, supp, (height, width))
+    return [compose_flows(*f.view(2, b, n - 1, *f.shape[1:]), distance) for f in flows]
 
 
-def compose_flows(backward: list[Tensor], forward: list[Tensor], distance: int) -> Flows:
-    """Flows to neighbours 2 .. distance frames away, composed from those of distance 1 (lists over levels)."""
-    all_backward, all_forward = [backward], [forward]
+def compose_flows(backward: Tensor, forward: Tensor, distance: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Flows to neighbours 1 .. distance frames away, composed from those of distance 1."""
+    far_b, far_f = [backward], [forward]
     for reach in range(1, distance):
-        near_b, near_f = all_backward[-1], all_forward[-1]
-        all_backward.append(
-            [far[:, :-1] + warp_clip(one[:, reach:], far[:, :-1]) for one, far in zip(backward, near_b, strict=True)]
-        )
-        all_forward.append(
-            [far[:, 1:] + warp_clip(one[:, :-reach], far[:, 1:]) for one, far in zip(forward, near_f, strict=True)]
-        )
-    return Flows(all_backward, all_forward)
+        b, f = far_b[-1][:, :-1], far_f[-1][:, 1:]
+        far_b.append(b + warp_clip(backward[:, reach:], b))
+        far_f.append(f + warp_clip(forward[:, :-reach], f))
+    return far_b, far_f
 
 
 def warp_clip(x: Tensor, flow: Tensor) -> Tensor:

@@ -40,16 +40,6 @@ class LayerNorm(nn.LayerNorm):
 
 
 @contextmanager
-def full_float32(device: torch.device) -> Iterator[None]:
-    """Convolutions and matrix products inside are computed in the dtype of their tensors; the settings come back.
-
-    By default torch computes float32 convolutions of cuDNN in TF32. A backward pass outside uses the settings outside.
-    """
-    with torch.autocast(device.type, enabled=False), tf32(False):
-        yield
-
-
-@contextmanager
 def tf32(is_on: bool) -> Iterator[None]:
     """Convolutions and matrix products of float32 inside use TF32, or do not; the settings come back."""
     if hasattr(torch.backends.cudnn, "conv"):

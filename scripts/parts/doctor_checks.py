@@ -17,9 +17,7 @@ import torch
 import torch.distributed as dist
 
 import main_train_vrt
-from models.model_base import unwrap_ddp, weights_hash
-from models.model_vrt import ModelVRT
-from models.select_model import define_Model
+from models.model_vrt import ModelVRT, define_Model, unwrap_ddp, weights_hash
 from scripts.parts.doctor_failures import FAIL, OK, WARN, Finding, table
 from utils import utils_dist
 from utils.dist import gpu

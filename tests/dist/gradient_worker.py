@@ -8,8 +8,7 @@ import sys
 import torch
 
 from main_train_vrt import read_options
-from models.model_base import unwrap_ddp
-from models.model_vrt import ModelVRT
+from models.model_vrt import ModelVRT, unwrap_ddp
 from utils import utils_dist
 from utils.dist import process
 

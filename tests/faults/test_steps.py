@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from models.select_model import define_Model
+from models.model_vrt import define_Model
 from tests.dist.launching import run_ranks
 from tests.train_files import network, odd, write_odd
 
