@@ -1,27 +1,27 @@
-"""RGB + spike clips from high-frame-rate video: the light between its frames, settings, checks and files."""
+"""RGB + spike clips from high-frame-rate video: settings, checks, where sharp frames lie in it, light and files."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
-from data.files import Frames, FrameSource, clips_in, image_size
-from data.frame_matching import find_offset
+from data.files import FrameSource, clips_in, image_size
 from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_grey
 from utils.dist.process import peak_process_gb
 from utils.errors import DataError
 from utils.files import publish_folder, scratch_folder, write_whole
-from utils.image import imwrite_rgb, list_images
+from utils.image import imwrite_rgb
 from utils.random_streams import published_stream
 
 SPLITS = ("train", "test")
@@ -29,6 +29,10 @@ SPLITS = ("train", "test")
 VERSION = 2
 RECORD = "made.json"
 KINDS = ("blur", "blur_gamma", "sharp")
+GREY_WIDTH = 160  # pixels of the reduced frames that are compared to find a sharp frame in the raw video
+# Mean differences in grey levels: of identical frames, of a re-encoded frame, and the least that separates the
+# neighbours of a re-encoded frame.
+IDENTICAL, REENCODED, TIE = 0.02, 2.0, 0.1
 
 
 def _setting(default: Any, text: str, choices: tuple[str, ...] | None = None, **bounds: float) -> Any:
@@ -71,16 +75,12 @@ class Recipe:
         return self.interpolate * (self.average_of(clip) // 2)
 
 
-@dataclass(frozen=True)
-class RawClip:
+class RawClip(NamedTuple):
     """A clip of raw video: a folder of images or a video file. split: "" without split folders."""
 
     name: str
     path: Path
     split: str
-
-    def files(self) -> list[Path]:
-        return [self.path] if self.path.is_file() else list_images(self.path)
 
 
 def find_raw_clips(source: Path) -> list[RawClip]:
@@ -90,15 +90,12 @@ def find_raw_clips(source: Path) -> list[RawClip]:
     roots = [(source / split, split) for split in SPLITS if (source / split).is_dir()] or [(source, "")]
     clips = [RawClip(*clip, split) for root, split in roots if root.is_dir() for clip in clips_in(root)]
     if not clips:
-        raise DataError(
-            "no raw clip found", str(source), "folders of images or video files, with or without train/ and test/",
-            "correct --source",
-        )  # fmt: skip
+        expected = "folders of images or video files, with or without train/ and test/"
+        raise DataError("no raw clip found", str(source), expected, "correct --source")
     twice = [name for name, count in Counter(clip.name for clip in clips).items() if count > 1]
     if twice:
-        raise DataError(
-            f"two raw clips of the same name: {', '.join(twice[:5])}", str(source), "one clip per name", "rename one"
-        )
+        what = f"two raw clips of the same name: {', '.join(twice[:5])}"
+        raise DataError(what, str(source), "one clip per name", "rename one")
     return clips
 
 
@@ -129,10 +126,6 @@ class Job:
         """The frames that its exposures and spike files are counted by."""
         return self.sharp or self.raw.path
 
-    @property
-    def where(self) -> str:
-        return str(self.source)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -148,45 +141,46 @@ class Plan:
     frames: int
     record: dict[str, Any]
 
-    @property
-    def offset(self) -> int:
-        return self.record["offset"]
-
 
 def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
     """Check a clip before it is made. An error is returned, so that the errors of all clips can be shown."""
     cv2.setNumThreads(1)
     try:
-        frames, average = FrameSource(job.source), recipe.average_of(job.name)
-        height, width = spike_size(frames.size, recipe, job)
+        paths = {"raw": job.raw.path if job.raw else None, "sharp": job.sharp}
+        sources = {kind: FrameSource(path) for kind, path in paths.items() if path}
+        frames, average, where = sources["sharp" if job.sharp else "raw"], recipe.average_of(job.name), str(job.source)
+        height, width = (side // recipe.ratio for side in frames.size)
         count = len(frames) if job.sharp else len(frames) // average
+        if (height * recipe.ratio, width * recipe.ratio) != frames.size or height * width % 8:
+            raise DataError(
+                "frames of {} x {} do not divide by --ratio {} into whole bytes".format(*frames.size, recipe.ratio),
+                where, "both sides divisible, and their product / ratio^2 by 8", "choose another --ratio",
+            )  # fmt: skip
         if recipe.instants > average:
-            raise DataError(
-                f"clip {job.name} averages {average} raw frames, fewer than --instants {recipe.instants}", job.where,
-                "a raw frame for each sharp instant", "lower --instants, or raise --average",
-            )  # fmt: skip
+            what = f"clip {job.name} averages {average} raw frames, fewer than --instants {recipe.instants}"
+            raise DataError(what, where, "a raw frame for each instant", "lower --instants, or raise --average")
         if count == 0:
-            raise DataError(
-                f"clip {job.name} has {len(frames)} frames", job.where,
-                f"at least {average}, which make one exposure", "lower --average, or remove the clip",
-            )  # fmt: skip
-        sources = {"raw": job.raw.files() if job.raw else [], "sharp": list_images(job.sharp) if job.sharp else []}
+            what, need = f"clip {job.name} has {len(frames)} frames", f"at least {average}, for one exposure"
+            raise DataError(what, where, need, "lower --average, or remove the clip")
+        files = [(kind, path) for kind, source in sources.items() for path in dict.fromkeys(source.files)]
         digest = hashlib.sha256()  # changes with the name, size or time of change of any file of the source
-        for kind, files in sources.items():
-            for path in files:
-                about = path.stat()
-                digest.update(f"{kind}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
+        for kind, path in files:
+            about = path.stat()
+            digest.update(f"{kind}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
         record = {"version": VERSION, "recipe": recipe.record(), "source": digest.hexdigest()[:16]}
         made = _made_before(job, record)
         pictures = () if job.sharp or job.rgb.is_dir() else ("pictures",)
         todo = (*pictures, *(() if job.spikes.is_dir() else ("spikes",)))
-        if todo:
-            for files in sources.values():
-                _check_frame_sizes(job, files)
+        # Only the headers of PNGs are read. Frames of other formats are checked when they are decoded.
+        for kind, path in files if todo else ():
+            size = image_size(str(path)) if path.suffix.lower() == ".png" else sources[kind].size
+            if size != sources[kind].size:
+                what, need = "a frame of {} x {}".format(*size), "{} x {}, as the first".format(*sources[kind].size)
+                raise DataError(f"clip {job.name} has {what}", str(path), need, "remove it, or make it again")
         record["offset"] = made["offset"] if made else 0
-        if not made and job.raw and job.sharp:
+        if not made and len(sources) == 2:
             where = f"{job.raw.path}, {job.sharp}"
-            record["offset"] = find_offset(FrameSource(job.raw.path), frames, average, job.name, where, job.offset)
+            record["offset"] = find_offset(sources["raw"], frames, average, job.name, where, job.offset)
     except DataError as e:
         return e
     images = 0 if job.sharp else (len(KINDS) + recipe.instants) * len(cv2.imencode(".png", frames.read(0))[1])
@@ -194,21 +188,72 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
     return Plan(frames.size, size, todo, count * average if job.raw else count, record)
 
 
-def _check_frame_sizes(job: Job, files: list[Path]) -> None:
-    """Raise DataError where PNGs of a clip differ in size.
+def find_offset(
+    raw: FrameSource, sharp: FrameSource, average: int, clip: str, where: str, given: int | None = None
+) -> int:
+    """How many raw frames later than the middle of its exposure every sharp frame is; usually 0.
 
-    Only their headers are read. Frames of other formats are checked when they are decoded.
+    Without an offset, sharp frame i is raw frame i * average + average // 2. given: the offset stated by the user.
+    Raises DataError with the offsets found where a sharp frame matches no raw frame near that one, where the offset
+    changes within the clip, and where it is not the given one.
     """
-    sizes = {path: image_size(str(path)) for path in files if path.suffix.lower() == ".png"}
-    first = next(iter(sizes.values()), None)
-    odd = [path for path, size in sizes.items() if size != first]
-    if odd:
-        height, width = sizes[odd[0]]
-        raise DataError(
-            f"clip {job.name}: {len(odd)} frames of another size, the first of them a frame of {height} x {width}",
-            str(odd[0]), f"{first[0]} x {first[1]}, as the first frame of the clip",
-            "remove the frames, or make them again",
-        )  # fmt: skip
+    start, is_video, greys, decoded = given or 0, getattr(raw, "is_video", True), {}, -1
+    offsets = sorted(range(start - average, start + average + 1), key=abs)
+    costs, wrong = np.full((len(sharp), len(offsets)), np.inf), ""
+    if raw.read(0).shape != sharp.read(0).shape:
+        wrong = f"raw frames of {raw.read(0).shape[:2]}, sharp frames of {sharp.read(0).shape[:2]}"
+    for index, cost in enumerate(costs if not wrong else ()):
+        expected, grey = index * average + average // 2, _grey(sharp.read(index))
+        greys = {number: seen for number, seen in greys.items() if number >= expected + start - average}
+        for offset in sorted(offsets, key=lambda o: abs(o - start)):
+            number = expected + offset
+            if 0 <= number < len(raw):
+                # A video is decoded in order, each frame once: it cannot seek backwards cheaply.
+                for seen in range(min(decoded + 1, number) if is_video else number, number + 1):
+                    if seen not in greys:
+                        greys[seen], decoded = _grey(raw.read(seen)), max(decoded, seen)
+                cost[offsets.index(offset)] = np.abs(greys[number] - grey).mean()
+            # An identical frame at the expected place, as in most clips, needs no search around it.
+            if offset == start and cost[offsets.index(offset)] <= IDENTICAL:
+                break
+        if np.isinf(cost).all():
+            wrong = f"sharp frame {sharp.stems[index]} would be raw frame {expected + start} of only {len(raw)}"
+            break
+    if not wrong:
+        least, best = costs.min(axis=1), [offsets[number] for number in costs.argmin(axis=1)]
+        # About the same, and no other raw frame is clearly more similar.
+        fits = costs <= np.minimum(REENCODED, least + np.where(least <= IDENTICAL, IDENTICAL, TIE))[:, None]
+        candidates = [start, *(offset for offset, _ in Counter(best).most_common())]
+        offset = next((o for o in candidates if fits[:, offsets.index(o)].all()), None)
+        if offset is not None and given in (None, offset):
+            return offset
+        wrong = _runs(sharp.stems, best, least.tolist())
+    raise DataError(
+        f"clip {clip}: its sharp frames are not the middle raw frames: {wrong}", where,
+        "sharp frame i is raw frame i * average + average // 2 + offset, with one offset for the clip",
+        "correct --source or --average, or give the offset (--offset CLIP=N)",
+    )  # fmt: skip
+
+
+def _grey(frame: np.ndarray) -> np.ndarray:
+    """The frame in grey, reduced to about GREY_WIDTH pixels, (h, w) float32."""
+    height, width = frame.shape[:2]
+    factor = max(1, width // GREY_WIDTH)
+    size = (max(1, width // factor), max(1, height // factor))
+    return cv2.resize(cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY), size, interpolation=cv2.INTER_AREA).astype(np.float32)
+
+
+def _runs(stems: list[str], best: list[int], least: list[float]) -> str:
+    """Which frames are at which offset: "000000-000007 at offset +1, ...". least: their differences there."""
+    texts, places = [], itertools.groupby(range(len(stems)), key=lambda i: (best[i], least[i] <= REENCODED))
+    for (offset, is_near), group in places:
+        frames = list(group)
+        names = stems[frames[0]] + (f"-{stems[frames[-1]]}" if len(frames) > 1 else "")
+        cost = max(least[i] for i in frames)
+        far = "" if is_near else f", {cost:.1f} grey levels off (at most {REENCODED:g})"
+        texts.append(f"{names} at offset {offset:+d}{far}")
+    more = f"; and {len(texts) - 8} further changes" if len(texts) > 8 else ""
+    return f"sharp frames {'; '.join(texts[:8])}{more}"
 
 
 def _made_before(job: Job, record: dict[str, Any]) -> dict[str, Any] | None:
@@ -224,24 +269,10 @@ def _made_before(job: Job, record: dict[str, Any]) -> dict[str, Any] | None:
         except (OSError, ValueError, KeyError, TypeError):
             differing = [f"there is no usable {RECORD}"]
         if differing:
-            raise DataError(
-                f"clip {job.name} exists already, but differs from what would be made: {', '.join(differing)}",
-                str(folder), f"no such folder, or one made from these files with these settings ({RECORD})",
-                "choose another --out, or move the folder away to make the clip again",
-            )  # fmt: skip
+            what = f"clip {job.name} exists already, but differs from what would be made: {', '.join(differing)}"
+            expected = f"none, or one made from these files with these settings ({RECORD})"
+            raise DataError(what, str(folder), expected, "choose another --out, or move the folder away")
     return made
-
-
-def spike_size(frame: tuple[int, int], recipe: Recipe, job: Job) -> tuple[int, int]:
-    """(h, w) of the spike camera for frames of size (H, W). Raises DataError where --ratio does not divide it."""
-    height, width = (side // recipe.ratio for side in frame)
-    if (height * recipe.ratio, width * recipe.ratio) != frame or height * width % 8:
-        raise DataError(
-            f"frames of {frame[0]} x {frame[1]} do not divide by --ratio {recipe.ratio} into whole bytes",
-            job.where, "both sides divisible, and their product / ratio^2 by 8",
-            "choose another --ratio, or crop the video",
-        )  # fmt: skip
-    return height, width
 
 
 def make_folder(job: Job, recipe: Recipe, record: dict[str, Any], kind: str) -> float:
@@ -302,7 +333,7 @@ def make_spikes(job: Job, recipe: Recipe, offset: int, folder: Path) -> None:
     sharp = FrameSource(job.sharp) if job.sharp else None
     frames = FrameSource(job.raw.path) if job.raw else sharp
     stems = sharp.stems if sharp else [f"{number:06d}" for number in range(len(frames) // average)]
-    size = spike_size(frames.size, recipe, job)
+    size = (frames.size[0] // recipe.ratio, frames.size[1] // recipe.ratio)
     light = LightPath(frames, size, recipe.gamma if recipe.light == "linear" else 1.0, recipe.method)
     rng = published_stream(recipe.seed, *job.name.encode())
     sensor = IntegrateAndFire(
@@ -327,7 +358,7 @@ class LightPath:
     method: "flow" warps along the optical flow (DIS) between neighbouring frames, "linear" blends them.
     """
 
-    def __init__(self, frames: Frames, size: tuple[int, int], gamma: float, method: str) -> None:
+    def __init__(self, frames: FrameSource, size: tuple[int, int], gamma: float, method: str) -> None:
         self.frames, self.size, self.method = frames, size, method
         self.curve = (np.arange(256, dtype=np.float32) / 255.0) ** np.float32(gamma)
         self._lights: dict[int, np.ndarray] = {}
@@ -343,9 +374,14 @@ class LightPath:
             return self._light(index)
         if part > 1 - 1e-9:
             return self._light(index + 1)
+        before, after = self._light(index), self._light(index + 1)
         if self.method == "linear":
-            return (1 - part) * self._light(index) + part * self._light(index + 1)
-        return self._along_flow(index, np.float32(part))
+            return (1 - part) * before + part * after
+        if self._flows is None or self._flows[0] != index:
+            a, b = ((np.sqrt(np.clip(light, 0, 1)) * 255).astype(np.uint8) for light in (before, after))
+            self._flows = (index, self._dis.calc(a, b, None), self._dis.calc(b, a, None))
+        part, (_, forward, backward) = np.float32(part), self._flows
+        return (1 - part) * _warp(before, -part * forward) + part * _warp(after, (part - 1) * backward)
 
     def _light(self, index: int) -> np.ndarray:
         if index not in self._lights:
@@ -354,14 +390,6 @@ class LightPath:
             for old in [i for i in self._lights if abs(i - index) > 1]:
                 del self._lights[old]
         return self._lights[index]
-
-    def _along_flow(self, index: int, part: np.float32) -> np.ndarray:
-        before, after = self._light(index), self._light(index + 1)
-        if self._flows is None or self._flows[0] != index:
-            a, b = ((np.sqrt(np.clip(light, 0, 1)) * 255).astype(np.uint8) for light in (before, after))
-            self._flows = (index, self._dis.calc(a, b, None), self._dis.calc(b, a, None))
-        _, forward, backward = self._flows
-        return (1 - part) * _warp(before, -part * forward) + part * _warp(after, (part - 1) * backward)
 
 
 def _warp(light: np.ndarray, shift: np.ndarray) -> np.ndarray:

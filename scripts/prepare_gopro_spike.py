@@ -25,20 +25,38 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import cv2
+import numpy as np
+
+from data.files import FrameSource
+from data.manifest import joined_errors
 from data.prepare import SPLITS, Job, Plan, RawClip, Recipe, find_raw_clips, make_folder, plan_clip
+from data.spike.formats import SpikeGeometry, read_spikes
+from data.spike.represent import represent
+from data.spike.simulate import to_grey, to_uint8
 from data.spike_info import FILE_NAME, FORMAT
 from scripts.parts.exit_codes import shown, with_exit_code
-from scripts.parts.prepare_summary import check_summary, summarise, write_summary
 from utils.dist.process import die_with_parent
 from utils.errors import DataError, OptionError
 from utils.files import free_bytes, natural_key, refuse_overlap, write_whole
+from utils.image import render, side_by_side
+
+INFO = Path("GOPRO_Large_spike_seq", FILE_NAME)
+SUMMARY = {"summary.html": " prepared clips</title>", "summary.json": '{\n  "recipe": {'}  # -> how it begins
+WIDTH, LEAST_WIDTH = 320, 160  # of one picture of the summary
+SUMMARY_FILES = 8  # spike files of a clip that are read for its rates
+HALF_WINDOW = 10  # planes before and after the sharp one, as in the default of tfp
+COLUMNS = {
+    "split": "split", "frames": "frames", "planes": "planes a file", "gt_plane": "sharp plane", "offset": "offset",
+    "firing_rate": "spikes per plane", "light_rate": "from the light", "correlation": "correlation",
+}  # fmt: skip
 
 
 @with_exit_code
@@ -49,13 +67,13 @@ def main(arguments: list[str] | None = None) -> int:
         refuse_overlap(command.out / name, inputs, "--out")
     recipe = Recipe(**{setting.name: getattr(command, setting.name) for setting in fields(Recipe)})
     jobs = find_jobs(command)
-    info, folder = read_info(command.out, recipe), info_path(command.out).parent
+    info, folder = read_info(command.out, recipe), (command.out / INFO).parent
     plans = plan_all(jobs, recipe, command.workers)
     todo = [job for job in jobs if plans[job].todo]
     total = sum(plans[job].bytes for job in todo)
     print(f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about {total / 1e9:.2f} GB to write")
     for job in todo:
-        if offset := plans[job].offset:
+        if offset := plans[job].record["offset"]:
             when = f"{abs(offset)} raw frames {'later' if offset > 0 else 'earlier'} than expected"
             print(f"{job.name}: its sharp frames are {when}; recorded in dataset.json")
         if offset < 0:
@@ -69,10 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     command.out.mkdir(parents=True, exist_ok=True)
     if total > 0.95 * (free := free_bytes(command.out)):
-        raise DataError(
-            f"about {total / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free", str(command.out),
-            "enough free space", "choose another disk",
-        )  # fmt: skip
+        what = f"about {total / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free"
+        raise DataError(what, str(command.out), "enough free space", "choose another disk")
     check_summary(folder)
     write_info(command.out, info, recipe, plans)
     # The longest come first, so that no process is left alone with one at the end; spikes take longer than images.
@@ -82,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     peaks = run_counted(command.workers, make_folder, calls, [plan.frames for _, plan, _ in parts], "making", "frames")
     if peaks:
         print(f"peak memory of a process: {1000 * max(peaks):.0f} MB")
-    calls = [(job, recipe, plan.offset) for job, plan in plans.items()]
+    calls = [(job, recipe, plan.record["offset"]) for job, plan in plans.items()]
     clips = run_counted(command.workers, summarise, calls, [1] * len(calls), "summary", "clips")
     page = write_summary(folder, recipe, clips)
     print(f"made {command.out}: see {page}; check it with scripts/doctor.py --data --opt FILE")
@@ -161,10 +177,8 @@ def run_counted(
                     results[numbers[future]] = future.result()
                     progress.update(counts[numbers[future]])
             except BrokenProcessPool as e:
-                raise DataError(
-                    "a process of the pool died", function.__name__, f"memory for {workers} of them",
-                    "lower --workers, then start the same command again",
-                ) from e  # fmt: skip
+                expected, do = f"memory for {workers} of them", "lower --workers, then start the same command again"
+                raise DataError("a process of the pool died", function.__name__, expected, do) from e
             except BaseException:
                 for process in multiprocessing.active_children():
                     process.terminate()
@@ -178,7 +192,13 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
     Raises DataError where --source lacks clips of --spikes-for, OptionError where --leave-out or --offset names an
     unknown clip, or where --offset has no effect.
     """
-    raw, offsets = find_raw_clips(command.source) if command.source else [], read_offsets(command.offset)
+    raw, offsets = find_raw_clips(command.source) if command.source else [], {}
+    for text in command.offset:
+        clip, _, number = text.rpartition("=")
+        try:
+            offsets[clip] = int(number)
+        except ValueError as e:
+            raise OptionError(f"--offset is {text!r}", "--offset", "N, or CLIP=N", "for instance c=1") from e
     if command.spikes_for:
         jobs = find_existing(command, {clip.name: clip for clip in raw}, offsets)
     else:
@@ -190,16 +210,13 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
     if unknown:
         raise OptionError(f"no such clip: {', '.join(unknown)}", "the command line", "names of clips", "correct them")
     if offsets and not (command.source and command.spikes_for):
-        raise OptionError(
-            "--offset has no effect", "--offset", "--source and --spikes-for, whose frames it aligns", "drop --offset"
-        )
+        expected = "--source and --spikes-for, whose frames it aligns"
+        raise OptionError("--offset has no effect", "--offset", expected, "drop --offset")
     jobs = [job for job in jobs if job.name not in command.leave_out]
     missing = [job.name for job in jobs if raw and job.raw is None]
     if missing:
-        raise DataError(
-            f"the raw video of {len(missing)} clips is missing: {', '.join(missing[:5])}", str(command.source),
-            "a raw clip for each clip of --spikes-for", "add them, or leave these clips out (--leave-out)",
-        )  # fmt: skip
+        what = f"the raw video of {len(missing)} clips is missing: {', '.join(missing[:5])}"
+        raise DataError(what, str(command.source), "one for each clip of --spikes-for", "add them, or --leave-out them")
     if not jobs:
         raise OptionError("no clip is left to make", "--leave-out", "at least one clip", "leave out fewer clips")
     return jobs
@@ -212,29 +229,14 @@ def find_existing(command: argparse.Namespace, raw: dict[str, RawClip], offsets:
         folders = [(path.parent.name, path) for path in command.spikes_for.glob(f"{split}/*/sharp")]
         folders += [(path.name, path) for path in command.spikes_for.glob(f"{split}_GT/*") if path.is_dir()]
         for name, sharp in sorted(folders, key=lambda folder: natural_key(folder[0])):
-            offset = offsets.get(name, offsets.get(""))
+            offset = offsets.get(name, offsets.get(""))  # "": of all others
             jobs.append(Job(name, split, raw.get(name), sharp, command.out, offset))
     twice = [name for name, count in Counter(job.name for job in jobs).items() if count > 1]
     if twice or not jobs:
         what = f"two clips of the same name: {', '.join(twice[:5])}" if twice else "no clip found"
-        raise DataError(
-            what, str(command.spikes_for), "<split>/<clip>/sharp or <split>_GT/<clip>", "correct the folders"
-        )
+        expected = "<split>/<clip>/sharp or <split>_GT/<clip>"
+        raise DataError(what, str(command.spikes_for), expected, "correct the folders")
     return jobs
-
-
-def read_offsets(texts: list[str]) -> dict[str, int]:
-    """Clip name ("" for all others) -> offset, from values of --offset."""
-    offsets = {}
-    for text in texts:
-        clip, _, number = text.rpartition("=")
-        try:
-            offsets[clip] = int(number)
-        except ValueError as e:
-            raise OptionError(
-                f"--offset is {text!r}", "--offset", "N, or CLIP=N", "for instance 1 or GOPR0372_07_00=1"
-            ) from e
-    return offsets
 
 
 def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
@@ -261,27 +263,19 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
     common = Counter(plan.size for plan in plans.values()).most_common(1)
     for job, plan in plans.items():
         if plan.size != common[0][0]:
-            errors[job] = DataError(
-                f"clip {job.name} has another size than the others: {plan.size[0]} x {plan.size[1]}", job.where,
-                "frames of one size, as {} x {}: spikes of one data set have one size".format(*common[0][0]),
-                "make clips of another size in a run of their own, with another --out",
-            )  # fmt: skip
+            what = "clip {} has another size than the others: {} x {}".format(job.name, *plan.size)
+            expected = "frames of one size, as {} x {}".format(*common[0][0])
+            do = "make clips of another size in a run of their own, with another --out"
+            errors[job] = DataError(what, str(job.source), expected, do)
     if not errors:
         return plans
-    what, where, expected, do = (
-        [getattr(e, part) for e in errors.values()] for part in ("what", "where", "expected", "do")
-    )
-    if len(errors) < len(jobs):
-        do.append(f"make only the others: {' '.join(f'--leave-out {job.name}' for job in errors)}")
-    text = what[0]
+    every = joined_errors(list(errors.values()))
     if len(errors) > 1:
-        lines = "".join(f"\n    {problem}  [{place}]" for problem, place in zip(what, where, strict=True))
-        text, where = f"{len(errors)} clips cannot be made:{lines}", ["the clips named"]
-    raise DataError(text, where[0], *("; ".join(dict.fromkeys(words)) for words in (expected, do)))
-
-
-def info_path(out: Path) -> Path:
-    return out / "GOPRO_Large_spike_seq" / FILE_NAME
+        lines = "".join(f"\n    {error.what}  [{error.where}]" for error in errors.values())
+        every.what, every.where = f"{len(errors)} clips cannot be made:{lines}", "the clips named"
+    if len(errors) < len(jobs):
+        every.do += f"; make only the others: {' '.join(f'--leave-out {job.name}' for job in errors)}"
+    raise every
 
 
 def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
@@ -289,23 +283,19 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
 
     Raises DataError if another program, or this one with another recipe, made it.
     """
-    path = info_path(out)
+    path = out / INFO
     try:
         table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"recipe": None, "clips": {}}
         made = table["recipe"]
         if not isinstance(table["clips"], dict):
             raise TypeError("no clips")
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise DataError(
-            f"dataset.json was not made by this script: {e}", str(path), "no such file, or one of an earlier run",
-            "choose another --out, or move the file away",
-        ) from e  # fmt: skip
+        what, do = f"dataset.json was not made by this script: {e}", "choose another --out, or move the file away"
+        raise DataError(what, str(path), "none, or one of an earlier run", do) from e
     if recipe and made is not None and made != (wanted := recipe.record()):
         differing = ", ".join(key for key in {**wanted, **made} if made.get(key) != wanted.get(key))
-        raise DataError(
-            f"{out} was made with other settings: {differing}", str(path), "the same settings",
-            "choose another --out, or remove the folder",
-        )  # fmt: skip
+        what, do = f"{out} was made with other settings: {differing}", "choose another --out, or remove the folder"
+        raise DataError(what, str(path), "the same settings", do)
     return table
 
 
@@ -313,16 +303,14 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     """dataset.json: the geometry, planes per clip, and the offset of clips that have one; table: that of before."""
     height, width = (side // recipe.ratio for side in next(iter(plans.values())).size)
     if table.get("h", height) != height or table.get("w", width) != width:
-        raise DataError(
-            f"spikes of {height} x {width} would join those of {table['h']} x {table['w']}", str(info_path(out)),
-            "one size of spikes in a data set", "choose another --out",
-        )  # fmt: skip
+        what = f"spikes of {height} x {width} would join those of {table['h']} x {table['w']}"
+        raise DataError(what, str(out / INFO), "one size of spikes in a data set", "choose another --out")
     clips = table["clips"]
     for job, plan in plans.items():
         planes, gt_plane = recipe.planes_of(job.name), recipe.gt_plane_of(job.name)
         clips[job.name] = {"split": job.split, "planes": planes, "gt_plane": gt_plane}
-        if plan.offset:
-            clips[job.name]["offset"] = plan.offset
+        if offset := plan.record["offset"]:
+            clips[job.name]["offset"] = offset
     counts = Counter(clip["planes"] for clip in clips.values())
     common = next(clip for clip in clips.values() if clip["planes"] == counts.most_common(1)[0][0])
     about: dict[str, Any] = {
@@ -330,7 +318,86 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
         "gt_plane": common["gt_plane"], "rate": recipe.rate, "light": recipe.light, "clips": clips,
         "recipe": recipe.record(), "made_by": "scripts/prepare_gopro_spike.py",
     }  # fmt: skip
-    write_whole(info_path(out), (json.dumps(about, indent=2) + "\n").encode())
+    write_whole(out / INFO, (json.dumps(about, indent=2) + "\n").encode())
+
+
+@dataclass(frozen=True)
+class ClipSummary:
+    """The numbers of one clip, see summary.html, and the frame that is shown: blurry, sharp, spikes (H, W, 3) uint8."""
+
+    numbers: dict[str, Any]
+    strip: np.ndarray
+
+
+def summarise(job: Job, recipe: Recipe, offset: int) -> ClipSummary:
+    """Read back a part of the files of a clip."""
+    cv2.setNumThreads(1)
+    sharp = FrameSource(job.sharp or job.rgb / "sharp")
+    files = [job.spikes / "spike" / f"{stem}.dat" for stem in sharp.stems]
+    geometry = SpikeGeometry(*(side // recipe.ratio for side in sharp.size))
+    # Evenly spaced, with the middle one, which is shown.
+    shown = len(files) // 2
+    chosen = {shown, *np.linspace(0, len(files) - 1, min(SUMMARY_FILES, len(files)) - 1, dtype=int).tolist()}
+    rates, expected = [], []
+    for number in sorted(chosen):
+        stream, values = read_spikes(files[number], geometry), sharp.read(number).astype(np.float32) / 255
+        values = np.power(values, np.float32(recipe.gamma)) if recipe.light == "linear" else values
+        light = cv2.resize(to_grey(values), (geometry.width, geometry.height), interpolation=cv2.INTER_AREA)
+        rates.append(float(stream.mean()))
+        expected.append(recipe.rate * float(light.mean()) + recipe.dark_rate)
+        if number == shown:
+            rate = {"rate": recipe.rate, "light": recipe.light}
+            center = min(recipe.gt_plane_of(job.name), len(stream) - 1)
+            seen = represent("tfp", stream, center, half_window=HALF_WINDOW, gamma=2.2, **rate)[0]
+            spikes = to_uint8(seen)[..., None].repeat(3, axis=2)
+            both = [np.power(light, 1 / 2.2 if recipe.light == "linear" else 1.0).ravel(), seen.ravel()]
+            correlation = float(np.corrcoef(both)[0, 1]) if min(map(np.std, both)) > 0 else None
+    numbers = {
+        "clip": job.name, "split": job.split, "frames": len(sharp), "size": list(sharp.size),
+        "spike_size": [geometry.height, geometry.width], "planes": recipe.planes_of(job.name),
+        "gt_plane": recipe.gt_plane_of(job.name), "offset": offset, "firing_rate": round(float(np.mean(rates)), 5),
+        "light_rate": round(float(np.mean(expected)), 5),
+        "correlation": correlation if correlation is None else round(correlation, 4), "shown": sharp.stems[shown],
+    }  # fmt: skip
+    # The blurry frames were made here, or lie beside the existing sharp ones in one of the two layouts.
+    beside = sharp.path.with_name("blur")
+    if sharp.path.name != "sharp":
+        beside = sharp.path.parent.with_name(f"{sharp.path.parent.name}_blurred") / sharp.path.name
+    panels = {"sharp": sharp.read(shown), "spikes (tfp)": spikes}
+    if found := sorted(beside.glob(f"{sharp.stems[shown]}.*")):
+        panels = {"blurry": FrameSource(found[0]).read(0), **panels}
+    # Side by side, each between LEAST_WIDTH and WIDTH pixels wide.
+    height, width = sharp.size
+    scale = WIDTH / width if width > WIDTH else max(1, LEAST_WIDTH // width)
+    size = (round(height * scale), round(width * scale))
+    small = [
+        cv2.resize(p, size[::-1], interpolation=cv2.INTER_AREA) if p.shape[1] > size[1] else p for p in panels.values()
+    ]
+    return ClipSummary(numbers, side_by_side(small, list(panels), size))
+
+
+def check_summary(folder: Path) -> None:
+    """Raises DataError where files of the names of a summary are not ours."""
+    for name, begin in SUMMARY.items():
+        path = folder / name
+        if os.path.lexists(path) and not (path.is_file() and begin.encode() in path.read_bytes()[:200]):
+            what = f"{name} was not made by this program"
+            raise DataError(what, str(path), "a summary of an earlier run, or none", "move it away")
+
+
+def write_summary(folder: Path, recipe: Recipe, clips: list[ClipSummary]) -> Path:
+    """Write both files into the folder; the path of the page. An unchanged file is left as it is."""
+    settings = recipe.record()
+    page = render(
+        "summary", title=f"{len(clips)} prepared clips", files=SUMMARY_FILES, columns=COLUMNS, clips=clips,
+        recipe=", ".join(f"{key} {value}" for key, value in settings.items() if value is not None),
+    )  # fmt: skip
+    numbers = json.dumps({"recipe": settings, "clips": [clip.numbers for clip in clips]}, indent=2) + "\n"
+    for name, content in zip(SUMMARY, (page.encode(), numbers.encode()), strict=True):
+        path = folder / name
+        if not path.is_file() or path.read_bytes() != content:
+            write_whole(path, content)
+    return folder / next(iter(SUMMARY))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from data.files import FrameSource
-from data.frame_matching import find_offset
-from data.prepare import LightPath, RawClip
+from data.prepare import LightPath, RawClip, find_offset
 from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, read_spikes
 from data.spike.represent import represent
@@ -203,10 +202,10 @@ def test_the_true_raw_frame_is_found_among_frames_that_were_coded_again(raw, tmp
     noisy = np.clip(frames + noise, 0, 255).astype(np.uint8)
     write_folder(tmp_path / "sharp", frames[4::3][:10])
     sharp = FrameSource(tmp_path / "sharp")
-    assert find_offset(Still(noisy), sharp, 3, "clip", "here") == 3
+    assert find_offset(Still(noisy), sharp, 3, "clip", "here", None) == 3
     still = np.repeat(frames[:1], 40, axis=0)  # nothing moves: every raw frame fits, the expected one is taken
     write_folder(tmp_path / "still", still[:10])
-    assert find_offset(Still(still), FrameSource(tmp_path / "still"), 3, "clip", "here") == 0
+    assert find_offset(Still(still), FrameSource(tmp_path / "still"), 3, "clip", "here", None) == 0
 
 
 def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsys):
