@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.alignment_check import warning_of_clips
+from data.alignment_check import warning_of
 from data.clip_dataset import check_clips
 from data.clip_reader import DatasetClip, dataset_clips, described, user_clips
 from data.reconstruct import SET_BY_METHOD, Reconstruction, method_options, section_for, spike_clip, spike_section
@@ -159,7 +159,7 @@ def own_clips(
 ) -> list[DatasetClip]:
     """See `user_clips`. Rank 0 warns, as it alone looks, where spikes and frames do not show the same."""
     clips = user_clips(args.input, args.spike, args.gt, spike, scale, trained)
-    if utils_dist.is_main_process() and (warning := warning_of_clips(clips)):
+    if utils_dist.is_main_process() and (warning := warning_of(clips)):
         logger.warning("%s", warning)
     return clips
 

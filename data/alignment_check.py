@@ -17,7 +17,6 @@ import numpy as np
 from data.augment import Augment
 from data.clip import Exposure
 from data.clip_dataset import Draw, TrainClips
-from data.clip_reader import DatasetClip
 from data.spike.simulate import to_grey
 from utils.image import tensor_to_uint8
 
@@ -54,50 +53,35 @@ class Comparison:
     shown: tuple[str, np.ndarray, np.ndarray]
 
 
-def warning_of(dataset: Any, option_file: str) -> str | None:
-    """A sentence if the spikes of nearly all samples looked at lie wrongly; None too where nothing can be compared."""
-    if not isinstance(dataset, TrainClips) or not dataset.spikes:
-        return None
-    count, index, sentence = _mostly_wrong(
-        {index: compare(dataset, dataset.draw((0, index)), FRAMES) for index in _spread(len(dataset), SAMPLES)}
-    )
-    if count is None:
-        return None
-    return (
-        f"spikes and frames of {count} training samples do not show the same. Sample {index}: {sentence} "
-        f"Look at it: python scripts/show_sample.py --opt {option_file} --index {index} --out page.html"
-    )
+def warning_of(source: Any, option_file: str = "") -> str | None:
+    """A sentence if the spikes of nearly all samples looked at lie wrongly; None too where nothing can be compared.
 
-
-def warning_of_clips(clips: Sequence[DatasetClip]) -> str | None:
-    """As `warning_of`, of a user's own clips."""
-    places = [(clip, index) for clip in clips if clip.dataset.spikes for index in range(len(clip.stems))]
-    count, place, sentence = _mostly_wrong(
-        {
-            (clip, index): compare(clip.dataset, clip.dataset.draw(clip.index, index, 1), 1)
-            for clip, index in (places[i] for i in _spread(len(places), SAMPLES))
-        }
-    )
-    if count is None:
+    source: a training set, of this option file; or the list of a user's own clips.
+    """
+    is_own = isinstance(source, list)
+    every: Sequence[Any] = range(len(source)) if isinstance(source, TrainClips) and source.spikes else ()
+    if is_own:
+        every = [(clip, index) for clip in source if clip.dataset.spikes for index in range(len(clip.stems))]
+    looked, wrong = _spread(len(every), SAMPLES), []
+    for place in (every[number] for number in looked):
+        dataset, which = (place[0].dataset, (place[0].index, place[1], 1)) if is_own else (source, ((0, place),))
+        draw = dataset.draw(*which)
+        found = compare(dataset, draw, FRAMES)
+        wrong += [] if found.is_right else [(place, draw, found.sentence)]
+    if len(looked) < 2 or len(wrong) < LEAST_WRONG * len(looked):
         return None
-    clip, index = place
-    return (
-        f"spikes and frames of {count} frames do not show the same. {clip.name}/{clip.stems[index]}: {sentence} "
-        f"What the spikes may be: python scripts/spike_tool.py info {clip.dataset.clips[clip.index].spike[index]}"
-    )
+    place, draw, sentence = wrong[0]
+    kind, frame = ("frames" if is_own else "training samples"), draw.frames[0]
+    name = f"{draw.clip.name}/{draw.clip.stems[frame]}" if is_own else f"Sample {place}"
+    look = f"Look at it: python scripts/show_sample.py --opt {option_file} --index {place} --out page.html"
+    if is_own:
+        look = f"What the spikes may be: python scripts/spike_tool.py info {draw.clip.spike[frame]}"
+    return f"spikes and frames of {len(wrong)} of {len(looked)} {kind} do not show the same. {name}: {sentence} {look}"
 
 
 def _spread(count: int, wanted: int) -> list[int]:
     """About `wanted` of the numbers 0 ... count - 1, the first and the last among them."""
     return sorted({round(i) for i in np.linspace(0, count - 1, wanted)}) if count else []
-
-
-def _mostly_wrong(compared: dict[Any, Comparison]) -> tuple[str | None, Any, str]:
-    """("3 of 4", the first wrong place, its sentence) where nearly all are wrong, else (None, None, "")."""
-    wrong = {place: comparison.sentence for place, comparison in compared.items() if not comparison.is_right}
-    if len(compared) < 2 or len(wrong) < LEAST_WRONG * len(compared):
-        return None, None, ""
-    return f"{len(wrong)} of {len(compared)}", *next(iter(wrong.items()))
 
 
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:

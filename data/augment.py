@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from data.spike import simulate
+from data.spike.simulate import change_threshold
 from utils.errors import OptionError
 from utils.options.section import Registry, import_parts
 from utils.random_streams import random_stream
@@ -109,12 +109,13 @@ class CameraDraw:
     def apply(self, stream: np.ndarray, frame: int) -> np.ndarray:
         """The stream (T, h, w) of one frame as this camera records it; depends on (seed, frame) only."""
         rng = random_stream("frame of a camera", *self.seed, frame)
-        stream = simulate.change_threshold(stream, self.threshold, rng)
-        if self.drop:
-            stream = simulate.drop_planes(stream, self.drop, rng)
-        if self.hot or self.dead:
-            # Stuck pixels stay where they are from frame to frame.
-            stream = simulate.stick_pixels(stream, self.hot, self.dead, random_stream("stuck pixels", *self.seed))
+        stream = change_threshold(stream, self.threshold, rng)
+        if self.drop:  # lost planes are kept, without spikes
+            stream = stream * (rng.random(len(stream)) >= self.drop)[:, None, None].astype(np.uint8)
+        if self.hot or self.dead:  # stuck pixels stay where they are from frame to frame
+            place = random_stream("stuck pixels", *self.seed).random(stream.shape[1:])
+            is_dead = place >= 1.0 - self.dead
+            stream = np.where(place < self.hot, np.uint8(1), np.where(is_dead, np.uint8(0), stream))
         return stream
 
 
@@ -143,10 +144,8 @@ class CameraPerturb:
     ) -> None:
         low_high = tuple(threshold_range)
         if len(low_high) != 2 or not 0 < low_high[0] <= low_high[1]:
-            raise OptionError(
-                f"camera.threshold_range is {list(low_high)}", "camera.threshold_range",
-                "[lowest, highest] factor, both > 0", "for instance [0.5, 4.0]",
-            )  # fmt: skip
+            what, expected = f"camera.threshold_range is {list(low_high)}", "[lowest, highest] factor, both > 0"
+            raise OptionError(what, "camera.threshold_range", expected, "for instance [0.5, 4.0]")
         self.threshold_prob, self.range, self.known_rate = threshold_prob, low_high, known_rate
         self.drop, self.hot, self.dead = (drop_prob, drop_max), (hot_prob, hot_max), (dead_prob, dead_max)
 

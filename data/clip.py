@@ -98,8 +98,6 @@ def checked_name(name: str, where: str) -> str:
     """
     parts = name.split("/")
     if {"", ".", ".."} & set(parts) or _UNPRINTABLE.search(name):
-        raise DataError(
-            f"{name!r} cannot be the name of a clip or frame", where,
-            'a name without "..", without an empty part and without control characters', "rename it",
-        )  # fmt: skip
+        expected = 'a name without "..", without an empty part and without control characters'
+        raise DataError(f"{name!r} cannot be the name of a clip or frame", where, expected, "rename it")
     return name

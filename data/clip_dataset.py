@@ -19,8 +19,9 @@ from data.files import is_lmdb, list_root
 from data.io_backend import IO_BACKENDS
 from data.manifest import HELD_OUT, Problem, Source
 from data.preflight import Report, check_source
-from data.spike_grid import warn_uncovered
-from data.spike_source import SPIKE_SOURCES, build_spikes, channels_of, describe_spikes
+from data.spike_grid import load_calibration, warn_uncovered
+from data.spike_info import load_info
+from data.spike_source import SPIKE_SOURCES, channels_of
 from utils import utils_dist
 from utils.contract import middle_instant
 from utils.errors import DataError, OptionError
@@ -129,10 +130,9 @@ class ClipDataset(Dataset):
         self.camera = CAMERAS.build(camera, "camera") if camera else None
         is_undivided = source.spikes and (source.spikes.rate == "match" or "rate" in source.spikes.ignored)
         if is_undivided and self.camera and self.camera.known_rate:
-            raise OptionError(
-                "camera.known_rate has no effect: the representation is not divided by a given rate",
-                "camera.known_rate", "a proportional representation, and spike.rate other than match", "remove it",
-            )  # fmt: skip
+            what = "camera.known_rate has no effect: the representation is not divided by a given rate"
+            expected = "a proportional representation, and spike.rate other than match"
+            raise OptionError(what, "camera.known_rate", expected, "remove it")
         self.files = IO_BACKENDS.build(section.io_backend, "io_backend", cache_data=section.cache_data)
         self.clips: list[Clip] = self.files.clips(source)
         self.lq_place = source.kinds()["lq"]  # root, folder within a clip, endings of the names
@@ -150,12 +150,14 @@ class ClipDataset(Dataset):
         """Where the clips are and what their spikes mean. Reads at most the dataset.json beside the spikes."""
         places = cls.places(section)
         if places.get("dataroot_gt_instants") and not places["dataroot_gt"]:
-            raise OptionError(
-                "dataroot_gt_instants without dataroot_gt", "dataroot_gt_instants",
-                "both: gt_instants has several sharp frames of an exposure, gt the one in the middle",
-                "set dataroot_gt too, or remove dataroot_gt_instants",
-            )  # fmt: skip
-        spikes = build_spikes(section.spike, places["dataroot_spike"]) if hasattr(section, "spike") else None
+            what, expected = "dataroot_gt_instants without dataroot_gt", "both: gt is the middle one of gt_instants"
+            raise OptionError(what, "dataroot_gt_instants", expected, "set dataroot_gt too")
+        spikes = None
+        if hasattr(section, "spike"):
+            folder, do = places["dataroot_spike"], "correct dataroot_spike, or make the data (docs/data_format.md)"
+            if section.spike.h is None and not Path(folder).is_dir():
+                raise DataError("no such folder of spikes", folder, "a folder with one folder per clip", do)
+            spikes = SPIKE_SOURCES.build(section.spike, "spike", info=load_info(folder))
         left_out = HELD_OUT.get(getattr(section, "val_partition", None), frozenset())
         kind = {"septuplets": cls.septuplets, "other_images": cls.other_images}
         return Source(**places, **kind, spikes=spikes, left_out=left_out)
@@ -167,10 +169,19 @@ class ClipDataset(Dataset):
 
     @classmethod
     def spike_data(cls, section: Any) -> dict[str, Any] | None:
-        """Properties of the training spikes that are stored with the weights; see data.spike_source."""
+        """Properties of the training spikes, of the section and dataset.json, that are stored with the weights.
+
+        rate: spikes per plane at full light, "match", or None where it is unknown and firing rates are not divided.
+        light: "linear" or "display". center: of the section; planes, gt_plane: of most files, from dataset.json.
+        calibration: the contents of the calibration file, for spikes of a second camera only.
+        """
         if not hasattr(section, "spike"):
             return None
-        return describe_spikes(section.spike, cls.places(section)["dataroot_spike"])
+        spike, info = section.spike, load_info(cls.places(section)["dataroot_spike"])
+        rate, light = info.rate if spike.rate is None else spike.rate, spike.light or info.light or "linear"
+        about = {"rate": rate, "light": light, "center": spike.center}
+        about |= {"planes": info.planes, "gt_plane": info.gt_plane}
+        return about | ({"calibration": load_calibration(spike.calibration).plain()} if spike.calibration else {})
 
     @classmethod
     def check(cls, section: Any, split: str, **how: Any) -> Report:
@@ -182,10 +193,7 @@ class ClipDataset(Dataset):
         else:
             report = check_source(source, split, **how)
         if source.spikes and not source.spikes.is_rate_known:
-            what = (
-                "neither dataset.json nor spike.rate gives the firing rate at full light; 1 is assumed, so that the "
-                "network learns from undivided firing rates of this camera"
-            )
+            what = "neither dataset.json nor spike.rate gives the firing rate at full light; 1 is assumed"
             report.warnings.append(Problem("spikes", what, source.dataroot_spike))
         return report
 
@@ -241,19 +249,15 @@ class TrainClips(ClipDataset):
         for clip in self.clips:
             (_, _, height, width), step = self._croppable(clip)
             if self.gt_size % (clip.scale * step):
-                raise OptionError(
-                    f"datasets.train.gt_size is {self.gt_size}", "datasets.train.gt_size",
-                    f"a multiple of {clip.scale * step}: gt pixels per lq pixel x lq pixels per spike pixel",
-                    "correct gt_size",
-                )  # fmt: skip
+                what, expected = f"datasets.train.gt_size is {self.gt_size}", f"a multiple of {clip.scale * step}"
+                expected += ": gt pixels per lq pixel x lq pixels per spike pixel"
+                raise OptionError(what, "datasets.train.gt_size", expected, "correct gt_size")
             height, width = height * clip.scale, width * clip.scale
             if self.gt_size > min(height, width):
                 seen = "" if (height, width) == clip.gt_size else ", which is what the spike camera sees of them"
-                raise DataError(
-                    f"crops of {self.gt_size} do not fit into clip {clip.name}", (clip.gt or clip.lq)[0],
-                    f"images of at least {self.gt_size} x {self.gt_size}, not {height} x {width}{seen}",
-                    "lower datasets.train.gt_size, or correct dataroot_gt",
-                )  # fmt: skip
+                what, where = f"crops of {self.gt_size} do not fit into clip {clip.name}", (clip.gt or clip.lq)[0]
+                expected = f"images of at least {self.gt_size} x {self.gt_size}, not {height} x {width}{seen}"
+                raise DataError(what, where, expected, "lower datasets.train.gt_size, or correct dataroot_gt")
         frames = (self.num_frame - 1) * max(self.intervals) + 1
         short = [clip.name for clip in self.clips if len(clip) < frames]
         if short and utils_dist.is_main_process():
@@ -318,10 +322,12 @@ class TrainClips(ClipDataset):
         (top, left, height, width), step = self._croppable(clip)
         patch = self.gt_size // clip.scale
         aug = Augment.draw(rng, (height, width), patch, step, origin=(top, left), **self.turns)
-        positions = [first + i * interval for i in range(self.num_frame)]
-        frames, backwards = zip(*(bounce(p, len(clip)) for p in positions), strict=True)
+        # Played back and forth: 0 1 2 1 0 1 ...
+        period = max(2 * (len(clip) - 1), 1)
+        phases = [(first + i * interval) % period for i in range(self.num_frame)]
+        frames, backwards = [min(p, period - p) for p in phases], [p >= len(clip) for p in phases]
         camera = self.camera.draw([self.seed, epoch, index]) if self.camera else None
-        return Draw(clip, list(frames), list(backwards), aug, camera, rng)
+        return Draw(clip, frames, backwards, aug, camera, rng)
 
 
 class TestClips(ClipDataset):
@@ -380,24 +386,11 @@ def check_clips(dataset: Dataset, split: str, scale: int, instants: int | None) 
     clip = next((clip for clip in clips if clip.gt and clip.scale != scale), None)
     if clip:
         sizes = "gt of {} x {} for lq of {} x {}".format(*clip.gt_size, *clip.size)
-        raise DataError(
-            f"datasets.{split} has {sizes} in clip {clip.name}, but scale is {scale}", clip.gt[0],
-            f"sharp frames {scale} times as large as the lq frames",
-            f"correct datasets.{split}.dataroot_gt or dataroot_lq, or scale and netG.upscale",
-        )  # fmt: skip
+        what = f"datasets.{split} has {sizes} in clip {clip.name}, but scale is {scale}"
+        do = f"correct datasets.{split}.dataroot_gt or dataroot_lq, or scale and netG.upscale"
+        raise DataError(what, clip.gt[0], f"sharp frames {scale} times as large as the lq frames", do)
     clip = next((clip for clip in clips if instants and clip.instants not in (0, instants)), None)
     if clip:
-        raise DataError(
-            f"datasets.{split} has {clip.instants} sharp frames for each blurry one in clip {clip.name}, but "
-            f"netG.out_instants is {instants}", clip.gt_instants[0], f"{instants} for each",
-            f"set netG.out_instants to {clip.instants}, or correct datasets.{split}.dataroot_gt_instants",
-        )  # fmt: skip
-
-
-def bounce(position: int, length: int) -> tuple[int, bool]:
-    """(frame number, whether time runs backwards) for a clip that is played back and forth: 0 1 2 1 0 1 ..."""
-    if position < length:
-        return position, False
-    period = max(2 * (length - 1), 1)
-    phase = position % period
-    return (phase, False) if phase < length else (period - phase, True)
+        found = f"{clip.instants} sharp frames for each blurry one in clip {clip.name}"
+        what, do = f"datasets.{split} has {found}, but netG.out_instants is {instants}", "correct one of them"
+        raise DataError(what, clip.gt_instants[0], f"{instants} for each", do)

@@ -103,7 +103,7 @@ def user_clips(
 
     spike, gt: laid out in the same way. spike_options: a `spike` section of the options (None: the network takes no
     spikes). scale: size of the sharp frames over that of the input. trained: the spikes in training
-    (data.spike_source.describe_spikes), used where nothing is known of the user's spikes.
+    (ClipDataset.spike_data), used where nothing is known of the user's spikes.
     Raises DataError, naming the files, where frames, spikes and reference do not belong together.
     """
     root = Path(path)
@@ -153,8 +153,17 @@ def user_clip(
         if twice:
             what = f"frames with the same name: {', '.join(twice[:5])}"
             raise DataError(what, str(kind.path), "one file per frame", "remove the others")
-    if "gt" in images:
-        _check_reference(frames, images["gt"], scale)
+    if reference := images.get("gt"):
+        both = (reference, frames)
+        if len(reference) != len(frames) or (not any(s.is_video for s in both) and reference.stems != frames.stems):
+            odd = ", ".join(sorted(set(reference.stems) ^ set(frames.stems))[:5])
+            what = f"{len(frames)} frames and {len(reference)} reference frames do not match ({odd})"
+            raise DataError(what, str(gt), "one sharp frame of the same name for every frame", "check --gt")
+        wanted = (frames.size[0] * scale, frames.size[1] * scale)
+        if reference.size != wanted:
+            what = "reference of {1}x{0} for frames of {3}x{2}".format(*reference.size, *frames.size)
+            expected = f"{wanted[1]}x{wanted[0]}, as the network enlarges by {scale}"
+            raise DataError(what, str(gt), expected, "check --gt")
     known: Sequence[tuple[str, int]] = ()
     exposures: tuple[Exposure, ...] = ()
     if spikes:
@@ -176,22 +185,6 @@ def user_clip(
     return found
 
 
-def _check_reference(frames: FrameSource, gt: FrameSource, scale: int) -> None:
-    """Raise DataError where gt does not have one image for every frame, `scale` times as large."""
-    if len(gt) != len(frames) or (not gt.is_video and not frames.is_video and gt.stems != frames.stems):
-        odd = sorted(set(gt.stems) ^ set(frames.stems))
-        raise DataError(
-            f"{len(frames)} frames and {len(gt)} reference frames do not match ({', '.join(odd[:5])})", str(gt.path),
-            "one sharp frame of the same name for every frame", "check --gt",
-        )  # fmt: skip
-    wanted = (frames.size[0] * scale, frames.size[1] * scale)
-    if gt.size != wanted:
-        raise DataError(
-            f"reference of {gt.size[1]}x{gt.size[0]} for frames of {frames.size[1]}x{frames.size[0]}", str(gt.path),
-            f"{wanted[1]}x{wanted[0]}, as the network enlarges by {scale}", "check --gt",
-        )  # fmt: skip
-
-
 def _user_spikes(
     clip: str, path: Path, frames: FrameSource, spikes: DatSpikes, trained: dict[str, Any] | None
 ) -> tuple[list[tuple[str, int]], tuple[Exposure, ...]]:
@@ -203,10 +196,9 @@ def _user_spikes(
         pairs = files if frames.is_video else [by_stem[stem] for stem in frames.stems if stem in by_stem]
         if len(pairs) != count or len(files) != count:
             odd = sorted(set(by_stem) ^ set(frames.stems))
-            raise DataError(
-                f"{count} frames, {len(files)} spike files" + (f"; unpaired: {', '.join(odd[:5])}" if odd else ""),
-                str(path), "one spike file per frame, of the same name", "restore the files, or give one for the clip",
-            )  # fmt: skip
+            what = f"{count} frames, {len(files)} spike files" + (f"; unpaired: {', '.join(odd[:5])}" if odd else "")
+            expected, do = "one spike file per frame, of the same name", "restore the files, or give one for the clip"
+            raise DataError(what, str(path), expected, do)
         files = pairs
     elif len(files) != 1:
         what, expected = f"{len(files)} spike files", "one file for the clip, with spike.exposure"
@@ -216,10 +208,8 @@ def _user_spikes(
     is_shared = not is_per_frame and not spikes.timing.is_one_file
     planes = known[0][1]
     if is_shared and planes < count:
-        raise DataError(
-            f"{planes} planes for {count} frames", str(path), "at least one plane per frame",
-            "give the spikes of this clip, and check --spike-size",
-        )  # fmt: skip
+        what, do = f"{planes} planes for {count} frames", "give the spikes of this clip, and check --spike-size"
+        raise DataError(what, str(path), "at least one plane per frame", do)
     if not is_per_frame and count > 1 and is_read_from_start(str(files[0])):
         logger.warning("spikes of %s: %s", clip, FROM_START)
     try:

@@ -97,15 +97,11 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
     def places(cls, section: DenoisingTrainKeys) -> dict[str, Any]:
         """The sharp frames alone, read as lq. Raises OptionError for keys that contradict one another."""
         if section.dataroot_lq not in (None, section.dataroot_gt):
-            raise OptionError(
-                f"datasets.train.dataroot_lq is {section.dataroot_lq}", "datasets.train.dataroot_lq",
-                "the same as dataroot_gt: the noisy frames are made from the sharp ones", "remove dataroot_lq",
-            )  # fmt: skip
+            key, expected = "datasets.train.dataroot_lq", "the same as dataroot_gt, of which the noisy frames are made"
+            raise OptionError(f"{key} is {section.dataroot_lq}", key, expected, "remove it")
         if section.sigma_min > section.sigma_max:
-            raise OptionError(
-                f"datasets.train.sigma_min is {section.sigma_min:g}, sigma_max {section.sigma_max:g}",
-                "datasets.train.sigma_min", "at most sigma_max", "correct one of them",
-            )  # fmt: skip
+            key, found = "datasets.train.sigma_min", f"{section.sigma_min:g}, sigma_max {section.sigma_max:g}"
+            raise OptionError(f"{key} is {found}", key, "at most sigma_max", "correct one of them")
         return {**super().places(section), "dataroot_lq": section.dataroot_gt, "dataroot_gt": None}
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

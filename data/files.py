@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import cv2
 import numpy as np
@@ -64,14 +64,6 @@ class FileEntry:
 Listing = dict[str, dict[str, FileEntry]]  # clip -> frame stem -> file
 
 
-class Frames(Protocol):
-    """Frames by number: (H, W, 3) uint8 in the order R, G, B."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int) -> np.ndarray: ...
-
-
 @contextmanager
 def reading(
     path: str, expected: str = "a readable file", do: str = "restore the file, or remove its clip"
@@ -88,11 +80,7 @@ def is_lmdb(root: str) -> bool:
 
 
 def list_root(
-    root: str,
-    folder: str,
-    suffixes: tuple[str, ...],
-    single_files: bool = False,
-    names: Collection[str] | None = None,
+    root: str, folder: str, suffixes: tuple[str, ...], single_files: bool = False, names: Collection[str] | None = None
 ) -> Listing:
     """The files of every clip: those in <root>/<clip>/<folder>, or in <root>/<clip> where there is no such folder.
 
@@ -211,10 +199,8 @@ def _environment(root: str) -> Any:
         need = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if size < need:
             environment.close()
-            raise DataError(
-                f"the LMDB is cut short: data.mdb has {size} bytes", root, f"{need} bytes, as its first pages say",
-                "copy it again (or, where keys were deleted from it, make a compact copy with mdb_copy -c)",
-            )  # fmt: skip
+            what, do = f"the LMDB is cut short: data.mdb has {size} bytes", "copy it again (mdb_copy -c compacts it)"
+            raise DataError(what, root, f"{need} bytes, as its first pages say", do)
         _environments[root] = environment
         return environment
 
@@ -265,10 +251,8 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
     if image is None:
         raise _no_image(path, f"{len(encoded)} bytes that are no whole image")
     if size is not None and image.shape[:2] != size:
-        raise DataError(
-            f"frame of {image.shape[0]} x {image.shape[1]}", path,
-            f"{size[0]} x {size[1]}, as the first frame of its clip", "remove the frame, or make it again",
-        )  # fmt: skip
+        what, expected = "frame of {} x {}".format(*image.shape), "{} x {}, as the first of its clip".format(*size)
+        raise DataError(what, path, expected, "remove the frame, or make it again")
     return image
 
 
@@ -353,9 +337,6 @@ def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str)
     """Raise DataError where the aspect ratios of frame (H, W) and spike plane (h, w) differ by more than 2 %."""
     (height, width), (h, w) = frame, spikes
     if abs(width * h - height * w) > 0.02 * width * h:
-        raise DataError(
-            f"spikes of {h} x {w} for frames of {height} x {width}", where,
-            "the same field of view, that is the same ratio of height to width",
-            "correct the size of the spike planes; for a camera with another view, scripts/calibrate.py and "
-            "spike.calibration",
-        )  # fmt: skip
+        what, expected = f"spikes of {h} x {w} for frames of {height} x {width}", "the same ratio of height to width"
+        do = "correct the size of the spike planes; for a camera with another view, give spike.calibration"
+        raise DataError(what, where, expected, do)

@@ -25,9 +25,9 @@ import numpy as np
 
 from data.augment import Augment
 from data.clip import IMAGE_KINDS, Clip, Piece, checked_name
-from data.files import Frames, open_spike_file, read_bgr
+from data.files import FrameSource, open_spike_file, read_bgr
 from data.manifest import Source, digest, find_clips, list_source, read_meta
-from data.spike.formats import Crop, PackedPlanes, SpikeGeometry, pack
+from data.spike.formats import Crop, SpikeFile, SpikeGeometry, pack
 from data.spike_info import spike_errors_as_data_errors
 from data.spike_source import DatSpikes
 from utils.errors import DataError
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 IO_BACKENDS = Registry("io backend", "type")
 FORMAT = 1
 INDEX = "index.json"
+BUILD = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
 
 
 @IO_BACKENDS.register("disk", given=("cache_data", "opened"))
@@ -48,7 +49,7 @@ class DiskFiles:
     cache_data: decoded images stay in memory, shared by all loader workers of a rank.
     """
 
-    def __init__(self, cache_data: bool = False, opened: Mapping[str, Frames] | None = None) -> None:
+    def __init__(self, cache_data: bool = False, opened: Mapping[str, FrameSource] | None = None) -> None:
         """opened: "lq", "gt" -> frames of a clip, such as those of a video, in the place of their files."""
         self.cache_data, self.opened = cache_data, opened
         self._kept: dict[str, np.ndarray] = {}  # path -> a byte that is 1 once the image is there, and its values
@@ -79,21 +80,21 @@ class DiskFiles:
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
         """The crop of `aug` in images of one kind (data.clip.IMAGE_KINDS): (T, h, w, 3) uint8, B, G, R."""
-        return np.stack([aug.crop(self._image(clip, kind, i), clip.scale_of(kind)) for i in frames])
-
-    def _image(self, clip: Clip, kind: str, number: int) -> np.ndarray:
-        if self.opened:
-            return self.opened[kind].read(number)[..., ::-1]
-        path, size = getattr(clip, kind)[number], clip.size_of(kind)
-        if not self.cache_data:
-            return read_bgr(path, size)
-        if path not in self._kept:
-            self._kept[path] = np.zeros(3 * math.prod(size) + 1, np.uint8)
-        kept = self._kept[path]
-        if not kept[0]:  # two processes may fill it at once: they write the same bytes
-            kept[1:] = read_bgr(path, size).ravel()
-            kept[0] = 1
-        return kept[1:].reshape(*size, 3)
+        found, size = [], clip.size_of(kind)
+        for number in frames:
+            path = getattr(clip, kind)[number]
+            if self.opened:
+                image = self.opened[kind].read(number)[..., ::-1]
+            elif not self.cache_data:
+                image = read_bgr(path, size)
+            else:
+                kept = self._kept.setdefault(path, np.zeros(3 * math.prod(size) + 1, np.uint8))
+                if not kept[0]:  # two processes may fill it at once: they write the same bytes
+                    kept[1:] = read_bgr(path, size).ravel()
+                    kept[0] = 1
+                image = kept[1:].reshape(*size, 3)
+            found.append(aug.crop(image, clip.scale_of(kind)))
+        return np.stack(found)
 
     def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
         """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
@@ -170,21 +171,19 @@ class CacheReader:
         geometry = spikes.geometry.stored_as_raster
         stored = self._map(clip, "spike", (sum(clip.spike_files.values()), geometry.plane_bytes))
         first = self._first_plane[clip.name][piece.file] + piece.first
-        return PackedPlanes(piece.file, geometry, stored).read(first, piece.count, crop)
+        return SpikeFile(piece.file, geometry, len(stored), stored).read(first, piece.count, crop)
 
     def _map(self, clip: Clip, kind: str, shape: tuple[int, ...]) -> np.ndarray:
         path = Path(self.path, clip.name, f"{kind}.u8")
         try:
             return np.memmap(path, np.uint8, "r", shape=shape)
         except (OSError, ValueError) as e:
-            do = "build the cache again: scripts/build_clip_cache.py"
-            raise DataError(f"cannot map cached clip: {e}", str(path), f"{math.prod(shape)} bytes", do) from e
+            what, expected = f"cannot map cached clip: {e}", f"{math.prod(shape)} bytes"
+            raise DataError(what, str(path), expected, f"build the cache again: {BUILD}") from e
 
     def _stale(self, why: str) -> DataError:
-        return DataError(
-            f"the clip cache does not fit the data: {why}", self.path, "a cache built from the data as they are now",
-            "build it again: python scripts/build_clip_cache.py --opt FILE --split SPLIT",
-        )  # fmt: skip
+        what, expected = f"the clip cache does not fit the data: {why}", "a cache built from the data as they are now"
+        return DataError(what, self.path, expected, f"build it again: {BUILD}")
 
 
 def build_cache(source: Source, path: str, track: Callable[[list[Clip]], Iterable[Clip]] = iter) -> list[Clip]:
@@ -195,15 +194,10 @@ def build_cache(source: Source, path: str, track: Callable[[list[Clip]], Iterabl
     """
     target = Path(os.path.abspath(path))
     refuse_overlap(target, source.roots(), "--out")
-    _refuse_foreign_files(target)
-    clips = find_clips(source)
-    index = _load_index(str(target), any_format=True) if (target / INDEX).is_file() else {"clips": ()}
-    cached = {clip["name"] for clip in index["clips"]}
+    cached, clips = _cached_clips(target), find_clips(source)
     if cached and not cached & {clip.name for clip in clips}:
-        raise DataError(
-            f"the folder holds the cache of other clips: {min(cached)} and {len(cached) - 1} more", str(target),
-            "a cache of the same clips, to be replaced", "choose another --out for each split",
-        )  # fmt: skip
+        what = f"the folder holds the cache of other clips: {min(cached)} and {len(cached) - 1} more"
+        raise DataError(what, str(target), "a cache of the same clips", "choose another --out for each split")
     partial = target.with_name(f".{target.name}.partial")
     index = {
         "format": FORMAT,
@@ -219,29 +213,29 @@ def build_cache(source: Source, path: str, track: Callable[[list[Clip]], Iterabl
     left = [clip for clip in clips if not (partial / clip.name).exists()]
     need = sum(math.prod(shape) for clip in left for shape in _arrays(clip, source).values())
     if need > 0.95 * (free := free_bytes(partial)):
-        raise DataError(
-            f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free", str(partial.parent),
-            "enough free space", "free some space, or choose another disk",
-        )  # fmt: skip
+        what = f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        raise DataError(what, str(partial.parent), "enough free space", "free some, or choose another disk")
     for clip in track(left):
         _write_clip(clip, source.spikes, partial)
     if target.exists():
-        _refuse_foreign_files(target)
+        _cached_clips(target)
         shutil.rmtree(target)
     publish_folder(partial, target)
     return clips
 
 
-def _refuse_foreign_files(target: Path) -> None:
-    """Raise DataError where `target` holds anything but a clip cache: only that is replaced."""
+def _cached_clips(target: Path) -> set[str]:
+    """The names of the clips in the cache `target`; none where there is nothing.
+
+    Raises DataError where it holds anything but a clip cache: only that is replaced.
+    """
     if not os.path.lexists(target):
-        return
-    names = {INDEX}
-    if (target / INDEX).is_file():
-        index = _load_index(str(target), any_format=True)
-        names |= {f"{clip['name']}/{kind}.u8" for clip in index["clips"] for kind in (*IMAGE_KINDS, "spike")}
-    ours = {name: (target / name).stat().st_size for name in names if (target / name).is_file()}
-    refuse_foreign(target, ours, "a clip cache")
+        return set()
+    index = _load_index(str(target), any_format=True) if (target / INDEX).is_file() else {"clips": ()}
+    clips = {clip["name"] for clip in index["clips"]}
+    names = {INDEX, *(f"{clip}/{kind}.u8" for clip in clips for kind in (*IMAGE_KINDS, "spike"))}
+    refuse_foreign(target, {n: (target / n).stat().st_size for n in names if (target / n).is_file()}, "a clip cache")
+    return clips
 
 
 def _write_clip(clip: Clip, spikes: DatSpikes | None, folder: Path) -> None:
@@ -257,7 +251,7 @@ def _write_clip(clip: Clip, spikes: DatSpikes | None, folder: Path) -> None:
         with open(temporary / "spike.u8", "wb") as file, spike_errors_as_data_errors():
             for path in clip.spike_files:
                 planes = open_spike_file(path, spikes.geometry, spikes.remainder)
-                if isinstance(planes, PackedPlanes) and spikes.geometry == stored:
+                if planes.packed is not None and spikes.geometry == stored:
                     file.write(planes.packed)
                 else:
                     file.writelines(pack(part, stored) for part in planes.parts(0, planes.planes))
@@ -293,10 +287,8 @@ def _load_index(path: str, any_format: bool = False) -> dict[str, Any]:
             checked_name(clip["name"], str(where))
     except (OSError, ValueError, KeyError, TypeError) as e:
         why = f"no {e}" if isinstance(e, KeyError) else str(e)
-        raise DataError(
-            f"cannot read the clip cache: {why}", str(where), "a folder made by scripts/build_clip_cache.py",
-            "build it: python scripts/build_clip_cache.py --opt FILE --split SPLIT",
-        ) from e  # fmt: skip
+        what, expected = f"cannot read the clip cache: {why}", "a folder made by scripts/build_clip_cache.py"
+        raise DataError(what, str(where), expected, f"build it: {BUILD}") from e
     if found != FORMAT and not any_format:
         raise DataError(f"clip cache of format {found}", path, f"format {FORMAT}", "build the cache again")
     return index

@@ -34,20 +34,15 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
     def __init__(
         self, dataset_len: int, *, world_size: int, rank: int, batch_size: int, seed: int, shuffle: bool = True
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size}")
         self.dataset_len, self.world_size, self.rank = dataset_len, world_size, rank
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.global_batch = world_size * batch_size
         self.batches_per_epoch = dataset_len // self.global_batch
         self.epoch = self.start_batch = 0
         if dataset_len < self.global_batch:
-            raise OptionError(
-                f"{dataset_len} training samples are fewer than one batch of {self.global_batch}",
-                "datasets.train",
-                f"at least {world_size} ranks x {batch_size} samples each",
-                "add clips, lower dataloader_batch_size or the number of ranks, or raise dataloader_epoch_repeat",
-            )
+            what = f"{dataset_len} training samples are fewer than one batch of {self.global_batch}"
+            do = "add clips, lower dataloader_batch_size or the number of ranks, or raise dataloader_epoch_repeat"
+            raise OptionError(what, "datasets.train", f"at least {world_size} ranks x {batch_size} samples each", do)
 
     def seek(self, epoch: int, batch: int = 0) -> None:
         """Continue with the first sample of this rank in that global batch."""
@@ -172,12 +167,10 @@ class TrainLoader:
                     raise
                 size, workers = self.section.dataloader_batch_size, self.section.dataloader_num_workers
                 samples = list(itertools.islice(self.sampler, count * size, (count + 1) * size))
-                raise DataError(
-                    f"no batch: {str(e).splitlines()[0]}",
-                    f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}",  # they take turns
-                    f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s",
-                    "check the disk and the memory of this host, or raise the time-out",
-                ) from e  # fmt: skip
+                where = f"(epoch, index) {samples}, loader worker {count % workers}, rank {self.rank}"  # in turns
+                expected = f"a batch within datasets.train.dataloader_timeout_s = {self.timeout_s:g} s"
+                do = "check the disk and the memory of this host, or raise the time-out"
+                raise DataError(f"no batch: {str(e).splitlines()[0]}", where, expected, do) from e
 
 
 class _ErrorsAsItems(Dataset):

@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.clip import Clip, Exposure, checked_name
@@ -148,10 +148,8 @@ def read_meta(path: str, first: str = "0", is_required: bool = False) -> dict[st
     except (OSError, UnicodeDecodeError) as e:
         reason = getattr(e, "strerror", None) or "it is not UTF-8 text"
         do = "correct meta_info_file" if isinstance(e, OSError) else "save it as UTF-8"
-        raise DataError(
-            f"cannot read the meta file: {reason}", path, "a text file with one line per clip",
-            do + ("" if is_required else ", or set meta_info_file to null to use all folders"),
-        ) from e  # fmt: skip
+        do += "" if is_required else ", or set meta_info_file to null to use all folders"
+        raise DataError(f"cannot read the meta file: {reason}", path, "a text file with one line per clip", do) from e
     clips: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -161,9 +159,7 @@ def read_meta(path: str, first: str = "0", is_required: bool = False) -> dict[st
             raise DataError(f"line {number} is {line!r}", path, _FORM, "correct the line")
         name = checked_name(found[1], f"{path}, line {number}")
         if name in clips:
-            raise DataError(
-                f"line {number} lists clip {name} again", path, "one line per clip", "remove or join the lines"
-            )
+            raise DataError(f"line {number} lists clip {name} again", path, "one line per clip", "join the lines")
         clips[name] = (int(found[2]), found[3] or first)
     if not clips:
         raise DataError("the meta file lists no clip", path, "one line per clip", "correct meta_info_file")
@@ -173,19 +169,22 @@ def read_meta(path: str, first: str = "0", is_required: bool = False) -> dict[st
 def find_clips(source: Source) -> list[Clip]:
     """All clips of the source, ordered by name. Raises one DataError with every problem."""
     clips, problems = scan(source)
-    if problems:
-        raise problems_error(problems, [source])
+    raise_problems([(source, problems)])
     return clips
 
 
-def problems_error(problems: Sequence[Problem], sources: Sequence[Source], shown: int | None = None) -> DataError:
-    """One DataError with a table of all problems of these sources, or of the first `shown`."""
-    table = problems[: SHOWN_PROBLEMS if shown is None else shown]
+def raise_problems(found: Iterable[tuple[Source, Sequence[Problem]]], shown: int = SHOWN_PROBLEMS) -> None:
+    """Raise one DataError with a table of the problems of all sources, or of the first `shown`, if there are any."""
+    found = [(source, problems) for source, problems in found if problems]
+    sources, problems = [source for source, _ in found], [problem for _, each in found for problem in each]
+    if not problems:
+        return
+    table = problems[:shown]
     width = max(len(problem.clip) for problem in table)
-    rows = [f"\n    {found.clip:{width}} | {found.what}\n    {'':{width}} |   {found.where}" for found in table]
+    rows = [f"\n    {row.clip:{width}} | {row.what}\n    {'':{width}} |   {row.where}" for row in table]
     more = len(problems) - len(rows)
     lists = dict.fromkeys(f"the meta list {source.meta}" if source.meta else "the folders" for source in sources)
-    return DataError(
+    raise DataError(
         f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(rows)}"
         + (f"\n    ... and {more} more; scripts/doctor.py --data --opt FILE lists all" if more else ""),
         ", ".join(dict.fromkeys(root for source in sources for root in source.roots().values())),
@@ -265,26 +264,24 @@ def digest(listings: dict[str, Listing]) -> str:
     return table.hexdigest()[:16]
 
 
+@dataclass
 class _ClipCheck:
     """The check of one clip. files: kind -> stem -> file, None where the folder is missing. Fills `problems`.
 
     sizes: of lq and gt, where they are known; None: those of the first frame are read.
     """
 
-    def __init__(
-        self,
-        name: str,
-        source: Source,
-        files: dict[str, dict[str, FileEntry] | None],
-        sizes: tuple[tuple[int, int], tuple[int, int]] | None = None,
-    ) -> None:
-        self.name, self.source, self.files, self.sizes = name, source, files, sizes
-        self.kinds, self.problems = source.kinds(), []
-        self.stems: dict[str, dict[FrameKey, str]] = {}  # kind -> frame -> stem: 47.png and 000047.dat are one frame
+    name: str
+    source: Source
+    files: dict[str, dict[str, FileEntry] | None]
+    sizes: tuple[tuple[int, int], tuple[int, int]] | None
+    problems: list[Problem] = field(default_factory=list)
+    # kind -> frame -> stem: 47.png and 000047.dat are one frame
+    stems: dict[str, dict[FrameKey, str]] = field(default_factory=dict)
 
     def run(self, listed: tuple[int, str] | None) -> Clip | None:
         """The clip, None where no frame is complete. listed: number of frames and first frame, of the meta file."""
-        one_file = self.source.has_one_spike_file
+        self.kinds, one_file = self.source.kinds(), self.source.has_one_spike_file
         for kind, (root, _, suffixes) in self.kinds.items():
             if self.files[kind] is None:
                 missing = f"key {self.name}/<frame>" if is_lmdb(root) else f"folder {self.name}"
@@ -309,8 +306,15 @@ class _ClipCheck:
         if not keys:
             return None
         entries = {kind: [self.files[kind][stems[key]] for key in keys] for kind, stems in self.stems.items()}
-        if one_file:
-            entries["spike"] = self._one_file(keys)
+        if one_file:  # once for every frame; of none where it is not clear which planes are whose
+            files = list(self.files["spike"].values())
+            if len(files) > 1:
+                what = f"{len(files)} spike files: {_some(self.files['spike'])}; with spike.exposure a clip has one"
+                self._report(what, "spike")
+            elif keys[0] != min(self.stems["lq"], key=lambda key: natural_key(self.stems["lq"][key])):
+                what = "the first listed frame is not the first of the folder, from which spike.exposure counts"
+                self._report(what, "lq")
+            entries["spike"] = [] if self.problems else files * len(keys)
         planes, exposures = self._spikes(entries["spike"]) if entries.get("spike") else ((), ())
         paths = {kind: tuple(entry.path for entry in found) for kind, found in entries.items()}
         paths["gt_instants"] = self._instants(keys) if "gt_instants" in self.kinds else ()
@@ -357,18 +361,6 @@ class _ClipCheck:
                 self._report(f"{len(odd)} names of {kind} do not follow filename_tmpl {template!r}: {_some(odd)}", kind)
         return keys
 
-    def _one_file(self, keys: list[FrameKey]) -> list[FileEntry]:
-        """The spike file of the clip, once for every frame; [] where it is not clear which planes are whose."""
-        files = list(self.files["spike"].values())
-        first = min(self.stems["lq"], key=lambda key: natural_key(self.stems["lq"][key]))
-        if len(files) > 1:
-            what = f"{len(files)} spike files: {_some(self.files['spike'])}; with spike.exposure a clip has one"
-            self._report(what, "spike")
-        elif keys[0] != first:
-            what = "the first listed frame is not the first of the folder, from which spike.exposure counts"
-            self._report(what, "lq")
-        return [] if self.problems else files * len(keys)
-
     def _spikes(self, files: list[FileEntry]) -> tuple[tuple[int, ...], tuple[Exposure, ...]]:
         """The number of planes in the file of each frame, and the planes of each frame.
 
@@ -382,8 +374,8 @@ class _ClipCheck:
             except SpikeFileError as e:
                 self._report(f"{e.what}; {e.expected}", file.path)
         if planes and not self.source.has_one_spike_file:
-            expected = spikes.info.planes_of(self.name) or Counter(planes.values()).most_common(1)[0][0]
-            fewest = spikes.info.fewest_planes(self.name, expected)
+            usual = Counter(planes.values()).most_common(1)[0][0]
+            expected, fewest = spikes.info.planes_of(self.name, usual)
             for file, count in planes.items():
                 if count != expected and not (file is files[-1] and fewest <= count <= expected):
                     need = expected * spikes.geometry.plane_bytes
@@ -411,10 +403,8 @@ class _ClipCheck:
             what = f"gt_instants has {count} files <frame>_0, ... for a frame of lq: the number must be odd"
             self._report(what, "gt_instants")
         elif odd:
-            what = (
-                f"gt_instants has other files than _0 ... _{count - 1} for {len(odd)} frames, such as {_some(odd, 3)}"
-            )
-            self._report(what, "gt_instants")
+            what = f"gt_instants has other files than _0 ... _{count - 1} for {len(odd)} frames"
+            self._report(f"{what}, such as {_some(odd, 3)}", "gt_instants")
         return tuple(path for paths in found.values() for _, path in sorted(paths.items()))
 
     def _sizes(self, paths: dict[str, tuple[str, ...]]) -> tuple[tuple[int, int], tuple[int, int]]:

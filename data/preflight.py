@@ -27,7 +27,7 @@ import numpy as np
 from data.augment import Augment
 from data.clip import IMAGE_KINDS, Clip
 from data.files import FROM_START, LMDB_MARK, PNG_SIGNATURE, image_size, is_read_from_start, read_bgr, reduction
-from data.manifest import Problem, Source, digest, joined_errors, list_source, problems_error, read_meta, scan
+from data.manifest import Problem, Source, digest, joined_errors, list_source, raise_problems, read_meta, scan
 from data.spike.formats import SpikeFileError, open_spikes, read_spikes
 from data.spike.represent import REPRESENTATIONS
 from data.spike.simulate import fit_light
@@ -95,14 +95,7 @@ def preflight(datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN) -> N
             logger.info("data %s: %s", split, note)
     if unreadable:
         raise joined_errors(unreadable)
-    raise_problems(reports)
-
-
-def raise_problems(reports: list[Report], shown: int | None = None) -> None:
-    """Raise a DataError with the problems of all reports, if any. shown: how many to list; None: the default."""
-    problems = [problem for report in reports for problem in report.problems]
-    if problems:
-        raise problems_error(problems, [report.source for report in reports if report.problems], shown)
+    raise_problems((report.source, report.problems) for report in reports)
 
 
 def check_source(
@@ -114,8 +107,17 @@ def check_source(
     decode: decode every image, which also finds flipped bits; otherwise only its header and its end are read.
     show: called with the number of files, opens their progress.
     """
-    file = stored / f"{_source_digest(source)}.json" if stored else None
-    if file:
+    file, spikes = None, source.spikes
+    if stored:
+        # Changes with the files and with every option that the check depends on.
+        asked = [
+            FORMAT, digest(list_source(source)), source.kinds(), source.filename_tmpl, sorted(source.left_out),
+            read_meta(source.meta) if source.meta else None,
+            [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name,
+             repr(spikes.options), spikes.rate, spikes.light, spikes.timing.describe()] if spikes else None,
+        ]  # fmt: skip
+        asked += [spikes.calibration.digest()] if spikes and spikes.calibration else []
+        file = stored / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]}.json"
         try:
             before = json.loads(file.read_text(encoding="utf-8"))
             warnings = [Problem(*warning) for warning in before["warnings"]]
@@ -140,9 +142,9 @@ def check_source(
             if what := reduction(path):
                 lossy.setdefault(what, Problem(clip.name, f"{kind} {what}", path))
     report.warnings += lossy.values()
-    if source.spikes:
+    if spikes:
         for clip in clips:
-            report.warnings += _check_spikes(clip, source.spikes, is_first=clip is clips[0])
+            report.warnings += _check_spikes(clip, spikes, is_first=clip is clips[0])
         slow = [clip for clip in clips if source.has_one_spike_file and is_read_from_start(clip.spike[0])]
         report.warnings += [Problem(clip.name, FROM_START, clip.spike[0]) for clip in slow[:1]]
     if file and not report.problems:
@@ -206,57 +208,28 @@ def _check_spikes(clip: Clip, spikes: DatSpikes, is_first: bool) -> list[Problem
         rates = both[0]
     else:
         grey = cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA)
-    as_read, flipped = (_correlation(grey.astype(np.float32), image) for image in both)
+    with np.errstate(invalid="ignore"):  # of a frame of one colour
+        as_read, flipped = np.nan_to_num(np.corrcoef([image.ravel() for image in (grey, *both)]))[0, 1:]
     if flipped > 0.5 and flipped > as_read + 0.3:
-        found.append(
-            f"spikes look upside down: correlation with the frame {as_read:.2f}, flipped {flipped:.2f} (spike.flip)"
-        )
+        seen = f"correlation with the frame {as_read:.2f}, flipped {flipped:.2f}"
+        found.append(f"spikes look upside down: {seen} (spike.flip)")
     elif spikes.calibration and as_read < 0.5:
         found.append(f"spikes do not resemble the frame: correlation {as_read:.2f} (spike.calibration)")
     fit = fit_light(rates, grey / 255.0)
     if is_first and not spikes.is_light_known and fit.is_clear and fit.light != spikes.light:
-        found.append(
-            f"spikes look like {fit.light} light of rate {fit.rate:.2f}, {spikes.light} is assumed (spike.light)"
-        )
-    if is_first:
-        found += _check_ratios(clip, spikes, float(rates.mean()))
+        seen = f"{fit.light} light of rate {fit.rate:.2f}"
+        found.append(f"spikes look like {seen}, {spikes.light} is assumed (spike.light)")
+    if is_first and REPRESENTATIONS[spikes.name].is_ratio:  # of light to that of the exposure, the blurry frame
+        folder, fitting, rate = Path(clip.lq[0]).parent, FITTING[spikes.light], float(rates.mean())
+        if folder.name in FITTING.values() and folder.name != fitting and folder.with_name(fitting).is_dir():
+            what = (
+                f"{folder.name} is not the mean of the {spikes.light} values that the spikes integrate, so that frame"
+            )
+            found.append(f"{what} frame x ratio is not the sharp frame (about 1 dB): {fitting} is (lq_folder)")
+        windows = spikes.options.get("half_windows", ())
+        if len(windows) > 1 and (2 * max(windows) + 1) * rate < 1:
+            found.append(
+                f"{rate:.3f} spikes per plane: the windows of half_windows {list(windows)}, in planes, mostly lie "
+                "between the same two spikes (spike.representation.half_windows): take wider ones"
+            )
     return [Problem(clip.name, what, path) for what in found]
-
-
-def _check_ratios(clip: Clip, spikes: DatSpikes, rate: float) -> list[str]:
-    """Warnings for ratios of light to that of the exposure, by which a frame is multiplied. rate: spikes per plane."""
-    if not REPRESENTATIONS[spikes.name].is_ratio:
-        return []
-    found, folder = [], Path(clip.lq[0]).parent
-    fitting = FITTING[spikes.light]
-    if folder.name in FITTING.values() and folder.name != fitting and folder.with_name(fitting).is_dir():
-        found.append(
-            f"{folder.name} is not the mean of the {spikes.light} values that the spikes integrate, so that frame x "
-            f"ratio is not the sharp frame (about 1 dB): {fitting} is (lq_folder)"
-        )
-    windows = spikes.options.get("half_windows", ())
-    if len(windows) > 1 and (2 * max(windows) + 1) * rate < 1:
-        found.append(
-            f"{rate:.3f} spikes per plane: the windows of half_windows {list(windows)}, in planes, mostly lie between "
-            "the same two spikes and give the same channel (spike.representation.half_windows): take wider ones"
-        )
-    return found
-
-
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a - a.mean(), b - b.mean()
-    norm = float(np.sqrt((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum()) / norm if norm else 0.0
-
-
-def _source_digest(source: Source) -> str:
-    """Changes with the files and with every option that the check depends on."""
-    spikes = source.spikes
-    asked = [
-        FORMAT, digest(list_source(source)), source.kinds(), source.filename_tmpl, sorted(source.left_out),
-        read_meta(source.meta) if source.meta else None,
-        [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name, repr(spikes.options),
-         spikes.rate, spikes.light, spikes.timing.describe()] if spikes else None,
-    ]  # fmt: skip
-    asked += [spikes.calibration.digest()] if spikes and spikes.calibration else []
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from data.clip_reader import DatasetClip, described, spike_files, user_clip
-from data.spike.formats import FORMATS, SpikeFile, open_spikes
+from data.spike.formats import FORMATS, count_planes, open_spikes
 from data.spike.represent import exposure_estimate
 from data.spike.simulate import DISPLAY_GAMMA, to_display, to_uint8
 from data.spike_info import spike_errors_as_data_errors
@@ -44,12 +44,8 @@ class Formula:
     gamma: float
 
 
-def grey_picture(blurry: np.ndarray, channels: np.ndarray) -> np.ndarray:
-    """The first channel, whatever the blurry frame is."""
-    return np.repeat(np.clip(channels[0], 0, 1)[..., None], 3, axis=2)
-
-
-GREY = Formula(grey_picture, is_grey=True, gamma=DISPLAY_GAMMA)
+# The first channel, whatever the blurry frame is.
+GREY = Formula(lambda _, channels: np.repeat(np.clip(channels[0], 0, 1)[..., None], 3, axis=2), True, DISPLAY_GAMMA)
 METHODS = {
     "tfp": GREY,
     "tfi": GREY,
@@ -65,14 +61,9 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
     """
     name = section["type"]
     if name not in METHODS:
-        raise OptionError(
-            f"method.type is {name!r}", "method.type", f"one of {', '.join(METHODS)}", "choose one of these"
-        )
-    several = [f"method.{key}" for key in SEVERAL if key in section]
-    if several:
-        raise OptionError(
-            f"{', '.join(several)} would make several pictures of a frame", "method", "one picture", "remove it"
-        )
+        raise OptionError(f"method.type is {name!r}", "method.type", f"one of {', '.join(METHODS)}", "choose one")
+    if several := ", ".join(f"method.{key}" for key in SEVERAL if key in section):
+        raise OptionError(f"{several} would make several pictures of a frame", "method", "one picture", "remove it")
     options = REPRESENTATIONS.resolve(section, "method").plain()
     channels_of(options)
     return {key: value for key, value in options.items() if key not in SEVERAL}
@@ -148,10 +139,8 @@ def section_for(method: Reconstruction, section: LoaderOptions, path: str, scale
     if not section.spike_channels:
         raise OptionError("datasets.test has no spikes", path, "an RGB + spike test set", "choose another option file")
     if scale != 1:
-        raise OptionError(
-            f"scale is {scale}", path, "1: a formula gives frames of the size of the input",
-            "choose another option file",
-        )  # fmt: skip
+        expected = "1: a formula gives frames of the size of the input"
+        raise OptionError(f"scale is {scale}", path, expected, "choose another option file")
     recorded = section.constructor.spike_data(section)["rate"]
     return section.model_copy(update={"spike": spike_section(section.spike, method, recorded)})
 
@@ -173,7 +162,9 @@ class LongExposures:
             raise DataError("the folder holds no spikes", str(path), ", ".join(FORMATS), "correct --spike")
         self.stems = [file.stem for file in self.files]
         if source.timing.is_one_file:
-            self.stems = [f"{i:06d}" for i in range(source.timing.frames(clip, self._open(0).planes))]
+            with spike_errors_as_data_errors():
+                planes = count_planes(self.files[0], source.geometry, source.remainder)
+            self.stems = [f"{i:06d}" for i in range(source.timing.frames(clip, planes))]
             self.files *= len(self.stems)
         self.size = (source.geometry.height, source.geometry.width)
         known = source.rate != "match"
@@ -182,14 +173,10 @@ class LongExposures:
     def __len__(self) -> int:
         return len(self.stems)
 
-    def _open(self, index: int) -> SpikeFile:
-        with spike_errors_as_data_errors():
-            return open_spikes(self.files[index], self._source.geometry, self._source.remainder)
-
     def _rates(self, index: int) -> np.ndarray:
-        file = self._open(0 if self._source.timing.is_one_file else index)
-        span = self._source.timing.span(self._clip, index, file.planes)
         with spike_errors_as_data_errors():
+            file = open_spikes(self.files[index], self._source.geometry, self._source.remainder)
+            span = self._source.timing.span(self._clip, index, file.planes)
             return file.read(span.first, span.count).mean(axis=0, dtype=np.float32)
 
     def read(self, index: int) -> np.ndarray:
@@ -208,9 +195,7 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> Dat
     """
     path = Path(path)
     if not path.exists():
-        raise DataError(
-            "no such file or folder", str(path), "a spike file, or a folder of spike files", "check --spike"
-        )
+        raise DataError("no such file or folder", str(path), "a spike file, or a folder of them", "check --spike")
     section, info = described(section, path)
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     name = path.resolve().parent.name if path.name == "spike" else path.stem

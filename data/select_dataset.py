@@ -25,10 +25,8 @@ def build_dataset(section: LoaderOptions | Mapping[str, Any], split: str, seed: 
     # A plain torch Dataset is one for training.
     fit = [n for n in DATASETS.names() if getattr(DATASETS.constructor(n), "is_training", True) == is_training]
     if section.dataset_type not in fit:
-        raise OptionError(
-            f"{where}.dataset_type is {section.dataset_type}", f"{where}.dataset_type",
-            f"a dataset for {'training' if is_training else 'testing'}: {', '.join(fit)}", "choose one of these",
-        )  # fmt: skip
+        key, expected = f"{where}.dataset_type", f"a dataset for {'training' if is_training else 'testing'}"
+        raise OptionError(f"{key} is {section.dataset_type}", key, f"{expected}: {', '.join(fit)}", "choose one")
     return DATASETS.build(section, where, seed=seed)
 
 

@@ -96,32 +96,25 @@ def load_calibration(path: str | Path) -> Calibration:
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
-        raise DataError(
-            f"cannot read the calibration: {e}", str(path), "a JSON file made by scripts/calibrate.py",
-            "correct spike.calibration, or make the file: python scripts/calibrate.py --help",
-        ) from e  # fmt: skip
+        what, expected = f"cannot read the calibration: {e}", "a JSON file made by scripts/calibrate.py"
+        raise DataError(what, str(path), expected, "correct spike.calibration, or make the file") from e
     if not isinstance(table, dict):
         raise DataError("the calibration is no JSON object", str(path), "an object with the key matrix", KEYS)
     try:
         calibration = read_section(Calibration, table, "", "a calibration file")
     except OptionError as e:
         raise DataError(e.what, f"{path}, {e.where}", e.expected, f"correct the file; {KEYS}") from e
-    # The matrix maps planes to frames one to one.
-    matrix = calibration.to_rgb()
+    matrix, where, again = calibration.to_rgb(), f"{path}, matrix", "calibrate again: scripts/calibrate.py"
     if not np.linalg.cond(matrix) < 1e12:
-        raise DataError(
-            "the matrix of the calibration is singular", f"{path}, matrix",
-            "a matrix that maps spike pixels to RGB pixels one to one", "calibrate again: scripts/calibrate.py",
-        )  # fmt: skip
+        expected = "a matrix that maps spike pixels to RGB pixels one to one"
+        raise DataError("the matrix of the calibration is singular", where, expected, again)
     sides = (("spike", calibration.spike_size, matrix), ("RGB", calibration.rgb_size, np.linalg.inv(matrix)))
     for kind, (height, width), mapping in sides:
         right, bottom = width - 0.5, height - 0.5
         depth = mapping[2] @ [[-0.5, right, -0.5, right], [-0.5, -0.5, bottom, bottom], [1, 1, 1, 1]]
         if depth.min() <= 0 <= depth.max():
-            raise DataError(
-                f"the matrix of the calibration maps pixels of the {kind} image to infinity", f"{path}, matrix",
-                "a third row close to 0 0 1", "calibrate again: scripts/calibrate.py",
-            )  # fmt: skip
+            what = f"the matrix of the calibration maps pixels of the {kind} image to infinity"
+            raise DataError(what, where, "a third row close to 0 0 1", again)
     return calibration
 
 
@@ -168,11 +161,10 @@ class ScaledGrid:
         self.step = max(1, round(size[0] / geometry.height))
         self._is_stretched = size != (self.step * geometry.height, self.step * geometry.width)
         if self._is_stretched and not is_stretched:
-            raise DataError(
-                f"lq is {size[0]} x {size[1]}, spikes {geometry.height} x {geometry.width}: no whole multiple "
-                "(spike.h, spike.w)", "spike.h, spike.w", "a whole number of RGB pixels per spike pixel",
-                "correct the sizes, or calibrate the two cameras: scripts/calibrate.py, spike.calibration",
-            )  # fmt: skip
+            sizes = f"lq is {size[0]} x {size[1]}, spikes {geometry.height} x {geometry.width}"
+            what, where = f"{sizes}: no whole multiple (spike.h, spike.w)", "spike.h, spike.w"
+            expected, do = "a whole number of RGB pixels per spike pixel", "correct them, or give spike.calibration"
+            raise DataError(what, where, expected, do)
         self.pixel, self.region = self.step, (0, 0, *size)
         self._geometry, self._interpolation = geometry, interpolation
 
@@ -239,12 +231,9 @@ class CalibratedGrid:
     def __init__(self, calibration: Calibration, geometry: SpikeGeometry, path: str, nearest: bool = False) -> None:
         self._plane, self._nearest, self._path = (geometry.height, geometry.width), nearest, path
         if tuple(calibration.spike_size) != self._plane:
-            h, w = calibration.spike_size
-            raise DataError(
-                f"the calibration was made for spike planes of {h} x {w}, these are {geometry.height} x "
-                f"{geometry.width}", path, "the same spike camera, read in the same way (spike.h, spike.w)",
-                "correct spike.h and spike.w, or calibrate again: scripts/calibrate.py",
-            )  # fmt: skip
+            sizes = "{} x {}, these are {} x {}".format(*calibration.spike_size, *self._plane)
+            what, expected = f"the calibration was made for spike planes of {sizes}", "the same spike camera"
+            raise DataError(what, path, expected, "correct spike.h and spike.w, or calibrate again")
         self.size = (calibration.rgb_size[0], calibration.rgb_size[1])
         self.pixel = max(1, round(scale_of(calibration.to_rgb())))
         self._to_spike = np.linalg.inv(calibration.to_rgb())
@@ -257,33 +246,39 @@ class CalibratedGrid:
         covered = self._covered(*self._centres(Augment.whole(self.size)))
         self.coverage, largest = float(covered.mean()), largest_rectangle(covered)
         if largest is None:
-            raise DataError(
-                "the calibration maps all spike pixels outside of the frame", f"{path}, matrix",
-                "cameras with a common view", "calibrate again: scripts/calibrate.py",
-            )  # fmt: skip
+            what = "the calibration maps all spike pixels outside of the frame"
+            raise DataError(what, f"{path}, matrix", "cameras with a common view", "calibrate again")
         self.region = top, left, height, width = tuple(calibration.region or largest)
         inside = top >= 0 and left >= 0 and top + height <= self.size[0] and left + width <= self.size[1]
         if height < 1 or width < 1 or not inside or not covered[top : top + height, left : left + width].all():
-            raise DataError(
-                f"the region {calibration.region} of the calibration is not within what the spike camera sees",
-                f"{path}, region", f"[top, left, height, width] such as {list(largest)}",
-                "correct it, or set it to null",
-            )  # fmt: skip
+            what, expected = f"the spike camera does not see all of the region {calibration.region}", list(largest)
+            raise DataError(what, f"{path}, region", f"within {expected}", "correct it, or set it to null")
 
     def check_size(self, size: tuple[int, int]) -> None:
         """Raises DataError for frames of another size than the calibration's."""
         if size != self.size:
-            raise DataError(
-                f"lq is {size[0]} x {size[1]}, spike.calibration was made for frames of {self.size[0]} x "
-                f"{self.size[1]}", self._path, "frames as they were in the calibration, not resized or cropped",
-                "calibrate with these frames: scripts/calibrate.py",
-            )  # fmt: skip
+            what = "lq is {} x {}, spike.calibration was made for frames of {} x {}".format(*size, *self.size)
+            expected, do = "frames as they were in the calibration, not resized or cropped", "calibrate with these"
+            raise DataError(what, self._path, expected, do)
 
     def window(self, aug: Augment) -> CalibratedWindow:
         place = (aug.top, aug.left, aug.height, aug.width)
         if self._last is None or self._last[0] != place:  # all frames of a sample have the same crop
-            shifts = (np.arange(self._samples) + 0.5) / self._samples - 0.5
-            corners = [self._neighbours(*self._centres(aug, dx, dy)) for dy in shifts for dx in shifts]
+            shifts, (height, width) = (np.arange(self._samples) + 0.5) / self._samples - 0.5, self._plane
+            corners = []  # of each sample, rows, columns and weights of the spike pixels around it, (neighbours, H W)
+            for x, y in (self._centres(aug, dx, dy) for dy in shifts for dx in shifts):
+                x, y = np.clip(x.ravel(), 0, width - 1), np.clip(y.ravel(), 0, height - 1)
+                half = 0.5 if self._nearest else 0.0
+                row, col = np.floor(y + half).astype(np.int64), np.floor(x + half).astype(np.int64)
+                if self._nearest:
+                    corners.append((row[None], col[None], np.ones((1, len(row)), np.float32)))
+                    continue
+                down, right = y - row, x - col
+                # A neighbour beyond the edge has weight 0.
+                below, beside = np.minimum(row + 1, height - 1), np.minimum(col + 1, width - 1)
+                weights = ((1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right)
+                rows, cols = np.stack((row, row, below, below)), np.stack((col, beside, col, beside))
+                corners.append((rows, cols, np.stack(weights).astype(np.float32)))
             top, left = (min(int(c[axis].min()) for c in corners) for axis in (0, 1))
             bottom, right = (max(int(c[axis].max()) for c in corners) for axis in (0, 1))
             crop = Crop(top, left, bottom - top + 1, right - left + 1)
@@ -300,24 +295,6 @@ class CalibratedGrid:
         y = aug.top + np.arange(aug.height, dtype=np.float64)[:, None] + dy
         u, v, depth = (row[0] * x + row[1] * y + row[2] for row in self._to_spike)
         return u / depth, v / depth
-
-    def _neighbours(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, columns and weights of the spike pixels around these places, each (neighbours, H W)."""
-        height, width = self._plane
-        x, y = np.clip(x.ravel(), 0, width - 1), np.clip(y.ravel(), 0, height - 1)
-        if self._nearest:
-            rows, cols = (np.floor(place + 0.5).astype(np.int64)[None] for place in (y, x))
-            return rows, cols, np.ones(rows.shape, np.float32)
-        row, col = np.floor(y).astype(np.int64), np.floor(x).astype(np.int64)
-        down, right = y - row, x - col
-        # A neighbour beyond the edge has weight 0.
-        below, beside = np.minimum(row + 1, height - 1), np.minimum(col + 1, width - 1)
-        weights = ((1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right)
-        return (
-            np.stack((row, row, below, below)),
-            np.stack((col, beside, col, beside)),
-            np.stack(weights).astype(np.float32),
-        )
 
     def _covered(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         height, width = self._plane
@@ -336,20 +313,16 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
     if grid.coverage == 1.0:
         return
     top, left, height, width = grid.region
+    seen = f"rows {top} to {top + height - 1}, columns {left} to {left + width - 1}"
     if grid.coverage < LEAST_COVERAGE:
         raise DataError(
             f"the spike camera sees only {grid.coverage:.0%} of the frames of {what}", where,
-            f"at least {LEAST_COVERAGE:.0%}: elsewhere there is nothing but the edge of the spike plane, repeated",
-            f"crop the frames to rows {top} to {top + height - 1}, columns {left} to {left + width - 1}, and calibrate "
-            "with such frames",
+            f"at least {LEAST_COVERAGE:.0%}: elsewhere the edge of the spike plane is repeated",
+            f"crop the frames to {seen}, and calibrate with such frames",
         )  # fmt: skip
-    if not utils_dist.is_main_process():
-        return
-    logger.warning(
-        "%s: the spike camera sees %.1f %% of the frame; elsewhere the edge of the spike plane is repeated. Results "
-        "hold in rows %d to %d, columns %d to %d", what, 100 * grid.coverage, top, top + height - 1, left,
-        left + width - 1,
-    )  # fmt: skip
+    if utils_dist.is_main_process():
+        text = "%s: the spike camera sees %.1f %% of the frame; elsewhere the edge of the spike plane is repeated"
+        logger.warning(f"{text}. Results hold in %s", what, 100 * grid.coverage, seen)
 
 
 def largest_rectangle(covered: np.ndarray) -> tuple[int, int, int, int] | None:

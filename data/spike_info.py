@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from data.clip import Piece
 from data.spike.formats import SpikeFileError
 from utils.errors import DataError, OptionError
 
@@ -53,22 +52,20 @@ class DatasetInfo:
     flip: bool | None = None
     planes: int | None = None
     gt_plane: int | None = None
-    rate: float | int | None = None
+    rate: Annotated[float | int, Field(gt=0)] | None = None
     light: Literal["linear", "display"] | None = None
     interpolate: Annotated[int, Field(ge=1)] = GOPRO_INTERPOLATE
     clips: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def planes_of(self, clip: str) -> int | None:
-        return self.clips.get(clip, {}).get("planes", self.planes)
-
-    def fewest_planes(self, clip: str, planes: int) -> int:
-        """The fewest planes that the last file of a clip may hold where the others hold `planes`.
+    def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
+        """How many planes the files of a clip hold, `usual` where nothing is known, and the last one at least.
 
         The light after the last raw frame is unknown: the planes interpolated after it are missing and, where sharp
         frames are later than the middle of their exposure, so are those of the raw frames that would follow.
         """
-        late = max(self.clips.get(clip, {}).get("offset", 0), 0)
-        return planes - (self.interpolate - 1) - late * self.interpolate
+        known = self.clips.get(clip, {})
+        planes = known.get("planes", self.planes) or usual
+        return planes, planes - (self.interpolate - 1) - max(known.get("offset", 0), 0) * self.interpolate
 
     def gt_plane_of(self, clip: str, planes: int) -> int | None:
         """The sharp frame's plane in a file of `planes` planes, from dataset.json or from a Spk-GoPro clip name.
@@ -113,11 +110,9 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
         known = {f.name: table[f.name] for f in dataclasses.fields(DatasetInfo) if table.get(f.name) is not None}
         return TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
     except (OSError, ValueError, TypeError, AttributeError) as e:
-        raise DataError(
-            f"dataset.json cannot be used: {_in_words(e)}", str(path),
-            f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"',
-            "correct it, or make the data set again",
-        ) from e  # fmt: skip
+        what = f"dataset.json cannot be used: {_in_words(e)}"
+        expected = f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"'
+        raise DataError(what, str(path), expected, "correct it, or make the data set again") from e
 
 
 def _in_words(e: Exception) -> str:
@@ -143,24 +138,6 @@ class Span:
     origin: int
     length: int
     middle: float
-
-
-def with_context(span: Span, own: int, files: Sequence[tuple[str, int]], context: int) -> tuple[list[Piece], int]:
-    """The planes of `span` of file number `own`, and up to `context` planes before and after them, as far as there are.
-
-    files: path and planes of each file of the clip, which follow one another in time. Returns the pieces in the order
-    of time, and how many planes lie before those of the span.
-    """
-    lo, hi = span.first - context, span.first + span.count + context
-    first_file, last_file = max(own - 1, 0), min(own + 2, len(files))
-    start = -sum(planes for _, planes in files[first_file:own])  # counted in the span's own file
-    before, pieces = min(context, span.first - start), []
-    for path, planes in files[first_file:last_file]:
-        first, stop = max(lo - start, 0), min(hi - start, planes)
-        if first < stop:
-            pieces.append(Piece(path, first, stop - first))
-        start += planes
-    return pieces, before
 
 
 @dataclass(frozen=True)
@@ -221,10 +198,8 @@ class Timing:
             table = self._table(clip)
             if table is None or 0 < len(table.rows) <= frame:
                 what = f"lists {len(table.rows)} frames of" if table else "does not list"
-                raise DataError(
-                    f"spike.exposure {what} clip {clip}, which has a frame {frame}", f"clip {clip}",
-                    "an exposure for every frame of every clip", "complete spike.exposure",
-                )  # fmt: skip
+                what, expected = f"spike.exposure {what} clip {clip}, which has a frame {frame}", "one for every frame"
+                raise DataError(what, f"clip {clip}", expected, "complete spike.exposure")
             first, count = table.planes_of(frame, self.offset)
             span = Span(first, count, 0, count, (count - 1) / 2)
         else:
@@ -242,11 +217,9 @@ class Timing:
         if span.first < 0 or span.count < 1 or span.first + span.count > planes:
             keys = "spike.exposure" if self.is_one_file else "spike.first, spike.count"
             shift = f", time offset {self.offset:g}" if self.offset else ""
-            raise DataError(
-                f"frame {frame} of clip {clip} needs planes {span.first} to {span.first + span.count - 1} "
-                f"({keys}{shift}), the file has {planes} planes", f"clip {clip}", f"planes within 0 to {planes - 1}",
-                f"correct {keys}, or restore the file",
-            )  # fmt: skip
+            needed = f"planes {span.first} to {span.first + span.count - 1} ({keys}{shift})"
+            what = f"frame {frame} of clip {clip} needs {needed}, the file has {planes} planes"
+            raise DataError(what, f"clip {clip}", f"within 0 to {planes - 1}", f"correct {keys}, or restore the file")
         return span
 
     def _table(self, clip: str) -> Exposures | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -19,15 +18,7 @@ from data.spike.formats import SpikeFileError, SpikeGeometry
 from data.spike.represent import sharp_light
 from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear
 from data.spike_grid import CalibratedGrid, Grid, ScaledGrid, Window, load_calibration
-from data.spike_info import (
-    DatasetInfo,
-    Span,
-    Timing,
-    load_info,
-    read_exposures,
-    spike_errors_as_data_errors,
-    with_context,
-)
+from data.spike_info import DatasetInfo, Span, Timing, read_exposures, spike_errors_as_data_errors
 from utils.errors import DataError, OptionError
 from utils.options.section import Registry, import_parts
 
@@ -79,11 +70,11 @@ class DatSpikes:
         count: Annotated[int, Field(ge=1)] | None = None,
         exposure: dict[str, Any] | str | None = None,
         context: Annotated[int, Field(ge=0)] = 0,
-        rate: float | Literal["match"] | None = None,
+        rate: Annotated[float, Field(gt=0)] | Literal["match"] | None = None,
         light: Literal["linear", "display"] | None = None,
         center: Literal["gt", "file"] | int = "gt",
         remainder: Literal["error", "truncate"] = "error",
-        gamma: float = 1.0,
+        gamma: Annotated[float, Field(gt=0)] = 1.0,
         resize: Literal["bilinear", "nearest"] = "bilinear",
         calibration: str | None = None,
         representation: Annotated[dict[str, Any] | str, REPRESENTATIONS] = "voxel",
@@ -97,13 +88,9 @@ class DatSpikes:
             raise OptionError(e.what, "spike.h, spike.w, spike.head_columns", e.expected, "correct them") from e
         self.rate = "match" if rate == "match" else float(_agreed("rate", rate, info, 1.0))
         self.light = _agreed("light", light, info, "linear")
-        if gamma <= 0 or (self.rate != "match" and self.rate <= 0):
-            raise OptionError(f"spike.rate is {self.rate}, spike.gamma {gamma}", "spike", "numbers > 0", "correct them")
         if exposure is not None and (first or count is not None):
-            raise OptionError(
-                "spike.exposure and spike.first or spike.count exclude one another", "spike.exposure",
-                "the planes of each file, or the exposures in one file per clip", "remove one of them",
-            )  # fmt: skip
+            what, expected = "spike.exposure and spike.first or spike.count exclude one another", "one of them"
+            raise OptionError(what, "spike.exposure", expected, "remove the others")
         self.info, self.center, self.remainder, self.gamma, self.context = info, center, remainder, gamma, context
         self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
         self.is_stretched = False  # the planes to frames of any ratio, for whole frames
@@ -117,7 +104,9 @@ class DatSpikes:
         self.channels = channels_of(representation)
         self.ignored = rp.REPRESENTATIONS[self.name].ignored(**self.options)
         given = {"rate": rate, "light": light, "gamma": gamma != 1.0, "center": center != "gt", "context": context}
-        _check_effect(self.name, self.options, [key for key in given if given[key] and key in self.ignored])
+        if idle := ", ".join(f"spike.{key}" for key, value in given.items() if value and key in self.ignored):
+            what = f"{idle} has no effect on spike.representation {self.name} with {self.options}"
+            raise OptionError(what, idle, "keys that it uses", "remove it, or choose another representation")
         self.is_light_known = "light" in self.ignored or (light or info.light) is not None
         self.is_rate_known = "rate" in self.ignored or (rate if rate is not None else info.rate) is not None
 
@@ -141,7 +130,14 @@ class DatSpikes:
             own = frame if len(files) > 1 else 0
             path, planes = files[own]
             span = self.timing.span(clip, frame, planes, frames if shared else 0)
-            pieces, before = with_context(span, own, files, self.context)
+            # Its planes and those of the context, as far as there are any: the files follow one another in time.
+            lo, hi = span.first - self.context, span.first + span.count + self.context
+            start = -files[own - 1][1] if own else 0  # counted in the span's own file
+            before, pieces = min(self.context, span.first - start), []
+            for file, length in files[max(own - 1, 0) : own + 2]:
+                begin, stop = max(lo - start, 0), min(hi - start, length)
+                pieces += [Piece(file, begin, stop - begin)] if begin < stop else []
+                start += length
             after = sum(piece.count for piece in pieces) - before - span.count
             center = self.center_plane(clip, span)
             own_planes = Piece(path, span.first, span.count)
@@ -151,11 +147,9 @@ class DatSpikes:
                 try:
                     self.represent(np.zeros((span.count, 1, 1), np.uint8), center, rate=1.0)
                 except ValueError as e:
-                    raise DataError(
-                        f"{span.count} planes are too few for spike.representation {self.name}: {e}", path,
-                        f"planes for {self.options} around plane {center:g}",
-                        "use smaller windows, or another spike.center",
-                    ) from e  # fmt: skip
+                    what = f"{span.count} planes are too few for spike.representation {self.name}: {e}"
+                    expected = f"planes for {self.options} around plane {center:g}"
+                    raise DataError(what, path, expected, "use smaller windows, or another spike.center") from e
         return tuple(found)
 
     def center_plane(self, clip: str, span: Span) -> float:
@@ -173,7 +167,7 @@ class DatSpikes:
             raise OptionError(
                 f"the plane of the sharp frame {what} for clip {clip}", "spike.center",
                 '"gt" with gt_plane in dataset.json or Spk-GoPro clip names; else "file" or a plane number',
-                'set spike.center to "file" or to the number; leave out a frame whose middle the file lacks',
+                'set it to "file" or to the number; leave out a frame whose middle the file lacks',
             )  # fmt: skip
         return center - first
 
@@ -262,40 +256,10 @@ class DatSpikes:
         return image if is_display else image ** (self.gamma / DISPLAY_GAMMA)
 
 
-def build_spikes(section: Any, dataroot_spike: str) -> DatSpikes:
-    """The spike source of a dataset section, completed with the data's dataset.json.
-
-    Raises DataError where neither the options nor a folder of spikes give the size of a plane.
-    """
-    if section.h is None and not os.path.isdir(dataroot_spike):
-        raise DataError(
-            "no such folder of spikes", dataroot_spike, "a folder with one folder per clip",
-            "correct dataroot_spike, or make the data: scripts/make_sample_data.py for the sample set, "
-            "scripts/prepare_gopro_spike.py for GoPro",
-        )  # fmt: skip
-    return SPIKE_SOURCES.build(section, "spike", info=load_info(dataroot_spike))
-
-
-def describe_spikes(section: Any, dataroot_spike: str) -> dict[str, Any]:
-    """Properties of the training spikes, from the spike section and dataset.json, that are stored with the weights.
-
-    rate: spikes per plane at full light, "match", or None where it is unknown and firing rates are not divided.
-    light: "linear" or "display". center: of the section; planes, gt_plane: of most files, from dataset.json.
-    calibration: the contents of the calibration file, for spikes of a second camera only.
-    """
-    info = load_info(dataroot_spike)
-    calibrated = {"calibration": load_calibration(section.calibration).plain()} if section.calibration else {}
-    return {
-        "rate": info.rate if section.rate is None else section.rate,
-        "light": section.light or info.light or "linear",
-        "center": section.center, "planes": info.planes, "gt_plane": info.gt_plane, **calibrated,
-    }  # fmt: skip
-
-
 def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo, clip: str) -> DatSpikes:
     """The source of a user's spikes for a network of `section`; warns of what is assumed.
 
-    trained: `describe_spikes` of the training data, None where it is not known. Where neither the user nor
+    trained: `ClipDataset.spike_data` of the training, None where it is not known. Where neither the user nor
     dataset.json gives the light, it is that of the training. Where they do not give the rate, it is measured
     ("match"), except for a network that learned from undivided firing rates, which needs none.
     """
@@ -326,10 +290,9 @@ def channels_of(representation: dict[str, Any] | str) -> int:
     try:
         return rp.channel_count(name, **options)
     except ValueError as e:
-        raise OptionError(
-            f"spike.representation {name} cannot be made: {e}", "spike.representation",
-            str(inspect.signature(rp.REPRESENTATIONS[name].function)), "correct its options",
-        ) from e  # fmt: skip
+        expected = str(inspect.signature(rp.REPRESENTATIONS[name].function))
+        what = f"spike.representation {name} cannot be made: {e}"
+        raise OptionError(what, "spike.representation", expected, "correct its options") from e
 
 
 def _name_and_options(representation: Any) -> tuple[str, dict[str, Any]]:
@@ -342,10 +305,8 @@ def _agreed(key: str, option: Any, info: DatasetInfo, default: Any = None) -> An
     """The option, else the value of dataset.json, else the default. Raises OptionError for a conflict or no value."""
     recorded = getattr(info, key)
     if option is not None and recorded is not None and option != recorded:
-        raise OptionError(
-            f"spike.{key} is {option}, dataset.json has {recorded}", info.path, f"the same {key} in both",
-            f"remove spike.{key} from the options, or correct dataset.json",
-        )  # fmt: skip
+        what = f"spike.{key} is {option}, dataset.json has {recorded}"
+        raise OptionError(what, info.path, f"the same {key} in both", f"remove spike.{key}, or correct dataset.json")
     value = next((v for v in (option, recorded, default) if v is not None), None)
     if value is None:
         raise OptionError(
@@ -353,17 +314,6 @@ def _agreed(key: str, option: Any, info: DatasetInfo, default: Any = None) -> An
             'add for instance "spike": {"type": "dat", "h": 360, "w": 640} (360 x 640 for Spk-GoPro)',
         )  # fmt: skip
     return value
-
-
-def _check_effect(name: str, options: dict[str, Any], keys: list[str]) -> None:
-    """Raise OptionError for keys of the spike section that the representation ignores."""
-    if keys:
-        names = ", ".join(f"spike.{key}" for key in keys)
-        chosen = ", ".join([name, *(f"{key} {value}" for key, value in options.items())])
-        raise OptionError(
-            f"{names} has no effect on spike.representation {chosen}", names, "keys that the representation uses",
-            "remove it, or choose another representation",
-        )  # fmt: skip
 
 
 import_parts("data", "spike_source_*")

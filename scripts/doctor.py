@@ -56,7 +56,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
 
     Raises DataError with all problems.
     """
-    from data.preflight import raise_problems
+    from data.manifest import raise_problems
     from main_train_vrt import PARTS
     from scripts.parts.exit_codes import shown
 
@@ -77,7 +77,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
             print(f"  {clip.name:{width}}  {len(clip):6}  {clip.stems[0]:>6} {lq:>12} {gt:>12}  {planes}")
         for warning in report.warnings:
             print(f"  warning: {warning}")
-    raise_problems(reports, shown=sys.maxsize)
+    raise_problems([(report.source, report.problems) for report in reports], shown=sys.maxsize)
     print("no problem found")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import main_test_vrt
-from data.alignment_check import warning_of, warning_of_clips
+from data.alignment_check import warning_of
 from data.clip_reader import user_clips
 from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
@@ -241,7 +241,7 @@ def test_strong_blur_without_sharp_frames_is_no_wrong_geometry(fast, tmp_path, r
         return warning_of(build_dataset(options, "train", 5), "opt.json")
 
     def own(folder=spikes, **changes):
-        return warning_of_clips(user_clips(frames, folder, spike_options=spike | changes))
+        return warning_of(user_clips(frames, folder, spike_options=spike | changes))
 
     for look in (train, own):
         assert look() is None

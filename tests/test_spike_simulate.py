@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.augment import CAMERAS
+from data.augment import CAMERAS, CameraDraw
 from data.spike import simulate
 from data.spike.intervals import plane_light, window_light
 from utils.errors import OptionError
@@ -168,14 +168,14 @@ def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(factor, pl
 
 def test_dropped_planes_are_empty_and_the_others_untouched():
     stream = recorded(RAMP)
-    changed = simulate.drop_planes(stream, 0.3, np.random.default_rng(0))
+    changed = CameraDraw((0,), 1.0, 0.3, 0.0, 0.0, 1.0).apply(stream, 0)
     lost = ~changed.any(axis=(1, 2))
     assert 0.15 < lost.mean() < 0.45 and np.array_equal(changed[~lost], stream[~lost])
 
 
 def test_stuck_pixels_are_always_or_never_on():
     stream = recorded(np.full((100, 100), 0.3, np.float32), planes=20)
-    changed = simulate.stick_pixels(stream, 0.02, 0.05, np.random.default_rng(0))
+    changed = CameraDraw((0,), 1.0, 0.0, 0.02, 0.05, 1.0).apply(stream, 0)
     assert changed.all(axis=0).mean() == pytest.approx(0.02, abs=0.005)
     assert (~changed.any(axis=0)).mean() == pytest.approx(0.05, abs=0.01)
 

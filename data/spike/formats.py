@@ -15,13 +15,13 @@ text, images, archives and the lines of an SPS100 are not taken for packed plane
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import tempfile
 import uuid
 import zipfile
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,11 +98,7 @@ class SpikeGeometry:
         if self.layout == "sps100" and asked != (SPS100_SIDE, SPS100_SIDE, 0, "little"):
             expected = f"{SPS100_SIDE} x {SPS100_SIDE}, no head columns, bit order little for the layout sps100"
         if expected:
-            raise SpikeFileError(
-                f"a spike plane of {self.height} x {self.width} pixels with {self.head_columns} head columns, "
-                f"bit order {self.bit_order}, layout {self.layout}",
-                expected=expected, do="correct the height and width of the spike camera",
-            )  # fmt: skip
+            raise SpikeFileError(f"{self} is no plane of spikes", "", expected, "correct the size of the spike camera")
 
     def __repr__(self) -> str:
         """The first four fields, and the others where they are not the default: digests of runs hold this text."""
@@ -119,11 +115,9 @@ class SpikeGeometry:
     def plane_bytes(self) -> int:
         """Bytes of a packed plane. Raises SpikeFileError where its bits do not fill whole bytes."""
         if self.height * self.line_width % 8:
-            raise SpikeFileError(
-                f"a spike plane of {self.height} x {self.line_width} pixels cannot be packed",
-                expected="height x line width divisible by 8; .npy and .npz hold planes of any size",
-                do="correct the height and width of the spike camera",
-            )
+            what = f"a spike plane of {self.height} x {self.line_width} pixels cannot be packed"
+            expected = "height x line width divisible by 8; .npy and .npz hold planes of any size"
+            raise SpikeFileError(what, "", expected, "correct the size of the spike camera")
         return self.height * self.line_width // 8
 
     @property
@@ -147,12 +141,23 @@ class Crop:
         return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
 
 
-class SpikeFile(ABC):
-    """The planes of one file."""
+@dataclass
+class SpikeFile:
+    """The planes of one file.
 
-    def __init__(self, path: PathLike, geometry: SpikeGeometry, planes: int) -> None:
-        self.path, self.geometry, self.planes = str(path), geometry, planes
-        self.size = (geometry.height, geometry.width)
+    packed: (T, plane_bytes) uint8, in memory or mapped. None for an array, which `load` gives, (T, h, w): mapped
+    (.npy), or decompressed as a whole when planes are first read (.npz).
+    """
+
+    path: str
+    geometry: SpikeGeometry
+    planes: int
+    packed: np.ndarray | None
+    load: Callable[[], np.ndarray] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.geometry.height, self.geometry.width
 
     def read(self, first: int = 0, count: int | None = None, crop: Crop | None = None) -> np.ndarray:
         """Spikes (T, h, w) uint8 in {0, 1} of planes first ... first + count - 1 (default: to the end), upright.
@@ -165,10 +170,17 @@ class SpikeFile(ABC):
         height, width = self.size
         inside = crop.top >= 0 and crop.left >= 0 and crop.height >= 1 and crop.width >= 1
         if not inside or crop.top + crop.height > height or crop.left + crop.width > width:
-            raise SpikeFileError(
-                f"{crop} reaches outside the plane", self.path, f"a rectangle within {height} x {width}"
-            )
-        return self._planes(first, count, crop)
+            expected = f"a rectangle within {height} x {width}"
+            raise SpikeFileError(f"{crop} reaches outside the plane", self.path, expected)
+        if self.packed is not None:
+            return _unpack(self.packed[first : first + count], self.geometry, crop)
+        with _file_errors(self.path):
+            array = self.load()
+        spikes = np.array(array[(slice(first, first + count), *crop.slices)], order="C").view(np.uint8)
+        if spikes.max() > 1:
+            what = f"the array holds the value {spikes.max()}"
+            raise SpikeFileError(what, self.path, "values 0 and 1", "save (array > 0) instead")
+        return spikes
 
     def parts(self, first: int, count: int) -> Iterator[np.ndarray]:
         """Whole planes first ... first + count - 1 in parts of at most PART planes; errors as in `read`."""
@@ -177,55 +189,8 @@ class SpikeFile(ABC):
 
     def _check_planes(self, first: int, count: int) -> None:
         if first < 0 or count < 1 or first + count > self.planes:
-            raise SpikeFileError(
-                f"planes {first} to {first + count - 1} were requested", self.path,
-                f"planes within 0 to {self.planes - 1}", "request fewer planes, or make the file again",
-            )  # fmt: skip
-
-    @abstractmethod
-    def _planes(self, first: int, count: int, crop: Crop) -> np.ndarray: ...
-
-
-class PackedPlanes(SpikeFile):
-    """Packed planes (T, plane_bytes) uint8, in memory or mapped."""
-
-    def __init__(self, path: PathLike, geometry: SpikeGeometry, packed: np.ndarray) -> None:
-        super().__init__(path, geometry, len(packed))
-        self.packed = packed
-
-    def _planes(self, first: int, count: int, crop: Crop) -> np.ndarray:
-        return _unpack(self.packed[first : first + count], self.geometry, crop)
-
-
-class ArrayPlanes(SpikeFile):
-    """An array (T, h, w): mapped (.npy), or decompressed as a whole when planes are first read (.npz)."""
-
-    def __init__(self, path: PathLike, geometry: SpikeGeometry) -> None:
-        shape, dtype, self._load = _find_array(path)
-        widths = (geometry.width, geometry.line_width)
-        is_shape = len(shape) == 3 and shape[0] and shape[1] == geometry.height and shape[2] in widths
-        is_type = dtype in (np.uint8, np.bool_)
-        if not is_shape or not is_type:
-            raise SpikeFileError(
-                f"an array of shape {shape}, {dtype}", str(path),
-                f"(planes >= 1, {geometry.height}, {geometry.width}), uint8 or bool, values 0 and 1",
-                "correct the spike height and width in the options, or save the array in this form"
-                if is_type else "save the array again, as (array > 0).astype(numpy.uint8)",
-            )  # fmt: skip
-        super().__init__(path, geometry, shape[0])
-        self._array: np.ndarray | None = None
-
-    def _planes(self, first: int, count: int, crop: Crop) -> np.ndarray:
-        if self._array is None:
-            with _file_errors(self.path):
-                self._array = self._load()
-        rows, columns = crop.slices
-        spikes = np.array(self._array[first : first + count, rows, columns], order="C").view(np.uint8)
-        if spikes.max() > 1:
-            raise SpikeFileError(
-                f"the array holds the value {spikes.max()}", self.path, "values 0 and 1", "save (array > 0) instead"
-            )
-        return spikes
+            what, do = f"planes {first} to {first + count - 1} were requested", "request fewer, or make the file again"
+            raise SpikeFileError(what, self.path, f"planes within 0 to {self.planes - 1}", do)
 
 
 def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error") -> SpikeFile:
@@ -235,10 +200,16 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
     """
     with _file_errors(path):
         if is_array(path):
-            return ArrayPlanes(path, geometry)
-        # An empty file cannot be mapped.
-        data = np.memmap(path, np.uint8, "r") if os.stat(path).st_size else np.empty(0, np.uint8)
-    return packed_planes(data, path, geometry, remainder)
+            shape, dtype, load = _find_array(path)
+        else:  # an empty file cannot be mapped
+            data = np.memmap(path, np.uint8, "r") if os.stat(path).st_size else np.empty(0, np.uint8)
+            return packed_planes(data, path, geometry, remainder)
+    is_type, widths = dtype in (np.uint8, np.bool_), (geometry.width, geometry.line_width)
+    if is_type and len(shape) == 3 and shape[0] and shape[1] == geometry.height and shape[2] in widths:
+        return SpikeFile(str(path), geometry, shape[0], None, functools.cache(load))
+    what, do = f"an array of shape {shape}, {dtype}", "correct the spike height and width, or save it in this form"
+    expected = f"(planes >= 1, {geometry.height}, {geometry.width}), uint8 or bool, values 0 and 1"
+    raise SpikeFileError(what, str(path), expected, do if is_type else "save it as (array > 0).astype(numpy.uint8)")
 
 
 def read_spikes(
@@ -321,12 +292,7 @@ def _find_array(path: PathLike) -> tuple[tuple[int, ...], np.dtype, Callable[[],
     if len(arrays) != 1:
         seen = ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in found.items())
         raise ValueError(f"it holds {seen or 'no array'}")
-
-    def load() -> np.ndarray:
-        with np.load(path) as archive:
-            return archive[arrays[0]]
-
-    return *found[arrays[0]], load
+    return *found[arrays[0]], lambda: np.load(path)[arrays[0]]
 
 
 @contextmanager
@@ -338,11 +304,9 @@ def _file_errors(path: PathLike) -> Iterator[None]:
         raise
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as e:
         reason = e.strerror if isinstance(e, OSError) else None
-        raise SpikeFileError(
-            f"cannot read spike file: {reason or e}", str(path),
-            f'packed planes, or an array (planes, h, w) of uint8 or bool; in a .npz named "{NPZ_KEY}", or the only one '
-            "of three axes", "restore the file or its permissions, or save the array again",
-        ) from e  # fmt: skip
+        expected = f'packed planes, or an array (planes, h, w); in a .npz named "{NPZ_KEY}", or the only one of 3 axes'
+        what, do = f"cannot read spike file: {reason or e}", "restore the file, or save the array again"
+        raise SpikeFileError(what, str(path), expected, do) from e
 
 
 def _write_array(
@@ -365,29 +329,25 @@ def _write_array(
 
 def packed_planes(
     content: bytes | np.ndarray, path: PathLike, geometry: SpikeGeometry, remainder: str = "error"
-) -> PackedPlanes:
+) -> SpikeFile:
     """The planes in the content of a packed file, such as a value of an LMDB."""
     data = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
     refuse_header(data[:64].tobytes(), path)
     found = _sps100_start(data) if SPS100_SIDE in (geometry.height, geometry.width) else None
     if geometry.layout == "sps100":
         if found is None:
-            raise SpikeFileError(
-                f"no plane of an SPS100 in {len(data)} bytes: no 64 bytes end with the word of line 500, channel 0, "
-                "with words of lines 1 to 500 after it", str(path),
-                f"lines of 1024 bits with the words of the sensor, {geometry.plane_bytes} bytes per plane",
-                'check the file; "raster" is the layout of 1000 x 1000 planes without these words',
-            )  # fmt: skip
+            what = f"no plane of an SPS100 in {len(data)} bytes: no word of line 500, channel 0, with others after it"
+            expected = f"lines of 1024 bits with the sensor's words, {geometry.plane_bytes} bytes per plane"
+            raise SpikeFileError(what, str(path), expected, 'check it; "raster" is the layout without these words')
         planes, data = (len(data) - found) // geometry.plane_bytes, data[found:]
     elif found is not None:
-        raise SpikeFileError(
-            f"the lines of the file end with words of an SPS100 sensor (the first plane starts at byte {found})",
-            str(path), "raster planes, without words among the pixels",
-            "use the layout sps100 with planes of 1000 x 1000 (spike.layout, --layout), no head columns",
-        )  # fmt: skip
+        what = f"the lines of the file end with words of an SPS100 sensor (the first plane starts at byte {found})"
+        do = "use the layout sps100 with planes of 1000 x 1000 (spike.layout, --layout), no head columns"
+        raise SpikeFileError(what, str(path), "raster planes, without words among the pixels", do)
     else:
         planes = _planes_in(len(data), path, geometry, remainder)
-    return PackedPlanes(path, geometry, data[: planes * geometry.plane_bytes].reshape(planes, geometry.plane_bytes))
+    packed = data[: planes * geometry.plane_bytes].reshape(planes, geometry.plane_bytes)
+    return SpikeFile(str(path), geometry, planes, packed)
 
 
 def refuse_header(head: bytes, path: PathLike) -> None:
@@ -396,10 +356,9 @@ def refuse_header(head: bytes, path: PathLike) -> None:
     if seen is None and len(set(head)) > 6 and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
         seen = "text"
     if seen:
-        raise SpikeFileError(
-            f"the file begins with {seen}: {head[:24]!r}", str(path), "packed planes, which have no header",
-            "give it its own suffix (.npy, .npz), restore the file, or cut off its header",
-        )  # fmt: skip
+        what, expected = f"the file begins with {seen}: {head[:24]!r}", "packed planes, which have no header"
+        do = "give it its own suffix (.npy, .npz), restore the file, or cut off its header"
+        raise SpikeFileError(what, str(path), expected, do)
 
 
 def candidate_geometries(size: int) -> list[tuple[int, int, int, int]]:
@@ -418,11 +377,9 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
         f"{h} x {w}{f' + {head} head columns' if head else ''} ({t} planes)"
         for h, w, head, t in candidate_geometries(size)
     )
-    raise SpikeFileError(
-        f"spike file of {size} bytes holds {held}", str(path),
-        f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this size: {fits or 'none'}",
-        "copy or make the file again, or correct the spike height and width in the options",
-    )  # fmt: skip
+    what, do = f"spike file of {size} bytes holds {held}", "copy the file again, or correct the spike height and width"
+    expected = f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this size: {fits or 'none'}"
+    raise SpikeFileError(what, str(path), expected, do)
 
 
 def _sps100_start(data: np.ndarray) -> int | None:

@@ -22,6 +22,7 @@ import numpy as np
 from .intervals import window_light
 from .simulate import DISPLAY_GAMMA, to_display, to_linear
 
+Numbers = tuple[int, ...] | list[int]
 HALF_TRUST = 4.0  # spikes in the exposure that give `relative` the confidence 1/2
 
 
@@ -112,23 +113,18 @@ def represent(
 
 def channel_count(name: str, **options: Any) -> int:
     """S: the number of channels of representation `name` with these options."""
-    length = 8192  # longer than any window on files of a few hundred planes
-    return REPRESENTATIONS[name].function(np.zeros((length, 1, 1), np.uint8), length // 2, **options).shape[0]
-
-
-def _tfp_is_spread(num_bins: int | None = None, **_: Any) -> bool:
-    return num_bins is not None
+    stream = np.zeros((8192, 1, 1), np.uint8)  # longer than any window on files of a few hundred planes
+    return len(REPRESENTATIONS[name].function(stream, len(stream) // 2, **options))
 
 
 @representation(
-    "tfp", proportional=True, is_centered=lambda **options: not _tfp_is_spread(**options), mirrors=_tfp_is_spread
+    "tfp",
+    proportional=True,
+    is_centered=lambda num_bins=None, **_: num_bins is None,
+    mirrors=lambda num_bins=None, **_: num_bins is not None,
 )
 def tfp(
-    stream: np.ndarray,
-    center: int,
-    half_window: int = 10,
-    offsets: tuple[int, ...] | list[int] = (0,),
-    num_bins: int | None = None,
+    stream: np.ndarray, center: int, half_window: int = 10, offsets: Numbers = (0,), num_bins: int | None = None
 ) -> np.ndarray:
     """Texture from playback: channel i = mean of s[m - half_window : m + half_window + 1], m = center + offsets[i].
 
@@ -188,9 +184,7 @@ def voxel(stream: np.ndarray, center: float, num_bins: int = 4) -> np.ndarray:
 
 # The time of TFI is half a plane after its centre plane.
 @representation("tfi", proportional=True, lag=lambda **_: 1)
-def tfi(
-    stream: np.ndarray, center: int, half_window: int = 20, offsets: tuple[int, ...] | list[int] = (0,)
-) -> np.ndarray:
+def tfi(stream: np.ndarray, center: int, half_window: int = 20, offsets: Numbers = (0,)) -> np.ndarray:
     """Texture from intervals: channel i = 1 / (tn - tp) around the time after plane m = center + offsets[i].
 
     tp = last spike in [m - half_window + 1, m], tn = first spike in [m + 1, m + half_window]; where one of them is
@@ -221,21 +215,13 @@ def raw(stream: np.ndarray, center: int, window: int = 21) -> np.ndarray:
     return stream[first : first + window].astype(np.float32)
 
 
-def _encoding_lag(num_windows: int = 1, spacing: int | None = None, **_: Any) -> int:
-    """-1 where the common middle of the windows lies between two planes, as their centres are rounded down."""
-    return -1 if spacing and spacing % 2 and num_windows % 2 == 0 else 0
-
-
-def _encoding_is_centered(num_windows: int = 1, spacing: int | None = None, **_: Any) -> bool:
-    return num_windows == 1 or spacing is not None
-
-
 @representation(
     "encoding25",
     proportional=False,
-    lag=_encoding_lag,
-    is_centered=_encoding_is_centered,
-    mirrors=lambda **options: not _encoding_is_centered(**options),
+    # The common middle of an even number of windows may lie between two planes, as their centres are rounded down.
+    lag=lambda num_windows=1, spacing=None, **_: -((spacing or 0) % 2) if num_windows % 2 == 0 else 0,
+    is_centered=lambda num_windows=1, spacing=None, **_: num_windows == 1 or spacing is not None,
+    mirrors=lambda num_windows=1, spacing=None, **_: num_windows > 1 and spacing is None,
 )
 def encoding25(
     stream: np.ndarray,
@@ -309,7 +295,7 @@ def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
 def relative(
     stream: np.ndarray,
     center: int,
-    half_windows: tuple[int, ...] | list[int] = (2, 6, 12),
+    half_windows: Numbers = (2, 6, 12),
     half_exposure: int | None = None,
     num_bins: int = 0,
 ) -> np.ndarray:
@@ -326,10 +312,8 @@ def relative(
     around = min(center - 1, len(stream) - 1 - center)
     half_exposure = around if half_exposure is None else half_exposure
     if num_bins < 0 or not half_windows or not 0 <= min(half_windows) <= max(half_windows) < half_exposure <= around:
-        raise ValueError(
-            f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {around} planes are needed, "
-            f"and num_bins {num_bins} >= 0"
-        )
+        needed = f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {around} planes"
+        raise ValueError(f"{needed} are needed, and num_bins {num_bins} >= 0")
     first, planes = center - half_exposure, 2 * half_exposure + 1
     windows = [(half_exposure - half, half_exposure + half + 1) for half in half_windows]
     windows += [(i * planes // num_bins, -(-(i + 1) * planes // num_bins)) for i in range(num_bins)]
@@ -362,7 +346,7 @@ def tfstp(
     tau_d: float = 5.0,
     tau_f: float = 10.0,
     utilisation: float = 0.05,
-    offsets: tuple[int, ...] | list[int] = (0,),
+    offsets: Numbers = (0,),
 ) -> np.ndarray:
     """Texture from short-term plasticity: channel i = the firing rate at plane center + offsets[i], in (0, 1].
 

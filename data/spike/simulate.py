@@ -126,45 +126,28 @@ def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator
     """
     if factor == 1.0:
         return stream
-    charge = rng.random(stream.shape[1:], dtype=np.float32)
+    charges, one = rng.random(stream.shape[1:], dtype=np.float32), np.float32(1.0)
     out = np.empty_like(stream)
     planes, height, width = stream.shape
     rows = max(1, BLOCK // (planes * width))
     for top in range(0, height, rows):
         part = slice(top, top + rows)
-        out[:, part] = _integrated(plane_light(stream[:, part]), np.float32(factor), charge[part])
+        light, charge = plane_light(stream[:, part]), charges[part]
+        before, now = light[:-1], light[1:]
+        # 1 / now > 1 / before + 1, with a margin for rounding errors.
+        has_decreased = np.zeros(light.shape, bool)
+        np.less(now * (one + before), np.float32(0.999) * before, out=has_decreased[1:])
+        light /= np.float32(factor)
+        for plane, is_darker in zip(light, has_decreased, strict=True):
+            if factor <= 1:  # else less than 1 remains, and less than 1 is added: neither limit has an effect
+                charge -= is_darker & (charge >= one)  # it is below 2
+            charge += plane
+            spent = np.floor(charge, out=plane)
+            if factor <= 1:
+                spent = np.maximum(np.minimum(spent, one), spent - one)
+            charge -= spent
+        out[:, part] = light >= one
     return out
-
-
-def _integrated(light: np.ndarray, factor: np.float32, charge: np.ndarray) -> np.ndarray:
-    """(T, h, w) bool: the spikes of light (T, h, w) / factor. charge (h, w): the first one, in [0, 1); both change."""
-    one = np.float32(1.0)
-    before, now = light[:-1], light[1:]
-    # 1 / now > 1 / before + 1, with a margin for rounding errors.
-    has_decreased = np.zeros(light.shape, bool)
-    np.less(now * (one + before), np.float32(0.999) * before, out=has_decreased[1:])
-    light /= factor
-    for plane, is_darker in zip(light, has_decreased, strict=True):
-        if factor <= one:  # else less than 1 remains, and less than 1 is added: neither limit has an effect
-            charge -= is_darker & (charge >= one)  # it is below 2
-        charge += plane
-        spent = np.floor(charge, out=plane)
-        if factor <= one:
-            spent = np.maximum(np.minimum(spent, one), spent - one)
-        charge -= spent
-    return light >= one
-
-
-def drop_planes(stream: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Stream with planes lost with probability `fraction`: they are kept, without spikes."""
-    kept = rng.random(len(stream)) >= fraction
-    return stream * kept[:, None, None].astype(np.uint8)
-
-
-def stick_pixels(stream: np.ndarray, hot: float, dead: float, rng: np.random.Generator) -> np.ndarray:
-    """Stream in which a fraction `hot` of the pixels always fires and a fraction `dead` never fires."""
-    draw = rng.random(stream.shape[1:])
-    return np.where(draw < hot, np.uint8(1), np.where(draw >= 1.0 - dead, np.uint8(0), stream))
 
 
 # Largest ratio of the two errors that counts as clear; above it, noise and motion may decide.
@@ -181,11 +164,7 @@ class LightFit:
     light: str
     rate: float
     errors: dict[str, float]
-
-    @property
-    def is_clear(self) -> bool:
-        small, large = sorted(self.errors.values())
-        return small < CLEAR * large
+    is_clear: bool
 
 
 def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
@@ -195,10 +174,9 @@ def fit_light(rates: np.ndarray, values: np.ndarray) -> LightFit:
     [0, 1], resized to the spike camera.
     """
     rates, values = rates.astype(np.float64), values.astype(np.float64)
-    fits = {}
+    found, errors = {}, {}
     for light, seen in (("display", values), ("linear", values**DISPLAY_GAMMA)):
-        rate = float((rates * seen).sum() / max((seen * seen).sum(), 1e-12))
-        error = float(np.sqrt(((rates - rate * seen) ** 2).sum() / max((rates * rates).sum(), 1e-12)))
-        fits[light] = (error, rate)
-    best = min(fits, key=lambda light: fits[light][0])
-    return LightFit(best, fits[best][1], {light: error for light, (error, _) in fits.items()})
+        found[light] = rate = float((rates * seen).sum() / max((seen * seen).sum(), 1e-12))
+        errors[light] = float(np.sqrt(((rates - rate * seen) ** 2).sum() / max((rates * rates).sum(), 1e-12)))
+    best = min(errors, key=errors.get)
+    return LightFit(best, found[best], errors, errors[best] < CLEAR * max(errors.values()))
