@@ -17,7 +17,7 @@ import math
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,8 @@ class CacheReader:
         if index["selection"] != _selection(source):
             raise self._stale("it was built for another selection of clips (meta_info_file, val_partition)")
         here = [kind for kind, (root, _, _) in kinds.items() if os.path.exists(root)]
-        changed = [kind for kind, value in _digests(source, here).items() if index["source"][kind] != value]
+        found = list_source(source, here)
+        changed = [kind for kind in found if index["source"][kind] != digest({kind: found[kind]})]
         if changed:
             raise self._stale(f"{', '.join(changed)} files of the source have changed since")
         if len(here) < len(kinds):
@@ -201,7 +202,7 @@ def build_cache(source: Source, path: str, track: Callable[[list[Clip]], Iterabl
     partial = target.with_name(f".{target.name}.partial")
     index = {
         "format": FORMAT,
-        "source": _digests(source, source.kinds()),
+        "source": {kind: digest({kind: found}) for kind, found in list_source(source).items()},
         "selection": _selection(source),
         "spike": dataclasses.asdict(source.spikes.geometry.stored_as_raster) if source.spikes else None,
         "clips": [dataclasses.asdict(dataclasses.replace(clip, exposures=())) for clip in clips],
@@ -265,11 +266,6 @@ def _arrays(clip: Clip, source: Source) -> dict[str, tuple[int, ...]]:
     if clip.spike:
         shapes["spike"] = (sum(clip.spike_files.values()), source.spikes.geometry.stored_as_raster.plane_bytes)
     return shapes
-
-
-def _digests(source: Source, kinds: Collection[str]) -> dict[str, str]:
-    """Kind of file -> digest of all its files, for these kinds."""
-    return {kind: digest({kind: listing}) for kind, listing in list_source(source, kinds).items()}
 
 
 def _selection(source: Source) -> list[Any]:

@@ -15,7 +15,6 @@ from data.augment import Augment, CameraDraw
 from data.clip import Clip, Exposure, Piece
 from data.spike import represent as rp
 from data.spike.formats import SpikeFileError, SpikeGeometry
-from data.spike.represent import sharp_light
 from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear
 from data.spike_grid import CalibratedGrid, Grid, ScaledGrid, Window, load_calibration
 from data.spike_info import DatasetInfo, Span, Timing, read_exposures, spike_errors_as_data_errors
@@ -239,7 +238,13 @@ class DatSpikes:
         the light of the exposure are turned into light. reverse: the frame is played backwards.
         """
         if self.name == "relative":
-            return sharp_light(channels, self.options["half_windows"], self.gamma, self.light)
+            # The ratio of the middle one of the windows, times the spikes of the exposure, which the confidence gives.
+            order = np.argsort(self.options["half_windows"])
+            integrated = DISPLAY_GAMMA if self.light == "display" else 1.0  # exponent of light from what was integrated
+            seen = np.clip(channels[[order[len(order) // 2], -1]], 0, [[[np.inf]], [[0.999]]])
+            ratio, trust = seen ** (self.gamma / integrated)
+            seen = ratio * trust / (1 - trust)
+            return (seen / max(seen.max(), 1e-9)) ** (integrated / DISPLAY_GAMMA)
         is_proportional, offsets = rp.REPRESENTATIONS[self.name].proportional, self.options.get("offsets")
         if offsets and self.options.get("num_bins") is None:
             nearest = [int(np.argmin(np.abs(offsets)))]

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ import cv2
 import numpy as np
 
 from data.files import FrameSource
-from data.manifest import joined_errors
 from data.prepare import SPLITS, Job, Plan, RawClip, Recipe, find_raw_clips, make_folder, plan_clip
 from data.spike.formats import SpikeGeometry, read_spikes
 from data.spike.represent import represent
@@ -118,10 +117,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="the sharp frames of --spikes-for are N raw frames later than expected; detected where it is unambiguous",
     )  # fmt: skip
     add("--leave-out", action="append", default=[], metavar="CLIP", help="make all clips but this one")
-    types = {"int": int, "float": float, "str": str, "int | None": int}
     for setting in fields(Recipe):
         flag, about = f"--{setting.name.replace('_', '-')}", setting.metadata
-        add(flag, type=types[setting.type], default=setting.default, choices=about["choices"], help=about["help"])
+        kind = int if setting.default is None else type(setting.default)
+        add(flag, type=kind, default=setting.default, choices=about["choices"], help=about["help"])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     add("--workers", type=int, default=cores, help="processes; default: one for each core")
     add("--dry-run", action="store_true", help="print what would be made, and its size")
@@ -269,13 +268,14 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
             errors[job] = DataError(what, str(job.source), expected, do)
     if not errors:
         return plans
-    every = joined_errors(list(errors.values()))
-    if len(errors) > 1:
+    (what, where), *more = [(error.what, error.where) for error in errors.values()]
+    expected, do = ("; ".join(dict.fromkeys(getattr(e, part) for e in errors.values())) for part in ("expected", "do"))
+    if more:
         lines = "".join(f"\n    {error.what}  [{error.where}]" for error in errors.values())
-        every.what, every.where = f"{len(errors)} clips cannot be made:{lines}", "the clips named"
+        what, where = f"{len(errors)} clips cannot be made:{lines}", "the clips named"
     if len(errors) < len(jobs):
-        every.do += f"; make only the others: {' '.join(f'--leave-out {job.name}' for job in errors)}"
-    raise every
+        do += f"; make only the others: {' '.join(f'--leave-out {job.name}' for job in errors)}"
+    raise DataError(what, where, expected, do)
 
 
 def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
@@ -321,16 +321,11 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     write_whole(out / INFO, (json.dumps(about, indent=2) + "\n").encode())
 
 
-@dataclass(frozen=True)
-class ClipSummary:
-    """The numbers of one clip, see summary.html, and the frame that is shown: blurry, sharp, spikes (H, W, 3) uint8."""
+def summarise(job: Job, recipe: Recipe, offset: int) -> dict[str, Any]:
+    """Read back a part of the files of a clip: its "numbers", see summary.html, and one frame as a picture, "strip".
 
-    numbers: dict[str, Any]
-    strip: np.ndarray
-
-
-def summarise(job: Job, recipe: Recipe, offset: int) -> ClipSummary:
-    """Read back a part of the files of a clip."""
+    strip: blurry, sharp and spikes side by side, (H, W, 3) uint8.
+    """
     cv2.setNumThreads(1)
     sharp = FrameSource(job.sharp or job.rgb / "sharp")
     files = [job.spikes / "spike" / f"{stem}.dat" for stem in sharp.stems]
@@ -373,7 +368,7 @@ def summarise(job: Job, recipe: Recipe, offset: int) -> ClipSummary:
     small = [
         cv2.resize(p, size[::-1], interpolation=cv2.INTER_AREA) if p.shape[1] > size[1] else p for p in panels.values()
     ]
-    return ClipSummary(numbers, side_by_side(small, list(panels), size))
+    return {"numbers": numbers, "strip": side_by_side(small, list(panels), size)}
 
 
 def check_summary(folder: Path) -> None:
@@ -385,14 +380,14 @@ def check_summary(folder: Path) -> None:
             raise DataError(what, str(path), "a summary of an earlier run, or none", "move it away")
 
 
-def write_summary(folder: Path, recipe: Recipe, clips: list[ClipSummary]) -> Path:
+def write_summary(folder: Path, recipe: Recipe, clips: list[dict[str, Any]]) -> Path:
     """Write both files into the folder; the path of the page. An unchanged file is left as it is."""
     settings = recipe.record()
     page = render(
         "summary", title=f"{len(clips)} prepared clips", files=SUMMARY_FILES, columns=COLUMNS, clips=clips,
         recipe=", ".join(f"{key} {value}" for key, value in settings.items() if value is not None),
     )  # fmt: skip
-    numbers = json.dumps({"recipe": settings, "clips": [clip.numbers for clip in clips]}, indent=2) + "\n"
+    numbers = json.dumps({"recipe": settings, "clips": [clip["numbers"] for clip in clips]}, indent=2) + "\n"
     for name, content in zip(SUMMARY, (page.encode(), numbers.encode()), strict=True):
         path = folder / name
         if not path.is_file() or path.read_bytes() != content:

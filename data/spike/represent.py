@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -322,21 +322,6 @@ def relative(
     long = spikes / planes
     ratios = [np.divide(mean, long, out=np.ones_like(long), where=long > 0) for mean in means]
     return np.stack((*ratios, spikes / (spikes + HALF_TRUST))).astype(np.float32)
-
-
-def sharp_light(
-    channels: np.ndarray, half_windows: Sequence[int], gamma: float, light: Literal["linear", "display"] = "linear"
-) -> np.ndarray:
-    """Light around the sharp frame, in display values that reach 1: channels of `relative` (S, H, W) -> (H, W).
-
-    The ratio of the middle one of the windows, times the spikes of the exposure, which the confidence gives.
-    gamma, light: with which the channels were made, see `represent`.
-    """
-    middle = np.argsort(half_windows)[len(half_windows) // 2]
-    integrated = DISPLAY_GAMMA if light == "display" else 1.0  # the exponent of linear light from what was integrated
-    ratio, trust = np.clip(channels[[middle, -1]], 0, [[[np.inf]], [[0.999]]]) ** (gamma / integrated)
-    seen = ratio * trust / (1 - trust)
-    return (seen / max(seen.max(), 1e-9)) ** (integrated / DISPLAY_GAMMA)
 
 
 @representation("tfstp", proportional=True)
