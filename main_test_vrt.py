@@ -46,7 +46,7 @@ from models.restore.setup import (
 from models.restore.tiling import InterpolatedClip, scored_clips
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
-from utils.contract import ClipReader, InputSpec, Method
+from utils.contract import InputSpec, Method
 from utils.dist import process
 from utils.dist.gpu import choose_gpus
 from utils.errors import OptionError
@@ -71,8 +71,7 @@ def main(argv: list[str]) -> int:
                 job = dataset_job(args, opt, formula)
             else:
                 with answered_by_flags():
-                    network = opt.portable() if opt else None
-                    job = formula_job(args, formula) if formula else network_job(args, network)
+                    job = user_job(args, opt.portable() if opt else None, formula)
         utils_dist.begin(*((opt.watchdog, opt.dist_timeout_s, opt.digest()) if opt else ()))
         restore_clips(job)
         if utils_dist.is_main_process():
@@ -124,50 +123,36 @@ def dataset_job(args: TestArgs, opt: Options, formula: Reconstruction | None) ->
     )
 
 
-def network_job(args: TestArgs, network: dict[str, Any] | None) -> Job:
-    """A user's own clips. network: `Options.portable` of the option file; None: the weights file describes it."""
-    saved = network_of(args.weights, network)
-    check_inputs(saved, args)
-    spike = spike_options(saved, args) if args.spike and saved.spike is not None else None
-    clips = own_clips(args, spike, saved.scale, saved.spike_data)
-    method = method_of_user(saved, args)
-    return user_job(args, method, [InterpolatedClip(c) for c in clips] if saved.spec.interpolates else clips, spike)
+def user_job(args: TestArgs, network: dict[str, Any] | None, formula: Reconstruction | None) -> Job:
+    """A user's own clips, or spikes for a formula, with the frames beside them where there are any.
 
-
-def formula_job(args: TestArgs, formula: Reconstruction) -> Job:
-    """A user's spikes, with the frames beside them where there are any."""
-    spike = SPIKE_SOURCES.resolve(changed_spikes({"type": "dat"}, args, SET_BY_METHOD), "spike")
-    _, info = described(spike, Path(args.spike))
-    spike = spike_section(spike, formula, info.rate)
-    frames = "all"
-    if args.input:
-        clips = own_clips(args, spike.plain())
-    elif formula.is_grey:
-        clips = [spike_clip(args.spike, args.gt, spike)]
-        source = "exposure" if spike.exposure else "spike file"
-        frames = f"one for each {source}; the input beside it is the mean of all planes of the {source}"
+    network: `Options.portable` of the option file; None: the weights file describes it.
+    """
+    frames, spike = "all", None
+    if not formula:
+        saved = network_of(args.weights, network)
+        check_inputs(saved, args)
+        if args.spike and saved.spike is not None:
+            spike = spike_options(saved, args)
+        clips = own_clips(args, spike, saved.scale, saved.spike_data)
+        method = method_of_user(saved, args)
+        clips = [InterpolatedClip(clip) for clip in clips] if saved.spec.interpolates else clips
     else:
-        raise OptionError(
-            f"--method {args.method} needs the blurry frames", "--input", "the frames of the exposures",
-            "add --input PATH, or use another method",
-        )  # fmt: skip
-    return user_job(args, formula, clips, spike.plain(), frames)
-
-
-def own_clips(
-    args: TestArgs, spike: dict[str, Any] | None, scale: int = 1, trained: dict[str, Any] | None = None
-) -> list[DatasetClip]:
-    """See `user_clips`. Rank 0 warns, as it alone looks, where spikes and frames do not show the same."""
-    clips = user_clips(args.input, args.spike, args.gt, spike, scale, trained)
-    if utils_dist.is_main_process() and (warning := warning_of(clips)):
-        logger.warning("%s", warning)
-    return clips
-
-
-def user_job(
-    args: TestArgs, method: Method, clips: Sequence[ClipReader], spike: dict[str, Any] | None, frames_note: str = "all"
-) -> Job:
-    """The clips of the command line. spike: the section of the options with which their spikes are read."""
+        source = SPIKE_SOURCES.resolve(changed_spikes({"type": "dat"}, args, SET_BY_METHOD), "spike")
+        _, info = described(source, Path(args.spike))
+        source, method = spike_section(source, formula, info.rate), formula
+        spike = source.plain()
+        if args.input:
+            clips = own_clips(args, spike)
+        elif formula.is_grey:
+            clips = [spike_clip(args.spike, args.gt, source)]
+            each = "exposure" if source.exposure else "spike file"
+            frames = f"one for each {each}; the input beside it is the mean of all planes of the {each}"
+        else:
+            raise OptionError(
+                f"--method {args.method} needs the blurry frames", "--input", "the frames of the exposures",
+                "add --input PATH, or use another method",
+            )  # fmt: skip
     slow = ("slowmotion",) if method.instants > 1 else ()
     save = args.save or ("video" if clips[0].fps is not None else "frames", "comparison", *slow)
     return Job(
@@ -178,8 +163,18 @@ def user_job(
         title=clips[0].name if len(clips) == 1 else Path(args.input).name,
         expected=len(clips),
         section={"spike": spike},
-        frames_note=frames_note,
+        frames_note=frames,
     )
+
+
+def own_clips(
+    args: TestArgs, spike: dict[str, Any] | None, scale: int = 1, trained: dict[str, Any] | None = None
+) -> list[DatasetClip]:
+    """See `user_clips`. Rank 0 warns, as it alone looks, where spikes and frames do not show the same."""
+    clips = user_clips(args.input, args.spike, args.gt, spike, scale, trained)
+    if utils_dist.is_main_process() and (warning := warning_of_clips(clips)):
+        logger.warning("%s", warning)
+    return clips
 
 
 def outputs_of(folder: Path, save: Sequence[str], args: TestArgs, method: Method) -> Outputs:

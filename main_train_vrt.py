@@ -14,6 +14,7 @@ import gc
 import itertools
 import logging
 import math
+import signal
 import socket
 import sys
 from collections import Counter
@@ -45,11 +46,9 @@ from utils.options.load import load_options, parse_command_line
 from utils.options.models import Options
 from utils.options.section import redact
 from utils.run.checkpoint import Progress, find_checkpoint, left_to_do, planned_steps, restore_progress
-from utils.run.experiment import Experiment, only_run_in, write_environment
-from utils.run.health import Health
-from utils.run.measure import StepTimer, measured
+from utils.run.measure import Health, StepTimer, measured
 from utils.run.progress import RunProgress, open_progress
-from utils.run.writers import Writers, build_writers, check_writers
+from utils.run.writers import Experiment, build_writers, check_writers, only_run_in, write_environment
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,9 @@ def main(argv: list[str]) -> int:
         utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest())
         preempt.install()
         with only_run_in(opt.folder):
-            return train(opt)
+            with utils_dist.all_ranks_or_none():
+                run = Training(opt)
+            return train(run)
 
 
 def read_options(argv: list[str]) -> Options:
@@ -79,17 +80,15 @@ def read_options(argv: list[str]) -> Options:
     return opt
 
 
-def train(opt: Options) -> int:
-    """Build, resume, then step until the planned end, with logs, saves and validations. Exit code. Collective."""
-    with utils_dist.all_ranks_or_none():
-        run = Training(opt)
-    preempt.save_on_interrupt()
+def train(run: Training) -> int:
+    """Step until the planned end, with logs, saves and validations. Exit code. Collective."""
+    preempt.listen(signal.SIGINT)  # before the first step nothing is lost: KeyboardInterrupt ends the run
     run.announce()
-    with utils_dist.closed_after_report(run.begin()) as experiment, state.answering(opt.folder):
+    with utils_dist.closed_after_report(run.begin()) as experiment, state.answering(run.opt.folder):
         # A validation that was interrupted comes first; `finish` has that of the last step.
         if run.at_start == "validation" and run.progress.step < run.total_iter and not run.validate():
             return run.stop_early()
-        with RunProgress(opt.logging.progress, run.total_iter, run.timer, run.every) as run.shown:
+        with RunProgress(run.opt.logging.progress, run.total_iter, run.timer, run.every) as run.shown:
             while run.progress.step < run.total_iter:
                 for micro_batches in run.steps_of_epoch():
                     if not run.step(micro_batches):
@@ -187,7 +186,7 @@ class Training:
 
     def begin(self) -> Experiment:
         """Open what the run writes; nothing of it where the run was finished before."""
-        opt, options, writers = self.opt, redact(self.opt.plain()), Writers()
+        opt, options, writers = self.opt, redact(self.opt.plain()), []
         self.timer = StepTimer()
         if self.at_start != "nothing" and utils_dist.is_main_process():
             write_environment(opt.folder)
@@ -237,7 +236,12 @@ class Training:
         if debug.every:
             self.model.print_debug_lines(progress.step, micro_batches, debug.every)
         if progress.step % train.checkpoint_print == 0:
-            self.log_steps()
+            steps, model_log = self.timer.line.steps, self.model.current_log()
+            own = measured(steps, model_log, self.timer.read())
+            if own.gpu:
+                state.tell(gpu=gpu.describe(own.gpu))
+            ranks, eta = utils_dist.gather_objects(own), self.shown.eta(progress.step)
+            self.experiment.log_training(progress, ranks, model_log["grad_norms"], eta)
         self.shown.update(progress.step, self.experiment.last_values)
         if debug.compare_every and progress.step % debug.compare_every == 0:
             self.compare_weights()
@@ -246,21 +250,12 @@ class Training:
         if progress.step == self.total_iter:
             return True  # `finish` saves and validates
         if progress.step % train.checkpoint_save == 0:
-            with self.timer.paused("save"):
+            with self.timer.part("save"):
                 self.save()
                 self.experiment.health.saved(progress.step)
         if left_to_do(progress, self.total_iter, self.every["validation"]) == "validation":
             return self.validate()
         return True
-
-    def log_steps(self) -> None:
-        """The log line of the steps since the last one, and warnings of what slows the run down. Collective."""
-        steps, model_log = self.timer.line.steps, self.model.current_log()
-        own = measured(steps, model_log, self.timer.read())
-        if own.gpu:
-            state.tell(gpu=gpu.describe(own.gpu))
-        ranks = utils_dist.gather_objects(own)
-        self.experiment.log_training(self.progress, ranks, model_log["grad_norms"], self.shown.eta(self.progress.step))
 
     def compare_weights(self) -> None:
         """Raises DistError where the weights of the ranks differ: nothing else detects that. Collective."""
@@ -279,7 +274,7 @@ class Training:
         The steps so far are saved first: a run that is stopped or killed here loses none, and validates again.
         """
         progress, experiment = self.progress, self.experiment
-        with self.timer.paused("validation"):
+        with self.timer.part("validation"):
             if progress.saved != progress.step:
                 self.save(with_weights=False)
             validation = validate(self.model, dataset_clips(self.clips), preempt.is_stop_requested)

@@ -20,8 +20,8 @@ from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import MARK
 from utils.options.models import TrainOptions, WatchdogOptions
 from utils.run.checkpoint import DataOrder, Progress, planned_steps
-from utils.run.experiment import Experiment, only_run_in
-from utils.run.health import Health
+from utils.run.measure import Health
+from utils.run.writers import Experiment, only_run_in
 
 
 @NETWORKS.register("watched")

@@ -24,8 +24,7 @@ from tests.test_show_sample import home  # noqa: F401
 from tests.train_files import write_options
 from tests.two_cameras import texture
 from utils.image import imwrite_rgb
-from utils.run.health import Health, loader_advice
-from utils.run.measure import Measured, host_memory
+from utils.run.measure import Health, Measured, host_memory, loader_advice
 
 GB = 10**9
 

@@ -39,8 +39,7 @@ sys.stderr = io.StringIO()
 from utils import utils_dist
 from utils.options.models import WatchdogOptions
 with utils_dist.ranks():
-    utils_dist.begin()
-    utils_dist.watch(WatchdogOptions())
+    utils_dist.begin(WatchdogOptions())
     print("watched")
 """
 LIBRARIES = """

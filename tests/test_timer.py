@@ -24,7 +24,7 @@ class Clock:
         self.timer.step_done()
 
     def pause(self, kind, seconds):
-        with self.timer.paused(kind):
+        with self.timer.part(kind):
             self.now += seconds
 
 

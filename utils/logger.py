@@ -55,8 +55,7 @@ class _SaysOnce(logging.Handler):
                 os.write(2, f"cannot write the log ({self.name}: {error}); the run goes on without it\n".encode())
 
 
-class _LogFile(_SaysOnce, logging.FileHandler):
-    """Appends to a file."""
+class _LogFile(_SaysOnce, logging.FileHandler): ...
 
 
 class _Warnings(_LogFile):
@@ -66,14 +65,10 @@ class _Warnings(_LogFile):
         return json.dumps({"time": logging.Formatter().formatTime(record, TIME), "text": record.getMessage()})
 
 
-class _Stdout(_SaysOnce):
-    """Prints to what is sys.stdout now: an open progress bar replaces it, to stay below the lines."""
+class _Stdout(_SaysOnce, logging.StreamHandler):
+    """Writes to what is sys.stdout now: an open progress bar replaces it, to stay below the lines."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            print(self.format(record), flush=True)
-        except (OSError, ValueError):
-            self.handleError(record)
+    stream = property(lambda _: sys.stdout, lambda *_: None)
 
 
 def _without_newline(record: logging.LogRecord) -> bool:

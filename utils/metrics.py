@@ -169,32 +169,28 @@ def instants_psnr(results: Mapping[str, Any]) -> list[str]:
 def json_bytes(value: Any) -> bytes:
     """Valid JSON: infinite numbers become "inf", NaN becomes null."""
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(key): plain(inner) for key, inner in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(inner) for inner in value]
-        if isinstance(value, float) and not math.isfinite(value):
-            return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-        return value
+    def plain(leaf: Any) -> Any:
+        if isinstance(leaf, float) and not math.isfinite(leaf):
+            return None if math.isnan(leaf) else "inf" if leaf > 0 else "-inf"
+        return leaf
 
-    return (json.dumps(plain(value), indent=1, allow_nan=False) + "\n").encode()
+    return (json.dumps(_with_leaves(value, plain), indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
     """Reads a file written from `json_bytes`. Raises DataError for a damaged file."""
-
-    def numbers(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: numbers(inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [numbers(inner) for inner in value]
-        return float(value) if value in ("inf", "-inf") else value
-
     try:
-        return numbers(json.loads(path.read_text(encoding="utf-8")))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise DataError(f"cannot read results: {e}", str(path), "JSON", "remove the file, then start again") from e
+    return _with_leaves(found, lambda leaf: float(leaf) if leaf in ("inf", "-inf") else leaf)
+
+
+def _with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy in which each value that is no mapping or list is changed."""
+    if isinstance(value, Mapping):
+        return {str(key): _with_leaves(inner, change) for key, inner in value.items()}
+    return [_with_leaves(inner, change) for inner in value] if isinstance(value, (list, tuple)) else change(value)
 
 
 def _ssim_window(image: np.ndarray) -> np.ndarray:

@@ -134,20 +134,16 @@ def ranks(log: bool = True) -> Iterator[None]:
 
 
 def begin(budgets: WatchdogOptions | None = None, timeout_s: float = 1800, digest: str = "") -> None:
-    """Make the process group, check that all ranks have the same options, and start the watchdog. Collective.
+    """Make the process group, check that all ranks have the same options, and watch the phases. Collective.
 
-    budgets: of the watchdog; None for a test without an option file. timeout_s: of a collective, at least. digest: of
-    all options.
+    From now on a rank that stays too long in one phase ends the run (utils.dist.watchdog). budgets: None for a test
+    without an option file. timeout_s: of a collective, at least. digest: of all options.
     """
     init_dist(budgets.timeout_s(timeout_s) if budgets else timeout_s)
     check_same_on_all_ranks("the options", digest)
-    # A single process without options may be as slow as it likes: no other rank waits for it.
-    if budgets or get_world_size() > 1:
-        watch(budgets or WatchdogOptions())
-
-
-def watch(budgets: WatchdogOptions) -> None:
-    """From now on a rank that stays too long in one phase ends the run (utils.dist.watchdog)."""
+    if not budgets and get_world_size() == 1:
+        return  # it may be as slow as it likes: no other rank waits for it
+    budgets = budgets or WatchdogOptions()
     if RUN.watchdog is None:
         _start_watchdog()
     if get_world_size() > 1 and (wanted_s := _nccl_timeout_s()):
@@ -425,7 +421,16 @@ def _leave(code: int, store: Store | None) -> NoReturn:
     with suppress(Exception):
         process.write_exit_file(code)
         if store is not None:
-            _sign_off(store)
+            store.set(f"left/{get_rank()}", "1")
+            count, deadline = store.add("left", 1), time.monotonic() + 3
+            # A rank that may take the store along waits for all ranks that are alive.
+            states = read_states(store, get_world_size()) if RUN.leaves_last and store.check([MET]) else {}
+            gone: dict[int, bool] = {}  # rank whose process is gone -> whether it ended without signing off
+            while RUN.leaves_last and count + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
+                time.sleep(0.02)
+                new = [rank for rank, state in states.items() if rank not in gone and is_gone(state)]
+                gone |= {rank: not store.check([f"left/{rank}"]) for rank in new}
+                count = store.add("left", 0)
         process.drop_claims()  # with the loader processes alive: their end would raise an error in the main thread
     process.ignore_ended_children()
     for child in process.children_of(os.getpid()):
@@ -434,18 +439,3 @@ def _leave(code: int, store: Store | None) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def _sign_off(store: Store) -> None:
-    """Say in the store that this rank ends. A rank that may take the store along waits for all ranks that are alive."""
-    store.set(f"left/{get_rank()}", "1")
-    count, deadline = store.add("left", 1), time.monotonic() + 3
-    if not RUN.leaves_last:
-        return
-    states = read_states(store, get_world_size()) if store.check([MET]) else {}
-    gone: dict[int, bool] = {}  # rank whose process is gone -> whether it ended without signing off
-    while count + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
-        time.sleep(0.02)
-        new = [rank for rank, state in states.items() if rank not in gone and is_gone(state)]
-        gone |= {rank: not store.check([f"left/{rank}"]) for rank in new}
-        count = store.add("left", 0)

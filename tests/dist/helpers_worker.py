@@ -43,7 +43,7 @@ def collectives() -> None:
 
 
 def four_beats() -> None:
-    utils_dist.watch(WatchdogOptions(stall_s=5, start_s=60, validate_s=1, save_s=1))
+    utils_dist.begin(WatchdogOptions(stall_s=5, start_s=60, validate_s=1, save_s=1), 60)
     time.sleep(2)
     utils_dist.barrier()
     print(json.dumps({"pid": os.getpid()}))
@@ -120,7 +120,8 @@ def main() -> None:
         Path(sys.argv[2]).touch()
         sys.exit(1)
     with utils_dist.ranks(log=False):
-        utils_dist.init_dist(60)
+        if sys.argv[1] != "four_beats":
+            utils_dist.init_dist(60)
         globals()[sys.argv[1]]()
 
 

@@ -59,8 +59,7 @@ class Numbers(Dataset):
 
 def main() -> None:
     with utils_dist.ranks(log=False):
-        utils_dist.init_dist(600)
-        utils_dist.watch(WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1))
+        utils_dist.begin(WatchdogOptions(stall_s=STALL_S, start_s=60, validate_s=1, save_s=1), 600)
         train()
 
 

@@ -21,8 +21,8 @@ from utils.errors import CheckpointError
 from utils.files import MARK
 from utils.run import checkpoint
 from utils.run.checkpoint import DataOrder, Progress
-from utils.run.experiment import Experiment
-from utils.run.health import Health
+from utils.run.measure import Health
+from utils.run.writers import Experiment
 
 NAME = "checkpoint_latest.pth"
 ORDER = DataOrder(8, "", 0, 8)

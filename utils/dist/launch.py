@@ -46,7 +46,17 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
     elif tasks > 1:
         mode, world_size = "slurm", tasks
         rank = _number(env, "SLURM_PROCID", faults, low=0, high=world_size - 1, bound="SLURM_NTASKS")
-        addr, port = _slurm_master(env, faults)
+        # Address and port are the same in every task of the step; the user's own MASTER_* take precedence. The step's
+        # list: with `srun --nodelist` task 0 need not sit on the first host of the job.
+        lists = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+        hosts = next(filter(None, map(env.get, lists)), "")
+        addr = env.get("MASTER_ADDR", "").strip() or first_host(hosts)
+        if not addr:
+            faults.append("SLURM_JOB_NODELIST is missing (first host of the job)")
+        if env.get("MASTER_PORT"):
+            port = _number(env, "MASTER_PORT", faults, low=1, high=65535)
+        else:
+            port = 15000 + _number(env, "SLURM_JOB_ID", faults, low=0) % 10000
     else:
         mode, rank, addr, port = "single", 0, "", 0
     local_rank = 0
@@ -127,18 +137,6 @@ def first_host(nodelist: str) -> str:
     """The first host of a SLURM node list, zero padding kept: "gpu[003-007,9],cpu1" -> "gpu003"."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist.strip())
     return re.sub(r"\[([^\],\-]*)[^\]]*\]", r"\1", first.group(0) if first else "")
-
-
-def _slurm_master(env: Mapping[str, str], faults: list[str]) -> tuple[str, int]:
-    """Address and port, the same in every task of the step; the user's own MASTER_* take precedence."""
-    # The step's list: with `srun --nodelist` task 0 need not sit on the first host of the job.
-    nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST") or ""
-    addr = env.get("MASTER_ADDR", "").strip() or first_host(nodelist)
-    if not addr:
-        faults.append("SLURM_JOB_NODELIST is missing (first host of the job)")
-    if env.get("MASTER_PORT"):
-        return addr, _number(env, "MASTER_PORT", faults, low=1, high=65535)
-    return addr, 15000 + _number(env, "SLURM_JOB_ID", faults, low=0) % 10000
 
 
 def _number(

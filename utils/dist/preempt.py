@@ -36,28 +36,23 @@ def means_stop(number: int, is_ignored: bool, mode: str) -> bool:
     return not is_ignored or (number == signal.SIGINT and mode == "torchrun")
 
 
-def _take(number: int) -> None:
-    if means_stop(number, signal.getsignal(number) is signal.SIG_IGN, utils_dist.get_launch().mode):
+def listen(number: int) -> None:
+    """From now on this signal asks for a stop, if it means one here; a repeated one, see REPEATED_S, ends this rank."""
+    if means_stop(number, signal.getsignal(number) is signal.SIG_IGN, RUN.launch.mode):
         signal.signal(number, _on_signal)
 
 
 def install() -> None:
-    """From now on the first of SIGNALS requests a stop; a repeated one, see REPEATED_S, ends this rank at once."""
+    """From now on the first of SIGNALS requests a stop."""
     RUN.stop_requested = 0.0
-    is_torchrun = utils_dist.get_launch().mode == "torchrun"
     handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch 2.8 does not set it
-    if is_torchrun and "SIGUSR1" not in handled and utils_dist.is_main_process():
+    if RUN.launch.mode == "torchrun" and "SIGUSR1" not in handled and utils_dist.is_main_process():
         logger.warning(
             "SIGUSR1 would kill torchrun before the ranks can save: "
             "start scripts/torchrun_quiet.py in its place, which takes the same arguments"
         )
     for number in SIGNALS:
-        _take(number)
-
-
-def save_on_interrupt() -> None:
-    """From now on Ctrl-C does the same. Before the first step nothing is lost, and KeyboardInterrupt ends the run."""
-    _take(signal.SIGINT)
+        listen(number)
 
 
 def _on_signal(number: int, _: FrameType | None) -> None:

@@ -269,11 +269,6 @@ def guard(rank: int, pid: int, limit_s: float, stack_file: str, is_alone: bool) 
     os.kill(pid, signal.SIGKILL)
 
 
-def open_stack_file() -> Any:
-    """In memory, so that nothing is left on the disk; open it by its name."""
-    return open(f"/proc/{os.getpid()}/fd/{os.memfd_create('spikevrt-stack')}", "a+b", buffering=0)
-
-
 def dump_stacks(file: Any, pid: int | None = None) -> str:
     """Python stacks of this process (pid None) or of one that handles SIGUSR2 into `file`, and of its loader processes.
 

@@ -53,20 +53,12 @@ def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
                     "the name or address of the host of rank 0", f"correct MASTER_ADDR ({e})",
                 ) from e  # fmt: skip
         time.sleep(0.5)
-    tcp = _serve(launch) if hosts else _connect(launch)
-    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if by_agent else ''}", tcp), hosts or by_agent
-
-
-def _serve(launch: LaunchInfo) -> TCPStore:
-    address = f"{launch.master_addr}:{launch.master_port}"
+    address = (launch.master_addr, launch.master_port)
     try:
-        return _within(
-            _check_s(),
-            lambda: TCPStore(launch.master_addr, launch.master_port, is_master=True, wait_for_workers=False),
-        )
+        tcp = _within(_check_s(), lambda: TCPStore(*address, is_master=True, wait_for_workers=False)) if hosts else None
     except TimeoutError as e:
         raise DistError(
-            f"rank 0 cannot reach its own store at {address}", _place(launch),
+            f"rank 0 cannot reach its own store at {address[0]}:{address[1]}", _place(launch),
             "MASTER_ADDR names the host that rank 0 runs on", "correct MASTER_ADDR",
         ) from e  # fmt: skip
     except (TorchDistError, OSError) as e:
@@ -77,6 +69,8 @@ def _serve(launch: LaunchInfo) -> TCPStore:
             "choose another MASTER_PORT (the same on all ranks), or end what listens there"
             + ("" if in_use else f"; torch says: {str(e).splitlines()[0]}"),
         ) from e  # fmt: skip
+    tcp = tcp or _connect(launch)
+    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if by_agent else ''}", tcp), hosts or by_agent
 
 
 def _connect(launch: LaunchInfo) -> TCPStore:

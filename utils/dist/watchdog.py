@@ -36,11 +36,10 @@ from utils.dist.process import (
     first_to_claim,
     kill_tree,
     machine,
-    open_stack_file,
     process_state,
     start_guard,
 )
-from utils.dist.rendezvous import MET
+from utils.dist.rendezvous import MET, wait_for
 from utils.dist.state import RUN, Place
 from utils.errors import StallError
 from utils.options.models import WatchdogOptions
@@ -226,7 +225,9 @@ class Watchdog(threading.Thread):
         self.place, self.entered = RUN.place, self.beats.clock.now()  # the phase of the last beat, and when it began
         self.host = socket.gethostname()
         self.by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then the store outlives rank 0
-        self.stack_file = open_stack_file()
+        # In memory, so that nothing is left on the disk; others open it by its name.
+        descriptor = os.memfd_create("spikevrt-stack")
+        self.stack_file = open(f"/proc/{os.getpid()}/fd/{descriptor}", "a+b", buffering=0)  # noqa: SIM115
         # The C-level handler answers even while another thread holds the GIL; loader processes inherit it.
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
         self.beats.publish(self._own_state())
@@ -325,7 +326,7 @@ class Watchdog(threading.Thread):
         if failure["code"] == STALL_CODE:
             if failure["rank"] == self.rank:
                 self.store.set(f"stacks/{self.rank}", dump_stacks(self.stack_file))
-            self._wait_for([REPORTED], 5.0)
+            wait_for(self.store, REPORTED, 5.0)
         self.leave(failure["code"], self.store)
 
     def _report(self, rank: int, kind: str, what: str) -> None:
@@ -339,7 +340,7 @@ class Watchdog(threading.Thread):
             stacks = dump_stacks(self.stack_file)
         elif kind != "DEAD":
             # A silent rank will hardly answer; half a second is for one that is only slow.
-            answers = self._wait_for([key], 0.5 if kind == "SILENT" else 1.5)
+            answers = wait_for(self.store, key, 0.5 if kind == "SILENT" else 1.5)
             stacks = self.store.get(key).decode() if answers else self._stacks_by_signal(rank)
             stacks = stacks or "(it does not answer)"
         say(self._message(rank, kind, what, stacks))
@@ -379,14 +380,6 @@ class Watchdog(threading.Thread):
             with suppress(OSError), open(state["stack_file"], "a+b", buffering=0) as file:
                 return dump_stacks(file, state["pid"])
         return ""
-
-    def _wait_for(self, keys: list[str], seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if self.store.check(keys):
-                return True
-            time.sleep(0.05)
-        return False
 
     def _store_lost(self) -> None:
         """The store does not answer any more; one rank of each host reports it."""
