@@ -149,10 +149,8 @@ def user_job(args: TestArgs, network: dict[str, Any] | None, formula: Reconstruc
             each = "exposure" if source.exposure else "spike file"
             frames = f"one for each {each}; the input beside it is the mean of all planes of the {each}"
         else:
-            raise OptionError(
-                f"--method {args.method} needs the blurry frames", "--input", "the frames of the exposures",
-                "add --input PATH, or use another method",
-            )  # fmt: skip
+            what, do = f"--method {args.method} needs the blurry frames", "add --input PATH, or use another method"
+            raise OptionError(what, "--input", "the frames of the exposures", do)
     slow = ("slowmotion",) if method.instants > 1 else ()
     save = args.save or ("video" if clips[0].fps is not None else "frames", "comparison", *slow)
     return Job(
@@ -180,10 +178,9 @@ def own_clips(
 def outputs_of(folder: Path, save: Sequence[str], args: TestArgs, method: Method) -> Outputs:
     """The files of the test. Raises OptionError for a slow motion of a single instant."""
     if "slowmotion" in save and method.instants == 1:
-        raise OptionError(
-            "--save slowmotion, and one sharp frame is restored for each blurry one", "--save slowmotion",
-            "a network with several instants of each exposure (netG.out_instants)", "leave out slowmotion",
-        )  # fmt: skip
+        what = "--save slowmotion, and one sharp frame is restored for each blurry one"
+        expected = "a network with several instants of each exposure (netG.out_instants)"
+        raise OptionError(what, "--save slowmotion", expected, "leave out slowmotion")
     return Outputs(folder, tuple(sorted(save)), args.fps, method.instants)
 
 
@@ -193,17 +190,13 @@ def reconstruction(args: TestArgs) -> Reconstruction:
     mine = [override for override in args.overrides if override.startswith("method.")]
     for override in mine:
         if override.startswith("method.type="):
-            raise OptionError(
-                f"{override} with --method {args.method}", "the command line", "the name of the method once",
-                "give the name with --method alone",
-            )  # fmt: skip
+            what, do = f"{override} with --method {args.method}", "give the name with --method alone"
+            raise OptionError(what, "the command line", "the name of the method once", do)
         apply_override(table, override, Sources(None))
     formula = Reconstruction(method_options(table["method"]), args.center_frame_only)
     if formula.is_grey and args.lpips:
-        raise OptionError(
-            f"--lpips with --method {args.method}, whose frames are grey", "--lpips",
-            "frames in colour: LPIPS has no luma form", "remove --lpips, or use --method exposure",
-        )  # fmt: skip
+        what, do = f"--lpips with --method {args.method}, whose frames are grey", "remove it, or use --method exposure"
+        raise OptionError(what, "--lpips", "frames in colour: LPIPS has no luma form", do)
     args.overrides = tuple(override for override in args.overrides if override not in mine)
     return formula
 

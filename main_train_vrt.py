@@ -244,7 +244,14 @@ class Training:
             self.experiment.log_training(progress, ranks, model_log["grad_norms"], eta)
         self.shown.update(progress.step, self.experiment.last_values)
         if debug.compare_every and progress.step % debug.compare_every == 0:
-            self.compare_weights()
+            watchdog.phase("compare weights", progress.step)
+            found = weights_hash(self.model.netG)
+            state.tell(weights=found, weights_step=progress.step)
+            utils_dist.check_same_on_all_ranks(  # nothing else detects that they differ
+                f"the weights after iteration {progress.step}", found,
+                "resume from a checkpoint before this iteration; run scripts/doctor.py on these hosts: memory, GPU or "
+                "network of the odd one may be faulty",
+            )  # fmt: skip
         if vote.is_stop():
             return False
         if progress.step == self.total_iter:
@@ -256,17 +263,6 @@ class Training:
         if left_to_do(progress, self.total_iter, self.every["validation"]) == "validation":
             return self.validate()
         return True
-
-    def compare_weights(self) -> None:
-        """Raises DistError where the weights of the ranks differ: nothing else detects that. Collective."""
-        watchdog.phase("compare weights", self.progress.step)
-        found = weights_hash(self.model.netG)
-        state.tell(weights=found, weights_step=self.progress.step)
-        utils_dist.check_same_on_all_ranks(
-            f"the weights after iteration {self.progress.step}", found,
-            "resume from a checkpoint before this iteration; run scripts/doctor.py on these hosts: memory, GPU or "
-            "network of the odd one may be faulty",
-        )  # fmt: skip
 
     def validate(self) -> bool:
         """Validate, and save checkpoint_best if it is the best so far. False: a signal ended it. Collective.
@@ -352,11 +348,9 @@ def build_data(opt: Options) -> tuple[TrainLoader, Any]:
         stall_s=opt.watchdog.stall_s,
     )
     if clips is not None and (without := [clip.name for clip in clips.clips if not clip.gt]):
-        raise DataError(
-            f"{len(without)} test clips have no sharp frames to validate against, {without[0]} among them",
-            "datasets.test.dataroot_gt", "a sharp frame for each test frame",
-            "set datasets.test.dataroot_gt, or leave datasets.test out and test with main_test_vrt.py",
-        )  # fmt: skip
+        what = f"{len(without)} test clips have no sharp frames to validate against, {without[0]} among them"
+        do = "set datasets.test.dataroot_gt, or leave datasets.test out and test with main_test_vrt.py"
+        raise DataError(what, "datasets.test.dataroot_gt", "a sharp frame for each test frame", do)
     return loader, clips
 
 

@@ -87,11 +87,9 @@ def refuse_links(folder: Path, paths: Iterable[Path]) -> None:
     """Raises DataError where one of `paths`, to be written below `folder`, leads out of it, or is no plain file."""
     wrong = [path for path in dict.fromkeys(paths) if not _is_plain(folder, path)]
     if wrong:
-        raise DataError(
-            f"{_some(path.relative_to(folder) for path in wrong)} leads out of the output folder, or is no file",
-            str(folder), 'files below the folder, without symbolic links and without ".." in names',
-            "choose another output folder, or rename the clip",
-        )  # fmt: skip
+        what = f"{_some(path.relative_to(folder) for path in wrong)} leads out of the output folder, or is no file"
+        expected = 'files below the folder, without symbolic links and without ".." in names'
+        raise DataError(what, str(folder), expected, "choose another output folder, or rename the clip")
 
 
 def remove_files(folder: Path, paths: Iterable[Path]) -> None:
@@ -120,17 +118,14 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
     names: patterns of what a run writes there. Raises OptionError for a results folder, and where one of these names is
     taken, and neither the mark nor `is_ours` says that it is ours.
     """
+    what, taken = "", [path.name for name in names for path in sorted(folder.glob(name))]
     if not is_ours and (folder / RESULTS).is_file():
-        raise OptionError(
-            "the folder of the run holds the results of a test", str(folder),
-            "an empty folder, or one of an earlier run", "choose another task name, or move the results away",
-        )  # fmt: skip
-    taken = [path.name for name in names for path in sorted(folder.glob(name))]
-    if taken and not is_ours and not (folder / MARK).is_file():
-        raise OptionError(
-            f"the folder of the run holds files that no run of this program made: {', '.join(taken)}", str(folder),
-            "an empty folder, or one of an earlier run", "choose another task name, or move these files away",
-        )  # fmt: skip
+        what = "the results of a test"
+    elif taken and not is_ours and not (folder / MARK).is_file():
+        what = f"files that no run of this program made: {', '.join(taken)}"
+    if what:
+        expected, do = "an empty folder, or one of an earlier run", "choose another task name, or move these files away"
+        raise OptionError(f"the folder of the run holds {what}", str(folder), expected, do)
     with writing(folder, OTHER_ROOT):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARK).touch()
@@ -139,10 +134,8 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
 def refuse_run_folder(folder: Path) -> None:
     """Raises OptionError where results are to go straight into the folder of a run (`claim_run_folder`)."""
     if (folder / MARK).is_file():
-        raise OptionError(
-            "--output is the folder of a training run", f"--output {folder}", "a folder for results alone",
-            f"choose another folder, such as {folder / 'test'}",
-        )  # fmt: skip
+        what, do = "--output is the folder of a training run", f"choose another folder, such as {folder / 'test'}"
+        raise OptionError(what, f"--output {folder}", "a folder for results alone", do)
 
 
 def scratch_folder(path: Path) -> Path:
@@ -153,10 +146,8 @@ def scratch_folder(path: Path) -> Path:
     if os.path.lexists(path):
         is_empty = path.is_dir() and not any(path.iterdir())  # killed before the mark
         if path.is_symlink() or not (is_empty or (path / MARK).is_file()):
-            raise DataError(
-                "a temporary folder has the name of something that this program did not make", str(path),
-                "nothing under this name", "move it away",
-            )  # fmt: skip
+            what = "a temporary folder has the name of something that this program did not make"
+            raise DataError(what, str(path), "nothing under this name", "move it away")
         shutil.rmtree(path)
     path.mkdir(parents=True)
     (path / MARK).touch()
@@ -174,10 +165,8 @@ def publish_folder(scratch: Path, target: Path) -> None:
 def refuse_existing(path: Path, where: str) -> None:
     """Raises OptionError where an output file has a name that is taken. where: the flag that named it."""
     if os.path.lexists(path):
-        raise OptionError(
-            "the file exists already", f"{where} {path}", "a new name: no file is overwritten",
-            "choose another name, or remove the file",
-        )  # fmt: skip
+        expected, do = "a new name: no file is overwritten", "choose another name, or remove the file"
+        raise OptionError("the file exists already", f"{where} {path}", expected, do)
 
 
 def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
@@ -195,10 +184,8 @@ def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
             if path.is_symlink() or not is_ours:
                 foreign.append(path)
     if foreign:
-        raise DataError(
-            f"the folder holds what is not part of {what}: {_some(foreign)}", str(folder),
-            f"an empty folder, or {what}", "choose another folder, or move these files away",
-        )  # fmt: skip
+        what, expected = f"the folder holds what is not part of {what}: {_some(foreign)}", f"an empty folder, or {what}"
+        raise DataError(what, str(folder), expected, "choose another folder, or move these files away")
 
 
 def refuse_overlap(output: Path, inputs: Mapping[str, str | Path | None], flag: str = "--output") -> None:
@@ -210,10 +197,8 @@ def refuse_overlap(output: Path, inputs: Mapping[str, str | Path | None], flag: 
         source = Path(path).resolve()
         if place == source or place in source.parents or source in place.parents:
             how = "is" if place == source else "contains" if place in source.parents else "lies in"
-            raise OptionError(
-                f"{flag} would write over the input: it {how} {name}", f"{flag} {output}, {name} {path}",
-                "an output folder apart from all inputs", f"change {flag}",
-            )  # fmt: skip
+            what, where = f"{flag} would write over the input: it {how} {name}", f"{flag} {output}, {name} {path}"
+            raise OptionError(what, where, "an output folder apart from all inputs", f"change {flag}")
 
 
 def _some(paths: Iterable[Path]) -> str:

@@ -44,9 +44,8 @@ def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
     """(H, W, 3) uint8 as the bytes of a file `path`, in the format of its suffix."""
     suffix = Path(path).suffix.lower()
     if suffix not in IMAGE_SUFFIXES:
-        raise DataError(
-            f"cannot write a {suffix or 'nameless'} image", str(path), ", ".join(IMAGE_SUFFIXES), "use .png"
-        )
+        what = f"cannot write a {suffix or 'nameless'} image"
+        raise DataError(what, str(path), ", ".join(IMAGE_SUFFIXES), "use .png")
     _, encoded = cv2.imencode(suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     return encoded.tobytes()
 

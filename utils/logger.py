@@ -62,7 +62,7 @@ class _Warnings(_LogFile):
     """Appends warnings and errors as JSON lines {"time", "text"}: the report of a run lists them."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps({"time": logging.Formatter().formatTime(record, TIME), "text": record.getMessage()})
+        return json.dumps({"time": logging.Formatter().formatTime(record, TIME), "text": record.getMessage().rstrip()})
 
 
 class _Stdout(_SaysOnce, logging.StreamHandler):
@@ -71,35 +71,28 @@ class _Stdout(_SaysOnce, logging.StreamHandler):
     stream = property(lambda _: sys.stdout, lambda *_: None)
 
 
-def _without_newline(record: logging.LogRecord) -> bool:
-    record.msg, record.args = record.getMessage().rstrip(), ()
-    return True
-
-
 class _Line(logging.Formatter):
-    """``[2025-11-06 10:00:00] text``; a warning or an error begins with its level."""
-
-    def __init__(self) -> None:
-        super().__init__("[%(asctime)s] %(mark)s%(message)s", datefmt=TIME)
+    """`mark` is the level of a warning or an error. Python's own warnings lose the newline at their end."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.mark = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
-        return super().formatMessage(record)
+        return super().formatMessage(record).rstrip()
 
 
 def setup_logging(rank: int, log_file: Path | None = None) -> None:
-    """Rank 0: INFO to stdout and, when given, to `log_file` (appended). Others: warnings to stderr as ``[rank 2]``.
+    """Rank 0: INFO to stdout and, when given, to `log_file` (appended), as ``[2025-11-06 10:00:00] text``.
+
+    Others: warnings to stderr as ``[rank 2] text``.
 
     The warnings of Python, such as those of torch, take the same way.
     """
     logging.captureWarnings(True)
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of its font cache
-    logging.getLogger("py.warnings").addFilter(_without_newline)
     root = logging.getLogger()
     root.handlers.clear()
     if rank != 0:
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(f"[rank {rank}] %(message)s"))
+        handler.setFormatter(_Line(f"[rank {rank}] %(message)s"))
         root.addHandler(handler)
         root.setLevel(logging.WARNING)
         return
@@ -113,5 +106,5 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
         handlers[1].set_name(str(log_file))
         handlers[2].setLevel(logging.WARNING)
     for handler in handlers:
-        handler.setFormatter(_Line())
+        handler.setFormatter(_Line("[%(asctime)s] %(mark)s%(message)s", TIME))
         root.addHandler(handler)

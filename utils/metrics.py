@@ -54,9 +54,8 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
     """
     _check_shapes(a, b)
     if min(a.shape[:2]) < len(_SSIM_KERNEL):
-        raise DataError(
-            f"SSIM of an image of {a.shape[1]}x{a.shape[0]}", "", "at least 11x11 pixels", "use larger frames"
-        )
+        what = f"SSIM of an image of {a.shape[1]}x{a.shape[0]}"
+        raise DataError(what, "", "at least 11x11 pixels", "use larger frames")
     x, y = a.astype(np.float64), b.astype(np.float64)
     mean_x, mean_y = _ssim_window(x), _ssim_window(y)
     var_x = _ssim_window(x * x) - mean_x**2

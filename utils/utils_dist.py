@@ -396,10 +396,8 @@ def _lost_contact(error: BaseException) -> StallError:
             for other, state in after.items()
             if other != get_rank() and state["beat"] == before[other]["beat"]
         )
-    return StallError(
-        "lost contact with another rank", suspects or f"rank {get_rank()}", "all ranks alive and connected",
-        f"look into the logs of the other ranks and of their hosts; torch says:\n{error}",
-    )  # fmt: skip
+    where, do = suspects or f"rank {get_rank()}", f"look into the logs of the other ranks; torch says:\n{error}"
+    return StallError("lost contact with another rank", where, "all ranks alive and connected", do)
 
 
 def _text_of(error: BaseException) -> str:

@@ -208,10 +208,8 @@ class VideoWriter:
         context.colorspace = context.color_primaries = context.color_trc = BT709
 
     def _unwritable(self, e: OSError) -> DataError:
-        return DataError(
-            f"the video could not be written: {e.strerror}", str(self.path),
-            "a whole file", "free some space, then start the same command again",
-        )  # fmt: skip
+        what, do = f"the video could not be written: {e.strerror}", "free some space, then start the same command again"
+        return DataError(what, str(self.path), "a whole file", do)
 
 
 @contextmanager

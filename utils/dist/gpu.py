@@ -78,26 +78,23 @@ def require_usable_gpus() -> None:
         return
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     said = "".join(f"; torch says: {str(w.message).splitlines()[0]}" for w in reasons[:1])
+    said += "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
     raise DistError(
         f"torch cannot use the {gpus} GPU{'s' if gpus > 1 else ''} of this machine",
-        f"torch {torch.__version__}, {built}; NVIDIA driver {driver}"
-        + ("" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}") + said,
+        f"torch {torch.__version__}, {built}; NVIDIA driver {driver}{said}",
         "a driver and a torch that fit each other, and visible GPUs that exist",
         "update the driver, or install the torch for it (https://pytorch.org/get-started), "
         'or train on the CPU: CUDA_VISIBLE_DEVICES="" in front of the same command',
-    )  # fmt: skip
+    )
 
 
 def require_kernels(device: torch.device) -> None:
     """DistError where this torch was not built for the GPU: its first kernel would find "no kernel image"."""
     capability, built_for = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
     if advice := missing_wheel(capability, built_for):
-        raise DistError(
-            f"this torch has no kernels for the {device_name(device)} (compute capability {'%d.%d' % capability})",
-            f"torch {torch.__version__}, built for {' '.join(built_for)}",
-            "a torch that was built for this GPU",
-            f"{advice} (https://pytorch.org/get-started)",
-        )
+        what = f"this torch has no kernels for the {device_name(device)} (compute capability {'%d.%d' % capability})"
+        where, do = f"torch {torch.__version__}, built for {' '.join(built_for)}", f"{advice} (https://pytorch.org/get-started)"
+        raise DistError(what, where, "a torch that was built for this GPU", do)
 
 
 def missing_wheel(capability: tuple[int, int], built_for: Sequence[str]) -> str:
@@ -124,10 +121,8 @@ def claim(store: Store, rank: int, uuid: str) -> None:
     """DistError where another rank has claimed the same GPU: NCCL would only say "Duplicate GPU detected"."""
     other = store.compare_set(f"gpu/{uuid}", "", str(rank)).decode()
     if other != str(rank):
-        raise DistError(
-            f"ranks {other} and {rank} use the same GPU, {uuid}", "the launch", "a GPU for each rank",
-            "start one rank per visible GPU, with LOCAL_RANK from 0; or make another GPU visible to each rank",
-        )  # fmt: skip
+        do = "start one rank per visible GPU, with LOCAL_RANK from 0; or make another GPU visible to each rank"
+        raise DistError(f"ranks {other} and {rank} use the same GPU, {uuid}", "the launch", "a GPU for each rank", do)
 
 
 def device_name(device: torch.device) -> str:

@@ -125,12 +125,10 @@ def _place(env: Mapping[str, str], names: list[str], faults: list[str]) -> tuple
 
 def _refuse(faults: list[str], env: Mapping[str, str]) -> None:
     if faults:
-        raise DistError(
-            f"the launch variables are wrong: {'; '.join(faults)}",
-            "the environment of " + (f"rank {env['RANK']}" if env.get("RANK", "").isdigit() else "this process"),
-            "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as docs/ddp.md describes them",
-            "correct these variables, or unset WORLD_SIZE to train in one process",
-        )
+        where = "the environment of " + (f"rank {env['RANK']}" if env.get("RANK", "").isdigit() else "this process")
+        expected = "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as docs/ddp.md describes them"
+        do = "correct these variables, or unset WORLD_SIZE to train in one process"
+        raise DistError(f"the launch variables are wrong: {'; '.join(faults)}", where, expected, do)
 
 
 def first_host(nodelist: str) -> str:

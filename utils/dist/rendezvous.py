@@ -48,27 +48,21 @@ def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
         except (OSError, TimeoutError) as e:
             # A job's DNS entry may appear a moment after its containers.
             if clock.now() > limit_s - CHECK_S / 2:
-                raise DistError(
-                    f"MASTER_ADDR does not resolve: {launch.master_addr}", _place(launch),
-                    "the name or address of the host of rank 0", f"correct MASTER_ADDR ({e})",
-                ) from e  # fmt: skip
+                what, do = f"MASTER_ADDR does not resolve: {launch.master_addr}", f"correct MASTER_ADDR ({e})"
+                raise DistError(what, _place(launch), "the name or address of the host of rank 0", do) from e
         time.sleep(0.5)
     address = (launch.master_addr, launch.master_port)
     try:
         tcp = _within(_check_s(), lambda: TCPStore(*address, is_master=True, wait_for_workers=False)) if hosts else None
     except TimeoutError as e:
-        raise DistError(
-            f"rank 0 cannot reach its own store at {address[0]}:{address[1]}", _place(launch),
-            "MASTER_ADDR names the host that rank 0 runs on", "correct MASTER_ADDR",
-        ) from e  # fmt: skip
+        what, do = f"rank 0 cannot reach its own store at {address[0]}:{address[1]}", "correct MASTER_ADDR"
+        raise DistError(what, _place(launch), "MASTER_ADDR names the host that rank 0 runs on", do) from e
     except (TorchDistError, OSError) as e:
         in_use = "EADDRINUSE" in str(e) or "in use" in str(e)
-        raise DistError(
-            f"port {launch.master_port} is in use" if in_use else f"cannot open port {launch.master_port}",
-            _place(launch), "a free MASTER_PORT on the host of rank 0",
-            "choose another MASTER_PORT (the same on all ranks), or end what listens there"
-            + ("" if in_use else f"; torch says: {str(e).splitlines()[0]}"),
-        ) from e  # fmt: skip
+        what = f"port {launch.master_port} is in use" if in_use else f"cannot open port {launch.master_port}"
+        do = "choose another MASTER_PORT (the same on all ranks), or end what listens there"
+        do += "" if in_use else f"; torch says: {str(e).splitlines()[0]}"
+        raise DistError(what, _place(launch), "a free MASTER_PORT on the host of rank 0", do) from e
     tcp = tcp or _connect(launch)
     return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if by_agent else ''}", tcp), hosts or by_agent
 
@@ -84,12 +78,10 @@ def _connect(launch: LaunchInfo) -> TCPStore:
         except OSError as e:
             waited = clock.now()
             if waited > limit_s:
-                raise DistError(
-                    f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({errno.errorcode.get(e.errno, e)})",
-                    _place(launch),
-                    "rank 0 listening on MASTER_ADDR:MASTER_PORT",
-                    "check that rank 0 was started, that MASTER_ADDR is its host, and that no firewall blocks the port",
-                ) from e  # fmt: skip
+                reason = errno.errorcode.get(e.errno, e)
+                what = f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({reason})"
+                do = "check that rank 0 was started, that MASTER_ADDR is its host, and that no firewall blocks the port"
+                raise DistError(what, _place(launch), "rank 0 listening on MASTER_ADDR:MASTER_PORT", do) from e
             if waited > _check_s() and not told:
                 told = True
                 logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, *address)
@@ -98,10 +90,9 @@ def _connect(launch: LaunchInfo) -> TCPStore:
         # Another program may accept and never answer; torch ignores its own time-out then.
         return _within(_check_s(), lambda: TCPStore(*address, is_master=False, timeout=timedelta(seconds=_check_s())))
     except (TimeoutError, TorchDistError) as e:
-        raise DistError(
-            f"what listens at {address[0]}:{address[1]} is not the store of this run", _place(launch),
-            "rank 0 of the same run on that port", "choose another MASTER_PORT, the same on all ranks",
-        ) from e  # fmt: skip
+        what = f"what listens at {address[0]}:{address[1]} is not the store of this run"
+        do = "choose another MASTER_PORT, the same on all ranks"
+        raise DistError(what, _place(launch), "rank 0 of the same run on that port", do) from e
 
 
 def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
@@ -142,10 +133,8 @@ def meet(store: Store, launch: LaunchInfo) -> None:
     """
     store.add(JOINED, 1)
     if store.add(f"arrived/{launch.rank}", 1) > 1:
-        raise DistError(
-            f"rank {launch.rank} arrived twice", _place(launch), "each RANK from 0 to WORLD_SIZE - 1 once",
-            "correct RANK, or end the other run that uses this MASTER_PORT",
-        )  # fmt: skip
+        expected, do = "each RANK once", "correct RANK, or end the other run that uses this MASTER_PORT"
+        raise DistError(f"rank {launch.rank} arrived twice", _place(launch), expected, do)
     if store.add("arrived", 1) == launch.world_size:
         store.set(MET, "1")
 
@@ -162,11 +151,9 @@ def meet(store: Store, launch: LaunchInfo) -> None:
 
 
 def _not_arrived(missing: list[int], launch: LaunchInfo) -> DistError:
-    return DistError(
-        f"{_names(missing)} of {launch.world_size} did not arrive in {_limit_s():.0f} s", _place(launch),
-        "WORLD_SIZE processes, each with its own RANK",
-        "look into the logs of these ranks; SPIKEVRT_JOIN_TIMEOUT sets the seconds to wait",
-    )  # fmt: skip
+    what = f"{_names(missing)} of {launch.world_size} did not arrive in {_limit_s():.0f} s"
+    do = "look into the logs of these ranks; SPIKEVRT_JOIN_TIMEOUT sets the seconds to wait"
+    return DistError(what, _place(launch), "WORLD_SIZE processes, each with its own RANK", do)
 
 
 def _names(ranks: list[int]) -> str:

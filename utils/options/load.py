@@ -108,10 +108,9 @@ def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
         raise OptionError(what, str(path), "a JSON file in UTF-8", "save it as UTF-8") from e
     except OSError as e:
         siblings = [str(p) for p in path.parent.glob("*.json")] if path.parent.is_dir() else []
-        raise OptionError(
-            f"cannot read the option file: {e.strerror}", str(path), f"a JSON file{nearest(str(path), siblings)}",
-            "give its path with --opt (a base is relative to the file that names it)",
-        ) from e  # fmt: skip
+        what, expected = f"cannot read the option file: {e.strerror}", f"a JSON file{nearest(str(path), siblings)}"
+        do = "give its path with --opt (a base is relative to the file that names it)"
+        raise OptionError(what, str(path), expected, do) from e
     for key, line in _key_lines(text):
         if key in sources.places:
             expected = f"each key once (first on line {sources.places[key].rpartition('line ')[2]})"

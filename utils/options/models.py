@@ -220,11 +220,8 @@ class WatchdogOptions(Section):
         late = [f"{name} is {s:g} s" for name in ("stall_s", *MULTIPLES) if (s := self.limit(name)) >= timeout_s]
         what = f"watchdog: {', '.join(late)}; the time-out of the process group is {timeout_s:g} s"
         if self.stall_s >= timeout_s:
-            raise DistError(
-                what, "NCCL_TIMEOUT",
-                "the watchdog first: only it can say which rank stands still, and where",
-                "raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s",
-            )  # fmt: skip
+            expected = "the watchdog first: only it can say which rank stands still, and where"
+            raise DistError(what, "NCCL_TIMEOUT", expected, "raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s")
         return f"{what}: a rank that takes so long is ended without a name" if late else ""
 
 

@@ -250,11 +250,9 @@ class Registry:
         name = values.get(self.type_key)
         key, names = f"{where}.{self.type_key}", self.names()
         if name not in names:
-            raise OptionError(
-                f"{key} is missing" if name is None else f"{key} is {redact(name, shown='***')!r}", key,
-                f"a registered {self.kind}: {', '.join(names)}{nearest(str(name), names)}",
-                "choose one of these, or register your own",
-            )  # fmt: skip
+            what = f"{key} is missing" if name is None else f"{key} is {redact(name, shown='***')!r}"
+            expected = f"a registered {self.kind}: {', '.join(names)}{nearest(str(name), names)}"
+            raise OptionError(what, key, expected, "choose one of these, or register your own")
         model, wrong = self.model(name), []
         for key, field in model.model_fields.items():
             nested = next((m for m in field.metadata if isinstance(m, Registry)), None)

@@ -33,6 +33,8 @@ from utils.options.models import TrainOptions
 # What torch.load raises for a file of something else, or one that cannot be read.
 UNREADABLE = (UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, OSError)
 
+ROOM = "free some space or quota, or set path.root to another disk, then resume"
+
 logger = logging.getLogger(__name__)
 
 # Where and how a run is started, not what is trained.
@@ -59,10 +61,8 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if (free_mb := free_bytes(path.parent) / 2**20) < need_mb:
-            raise CheckpointError(
-                f"the disk is too full for a checkpoint: {free_mb:.0f} MB free", str(path),
-                f"at least {need_mb:.0f} MB", "free some space or set path.root to another disk, then resume",
-            )  # fmt: skip
+            what = f"the disk is too full for a checkpoint: {free_mb:.0f} MB free"
+            raise CheckpointError(what, str(path), f"at least {need_mb:.0f} MB", ROOM)
         _sweep(path)
         with open(temp, "wb") as file:
             writer = _HashingWriter(file)
@@ -83,11 +83,8 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
         os.replace(sidecar_temp, sidecar)
         _fsync_folder(path.parent)
     except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
-        raise CheckpointError(
-            f"cannot write the checkpoint: {e}", str(path),
-            f"a writable folder with room for {need_mb:.0f} MB ({free_bytes(path.parent) / 2**20:.0f} MB are free)",
-            "free some space or quota, or set path.root to another disk, then resume",
-        ) from e  # fmt: skip
+        room = f"a writable folder with room for {need_mb:.0f} MB ({free_bytes(path.parent) / 2**20:.0f} MB are free)"
+        raise CheckpointError(f"cannot write the checkpoint: {e}", str(path), room, ROOM) from e
     finally:
         with suppress(OSError):  # the error of the body names a folder that cannot be written
             _sweep(path)
@@ -115,10 +112,9 @@ def load(path: Path) -> dict[str, Any]:
                 fault = f"{e}" if isinstance(e, OSError) else "not a file of plain types and tensors alone"
         logger.warning("%s is damaged (%s)", candidate, fault)
         faults.append(f"{candidate.name}: {fault}")
-    raise CheckpointError(
-        f"no readable checkpoint: {'; '.join(faults)}", str(path), "a file of this project, sha256 as its sidecar says",
-        "go on from another checkpoint of this run (--resume .../checkpoint_best.pth), or choose another task name",
-    )  # fmt: skip
+    expected = "a file of this project, sha256 as its sidecar says"
+    do = "go on from another checkpoint of this run (--resume .../checkpoint_best.pth), or choose another task name"
+    raise CheckpointError(f"no readable checkpoint: {'; '.join(faults)}", str(path), expected, do)
 
 
 def exists(path: Path) -> bool:
@@ -136,9 +132,8 @@ def check_plain(value: Any, where: str = "state") -> None:
         for index, item in enumerate(value):
             check_plain(item, f"{where}[{index}]")
     elif type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
-        raise CheckpointError(
-            f"{type(value).__name__} in a checkpoint", where, "plain types and tensors only", "convert it before saving"
-        )
+        what = f"{type(value).__name__} in a checkpoint"
+        raise CheckpointError(what, where, "plain types and tensors only", "convert it before saving")
 
 
 class _HashingWriter:
@@ -177,13 +172,11 @@ def _keep_previous(path: Path, keep: int) -> None:
     """Each version becomes the one before; a damaged newest one is not kept."""
     if not path.exists() or _fault(path) is not None:
         return
-    for number in range(keep, 1, -1):
+    for number in range(keep, 0, -1):
         newer, older = _previous(path, number - 1), _previous(path, number)
         if newer.exists():
             _link(_sidecar(newer), _sidecar(older))
             _link(newer, older)
-    _link(_sidecar(path), _sidecar(_previous(path)))
-    _link(path, _previous(path))
 
 
 def _link(source: Path, target: Path) -> None:
@@ -214,7 +207,10 @@ def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
-def _previous(path: Path, number: int = 1) -> Path:
+def _previous(path: Path, number: int) -> Path:
+    """The former version, number 1 the newest; 0: `path` itself."""
+    if number == 0:
+        return path
     return path.with_name(f"{path.stem}_previous{number if number > 1 else ''}{path.suffix}")
 
 
@@ -291,11 +287,9 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
     latest = own_checkpoint(folder, "latest")
     has_own = exists(latest)
     if resume is None and has_own:
-        raise OptionError(
-            "path.resume is null, yet the folder holds a run", str(latest),
-            "an empty folder for a run from zero",
-            "--resume auto resumes it; for a new run set another task name or move the folder away",
-        )  # fmt: skip
+        what, expected = "path.resume is null, yet the folder holds a run", "an empty folder for a run from zero"
+        do = "--resume auto resumes it; for a new run set another task name or move the folder away"
+        raise OptionError(what, str(latest), expected, do)
     if resume in (None, "auto"):
         return Resumed(latest, _read_state(latest)) if has_own else None
     named = Path(resume)
@@ -303,9 +297,8 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
         named = own_checkpoint(named.parent if named.name == "checkpoints" else named, "latest")
     if not has_own or _is_of(named, folder):
         if not exists(named):
-            raise CheckpointError(
-                "no such checkpoint", str(named), "an existing file, auto, or null for a fresh start", "correct it"
-            )
+            expected = "an existing file, auto, or null for a fresh start"
+            raise CheckpointError("no such checkpoint", str(named), expected, "correct it")
         found = Resumed(named, _read_state(named), is_named=True)
         if not has_own or named.name == latest.name:
             return found
@@ -340,11 +333,9 @@ def _read_state(path: Path) -> dict[str, Any]:
     needed = {"model_state_dict", "optimizer", "step", "epoch", "batch", "options"}
     if isinstance(state, dict) and needed <= state.keys():
         return state
-    raise CheckpointError(
-        "not a checkpoint to resume from: it holds no optimizer state and no position", str(path),
-        "a file checkpoints/checkpoint_*.pth of a run",
-        f"give such a file; to start a new run from these weights: path.pretrained_netG={path}",
-    )  # fmt: skip
+    what = "not a checkpoint to resume from: it holds no optimizer state and no position"
+    do = f"give such a file; to start a new run from these weights: path.pretrained_netG={path}"
+    raise CheckpointError(what, str(path), "a file checkpoints/checkpoint_*.pth of a run", do)
 
 
 def left_to_do(progress: Progress, total_iter: int, test_every: int) -> Literal["validation", "steps", "nothing"]:

@@ -12,7 +12,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,10 +128,19 @@ def draw_panels(histories: Mapping[str, History]) -> Figure:
         figure.subplots_adjust(left=0.07, bottom=0.075, right=0.94, top=0.945, wspace=0.2, hspace=0.32)
     else:
         figure.set_layout_engine("constrained")
-    panels = (("loss", _loss), ("PSNR, dB", _psnr), ("learning rate", _rate), ("speed", _speed))
-    for axis, (title, draw) in zip(figure.subplots(2, 2).flat, panels, strict=True):
+    loss, psnr, rate, speed = axes = figure.subplots(2, 2).flat
+    for axis, title in zip(axes, ("loss", "PSNR, dB", "learning rate", "speed"), strict=True):
         _dress(axis, title)
-        draw(axis, histories)
+    _draw_loss(loss, histories)
+    _draw_psnr(psnr, histories)
+    for x, y, colour in _curves(histories, "train/lr"):
+        rate.plot(x, y, color=colour, linewidth=1.8)
+    rate.ticklabel_format(axis="y", scilimits=(-2, 3))
+    rate.set_ylim(bottom=0)
+    _draw_speed(speed, histories)
+    for axis, tag in zip(axes, ("train/loss", "val/psnr", "train/lr", "train/it_per_s"), strict=True):
+        if not axis.lines:
+            axis.text(0.5, 0.5, f"no {tag} yet", transform=axis.transAxes, ha="center", va="center", color=GREY)
     _name_runs(figure, histories)
     return figure
 
@@ -149,7 +158,8 @@ def draw_scalars(histories: Mapping[str, History]) -> Figure:
         axis.set_visible(False)
     for axis, tag in zip(axes.flat, tags, strict=False):
         _dress(axis, tag)
-        _each(axis, histories, tag, lambda x, y, colour, axis=axis: axis.plot(x, y, color=colour))
+        for x, y, colour in _curves(histories, tag):
+            axis.plot(x, y, color=colour)
     _name_runs(figure, histories)
     return figure
 
@@ -177,48 +187,45 @@ def smoothed(values: Sequence[float]) -> tuple[np.ndarray, int]:
     return np.where(count > 0, (sums[last] - sums[first]) / np.maximum(count, 1), np.nan), 2 * half + 1
 
 
-def _loss(axis: Axes, histories: Mapping[str, History]) -> None:
-    finite, window = [], 0
+def _curves(histories: Mapping[str, History], tag: str) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
+    """(steps, values, colour) of each run that has the scalar."""
+    for number, history in enumerate(histories.values()):
+        if entries := history.get(tag):
+            yield *np.asarray(entries, float).T, COLOURS[number % len(COLOURS)]
 
-    def draw(x: np.ndarray, y: np.ndarray, colour: str) -> None:
-        nonlocal window
+
+def _draw_loss(axis: Axes, histories: Mapping[str, History]) -> None:
+    finite, name = [], ""
+    for x, y, colour in _curves(histories, "train/loss"):
         mean, window = smoothed(y)
         axis.plot(x, y, color=colour, linewidth=0.6, alpha=0.35)
         axis.plot(x, mean, color=colour, linewidth=2.2)
         finite.extend(mean[np.isfinite(mean)])
-
-    if _each(axis, histories, "train/loss", draw):
-        if finite and min(finite) > 0 and max(finite) > 10 * min(finite):
-            axis.set_yscale("log")
         name = f"mean of {window} entries" if len(histories) == 1 else "running mean"
-        _explain(
-            axis, histories, "upper right", {name: {"linewidth": 2.2}, "each entry": {"linewidth": 0.6, "alpha": 0.5}}
-        )
+    if finite and min(finite) > 0 and max(finite) > 10 * min(finite):
+        axis.set_yscale("log")
+    kinds = {name: {"linewidth": 2.2}, "each entry": {"linewidth": 0.6, "alpha": 0.5}}
+    _explain(axis, histories, "upper right", kinds)
 
 
-def _psnr(axis: Axes, histories: Mapping[str, History]) -> None:
-    def restored(x: np.ndarray, y: np.ndarray, colour: str) -> None:
+def _draw_psnr(axis: Axes, histories: Mapping[str, History]) -> None:
+    for x, y, colour in _curves(histories, "val/psnr"):
         axis.plot(x, y, color=colour, marker="o", markersize=3.5)
         if np.isfinite(y).any():
             best = int(np.nanargmax(np.where(np.isfinite(y), y, np.nan)))
             axis.plot(x[best], y[best], color=colour, marker="*", markersize=14, markeredgecolor="white")
             if len(histories) == 1:
                 axis.set_title(f"best {y[best]:.2f} at {x[best]:,.0f}", loc="right", fontsize="medium", color=GREY)
-
-    if _each(axis, histories, "val/psnr", restored):
-        _each(axis, histories, "val/psnr_input", lambda x, y, c: axis.plot(x, y, color=c, linestyle="--"), False)
-        kinds = {"restored": {"marker": "o", "markersize": 3.5}, "blurry input": {"linestyle": "--"}}
-        _explain(axis, histories, "center right", kinds | {"best": {"linestyle": "", "marker": "*", "markersize": 11}})
-
-
-def _rate(axis: Axes, histories: Mapping[str, History]) -> None:
-    if _each(axis, histories, "train/lr", lambda x, y, c: axis.plot(x, y, color=c, linewidth=1.8)):
-        axis.set_ylim(bottom=0)
-        axis.ticklabel_format(axis="y", scilimits=(-2, 3))
+    for x, y, colour in _curves(histories, "val/psnr_input"):
+        axis.plot(x, y, color=colour, linestyle="--")
+    kinds = {"restored": {"marker": "o", "markersize": 3.5}, "blurry input": {"linestyle": "--"}}
+    _explain(axis, histories, "center right", kinds | {"best": {"linestyle": "", "marker": "*", "markersize": 11}})
 
 
-def _speed(axis: Axes, histories: Mapping[str, History]) -> None:
-    if not _each(axis, histories, "train/it_per_s", lambda x, y, c: axis.plot(x, y, color=c, linewidth=1.2)):
+def _draw_speed(axis: Axes, histories: Mapping[str, History]) -> None:
+    for x, y, colour in _curves(histories, "train/it_per_s"):
+        axis.plot(x, y, color=colour, linewidth=1.2)
+    if not axis.lines:
         return
     axis.set_ylim(bottom=0)
     axis.set_ylabel("iterations per second")
@@ -226,27 +233,10 @@ def _speed(axis: Axes, histories: Mapping[str, History]) -> None:
     waits.spines[["top"]].set_visible(False)
     waits.set(ylim=(0, 100), ylabel="data wait, % of the time")
     wait = {"linestyle": ":"} | ({"color": COLOURS[1]} if len(histories) == 1 else {})
-    _each(waits, histories, "train/data_share", lambda x, y, c: waits.plot(x, 100 * y, **{"color": c} | wait), False)
+    for x, y, colour in _curves(histories, "train/data_share"):
+        waits.plot(x, 100 * y, **{"color": colour} | wait)
     kinds = {"iterations per second": {"linewidth": 1.2}, "data wait": wait}
     _explain(axis, histories, "center left", kinds)
-
-
-def _each(
-    axis: Axes,
-    histories: Mapping[str, History],
-    tag: str,
-    draw: Callable[[np.ndarray, np.ndarray, str], object],
-    say_nothing: bool = True,
-) -> bool:
-    """Draw (steps, values, colour) of each run that has the scalar; whether one has. say_nothing: else note that."""
-    found = False
-    for number, history in enumerate(histories.values()):
-        if entries := history.get(tag):
-            found = True
-            draw(*np.asarray(entries, float).T, COLOURS[number % len(COLOURS)])
-    if not found and say_nothing:
-        axis.text(0.5, 0.5, f"no {tag} yet", transform=axis.transAxes, ha="center", va="center", color=GREY)
-    return found
 
 
 def _dress(axis: Axes, title: str) -> None:
@@ -259,12 +249,14 @@ def _dress(axis: Axes, title: str) -> None:
 
 
 def _explain(axis: Axes, histories: Mapping[str, History], place: str, kinds: Mapping[str, dict]) -> None:
-    """A legend of the kinds of lines, in grey where the colours are those of several runs.
+    """A legend of the kinds of lines of a panel that has any, in grey where the colours are those of several runs.
 
     place: where curves seldom are; to search for an empty one takes long with many entries.
     """
     from matplotlib.lines import Line2D
 
+    if not axis.lines:
+        return
     colour = COLOURS[0] if len(histories) == 1 else GREY
     lines = [Line2D([], [], **{"color": colour} | style) for style in kinds.values()]
     axis.legend(lines, list(kinds), loc=place, fontsize="small", framealpha=0.8)

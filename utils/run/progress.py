@@ -61,29 +61,26 @@ def shown_kind(kind: str) -> str:
     return "none" if is_hidden else kind
 
 
-class Bar:
+class Bar(ExitStack):
     """A bar of tqdm. Whatever is written meanwhile appears above it. A lost terminal does not end the run."""
 
     def __init__(self, total: int, name: str, unit: str, is_kept: bool = True, **options: Any) -> None:
+        super().__init__()
         terminal = sys.stderr.stream if isinstance(sys.stderr, AboveBars) else sys.stderr
-        self._above = ExitStack()
         if terminal is sys.stderr:  # else another bar is open already
             for redirect, stream in ((redirect_stderr, terminal), (redirect_stdout, sys.stdout)):
                 above = AboveBars(stream, terminal)
-                self._above.callback(above.finish)
-                self._above.enter_context(redirect(above))
+                self.callback(above.finish)
+                self.enter_context(redirect(above))
         self._bar: Any = tqdm(
             total=total, desc=name, unit=f" {unit}", file=terminal, leave=is_kept, dynamic_ncols=True, miniters=0,
             bar_format=FORM, **options,
         )  # fmt: skip
 
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         with suppress(OSError):
             self._bar.close()
-        self._above.close()
+        super().__exit__(*error)
 
     def update(self, count: float = 1, name: str = "", values: str = "") -> None:
         """`count` more are done. name: in place of the former one. values: what to show beside the bar, without braces;
@@ -147,7 +144,7 @@ class Lines:
         return f"{self.name}: {share} %, {done} of {self.total} {self.unit}, {pace}, {left} left"
 
 
-class RunProgress:
+class RunProgress(ExitStack):
     """The progress of a whole training run: one bar over all epochs, a line at each tenth, or nothing.
 
     kind: see `logging.progress`; "bar" shows nothing without a terminal, for there the log lines tell the same.
@@ -155,23 +152,16 @@ class RunProgress:
     """
 
     def __init__(self, kind: str, total_iter: int, timer: StepTimer, every: dict[str, int]) -> None:
+        super().__init__()
         self.kind, self.total_iter, self.timer, self.every = shown_kind(kind), total_iter, timer, every
-        self._open = ExitStack()
         self._shown: Bar | None = None
         self._name = ""
-
-    def __enter__(self) -> RunProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-        self._shown = None
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """epoch: from 0; `step` is done. The first call opens the bar: by then no rank waits for this one."""
         self._name = f"epoch {epoch + 1}"
         if self.kind == "bar" and self._shown is None and sys.stderr.isatty():
-            self._shown = self._open.enter_context(Bar(self.total_iter, self._name, "it", initial=step))
+            self._shown = self.enter_context(Bar(self.total_iter, self._name, "it", initial=step))
 
     def update(self, step: int, values: str) -> None:
         """`step` is done. values: of the newest log line."""

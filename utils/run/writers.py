@@ -192,10 +192,8 @@ def _take_lock(path: Path) -> BinaryIO:
             is_told = True
             logger.warning("%s is held by %s: waiting up to %.0f s", path, holder, PATIENCE_WITH_HOSTS_S)
         if time.monotonic() - start > (PATIENCE_WITH_HOSTS_S if is_elsewhere else PATIENCE_S):
-            raise OptionError(
-                "another run is at work in this folder", f"{path}: {holder}",
-                "one run in a folder", "wait for it or end it; for a second run set another task name",
-            )  # fmt: skip
+            what, do = "another run is at work in this folder", "wait for it or end it, or set another task name"
+            raise OptionError(what, f"{path}: {holder}", "one run in a folder", do)
         time.sleep(0.1)
     with suppress(OSError):  # a full disk is for the first save to report
         file.truncate(0)
