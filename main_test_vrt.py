@@ -29,20 +29,9 @@ from data.reconstruct import SET_BY_METHOD, Reconstruction, method_options, sect
 from data.select_dataset import DATASETS, build_dataset
 from data.spike_source import SPIKE_SOURCES
 from models.losses import LOSSES
+from models.restore import setup
 from models.restore.job import Job, restore_clips, write_report
 from models.restore.outputs import Outputs
-from models.restore.setup import (
-    TestArgs,
-    answered_by_flags,
-    changed_spikes,
-    check_inputs,
-    find_weights,
-    method_of_test,
-    method_of_user,
-    network_of,
-    parse_test_args,
-    spike_options,
-)
 from models.restore.tiling import InterpolatedClip, scored_clips
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
@@ -63,14 +52,14 @@ def main(argv: list[str]) -> int:
     """Exit code: 0 done, 2 options or launch, 3 data or weights, 70 stall, 1 anything else."""
     with utils_dist.ranks():
         with utils_dist.all_ranks_or_none():
-            args = parse_test_args(argv, __doc__)
+            args = setup.parse_test_args(argv, __doc__)
             formula = reconstruction(args) if args.method else None
             # With --input, the overrides are those of the spikes, see spike_options.
             opt = read_options(args.opt, () if args.is_direct else args.overrides) if args.opt else None
             if not args.is_direct:
                 job = dataset_job(args, opt, formula)
             else:
-                with answered_by_flags():
+                with setup.answered_by_flags():
                     job = user_job(args, opt.portable() if opt else None, formula)
         utils_dist.begin(*((opt.watchdog, opt.dist_timeout_s, opt.digest()) if opt else ()))
         restore_clips(job)
@@ -86,7 +75,7 @@ def read_options(path: str, overrides: Sequence[str] = ()) -> Options:
     return opt
 
 
-def dataset_job(args: TestArgs, opt: Options, formula: Reconstruction | None) -> Job:
+def dataset_job(args: setup.TestArgs, opt: Options, formula: Reconstruction | None) -> Job:
     """The clips of datasets.test with the tiles of `val`, or with a formula in the place of the network."""
     section = opt.datasets.test
     if section is None:
@@ -96,8 +85,8 @@ def dataset_job(args: TestArgs, opt: Options, formula: Reconstruction | None) ->
     if formula:
         method, section = formula, section_for(formula, section, args.opt, opt.scale)
     else:
-        saved = network_of(find_weights(opt.path, opt.folder, args.weights), opt.portable())
-        method = method_of_test(saved, args, opt.val, section)
+        saved = setup.network_of(setup.find_weights(opt.path, opt.folder, args.weights), opt.portable())
+        method = setup.method_of_test(saved, args, opt.val, section)
     seed = opt.train.manual_seed
     dataset = build_dataset(section, "test", seed)
     check_clips(dataset, "test", opt.scale, None if formula else method.instants)
@@ -123,22 +112,22 @@ def dataset_job(args: TestArgs, opt: Options, formula: Reconstruction | None) ->
     )
 
 
-def user_job(args: TestArgs, network: dict[str, Any] | None, formula: Reconstruction | None) -> Job:
+def user_job(args: setup.TestArgs, network: dict[str, Any] | None, formula: Reconstruction | None) -> Job:
     """A user's own clips, or spikes for a formula, with the frames beside them where there are any.
 
     network: `Options.portable` of the option file; None: the weights file describes it.
     """
     frames, spike = "all", None
     if not formula:
-        saved = network_of(args.weights, network)
-        check_inputs(saved, args)
+        saved = setup.network_of(args.weights, network)
+        setup.check_inputs(saved, args)
         if args.spike and saved.spike is not None:
-            spike = spike_options(saved, args)
+            spike = setup.spike_options(saved, args)
         clips = own_clips(args, spike, saved.scale, saved.spike_data)
-        method = method_of_user(saved, args)
+        method = setup.method_of_user(saved, args)
         clips = [InterpolatedClip(clip) for clip in clips] if saved.spec.interpolates else clips
     else:
-        source = SPIKE_SOURCES.resolve(changed_spikes({"type": "dat"}, args, SET_BY_METHOD), "spike")
+        source = SPIKE_SOURCES.resolve(setup.changed_spikes({"type": "dat"}, args, SET_BY_METHOD), "spike")
         _, info = described(source, Path(args.spike))
         source, method = spike_section(source, formula, info.rate), formula
         spike = source.plain()
@@ -166,16 +155,16 @@ def user_job(args: TestArgs, network: dict[str, Any] | None, formula: Reconstruc
 
 
 def own_clips(
-    args: TestArgs, spike: dict[str, Any] | None, scale: int = 1, trained: dict[str, Any] | None = None
+    args: setup.TestArgs, spike: dict[str, Any] | None, scale: int = 1, trained: dict[str, Any] | None = None
 ) -> list[DatasetClip]:
     """See `user_clips`. Rank 0 warns, as it alone looks, where spikes and frames do not show the same."""
     clips = user_clips(args.input, args.spike, args.gt, spike, scale, trained)
-    if utils_dist.is_main_process() and (warning := warning_of_clips(clips)):
+    if utils_dist.is_main_process() and (warning := warning_of(clips)):
         logger.warning("%s", warning)
     return clips
 
 
-def outputs_of(folder: Path, save: Sequence[str], args: TestArgs, method: Method) -> Outputs:
+def outputs_of(folder: Path, save: Sequence[str], args: setup.TestArgs, method: Method) -> Outputs:
     """The files of the test. Raises OptionError for a slow motion of a single instant."""
     if "slowmotion" in save and method.instants == 1:
         what = "--save slowmotion, and one sharp frame is restored for each blurry one"
@@ -184,7 +173,7 @@ def outputs_of(folder: Path, save: Sequence[str], args: TestArgs, method: Method
     return Outputs(folder, tuple(sorted(save)), args.fps, method.instants)
 
 
-def reconstruction(args: TestArgs) -> Reconstruction:
+def reconstruction(args: setup.TestArgs) -> Reconstruction:
     """The formula of --method, with the overrides method.key=value, which it takes from the arguments."""
     table: dict[str, Any] = {"method": {"type": args.method}}
     mine = [override for override in args.overrides if override.startswith("method.")]

@@ -23,7 +23,7 @@ def build_dataset(section: LoaderOptions | Mapping[str, Any], split: str, seed: 
     where, is_training = f"datasets.{split}", split == "train"
     section = DATASETS.resolve(section, where)
     # A plain torch Dataset is one for training.
-    fit = [n for n in DATASETS.names() if getattr(DATASETS.constructor(n), "is_training", True) == is_training]
+    fit = [n for n in DATASETS.names() if getattr(DATASETS.model(n).constructor, "is_training", True) == is_training]
     if section.dataset_type not in fit:
         key, expected = f"{where}.dataset_type", f"a dataset for {'training' if is_training else 'testing'}"
         raise OptionError(f"{key} is {section.dataset_type}", key, f"{expected}: {', '.join(fit)}", "choose one")

@@ -112,7 +112,7 @@ def make_page(say: Say = lambda text, where: text, other: str = "[简体中文](
             listed = [f"`{k}`" + ("" if fields[k].is_required() else f" = `{v}`") for k, v in defaults.items()]
             place = say("In `{where}`. {keys}.", "parts")
             place = place.format(where=where, keys=", ".join(listed) or say("no keys", "parts"))
-            text = paragraphs(inspect.getdoc(registry.constructor(name)) or "", f'{kind} "{name}"', say)
+            text = paragraphs(inspect.getdoc(registry.model(name).constructor) or "", f'{kind} "{name}"', say)
             sections.append(f'### {say(kind, "parts")} "{name}"\n\n{place}\n\n{text}')
             for key in keys:
                 if meaning := fields[key].description:
@@ -168,7 +168,7 @@ def make_schema() -> str:
     datasets = by_place["datasets.train, datasets.test"]
     keys = _keys(Options, parts)
     for split in ("train", "test"):
-        names = [n for n in datasets.names() if datasets.constructor(n).is_training == (split == "train")]
+        names = [n for n in datasets.names() if datasets.model(n).constructor.is_training == (split == "train")]
         section = _part(datasets, names, parts, f"datasets.{split}")
         keys["datasets"]["properties"][split] = section | {"type": ["object", "null"]}
     for name in ("netG", "train"):
@@ -190,7 +190,7 @@ def _part(registry: Registry, names: Sequence[str], parts: dict[str, Schema], wh
     """A section that names a registered part: its type decides the keys; without a type, those of any part."""
     kind, either, branches, texts = registry.type_key, {}, [], []
     for name in names:
-        text = inspect.getdoc(registry.constructor(name)) or ""
+        text = inspect.getdoc(registry.model(name).constructor) or ""
         texts.append(" ".join(text.split("\n\n")[0].split()))
         keys = _keys(registry.model(name), parts, text, where)
         keys = {key: {} if key == kind else _shared(key, value, parts) for key, value in keys.items()}

@@ -12,7 +12,6 @@ import ctypes
 import faulthandler
 import multiprocessing
 import os
-import resource
 import select
 import signal
 import socket
@@ -206,16 +205,13 @@ def end(code: int) -> NoReturn:
 
 def peak_process_gb() -> float:
     """Most memory that this process had so far, in GB (1e9 bytes)."""
-    with suppress(OSError, StopIteration), open("/proc/self/status") as status:
+    with open("/proc/self/status") as status:  # ru_maxrss would count the process that started this one as well
         return next(int(line.split()[1]) * 1024 / 1e9 for line in status if line.startswith("VmHWM"))
-    # In bytes on a Mac. On Linux it would count the process that started this one as well.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
 
 
 def die_with_parent() -> None:
     """SIGKILL for this process as soon as its parent is gone, so that no process is left over after a kill -9."""
-    with suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def write_exit_file(code: int) -> None:

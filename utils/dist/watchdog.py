@@ -30,15 +30,7 @@ from typing import Any
 
 from torch.distributed import Store
 
-from utils.dist.process import (
-    AwakeClock,
-    dump_stacks,
-    first_to_claim,
-    kill_tree,
-    machine,
-    process_state,
-    start_guard,
-)
+from utils.dist import process
 from utils.dist.rendezvous import MET, wait_for
 from utils.dist.state import RUN, Place
 from utils.errors import StallError
@@ -100,8 +92,8 @@ class Beats:
 
     def __init__(self, rank: int, world_size: int, store: Store | None, machine_name: str = "") -> None:
         self.rank, self.world_size, self.store = rank, world_size, store
-        self.machine = machine_name or machine()
-        self.number, self.clock = 0, AwakeClock()
+        self.machine = machine_name or process.machine()
+        self.number, self.clock = 0, process.AwakeClock()
         self.watched: list[int] | None = None  # None until all ranks have met
         self.states: dict[int, State] = {}  # the newest known of each rank
         self.seen: dict[int, tuple[int, float]] = {}  # watched rank -> (its last beat, when it came)
@@ -232,15 +224,9 @@ class Watchdog(threading.Thread):
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
         self.beats.publish(self._own_state())
 
-    # ---- the thread ------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        super().start()
-        threading.Thread(target=self._guard, daemon=True, name="watchdog's guard").start()
-
     def _guard(self) -> None:
         """End the process if the thread hangs in a call to the store: if packets are dropped, its time-out fails."""
-        clock, seen, since = AwakeClock(), 0, 0.0
+        clock, seen, since = process.AwakeClock(), 0, 0.0
         while not self.stopped.wait(self.interval_s):
             clock.slice_s, now = 2 * self.interval_s, clock.now()
             if seen != self.turns or self.budgets is None or self.ending:
@@ -252,6 +238,7 @@ class Watchdog(threading.Thread):
                 self._store_lost()
 
     def run(self) -> None:
+        threading.Thread(target=self._guard, daemon=True, name="watchdog's guard").start()
         while True:
             self.hurried.wait(self.interval_s)
             self.hurried.clear()
@@ -275,9 +262,8 @@ class Watchdog(threading.Thread):
         go_on()
         self.interval_s = min(0.5, budgets.stall_s / 6)
         self.beats.clock.slice_s = 2 * self.interval_s
-        self._end_guard()
         # After the other ranks, which see more.
-        self.guard = start_guard(self.rank, budgets.stall_s + 4, self.stack_file.name, is_alone=self.store is None)
+        self.guard = process.start_guard(self.rank, budgets.stall_s + 4, self.stack_file.name, is_alone=self.store is None)
         self.budgets = budgets
         # Others report a silent rank only once its beat has shown that it is watched: beat before going on.
         self.has_turned.clear()
@@ -289,9 +275,6 @@ class Watchdog(threading.Thread):
         self.hurried.set()
         self.join()
         faulthandler.unregister(signal.SIGUSR2)
-        self._end_guard()
-
-    def _end_guard(self) -> None:
         if self.guard:
             self.guard.kill()
             self.guard.wait()
@@ -315,8 +298,6 @@ class Watchdog(threading.Thread):
             "pid": os.getpid(), "host": self.host, "stack_file": self.stack_file.name, "facts": RUN.facts,
         }  # fmt: skip
 
-    # ---- failures --------------------------------------------------------------------------------------------------
-
     def _follow(self, failure: State) -> None:
         """Another rank failed, or saw a stall: give it our stacks if it asks for them, and end after its report."""
         self.failure = failure
@@ -325,7 +306,7 @@ class Watchdog(threading.Thread):
             return
         if failure["code"] == STALL_CODE:
             if failure["rank"] == self.rank:
-                self.store.set(f"stacks/{self.rank}", dump_stacks(self.stack_file))
+                self.store.set(f"stacks/{self.rank}", process.dump_stacks(self.stack_file))
             wait_for(self.store, REPORTED, 5.0)
         self.leave(failure["code"], self.store)
 
@@ -337,7 +318,7 @@ class Watchdog(threading.Thread):
             self.beats.read_all()
         stacks, key = "", f"stacks/{rank}"
         if rank == self.rank:
-            stacks = dump_stacks(self.stack_file)
+            stacks = process.dump_stacks(self.stack_file)
         elif kind != "DEAD":
             # A silent rank will hardly answer; half a second is for one that is only slow.
             answers = wait_for(self.store, key, 0.5 if kind == "SILENT" else 1.5)
@@ -350,7 +331,7 @@ class Watchdog(threading.Thread):
             self.store.set(REPORTED, "1")
             if rank != self.rank and is_here(self.beats.states[rank]) and kind != "DEAD":
                 time.sleep(0.5)  # it ends by itself if it can
-                kill_tree(self.beats.states[rank]["pid"])
+                process.kill_tree(self.beats.states[rank]["pid"])
         self.leave(STALL_CODE, self.store)
 
     def _message(self, rank: int, kind: str, what: str, stacks: str) -> str:
@@ -378,7 +359,7 @@ class Watchdog(threading.Thread):
         state = self.beats.states[rank]
         if is_here(state):
             with suppress(OSError), open(state["stack_file"], "a+b", buffering=0) as file:
-                return dump_stacks(file, state["pid"])
+                return process.dump_stacks(file, state["pid"])
         return ""
 
     def _store_lost(self) -> None:
@@ -388,7 +369,7 @@ class Watchdog(threading.Thread):
         names = [os.environ.get(key, "") for key in ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
         # Ranks notice it up to seconds apart; the same port, restart and process are the same run.
         pid = self.beats.states[0]["pid"] if 0 in self.beats.states else 0
-        if not first_to_claim(f"lost-{self.host}-{'-'.join(names)}-{pid}"):
+        if not process.first_to_claim(f"lost-{self.host}-{'-'.join(names)}-{pid}"):
             time.sleep(2.0)  # for the rank that reports; torchrun ends all ranks when the first has ended
             self.leave(STALL_CODE, None)
         host = None if self.by_agent else self.beats.states.get(0)
@@ -405,7 +386,7 @@ class Watchdog(threading.Thread):
             what = f"its store does not answer; last seen in {where(host)}"
             say(self._message(0, "SILENT", what, self._stacks_by_signal(0)))
             if is_here(host):
-                kill_tree(host["pid"])
+                process.kill_tree(host["pid"])
         self.leave(STALL_CODE, None)
 
 
@@ -436,12 +417,12 @@ def claim_failure(store: Store, rank: int, code: int, by: int) -> State | None:
 
 def is_gone(state: State) -> bool:
     """Whether the rank's process ran on this machine and is gone."""
-    return is_here(state) and process_state(state["pid"]) in (None, "Z", "X")
+    return is_here(state) and process.process_state(state["pid"]) in (None, "Z", "X")
 
 
 def is_here(state: State) -> bool:
     """Whether the rank runs on this machine, so that its process id is valid here."""
-    return state["machine"] == machine()
+    return state["machine"] == process.machine()
 
 
 def where(state: State) -> str:

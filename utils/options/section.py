@@ -210,9 +210,6 @@ class Registry:
     def names(self) -> list[str]:
         return sorted(self._parts)
 
-    def constructor(self, name: str) -> Callable[..., Any]:
-        return self._parts[name][0]
-
     def keys(self, name: str) -> list[str]:
         """The option keys of part `name`, without the type key and the keys of `base`."""
         return [key for key in self.model(name).model_fields if key not in (self.type_key, *self.base.model_fields)]

@@ -287,12 +287,6 @@ def log_values(ranks: list[Measured]) -> dict[str, float]:
     return values
 
 
-def rank_values(ranks: list[Measured]) -> dict[str, float]:
-    """For the writers: seconds per step of each rank, as "data_s/<rank>" and so on; empty without a step."""
-    names = ("data_s", "forward_s", "compute_s") if ranks[0].steps else ()
-    return {f"{name}/{i}": getattr(rank, name) / rank.steps for name in names for i, rank in enumerate(ranks)}
-
-
 class Health:
     """Judges a run at its log lines, saves and validations. All ranks may call it; rank 0 warns."""
 

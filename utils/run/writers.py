@@ -39,7 +39,7 @@ from utils.options.section import Registry, flat, import_parts
 from utils.run import checkpoint, history
 from utils.run.checkpoint import DataOrder, Progress, own_checkpoint
 from utils.run.history import HISTORY_NAME, LINES_NAME, History, entry_of, read_history
-from utils.run.measure import Health, Measured, StepTimer, log_values, rank_values
+from utils.run.measure import Health, Measured, StepTimer, log_values
 from utils.run.progress import duration
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,8 @@ class Experiment:
         fields = (f", it/s: {speed:.3g}" if speed else "") + (f", eta: {eta}" if eta else "")
         logger.info("Epoch: %d, Iter: %d, Loss: %s, lr: %.3e%s", progress.epoch + 1, progress.step, said, lr, fields)
         tagged = {f"train/{name}": value for name, value in values.items()}
-        tagged |= {f"ranks/{name}": value for name, value in rank_values(ranks).items()}
+        for name in ("data_s", "forward_s", "compute_s") if ranks[0].steps else ():  # seconds per step of each rank
+            tagged |= {f"ranks/{name}/{i}": getattr(rank, name) / rank.steps for i, rank in enumerate(ranks)}
         self.to_writers("scalars", tagged, progress.step)
         self.health.logged(ranks, grad_norms)
 
@@ -321,13 +322,12 @@ class ReportWriter(Writer):
     def scalars(self, values: dict[str, float], step: int) -> None:
         self.is_behind = True
         if "val/psnr" in values:
-            self._write()
+            self.close()
 
     def close(self) -> None:
-        if self.is_behind:
-            self._write()
-
-    def _write(self) -> None:
+        """Bring the files up to date."""
+        if not self.is_behind:
+            return
         self.is_behind = False
         with best_effort("the report of the run"):
             found = read_history(self.folder)
