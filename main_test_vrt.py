@@ -14,8 +14,6 @@ The first form tests on `datasets.test`; the second restores your own frames or 
 reconstruction from the spikes takes the place of the network. Several processes: launch_test.sh. See docs/testing.md.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Sequence

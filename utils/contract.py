@@ -1,7 +1,5 @@
 """The interfaces between data, networks and programs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ A folder of results or of a run is new, or holds our mark, else it is refused as
 `refuse_existing`, `refuse_overlap` and `refuse_foreign` refuse outputs before any work is done.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

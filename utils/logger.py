@@ -4,8 +4,6 @@ The other ranks log warnings only. What cannot be written, on a full disk for ex
 end the run: only a checkpoint that cannot be saved does.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -4,8 +4,6 @@ Protocol: clamp to 0..1, x255, round to uint8; per frame, in float64, no border 
 then mean over clips. The frame mean is kept beside it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """All random numbers: each purpose has a stream of its own, so that no draw says anything about another."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

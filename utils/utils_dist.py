@@ -3,8 +3,6 @@
 In a single process, which has no process group, every function works the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

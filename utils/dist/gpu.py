@@ -1,7 +1,5 @@
 """Which GPUs a process uses, decided before CUDA starts; an error where torch cannot use them; and how busy they are."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Who started this process, and as which rank: read from the environment alone, without side effects."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """SIGTERM, SIGUSR1, SIGHUP and Ctrl-C: save and exit, to be started again. All ranks stop after the same step, whichever got it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

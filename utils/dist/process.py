@@ -5,8 +5,6 @@ can. While C code holds Python's lock (the GIL), no thread of the rank runs. fau
 counts the time in which the process is suspended, and says "Timeout (0:00:10)!".
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import faulthandler

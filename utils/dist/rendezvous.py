@@ -4,8 +4,6 @@ torch alone waits for ever where another program listens on the port, says "time
 and does not name the ranks that are missing.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -12,8 +12,6 @@ a time reads them, and only while it has been too long in a phase itself.
 Ages are measured on the observer's AwakeClock, so the clocks of the hosts need not agree, and a pause is no age.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import logging

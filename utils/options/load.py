@@ -5,8 +5,6 @@ nearest valid key. The table of keys is utils/options/models.py; networks, datas
 registries that the caller passes in, for utils/ may not import them.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

@@ -5,8 +5,6 @@ operator registers one class or function: its parameters are its option keys, it
 their defaults.
 """
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import importlib

@@ -9,8 +9,6 @@ The option file takes precedence over the options in the checkpoint; the log lis
 checkpoint come weights, averages, moments, the loss scale, the count of skipped steps and the position in the data.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

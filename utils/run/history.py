@@ -128,7 +128,7 @@ def draw_panels(histories: Mapping[str, History]) -> Figure:
         figure.subplots_adjust(left=0.07, bottom=0.075, right=0.94, top=0.945, wspace=0.2, hspace=0.32)
     else:
         figure.set_layout_engine("constrained")
-    loss, psnr, rate, speed = axes = figure.subplots(2, 2).flat
+    loss, psnr, rate, speed = axes = figure.subplots(2, 2).ravel()
     for axis, title in zip(axes, ("loss", "PSNR, dB", "learning rate", "speed"), strict=True):
         _dress(axis, title)
     _draw_loss(loss, histories)

@@ -4,8 +4,6 @@
 on rank 0. The thresholds are constants: a run that stays below them needs no attention, whatever its options.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os
