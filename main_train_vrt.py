@@ -8,8 +8,6 @@ The same command resumes an interrupted run. All options: docs/options.md. One p
 torchrun, a cloud platform or SLURM: docs/ddp.md.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import logging
@@ -80,7 +78,7 @@ def read_options(argv: list[str]) -> Options:
     return opt
 
 
-def train(run: Training) -> int:
+def train(run: "Training") -> int:
     """Step until the planned end, with logs, saves and validations. Exit code. Collective."""
     preempt.listen(signal.SIGINT)  # before the first step nothing is lost: KeyboardInterrupt ends the run
     run.announce()

@@ -1,7 +1,5 @@
 """The errors that a user sees: four parts (what, where, expected, do), and the exit code of the run."""
 
-from __future__ import annotations
-
 
 class SpikeVRTError(Exception):
     """An error in four parts: what is wrong, where, what was expected, what to do.
@@ -30,7 +28,7 @@ class OptionError(SpikeVRTError):
     """
 
     exit_code = 2
-    found: tuple[OptionError, ...] = ()
+    found: "tuple[OptionError, ...]" = ()
 
 
 class DistError(SpikeVRTError):

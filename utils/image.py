@@ -1,7 +1,5 @@
 """Images on disk, in strips side by side, and in pages. Images are (H, W, 3) uint8 RGB everywhere in the project."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ ERROR = "error x5"
 MAX_WIDTH = 1280  # of an image in a page: a page of more than some tens of megabytes opens slowly
 
 
-def tensor_to_uint8(image: Tensor) -> np.ndarray:
+def tensor_to_uint8(image: "Tensor") -> np.ndarray:
     """(..., C, H, W) float in [0, 1] -> (..., H, W, C) uint8: clamped, x255, rounded half to even."""
     return (image.detach().float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).contiguous().cpu().numpy()
 

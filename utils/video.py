@@ -3,8 +3,6 @@
 Images are (H, W, 3) uint8 RGB.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math
@@ -160,7 +158,7 @@ class VideoWriter:
             self._out.mux(self._stream.encode(image))
             self._count += 1
 
-    def __enter__(self) -> VideoWriter:
+    def __enter__(self) -> "VideoWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -5,8 +5,6 @@ with every beat. A thread of rank 0, with its own connection, reads the beats an
 was touched. So the answer comes while the ranks compute, wait for one another or hang, and slows none of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -48,7 +46,7 @@ class Run:
     """
 
     launch: LaunchInfo = field(default_factory=lambda: LaunchInfo("single"))
-    store: Store | None = None
+    store: "Store | None" = None
     leaves_last: bool = False
     watchdog: Any = None  # utils.dist.watchdog.Watchdog, which imports this module
     timeout_s: float = float("inf")
@@ -110,7 +108,7 @@ def answering(folder: Path) -> Iterator[None]:
         over.set()
 
 
-def _answer(path: Path, store: Store | None, world_size: int, over: threading.Event) -> None:
+def _answer(path: Path, store: "Store | None", world_size: int, over: threading.Event) -> None:
     answered = _time_of(path) if path.exists() and path.stat().st_size else None
     with suppress(RuntimeError):  # the store is lost, so the run is ending
         while not over.wait(POLL_S):

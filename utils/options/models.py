@@ -3,8 +3,6 @@
 docs/options.md is generated from these models (scripts/make_options_doc.py). Names follow KAIR wherever KAIR has one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -203,7 +201,7 @@ class WatchdogOptions(Section):
         options |= dict.fromkeys(("validate", "restore", "score"), "validate_s")
         return max(self.stall_s, self.limit(options[outermost]) if outermost in options else 0.0)
 
-    def allowing(self, timeout_s: float) -> WatchdogOptions:
+    def allowing(self, timeout_s: float) -> "WatchdogOptions":
         """The limits where NCCL_TIMEOUT says what slow ranks are allowed: they may need it while the others wait."""
         unset = [name for name in MULTIPLES if getattr(self, name) is None]
         return self.model_copy(update={name: max(self.limit(name), 0.9 * timeout_s) for name in unset})
@@ -318,7 +316,7 @@ class Options(Section):
         )
 
     @model_validator(mode="after")
-    def _check_conflicts(self) -> Options:
+    def _check_conflicts(self) -> "Options":
         """Raises OptionError for values that contradict one another, or the file system."""
         task, train, static = self.task, self.train, self.use_static_graph
         try:

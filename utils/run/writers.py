@@ -3,8 +3,6 @@
 Writers are the history, the report, TensorBoard, W&B, and those of `logging.writers`. Only rank 0 has writers.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -58,6 +56,18 @@ ROOT = Path(__file__).resolve().parents[2]
 # A rank that was killed a moment ago may still be ending. The lock of a host that crashed lasts until the file server
 # releases it: 90 s by default for NFS.
 PATIENCE_S, PATIENCE_WITH_HOSTS_S = 3.0, 180.0
+
+
+class Writer:
+    """Takes what a run measures. tag: e.g. "train/loss"; step: optimizer steps so far."""
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        raise NotImplementedError
+
+    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
+        """rgb: (H, W, 3) uint8."""
+
+    def close(self) -> None: ...
 
 
 class Experiment:
@@ -224,18 +234,6 @@ def write_environment(folder: Path) -> None:
     with best_effort(str(path)):
         known = {name: value for name, value in values.items() if value is not None}
         write_whole(path, f"{json.dumps(known, indent=2)}\n".encode())
-
-
-class Writer:
-    """Takes what a run measures. tag: e.g. "train/loss"; step: optimizer steps so far."""
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        raise NotImplementedError
-
-    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        """rgb: (H, W, 3) uint8."""
-
-    def close(self) -> None: ...
 
 
 class HistoryWriter(Writer):
