@@ -98,29 +98,28 @@ def answering(folder: Path) -> Iterator[None]:
     if RUN.launch.rank:
         yield
         return
-    over = threading.Event()
+    path, over = folder / STATUS_NAME, threading.Event()
     store = RUN.store.clone() if RUN.store else None  # each thread needs a connection of its own
-    arguments = (folder / STATUS_NAME, store, RUN.launch.world_size, over)
-    threading.Thread(target=_answer, args=arguments, daemon=True, name="status").start()
+
+    def answer() -> None:
+        answered = _time_of(path) if path.exists() and path.stat().st_size else None
+        with suppress(RuntimeError):  # the store is lost, so the run is ending
+            while not over.wait(POLL_S):
+                if _time_of(path) in (None, answered):
+                    continue
+                over.wait(POLL_S)  # for a beat that is newer than the request
+                beats = store.multi_get([f"beat/{rank}" for rank in range(RUN.launch.world_size)]) if store else []
+                lines = [status_line(rank, json.loads(beat)) for rank, beat in enumerate(beats)] or [status_line()]
+                text = "\n".join([time.strftime("%Y-%m-%d %H:%M:%S"), *lines, ""])
+                with suppress(DataError):  # a full disk: the next request may succeed
+                    write_whole(path, text.encode())
+                answered = _time_of(path)
+
+    threading.Thread(target=answer, daemon=True, name="status").start()
     try:
         yield
     finally:
         over.set()
-
-
-def _answer(path: Path, store: "Store | None", world_size: int, over: threading.Event) -> None:
-    answered = _time_of(path) if path.exists() and path.stat().st_size else None
-    with suppress(RuntimeError):  # the store is lost, so the run is ending
-        while not over.wait(POLL_S):
-            if _time_of(path) in (None, answered):
-                continue
-            over.wait(POLL_S)  # for a beat that is newer than the request
-            beats = store.multi_get([f"beat/{rank}" for rank in range(world_size)]) if store else []
-            lines = [status_line(rank, json.loads(beat)) for rank, beat in enumerate(beats)] or [status_line()]
-            text = "\n".join([time.strftime("%Y-%m-%d %H:%M:%S"), *lines, ""])
-            with suppress(DataError):  # a full disk: the next request may succeed
-                write_whole(path, text.encode())
-            answered = _time_of(path)
 
 
 def _time_of(path: Path) -> int | None:

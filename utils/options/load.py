@@ -267,7 +267,7 @@ def read_options(
     wrong: dict[str, OptionError] = {}
     for where, kind in PART_SECTIONS.items():
         outer, _, name = where.rpartition(".")
-        holder = _section_of(raw, outer) if outer else raw
+        holder = _section_of(raw, outer)
         if holder is None or (outer and name not in holder):
             continue
         section = holder.pop(name, {})
@@ -306,8 +306,8 @@ def drop_without_effect(raw: dict[str, Any], parts: Mapping[str, Registry]) -> l
 
 
 def _section_of(raw: dict[str, Any], where: str) -> dict[str, Any] | None:
-    """The section at the dotted place; None where there is none, or something else."""
+    """The section at the dotted place, "" the whole; None where there is none, or something else."""
     section: Any = raw
-    for name in where.split("."):
+    for name in filter(None, where.split(".")):
         section = section.get(name) if isinstance(section, dict) else None
     return section if isinstance(section, dict) else None
