@@ -5,21 +5,34 @@ gt, on the 2 x 2 (4 x 4) block above that pixel; green of lq counts the frames. 
 in the first half of the file, none in the second, so that the direction of time shows.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+import torch
 
+from data.io_backend import build_cache
 from data.manifest import Source
 from data.preflight import Report
 from data.select_dataset import DATASETS, build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
+from utils.video import VideoWriter
 
 PLANES = 24
+
+
+def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
+    """(height, width, 3) uint8: ramps of which no two pictures are the same."""
+    rows, cols = np.mgrid[:height, :width]
+    return np.stack((rows * 4 % 256, cols * 3 % 256, (rows + cols + 40 * seed) % 256), axis=2).astype(np.uint8)
+
+
+def write_video(path: Path, count: int = 6, fps: float = 12.5) -> None:
+    with VideoWriter(path, fps) as video:
+        for seed in range(count):
+            video.write(picture(seed=seed))
 
 
 def levels(seed: int, frame: int, h: int, w: int) -> np.ndarray:
@@ -85,6 +98,14 @@ def write_info(root: Path, **values: object) -> None:
     path.write_text(json.dumps({k: v for k, v in about.items() if v is not None}), encoding="utf-8")
 
 
+def write_clips(root: Path, *names: str, **how: Any) -> Path:
+    """Clips that differ, and their dataset.json; their root. how: arguments of `write_clip`."""
+    for seed, name in enumerate(names):
+        write_clip(root, name, **{"seed": seed, **how})
+    write_info(root)
+    return root
+
+
 def section(root: Path, split: str = "train", regrouped: bool = False, **changes: object) -> dict[str, object]:
     """A datasets.<split> section for these clips, with spikes; keys given as None are left out."""
     rgb = root / "GOPRO_Large"
@@ -118,6 +139,19 @@ def build(root: Path, split: str = "train", seed: int = 0, **changes: object) ->
 
 def source_of(values: dict[str, object]) -> Source:
     return resolved(values).constructor.source(resolved(values))
+
+
+def cached(values: dict[str, object], path: Path) -> dict[str, object]:
+    """The section, read from a cache of its clips, which is made at `path`."""
+    build_cache(source_of(values), str(path))
+    return values | {"io_backend": {"type": "cache", "path": str(path)}}
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether two samples are equal in every bit."""
+    return a.keys() == b.keys() and all(
+        torch.equal(value, b[key]) if isinstance(value, torch.Tensor) else value == b[key] for key, value in a.items()
+    )
 
 
 def check(values: dict[str, object], **how: object) -> Report:

@@ -4,8 +4,6 @@ From aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32
 functions, those that a network of this project calls.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -13,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 LOWER = {
     F.linear, F.conv2d, F.conv3d, F.scaled_dot_product_attention, torch.matmul, torch.bmm, torch.baddbmm, torch.mm,
@@ -29,18 +26,6 @@ FLOAT32 = {
     torch.exp,
     torch.pow,
 }
-
-
-class TensorCores(TorchFunctionMode):
-    """Inside, products of bfloat16 are summed in float32 and rounded once, as by a GPU; a CPU is also slow at them."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in LOWER or args[0].dtype is not torch.bfloat16:
-            return func(*args, **kwargs)
-        args, kwargs = tree_map_only(Tensor, Tensor.float, (args, kwargs))
-        with torch.autocast(args[0].device.type, enabled=False):
-            return func(*args, **kwargs).bfloat16()
 
 
 class CudaAutocast(TorchFunctionMode):

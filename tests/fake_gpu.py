@@ -1,9 +1,11 @@
 """The network on a GPU that is not there: torch's fake tensors know device, dtype and shape alone.
 
     python -m tests.fake_gpu [--batch 1] [--kept-only] [--shallow] [CASE ...]
+    python -m tests.fake_gpu --align
 
 CASE: a name in CASES (default: all). --kept-only: without the backward pass, in a third of the time.
---shallow: a quarter of the blocks.
+--shallow: a quarter of the blocks. --align: instead, [[shape, counted, estimated], ..] of the bytes that the backward
+pass of the alignment holds besides what was saved; the estimate is that of netG.checkpoint "auto".
 
 Fails where a tensor of the wrong device or dtype meets another. For a training step on clips of 6 x 192 x 192 through
 the network of the GoPro recipe, under the autocast rules of CUDA, it counts:
@@ -14,10 +16,8 @@ the network of the GoPro recipe, under the autocast rules of CUDA, it counts:
     moved_gb      what kernels read and write, forward and backward: every tensor of every operation once
     kernels       their number: one for each operation that is not a view
     copies_from_host  of tensors to the GPU, each of which would wait for it
-    attention     the kernels that scaled_dot_product_attention would choose (tests/sdpa_rules.py)
+    attention     the kernels that scaled_dot_product_attention would choose (see `backend`)
 """
-
-from __future__ import annotations
 
 import argparse
 import collections
@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_leaves
 from models.network_vrt import VRT
 from models.vrt import block, windows
 from models.vrt.attention import MOST_HEADS
-from tests import sdpa_rules
+from models.vrt.deform_align import DeformAlign
 from tests.cuda_autocast import CudaAutocast
 from tests.naive_vrt import NaiveVRT
 
@@ -72,17 +72,10 @@ FREE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """place: of the input among the arguments; passes: times that the columns are written or read."""
-
-    place: int
-    passes: int
-
-
+# Place of the input among the arguments, and times that the columns are written or read, in
 # torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu: the samples and their product; backward: zeros, product, read for
 # the input and for the offsets, and the samples and their product again, for the weight.
-COLUMNS = {"torchvision::deform_conv2d": Columns(0, 2), "torchvision::_deform_conv2d_backward": Columns(1, 6)}
+COLUMNS = {"torchvision::deform_conv2d": (0, 2), "torchvision::_deform_conv2d_backward": (1, 6)}
 
 
 class Counter(TorchDispatchMode):
@@ -109,20 +102,18 @@ class Counter(TorchDispatchMode):
         if name not in FREE and not is_view and made:
             written = {a.name for a in func._schema.arguments if a.is_out}
             read = tensors((args, [value for key, value in (kwargs or {}).items() if key not in written]))
-            self.launch(name, [*read, *made])
+            sizes = (min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in [*read, *made])
+            self.kernels += 1
+            self.moved[name] += sum(sizes)
         if name in COLUMNS:
-            self.columns(name, args[COLUMNS[name].place])
+            self.columns(name, *COLUMNS[name], args)
         return out
 
-    def launch(self, name: str, used: list[Tensor]) -> None:
-        self.kernels += 1
-        self.moved[name] += sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in used)
-
-    def columns(self, name: str, x: Tensor) -> None:
+    def columns(self, name: str, place: int, passes: int, args: Any) -> None:
         """What torchvision's kernel allocates, writes and reads besides: the samples of up to 32 images, in float32."""
-        n, c, h, w = x.shape
-        size = 9 * c * h * w * x.element_size()
-        self.moved[name] += COLUMNS[name].passes * n * size
+        n, c, h, w = args[place].shape
+        size = 9 * c * h * w * args[place].element_size()
+        self.moved[name] += passes * n * size
         self.peak = max(self.peak, self.now + size * max(k for k in range(1, 33) if n % k == 0))
 
     def live(self, storage: torch.UntypedStorage) -> None:
@@ -143,7 +134,36 @@ def tensors(tree: Any) -> list[Tensor]:
     return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
 
 
+HALF = (torch.bfloat16, torch.float16)
+MOST_CUDNN = 65_535
 CHOSEN: collections.Counter[str] = collections.Counter()
+
+
+def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
+    """ "cudnn", "flash", "efficient" or "math" for q, k, v (n, heads, T, hd): what scaled_dot_product_attention runs on
+    a GPU of compute capability 8.0 or higher with the back ends that are enabled now.
+
+    The rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order, can_use_*_attention,
+    minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient, check_attn_mask_shape), torch 2.8 to 2.15, for
+    inputs without dropout, nesting and causal masks. Where versions differ, the stricter rule stands: cuDNN comes
+    first, as since 2.11 on the H100, and storage offsets count, as in 2.15.
+    """
+    enabled = torch.backends.cuda
+    tensors = (q, k, v)
+    if not all(x.stride(-1) == 1 and x.shape[0] == q.shape[0] and x.dtype is q.dtype for x in tensors):
+        return "math"
+    d = q.shape[-1]
+    suits_cudnn = q.dtype in HALF and d % 8 == 0 and d <= 128 and max(q.shape[:2]) <= MOST_CUDNN
+    if enabled.cudnn_sdp_enabled() and suits_cudnn and (mask is None or not mask.requires_grad):
+        return "cudnn"
+    if enabled.flash_sdp_enabled() and q.dtype in HALF and mask is None and d <= 256:
+        return "flash"
+    values = 16 // q.element_size()  # minimum_gemm_alignment, with tensor cores
+    is_aligned = d % values == 0 and all(x.storage_offset() % values == 0 for x in tensors)
+    mask_fits = mask is None or mask.stride(-1) == 1
+    if enabled.mem_efficient_sdp_enabled() and q.dtype in (*HALF, torch.float32) and is_aligned and mask_fits:
+        return "efficient"
+    return "math"
 
 
 def attention_of_a_gpu(
@@ -153,7 +173,7 @@ def attention_of_a_gpu(
     if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
         dtype = torch.get_autocast_dtype("cuda")
         q, k, v, attn_mask = (None if x is None else x.to(dtype) for x in (q, k, v, attn_mask))
-    kind, aten = sdpa_rules.backend(q, k, v, attn_mask), torch.ops.aten
+    kind, aten = backend(q, k, v, attn_mask), torch.ops.aten
     gradient = "gradient" if torch.is_grad_enabled() and q.requires_grad else "none"
     added = "none" if attn_mask is None else "with gradient" if attn_mask.requires_grad else "constant"
     CHOSEN[f"{kind}: head {q.shape[3]}, {q.shape[2]} tokens, {gradient}, mask {added}"] += 1
@@ -161,7 +181,7 @@ def attention_of_a_gpu(
     assert max(q.shape[0] * q.shape[1], 1) <= MOST_HEADS
     if kind == "efficient":
         saves = torch.is_grad_enabled()
-        return EFFICIENT(q, k, v, mask, saves, 0.0, False, scale=scale)[0]
+        return aten._scaled_dot_product_efficient_attention(q, k, v, mask, saves, 0.0, False, scale=scale)[0]
     if kind == "flash":
         return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)[0]
     assert kind == "math", kind
@@ -169,9 +189,6 @@ def attention_of_a_gpu(
         logits = (q.float() * scale**0.5) @ (k.float() * scale**0.5).transpose(-2, -1)
         logits = logits if mask is None else logits + mask.float()
         return (logits.softmax(-1) @ v.float()).to(q.dtype)
-
-
-EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
 def on_gpu(t: Tensor | None) -> Tensor | None:
@@ -259,6 +276,31 @@ def moved(net: nn.Module, clip: Tensor, amp: bool) -> dict[str, Any]:
     }
 
 
+# (frames, channels, height and width, deformable groups, sources): of network 006, of a batch, of two neighbours.
+ALIGNED = ((5, 96, 192, 16, 1), (40, 96, 96, 16, 1), (5, 120, 96, 12, 2))
+
+
+def alignment(shape: tuple[int, ...], amp: bool) -> tuple[int, int]:
+    """(counted, estimated) bytes that the backward pass of the alignment holds besides what was saved."""
+    n, d, side, groups, sources = shape
+    with FAKE:
+        with unset_fake_temporarily():
+            module = DeformAlign(d, groups, sources, 10.0)
+        to_gpu(module)
+
+        def made(channels: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(n, channels, side, side, dtype=dtype, device="cuda", requires_grad=True)
+
+        with hidden_device(), torch.autocast("cuda", torch.bfloat16, enabled=amp):
+            images = [made(d, torch.bfloat16 if amp else torch.float32) for _ in range(1 + sources)]
+            flows = [made(2, torch.float32) for _ in range(sources)]
+            with Counter() as counter:
+                out = module(images[1:], images[0], flows)
+                counter.peak = held = counter.now
+                out.sum().backward()
+            return counter.peak - held, module.transient(images[0])
+
+
 @contextlib.contextmanager
 def hidden_device() -> Iterator[None]:
     """Inside, C++ code sees fake tensors on "meta": autograd would ask a GPU that is not there for its streams.
@@ -310,23 +352,20 @@ def stand_in() -> None:
     block.window_chunks = fake_chunks
 
 
-def rounded(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: rounded(value) for key, value in tree.items()}
-    return round(tree, 2) if isinstance(tree, float) else tree
-
-
 def main() -> str:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--kept-only", action="store_true")
     parser.add_argument("--shallow", action="store_true")
+    parser.add_argument("--align", action="store_true")
     args = parser.parse_args()
+    if args.align:
+        return json.dumps([[shape, *alignment(shape, amp)] for shape in ALIGNED for amp in (True, False)])
     if args.shallow:
         NETWORK["depths"] = [2] * 7 + [1] * 4
     found = {name: count(*CASES[name], args.batch, args.kept_only) for name in args.cases or CASES}
-    return json.dumps(rounded(found), indent=1)
+    return json.dumps(json.loads(json.dumps(found), parse_float=lambda text: round(float(text), 2)), indent=1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Other people's files where a program is about to write, and what became of them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

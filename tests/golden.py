@@ -1,7 +1,5 @@
 """Reading of the vectors in tests/data/golden/ (see the README.md there), and their cotangents."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import dataclass
@@ -50,6 +48,7 @@ class NetVector:
 
 def load_net(name: str) -> NetVector:
     config, tensors = load(name)
+    config["network"].pop("recal_all_flows", None)  # it never had an effect
     planes = tensors.pop("bf16_bytes").numpy()
     words = np.ascontiguousarray(planes.T).view(np.uint16).reshape(-1).astype(np.uint32) << 16
     values = torch.from_numpy(words.view(np.float32).astype(np.float64))

@@ -1,7 +1,5 @@
 """Chromium without a screen, for tests and pictures of pages."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Who imports whom: the edges between the modules below a folder, read from the source."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

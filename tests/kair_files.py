@@ -1,7 +1,5 @@
 """KAIR's nine option files for training VRT, and small data sets with the folders, LMDBs and meta files they name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Permissions hold for an ordinary user only: root reads everything."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Spike files for tests: the simulated streams of tests/data/spike as the `.dat` files they were."""
 
-from __future__ import annotations
-
 import lzma
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every form of a block gives the numbers of the plain one in float64: output, and gradients of input and weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

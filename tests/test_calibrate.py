@@ -1,12 +1,9 @@
-import cv2
 import numpy as np
 import pytest
 
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
-from data.spike.simulate import to_display, to_uint8
 from data.spike_grid import load_calibration
 from scripts.calibrate import main
-from tests.spike_files import restore_dat
 from tests.two_cameras import LIMIT_PX, error_px, similarity, texture, write_pair
 from utils.image import imread_rgb, imwrite_rgb
 
@@ -48,18 +45,6 @@ def test_several_pairs_of_a_mirrored_camera_with_perspective_are_one_calibration
     ]
     assert calibrate(*pairs, *SIZE, "--out", out) == 0
     assert error_px(out, truth, "columns")[1] <= LIMIT_PX and load_calibration(out).mirror == "columns"
-
-
-def test_a_published_stream_is_recovered_beside_a_made_second_camera(tmp_path):
-    # The frame is a longer exposure of the stream, through another lens.
-    restore_dat("spikezoo_200_part3_all_planes", tmp_path / "200.dat")
-    rates = read_spikes(tmp_path / "200.dat", SpikeGeometry(250, 400), 130, 41).mean(axis=0)
-    truth = similarity(2.0, 1.37, (250, 400), (360, 640), (9, 6))
-    frame = cv2.warpPerspective(to_display(rates / 0.6), truth, (640, 360), flags=cv2.INTER_CUBIC)
-    cv2.imwrite(str(tmp_path / "frame.png"), to_uint8(frame))
-    flags = ["--pair", tmp_path / "200.dat", tmp_path / "frame.png", "--size", 250, 400, "--planes", 140, 21]
-    assert calibrate(*flags, "--out", tmp_path / "c.json") == 0
-    assert error_px(tmp_path / "c.json", truth, "none")[1] <= LIMIT_PX
 
 
 def test_pictures_of_different_scenes_are_refused(tmp_path, capsys):

@@ -3,10 +3,10 @@ import os
 import shutil
 
 import pytest
-import torch
 
 from data.io_backend import build_cache
-from tests.clip_files import build, section, source_of, write_clip, write_info
+from tests.clip_files import build, same, section, source_of, write_clip, write_info
+from tests.gopro_files import files
 from utils.errors import DataError, OptionError
 
 TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
@@ -26,10 +26,6 @@ def cached(root, **changes):
 
 def make_cache(root, **changes):
     return build_cache(source_of(section(root, **changes)), str(root / "cache"))
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) if k != "key" else a[k] == b[k] for k in a)
 
 
 def test_samples_from_the_cache_are_those_from_the_files(root):
@@ -143,10 +139,10 @@ def test_nothing_foreign_makes_room_for_a_cache(root, path, is_cache):
         make_cache(root)
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text("[]")
-    before = {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    before = files(root)
     with pytest.raises(DataError):
         make_cache(root)
-    assert {p: p.read_bytes() for p in root.rglob("*") if p.is_file()} == before
+    assert files(root) == before
 
 
 def test_a_source_that_is_here_in_part_is_checked_in_part(root):

@@ -1,7 +1,5 @@
 """scripts/compare_runs.py from its command line."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """scripts/convert_options.py from its command line, on files in the forms of S-VRT and KAIR."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

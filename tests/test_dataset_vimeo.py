@@ -1,7 +1,5 @@
 """Vimeo-90K septuplets, for super-resolution and frame interpolation, and clips with noise for denoising."""
 
-from __future__ import annotations
-
 import shutil
 
 import cv2

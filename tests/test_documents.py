@@ -1,7 +1,5 @@
 """What the documents name must be there, and the two READMEs must say the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What docs/extending.md promises: each part is one new file, and everything else finds and uses it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The form of the network for GPUs, as far as a machine without one can tell."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -17,10 +15,10 @@ from models.vrt import block, chunks
 CASES = ("plain, bfloat16", "auto, bfloat16", "auto, bfloat16, checkpointed")
 
 
-def counted(*arguments: str, module: str = "tests.fake_gpu") -> Any:
+def counted(*arguments: str) -> Any:
     # A process of its own: the stand-ins must not meet other tests.
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], cwd=Path(__file__).parent.parent, capture_output=True,
+        [sys.executable, "-m", "tests.fake_gpu", *arguments], cwd=Path(__file__).parent.parent, capture_output=True,
         text=True, timeout=300, check=False,
     )  # fmt: skip
     if done.returncode == 77:

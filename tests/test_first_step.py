@@ -1,7 +1,5 @@
 """The first step of a model, and what a checkpoint or options must fit before it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

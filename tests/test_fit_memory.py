@@ -1,7 +1,5 @@
 """checkpoint = "auto": the budget decides, and the numbers stay."""
 
-from __future__ import annotations
-
 import logging
 import math
 

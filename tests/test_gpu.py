@@ -1,7 +1,5 @@
 """Which GPUs a process uses, seen from machines that this one is not; and GPUs that are here but of no use."""
 
-from __future__ import annotations
-
 import os
 import sys
 

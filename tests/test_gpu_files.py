@@ -1,7 +1,5 @@
 """The option files for cards, options/gpu/: the published total batch, in what the card holds."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the first day on a GPU must not meet, as far as a machine without one can tell: programs, memory, waits."""
 
-from __future__ import annotations
-
 import os
 import weakref
 
@@ -96,5 +94,5 @@ def test_a_step_waits_for_the_gpu_once_for_the_norm_that_decides_on_it(tmp_path,
 
 
 def test_the_estimate_of_the_alignment_is_what_it_holds_in_backward_or_a_little_more():
-    for case, held, estimated in counted(module="tests.fake_align"):
+    for case, held, estimated in counted("--align"):
         assert held < estimated < 1.15 * held, case

@@ -1,7 +1,5 @@
 """Several ranks compute what one process computes on the joint batch."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Every program and launcher explains itself with --help: usage, and at least two examples whose flags exist."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -2,14 +2,9 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.clip_files import picture
 from utils.errors import DataError
-from utils.files import write_whole
 from utils.image import LABEL_HEIGHT, comparison, comparison_strip, imwrite_rgb, list_images
-
-
-def picture(height=48, width=64, seed=0):
-    rows, cols = np.mgrid[:height, :width]
-    return np.stack((rows * 4 % 256, cols * 3 % 256, (rows + cols + 40 * seed) % 256), axis=2).astype(np.uint8)
 
 
 def test_a_png_comes_back_as_it_went_out(tmp_path):
@@ -23,12 +18,6 @@ def test_a_folder_without_images_is_named(tmp_path):
         list_images(tmp_path)
     with pytest.raises(DataError, match="no such folder"):
         list_images(tmp_path / "none")
-
-
-def test_write_whole_replaces_and_leaves_nothing_beside(tmp_path):
-    write_whole(tmp_path / "x", b"one")
-    write_whole(tmp_path / "x", b"two")
-    assert [p.name for p in tmp_path.iterdir()] == ["x"] and (tmp_path / "x").read_bytes() == b"two"
 
 
 def test_a_strip_shows_what_there_is():

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 import main_test_vrt
-from data.io_backend import build_cache
 from data.select_dataset import build_dataset
 from models.select_network import define_G
-from tests.clip_files import check, section, source_of, write_clip, write_info
+from tests.clip_files import cached, check, same, section, write_clip, write_info
 from tests.tensor_clip import restore_clip
 from tests.train_files import history, network, train, write_options
 from tests.weights_files import message, save_weights
@@ -65,12 +64,10 @@ def test_rates_are_those_of_equal_parts_of_the_exposure(clips):
 
 
 def test_samples_from_a_cache_and_from_memory_are_those_from_the_files(clips, tmp_path):
-    build_cache(source_of(with_instants(clips)), str(tmp_path / "cache"))
-    cached = build(clips, io_backend={"type": "cache", "path": str(tmp_path / "cache")})
     plain, kept = build(clips), build(clips, cache_data=True)
-    for index in range(6):
-        found = [dataset[(1, index)]["gt_instants"] for dataset in (plain, cached, kept, kept)]
-        assert all(torch.equal(found[0], other) for other in found)
+    from_cache = build(clips, io_backend=cached(with_instants(clips), tmp_path / "cache")["io_backend"])
+    for dataset in (from_cache, kept, kept):
+        assert all(same(dataset[(1, index)], plain[(1, index)]) for index in range(6))
 
 
 def test_missing_instants_and_an_even_number_are_problems(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from data.files import list_root, read_bytes
-from tests.clip_files import PLANES, build, write_clip, write_info
+from tests.clip_files import PLANES, build, same, write_clips
 from tests.kair_files import write_files
 from tests.ordinary_user import as_ordinary_user, readable_folder
 from utils.errors import DataError, OptionError
@@ -26,9 +26,7 @@ def to_lmdb(folder: Path, inner: str, target: Path) -> None:
 
 @pytest.fixture
 def root(tmp_path):
-    for number in range(2):
-        write_clip(tmp_path, f"clip{number}", seed=number)
-    write_info(tmp_path)
+    write_clips(tmp_path, "clip0", "clip1")
     for kind, inner in (("lq", "blur"), ("gt", "sharp")):
         to_lmdb(tmp_path / "GOPRO_Large/train", inner, tmp_path / f"{kind}.lmdb")
     to_lmdb(tmp_path / "GOPRO_Large_spike_seq/train", "spike", tmp_path / "spike.lmdb")
@@ -52,9 +50,7 @@ def test_samples_from_an_lmdb_are_those_from_the_files(root, kinds):
     spike = {"type": "dat", "h": 8, "w": 12, "center": 12}
     a = build(root, spike=spike)
     b = build(root, spike=spike, **lmdbs(root, *kinds))
-    for index in range(len(a)):
-        x, y = a[(0, index)], b[(0, index)]
-        assert x["key"] == y["key"] and all(torch.equal(x[k], y[k]) for k in ("lq", "gt", "spike"))
+    assert all(same(a[(0, index)], b[(0, index)]) for index in range(len(a)))
 
 
 def test_an_lmdb_opened_before_a_fork_is_not_used_after_it(root):
@@ -151,8 +147,7 @@ def small(content):
     ],
 )
 def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, name, damage, said):
-    write_clip(tmp_path, "clip0")
-    write_info(tmp_path)
+    write_clips(tmp_path, "clip0")
     dataset, path = build(tmp_path, num_frame=6), tmp_path / name
     content = path.read_bytes()
     path.unlink()
@@ -166,8 +161,7 @@ def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, name
 
 
 def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
-    write_clip(tmp_path, "clip0")
-    write_info(tmp_path)
+    write_clips(tmp_path, "clip0")
     for path in sorted((tmp_path / CLIP).rglob("*.png")):
         cv2.imwrite(str(path.with_suffix(".jpg")), cv2.imread(str(path)))
         path.unlink()
@@ -182,8 +176,7 @@ def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
 @pytest.mark.parametrize("name", [FRAME, SPIKES])
 def test_a_file_without_permission_is_named(name):
     with readable_folder() as folder:
-        write_clip(folder, "clip0")
-        write_info(folder)
+        write_clips(folder, "clip0")
         dataset = build(folder, num_frame=6)
         with as_ordinary_user():
             dataset[(0, 0)]

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.clip_files import PLANES, build, write_clip, write_info
+from tests.clip_files import PLANES, build, write_clip, write_clips, write_info
 from utils.errors import DataError
 
 PLANE_BYTES = 12
@@ -15,10 +15,7 @@ PLANE_BYTES = 12
 
 @pytest.fixture
 def root(tmp_path):
-    for number in range(2):
-        write_clip(tmp_path, f"clip{number}", first=47, seed=number)
-    write_info(tmp_path)
-    return tmp_path
+    return write_clips(tmp_path, "clip0", "clip1", first=47)
 
 
 def complaint(root, **changes):
@@ -77,9 +74,7 @@ def rename_frames(root, name_of):
 @pytest.mark.parametrize("name_of", ["{:06d}", "{}", "{:04d}", "frame_{}"])
 @pytest.mark.parametrize("line", ["clip0 5 0 48", "clip0 5 (16,24,3) 000048", "clip0 5 (16, 24, 3) 000048"])
 def test_a_meta_file_of_s_vrt_or_kair_fits_however_numbers_are_written(tmp_path, name_of, line):
-    for clip in ("clip0", "clip1"):
-        write_clip(tmp_path, clip, first=48, frames=6)
-    write_info(tmp_path)
+    write_clips(tmp_path, "clip0", "clip1", first=48)
     rename_frames(tmp_path, name_of.format)
     (tmp_path / "meta.txt").write_text(line + "\n")
     meta = {"meta_info_file": str(tmp_path / "meta.txt")}
@@ -105,8 +100,7 @@ def test_a_meta_file_of_s_vrt_or_kair_fits_however_numbers_are_written(tmp_path,
     ],
 )
 def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, line, said):
-    write_clip(tmp_path, "clip0")
-    write_info(tmp_path)
+    write_clips(tmp_path, "clip0")
     (tmp_path / "meta.txt").write_text(line + "\n")
     meta = {"meta_info_file": str(tmp_path / "meta.txt")}
     if said:
@@ -116,9 +110,7 @@ def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, lin
 
 
 def test_frames_and_clips_are_in_the_order_of_their_numbers(tmp_path):
-    for name in ("clip10", "clip2"):
-        write_clip(tmp_path, name, frames=11, first=1)
-    write_info(tmp_path)
+    write_clips(tmp_path, "clip10", "clip2", frames=11, first=1)
     rename_frames(tmp_path, "frame_{}".format)
     clips = build(tmp_path).clips
 
@@ -210,26 +202,26 @@ def test_all_problems_come_in_one_message(root):
     assert text.count("clip1") >= 1 and str(root / "GOPRO_Large_spike_seq/train") in text
 
 
-@pytest.mark.parametrize("planes", [PLANES - 1, PLANES + 1, PLANES * 2])
-def test_a_file_within_a_clip_has_as_many_planes_as_the_others(root, planes):
-    (folder(root, "spike") / "000049.dat").write_bytes(b"\1" * (PLANE_BYTES * planes))
-    said = f"has {planes} planes ({planes * PLANE_BYTES} bytes), expected {PLANES} ({PLANES * PLANE_BYTES} bytes)"
-    assert said in complaint(root)
-
-
+# Only the last file may lack the planes that are interpolated after it: 8 for GoPro, or as the recipe says.
 @pytest.mark.parametrize(
-    ("interpolate", "missing", "fine"),
-    [(None, 1, True), (None, 7, True), (None, 8, False), (20, 19, True), (20, 20, False), (1, 1, False), (4, 3, True)],
-)
-def test_only_the_last_file_may_lack_the_planes_interpolated_after_it(root, interpolate, missing, fine):
-    if interpolate:  # in the recipe of the data set; 8 for GoPro
+    ("number", "interpolate", "planes", "fine"),
+    [
+        *((49, None, planes, False) for planes in (PLANES - 1, PLANES + 1, PLANES * 2)),
+        *((52, None, PLANES - missing, missing < 8) for missing in (1, 7, 8)),
+        *((52, 20, PLANES - missing, missing < 20) for missing in (19, 20)),
+        (52, 1, PLANES - 1, False), (52, 4, PLANES - 3, True),
+    ],
+)  # fmt: skip
+def test_a_file_within_a_clip_has_as_many_planes_as_the_others(root, number, interpolate, planes, fine):
+    if interpolate:
         write_info(root, recipe={"interpolate": interpolate})
-    (folder(root, "spike") / "000052.dat").write_bytes(b"\1" * (PLANE_BYTES * (PLANES - missing)))
+    (folder(root, "spike") / f"0000{number}.dat").write_bytes(b"\1" * (PLANE_BYTES * planes))
     spikes = {"type": "dat", "center": 1, "representation": {"type": "voxel", "num_bins": 2}}
     if fine:
-        assert build(root, spike=spikes).clips[0].planes == (PLANES,) * 5 + (PLANES - missing,)
+        assert build(root, spike=spikes).clips[0].planes == (PLANES,) * 5 + (planes,)
     else:
-        assert f"has {PLANES - missing} planes" in complaint(root, spike=spikes)
+        said = f"has {planes} planes ({planes * PLANE_BYTES} bytes), expected {PLANES} ({PLANES * PLANE_BYTES} bytes)"
+        assert said in complaint(root, spike=spikes)
 
 
 def test_clips_may_differ_in_their_planes(tmp_path):
@@ -244,9 +236,7 @@ def test_clips_may_differ_in_their_planes(tmp_path):
 
 @pytest.mark.parametrize("regrouped", [False, True])
 def test_clips_in_nested_folders_have_both_names(tmp_path, regrouped):
-    for number, name in enumerate(("00001/0001", "00001/0002", "00002/0001")):
-        write_clip(tmp_path, name, seed=number, regrouped=regrouped)
-    write_info(tmp_path)
+    write_clips(tmp_path, "00001/0001", "00001/0002", "00002/0001", regrouped=regrouped)
     lq = tmp_path / "GOPRO_Large" / ("train_GT_blurred" if regrouped else "train")
     (lq / "00001" / ".DS_Store").write_bytes(b"x")
     (lq / "00002" / ".cache").mkdir()

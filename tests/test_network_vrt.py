@@ -1,7 +1,5 @@
 """The network against the reference vectors: outputs, inner activations, flows, gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,18 +8,14 @@ from torch import Tensor
 
 from models.network_vrt import VRT
 from tests import golden
+from tests.naive_vrt import NaiveVRT
 
 NETS = sorted(p.stem for p in golden.FOLDER.glob("net_*.npz"))
 
 
-def build(config: dict, **more) -> VRT:
-    arguments = {k: v for k, v in config["network"].items() if k != "recal_all_flows"}  # it never had an effect
-    return VRT(**arguments, **more)
-
-
 def load_net(name: str, **more) -> tuple[golden.NetVector, VRT]:
     vector = golden.load_net(name)
-    net = build(vector.config, **more).eval()
+    net = VRT(**vector.config["network"], **more).eval()
     # The tables that are computed, not learned, are left out of the files.
     assert all("relative_position_index" in k or "position_bias" in k or k in ("spynet.mean", "spynet.std")
                for k in net.load_state_dict(vector.weights, strict=False).missing_keys)  # fmt: skip
@@ -89,12 +83,7 @@ def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
 
     parameters = dict(net.named_parameters())
     state = [
-        [
-            key,
-            list(value.shape),
-            str(value.dtype).removeprefix("torch."),
-            "parameter" if key in parameters else "buffer",
-        ]
+        [key, list(value.shape), str(value.dtype)[6:], "parameter" if key in parameters else "buffer"]
         for key, value in net.state_dict().items()
     ]
     rates = {f"{key}.drop_path": m.drop_path for key, m in net.named_modules() if getattr(m, "drop_path", 0)}
@@ -115,3 +104,16 @@ def test_checkpointing_changes_memory_and_nothing_else():
     assert not saving.stage2.residual_group1.blocks[0].checkpoint_ffn
     for (key, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad), key
+
+
+@pytest.mark.parametrize("name", ["net_deblur_pa2_2f_w8", "net_deblur_pa4_4f"])
+def test_the_plain_transcription_gives_the_reference_output(name):
+    vector = golden.load_net(name)
+    net = NaiveVRT(**vector.config["network"]).eval()
+    net.load_state_dict(vector.weights, strict=False)
+    stride = vector.config["output_stride"]
+
+    with torch.no_grad():
+        y = net.double()(vector.input)[..., ::stride, ::stride]
+
+    assert golden.difference(vector.sampled("output", y), vector.samples["output"]) < golden.TOLERANCE

@@ -1,7 +1,5 @@
 """Reading, checking and keeping options."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,19 +1,17 @@
 """The option files that come with the project, against the real networks and datasets."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys
 from pathlib import Path
 
 import json5
+import jsonschema
 import pytest
 
 import main_train_vrt
 from scripts.make_options_doc import MADE_WITH, Translations, make_page
 from tests.dist.launching import run_command
-from tests.json_schema import faults
 from tests.kair_files import options_of, write_file
 from utils.errors import OptionError
 
@@ -21,7 +19,18 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "options").glob("*/*.json"))
 SAMPLE = ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json"
 SCHEMA = json.loads((ROOT / "options/schema.json").read_text(encoding="utf-8"))
+CHECK = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 GOPRO = ROOT / "options/vrt/006_train_vrt_videodeblurring_gopro"
+
+
+def faults(values: dict[str, object]) -> set[str]:
+    """The dotted places where the values of an option file break the schema."""
+    found = set()
+    for error in CHECK.iter_errors(values):
+        is_extra = error.validator == "additionalProperties"
+        keys = error.instance.keys() - error.schema["properties"].keys() if is_extra else [""]
+        found |= {".".join([*map(str, error.absolute_path), key]).strip(".") for key in keys}
+    return found
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -70,7 +79,7 @@ def test_the_option_files_of_the_project_and_of_kair_follow_the_schema(tmp_path)
         assert (file.parent / values["$schema"]).resolve() == ROOT / "options/schema.json"
     of_kair = {n: json5.loads(write_file(tmp_path / f"{n}.json", options_of(n)).read_text()) for n in ("001", "008")}
     for name, values in {**ours, **of_kair}.items():
-        assert faults(values, SCHEMA, SCHEMA) == [], name
+        assert not faults(values), name
 
 
 @pytest.mark.parametrize(
@@ -96,7 +105,7 @@ def test_the_schema_and_the_programs_refuse_the_same_wrong_keys_and_types(tmp_pa
     *sections, last = key.split(".")
     section = functools.reduce(dict.__getitem__, sections, values)
     section[last] = value
-    assert place in faults(values, SCHEMA, SCHEMA)
+    assert place in faults(values)
     file = tmp_path / "wrong.json"
     file.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(OptionError):

@@ -1,7 +1,5 @@
 """A training step that does not fit says what to change."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -11,8 +11,8 @@ import pytest
 import main_test_vrt
 from data.clip_reader import user_clips
 from models.restore.outputs import Outputs, claim_folder, finish_clip
+from tests.clip_files import write_video
 from tests.foreign import snapshot
-from tests.test_video import write_video
 from tests.weights_files import make_home, message
 from utils.dist import watchdog
 from utils.dist.state import RUN

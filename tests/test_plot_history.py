@@ -1,7 +1,5 @@
 """scripts/plot_history.py from its command line, and the figures of a run."""
 
-from __future__ import annotations
-
 import json
 
 import cv2

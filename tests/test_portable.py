@@ -9,7 +9,6 @@ from models.select_network import NETWORKS, define_G
 from tests import golden
 from tests.clip_files import section, write_info
 from tests.train_files import network
-from utils.errors import CheckpointError
 from utils.options.load import read_options
 
 BINS = {"type": "voxel", "num_bins": 2}
@@ -96,12 +95,3 @@ def test_the_weights_know_their_spikes_better_than_an_option_file_without_its_da
     old = {key: value for key, value in opt.portable().items() if key != "spike_data"}
     torch.save({"params": define_G(opt).state_dict(), "options": old}, tmp_path / "old.pth")
     assert read_saved(tmp_path / "old.pth").spike_data is None
-
-
-def test_weights_of_another_network_are_refused(tmp_path):
-    torch.save({"params": define_G(options()).state_dict()}, tmp_path / "bare.pth")
-    with pytest.raises(CheckpointError, match="does not say what network"):
-        read_saved(tmp_path / "bare.pth")
-    with pytest.raises(CheckpointError, match="do not fit"):
-        read_saved(tmp_path / "bare.pth", options(embed_dims=[12] * 8).portable()).build()
-    assert read_saved(tmp_path / "bare.pth", options().portable()).build() is not None

@@ -7,11 +7,10 @@ import cv2
 import numpy as np
 import pytest
 
-from data.io_backend import build_cache
 from data.preflight import preflight
 from data.spike.formats import SpikeGeometry, write_spikes
 from scripts import doctor
-from tests.clip_files import check, resolved, section, source_of, write_clip, write_info
+from tests.clip_files import cached, check, resolved, section, write_clip, write_info
 from utils.errors import DataError
 from utils.options.models import DatasetsOptions
 
@@ -143,8 +142,7 @@ def test_clips_that_are_held_out_and_pictures_that_lose_bits_are_told_once(root,
 
 def test_a_cache_is_checked_for_its_freshness(root, caplog):
     caplog.set_level("INFO")
-    build_cache(source_of(section(root)), str(root / "cache"))
-    backend = {"type": "cache", "path": str(root / "cache")}
+    backend = cached(section(root), root / "cache")["io_backend"]
     preflight(*options(root, io_backend=backend))
     assert "data train: 2 cached clips" in caplog.text
     os.utime(frame(root), (1, 1))

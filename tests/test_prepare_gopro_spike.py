@@ -21,14 +21,11 @@ from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, read_spikes
 from data.spike.represent import represent
 from main_train_vrt import PARTS
-from scripts.parts.exit_codes import shown
 from scripts.prepare_gopro_spike import choose_splits, run_counted
 from tests.clip_files import check, section
 from tests.dist.launching import ROOT
 from tests.gopro_files import SIZE, files, moving_frames, prepare, write_folder, write_raw, write_tree
-from tests.test_progress import Terminal
 from utils.errors import DataError
-from utils.files import MARK
 from utils.options.load import load_options
 from utils.video import VideoWriter
 
@@ -94,18 +91,6 @@ def test_the_instants_are_raw_frames_spread_over_the_exposure(raw, tmp_path, cap
     assert "made with other settings: instants" in capsys.readouterr().err
 
 
-def test_running_again_changes_nothing_and_an_interrupted_run_goes_on(raw, tmp_path):
-    prepare("--source", raw, "--out", tmp_path / "out")
-    before = files(tmp_path / "out")
-    prepare("--source", raw, "--out", tmp_path / "out")
-    assert files(tmp_path / "out") == before
-    spikes = tmp_path / "out/GOPRO_Large_spike_seq/train"
-    os.rename(spikes / "GOPR0001_03_00", spikes / ".GOPR0001_03_00.tmp")  # as a killed run leaves it
-    (spikes / ".GOPR0001_03_00.tmp" / MARK).touch()
-    prepare("--source", raw, "--out", tmp_path / "out")
-    assert files(tmp_path / "out") == before
-
-
 def test_a_dry_run_says_what_would_be_made_and_writes_nothing(raw, tmp_path, capsys):
     assert prepare("--source", raw, "--out", tmp_path / "out", "--dry-run") == 0
     said = capsys.readouterr().out
@@ -114,10 +99,12 @@ def test_a_dry_run_says_what_would_be_made_and_writes_nothing(raw, tmp_path, cap
     assert not (tmp_path / "out").exists()
 
 
-def test_spikes_for_existing_frames_are_those_of_the_raw_clip(raw, tmp_path):
+def test_running_again_changes_nothing_and_spikes_for_existing_frames_are_those_of_the_raw_clip(raw, tmp_path):
     prepare("--source", raw, "--out", tmp_path / "out")
-    existing = tmp_path / "out/GOPRO_Large"
-    assert prepare("--source", raw, "--spikes-for", existing, "--out", tmp_path / "more") == 0
+    before = files(tmp_path / "out")
+    prepare("--source", raw, "--out", tmp_path / "out")
+    assert files(tmp_path / "out") == before
+    assert for_existing(raw, tmp_path) == 0
 
     assert not (tmp_path / "more/GOPRO_Large").exists()
     made, again = (spike_files(tmp_path / name) for name in ("out", "more"))
@@ -181,21 +168,6 @@ def test_a_raw_clip_that_starts_early_or_late_is_followed_and_the_offset_recorde
     assert for_existing(raw, tmp_path, "--interpolate", "12", "--offset", f"GOPR0001_03_00={late}", out="third") == 0
 
 
-def test_an_offset_that_changes_within_a_clip_is_named_with_its_frames(raw, tmp_path, capsys):
-    prepare("--source", raw, "--out", tmp_path / "out")
-    frames = sorted((raw / "train/GOPR0001_03_00").iterdir())
-    frames[6].unlink()  # a raw frame is lost in the middle
-    assert for_existing(raw, tmp_path) == 3
-    assert "000000-000001 at offset +0; 000002-000003 at offset -1" in capsys.readouterr().err
-    assert for_existing(raw, tmp_path, "--leave-out", "GOPR0001_03_00") == 0
-    (raw / "train/GOPR0001_03_00").rename(tmp_path / "elsewhere")
-    assert for_existing(raw, tmp_path, out="without") == 3
-    assert "the raw video of 1 clips is missing: GOPR0001_03_00" in capsys.readouterr().err
-    assert for_existing(raw, tmp_path, "--leave-out", "GOPR0001_03_00", out="without") == 0
-    made = tmp_path / "more/GOPRO_Large_spike_seq"
-    assert sorted(p.parent.name for p in made.glob("*/*/spike")) == ["GOPR0002_05_00", "GOPR0003_03_00"]
-
-
 def test_the_true_raw_frame_is_found_among_frames_that_were_coded_again(raw, tmp_path):
     frames = moving_frames(40, seed=4, step=1.0)
     noise = np.random.default_rng(0).normal(0, 3, frames.shape)
@@ -206,17 +178,6 @@ def test_the_true_raw_frame_is_found_among_frames_that_were_coded_again(raw, tmp
     still = np.repeat(frames[:1], 40, axis=0)  # nothing moves: every raw frame fits, the expected one is taken
     write_folder(tmp_path / "still", still[:10])
     assert find_offset(Still(still), FrameSource(tmp_path / "still"), 3, "clip", "here", None) == 0
-
-
-def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsys):
-    write_folder(raw / "train/GOPR0004_03_00", np.zeros((6, 2 * SIZE, SIZE, 3), np.uint8))
-    write_folder(raw / "train/GOPR0005_11_00", moving_frames(3))
-    write_folder(raw / "train/GOPR0006_03_00", np.zeros((6, SIZE + 1, SIZE, 3), np.uint8))
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
-    said = capsys.readouterr().err
-    assert "3 clips cannot be made" in said and "GOPR0005_11_00 has 3 frames" in said and "33 x 32" in said
-    assert "clip GOPR0004_03_00 has another size than the others: 64 x 32" in said
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_misaligned_clip_and_one_of_another_size_are_named_at_once_with_the_way_to_make_the_others(tmp_path, capsys):
@@ -241,9 +202,21 @@ def test_a_misaligned_clip_and_one_of_another_size_are_named_at_once_with_the_wa
     assert for_existing(raw, tmp_path, *said.split("others: ")[-1].split()) == 0
     made = {path.parent.name for path in (tmp_path / "more/GOPRO_Large_spike_seq").glob("*/*/spike")}
     assert made == {"GOPR0000_03_00", "GOPR0001_03_00", "GOPR0003_03_00"}
+    shutil.rmtree(raw / "train/GOPR0002_03_00")
+    assert for_existing(raw, tmp_path, "--leave-out", "GOPR0008_03_00", out="without") == 3
+    assert "the raw video of 1 clips is missing: GOPR0002_03_00" in capsys.readouterr().err
 
 
-def test_frames_of_another_size_within_a_clip_are_named(raw, tmp_path, capsys):
+def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsys):
+    write_folder(raw / "train/GOPR0004_03_00", np.zeros((6, 2 * SIZE, SIZE, 3), np.uint8))
+    write_folder(raw / "train/GOPR0005_11_00", moving_frames(3))
+    write_folder(raw / "train/GOPR0006_03_00", np.zeros((6, SIZE + 1, SIZE, 3), np.uint8))
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3 and not (tmp_path / "out").exists()
+    said = capsys.readouterr().err
+    assert "3 clips cannot be made" in said and "GOPR0005_11_00 has 3 frames" in said and "33 x 32" in said
+    assert "clip GOPR0004_03_00 has another size than the others: 64 x 32" in said
+    for number in (4, 5, 6):
+        shutil.rmtree(*(raw / "train").glob(f"GOPR000{number}*"))
     odd = raw / "train/GOPR0001_03_00/000005.png"
     cv2.imwrite(str(odd), np.zeros((SIZE, SIZE + 2, 3), np.uint8))
     assert prepare("--source", raw, "--out", tmp_path / "out") == 3
@@ -252,24 +225,32 @@ def test_frames_of_another_size_within_a_clip_are_named(raw, tmp_path, capsys):
     assert not (tmp_path / "out/GOPRO_Large/train/GOPR0001_03_00").exists()
 
 
-@pytest.mark.parametrize("change", ["source", "foreign", "version", "clip of two runs"])
+@pytest.mark.parametrize("change", ["source", "foreign", "version", "clip of two runs", "summary"])
 def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(raw, tmp_path, capsys, change):
-    prepare("--source", raw, "--out", tmp_path / "out")
+    prepare("--source", raw, "--out", tmp_path / "out", "--leave-out", "GOPR0003_03_00")
     spikes = tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0001_03_00"
+    summary, named = (
+        tmp_path / "out/GOPRO_Large_spike_seq/summary.json",
+        "clip GOPR0001_03_00 exists already, but differs",
+    )
     if change == "source":
         os.utime(raw / "train/GOPR0001_03_00/000003.png", (1, 1))
     elif change == "foreign":
         (spikes / "made.json").unlink()
     elif change == "version":
         (spikes / "made.json").write_text((spikes / "made.json").read_text().replace('"version": ', '"version": 9'))
+    elif change == "summary":
+        assert prepare("--source", raw, "--out", tmp_path / "out") == 0 and "GOPR0003_03_00" in summary.read_text()
+        summary.write_text("mine")
+        shutil.rmtree(tmp_path / "out/GOPRO_Large_spike_seq/test/GOPR0003_03_00")
+        named = "summary.json"
     else:
         shutil.rmtree(spikes)
         os.utime(raw / "train/GOPR0001_03_00/000003.png", (1, 1))
     before = files(tmp_path / "out")
     capsys.readouterr()
     assert prepare("--source", raw, "--out", tmp_path / "out") == 3
-    assert "clip GOPR0001_03_00 exists already, but differs" in capsys.readouterr().err
-    assert files(tmp_path / "out") == before
+    assert named in capsys.readouterr().err and files(tmp_path / "out") == before
 
 
 @pytest.mark.parametrize(
@@ -303,24 +284,12 @@ def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys, arguments, words
     assert words in capsys.readouterr().err and files(tmp_path) == before
 
 
-def test_a_foreign_file_where_a_clip_would_be_made_is_left_alone(raw, tmp_path):
-    mine = tmp_path / "out/GOPRO_Large_spike_seq/train/.GOPR0001_03_00.tmp/mine"
-    mine.parent.mkdir(parents=True)
-    mine.touch()
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3 and mine.exists()
-
-
 @pytest.mark.parametrize(
     ("count", "share", "tests"), [(2, 0.7, 1), (10, 0.7, 7), (10, 0.2, 2), (3, 0.01, 1), (1, 0.9, 0), (5, 0.0, 0)]
 )
 def test_neither_all_nor_no_clips_are_for_testing(tmp_path, count, share, tests):
     raw = [RawClip(f"c{i}", tmp_path, "") for i in range(count)]
-    splits = choose_splits(raw, share, tmp_path)
-    assert sum(split == "test" for split in splits.values()) == tests
-    for name, split in splits.items():
-        (tmp_path / "GOPRO_Large" / split / name).mkdir(parents=True)
-    later = choose_splits([*raw, *(RawClip(f"d{i}", tmp_path, "") for i in range(4))], share, tmp_path)
-    assert {name: later[name] for name in splits} == splits
+    assert list(choose_splits(raw, share, tmp_path).values()).count("test") == tests
 
 
 def test_raw_frames_are_taken_in_the_order_of_their_numbers(raw, tmp_path):
@@ -446,30 +415,6 @@ def test_the_summary_shows_every_clip_with_its_rates(raw, tmp_path, capsys):
     assert np.abs(shown - sharp).mean() < 8 and 0 < np.abs(blurry - sharp).mean() < 30
     seen = represent("tfp", stream, 16, half_window=10, rate=0.8, gamma=2.2)[0]
     assert np.corrcoef(cv2.resize(spikes[..., 0], (16, 16)).ravel(), seen.ravel())[0, 1] > 0.95
-
-
-def test_a_summary_is_replaced_only_where_it_is_ours(raw, tmp_path, capsys):
-    prepare("--source", raw, "--out", tmp_path / "out", "--leave-out", "GOPR0003_03_00")
-    summary = tmp_path / "out/GOPRO_Large_spike_seq/summary.json"
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 0
-    assert "GOPR0003_03_00" in summary.read_text()
-    summary.write_text("mine")
-    shutil.rmtree(tmp_path / "out/GOPRO_Large_spike_seq/test/GOPR0003_03_00")
-    before = files(tmp_path / "out")
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
-    assert "summary.json" in capsys.readouterr().err and files(tmp_path / "out") == before
-
-
-@pytest.mark.parametrize(("disabled", "has_bar"), [("0", True), ("1", False)])
-def test_a_terminal_shows_a_bar_over_all_frames_with_the_time_left(monkeypatch, capsys, disabled, has_bar):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TQDM_DISABLE", disabled)
-    with shown(40, "making", "frames") as progress:
-        for count in (5, 30, 5):
-            progress.update(count)
-    assert bool(re.search(r"making: 100%.* 40/40 \[00:00<00:00, .* frames/s\]", terminal.getvalue())) == has_bar
-    assert capsys.readouterr().out == ""
 
 
 def test_an_error_ends_the_other_processes_at_once():

@@ -66,12 +66,9 @@ def test_the_two_forms_of_the_command_line():
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("", "nothing to restore"),
-        ("--weights w --input i", "--output missing"),
         ("--opt o --gt g", "--gt without --input"),
         ("--opt o --overlap 2", "--overlap is 2"),
         ("--opt o --tiles 2,2", "unrecognized arguments"),
-        ("--weights w --input i/clip --output i", "would write over the input"),
         ("--weights w --input i --output o --spike-size 2 2", "--spike-size without --spike"),
         ("--opt o --dtype int8", "invalid choice"),
     ],

@@ -1,7 +1,5 @@
 """The report of a training run: what its page shows, and that it works in a browser without a network."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -13,7 +11,7 @@ import pytest
 from scripts.plot_history import main
 from tests.headless import check_offline
 from tests.test_report import browser, pixel  # noqa: F401
-from utils.image import comparison, comparison_strip, imwrite_rgb, panels_of
+from utils.image import comparison, comparison_strip, imwrite_rgb
 from utils.logger import setup_logging
 from utils.options.load import shown_argument
 from utils.run.writers import HistoryWriter, ReportWriter
@@ -106,15 +104,6 @@ def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
 
     assert (tmp_path / "report.html").read_text().count('type="range"') == 12
     assert (tmp_path / "report.html").stat().st_size < 16e6
-
-
-@pytest.mark.parametrize("spike", [True, False])
-def test_the_panels_of_a_strip_are_what_it_was_made_of(spike):
-    panels = panels_of(strip(spike=spike), [name for name in PANELS if spike or name != "spikes"])
-
-    flat = {name: set(np.unique(panel)) for name, panel in panels.items() if name != "spikes"}
-    assert flat == {"blurry": {40}, "restored": {120}, "sharp": {220}, "error x5": {255}}
-    assert {panel.shape for panel in panels.values()} == {(64, 96, 3)}
 
 
 def test_the_command_holds_no_secret():

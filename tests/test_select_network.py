@@ -1,7 +1,5 @@
 """define_G: networks from options, and the refusals before anything is built."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
@@ -11,7 +9,7 @@ from data.clip_dataset import Crops, FileReading, TrainClips
 from data.select_dataset import DATASETS
 from main_train_vrt import PARTS
 from models.model_vrt import define_Model
-from models.select_network import NETWORKS, check_options, define_G
+from models.select_network import check_options, define_G
 from tests.test_vrt_modules import SMALL
 from utils.errors import OptionError
 from utils.options.load import read_options
@@ -96,23 +94,6 @@ def test_a_network_is_not_tested_on_other_channels_than_it_learns_from(key, valu
     with pytest.raises(OptionError, match=f"datasets.test.spike has the {key}") as refused:
         check(options(fusion="gated", test=section))
     assert refused.value.where == f"datasets.test.spike.{key}"
-
-
-def test_option_keys_are_the_published_ones_and_ours():
-    keys = set(NETWORKS.keys("vrt"))
-    assert keys >= {
-        "upscale", "in_chans", "img_size", "window_size", "depths", "indep_reconsts", "embed_dims", "num_heads",
-        "spynet_path", "pa_frames", "deformable_groups", "nonblind_denoising", "use_checkpoint_attn",
-        "use_checkpoint_ffn", "no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks", "fusion",
-    }  # fmt: skip
-    assert "spike_channels" not in keys
-
-
-def test_unknown_network_and_unknown_key_are_refused():
-    with pytest.raises(OptionError, match=r"netG\.net_type is 'vrrt'"):
-        define_G(options(net_type="vrrt"))
-    with pytest.raises(OptionError, match="the nearest is embed_dims"):
-        define_G(options(embed_dim=[16] * 9))
 
 
 def test_a_fusion_operator_alone_is_a_network_that_trains():

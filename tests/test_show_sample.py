@@ -1,7 +1,5 @@
 """scripts/show_sample.py: the page shows the sample of training, and names a wrong geometry."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

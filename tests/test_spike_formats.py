@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from data.clip_reader import user_clips
-from data.io_backend import build_cache
-from data.select_dataset import build_dataset
 from data.spike.formats import Crop, SpikeFileError, SpikeGeometry, count_planes, open_spikes, read_spikes, write_spikes
 from scripts import doctor
-from tests.clip_files import section, source_of, write_clip, write_info
+from tests.clip_files import build, cached, same, section, write_clips
 from tests.spike_files import sps100_bytes
 from tests.train_files import network
 from utils.errors import DataError
@@ -201,10 +199,7 @@ def test_writing_again_replaces_the_file_and_a_failure_leaves_nothing(tmp_path):
 
 @pytest.fixture
 def clips(tmp_path):
-    for number in range(2):
-        write_clip(tmp_path, f"seq/{number}", seed=number)
-    write_info(tmp_path)
-    return tmp_path
+    return write_clips(tmp_path, "seq/0", "seq/1")
 
 
 def spike_files(root, clip="0"):
@@ -227,23 +222,15 @@ def check(root, **changes):
     return doctor.main(["--data", "--opt", str(root / "opt.json")])
 
 
-def build(root, **changes):
-    return build_dataset(section(root, **changes), "train", 0)
-
-
 @pytest.mark.parametrize("suffix", [".bin", ".npy", ".npz"])
 def test_samples_do_not_depend_on_the_format_nor_on_the_cache(clips, suffix):
     turns = {"use_hflip": True, "use_rot": True, "random_reverse": True}
     expected = [build(clips, **turns)[1, i] for i in range(12)]
     as_format(clips, suffix, SpikeGeometry(8, 12, bit_order="big"))
     spike = section(clips)["spike"] | {"bit_order": "big"}
-    build_cache(source_of(section(clips, spike=spike)), str(clips / "cache"))
-    cache = {"type": "cache", "path": str(clips / "cache")}
-
+    cache = cached(section(clips, spike=spike), clips / "cache")["io_backend"]
     for dataset in (build(clips, spike=spike, **turns), build(clips, spike=spike, io_backend=cache, **turns)):
-        for i, item in enumerate(expected):
-            found = dataset[1, i]
-            assert item["key"] == found["key"] and torch.equal(item["spike"], found["spike"])
+        assert all(same(dataset[1, i], item) for i, item in enumerate(expected))
     if suffix == ".bin":
         with pytest.raises(DataError, match="its spikes are"):
             build(clips, io_backend=cache)

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from data.clip_reader import user_clips
-from data.io_backend import build_cache
 from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import represent
-from data.spike_info import DatasetInfo, Exposures, read_exposures
+from data.spike_info import DatasetInfo, read_exposures
 from data.spike_source import DatSpikes
 from scripts import doctor
-from tests.clip_files import PLANES, check, section, source_of, write_clip, write_info
+from tests.clip_files import PLANES, cached, check, section, write_clip, write_info
 from tests.train_files import network
 from utils.errors import DataError, OptionError
 
@@ -127,10 +126,8 @@ def test_a_cache_of_one_file_per_clip_gives_the_same_and_knows_its_kind(tmp_path
     expected, root = build(write_noise(tmp_path / "parts"), center=3), write_noise(tmp_path)
     join(root, "{clip}/spike/long.npy")
     spike = {"type": "dat", "resize": "nearest", "center": 3, "representation": "voxel"}
-    values = section(root, "test", spike=spike | {"exposure": EXPOSURE})
-    build_cache(source_of(values), str(tmp_path / "cache"))
-    cache = {"io_backend": {"type": "cache", "path": str(tmp_path / "cache")}}
-    built = build_dataset(values | cache, "test", 0)
+    values = cached(section(root, "test", spike=spike | {"exposure": EXPOSURE}), tmp_path / "cache")
+    cache, built = {"io_backend": values["io_backend"]}, build_dataset(values, "test", 0)
 
     assert (tmp_path / "cache/a/0/spike.u8").stat().st_size == (FIRSTS[-1] + PLANES) * 12
     assert same(built, expected)
@@ -175,9 +172,7 @@ def test_context_is_the_same_from_a_cache_for_a_user_and_in_training(tmp_path):
     spike = {"type": "dat", "resize": "nearest", "center": 11, "representation": RELATIVE, "context": 30}
     values = section(root, "test", spike=spike)
     expected = build_dataset(values, "test", 0)[0]["spike"]
-    build_cache(source_of(values), str(tmp_path / "cache"))
-    cached = build_dataset(values | {"io_backend": {"type": "cache", "path": str(tmp_path / "cache")}}, "test", 0)
-    assert torch.equal(cached[0]["spike"], expected)
+    assert torch.equal(build_dataset(cached(values, tmp_path / "cache"), "test", 0)[0]["spike"], expected)
     clip = user_clips(root / "GOPRO_Large/test/a/0/blur", spike_folder(root, "a/0"), spike_options=spike)[0]
     assert all(torch.equal(clip.frame(i)["spike"], expected[i]) for i in range(FRAMES))
     perturbed = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [1.0, 1.0]}
@@ -235,15 +230,6 @@ def test_an_exposure_excludes_a_window_and_needs_its_file():
         DatSpikes(DatasetInfo(), h=8, w=12, exposure=EXPOSURE, first=3)
     with pytest.raises(DataError, match="cannot read the exposures: No such file"):
         read_exposures("none.json")
-
-
-def test_rounding_to_planes_does_not_add_up():
-    exposures = Exposures(start=0.5, length=400.4, period=20000 / 24)
-    for frame in range(0, 20000, 7):
-        first, count = exposures.planes_of(frame)
-        assert count == 400 and abs(first - (0.5 + frame * 20000 / 24)) <= 0.5 + 1e-6
-    assert [exposures.planes_of(frame)[0] for frame in (0, 1, 2, 3)] == [1, 834, 1667, 2501]
-    assert Exposures(start=10.4, length=5, period=9).planes_of(0, 0.4)[0] == 11  # the sum with an offset is rounded
 
 
 def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_path):

@@ -14,7 +14,6 @@ from data.spike.represent import (
     exposure_estimate,
     exposure_rates,
     represent,
-    representation,
 )
 from data.spike.simulate import IntegrateAndFire, to_display
 
@@ -122,12 +121,6 @@ def test_tfi_is_one_over_the_interval_around_the_centre(center):
     s = stream(density=0.2)
     s[0, 0, 0] = 1  # a spike in plane 0 counts like any other
     assert np.allclose(represent("tfi", s, center, half_window=8)[0], tfi_by_definition(s, center, 8))
-
-
-def test_tfi_of_a_regular_train_is_its_rate():
-    s = np.zeros((40, 1, 2), np.uint8)
-    s[::4, 0, 0] = s[3::7, 0, 1] = 1
-    assert represent("tfi", s, 18)[0, 0].tolist() == pytest.approx([1 / 4, 1 / 7])
 
 
 def tfstp_by_definition(spikes, tau_d, tau_f, step):
@@ -247,11 +240,6 @@ def test_the_rate_and_gamma_scale_what_is_proportional_to_light_only():
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_the_number_of_channels_follows_from_the_options(name):
     assert channel_count(name, **OPTIONS[name]) == len(represent(name, stream(), 12, **OPTIONS[name]))
-
-
-def test_a_representation_is_registered_once():
-    with pytest.raises(ValueError, match="twice"):
-        representation("tfp", proportional=True)(lambda stream, center: stream)
 
 
 @pytest.mark.parametrize(("planes", "middles"), [(56, [12, 22, 33, 43]), (88, [12, 33, 54, 75])])

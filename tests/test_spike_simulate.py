@@ -68,13 +68,6 @@ def test_noise_follows_from_the_seed_and_keeps_the_mean():
     assert np.ptp(a.sum(0)) > 4  # fixed pattern: pixels differ by more than the one spike of a clean sensor
 
 
-def test_a_larger_pixel_collects_the_mean_of_its_block():
-    light = np.arange(16, dtype=np.float32).reshape(4, 4)
-    assert simulate.bin_pixels(light, 2).tolist() == [[2.5, 4.5], [10.5, 12.5]]
-    with pytest.raises(ValueError, match="divisible"):
-        simulate.bin_pixels(light, 3)
-
-
 def light_by_definition(spikes: list[int]) -> list[Fraction]:
     """The light of each plane of one pixel, exactly."""
     planes, fired = len(spikes), [plane for plane, spike in enumerate(spikes) if spike]

@@ -13,7 +13,7 @@ from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire
 from scripts.spike_tool import GREY_METHODS
-from tests.clip_files import write_clip, write_info
+from tests.clip_files import write_clips, write_info
 from tests.dist.launching import ROOT
 from tests.spike_files import restore_dat, sps100_bytes, tool
 from utils.image import LABEL_HEIGHT as LABEL
@@ -54,8 +54,7 @@ def test_info_lists_what_fits_and_finds_the_picture_among_it(tmp_path, capsys):
 
 
 def test_info_takes_the_geometry_of_the_data_set(tmp_path, capsys):
-    write_clip(tmp_path, "clip0")
-    write_info(tmp_path)
+    write_clips(tmp_path, "clip0")
     assert tool("info", tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat") == 0
     assert "8 x 12      24" in capsys.readouterr().out
 
@@ -145,14 +144,19 @@ def test_simulated_spikes_give_the_picture_back(tmp_path):
     assert np.abs(light - expected).max() < 0.02
 
 
-def test_simulate_holds_a_part_of_the_stream_at_a_time(tmp_path):
+def test_a_long_stream_is_made_and_played_in_parts(tmp_path):
     cv2.imwrite(str(tmp_path / "a.png"), np.full((256, 256, 3), 90, np.uint8))
-    tracemalloc.start()
-    assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", "--planes-per-frame", 1000) == 0
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert (tmp_path / "a.dat").stat().st_size == 1000 * 256 * 256 // 8
-    assert peak < 1000 * 256 * 256 / 2  # the whole stream takes a byte for each spike
+    stream, whole = tmp_path / "a.dat", 1000 * 256 * 256  # a byte for each spike
+    for arguments in (
+        ("simulate", tmp_path / "a.png", stream, "--planes-per-frame", 1000),
+        ("play", stream, "--size", 256, 256, "--out", tmp_path / "a.mp4", "--step", 250),
+    ):
+        tracemalloc.start()
+        assert tool(*arguments) == 0
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < whole / 2
+    assert stream.stat().st_size == whole // 8 and len(frames_of(tmp_path / "a.mp4")) == 4
 
 
 def test_simulate_refuses_planes_that_do_not_fill_bytes(tmp_path, capsys):
@@ -289,18 +293,6 @@ def test_wrong_planes_suffixes_and_options_are_named(published, tmp_path, capfd)
         said = capfd.readouterr().err
         assert words in said, said
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_long_stream_is_read_in_parts(tmp_path):
-    planes = np.random.default_rng(0).random((3000, 64, 64)) < 0.3
-    write_spikes(tmp_path / "a.dat", planes.astype(np.uint8), SpikeGeometry(64, 64))
-    del planes
-    tracemalloc.start()
-    assert tool("play", tmp_path / "a.dat", "--size", 64, 64, "--out", tmp_path / "a.mp4", "--step", 600) == 0
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(frames_of(tmp_path / "a.mp4")) == 5
-    assert peak < 3000 * 64 * 64 / 2  # the whole stream takes a byte for each spike
 
 
 def test_outputs_have_names_by_default_and_recon_shows_the_middle(published, tmp_path, monkeypatch, capfd):

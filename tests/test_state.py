@@ -4,8 +4,6 @@ The scan sees assignments, `with` on a lock, methods that change a container, an
 of libraries that is set by a call, such as torch.manual_seed.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

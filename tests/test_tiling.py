@@ -59,6 +59,7 @@ def clip(*shape):
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
 def test_published_tiling_is_reproduced(path):
+    assert len(GOLDEN) == 11
     data = np.load(path)
     config = json.loads(str(data["config"]))
 
@@ -78,10 +79,6 @@ def test_published_tiling_is_reproduced(path):
 
     expected = torch.from_numpy(data["output"])
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=2e-6)
-
-
-def test_golden_vectors_are_all_there():
-    assert len(GOLDEN) == 11
 
 
 @pytest.mark.parametrize("blend", BLENDS)
@@ -118,19 +115,10 @@ def test_tiles_that_run_together_give_what_they_give_alone(blend):
     assert [size[0] for size in net.sizes] == [2] * 6 + [8, 4]
 
 
-@pytest.mark.parametrize("blend", BLENDS)
-def test_tiles_without_overlap_give_numbers(blend):
-    lq = clip(1, 5, 3, 40, 56)
-    out = restore_clip(
-        nn.Identity(), lq, num_frame_testing=2, num_frame_overlapping=0, size_patch_testing=16,
-        size_patch_overlapping=0, blend=blend,
-    )  # fmt: skip
-    torch.testing.assert_close(out, lq)
-
-
 @pytest.mark.parametrize("scale", [1, 4])
 @pytest.mark.parametrize("overlap", [0, 1, 6, 15])
-def test_smooth_blend_of_agreeing_tiles_is_exact(scale, overlap):
+@pytest.mark.parametrize("blend", BLENDS)
+def test_the_blend_of_agreeing_tiles_is_exact(scale, overlap, blend):
     lq = clip(1, 5, 3, 21, 26)
 
     def enlarge(x):
@@ -138,7 +126,7 @@ def test_smooth_blend_of_agreeing_tiles_is_exact(scale, overlap):
 
     out = restore_clip(
         Net(enlarge), lq, num_frame_testing=3, num_frame_overlapping=min(overlap, 2), size_patch_testing=16,
-        size_patch_overlapping=overlap, scale=scale, blend="smooth",
+        size_patch_overlapping=overlap, scale=scale, blend=blend,
     )  # fmt: skip
     torch.testing.assert_close(out, enlarge(lq))
 

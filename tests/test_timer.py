@@ -1,7 +1,5 @@
 """Iterations per second are those of training; the time that remains counts what is still to come."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -10,13 +10,12 @@ import torch
 
 import main_test_vrt
 from data.clip_reader import user_clips
-from data.io_backend import build_cache
 from data.preflight import preflight
 from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike_grid import Calibration, save_calibration
 from models.portable import read_saved
-from tests.clip_files import resolved, source_of
+from tests.clip_files import cached, resolved, same
 from tests.train_files import LOADER, experiment, train, write_options
 from tests.two_cameras import record, similarity
 from utils.errors import DataError
@@ -68,8 +67,8 @@ def section(root, split, kind="second", **spike):
     return values | ({"num_frame": 2, "gt_size": 24, "use_hflip": True, "use_rot": True} if split == "train" else {})
 
 
-def build(root, split, kind="second", io_backend="disk", **spike):
-    return build_dataset(section(root, split, kind, **spike) | {"io_backend": io_backend}, split, 0)
+def build(root, split, kind="second", **spike):
+    return build_dataset(section(root, split, kind, **spike), split, 0)
 
 
 def test_the_channels_are_those_of_a_camera_behind_the_same_lens(home, tmp_path):
@@ -91,11 +90,10 @@ def test_the_channels_are_those_of_a_camera_behind_the_same_lens(home, tmp_path)
 
 def test_samples_lie_where_both_cameras_look_and_are_the_same_from_a_cache(home):
     dataset = build(home, "train")
-    build_cache(source_of(section(home, "train")), str(home / "cache"))
-    cached = build(home, "train", io_backend={"type": "cache", "path": str(home / "cache")})
+    from_cache = build_dataset(cached(section(home, "train"), home / "cache"), "train", 0)
     for index in range(len(dataset)):
-        item, other = dataset[(0, index)], cached[(0, index)]
-        assert item["spike"].shape == (2, 2, 24, 24) and all(torch.equal(item[k], other[k]) for k in ("lq", "spike"))
+        item = dataset[(0, index)]
+        assert item["spike"].shape == (2, 2, 24, 24) and same(item, from_cache[(0, index)])
         # Both show the same: a crop with spikes of another place would not.
         rates, light = item["spike"].mean(1).ravel(), item["gt"].mean(1).ravel() ** 2.2
         assert np.corrcoef(rates, light)[0, 1] > 0.8

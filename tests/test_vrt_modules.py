@@ -1,18 +1,15 @@
 """The parts of the network against the reference vectors of single modules."""
 
-from __future__ import annotations
-
 import itertools
-import math
 
 import pytest
 import torch
 
 from models.network_vrt import VRT
 from models.vrt.block import BlockGroup
-from models.vrt.deform_align import DeformAlign, align_clip, deform_conv
+from models.vrt.deform_align import DeformAlign, align_clip
 from models.vrt.flow import SpyNet, compose_flows, flow_warp, nearest4
-from models.vrt.windows import sine_positions, window_chunks
+from models.vrt.windows import sine_positions
 from tests import golden
 from utils.errors import DataError, OptionError
 
@@ -26,6 +23,15 @@ def names(prefix: str) -> list[str]:
     return sorted(p.stem for p in golden.FOLDER.glob(f"{prefix}*.npz"))
 
 
+def compare(found: dict[str, torch.Tensor], t: dict[str, torch.Tensor]) -> None:
+    for key, value in found.items():
+        assert golden.difference(value, t[key]) < golden.TOLERANCE, key
+
+
+def gradients(tensors) -> dict[str, torch.Tensor]:
+    return {f"grad/{key}": tensor.grad for key, tensor in tensors}
+
+
 @pytest.mark.parametrize("mode", ["bilinear/zeros", "bilinear/border", "nearest/zeros", "nearest4/zeros"])
 def test_warps_and_their_gradients(mode):
     _, t = golden.load("mod_flow_warp")
@@ -35,8 +41,7 @@ def test_warps_and_their_gradients(mode):
     y = nearest4(x, moved) if mode == "nearest4/zeros" else flow_warp(x, moved, *mode.split("/"))
     (y * golden.cotangent(y)).sum().backward()
 
-    assert golden.difference(y, t[f"out/{mode}"]) < golden.TOLERANCE
-    assert golden.difference(x.grad, t[f"grad_x/{mode}"]) < golden.TOLERANCE
+    compare({f"out/{mode}": y, f"grad_x/{mode}": x.grad}, t)
     assert (flow.grad is None) == (mode == "nearest4/zeros")
     found = torch.zeros_like(flow) if flow.grad is None else flow.grad
     assert torch.allclose(found, t[f"grad_flow/{mode}"], rtol=1e-5, atol=1e-5)
@@ -58,11 +63,8 @@ def test_spynet_flows_and_gradients(name):
     flows = net(ref, supp)
     sum((f * golden.cotangent(f)).sum() for f in flows).backward()
 
-    for level, flow in enumerate(flows):
-        assert golden.difference(flow, t[f"flow/{level}"]) < golden.TOLERANCE
-    assert golden.difference(flows[0], t["flow_return_levels_5"]) < golden.TOLERANCE
-    assert golden.difference(ref.grad, t["grad/ref"]) < golden.TOLERANCE
-    assert golden.difference(supp.grad, t["grad/supp"]) < golden.TOLERANCE
+    levels = {f"flow/{level}": flow for level, flow in enumerate(flows)} | {"flow_return_levels_5": flows[0]}
+    compare(levels | gradients([("ref", ref), ("supp", supp)]), t)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (8, 40), (16, 24)])
@@ -77,8 +79,7 @@ def test_flows_of_distance_two_and_three_are_composed():
     ways = ("backward", "forward")
     flows = [compose_flows(*(t[f"{way}/dist1/level{i}"] for way in ways), 3) for i in range(3)]
     for way, d, i in itertools.product(ways, (2, 3), range(3)):
-        found = flows[i][ways.index(way)][d - 1]
-        assert golden.difference(found, t[f"{way}/dist{d}/level{i}"]) < golden.TOLERANCE, (way, d, i)
+        compare({f"{way}/dist{d}/level{i}": flows[i][ways.index(way)][d - 1]}, t)
 
 
 @pytest.mark.parametrize("name", names("mod_dcn"))
@@ -97,29 +98,7 @@ def test_flow_guided_deformable_convolution_and_its_gradients(name):
     # The reference takes the warped features as separate inputs; their gradients are not part of feat and flow there.
     (y * golden.cotangent(y)).sum().backward()
 
-    assert golden.difference(y, t["output"]) < golden.TOLERANCE
-    for key, parameter in module.named_parameters():
-        assert golden.difference(parameter.grad, t[f"grad/{key}"]) < golden.TOLERANCE, key
-    assert golden.difference(inputs["current"].grad, t["grad/current"]) < golden.TOLERANCE
-
-
-@pytest.mark.parametrize("groups, kernels", [(4, 1), (4, 2), (6, 3)])
-def test_deformable_convolution_is_torchvisions(groups, kernels):
-    torch.manual_seed(0)
-    shapes = ((2, 12, 7, 9), (2, 18 * groups, 7, 9), (2, 9 * groups, 7, 9), (6, 12 // kernels, 3, 3), (6,))
-    inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    inputs[1] *= 4  # offsets of several pixels
-    x, offset, mask, weight, bias = (t.requires_grad_() for t in inputs)
-
-    ours = deform_conv(*inputs)
-    from torchvision.ops import deform_conv2d  # imports torch's compiler: not in every worker that reads this file
-
-    theirs = deform_conv2d(x, offset, weight, bias, padding=1, mask=mask)
-
-    assert torch.allclose(ours, theirs, atol=1e-10)
-    cotangent = golden.cotangent(ours)
-    for a, b in zip(*(torch.autograd.grad(y, inputs, cotangent) for y in (ours, theirs)), strict=True):
-        assert torch.allclose(a, b, atol=1e-9)
+    compare({"output": y, **gradients([*module.named_parameters(), ("current", inputs["current"])])}, t)
 
 
 @pytest.mark.parametrize("name", names("mod_align"))
@@ -138,10 +117,7 @@ def test_alignment_of_a_clip_and_its_gradients(name):
     )
     ((later * golden.cotangent(later)).sum() + 2 * (earlier * golden.cotangent(earlier)).sum()).backward()
 
-    assert golden.difference(later, t["x_backward"]) < golden.TOLERANCE
-    assert golden.difference(earlier, t["x_forward"]) < golden.TOLERANCE
-    for key, tensor in inputs.items():
-        assert golden.difference(tensor.grad, t[f"grad/{key}"]) < golden.TOLERANCE, key
+    compare({"x_backward": later, "x_forward": earlier, **gradients(inputs.items())}, t)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "plain"])
@@ -158,10 +134,7 @@ def test_attention_group_and_all_its_gradients(name, kernels):
     y = group(x.permute(0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
     (y * golden.cotangent(y)).sum().backward()
 
-    assert golden.difference(y, t["output"]) < golden.TOLERANCE
-    assert golden.difference(x.grad, t["grad/input"]) < golden.TOLERANCE
-    for key, parameter in group.named_parameters():
-        assert golden.difference(parameter.grad, t[f"grad/{key}"]) < golden.TOLERANCE, key
+    compare({"output": y, **gradients([("input", x), *group.named_parameters()])}, t)
 
 
 def test_computed_tables_are_those_of_the_reference():
@@ -171,18 +144,6 @@ def test_computed_tables_are_those_of_the_reference():
     for key in ("blocks.0.attn.position_bias", "blocks.0.attn.relative_position_index"):
         assert torch.allclose(fresh[key].double(), t[f"sd/{key}"].double(), atol=1e-6), key
     assert sine_positions(8, 8, 96).shape == (1, 64, 96)
-
-
-@pytest.mark.parametrize("size", [(2, 7, 10, 9), (1, 6, 16, 8), (1, 3, 5, 4)])
-def test_windows_put_together_again_are_the_clip(size):
-    for most in (1000, 3, 1):
-        chunks = window_chunks(size[1:], (6, 4, 4), (3, 2, 2), torch.device("cpu"), size[0], most)
-        results = torch.cat([c.rows if c.kept is None else c.rows[c.kept] for c in chunks])
-        assert torch.equal(results, torch.cat([c.results for c in chunks]))
-        assert torch.equal(results.sort().values, torch.arange(math.prod(size)))
-        for chunk in chunks:
-            assert chunk.spans[-1].stop <= most and len(chunk.spans) <= 8
-            assert [s.start for s in chunk.spans] == [0, *(s.stop for s in chunk.spans[:-1])]
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -1,7 +1,5 @@
 """A training run small enough for a test: clips of 32 x 32, a VRT of one block a stage, seconds on one core."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

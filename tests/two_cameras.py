@@ -1,7 +1,5 @@
 """A scene, for tests, that an RGB camera and a spike camera with another lens record at the same time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +29,9 @@ def texture(rng: np.random.Generator, size: Size) -> np.ndarray:
 
 def similarity(angle_deg: float, scale: float, spike: Size, rgb: Size, shift: Sequence[float]) -> np.ndarray:
     """(3, 3): spike pixel -> RGB pixel, turned and enlarged about the pictures' centres, then shifted by (x, y)."""
-    angle = np.deg2rad(angle_deg)
-    turn = scale * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    middle = [np.array([(size[1] - 1) / 2, (size[0] - 1) / 2]) for size in (spike, rgb)]
-    matrix = np.eye(3)
-    matrix[:2, :2], matrix[:2, 2] = turn, middle[1] + shift - turn @ middle[0]
+    middle = [((size[1] - 1) / 2, (size[0] - 1) / 2) for size in (spike, rgb)]
+    matrix = np.vstack((cv2.getRotationMatrix2D(middle[0], -angle_deg, scale), (0, 0, 1)))
+    matrix[:2, 2] += np.subtract(*middle[::-1]) + shift
     return matrix
 
 
@@ -75,24 +71,17 @@ def _views(light: np.ndarray, places: Iterable[np.ndarray], size: Size, is_movin
     """What a camera of `size` sees of the light from these places: the mean of fine x fine points in each pixel."""
     # The centre of point i of n in a pixel is at (i + 0.5) / n - 0.5.
     to_pixel = np.array([[1 / fine, 0, 0.5 / fine - 0.5], [0, 1 / fine, 0.5 / fine - 0.5], [0, 0, 1]])
+    from scipy.ndimage import map_coordinates  # takes a second, and every worker reads this file
+
     view = None
     for place in places:
         if view is None or is_moving:
             # Coordinates in float: warpPerspective would round them to 1/32 pixel.
             x, y = np.meshgrid(np.arange(size[1] * fine), np.arange(size[0] * fine))
             u, v, depth = np.tensordot(place @ to_pixel, np.stack((x, y, np.ones_like(x))), 1)
-            points = bilinear(light, u / depth, v / depth)
+            points = map_coordinates(light, (v / depth, u / depth), order=1, output=np.float64)
             view = points.reshape(size[0], fine, size[1], fine).mean(axis=(1, 3))
         yield view
-
-
-def bilinear(picture: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The picture (H, W) at these places, with exact weights."""
-    col, row = (np.floor(place).astype(np.int64) for place in (x, y))
-    right, down = x - col, y - row
-    top = picture[row, col] * (1 - right) + picture[row, col + 1] * right
-    below = picture[row + 1, col] * (1 - right) + picture[row + 1, col + 1] * right
-    return top * (1 - down) + below * down
 
 
 def write_pair(folder: Path, name: str, truth: np.ndarray, mirror: str, rng: np.random.Generator, **made: Any) -> list:
