@@ -347,24 +347,18 @@ def tfstp(
     """
     if tau_d <= 0 or tau_f <= 0 or not 0 < utilisation < 1:
         raise ValueError(f"tau_d {tau_d} and tau_f {tau_f} are positive, utilisation {utilisation} is in (0, 1)")
-    return np.stack([_rate(stream, center + offset, tau_d, tau_f, utilisation) for offset in offsets])
-
-
-def _rate(stream: np.ndarray, center: int, tau_d: float, tau_f: float, base: float) -> np.ndarray:
-    """(h, w) float32: the rate at plane `center` of stream (T, h, w)."""
-    if not 0 <= center < len(stream):
-        raise ValueError(f"plane {center} is outside of 0 to {len(stream) - 1}")
-    planes = stream[: center + 1]
-    intervals = np.arange(1, len(planes) + 1, dtype=np.float64)
+    centers, base = [center + offset for offset in offsets], utilisation
+    if outside := [time for time in centers if not 0 <= time < len(stream)]:
+        raise ValueError(f"plane {outside[0]} is outside of 0 to {len(stream) - 1}")
+    intervals = np.arange(1, len(stream) + 1, dtype=np.float64)
     decay_d, decay_f = np.exp(-intervals / tau_d), np.exp(-intervals / tau_f)
     steady_u = base / (1 - (1 - base) * decay_f)
     # 1 - R instead of R: R of a dark pixel is so close to 1 that its logarithm would be lost.
     steady_used = decay_d * steady_u / (1 - decay_d * (1 - steady_u))
-
-    shape = planes.shape[1:]
+    shape, rates = stream.shape[1:], {}
     last, spikes = np.full(shape, -1), np.zeros(shape, np.int64)
     u, used = np.full(shape, base), np.zeros(shape)
-    for time, plane in enumerate(planes):
+    for time, plane in enumerate(stream[: max(centers) + 1]):
         fired = plane > 0
         again = fired & (spikes > 0)
         if again.any():
@@ -376,6 +370,8 @@ def _rate(stream: np.ndarray, center: int, tau_d: float, tau_f: float, base: flo
             used[again] = np.where(first, steady_used[index], depleted)
         last[fired] = time
         spikes += fired
-    interval = -tau_d * np.log(np.maximum(used, 1e-300) / (used * (1 - u) + u))
-    rate = 1 / np.maximum(interval, np.maximum(center - last, 1))
-    return np.where(spikes > 1, rate, spikes / len(planes)).astype(np.float32)
+        if time in centers:
+            interval = -tau_d * np.log(np.maximum(used, 1e-300) / (used * (1 - u) + u))
+            rate = 1 / np.maximum(interval, np.maximum(time - last, 1))
+            rates[time] = np.where(spikes > 1, rate, spikes / (time + 1)).astype(np.float32)
+    return np.stack([rates[time] for time in centers])
