@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pydantic
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -31,20 +32,6 @@ from utils.options.section import Registry, Section, describe
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "Written by scripts/make_options_doc.py; edit the models and docstrings instead."
-HEAD = """One JSON file describes a run; `//` comments are allowed. Any key can be given on the command line as
-`section.key=value` (JSON, else a string); `"base": "other.json"` inherits every key that the file does not set.
-Within a section, a part can be given by its name alone: `netG.fusion=none`. Choosing another part drops inherited keys
-that it does not have. An unknown key, a wrong type or a value out of range stops the run before it starts.
-
-Short flags: `--use_amp`, `--batch_size`, `--num_workers`, `--epochs`, `--learning_rate`, `--resume auto|none|PATH`.
-`--epochs N` without `train.total_iter` on the command line trains N epochs, whatever the file has as `total_iter`.
-
-The first line of an option file, `"$schema": "../schema.json"`, has no effect on a run: editors complete and check the
-keys with it. In VS Code set `"files.associations": {"**/options/**/*.json": "jsonc"}`, so that it accepts the comments.
-
-The process group's time-out is `dist_timeout_s`, or the environment variable NCCL_TIMEOUT in seconds, which
-nothing else reads.
-"""
 Say = Callable[[str, str], str]  # (English text, where it stands) -> the text in the language of the page
 Schema = dict[str, Any]
 MADE_WITH = f"pydantic {pydantic.VERSION.rpartition('.')[0]}"
@@ -86,44 +73,16 @@ class Translations:
 
 def make_page(say: Say = lambda text, where: text, other: str = "[简体中文](zh/options.md)") -> str:
     """other: the link to the page in the other language."""
-    sections = [f"# {say('Options', 'title')}\n", f"{other}\n", f"<!-- {MARK} -->\n", paragraphs(HEAD, "head", say)]
-    sections += [f"## {say('Top level', 'heading')}\n", table(Options, "", say)]
-    for name, field in Options.model_fields.items():
-        if is_model(field.annotation) and name != "datasets":
-            sections += [f"## {name}\n", table(field.annotation, name, say)]
-            for inner, f in field.annotation.model_fields.items():
-                if is_model(f.annotation):
-                    sections += [f"### {name}.{inner}\n", table(f.annotation, f"{name}.{inner}", say)]
-        if name == "datasets":
-            text = (
-                "In addition to the keys of the dataset. Validation and testing read clip by clip, without a loader, "
-                "so the `dataloader_*` keys have no effect in `datasets.test`."
-            )
-            sections += ["## datasets.train, datasets.test\n", paragraphs(text, "datasets", say)]
-            sections.append(table(LoaderOptions, "datasets.*", say))
-    sections.append(f"## {say('Registered parts', 'heading')}\n")
-    text = "Their keys are the parameters of a class or function, with its defaults."
-    sections.append(paragraphs(text, "registered parts", say))
-    for where, registry in registries().items():
-        kind, described = registry.kind, {}
-        for name in registry.names():
-            fields, keys = registry.model(name).model_fields, registry.keys(name)
-            defaults = {key: json.dumps(fields[key].default, default=str) for key in keys}
-            listed = [f"`{k}`" + ("" if fields[k].is_required() else f" = `{v}`") for k, v in defaults.items()]
-            place = say("In `{where}`. {keys}.", "parts")
-            place = place.format(where=where, keys=", ".join(listed) or say("no keys", "parts"))
-            text = paragraphs(inspect.getdoc(registry.model(name).constructor) or "", f'{kind} "{name}"', say)
-            sections.append(f'### {say(kind, "parts")} "{name}"\n\n{place}\n\n{text}')
-            for key in keys:
-                if meaning := fields[key].description:
-                    described[f"- `{key}`{say(': ', 'parts')}{say(meaning, f'{kind}.{key}')}"] = True
-        if described:
-            title = say("Keys of each {kind} that has them", "parts").format(kind=say(kind, "parts"))
-            sections += [f"### {title}\n", *described, ""]
     ignored = ", ".join(f"`{where}.{key}`" for where, keys in KAIR_ONLY.items() for key in sorted(keys))
-    sections.append(f"## {say('Keys of KAIR without effect here', 'heading')}\n")
-    sections.append(f"{say('Accepted with one notice: {keys}.', 'KAIR').format(keys=ignored)}\n")
-    return "\n".join(sections)
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ROOT / "scripts/parts"), undefined=jinja2.StrictUndefined,
+        extensions=["jinja2.ext.do"], trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    pages.filters["say"] = lambda text, where: "\n\n".join(say(part, where) for part in text.strip("\n").split("\n\n"))
+    return pages.get_template("options.md.jinja").render(
+        other=other, mark=MARK, options=Options, loader=LoaderOptions, parts=registries(), ignored=ignored,
+        is_model=is_model, describe=describe, dumps=json.dumps, string=str, doc=inspect.getdoc,
+    )  # fmt: skip
 
 
 def make_chinese_page() -> str:
@@ -137,25 +96,8 @@ def make_chinese_page() -> str:
     return page
 
 
-def paragraphs(text: str, where: str, say: Say) -> str:
-    return "\n\n".join(say(part, where) for part in text.rstrip("\n").split("\n\n")) + "\n"
-
-
 def is_model(annotation: object) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Section) and bool(annotation.model_fields)
-
-
-def table(model: type[Section], where: str, say: Say) -> str:
-    titles = " | ".join(say(title, "table") for title in ("key", "value", "default", "meaning"))
-    lines = [f"| {titles} |", "|---|---|---|---|"]
-    for key, field in model.model_fields.items():
-        if is_model(field.annotation) or field.exclude:
-            continue
-        default = say("required", "table") if field.is_required() else f"`{json.dumps(field.default)}`"
-        value = describe(field).replace("|", "\\|")
-        meaning = say(field.description or "", f"{where}.{key}".lstrip("."))
-        lines.append(f"| `{key}` | {value} | {default} | {meaning} |")
-    return "\n".join(lines) + "\n"
 
 
 def make_schema() -> str:
