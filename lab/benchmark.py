@@ -34,7 +34,7 @@ from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
 from lab.tools import CHECKPOINTED, NAMED, compared, environment, matmul_rate
 from models.network_vrt import VRT
-from scripts.parts.sample_scenes import texture
+from scripts.make_sample_data import texture
 from tests.naive_vrt import NaiveVRT
 from utils.metrics import markdown_table as table
 

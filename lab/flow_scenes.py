@@ -11,7 +11,7 @@ from torch import Tensor
 from data.spike import simulate
 from data.spike.represent import represent
 from models.vrt.flow import flow_frames, middle_channels
-from scripts.parts.sample_scenes import GT_PLANE, PLANES, SIZE, Layer, blob, render, texture
+from scripts.make_sample_data import GT_PLANE, PLANES, SIZE, Layer, blob, render, texture
 
 STEPS = 22  # pictures of one exposure, each shown to the sensor for PLANES / STEPS planes
 BINS = 8  # spike channels, as in the sample set

@@ -10,8 +10,7 @@ import cv2
 import numpy as np
 
 from data.spike import simulate
-from scripts.make_sample_data import Size
-from scripts.parts.sample_scenes import MARGIN, PLANES, SIZE, blob, smooth_walk, texture
+from scripts.make_sample_data import MARGIN, PLANES, SIZE, Size, blob, smooth_walk, texture
 
 FINE = 2  # rendered pixels per RGB pixel
 SHEET = FINE * (SIZE + 2 * MARGIN)

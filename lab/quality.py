@@ -32,8 +32,7 @@ from lab.tools import ROOT
 from main_train_vrt import read_options
 from models.optim import fixed_keys, is_fix_key
 from models.select_network import define_G
-from scripts.make_sample_data import CAMERAS, SAMPLE, check_made, make_sample
-from scripts.parts.sample_scenes import RGB, SPIKES, Cameras
+from scripts.make_sample_data import CAMERAS, RGB, SAMPLE, SPIKES, Cameras, check_made, make_sample
 from utils.dist.process import die_with_parent
 from utils.metrics import markdown_table as table
 from utils.metrics import read_json

@@ -13,7 +13,7 @@ from lab import train_flow
 from lab.flow_scenes import KINDS, SHEET, STEPS, make_pair, recorded
 from models.vrt.flow import flow_warp
 from models.weights import read_weights
-from scripts.parts.sample_scenes import Layer, texture
+from scripts.make_sample_data import Layer, texture
 from tests.test_flow_input import network
 
 SHIPPED = "models/vrt/spynet_scenes.pth"
