@@ -107,25 +107,30 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
     A metric that a test does not have, such as RGB PSNR of grey frames, is a dash. Raises DataError for tests without
     scores and for tests of different frames.
     """
-    tests = {}
+    scores: dict[str, tuple[str, dict[str, Any]]] = {}  # name -> method, averages
+    reference: dict[str, Any] = {}
     for name, folder in folders.items():
-        tests[name] = test = read_json(folder / METRICS)
+        test = read_json(folder / METRICS)
         if not isinstance(test, dict) or not {"protocol", "clips", "averages"} <= test.keys():
             what = "the file holds no results of a test"
             raise DataError(what, str(folder / METRICS), "as main_test_vrt.py writes it", "repeat the test")
-        if not test["averages"].get("restored"):
+        about, averages = test["protocol"], test["averages"]
+        if not averages.get("restored"):
             raise DataError("a test without scores", name, "a test with sharp frames", "leave it out")
-    (first, reference), *_ = tests.items()
-    for name, test in tests.items():
-        if odd := [c for c in {**reference["clips"], **test["clips"]} if _scored(reference, c) != _scored(test, c)]:
+        # The frames of each clip and the scores of its input tell two test sets apart.
+        clips = {
+            clip: (found.get("stems"), {m: round(v, 6) for m, v in found.get("input", {}).items() if m != "lpips"})
+            for clip, found in test["clips"].items()
+        }
+        if not scores:
+            first, reference = name, clips
+            scores["input"] = ("", averages.get("input", {}))
+        if odd := [clip for clip in {**reference, **clips} if reference.get(clip) != clips.get(clip)]:
             raise DataError(
                 f"{first} and {name} were not scored on the same frames and input: {', '.join(odd[:5])}", name,
                 "tests of the same clips, frames and input", "repeat one of the tests",
             )  # fmt: skip
-    scores = {"input": ("", reference["averages"].get("input", {}))}
-    for name, test in tests.items():
-        about = test["protocol"]
-        scores[name] = (about.get("method") or f"network, {about.get('weights', '')}", test["averages"]["restored"])
+        scores[name] = (about.get("method") or f"network, {about.get('weights', '')}", averages["restored"])
     metrics = [m for m in COLUMNS if any(m in found for _, found in scores.values())]
     rows = [
         [name, method, *(format_score(m, found.get(m)) for m in metrics)] for name, (method, found) in scores.items()
@@ -133,14 +138,9 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
     return rows, ["test", "method", *(COLUMNS[m] for m in metrics)]
 
 
-def _scored(results: Mapping[str, Any], clip: str) -> tuple[Any, ...]:
-    """The frames of a clip and the scores of its input, to tell two test sets apart."""
-    about = results["clips"].get(clip, {})
-    given = {metric: round(value, 6) for metric, value in about.get("input", {}).items() if metric != "lpips"}
-    return about.get("stems"), given
-
-
 def compare_losses(args: argparse.Namespace) -> int:
+    from matplotlib.figure import Figure  # takes half a second to import, and a comparison of tests draws nothing
+
     for suffix in (".json", ".png"):
         refuse_existing(args.out.with_suffix(suffix), "--out")
     names = run_names(args.runs)
@@ -170,27 +170,19 @@ def compare_losses(args: argparse.Namespace) -> int:
         "difference": difference, "noise": noise, "is_within_noise": is_within_noise,
     }  # fmt: skip
     write_whole(args.out.with_suffix(".json"), (json.dumps(result, indent=2) + "\n").encode())
-    draw(steps[args.smooth - 1 :], curves, names, args.tag, args.out.with_suffix(".png"))
+    figure = Figure(figsize=(7, 6), layout="tight")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    for curve, label in zip(curves, [*names, *["another seed"] * len(args.noise)], strict=True):
+        top.plot(steps[args.smooth - 1 :], curve, label=label, linewidth=1.2)
+        bottom.plot(steps[args.smooth - 1 :], 100 * (curve / curves[0] - 1), linewidth=1.2)
+    top.set(ylabel=args.tag, yscale="log")
+    top.legend()
+    bottom.set(xlabel="step", ylabel=f"% from {names[0]}")
+    figure.savefig(args.out.with_suffix(".png"), dpi=110)
     rows = [[f"{names[1]} - {names[0]}", *difference.values()], [f"another seed - {names[0]}", *noise.values()]]
     print(markdown_table(rows, ["smoothed difference, relative", *difference]))
     print("within noise" if is_within_noise else "NOT within noise")
     return int(not is_within_noise)
-
-
-def draw(steps: list[int], curves: np.ndarray, names: list[str], tag: str, path: Path) -> None:
-    from matplotlib.figure import Figure  # takes half a second to import, and a comparison of tests draws nothing
-
-    figure = Figure(figsize=(7, 6))
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    labels = [*names, *["another seed"] * (len(curves) - 2)]
-    for curve, label in zip(curves, labels, strict=True):
-        top.plot(steps, curve, label=label, linewidth=1.2)
-        bottom.plot(steps, 100 * (curve / curves[0] - 1), linewidth=1.2)
-    top.set(ylabel=tag, yscale="log")
-    top.legend()
-    bottom.set(xlabel="step", ylabel=f"% from {names[0]}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

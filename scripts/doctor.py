@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.parts.doctor_failures import FAIL, Finding, read_log, table
-from scripts.parts.exit_codes import with_exit_code
+from scripts.parts.exit_codes import shown, with_exit_code
 from utils.dist import process
 from utils.options.load import load_options
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         try:
             findings = read_log(Path(args.log).read_text(errors="replace"))
         except OSError as e:
-            findings = [Finding(FAIL, "log", f"cannot read {args.log}: {e.strerror}", "", "correct --log")]
+            findings = [Finding(FAIL, "log", f"cannot read {e.filename}: {e.strerror}", "", "correct --log")]
         print(table(findings))
         return int(any(f.status == FAIL for f in findings))
 
@@ -58,7 +58,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     """
     from data.manifest import raise_problems
     from main_train_vrt import PARTS
-    from scripts.parts.exit_codes import shown
+    from utils.page import plain_table
 
     reports = []
     for split, section in load_options(file, overrides, parts=PARTS).datasets:
@@ -69,12 +69,12 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
         print(f"{report.split}: {report.counts()}")
         for kind, (root, folder, exts) in report.source.kinds().items():
             print(f"  {kind:6} {root}/<clip>/[{folder}/]<frame>{'|'.join(exts)}")
-        width = max([4, *(len(clip.name) for clip in report.clips)])
-        print(f"  {'clip':{width}}  frames  first      lq size      gt size  planes")
+        rows = []
         for clip in report.clips:
             planes = "-".join(str(p) for p in sorted({min(clip.planes), max(clip.planes)})) if clip.planes else "none"
-            lq, gt = (f"{h} x {w}" for h, w in (clip.size, clip.gt_size))
-            print(f"  {clip.name:{width}}  {len(clip):6}  {clip.stems[0]:>6} {lq:>12} {gt:>12}  {planes}")
+            sizes = (f"{h} x {w}" for h, w in (clip.size, clip.gt_size))
+            rows.append([clip.name, str(len(clip)), clip.stems[0], *sizes, planes])
+        print(plain_table(rows, ["clip", "frames", "first", "lq size", "gt size", "planes"]))
         for warning in report.warnings:
             print(f"  warning: {warning}")
     raise_problems([(report.source, report.problems) for report in reports], shown=sys.maxsize)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.parts.exit_codes import with_exit_code
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
-from utils.run.history import History, build_report, draw_panels, draw_scalars, encoded, read_history, run_names
+from utils.run.history import build_report, draw_panels, draw_scalars, encoded, read_history, run_names
 
 
 @with_exit_code
@@ -34,6 +34,15 @@ def main(argv: list[str]) -> int:
     refuse_existing(args.out, "--out")
     names, suffix = run_names(args.runs), args.out.suffix.removeprefix(".")
     histories = dict(zip(names, map(read_history, args.runs), strict=True))
+    if args.tags and suffix != "html":
+        found = ", ".join(sorted({tag for history in histories.values() for tag in history}))
+        histories = {
+            name: {tag: entries for tag, entries in history.items() if tag.startswith(tuple(args.tags))}
+            for name, history in histories.items()
+        }
+        if not any(histories.values()):
+            what = f"no scalar begins with {' or '.join(args.tags)}"
+            raise DataError(what, "--tags", found or "a history that is not empty", "choose among these")
     if suffix == "html":
         (run, *others), (history, *_) = args.runs, histories.values()
         if others or not run.is_dir():
@@ -41,7 +50,7 @@ def main(argv: list[str]) -> int:
             raise DataError(what, "RUN", "the folder of one run, for .html", "correct the path")
         content = build_report(run, history, encoded(draw_panels({"": history}))).encode()
     else:
-        figure = draw_scalars(chosen(histories, tuple(args.tags))) if args.tags else draw_panels(histories)
+        figure = (draw_scalars if args.tags else draw_panels)(histories)
         if suffix not in (kinds := figure.canvas.get_supported_filetypes()):
             expected = f"html, {', '.join(sorted(kinds))}"
             raise OptionError(f"no image format {suffix!r}", str(args.out), expected, "use another suffix")
@@ -49,19 +58,6 @@ def main(argv: list[str]) -> int:
     write_whole(args.out, content)
     print(f"{args.out}: {', '.join(names)}")
     return 0
-
-
-def chosen(histories: dict[str, History], prefixes: tuple[str, ...]) -> dict[str, History]:
-    """{run: history} with the scalars of these prefixes. Raises DataError where there is none."""
-    kept = {
-        name: {tag: entries for tag, entries in history.items() if tag.startswith(prefixes)}
-        for name, history in histories.items()
-    }
-    if not any(kept.values()):
-        found = ", ".join(sorted({tag for history in histories.values() for tag in history}))
-        what = f"no scalar begins with {' or '.join(prefixes)}"
-        raise DataError(what, "--tags", found or "a history that is not empty", "choose among these")
-    return kept
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import cv2
 import numpy as np
-from torch import Tensor
 
 from data.alignment_check import Comparison, compare
 from data.augment import Augment
@@ -81,9 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
             f"{found.shift[1]:+.2f} px in y (phase correlation, response {found.response:.2f}), over {found.measured} "
             f"{found.kind} frames before the crop."
         )
-    about = {"options": f"{command.opt}; {type(dataset).__name__}", **facts(dataset, draw)}
     page = render(
-        "sample", title=title, verdict=verdict, verdict_class=kind, numbers=numbers, about=about,
+        "sample", title=title, verdict=verdict, verdict_class=kind, numbers=numbers,
+        about={"options": f"{command.opt}; {type(dataset).__name__}", **facts(dataset, draw)},
         sections=sections(dataset, draw, item, found),
     )  # fmt: skip
     write_whole(command.out, page.encode())
@@ -140,6 +139,10 @@ def sections(
         """Of frame `number`; a padded sequence has more frames than names."""
         return stems[kind][number] if number < len(stems[kind]) else f"{stems[kind][-1]}, repeated"
 
+    def title(kind: str) -> str:
+        values = item[kind]
+        return f"{kind}: {' x '.join(map(str, values.shape))}, {float(values.min()):.3g} to {float(values.max()):.3g}"
+
     kinds = [kind for kind in stems if kind in item]
     parts = [(f"Whole frame {stems['lq'][0]}", [("", whole_frame(dataset, draw))])]
     if found:
@@ -158,7 +161,7 @@ def sections(
     for kind in kinds:
         images = [(name(kind, i), enlarged(tensor_to_uint8(frame[:3]))) for i, frame in enumerate(item[kind])]
         noise = f"; channel 3, the noise level, is {item[kind][0, 3].mean():.3f}" if item[kind].shape[1] > 3 else ""
-        parts.append((f"{kind}: {shape_of(item[kind])}{noise}", [("", images)]))
+        parts.append((f"{title(kind)}{noise}", [("", images)]))
     if "spike" in item:
         white, rows = max(float(np.percentile(item["spike"].numpy(), 99.5)), 1e-6), []
         for number, channels in enumerate(item["spike"]):
@@ -167,12 +170,8 @@ def sections(
                 f"channel {i}: {c.min():.2f} to {c.max():.2f}, mean {c.mean():.3f}" for i, c in enumerate(channels)
             ]
             rows.append((name("lq", number), list(zip(texts, map(enlarged, grey), strict=True))))
-        parts.append((f"spike: {shape_of(item['spike'])}; white is {white:.3g}", rows))
+        parts.append((f"{title('spike')}; white is {white:.3g}", rows))
     return parts
-
-
-def shape_of(values: Tensor) -> str:
-    return f"{' x '.join(map(str, values.shape))}, {float(values.min()):.3g} to {float(values.max()):.3g}"
 
 
 def whole_frame(dataset: Any, draw: Draw) -> Images:
@@ -180,14 +179,13 @@ def whole_frame(dataset: Any, draw: Draw) -> Images:
     whole = dataset.files.images(draw.clip, "lq", draw.played[0][:1], Augment.whole(draw.clip.size))[0]
     image, aug, note = enlarged(whole[..., ::-1]), draw.aug, "yellow: the crop"
     factor = image.shape[1] // whole.shape[1]
-    boxes = [((aug.top, aug.left, aug.height, aug.width), YELLOW)]
-    grid = dataset.spikes.grid(draw.clip.size) if dataset.spikes else None
-    if grid and grid.coverage < 1:
-        boxes.insert(0, (grid.region, CYAN))
+    boxes = {YELLOW: (aug.top, aug.left, aug.height, aug.width)}
+    if dataset.spikes and (grid := dataset.spikes.grid(draw.clip.size)).coverage < 1:
+        boxes = {CYAN: grid.region, **boxes}
         note += "; blue: the region that crops are drawn from"
-    for (top, left, height, width), colour in boxes:
-        start, stop = (factor * left, factor * top), (factor * (left + width) - 1, factor * (top + height) - 1)
-        cv2.rectangle(image, start, stop, colour, max(1, round(image.shape[1] / 500)))
+    for colour, (top, left, height, width) in boxes.items():
+        box = (factor * left, factor * top, factor * width, factor * height)
+        cv2.rectangle(image, box, colour, max(1, round(image.shape[1] / 500)))
     return [(note, image)]
 
 
@@ -208,7 +206,7 @@ def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
 def enlarged(image: np.ndarray) -> np.ndarray:
     """A copy of (H, W, 3), enlarged by repetition where it is small."""
     factor = -(-LEAST_WIDTH // image.shape[1])
-    return np.ascontiguousarray(image.repeat(factor, axis=0).repeat(factor, axis=1))
+    return cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
 
 
 if __name__ == "__main__":

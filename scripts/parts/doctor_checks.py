@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,7 @@ def examine(file: str | None, overrides: Sequence[str]) -> int:
     with utils_dist.ranks(log=False):
         utils_dist.init_dist(120)
         findings = [Finding(OK, "rendezvous", f"all ranks met in {time.perf_counter() - begin:.1f} s")]
-        findings += from_all_ranks([*check_environment(os.environ, os.cpu_count() or 1), *check_devices()])
-        findings += [*check_ranks(), *check_collectives()]
+        findings += [*from_all_ranks([*check_host(os.environ, os.cpu_count() or 1)]), *check_ranks()]
         if file:
             findings += check_training(["--opt", file, *overrides])
         is_main = utils_dist.is_main_process()
@@ -43,47 +42,36 @@ def examine(file: str | None, overrides: Sequence[str]) -> int:
     return int(any(f.status == FAIL for f in findings))
 
 
-def check_environment(env: Mapping[str, str], cores: int) -> Iterator[Finding]:
-    """The launch, and environment variables that are known to cause failures or slow runs."""
+def check_host(env: Mapping[str, str], cores: int) -> Iterator[Finding]:
+    """The launch, environment variables that are known to cause failures or slow runs, and what this host has."""
     launch = utils_dist.get_launch()
     ranks_here = int(env.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
-    yield Finding(
-        OK, "launch", f"{launch.mode}, rank {launch.rank} of {launch.world_size}, local rank {launch.local_rank}"
-    )
+    place = f"{launch.mode}, rank {launch.rank} of {launch.world_size}, local rank {launch.local_rank}"
+    yield Finding(OK, "launch", place)
     if text := env.get("NCCL_TIMEOUT"):
-        unit = "" if text.isdigit() and int(text) < 10**5 else "; that looks like milliseconds"
-        yield Finding(
-            WARN if unit else OK, "NCCL_TIMEOUT", f"{text} s for every collective{unit}",
-            "NCCL does not read it; this project takes it as seconds" if unit else "", "give seconds" if unit else "",
-        )  # fmt: skip
+        what, why = f"{text} s for every collective", "NCCL does not read it; this project takes it as seconds"
+        if text.isdigit() and int(text) < 10**5:
+            yield Finding(OK, "NCCL_TIMEOUT", what)
+        else:
+            yield Finding(WARN, "NCCL_TIMEOUT", f"{what}; that looks like milliseconds", why, "give seconds")
     threads = env.get("OMP_NUM_THREADS", "")
     if launch.world_size > 1 and (not threads.isdigit() or int(threads) * ranks_here > cores):
-        yield Finding(
-            WARN, "threads", f"OMP_NUM_THREADS is {threads or 'not set'}, {ranks_here} ranks share {cores} cores",
-            "ranks that fight for cores are slow in all they do", "start through launch_train.sh, or set it to 1",
-        )  # fmt: skip
+        what = f"OMP_NUM_THREADS is {threads or 'not set'}, {ranks_here} ranks share {cores} cores"
+        cure = "start through launch_train.sh, or set it to 1"
+        yield Finding(WARN, "threads", what, "ranks that fight for cores are slow in all they do", cure)
     if env.get("TORCH_NCCL_BLOCKING_WAIT", env.get("NCCL_BLOCKING_WAIT", "0")) not in ("0", ""):
-        yield Finding(
-            WARN, "environment", "NCCL_BLOCKING_WAIT is set", "each collective then blocks the host", "unset it"
-        )
-    if torch.cuda.is_available() and launch.world_size > 1:
-        has_ib = any(Path("/sys/class/infiniband").glob("*"))
-        if has_ib and env.get("NCCL_IB_DISABLE") == "1":
-            yield Finding(
-                WARN, "network", "InfiniBand is here, and NCCL_IB_DISABLE=1", "NCCL uses slow sockets", "unset it"
-            )
-
-
-def check_devices() -> Iterator[Finding]:
+        why = "each collective then blocks the host"
+        yield Finding(WARN, "environment", "NCCL_BLOCKING_WAIT is set", why, "unset it")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    what = f"torch {torch.__version__}; " + (f"{len(names)} x {names[0]}" if names else "no GPU: ranks run on the CPU")
-    yield Finding(OK, "devices", what)
+    has_ib = any(Path("/sys/class/infiniband").glob("*"))
+    if names and launch.world_size > 1 and has_ib and env.get("NCCL_IB_DISABLE") == "1":
+        what = "InfiniBand is here, and NCCL_IB_DISABLE=1"
+        yield Finding(WARN, "network", what, "NCCL uses slow sockets", "unset it")
+    what = f"{len(names)} x {names[0]}" if names else "no GPU: ranks run on the CPU"
+    yield Finding(OK, "devices", f"torch {torch.__version__}; {what}")
     free = shutil.disk_usage(".").free / 2**30
-    low = free < 5
-    yield Finding(
-        WARN if low else OK, "disk", f"{free:.0f} GB free here", "checkpoints need room" if low else "",
-        "free some space, or set path.root" if low else "",
-    )  # fmt: skip
+    low = ("checkpoints need room", "free some space, or set path.root") if free < 5 else ()
+    yield Finding(WARN if low else OK, "disk", f"{free:.0f} GB free here", *low)
     memory = shutil.disk_usage("/dev/shm").free / 2**20 if Path("/dev/shm").exists() else 1e9
     if memory < 1024:
         yield Finding(
@@ -94,22 +82,17 @@ def check_devices() -> Iterator[Finding]:
 
 
 def check_ranks() -> Iterator[Finding]:
-    """Who is where. Collective."""
+    """Who is where; whether sums are right, and how fast they travel. Collective."""
     places = utils_dist.gather_objects((socket.gethostname(), torch.__version__))
     hosts = sorted({host for host, _ in places})
     yield Finding(OK, "ranks", f"{len(places)} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {', '.join(hosts)}")
-    device = utils_dist.get_device()
+    world, device = utils_dist.get_world_size(), utils_dist.get_device()
     if device.type == "cuda":
         found = utils_dist.gather_objects(gpu.usage(device))
         texts = [f"rank {rank}: {gpu.describe(one) if one else 'unknown'}" for rank, one in enumerate(found)]
         yield Finding(OK, "GPUs", "; ".join(texts))
     if len({version for _, version in places}) > 1:
         yield Finding(FAIL, "versions", f"torch differs: {places}", "sums differ", "install the same")
-
-
-def check_collectives() -> Iterator[Finding]:
-    """Sums are right, and how fast they travel. Collective."""
-    world, device = utils_dist.get_world_size(), utils_dist.get_device()
     if world == 1:
         yield Finding(OK, "collectives", "one process: none are needed")
         return
@@ -142,36 +125,29 @@ def from_all_ranks(findings: list[Finding]) -> list[Finding]:
 def check_training(argv: list[str]) -> list[Finding]:
     """Options, data, shards, network, gradients, speed. Collective."""
     found: list[Finding] = []
+    made: list[Any] = []  # the options, the loader and the model
 
-    def ok(check: str, make: Callable[[], tuple[Any, str]]) -> Any:
-        """What `make` gives beside the text of its finding; None where it failed on any rank."""
-        made = None
+    def stages() -> Iterator[Finding]:
+        made.append(opt := main_train_vrt.read_options(argv))
+        yield Finding(OK, "options", f"{opt.opt_path} is valid")
+        loader, clips = main_train_vrt.build_data(opt)
+        made.append(loader)
+        yield Finding(OK, "data", f"{loader.sampler.dataset_len} training samples, {len(clips or ())} test clips")
+        made.append(model := define_Model(opt))
+        model.init_train(None)
+        yield Finding(OK, "network", model.describe())
+
+    stage = stages()
+    for check in ("options", "data", "network"):
         try:
-            made, what = make()
-            mine = Finding(OK, check, what)
+            mine = next(stage)
         except SpikeVRTError as e:
             mine = Finding(FAIL, check, f"{e.what} (in {e.where})", e.expected, e.do)
         merged = from_all_ranks([mine])
-        found.extend(merged)
-        return None if any(finding.status == FAIL for finding in merged) else made
-
-    def options() -> tuple[Any, str]:
-        opt = main_train_vrt.read_options(argv)
-        return opt, f"{opt.opt_path} is valid"
-
-    def data() -> tuple[Any, str]:
-        loader, clips = main_train_vrt.build_data(opt)
-        return loader, f"{loader.sampler.dataset_len} training samples, {len(clips or ())} test clips"
-
-    def network() -> tuple[Any, str]:
-        model = define_Model(opt)
-        model.init_train(None)
-        return model, model.describe()
-
-    if (opt := ok("options", options)) is None or (loader := ok("data", data)) is None:
-        return found
-    if (model := ok("network", network)) is None:
-        return found
+        found += merged
+        if any(finding.status == FAIL for finding in merged):
+            return found
+    _, loader, model = made
     found += check_shards(loader, model)
     batches = loader.start(0, 0)
     batch = next(batches)[0]
@@ -254,7 +230,6 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     error = float((found - expected).abs().max() / expected.abs().max())
     worst = max(utils_dist.gather_objects(error))
     if worst < 1e-6:
-        what = f"{utils_dist.get_world_size()} ranks agree with one process: {worst:.0e} relative"
-        return Finding(OK, "gradients", what)
+        return Finding(OK, "gradients", f"{len(batches)} ranks agree with one process: {worst:.0e} relative")
     what, cure = f"differ from one process by {worst:.0e} (relative)", "set find_unused_parameters; see docs/ddp.md"
     return Finding(FAIL, "gradients", what, "it would train wrongly", cure)
