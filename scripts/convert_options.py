@@ -39,14 +39,15 @@ OWN_OF_DATASETS = {
     "middle_tfp_center", "rgb_normalize", "spike_normalize", "spike.reconstruction",
 }  # fmt: skip
 OWN = {"netG.input_mode", "netG.optical_flow", "swanlab", "logfire"}
-DROPPED = {  # key of S-VRT -> why it has no effect here
-    **dict.fromkeys(
-        [f"{split}.keep_legacy_l" for split in SPLITS], "it only kept a second copy of the input in the batch"
+DROPPED = {  # what the whole key of an option or section matches -> why it is left out
+    r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": (
+        "this program reports to TensorBoard and Weights & Biases; nothing of it is copied"
     ),
-    **dict.fromkeys([f"{split}.scale" for split in SPLITS], "it follows from the sizes of the frames"),
-    **dict.fromkeys(
-        [f"datasets.test.dataloader_{key}" for key in ("shuffle", "num_workers", "batch_size")],
-        "clips are tested one after the other, without a loader",
+    f".*{SECRET.pattern}": "secrets are never copied; give WANDB_API_KEY in the environment",
+    r"datasets\.\w+\.keep_legacy_l": "it only kept a second copy of the input in the batch",
+    r"datasets\.\w+\.scale": "it follows from the sizes of the frames",
+    r"datasets\.test\.dataloader_(shuffle|num_workers|batch_size)": (
+        "clips are tested one after the other, without a loader"
     ),
 }
 OURS = ("type", "h", "w", "flip", "rate", "gamma", "center", "representation")  # keys of our `spike` section
@@ -180,13 +181,10 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
 
     Prints what became of each key.
     """
-    places = dict.fromkeys(key[: end.start()] for key in c.values for end in re.finditer(r"\.|$", key))
-    for place in places:
-        name = place.rpartition(".")[2]
-        if re.fullmatch(r"(?i)(use_)?(swanlab|logfire)(_.*)?", name):
-            c.drop(place, "this program reports to TensorBoard and Weights & Biases; nothing of it is copied")
-        elif SECRET.search(name):
-            c.drop(place, "secrets are never copied; give WANDB_API_KEY in the environment")
+    for place in dict.fromkeys(key[: end.start()] for key in c.values for end in re.finditer(r"\.|$", key)):
+        for pattern, why in DROPPED.items():
+            if re.fullmatch(pattern, place):
+                c.drop(place, why)
     for key in (text for text in command.drop if "=" not in text):
         if not c.below(key) and key not in c.dropped:
             raise OptionError(f"--drop {key}: no such key", command.file, "dotted keys of the file", "correct --drop")
@@ -201,8 +199,6 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
             c.unsaid[f"{split}.rgb_normalize"] = f"{kind!r}: {NORMALIZED}"
     convert_test_split(c)
     convert_network(c)
-    for key, why in DROPPED.items():
-        c.drop(key, why)
     for key in ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep"):
         if c.values.get(key) is not None:
             c.unsaid[key] = "there is no such regularizer; its effect has not been measured"
