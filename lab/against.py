@@ -6,8 +6,6 @@ Prints the least process times of one thread over all rounds, and the ratio of t
 --dtype bfloat16: to this one in float32). data and start need trainsets/sample (scripts/make_sample_data.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

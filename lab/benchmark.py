@@ -8,10 +8,9 @@
 net: restoring one clip. train: one training step. data: samples of GoPro size, from files and from the clip cache.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -109,18 +108,21 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
     found: dict[str, nn.Module] = {"ours": net}
     if args.against:
         found["naive"] = NaiveVRT(**options)
-        found["naive"].load_state_dict({k: v for k, v in net.state_dict().items() if not k.startswith("fusion.")})
+        found["naive"].load_state_dict(net.state_dict())
     if args.compile:
         net.compile()
     return {name: each.to(args.device) for name, each in found.items()}
 
 
-def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
-    """FLOPs (two per multiply-add) of a forward pass on (batch, frames, height, width), without fusion and sampling."""
+def flops(args: argparse.Namespace, options: dict[str, Any], size: tuple[int, ...]) -> float:
+    """FLOPs (two per multiply-add) of a forward pass on (batch, frames, height, width), scaled from the least size."""
     batch, frames, height, width = size
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        NaiveVRT(**{**options, "in_chans": 3, "nonblind_denoising": False})(torch.rand(batch, frames, 3, height, width))
-    return counter.get_total_flops()
+    naive = NaiveVRT(**options).eval()
+    least = naive.input_spec.least_size
+    small = argparse.Namespace(**{**vars(args), "batch": 1, "device": "cpu", "dtype": "float32"})
+    with FlopCounterMode(display=False) as counter:
+        Clip(small, options, (frames, *least)).restore(naive)
+    return counter.get_total_flops() * batch * height * width / math.prod(least)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -148,7 +150,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         found["largest_difference"] = float((a - b).abs().max() / b.abs().max())
     found["runs"] = compared(jobs, clip.device, args.repeats, warmup)
     # A backward pass takes two more products for each.
-    found["model_flops"] = (3 if trains else 1) * flops(options, clip.size)
+    found["model_flops"] = (3 if trains else 1) * flops(args, options, clip.size)
     found["matmul_flops_per_s"] = matmul_rate(clip.device, clip.amp)
     for figures in found["runs"].values():
         figures["flops_per_s"] = found["model_flops"] / figures["median_s"]

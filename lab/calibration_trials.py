@@ -8,8 +8,6 @@ the sensor are noisy. The error is the distance, in RGB pixels, between where th
 spike pixel, over all spike pixels that lie in the frame.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

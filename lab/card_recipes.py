@@ -6,8 +6,6 @@ As many clips as fit into half of what a step may use: no GPU has confirmed the 
 Accumulation costs no arithmetic, recomputation does.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

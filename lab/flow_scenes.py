@@ -1,7 +1,5 @@
 """Scenes with exact optical flow: two neighbouring frames, blurry and sharp, and the spikes of their exposures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -4,8 +4,6 @@ Objects that turn and occlude one another, zoom, stripes finer than a spike pixe
 (of which spikes see nothing), lamps that saturate both cameras, and dark scenes. Rendered at twice the RGB resolution.
 """
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 

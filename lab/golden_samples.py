@@ -4,8 +4,6 @@ python -m lab.golden_samples > before.json      # then, after the change
 python -m lab.golden_samples | diff before.json -
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

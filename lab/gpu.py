@@ -8,8 +8,6 @@ Each measurement is a process of its own: one that fails, hangs or runs out of m
 FILE is written after each. Whether the results are right: pytest -m cuda. --device cpu: tiny sizes, to try it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -4,8 +4,6 @@
 python lab/house.py
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -9,8 +9,6 @@ the command to go on where it stopped: a finished run is repeated only if its op
 in docs/benchmarks/quality count as finished. docs/benchmarks/quality.md has the protocol.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import fcntl

@@ -1,7 +1,5 @@
 """Shared by the measurements: the networks, timing of runs in turn, peak memory, the matmul rate of a device."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import statistics

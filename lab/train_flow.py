@@ -10,8 +10,6 @@ pyramid is trained from coarse to fine, each finer level from the weights of the
 end-point errors on scenes that were not trained on, beside those of zero flow.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """Losses of the restored clip, by `train.G_lossfn_type`: against the sharp clip, or against what was captured."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 import torch

@@ -2,8 +2,6 @@
 steps, log values, and the state needed to resume.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -43,7 +41,7 @@ logger = logging.getLogger(__name__)
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def define_Model(opt: Options | Mapping[str, Any], spike_channels: int | None = None) -> ModelVRT:
+def define_Model(opt: Options | Mapping[str, Any], spike_channels: int | None = None) -> "ModelVRT":
     """The model of the options; for notebooks also of a mapping in KAIR's form, completed with all defaults.
 
     spike_channels: S of the batches; None: S of the options' datasets (0 for a mapping: its datasets are not read).

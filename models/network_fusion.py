@@ -1,7 +1,5 @@
 """The fusion operator alone, as a network: what it restores without a transformer behind it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from torch import Tensor, nn

@@ -4,8 +4,6 @@ Written from a description of the published network's arithmetic; released weigh
 the parts, which are in models/vrt/ and models/fusion/.
 """
 
-from __future__ import annotations
-
 import logging
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Optimizer groups, and the learning rate as a pure function of the step (a resume needs no scheduler state)."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import math

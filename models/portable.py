@@ -1,7 +1,5 @@
 """Weights files and the options of their network: those written by training, and the nine published networks."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """define_G builds the network of an option file; a new network is a new file models/network_<net_type>.py."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Read weights files and load them into a network, with a report of what matched."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fusion operators: how the spike representation is combined with the RGB frames. One class per operator."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

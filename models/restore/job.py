@@ -1,7 +1,5 @@
 """The job of main_test_vrt.py: which clips to restore and how, the share of each rank, and the report."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

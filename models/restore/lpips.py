@@ -1,7 +1,5 @@
 """LPIPS, a learned image distance (Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018), version 0.1 on AlexNet."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +27,7 @@ class Lpips(nn.Module):
         self.register_buffer("scale", torch.tensor([0.458, 0.448, 0.450])[:, None, None], persistent=False)
 
     @classmethod
-    def load(cls, files: Sequence[str | Path]) -> Lpips:
+    def load(cls, files: Sequence[str | Path]) -> "Lpips":
         """From torchvision's AlexNet weights and LPIPS' own alex.pth, in any order, or one file with both.
 
         Raises CheckpointError, naming what is missing.

@@ -1,7 +1,5 @@
 """The files of a test: restored frames, scores, side-by-side strips and videos, in a folder of one test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace

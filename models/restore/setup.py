@@ -4,8 +4,6 @@ Of four sources the first that says something wins: the command line; the option
 its network and training spikes, or is a published one with its authors' tiles; the dataset.json beside the spikes.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Two blends: "kair", as published, equal weights with trimmed borders; "smooth", 
 visible seam. Networks that take the frames around a gap (VRT with pa_frames 0) make new frames: see Interpolator.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import logging
@@ -78,7 +76,7 @@ class Tiling:
                 raise OptionError(f"{key} {side} is not a multiple of {window}", key, "a multiple of the window", near)
 
     @classmethod
-    def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> Tiling:
+    def of(cls, val: ValOptions, spec: InputSpec, **changes: Any) -> "Tiling":
         """The tiles of the options `val` for a network with `spec`; changes: fields with other values."""
         fields = {key: value for key, value in val.plain().items() if key != "save_img"} | changes
         auto = {"num_frame": (AUTO_FRAMES, spec.window_size[0]), "size_patch": (AUTO_SIDE, spec.multiple)}

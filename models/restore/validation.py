@@ -1,7 +1,5 @@
 """Validation on all ranks. Each clip is scored by one rank, so no number depends on how many ranks there are."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

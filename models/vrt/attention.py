@@ -1,7 +1,5 @@
 """softmax(scale q k^T + bias + mask) v inside windows: torch's public attention, and on a CPU our own gradient."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

@@ -5,8 +5,6 @@ A block is one plain function of a chunk of windows, `Block._hidden`: a chunk at
 the reference.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Autograd would keep every intermediate of a block, 16 to 21 tensors of the size 
 input and, where that pays, the output of its attention. On a CPU the intermediates of a chunk stay in the cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple

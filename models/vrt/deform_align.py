@@ -1,7 +1,5 @@
 """Parallel warping: aligns features of neighbouring frames by flow-guided deformable convolution."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Memory of a training step: checkpoint "auto" fits it to a budget; a step without room says what to change."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -1,7 +1,5 @@
 """SpyNet: coarse-to-fine optical flow, 1.44 M parameters (Ranjan and Black, CVPR 2017)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Layers with one dtype on purpose, TF32, activation checkpointing, and convolutions applied per frame."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Partition of a token volume into (shifted) windows; computed once per size and shared by all blocks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache
