@@ -58,7 +58,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     """
     from data.manifest import raise_problems
     from main_train_vrt import PARTS
-    from utils.page import plain_table
+    from utils.metrics import plain_table
 
     reports = []
     for split, section in load_options(file, overrides, parts=PARTS).datasets:
