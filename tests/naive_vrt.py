@@ -15,8 +15,12 @@ from models.network_vrt import VRT
 from models.vrt.block import Block, Stage, WindowAttention
 from models.vrt.chunks import GatedMlp
 from models.vrt.deform_align import DeformAlign
-from models.vrt.flow import flow_warp
-from models.vrt.layers import FrameConv
+from models.vrt.flow import estimate_flows, flow_warp
+from models.vrt.layers import FrameConv, LayerNorm
+
+
+class NaiveNorm(LayerNorm):
+    forward = nn.LayerNorm.forward
 
 
 class NaiveMlp(GatedMlp):
@@ -150,7 +154,7 @@ class NaiveFrameConv(FrameConv):
         return nn.Conv3d.forward(self, x[:, :, None])[:, :, 0]
 
 
-NAIVE = (NaiveMlp, NaiveAttention, NaiveBlock, NaiveAlign, NaiveStage, NaiveFrameConv)
+NAIVE = (NaiveNorm, NaiveMlp, NaiveAttention, NaiveBlock, NaiveAlign, NaiveStage, NaiveFrameConv)
 
 
 class NaiveVRT(VRT):
@@ -161,3 +165,6 @@ class NaiveVRT(VRT):
         of_kind = {naive.__base__: naive for naive in NAIVE}
         for module in self.modules():
             module.__class__ = of_kind.get(type(module), type(module))
+
+    def estimate_flows(self, frames: Tensor):
+        return estimate_flows(self.spynet, frames, self.pa_frames // 2)  # the device "meta" has no autocast
