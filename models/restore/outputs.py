@@ -13,7 +13,7 @@ from utils.contract import ClipReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.files import RESULTS, refuse_links, refuse_run_folder, remove_files, write_whole
-from utils.image import comparison, comparison_strip, imread_rgb, imwrite_rgb, tensor_to_uint8
+from utils.image import ERROR, comparison, comparison_strip, imread_rgb, imwrite_rgb, tensor_to_uint8
 from utils.metrics import LUMA_METRICS, METRICS, Scores, add_scores, json_bytes, read_json
 from utils.video import VideoWriter
 
@@ -196,13 +196,14 @@ def finish_clip(
                 videos["video"].write(restored)
             for image in instants if "slowmotion" in videos else ():
                 videos["slowmotion"].write(image)
-            if "comparison" in videos:
-                panels = {"blurry": blurry, "restored": restored} | ({"sharp": sharp} if sharp is not None else {})
-                videos["comparison"].write(comparison_strip(panels))
-            if index in strips:
+            if "comparison" in videos or index in strips:
                 spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
-                strip = comparison_strip(comparison(blurry, spikes, restored, sharp))
-                imwrite_rgb(outputs.file("strip", clip.name, stem), strip)
+                panels = comparison(blurry, spikes, restored, sharp)
+            if index in strips:
+                imwrite_rgb(outputs.file("strip", clip.name, stem), comparison_strip(panels))
+            if "comparison" in videos:
+                panels.pop(ERROR, None)
+                videos["comparison"].write(comparison_strip(panels))
             if index == example:
                 imwrite_rgb(outputs.file("example", clip.name), restored)
     about = {

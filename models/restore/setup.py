@@ -28,6 +28,8 @@ from utils.run.checkpoint import differences, own_checkpoint
 
 logger = logging.getLogger(__name__)
 
+SHIPPED = Path(__file__).resolve().parents[2] / "weights/operator.pth"  # of a user's clip, unless others are given
+
 
 class TestArgs(argparse.Namespace):
     """The values of the command line, see `_parser`; paths as given. None or empty: the default of the form."""
@@ -50,7 +52,11 @@ def _parser(description: str) -> _Parser:
     add = parser.add_argument
     add("--opt", metavar="FILE", help="option file: tests on datasets.test; with --input: names the network")
     add("--method", metavar="NAME", help="a reconstruction without weights: tfp, tfi, tfstp or exposure")
-    add("--weights", metavar="FILE", help="weights or checkpoint (with --opt: default is the run's best checkpoint)")
+    add(
+        "--weights",
+        metavar="FILE",
+        help="weights or checkpoint (default: weights/operator.pth; with --opt: the run's best checkpoint)",
+    )
     add("--input", metavar="PATH", help="video, folder of frames, or folder of either")
     add("--output", metavar="DIR", help="where results go (with --opt: default experiments/<task>/test)")
     add("--spike", metavar="PATH", help="spike file of the whole clip, or folder with one per frame")
@@ -106,6 +112,8 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     def flags(keys: Sequence[str], between: str = ", ") -> str:
         return between.join(f"--{key.replace('_', '-')}" for key in keys)
 
+    if args.input and not (args.method or args.opt or args.weights):
+        args.weights = str(SHIPPED)
     of_network = ("weights", "sigma", "tile", "overlap", "batch_tiles", "blend", "flip_seq", "pad_seq", "dtype")
     wrong = [key for key in (*of_network, *(("opt",) if args.input else ())) if args.method and key in given]
     of_input = [key for key in ("spike", "gt", "sigma", "spike_size") if key in given]
