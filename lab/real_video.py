@@ -56,8 +56,9 @@ def video_scene(rng: np.random.Generator, path: Path, count: int, side: int) -> 
     (h, w), planes, walks = frames[0].shape[:2], count * PLANES, []
     for length in (h, w):
         free = max(0.0, (length - side) / 2 - 2)
-        walks.append(smooth_walk(rng, planes, rng.uniform(0.1, 1.0) * min(free, (h - side) / 2), (2 * PLANES, 8 * PLANES)))
-        walks[-1] = np.clip(walks[-1] + rng.uniform(-free, free), -free, free) + length / 2
+        amplitude = rng.uniform(0.1, 1.0) * min(free, (h - side) / 2)
+        walk = smooth_walk(rng, planes, amplitude, (2.0 * PLANES, 8.0 * PLANES)) + rng.uniform(-free, free)
+        walks.append(np.clip(walk, -free, free) + length / 2)
     y, x = np.mgrid[:h, :w].astype(np.float32)
     flows: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
