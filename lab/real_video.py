@@ -8,6 +8,7 @@ MOST_STEP pixels a frame and no cut lies between.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ def flow_between(a: np.ndarray, b: np.ndarray, preset: int = cv2.DISOPTICAL_FLOW
 
 
 def is_steady(frames: list[np.ndarray]) -> bool:
-    pairs = list(zip(frames, frames[1:], strict=False))
+    pairs = list(itertools.pairwise(frames))
     if max(np.abs(a.astype(np.int16) - b).mean() for a, b in pairs) > 40:
         return False
     flows = [flow_between(a, b, cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST) for a, b in pairs]
