@@ -1,3 +1,4 @@
+# make demo     restore two short clips with the shipped weights, and make a page that shows them (a minute)
 # make sample   train on the sample set, print the table, check the gain (minutes on a laptop CPU)
 # make quick    the tests that tell most, at most 90 s on two cores
 # make test     all tests
@@ -6,10 +7,15 @@
 # make lint     ruff
 # make faults   the whole fault suite (an hour), and docs/reliability.md
 PYTHON ?= python3
+# Where torch and torchvision come from instead of pip's own index: https://download.pytorch.org/whl/cpu has no CUDA.
+TORCH_INDEX ?=
 VENV := .venv
 SAMPLE := options/vrt/000_train_vrt_sample_rgbspike.json
 
-.PHONY: sample quick test versions gpu lint faults clean
+.PHONY: demo sample quick test versions gpu lint faults clean
+
+demo: $(VENV)/.installed
+	@$(VENV)/bin/python scripts/demo.py
 
 # The script itself looks whether the set is there, complete and its own: a file that exists would not tell.
 sample: $(VENV)/.installed
@@ -57,6 +63,7 @@ lint: $(VENV)/.installed-test
 
 $(VENV)/.installed: requirements.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(VENV)/bin/python -m pip install --quiet torch torchvision --index-url $(TORCH_INDEX))
 	$(VENV)/bin/python -m pip install --quiet -r requirements.txt
 	touch $@
 

@@ -92,7 +92,7 @@ def main() -> None:
         for clip in range(a.clips):
             rng = np.random.default_rng([a.seed, number, clip])
             scene = video_scene(rng, path, a.frames, a.side)
-            recording = Recording(a.root, "test", f"{path.stem}{clip}", SENSOR, rng, size=a.side)
+            recording = Recording(a.root, "test", f"{path.stem}{clip}", SENSOR, rng, side=a.side)
             for frame in range(a.frames):
                 recording.add(frame, [scene(frame * PLANES + plane) for plane in range(PLANES)])
             print(recording.clip, flush=True)

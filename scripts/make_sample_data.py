@@ -45,7 +45,7 @@ RGB, SPIKES = "GOPRO_Large", "GOPRO_Large_spike_seq"
 INFO = f"{SPIKES}/dataset.json"
 ME = "scripts/make_sample_data.py"
 
-Scene = Callable[[int], np.ndarray]  # plane -> light (SIZE, SIZE, 3) float32
+Scene = Callable[[int], np.ndarray]  # plane -> light (side, side, 3) float32
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,19 @@ class Layer:
 
     sheet: np.ndarray
     path: np.ndarray  # (planes, 3): shift x, shift y in pixels, angle in radians
+    side: int = SIZE  # of the frame, in pixels
 
     def at(self, plane: int) -> np.ndarray:
-        """Colour times opacity, and opacity, in the camera frame at `plane`: (SIZE, SIZE, 4) float32."""
+        """Colour times opacity, and opacity, in the camera frame at `plane`: (side, side, 4) float32."""
         x, y, angle = self.path[plane]
-        n, c = self.sheet.shape[0], SIZE / 2
+        n, c = self.sheet.shape[0], self.side / 2
         cos, sin = np.cos(angle), np.sin(angle)
         # Camera pixel -> sheet pixel: rotate about the centre, then shift.
         inverse = np.array(
             [[cos, -sin, n / 2 + x - c * cos + c * sin], [sin, cos, n / 2 + y - c * sin - c * cos]], np.float64
         )
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-        return cv2.warpAffine(self.sheet, inverse, (SIZE, SIZE), flags=flags, borderMode=cv2.BORDER_REFLECT)
+        return cv2.warpAffine(self.sheet, inverse, (self.side,) * 2, flags=flags, borderMode=cv2.BORDER_REFLECT)
 
 
 def smooth_walk(rng: np.random.Generator, planes: int, amplitude: float, periods: tuple[float, float]) -> np.ndarray:
@@ -120,9 +121,9 @@ def blob(rng: np.random.Generator, n: int) -> np.ndarray:
     return cv2.GaussianBlur(opacity, (0, 0), 0.9)[..., None]
 
 
-def make_layers(rng: np.random.Generator, planes: int) -> list[Layer]:
+def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list[Layer]:
     """A background and three objects; nearer layers shift more with the camera, and objects also move by themselves."""
-    n = SIZE + 2 * MARGIN
+    n = side + 2 * MARGIN
     periods = (3.0 * PLANES, 9.0 * PLANES)
     shake = np.stack([smooth_walk(rng, planes, 22.0, periods), smooth_walk(rng, planes, 16.0, periods)], axis=1)
     turn = smooth_walk(rng, planes, 0.05, periods)
@@ -133,13 +134,13 @@ def make_layers(rng: np.random.Generator, planes: int) -> list[Layer]:
         opacity = np.ones((n, n, 1), np.float32) if depth == 0 else blob(rng, n)
         colour = simulate.to_linear(texture(rng, n))
         sheet = np.concatenate((colour * opacity, opacity), axis=2)
-        layers.append(Layer(sheet, np.column_stack((shift, turn))))
+        layers.append(Layer(sheet, np.column_stack((shift, turn)), side))
     return layers
 
 
 def render(layers: list[Layer], plane: int) -> np.ndarray:
-    """Linear light (SIZE, SIZE, 3) float32 at `plane`."""
-    picture = np.zeros((SIZE, SIZE, 3), np.float32)
+    """Linear light (side, side, 3) float32 at `plane`."""
+    picture = np.zeros((layers[0].side, layers[0].side, 3), np.float32)
     for layer in layers:
         seen = layer.at(plane)
         picture = picture * (1.0 - seen[..., 3:]) + seen[..., :3]
@@ -173,13 +174,14 @@ class Recording:
     """One clip below `root` of both cameras: {blur,sharp}/NNNNNN.png and spike/NNNNNN.dat, one of each per frame.
 
     rng: draws the noise; the caller's generator stays as it is. instants: number of sharp pictures per exposure that
-    are written to instants/NNNNNN_K.png as well.
+    are written to instants/NNNNNN_K.png as well. side: of a frame.
     """
 
     def __init__(
-        self, root: Path, split: str, name: str, cameras: Cameras, rng: np.random.Generator, instants: int = 0
-    ) -> None:
-        half = SIZE // 2
+        self, root: Path, split: str, name: str, cameras: Cameras, rng: np.random.Generator, instants: int = 0,
+        side: int = SIZE,
+    ) -> None:  # fmt: skip
+        half = side // 2
         self.cameras, self.instants = cameras, instant_planes(instants)
         self.rng = copy.deepcopy(rng)
         self.sensor = simulate.IntegrateAndFire(
@@ -191,7 +193,7 @@ class Recording:
         self.spikes.mkdir(parents=True)
 
     def add(self, frame: int, planes: Sequence[np.ndarray]) -> None:
-        """Write frame `frame`. planes: PLANES pictures (SIZE, SIZE, 3) of linear light; above 1 is saturated."""
+        """Write frame `frame`. planes: PLANES pictures (side, side, 3) of linear light; above 1 is saturated."""
         cameras, stem = self.cameras, f"{frame:06d}"
         if cameras.light != 1.0:
             planes = [cameras.light * plane for plane in planes]
@@ -220,6 +222,7 @@ class Size:
     frames: int
     scene: Callable[[np.random.Generator, int, int], Scene]
     version: int
+    side: int = SIZE
 
 
 CAMERAS = Cameras()
@@ -254,13 +257,13 @@ def make_sample(
             scene = size.scene(rng, frames * PLANES, index)
             seen = {f"{condition}/{name}": cameras for condition, cameras in (conditions or {}).items()}
             seen = seen if conditions and split == "test" else {name: CAMERAS}
-            recordings = [Recording(new, split, clip, cameras, rng, instants) for clip, cameras in seen.items()]
+            recordings = [Recording(new, split, clip, c, rng, instants, size.side) for clip, c in seen.items()]
             for frame in range(frames):
                 planes = [scene(frame * PLANES + plane) for plane in range(PLANES)]
                 for recording in recordings:
                     recording.add(frame, planes)
         about = {
-            "format": 1, "h": SIZE // 2, "w": SIZE // 2, "flip": True, "planes": PLANES, "rate": CAMERAS.rate,
+            "format": 1, "h": size.side // 2, "w": size.side // 2, "flip": True, "planes": PLANES, "rate": CAMERAS.rate,
             "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed, "version": size.version,
             "files": digest_of(new), "made_by": ME,
             **({"instants": instant_planes(instants)} if instants else {}),
