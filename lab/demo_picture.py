@@ -26,8 +26,8 @@ def main(path: str = "docs/images/demo.webp") -> None:
             shown = {name: panels[name] for name in PANELS[:3]}
             rows.append(side_by_side(list(shown.values()), list(shown), shown["restored"].shape[:2]))
         pictures.append(Image.fromarray(np.concatenate(rows)))
-    there_and_back = [*pictures, *pictures[-2:0:-1]]
-    there_and_back[0].save(path, save_all=True, append_images=there_and_back[1:], duration=200, loop=0, quality=60, method=6)
+    rest = [*pictures[1:], *pictures[-2:0:-1]]  # there and back
+    pictures[0].save(path, save_all=True, append_images=rest, duration=200, loop=0, quality=60, method=6)
 
 
 if __name__ == "__main__":
