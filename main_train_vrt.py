@@ -187,7 +187,7 @@ class Training:
         opt, options, writers = self.opt, redact(self.opt.plain()), []
         self.timer = StepTimer()
         if self.at_start != "nothing" and utils_dist.is_main_process():
-            write_environment(opt.folder)
+            write_environment(opt.folder, sum(p.numel() for p in self.model.netG.parameters()))
             writers = build_writers(opt.logging, opt.folder, options, self.progress)
         health = Health(opt.folder, opt.train, opt.datasets, self.total_iter)
         health.planned(lr_floor(opt.train, self.total_iter))

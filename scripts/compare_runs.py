@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +31,7 @@ from utils.errors import DataError, OptionError
 from utils.files import refuse_existing, write_whole
 from utils.metrics import COLUMNS, format_score, markdown_table, plain_table, read_json
 from utils.options.section import flat
-from utils.run.history import folder_of, newest_options, read_history, run_names
+from utils.run.history import ENVIRONMENT_NAME, folder_of, newest_options, read_history, run_names
 
 METRICS, VALIDATED = "metrics.json", ("val/psnr", "val/psnr_input")
 WIDTH = 100  # characters in a line of a table
@@ -90,9 +89,8 @@ def runs_tables(runs: Mapping[str, Path]) -> list[Table]:
         psnr = [(value, step) for step, value in history.get("val/psnr", []) if math.isfinite(value)]
         best, at = (f"{max(psnr)[0]:.2f}", str(max(psnr)[1])) if psnr else ("-", "-")
         last = [f"{history[tag][-1][1]:.4g}" if tag in history else "-" for tag in ("train/loss", "train/it_per_s")]
-        log = folder / "log" / "train.log"
-        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-        rows.append([name, best, at, *last, *(re.findall(r"([\d.]+ M) parameters", text) or ["-"])[-1:]])
+        about = read_json(file) if (file := folder / ENVIRONMENT_NAME).is_file() else {}
+        rows.append([name, best, at, *last, about.get("parameters", "-")])
         saved = newest_options(folder / "options")
         options.append(dict(flat(read_json(saved), "")) if saved else {})
     scores = (rows, ["run", "best PSNR dB", "at iter", "loss", "it/s", "parameters"])

@@ -42,15 +42,13 @@ def test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_di
     folders = []
     for name, lr, psnr in (("a_run_with_a_long_name", 2e-3, 30.5), ("b", 1e-3, 31.25)):
         folder = tmp_path / "experiments" / name
-        for part in ("options", "log"):
-            (folder / part).mkdir(parents=True)
+        (folder / "options").mkdir(parents=True)
         history = {"train/loss": [[10, 0.5], [20, 0.25]], "train/it_per_s": [[20, 1.5]]}
         history["val/psnr"] = [[10, psnr], [20, psnr - 1]]
         (folder / "training_history.json").write_text(json.dumps(history))
         options = {"task": name, "train": {"G_optimizer_lr": lr, "total_iter": 20}, "netG": {"depths": [2] * 40 + [lr]}}
         (folder / "options" / "x.json").write_text(json.dumps(options))
-        log = b"\xff, as another program left it\n[2026-01-01 00:00:00] Network:  vrt, 1.23 M parameters; 0.1 GB\n"
-        (folder / "log" / "train.log").write_bytes(log)
+        (folder / "environment.json").write_text('{"parameters": "1.23 M"}')
         folders.append(str(folder))
 
     assert main([*folders, *(["--md"] if is_md else [])]) == 0

@@ -212,8 +212,8 @@ def _take_lock(path: Path) -> BinaryIO:
     return file
 
 
-def write_environment(folder: Path) -> None:
-    """folder/environment.json, for the report: command, versions and device, of each start that trains. On rank 0."""
+def write_environment(folder: Path, parameters: int) -> None:
+    """folder/environment.json, for the report: command, versions, device, size, of each start that trains. Rank 0."""
     # Without the ceiling, git would name the commit of a repository that this folder happens to lie in.
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent), "GIT_OPTIONAL_LOCKS": "0"}
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
@@ -229,6 +229,7 @@ def write_environment(folder: Path) -> None:
         "CUDA": torch.version.cuda if device.type == "cuda" else None,
         "device": device_name(device),
         "ranks": utils_dist.get_world_size(),
+        "parameters": f"{parameters / 1e6:.2f} M",
     }
     path = folder / history.ENVIRONMENT_NAME
     with best_effort(str(path)):
