@@ -1,19 +1,18 @@
 """RGB + spike clips from high-frame-rate video: settings, checks, where sharp frames lie in it, light and files."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
 import os
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
+from pydantic import Field
 
 from data.files import FrameSource, clips_in, image_size
 from data.spike.formats import SpikeGeometry, write_spikes
@@ -22,6 +21,7 @@ from utils.dist.process import peak_process_gb
 from utils.errors import DataError
 from utils.files import publish_folder, scratch_folder, write_whole
 from utils.image import imwrite_rgb
+from utils.options.section import Section
 from utils.random_streams import published_stream
 
 SPLITS = ("train", "test")
@@ -35,34 +35,30 @@ GREY_WIDTH = 160  # pixels of the reduced frames that are compared to find a sha
 IDENTICAL, REENCODED, TIE = 0.02, 2.0, 0.1
 
 
-def _setting(default: Any, text: str, choices: tuple[str, ...] | None = None, **bounds: float) -> Any:
-    """A field of `Recipe` and what a command line needs of it. bounds: at_least, above, at_most."""
-    return field(default=default, metadata={"help": text, "choices": choices, "bounds": bounds})
-
-
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(Section):
     """The settings that clips are made with; recorded in dataset.json."""
 
-    average: int | None = _setting(None, "raw frames per exposure, odd; default: from GoPro names, else 7", at_least=1)
-    interpolate: int = _setting(8, "spike planes per raw frame", at_least=1)
-    method: str = _setting("flow", "interpolation between raw frames", ("flow", "linear"))
-    ratio: int = _setting(2, "RGB pixels per spike pixel, each way", at_least=1)
-    gamma: float = _setting(2.2, "exponent from display values to light", above=0)
-    light: str = _setting("linear", "what the sensor integrates", ("linear", "display"))
+    average: int | None = Field(
+        None, ge=1, description="raw frames per exposure, odd; default: from GoPro names, else 7"
+    )
+    interpolate: int = Field(8, ge=1, description="spike planes per raw frame")
+    method: Literal["flow", "linear"] = Field("flow", description="interpolation between raw frames")
+    ratio: int = Field(2, ge=1, description="RGB pixels per spike pixel, each way")
+    gamma: float = Field(2.2, gt=0, description="exponent from display values to light")
+    light: Literal["linear", "display"] = Field("linear", description="what the sensor integrates")
     # A pixel fires once per plane at most.
-    rate: float = _setting(0.5, "spikes per plane at full light (gain / threshold)", above=0, at_most=1)
-    threshold: float = _setting(1.0, "of the sensor; noise values are relative to it", above=0)
-    initial_charge: float = _setting(1.0, "upper end of the uniform first charge, in thresholds", at_least=0)
-    shot_noise: float = _setting(0.0, "standard deviation per plane at full light, in thresholds", at_least=0)
-    dark_rate: float = _setting(0.0, "spikes per plane without light", at_least=0)
-    threshold_mismatch: float = _setting(0.0, "relative standard deviation between pixels", at_least=0)
-    seed: int = _setting(0, "of the sensor's noise and first charge")
-    instants: int = _setting(0, "also write so many sharp instants of each exposure, an odd number", at_least=0)
+    rate: float = Field(0.5, gt=0, le=1, description="spikes per plane at full light (gain / threshold)")
+    threshold: float = Field(1.0, gt=0, description="of the sensor; noise values are relative to it")
+    initial_charge: float = Field(1.0, ge=0, description="upper end of the uniform first charge, in thresholds")
+    shot_noise: float = Field(0.0, ge=0, description="standard deviation per plane at full light, in thresholds")
+    dark_rate: float = Field(0.0, ge=0, description="spikes per plane without light")
+    threshold_mismatch: float = Field(0.0, ge=0, description="relative standard deviation between pixels")
+    seed: int = Field(0, description="of the sensor's noise and first charge")
+    instants: int = Field(0, ge=0, description="also write so many sharp instants of each exposure, an odd number")
 
     def record(self) -> dict[str, Any]:
         """The settings as JSON. Without instants as before there were any, so that older clips are still continued."""
-        return {key: value for key, value in asdict(self).items() if key != "instants" or value}
+        return {key: value for key, value in self.plain().items() if key != "instants" or value}
 
     def average_of(self, clip: str) -> int:
         found = re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)

@@ -13,8 +13,6 @@ command continues an interrupted run; other settings and changed sources need an
 in dataset.json, and in made.json beside the frames of each clip. summary.html beside dataset.json shows each clip.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing
@@ -25,10 +23,8 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import fields
-from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -46,6 +42,7 @@ from utils.dist.process import die_with_parent
 from utils.errors import DataError, OptionError
 from utils.files import free_bytes, natural_key, refuse_overlap, write_whole
 from utils.image import render, side_by_side
+from utils.options.section import read_section
 
 INFO = Path("GOPRO_Large_spike_seq", FILE_NAME)
 SUMMARY = {"summary.html": " prepared clips</title>", "summary.json": '{\n  "recipe": {'}  # -> how it begins
@@ -64,8 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     inputs = {"--source": command.source, "--spikes-for": command.spikes_for}
     for name in ("GOPRO_Large_spike_seq", *(() if command.spikes_for else ("GOPRO_Large",))):
         refuse_overlap(command.out / name, inputs, "--out")
-    recipe = Recipe(**{setting.name: getattr(command, setting.name) for setting in fields(Recipe)})
-    jobs = find_jobs(command)
+    recipe, jobs = command.recipe, find_jobs(command)
     info, folder = read_info(command.out, recipe), (command.out / INFO).parent
     plans = plan_all(jobs, recipe, command.workers)
     todo = [job for job in jobs if plans[job].todo]
@@ -105,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line. Raises OptionError for numbers out of range."""
+    """The command line, with its `recipe`. Raises OptionError for numbers out of range."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--source", type=Path, help="raw clips: folders of images or videos, with or without train/ and test/")
@@ -117,28 +113,28 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="the sharp frames of --spikes-for are N raw frames later than expected; detected where it is unambiguous",
     )  # fmt: skip
     add("--leave-out", action="append", default=[], metavar="CLIP", help="make all clips but this one")
-    for setting in fields(Recipe):
-        flag, about = f"--{setting.name.replace('_', '-')}", setting.metadata
+    for name, setting in Recipe.model_fields.items():
         kind = int if setting.default is None else type(setting.default)
-        add(flag, type=kind, default=setting.default, choices=about["choices"], help=about["help"])
+        choices = get_args(setting.annotation) if kind is str else None
+        add(
+            f"--{name.replace('_', '-')}", type=kind, default=setting.default, choices=choices, help=setting.description
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     add("--workers", type=int, default=cores, help="processes; default: one for each core")
     add("--dry-run", action="store_true", help="print what would be made, and its size")
     command = parser.parse_args(arguments)
     if not command.source and not command.spikes_for:
         raise OptionError("nothing to read", "--source, --spikes-for", "at least one of them", "see --help")
-    bounds = {setting.name: setting.metadata["bounds"] for setting in fields(Recipe)} | {"workers": {"at_least": 1}}
-    for name, limits in bounds.items():
-        value = getattr(command, name)
-        least, above, most = (limits.get(key, d) for key, d in (("at_least", -inf), ("above", -inf), ("at_most", inf)))
-        if limits and value is not None and not (least <= value <= most and above < value < inf):
-            flag = f"--{name.replace('_', '-')}"
-            expected = ", ".join(f"{key.replace('_', ' ')} {limit:g}" for key, limit in limits.items())
-            raise OptionError(f"{flag} is {value}", flag, expected, "correct it")
+    try:
+        command.recipe = read_section(Recipe, {name: getattr(command, name) for name in Recipe.model_fields}, "")
+    except OptionError as e:
+        flag = f"--{e.where.replace('_', '-')}"
+        raise OptionError(f"{flag} is {getattr(command, e.where)}", flag, e.expected, "correct it") from None
     for flag, value, is_wrong, expected in (
         ("--average", command.average, (command.average or 1) % 2 == 0, "an odd number"),
         ("--instants", command.instants, command.instants and command.instants % 2 == 0, "0, or an odd number"),
         ("--instants", command.instants, command.instants and command.spikes_for, "0 with --spikes-for"),
+        ("--workers", command.workers, command.workers < 1, "at least 1"),
         ("--test-share", command.test_share, not 0 <= command.test_share < 1, "0 <= share < 1"),
     ):
         if is_wrong:

@@ -265,7 +265,7 @@ def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(ra
         ("--source {}/raw --ratio 0", "--ratio is 0", 2),
         ("--source {}/raw --shot-noise -1", "--shot-noise is -1.0", 2),
         ("--source {}/raw --rate inf", "--rate is inf", 2),
-        ("--source {}/raw --rate 1.01", "above 0, at most 1", 2),
+        ("--source {}/raw --rate 1.01", "float > 0, <= 1", 2),
         ("--source {}/raw --interpolate 0", "--interpolate is 0", 2),
         ("--source {}/raw --test-share 1", "--test-share is 1.0", 2),
         ("--source {}/raw --offset x", "--offset is 'x'", 2),
