@@ -1,7 +1,5 @@
 """What datasets of clips share: their option keys, random crops for training, whole clips for testing."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -123,7 +121,7 @@ class ClipDataset(Dataset):
     septuplets = other_images = False  # see `Source`
     rate_windows = 0  # firing rates of a sample for each frame, beside those that the representation has
 
-    def __init__(self, section: FileReading, seed: int) -> None:
+    def __init__(self, section: FileReading, seed: int = 0) -> None:
         source = self.source(section)
         self.seed, self.spikes = seed, source.spikes
         camera = getattr(section, "camera", None)
@@ -239,7 +237,7 @@ class TrainClips(ClipDataset):
 
     is_training = True
 
-    def __init__(self, section: Any, seed: int) -> None:
+    def __init__(self, section: Any, seed: int = 0) -> None:
         super().__init__(section, seed)
         self.num_frame, self.gt_size = section.num_frame, section.gt_size
         self.rate_windows = getattr(section, "rate_windows", 0)
@@ -335,7 +333,7 @@ class TestClips(ClipDataset):
 
     __test__ = False  # not a test case for pytest
 
-    def __init__(self, section: Any, seed: int) -> None:
+    def __init__(self, section: Any, seed: int = 0) -> None:
         super().__init__(section, seed)
         self.num_frame = section.num_frame
         first = {clip.size: clip for clip in reversed(self.clips)} if self.spikes else {}

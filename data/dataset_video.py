@@ -1,7 +1,5 @@
 """The datasets of clips: RGB frames with spikes, and without spikes under the names and keys of KAIR."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Any, Literal
 
@@ -32,7 +30,7 @@ class TrainKeys(Crops, SpikeFiles):
     )
 
 
-@DATASETS.register("TrainDatasetRGBSpike", given=("seed",))
+@DATASETS.register("TrainDatasetRGBSpike", given=("seed",), section=TrainKeys)
 class TrainDatasetRGBSpike(TrainClips):
     """Random crops of blurry RGB frames, their spikes and their sharp frames.
 
@@ -44,20 +42,14 @@ class TrainDatasetRGBSpike(TrainClips):
     evenly around the instant of gt.
     """
 
-    def __init__(self, section: TrainKeys, seed: int = 0) -> None:
-        super().__init__(section, seed)
-
 
 class TestKeys(WholeClips, SpikeFiles):
     __test__ = False
 
 
-@DATASETS.register("TestDatasetRGBSpike", given=("seed",))
+@DATASETS.register("TestDatasetRGBSpike", given=("seed",), section=TestKeys)
 class TestDatasetRGBSpike(TestClips):
     """Whole clips with their spikes, as in training."""
-
-    def __init__(self, section: TestKeys, seed: int = 0) -> None:
-        super().__init__(section, seed)
 
 
 class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
@@ -66,12 +58,9 @@ class RecurrentTrainKeys(Crops, SharpFiles, ClipFiles):
     )
 
 
-@DATASETS.register("VideoRecurrentTrainDataset", given=("seed",))
+@DATASETS.register("VideoRecurrentTrainDataset", given=("seed",), section=RecurrentTrainKeys)
 class VideoRecurrentTrainDataset(TrainClips):
     """As TrainDatasetRGBSpike, without spikes; KAIR's name and keys."""
-
-    def __init__(self, section: RecurrentTrainKeys, seed: int = 0) -> None:
-        super().__init__(section, seed)
 
 
 class DenoisingTrainKeys(Crops, SharpFiles, ClipFiles):
@@ -231,7 +220,7 @@ class VimeoTestKeys(WholeClips, Septuplets):
     )
 
 
-@DATASETS.register("VideoTestVimeo90KDataset", given=("seed",))
+@DATASETS.register("VideoTestVimeo90KDataset", given=("seed",), section=VimeoTestKeys)
 class VideoTestVimeo90KDataset(TestClips):
     """Whole Vimeo-90K clips; KAIR's name and keys.
 
@@ -240,9 +229,6 @@ class VideoTestVimeo90KDataset(TestClips):
     """
 
     septuplets = True
-
-    def __init__(self, section: VimeoTestKeys, seed: int = 0) -> None:
-        super().__init__(section, seed)
 
 
 def add_noise(frames: Tensor, sigma: float, rng: np.random.Generator) -> Tensor:

@@ -191,16 +191,21 @@ class Registry:
 
     def __init__(self, kind: str, type_key: str = "type", base: type[Section] = Section) -> None:
         self.kind, self.type_key, self.base = kind, type_key, base
-        self._parts: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {}
+        self._parts: dict[str, tuple[Callable[..., Any], frozenset[str], dict[str, type[Section]]]] = {}
         self._models: dict[str, type[Section]] = {}
 
-    def register(self, name: str, given: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator. `given`: parameters that code supplies to `build`; they are not option keys."""
+    def register(
+        self, name: str, given: Collection[str] = (), **annotations: type[Section]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorator. `given`: parameters that code supplies to `build`; they are not option keys.
+
+        annotations: of parameters of an inherited constructor, which has less exact ones, such as section=OwnKeys.
+        """
 
         def add(constructor: Callable[..., Any]) -> Callable[..., Any]:
             if name in self._parts:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self._parts[name] = (constructor, frozenset(given))
+            self._parts[name] = (constructor, frozenset(given), annotations)
             return constructor
 
         return add
@@ -269,7 +274,7 @@ class Registry:
         """The part that `section` describes. given: the parameters that code supplies."""
         options = self.resolve(section, where)
         name = getattr(options, self.type_key)
-        constructor, names = self._parts[name]
+        constructor, names, _ = self._parts[name]
         values = {
             key: options if _is_flat(parameter) else getattr(options, key)
             for key, parameter in self._parameters(name).items()
@@ -278,9 +283,9 @@ class Registry:
 
     def _parameters(self, name: str) -> dict[str, inspect.Parameter]:
         """The constructor's parameters that are option keys, or stand for some, with their annotations resolved."""
-        constructor, given = self._parts[name]
+        constructor, given, annotations = self._parts[name]
         function = constructor.__init__ if inspect.isclass(constructor) else constructor
-        hints = get_type_hints(function, include_extras=True)
+        hints = get_type_hints(function, include_extras=True) | annotations
         return {
             key: parameter.replace(annotation=hints.get(key, Any))
             for key, parameter in inspect.signature(constructor).parameters.items()
