@@ -4,8 +4,6 @@ Spikes around the sharp instant are compared with the sharp frame; without one, 
 blurry frame, in which strong motion leaves nothing of the sharp instant.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Augmentation of a training sample: crop, flips and time reversal of lq, gt and spikes; the simulated spike camera."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -44,7 +42,7 @@ class Augment:
         hflip: bool = False,
         rot: bool = False,
         reverse: bool = False,
-    ) -> Augment:
+    ) -> "Augment":
         """A random square of side `patch` within a frame of size (H, W), and random flips among the allowed ones.
 
         origin: upper left pixel, where only a part of the frame, of that size, is allowed.
@@ -65,7 +63,7 @@ class Augment:
         )  # fmt: skip
 
     @classmethod
-    def whole(cls, size: tuple[int, int]) -> Augment:
+    def whole(cls, size: tuple[int, int]) -> "Augment":
         """No crop and no flip."""
         return cls(0, 0, *size)
 

@@ -1,7 +1,5 @@
 """The record of one clip. Whatever a clip comes from, it becomes one of these at the edge, resolved and checked."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,10 +80,6 @@ class Clip:
     def size_of(self, kind: str) -> tuple[int, int]:
         """(height, width) of the frames of one kind."""
         return self.size if kind == "lq" else self.gt_size
-
-    def scale_of(self, kind: str) -> int:
-        """Size of the frames of one kind over that of the lq frames."""
-        return 1 if kind == "lq" else self.scale
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")

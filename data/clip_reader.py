@@ -1,7 +1,5 @@
 """Clips to restore, frame by frame: those of a test dataset, or a user's own frames or video with their spikes."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import logging

@@ -4,8 +4,6 @@ An LMDB holds one value per file under the key "<clip>/<frame>", and beside data
 "<clip>/<frame>.<ext> (<shape>) <compression>" per key. Files in it are named "<root>.lmdb::<clip>/<frame>" here.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct

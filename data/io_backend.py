@@ -7,8 +7,6 @@ A clip cache holds every clip as raw arrays on disk, from which a sample reads o
 <path>/<clip>/spike.u8  the planes of all spike files, packed as in a .dat: (all planes, plane_bytes) uint8
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -93,7 +91,7 @@ class DiskFiles:
                     kept[1:] = read_bgr(path, size).ravel()
                     kept[0] = 1
                 image = kept[1:].reshape(*size, 3)
-            found.append(aug.crop(image, clip.scale_of(kind)))
+            found.append(aug.crop(image, size[0] // clip.size[0]))
         return np.stack(found)
 
     def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
@@ -164,8 +162,9 @@ class CacheReader:
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
         """The crop of `aug` in images of one kind (data.clip.IMAGE_KINDS): (T, h, w, 3) uint8, B, G, R."""
-        stored = self._map(clip, kind, (len(getattr(clip, kind)), *clip.size_of(kind), 3))
-        return np.stack([aug.crop(stored[i], clip.scale_of(kind)) for i in frames])
+        size = clip.size_of(kind)
+        stored = self._map(clip, kind, (len(getattr(clip, kind)), *size, 3))
+        return np.stack([aug.crop(stored[i], size[0] // clip.size[0]) for i in frames])
 
     def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
         """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""

@@ -1,7 +1,5 @@
 """The training loader: the samples that this rank reads, their order, and the workers that read them."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator

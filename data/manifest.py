@@ -4,8 +4,6 @@ Layouts: <root>/<clip>/{blur,sharp,spike}/<frame>, as GoPro is published, or <ro
 per kind of file, as in KAIR. Each root may have either layout.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -4,8 +4,6 @@ The result for a data set is stored under <path.root>/.preflight by a digest of 
 of its files, so that the next start of a run only lists the folders.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

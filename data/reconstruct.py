@@ -1,7 +1,5 @@
 """Frames from spikes by a formula, without weights: the baselines beside a network (main_test_vrt.py --method)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -102,7 +100,7 @@ class Reconstruction:
         grey = {"colour": "none: scored on the luma of the sharp frame alone (PSNR-Y, SSIM-Y)"} if self.is_grey else {}
         return {"method": f"{about['type']} ({options})", **grey, **frames}
 
-    def restorer(self, device: torch.device) -> Reconstruction:
+    def restorer(self, device: torch.device) -> "Reconstruction":
         return self
 
     def describe(self) -> str:

@@ -1,7 +1,5 @@
 """Datasets by name. A new dataset is a new data/dataset_<name>.py whose class registers itself here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

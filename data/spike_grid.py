@@ -8,8 +8,6 @@ A grid gives a window for each crop of the frame, whose `crop` is the spike pixe
 window's channels is, bit for bit, what the window of the crop gives.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

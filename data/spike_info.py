@@ -1,7 +1,5 @@
 """What is known of spike files: dataset.json, and the planes of each frame (`spike.first`, `count`, `exposure`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The `spike` section of a dataset: the geometry of the planes, what they mean, and their representation."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ Afterwards set  "io_backend": {"type": "cache", "path": DIR}  in that dataset se
 source has changed since; build it again then. After an interruption, the same command continues.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -16,8 +16,6 @@ Maximization", TPAMI 30, 2008) makes it exact. Patches that are matched on their
 is left. All places are (x, y) with pixel centres at whole numbers, see data/spike_grid.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -61,7 +59,7 @@ class View:
     spikes: np.ndarray
     frame: np.ndarray
 
-    def mirrored(self, mirror: str) -> View:
+    def mirrored(self, mirror: str) -> "View":
         """The view with a mirrored spike image."""
         axes = {"none": (), "columns": (1,), "rows": (0,), "both": (0, 1)}[mirror]
         return View(np.ascontiguousarray(np.flip(self.spikes, axes)), self.frame)
@@ -121,7 +119,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return command
 
 
-def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> View:
+def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> "View":
     stream = read_spikes(path, geometry, *(command.planes or (0, None)))
     rates = stream.mean(axis=0, dtype=np.float32)
     rates /= max(float(np.percentile(rates, 99.5)), 1e-6)

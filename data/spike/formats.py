@@ -12,8 +12,6 @@ A reader reads only the bytes that it needs; of a .npz, the whole array. When a 
 text, images, archives and the lines of an SPS100 are not taken for packed planes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
@@ -121,7 +119,7 @@ class SpikeGeometry:
         return self.height * self.line_width // 8
 
     @property
-    def stored_as_raster(self) -> SpikeGeometry:
+    def stored_as_raster(self) -> "SpikeGeometry":
         """How a clip cache stores these planes."""
         return dataclasses.replace(self, layout="raster")
 

@@ -5,8 +5,6 @@ Before the first and after the last spike, the light is that of the nearest inte
 outside of the file would allow. A pixel with a single spike has the light 1 / T, one without spikes has none.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 
@@ -22,8 +20,7 @@ def plane_light(stream: np.ndarray) -> np.ndarray:
     Times are counted from both sides, from -T on and back from 2 T + 1, where all of them are positive. So the time of
     a spike, 0 where there is none, takes effect by a maximum, which is many times as fast as np.where.
     """
-    ends, planes = _ends(stream), len(stream)
-    begin, end = _outer_times(ends)
+    planes, (ends, begin, end) = len(stream), _outer_times(stream)
     whole = 3 * planes + 1
     kind = np.int16 if whole <= np.iinfo(np.int16).max else np.int32
     numbers = np.arange(planes, dtype=kind)[:, None, None]
@@ -43,8 +40,7 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
     It is the number of the intervals in the window: those inside, and fractions of those at its two ends. So only
     the ends of the windows cost arithmetic in float64.
     """
-    ends = _ends(stream)
-    begin, end = _outer_times(ends)
+    ends, begin, end = _outer_times(stream)
     times = sorted({0, len(ends), *(time for window in windows for time in window)})
     following = {times[-1]: end}
     parts = list(itertools.pairwise(times))
@@ -62,24 +58,21 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
     return [(light[b] - light[a]) * is_lit for a, b in windows]
 
 
-def _ends(stream: np.ndarray) -> np.ndarray:
-    """(T, h, w): for each spike the time at which its interval ends, else 0; a narrow type, for speed."""
-    planes = len(stream)
-    return stream * np.arange(1, planes + 1, dtype=np.min_scalar_type(planes))[:, None, None]
-
-
 def _first(ends: np.ndarray) -> np.ndarray:
     """(h, w): the first of the ends, 0 where there is none."""
     one = ends.dtype.type(1)
     return (ends - one).min(axis=0) + one  # 0 - 1 is the largest number
 
 
-def _outer_times(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(h, w) int32: when the interval of the first spike begins, and when the one after the last spike ends.
+def _outer_times(stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each spike the time at which its interval ends, else 0: (T, h, w) of a narrow type, for speed; and two times.
 
-    Both times lie outside of the file: at most 0, and at least T + 1.
+    Both are (h, w) int32 and lie outside of the file: when the interval of the first spike begins, at most 0, and when
+    the one after the last spike ends, at least T + 1.
     """
-    planes, one = len(ends), ends.dtype.type(1)
+    planes = len(stream)
+    ends = stream * np.arange(1, planes + 1, dtype=np.min_scalar_type(planes))[:, None, None]
+    one = ends.dtype.type(1)
     first, last = _first(ends), ends.max(axis=0)
     # The second spike from each side is the nearest one: the spike itself has the distance 0 - 1, the largest number.
     after = (ends - (first + one)).min(axis=0).astype(np.int32) + 1
@@ -88,7 +81,7 @@ def _outer_times(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     first, last = first.astype(np.int32), last.astype(np.int32)
     begin = first - np.maximum(np.where(is_single, planes, after), first)
     end = last + np.maximum(np.where(is_single, planes, before), planes + 1 - last)
-    return begin.astype(np.int32), end.astype(np.int32)
+    return ends, begin.astype(np.int32), end.astype(np.int32)
 
 
 def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:

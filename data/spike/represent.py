@@ -9,8 +9,6 @@ Time reversal is exact: the channels of a clip played backwards are those of the
 time. Time t of a stream of T planes is T - 1 - t in the reversed one.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Simulate a spike camera from a high-frame-rate sequence of sharp frames."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
