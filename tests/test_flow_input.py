@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from lab.flow_scenes import make_pair
+from models.model_vrt import define_Model
 from models.select_network import define_G
 from tests.test_vrt_modules import SMALL
 from utils.errors import DataError, OptionError
@@ -82,3 +83,21 @@ def test_what_cannot_give_a_flow_is_refused(spikes, options, where):
     with pytest.raises(OptionError) as refused:
         network(spikes, **options)
     assert refused.value.where == where
+
+
+def test_the_flow_network_is_frozen_and_released_with_each_input():
+    train = {"G_lossfn_type": "l1", "E_decay": 0, "G_optimizer_lr": 1e-3, "fix_iter": 2, "fix_keys": ["spynet"]}
+    values = {"netG": {"net_type": "vrt", **SMALL, "flow_input": "both"}, "train": train}
+    model = define_Model(values, spike_channels=S)
+    model.init_train()
+    torch.manual_seed(0)
+    clip = {"lq": torch.rand(1, 2, 3, 32, 32), "spike": torch.rand(1, 2, S, 32, 32), "key": ["a/0"]}
+    weights = [model.training_state()["model_state_dict"]]
+
+    for step in (1, 2):
+        model.optimize_parameters(step, [{**clip, "gt": 1 - clip["lq"]}])
+        weights.append({k: v.clone() for k, v in model.training_state()["model_state_dict"].items()})
+
+    last = "spynet.basic_module.5.basic_module.8.bias"
+    assert not weights[1][last].any()  # still zero flow
+    assert weights[2][last].any()

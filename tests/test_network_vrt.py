@@ -106,7 +106,7 @@ def test_checkpointing_changes_memory_and_nothing_else():
         assert torch.equal(a.grad, b.grad), key
 
 
-@pytest.mark.parametrize("name", ["net_deblur_pa2_2f_w8", "net_deblur_pa4_4f"])
+@pytest.mark.parametrize("name", ["net_deblur_pa2_2f_w8", "net_deblur_pa4_4f", "net_gray_1ch"])
 def test_the_plain_transcription_gives_the_reference_output(name):
     vector = golden.load_net(name)
     net = NaiveVRT(**vector.config["network"]).eval()

@@ -26,6 +26,7 @@ from tests.clip_files import check, section
 from tests.dist.launching import ROOT
 from tests.gopro_files import SIZE, files, moving_frames, prepare, write_folder, write_raw, write_tree
 from utils.errors import DataError
+from utils.files import MARK
 from utils.options.load import load_options
 from utils.video import VideoWriter
 
@@ -99,9 +100,14 @@ def test_a_dry_run_says_what_would_be_made_and_writes_nothing(raw, tmp_path, cap
     assert not (tmp_path / "out").exists()
 
 
-def test_running_again_changes_nothing_and_spikes_for_existing_frames_are_those_of_the_raw_clip(raw, tmp_path):
+def test_running_again_and_spikes_for_existing_frames_give_the_same_files_and_a_killed_run_goes_on(raw, tmp_path):
     prepare("--source", raw, "--out", tmp_path / "out")
     before = files(tmp_path / "out")
+    prepare("--source", raw, "--out", tmp_path / "out")
+    assert files(tmp_path / "out") == before
+    spikes = tmp_path / "out/GOPRO_Large_spike_seq/train"
+    os.rename(spikes / "GOPR0001_03_00", spikes / ".GOPR0001_03_00.tmp")  # as a killed run leaves it
+    (spikes / ".GOPR0001_03_00.tmp" / MARK).touch()
     prepare("--source", raw, "--out", tmp_path / "out")
     assert files(tmp_path / "out") == before
     assert for_existing(raw, tmp_path) == 0
@@ -289,7 +295,12 @@ def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys, arguments, words
 )
 def test_neither_all_nor_no_clips_are_for_testing(tmp_path, count, share, tests):
     raw = [RawClip(f"c{i}", tmp_path, "") for i in range(count)]
-    assert list(choose_splits(raw, share, tmp_path).values()).count("test") == tests
+    splits = choose_splits(raw, share, tmp_path)
+    assert list(splits.values()).count("test") == tests
+    for name, split in splits.items():
+        (tmp_path / "GOPRO_Large" / split / name).mkdir(parents=True)
+    later = choose_splits([*raw, *(RawClip(f"d{i}", tmp_path, "") for i in range(4))], share, tmp_path)
+    assert {name: later[name] for name in splits} == splits
 
 
 def test_raw_frames_are_taken_in_the_order_of_their_numbers(raw, tmp_path):
@@ -426,3 +437,10 @@ def test_an_error_ends_the_other_processes_at_once():
 def test_a_process_that_dies_is_reported():
     with pytest.raises(DataError, match="a process of the pool died"):
         run_counted(2, os._exit, [(7,), (7,)], [1] * 2, "ending", "calls")
+
+
+def test_a_foreign_file_where_a_clip_would_be_made_is_left_alone(raw, tmp_path):
+    mine = tmp_path / "out/GOPRO_Large_spike_seq/train/.GOPR0001_03_00.tmp/mine"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3 and mine.exists()

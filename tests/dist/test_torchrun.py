@@ -99,16 +99,23 @@ def identities(logs: list[Path]) -> list[tuple[str, ...]]:
     return sorted(found for log in logs for found in re.findall(banner, log.read_text()))
 
 
-def test_where_a_platform_starts_one_process_per_node_the_ranks_of_all_nodes_are_one_world(tmp_path):
+def test_where_a_platform_starts_one_process_per_node_the_ranks_of_all_nodes_train_and_resume_as_one_world(tmp_path):
     options = write_options(tmp_path)
     changes = (SHORT[0], "train.total_iter=1000")
-    python = (sys.executable, "-u", MAIN, "--opt", options, *changes)
-    with nodes(tmp_path, KUBEFLOW, python, (ROOT / "launch_train.sh", options, *changes)) as (processes, logs):
+    python = (sys.executable, "-u", MAIN, "--opt", options)
+    with nodes(tmp_path, KUBEFLOW, (*python, *changes), (ROOT / "launch_train.sh", options, *changes)) as (both, logs):
         wait_for(logs[0], "Iter: 1,")
-        processes[1].send_signal(signal.SIGTERM)
-        assert [process.wait(300) for process in processes] == [75, 75], logs[1].read_text()
-    assert identities(logs) == [("4", "0", "0"), ("4", "1", "1"), ("4", "2", "0"), ("4", "3", "1")]
-    assert latest(options)["step"] >= 1
+        both[1].send_signal(signal.SIGTERM)
+        assert [process.wait(300) for process in both] == [75, 75], logs[1].read_text()
+    world = [("4", "0", "0"), ("4", "1", "1"), ("4", "2", "0"), ("4", "3", "1")]
+    stopped = latest(options)["step"]
+    assert identities(logs) == world and stopped >= 1
+
+    again = (*python, SHORT[0], f"train.total_iter={stopped + 1}")
+    with nodes(tmp_path, PAI_DLC, again, again) as (both, logs):
+        assert [process.wait(300) for process in both] == [0, 0], logs[0].read_text()
+    assert identities(logs) == world
+    assert f"at iter {stopped}" in logs[0].read_text() and latest(options)["step"] == stopped + 1
 
 
 def test_a_wrong_option_ends_every_node_of_such_a_platform_with_one_message(tmp_path):
