@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
 def read_options(path: str, overrides: Sequence[str] = ()) -> Options:
     checks = [lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale)]
     opt = load_options(path, overrides, parts=PARTS, check=checks)
-    choose_gpus(utils_dist.get_launch(), opt.gpu_ids, opt.opt_path)
+    choose_gpus(opt.gpu_ids, opt.opt_path)
     return opt
 
 

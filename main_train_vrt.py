@@ -46,7 +46,7 @@ from utils.options.section import redact
 from utils.run.checkpoint import Progress, find_checkpoint, left_to_do, planned_steps, restore_progress
 from utils.run.measure import Health, StepTimer, measured
 from utils.run.progress import RunProgress, open_progress
-from utils.run.writers import Experiment, build_writers, check_writers, only_run_in, write_environment
+from utils.run.writers import WRITERS, Experiment, build_writers, only_run_in, write_environment
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +71,10 @@ def read_options(argv: list[str]) -> Options:
     checks = [
         lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale),
         lambda opt: check_loss(opt.train, opt.datasets.train, opt.netG, opt.scale),
-        lambda opt: check_writers(opt.logging.writers),
+        lambda opt: [WRITERS.resolve(section, "logging.writers") for section in opt.logging.writers],
     ]
     opt = load_options(file, overrides, parts=PARTS, check=checks)
-    gpu.choose_gpus(utils_dist.get_launch(), opt.gpu_ids, opt.opt_path)
+    gpu.choose_gpus(opt.gpu_ids, opt.opt_path)
     return opt
 
 
@@ -229,7 +229,7 @@ class Training:
         vote = preempt.StopVote()
         with self.timer.part("compute"):
             self.model.optimize_parameters(progress.step + 1, micro_batches)
-        progress.advance()
+        progress.step, progress.batch, progress.validation_stops = progress.step + 1, progress.batch + 1, 0
         self.timer.step_done()
         if debug.every:
             self.model.print_debug_lines(progress.step, micro_batches, debug.every)

@@ -11,7 +11,7 @@ from tests.dist.launching import run_command
 from tests.train_files import MAIN, write_options
 from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
 from utils.dist.launch import LaunchInfo
-from utils.dist.state import status_line
+from utils.dist.state import RUN, status_line
 from utils.errors import DistError
 from utils.run.measure import Measured, log_values
 
@@ -43,7 +43,8 @@ def test_gpu_ids_choose_where_nobody_else_has_chosen_and_what_differs_is_said(
             del os.environ[name]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
-    choose_gpus(launch, ids, "my.json")
+    monkeypatch.setattr(RUN, "launch", launch)
+    choose_gpus(ids, "my.json")
 
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
     assert said in caplog.text and bool(caplog.text) == bool(said)

@@ -11,7 +11,7 @@ import pytest
 
 from utils.errors import DataError
 from utils.run.history import HISTORY_NAME, LINES_NAME, read_history
-from utils.run.writers import HistoryWriter, history_bytes
+from utils.run.writers import HistoryWriter, ReportWriter
 
 
 def write(folder, steps, start=0, tag="train/loss", factor=1.0):
@@ -36,7 +36,8 @@ def test_values_that_are_not_finite_are_null_in_the_files_and_nan_for_readers(tm
     assert strict((tmp_path / LINES_NAME).read_text()) == {"step": 5, "a": None, "b": None, "c": 0.1}
     history = read_history(tmp_path)
     assert math.isnan(history["a"][0][1]) and math.isnan(history["b"][0][1]) and history["c"] == [[5, 0.1]]
-    assert strict(history_bytes(history)) == {"a": [[5, None]], "b": [[5, None]], "c": [[5, 0.1]]}
+    ReportWriter(tmp_path).scalars({"val/psnr": math.nan}, 5)
+    assert strict((tmp_path / HISTORY_NAME).read_text()) == {"a": [[5, None]], "b": [[5, None]], "c": [[5, 0.1]]}
 
 
 def test_a_resume_drops_later_entries_once_and_doubles_no_step(tmp_path):

@@ -40,10 +40,6 @@ class InputSpec:
         """What the sides of a training crop or a tile are multiples of."""
         return math.lcm(self.stride, *self.window_size[1:])
 
-    @property
-    def colour(self) -> str:
-        return "gray" if self.image_channels == 1 else "rgb"
-
 
 def input_spec(net: Any) -> InputSpec:
     """The spec of a network (not wrapped); without one, clips of any size fit."""

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 
@@ -70,14 +70,12 @@ def free_bytes(folder: Path) -> float:
     return found.f_bavail * found.f_frsize if found.f_blocks else math.inf
 
 
-def sha256_of(path: Path, on_read: Callable[[], object] = lambda: None) -> str:
-    """SHA-256 of a file in hex. on_read: called after each MiB and at the end."""
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file in hex."""
     digest = hashlib.sha256()  # hashlib.file_digest came with Python 3.11
     with open(path, "rb") as file:
         while block := file.read(2**20):
             digest.update(block)
-            on_read()
-    on_read()
     return digest.hexdigest()
 
 
@@ -127,13 +125,6 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
     with writing(folder, OTHER_ROOT):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARK).touch()
-
-
-def refuse_run_folder(folder: Path) -> None:
-    """Raises OptionError where results are to go straight into the folder of a run (`claim_run_folder`)."""
-    if (folder / MARK).is_file():
-        what, do = "--output is the folder of a training run", f"choose another folder, such as {folder / 'test'}"
-        raise OptionError(what, f"--output {folder}", "a folder for results alone", do)
 
 
 def scratch_folder(path: Path) -> Path:

@@ -64,18 +64,6 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
     return float(similarity.mean())
 
 
-def frame_scores(image: np.ndarray, sharp: np.ndarray, metrics: Sequence[str] = METRICS) -> dict[str, float]:
-    """The values of `metrics` for one frame; both (H, W, 3) uint8 RGB."""
-    pairs, functions = {"": (image, sharp)}, {"psnr": psnr, "ssim": ssim}
-    if not set(metrics).isdisjoint(LUMA_METRICS):
-        pairs["_y"] = (rgb_to_y(image), rgb_to_y(sharp))
-    found = {}
-    for metric in metrics:
-        name, of_luma, _ = metric.partition("_y")
-        found[metric] = functions[name](*pairs[of_luma])
-    return found
-
-
 def add_scores(
     scores: Scores,
     kind: str,
@@ -86,9 +74,17 @@ def add_scores(
 ) -> None:
     """Score one frame of a clip and append its values to `scores`: the one function of validation and testing.
 
-    image: None, where the network gave NaN or Inf, scores NaN. more: further metrics of (image, sharp).
+    image, sharp: (H, W, 3) uint8 RGB; image None, where the network gave NaN or Inf, scores NaN. more: further metrics
+    of (image, sharp).
     """
-    values = dict.fromkeys(metrics, math.nan) if image is None else frame_scores(image, sharp, metrics)
+    values = dict.fromkeys(metrics, math.nan)
+    if image is not None:
+        pairs, functions = {"": (image, sharp)}, {"psnr": psnr, "ssim": ssim}
+        if not set(metrics).isdisjoint(LUMA_METRICS):
+            pairs["_y"] = (rgb_to_y(image), rgb_to_y(sharp))
+        for metric in metrics:
+            name, of_luma, _ = metric.partition("_y")
+            values[metric] = functions[name](*pairs[of_luma])
     for metric, value in (values | (more(image, sharp) if more else {})).items():
         scores.setdefault(kind, {}).setdefault(metric, []).append(value)
 

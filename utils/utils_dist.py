@@ -55,10 +55,6 @@ class _PeerFailed(BaseException):
         self.exit_code = exit_code
 
 
-def get_launch() -> LaunchInfo:
-    return RUN.launch
-
-
 def get_rank() -> int:
     return RUN.launch.rank
 
@@ -294,11 +290,8 @@ def check_same_on_all_ranks(name: str, value: Any, do: str = "start all ranks fr
 
 
 @contextmanager
-def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
-    """Run the body on every rank. If any rank fails, all end, and the lowest one that failed reports it. Collective.
-
-    grace_s: how long a rank that failed waits for lower ranks to fail as well.
-    """
+def all_ranks_or_none() -> Iterator[None]:
+    """Run the body on every rank. If any rank fails, all end, and the lowest one that failed reports it. Collective."""
     if get_world_size() == 1 or RUN.store is None:
         yield
         return
@@ -309,7 +302,7 @@ def all_ranks_or_none(grace_s: float = 5.0) -> Iterator[None]:
     except Exception as e:
         code = getattr(e, "exit_code", 1)
         meeting.arrive(code)
-        if get_rank() and meeting.wait(grace_s) != (get_rank(), code):
+        if get_rank() and meeting.wait(5.0) != (get_rank(), code):  # lower ranks may fail as well
             raise _PeerFailed(code) from e
         raise
     meeting.arrive()

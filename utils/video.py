@@ -9,7 +9,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ QUALITY = "10"
 # AVCOL_SPC_BT709 and its companions, AVCOL_RANGE_MPEG: said in the file, or players guess from the size.
 BT709, LIMITED = 1, 1
 FINEST_CLOCK = 2**24  # ticks a second
+FFMPEG_ERRORS = (OSError, av.error.FFmpegError)  # of the system, or of FFmpeg
 
 
 def open_container(path: str, mode: str = "r", **options: Any) -> Any:
@@ -96,10 +97,14 @@ class VideoReader:
                 self._next += 1
         return self._kept[index]
 
-    def _errors(self, what: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
         if not self.path.is_file():
             raise self._unreadable("no such file")
-        return _ffmpeg_errors(lambda e: self._unreadable(f"{what} ({self.path.stat().st_size} bytes): {e.strerror}"))
+        try:
+            yield
+        except FFMPEG_ERRORS as e:
+            raise self._unreadable(f"{what} ({self.path.stat().st_size} bytes): {e.strerror}") from e
 
     def _unreadable(self, what: str) -> DataError:
         do = "play it in a player, or give its frames as a folder"
@@ -144,7 +149,7 @@ class VideoWriter:
         self._count = 0
 
     def write(self, frame: np.ndarray) -> None:
-        with _ffmpeg_errors(self._unwritable):
+        with self._errors():
             if self._out is None:
                 self._open(*frame.shape[:2])
             if frame.shape[:2] != (self._stream.height, self._stream.width):
@@ -163,7 +168,7 @@ class VideoWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            with _ffmpeg_errors(self._unwritable):
+            with self._errors():
                 try:
                     if kind is None and self._out:
                         self._out.mux(self._stream.encode())
@@ -205,15 +210,10 @@ class VideoWriter:
         context.color_range = LIMITED
         context.colorspace = context.color_primaries = context.color_trc = BT709
 
-    def _unwritable(self, e: OSError) -> DataError:
-        what, do = f"the video could not be written: {e.strerror}", "free some space, then start the same command again"
-        return DataError(what, str(self.path), "a whole file", do)
-
-
-@contextmanager
-def _ffmpeg_errors(translate: Callable[[OSError], DataError]) -> Iterator[None]:
-    """An error of FFmpeg or the system in the block becomes a DataError."""
-    try:
-        yield
-    except (OSError, av.error.FFmpegError) as e:
-        raise translate(e) from e
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FFMPEG_ERRORS as e:
+            do = "free some space, then start the same command again"
+            raise DataError(f"the video could not be written: {e.strerror}", str(self.path), "a whole file", do) from e

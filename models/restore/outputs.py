@@ -12,7 +12,7 @@ from torch import Tensor
 from utils.contract import ClipReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
-from utils.files import RESULTS, refuse_links, refuse_run_folder, remove_files, write_whole
+from utils.files import MARK, RESULTS, refuse_links, remove_files, write_whole
 from utils.image import ERROR, comparison, comparison_strip, imread_rgb, imwrite_rgb, tensor_to_uint8
 from utils.metrics import LUMA_METRICS, METRICS, Scores, add_scores, json_bytes, read_json
 from utils.video import VideoWriter
@@ -94,7 +94,9 @@ def claim_folder(
     folder with other files, for links under the names of results, and for two results of the same name.
     """
     folder, mark = outputs.folder, outputs.folder / RESULTS
-    refuse_run_folder(folder)
+    if (folder / MARK).is_file():
+        what, do = "--output is the folder of a training run", f"choose another folder, such as {folder / 'test'}"
+        raise OptionError(what, f"--output {folder}", "a folder for results alone", do)
     known = read_json(mark) if mark.is_file() and not mark.is_symlink() else {}
     known = known if isinstance(known, dict) and {"settings", "inputs"} <= known.keys() else {}
     foreign = sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not known else []

@@ -21,6 +21,7 @@ from models.model_vrt import ModelVRT, define_Model, unwrap_ddp, weights_hash
 from scripts.parts.doctor_failures import FAIL, OK, WARN, Finding, table
 from utils import utils_dist
 from utils.dist import gpu
+from utils.dist.state import RUN
 from utils.errors import SpikeVRTError
 from utils.run.measure import seconds_of
 
@@ -44,7 +45,7 @@ def examine(file: str | None, overrides: Sequence[str]) -> int:
 
 def check_host(env: Mapping[str, str], cores: int) -> Iterator[Finding]:
     """The launch, environment variables that are known to cause failures or slow runs, and what this host has."""
-    launch = utils_dist.get_launch()
+    launch = RUN.launch
     ranks_here = int(env.get("LOCAL_WORLD_SIZE", "0")) or launch.world_size
     place = f"{launch.mode}, rank {launch.rank} of {launch.world_size}, local rank {launch.local_rank}"
     yield Finding(OK, "launch", place)

@@ -11,11 +11,12 @@ from main_train_vrt import read_options
 from models.model_vrt import ModelVRT, unwrap_ddp
 from utils import utils_dist
 from utils.dist import process
+from utils.dist.state import RUN
 
 options, out, per_rank, parts = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
 with utils_dist.ranks(log=False):
-    opt, launch = read_options(["--opt", options]), utils_dist.get_launch()
+    opt, launch = read_options(["--opt", options]), RUN.launch
     utils_dist.init_dist()
     model = ModelVRT(opt)
     model.netG.double()

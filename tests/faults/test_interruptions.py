@@ -12,6 +12,8 @@ from tests.dist.launching import Ranks
 from tests.faults.runs import interrupt, reference
 from tests.train_files import MAIN, odd_command, write_odd, write_options
 from utils.dist import preempt
+from utils.dist.launch import LaunchInfo
+from utils.dist.state import RUN
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +57,16 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tm
         ("SIGINT", True, "torchrun", True),  # torchrun kills the ranks that go on
     ],
 )
-def test_which_signals_ask_a_rank_to_save_and_stop(names, is_ignored, modes, stops):
+def test_which_signals_ask_a_rank_to_save_and_stop(names, is_ignored, modes, stops, monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    handled = []
+    monkeypatch.setattr(signal, "signal", lambda number, _: handled.append(number))
     for name in names.split():
         for mode in modes.split():
-            assert preempt.means_stop(getattr(signal, name), is_ignored, mode) == stops
+            monkeypatch.setattr(RUN, "launch", LaunchInfo(mode))
+            handled.clear()
+            preempt.listen(getattr(signal, name))
+            assert bool(handled) == stops
 
 
 # As nohup starts a run, and the shell the `command &` of a script.

@@ -14,12 +14,12 @@ import torch
 from torch.distributed import Store
 
 from utils.errors import DistError
-from utils.dist.launch import LaunchInfo
+from utils.dist.state import RUN
 
 logger = logging.getLogger(__name__)
 
 
-def choose_gpus(launch: LaunchInfo, gpu_ids: list[int] | None, opt_path: str) -> None:
+def choose_gpus(gpu_ids: list[int] | None, opt_path: str) -> None:
     """Make the GPUs of `gpu_ids` visible to a single process, unless the environment chooses GPUs; say what differs.
 
     Call it before CUDA starts, for CUDA reads the variable once. torch.cuda.is_available() starts CUDA, device_count()
@@ -27,7 +27,8 @@ def choose_gpus(launch: LaunchInfo, gpu_ids: list[int] | None, opt_path: str) ->
     """
     if gpu_ids is None:
         return
-    chosen, listed, note = os.environ.get("CUDA_VISIBLE_DEVICES"), ",".join(map(str, gpu_ids)), ""
+    launch, note = RUN.launch, ""
+    chosen, listed = os.environ.get("CUDA_VISIBLE_DEVICES"), ",".join(map(str, gpu_ids))
     if launch.world_size == 1 and chosen is None:
         os.environ["CUDA_VISIBLE_DEVICES"] = listed
     count = torch.cuda.device_count()

@@ -23,20 +23,14 @@ REPEATED_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
 logger = logging.getLogger(__name__)
 
 
-def means_stop(number: int, is_ignored: bool, mode: str) -> bool:
-    """Whether a signal asks a rank to save and stop. is_ignored: as the rank was started. mode: of its LaunchInfo.
+def listen(number: int) -> None:
+    """From now on this signal asks for a stop; a repeated one, see REPEATED_S, ends this rank.
 
     `nohup` starts a program so that it ignores SIGHUP, and a shell script starts `command &` so that it ignores Ctrl-C:
     it goes on. But torchrun takes Ctrl-C in any case, passes it on and kills the ranks that do not end.
     """
-    if number in (signal.SIGTERM, signal.SIGUSR1):
-        return True
-    return not is_ignored or (number == signal.SIGINT and mode == "torchrun")
-
-
-def listen(number: int) -> None:
-    """From now on this signal asks for a stop, if it means one here; a repeated one, see REPEATED_S, ends this rank."""
-    if means_stop(number, signal.getsignal(number) is signal.SIG_IGN, RUN.launch.mode):
+    is_meant = number in (signal.SIGTERM, signal.SIGUSR1) or signal.getsignal(number) is not signal.SIG_IGN
+    if is_meant or (number == signal.SIGINT and RUN.launch.mode == "torchrun"):
         signal.signal(number, _on_signal)
 
 

@@ -222,7 +222,7 @@ def load_options(
     path: str | Path,
     overrides: Sequence[str],
     parts: Mapping[str, Registry],
-    check: Sequence[Callable[[Options], None]] = (),
+    check: Sequence[Callable[[Options], object]] = (),
 ) -> Options:
     """The options of file `path`, completed with every default.
 

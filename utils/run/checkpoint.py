@@ -74,8 +74,12 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
             file.write(writer.sha256.hexdigest() + "\n")
             file.flush()
             os.fsync(file.fileno())
-        if keep:
-            _keep_previous(path, keep)
+        if keep and path.exists() and _fault(path) is None:  # a damaged newest one is not kept
+            for number in range(keep, 0, -1):  # each version becomes the one before
+                newer, older = _previous(path, number - 1), _previous(path, number)
+                if newer.exists():
+                    _link(_sidecar(newer), _sidecar(older))
+                    _link(newer, older)
         sidecar.unlink(missing_ok=True)  # meanwhile the file, old or new, is taken as it is
         os.replace(temp, path)
         os.replace(sidecar_temp, sidecar)
@@ -166,17 +170,6 @@ def _sweep(path: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def _keep_previous(path: Path, keep: int) -> None:
-    """Each version becomes the one before; a damaged newest one is not kept."""
-    if not path.exists() or _fault(path) is not None:
-        return
-    for number in range(keep, 0, -1):
-        newer, older = _previous(path, number - 1), _previous(path, number)
-        if newer.exists():
-            _link(_sidecar(newer), _sidecar(older))
-            _link(newer, older)
-
-
 def _link(source: Path, target: Path) -> None:
     """`target` becomes another name of the file `source`, atomically."""
     if not source.exists():
@@ -230,11 +223,6 @@ class Progress:
     validation_stops: int = 0  # how often a signal ended the validation of this step
     saved: int = -1  # step of the run's newest checkpoint_latest
     wandb_id: str | None = None
-
-    def advance(self) -> None:
-        self.step += 1
-        self.batch += 1
-        self.validation_stops = 0
 
     def next_epoch(self) -> None:
         self.epoch, self.batch = self.epoch + 1, 0

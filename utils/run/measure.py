@@ -136,14 +136,6 @@ class StepTimer:
         steps, seconds = self._faded()
         return seconds / steps if steps else None
 
-    def remaining(self, steps: int, pauses: dict[str, int]) -> float | None:
-        """Seconds for so many more steps and pauses of each kind, as long as those so far; None where unknown."""
-        pace = self.pace()
-        if pace is None:
-            return None
-        known = {kind: self.pauses[kind] for kind in pauses if self.pauses.get(kind)}
-        return steps * pace + sum(pauses[kind] * statistics.fmean(known[kind]) for kind in known)
-
     def _faded(self) -> tuple[float, float]:
         """Steps and seconds up to now, where what is WINDOW_S ago counts 1/e."""
         if not self.line.steps:
@@ -171,7 +163,6 @@ class DeviceClock:
             yield
             self.seconds += time.perf_counter() - begin
             return
-        self._collect()
         events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
         events[0].record()
         yield
@@ -180,14 +171,11 @@ class DeviceClock:
 
     def read(self) -> float:
         """Seconds since the last call, of the blocks that the device has finished."""
-        self._collect()
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
-
-    def _collect(self) -> None:
         while self.events and self.events[0][1].query():
             begin, end = self.events.popleft()
             self.seconds += begin.elapsed_time(end) / 1000
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
 
 
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Use | None:
@@ -409,10 +397,11 @@ class Health:
         left = -(-(self.total_iter - step) // self.train.checkpoint_save)
         # The latest checkpoint and, with a test split, the best one keep former versions; a new one is written before
         # an old one goes. The weights of all steps stay.
-        kinds, folder = 1 + (self.datasets.test is not None), self.folder / "checkpoints"
-        missing = kinds * (1 + self.train.keep_checkpoints) - len(list(folder.glob("checkpoint_*.pth")))
-        whole = _size(folder / "checkpoint_latest.pth") * (1 + max(0, missing))
-        weights = sum(_size(path) for path in (self.folder / "models").glob(f"{step}_*.pth"))
+        kinds = 1 + (self.datasets.test is not None)
+        sizes = {path.name: path.stat().st_size for path in (self.folder / "checkpoints").glob("checkpoint_*.pth")}
+        missing = kinds * (1 + self.train.keep_checkpoints) - len(sizes)
+        whole = sizes.get("checkpoint_latest.pth", 0) * (1 + max(0, missing))
+        weights = sum(path.stat().st_size for path in (self.folder / "models").glob(f"{step}_*.pth"))
         if not left or not weights:
             return
         room = max(0, (free_bytes(self.folder) - whole) / weights)
@@ -446,7 +435,3 @@ def loader_advice(section: Any, share: float, cores: int) -> str:
         advice.append("build a clip cache with scripts/build_clip_cache.py")
     advice.append(f"copy the data to a faster disk (a rank has {cores} CPU cores)")
     return ", or ".join(advice)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

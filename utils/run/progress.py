@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import statistics
 import sys
 import threading
 import time
@@ -177,11 +178,14 @@ class RunProgress(ExitStack):
 
         Empty before the speed is known. A validation or save counts from the first one that was measured.
         """
-        # Those of `step` itself are still to come.
-        last = self.total_iter - 1
-        pauses = {kind: last // every - (step - 1) // every + 1 for kind, every in self.every.items() if every}
-        seconds = self.timer.remaining(self.total_iter - step, pauses)
-        return "" if seconds is None else duration(seconds)
+        pace, last = self.timer.pace(), self.total_iter - 1
+        if pace is None:
+            return ""
+        seconds = (self.total_iter - step) * pace
+        for kind, every in self.every.items():
+            if every and (known := self.timer.pauses.get(kind)):  # those of `step` itself are still to come
+                seconds += (last // every - (step - 1) // every + 1) * statistics.fmean(known)
+        return duration(seconds)
 
 
 def duration(seconds: float) -> str:

@@ -36,7 +36,7 @@ from utils.options.models import LoggingOptions
 from utils.options.section import Registry, flat, import_parts
 from utils.run import checkpoint, history
 from utils.run.checkpoint import DataOrder, Progress, own_checkpoint
-from utils.run.history import HISTORY_NAME, LINES_NAME, History, entry_of, read_history
+from utils.run.history import HISTORY_NAME, LINES_NAME, entry_of, read_history
 from utils.run.measure import Health, Measured, StepTimer, log_values
 from utils.run.progress import duration
 
@@ -297,12 +297,6 @@ class HistoryWriter(Writer):
             write_whole(self.file, b"".join(kept))
 
 
-def history_bytes(found: History) -> bytes:
-    """The content of training_history.json."""
-    plain = {tag: [[step, _plain(value)] for step, value in entries] for tag, entries in found.items()}
-    return json.dumps(plain, allow_nan=False).encode()
-
-
 def _line(step: int, values: Mapping[str, float | None]) -> bytes:
     plain = {tag: _plain(value) for tag, value in values.items()}
     return f"{json.dumps({'step': step, **plain}, allow_nan=False)}\n".encode()
@@ -331,7 +325,8 @@ class ReportWriter(Writer):
         with best_effort("the report of the run"):
             found = read_history(self.folder)
             curves = history.encoded(history.draw_panels({"": found}))
-            write_whole(self.folder / HISTORY_NAME, history_bytes(found))
+            plain = {tag: [[step, _plain(value)] for step, value in entries] for tag, entries in found.items()}
+            write_whole(self.folder / HISTORY_NAME, json.dumps(plain, allow_nan=False).encode())
             write_whole(self.folder / history.CURVES_NAME, curves)
             write_whole(self.folder / history.REPORT_NAME, history.build_report(self.folder, found, curves).encode())
 
@@ -414,12 +409,6 @@ class WandbWriter(Writer):
 
     def close(self) -> None:
         self.run.finish()
-
-
-def check_writers(sections: Sequence[str | dict[str, Any]]) -> None:
-    """OptionError where `logging.writers` names one that does not exist, or a wrong key of it."""
-    for section in sections:
-        WRITERS.resolve(section, "logging.writers")
 
 
 def build_writers(section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress) -> list[Writer]:
