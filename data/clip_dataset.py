@@ -124,6 +124,7 @@ class ClipDataset(Dataset):
     def __init__(self, section: FileReading, seed: int = 0) -> None:
         source = self.source(section)
         self.seed, self.spikes = seed, source.spikes
+        self.options = section.plain()  # for those of a subclass; a section cannot be sent to another process
         camera = getattr(section, "camera", None)
         self.camera = CAMERAS.build(camera, "camera") if camera else None
         is_undivided = source.spikes and (source.spikes.rate == "match" or "rate" in source.spikes.ignored)

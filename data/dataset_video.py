@@ -69,7 +69,7 @@ class DenoisingTrainKeys(Crops, SharpFiles, ClipFiles):
     sigma_max: float = Field(50.0, ge=0, le=255, description="Highest noise level, as pixels have 0 ... 255.")
 
 
-@DATASETS.register("VideoRecurrentTrainNonblindDenoisingDataset", given=("seed",))
+@DATASETS.register("VideoRecurrentTrainNonblindDenoisingDataset", given=("seed",), section=DenoisingTrainKeys)
 class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
     """As VideoRecurrentTrainDataset, with noise added to the sharp frames; KAIR's name and keys.
 
@@ -77,10 +77,6 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
     the noisy frames, not clipped, and the noise map sigma / 255 that a network with netG.nonblind_denoising takes.
     Sigma and noise depend only on (seed, epoch, index).
     """
-
-    def __init__(self, section: DenoisingTrainKeys, seed: int = 0) -> None:
-        super().__init__(section, seed)
-        self.sigmas = section.sigma_min, section.sigma_max
 
     @classmethod
     def places(cls, section: DenoisingTrainKeys) -> dict[str, Any]:
@@ -94,7 +90,7 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
         return {**super().places(section), "dataroot_lq": section.dataroot_gt, "dataroot_gt": None}
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        gt, sigma = item["lq"], rng.uniform(*self.sigmas)
+        gt, sigma = item["lq"], rng.uniform(self.options["sigma_min"], self.options["sigma_max"])
         noise_map = torch.full_like(gt[:, :1], sigma / 255)
         return {**item, "lq": torch.cat((add_noise(gt, sigma, rng), noise_map), dim=1), "gt": gt}
 
@@ -105,7 +101,7 @@ class RecurrentTestKeys(WholeClips, ClipFiles):
     )
 
 
-@DATASETS.register("VideoRecurrentTestDataset", given=("seed",))
+@DATASETS.register("VideoRecurrentTestDataset", given=("seed",), section=RecurrentTestKeys)
 class VideoRecurrentTestDataset(TestClips):
     """As TestDatasetRGBSpike, without spikes; KAIR's name and keys.
 
@@ -115,16 +111,12 @@ class VideoRecurrentTestDataset(TestClips):
 
     other_images = True  # KAIR's test sections give no filename_ext, and some of its test sets are JPEG
 
-    def __init__(self, section: RecurrentTestKeys, seed: int = 0) -> None:
-        super().__init__(section, seed)
-        self.sigma = section.sigma
-
     def read_frames(self, index: int, first: int, count: int, reverse: bool = False) -> dict[str, Any]:
         item = super().read_frames(index, first, count, reverse)
-        if self.sigma is not None:
+        if (sigma := self.options["sigma"]) is not None:
             seeds = [zlib.crc32(f"{item['key']}/{stem}".encode()) for stem in item["frames"]]
             streams = [published_stream(self.seed, seed) for seed in seeds]
-            noisy = [add_noise(frame, self.sigma, rng) for frame, rng in zip(item["lq"], streams, strict=True)]
+            noisy = [add_noise(frame, sigma, rng) for frame, rng in zip(item["lq"], streams, strict=True)]
             item["lq"] = torch.stack(noisy)
         return item
 
@@ -152,16 +144,12 @@ class VimeoTrainKeys(Crops, SharpFiles, Septuplets):
     pad_sequence: bool = Field(False, description="Repeat the last frame: 7 frames become 8.")
 
 
-@DATASETS.register("VideoRecurrentTrainVimeoDataset", given=("seed",))
+@DATASETS.register("VideoRecurrentTrainVimeoDataset", given=("seed",), section=VimeoTrainKeys)
 class VideoRecurrentTrainVimeoDataset(TrainSeptuplets):
     """Random crops of Vimeo-90K clips and their sharp frames, one sample for each clip; KAIR's name and keys."""
 
-    def __init__(self, section: VimeoTrainKeys, seed: int = 0) -> None:
-        super().__init__(section, seed)
-        self.pad_sequence = section.pad_sequence
-
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        if not self.pad_sequence:
+        if not self.options["pad_sequence"]:
             return item
         return {kind: torch.cat((frames, frames[-1:])) for kind, frames in item.items()}
 
@@ -174,7 +162,7 @@ class VFIKeys(Crops, SharpFiles, Septuplets):
     )
 
 
-@DATASETS.register("VideoRecurrentTrainVimeoVFIDataset", given=("seed",))
+@DATASETS.register("VideoRecurrentTrainVimeoVFIDataset", given=("seed",), section=VFIKeys)
 class VideoRecurrentTrainVimeoVFIDataset(TrainSeptuplets):
     """Samples for frame interpolation from Vimeo-90K, one for each clip; KAIR's name and keys.
 
@@ -182,15 +170,11 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainSeptuplets):
     middle, im4. n is netG.img_size[0].
     """
 
-    def __init__(self, section: VFIKeys, seed: int = 0) -> None:
-        super().__init__(section, seed)
-        self.temporal_scale, self.color_jitter = section.temporal_scale, section.color_jitter
-
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
-        return frames[:: self.temporal_scale] if kind == "lq" else [frames[len(frames) // 2]]
+        return frames[::2] if kind == "lq" else [frames[len(frames) // 2]]
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        if not self.color_jitter:
+        if not self.options["color_jitter"]:
             return item
         frames = jitter_colors(torch.cat((item["lq"], item["gt"])), rng)
         return {"lq": frames[:-1], "gt": frames[-1:]}
