@@ -187,7 +187,7 @@ def _user_spikes(
     clip: str, path: Path, frames: FrameSource, spikes: DatSpikes, trained: dict[str, Any] | None
 ) -> tuple[list[tuple[str, int]], tuple[Exposure, ...]]:
     """The spike file of each frame with its number of planes, and the planes of each frame."""
-    files, count = spike_files(path) if path.is_dir() else [path], len(frames)
+    files, count = spike_files(path), len(frames)
     is_per_frame = path.is_dir() and not spikes.timing.is_one_file
     if is_per_frame:  # matched by name, for a video by order
         by_stem = {file.stem: file for file in files}
@@ -228,7 +228,7 @@ def described(section: Section, spike: Path) -> tuple[Section, DatasetInfo]:
     Where nobody gives the size of a plane, the section gets that of the arrays (.npy, .npz).
     """
     info = nearest_info(spike)
-    files = spike_files(spike) if spike.is_dir() else [spike]
+    files = spike_files(spike)
     if files and {section.h, section.w, info.h, info.w} == {None}:
         with spike_errors_as_data_errors():
             shape = array_shape(files[0])
@@ -239,10 +239,12 @@ def described(section: Section, spike: Path) -> tuple[Section, DatasetInfo]:
     return section, DatasetInfo() if is_of_another_size else info
 
 
-def spike_files(folder: Path) -> list[Path]:
-    """The spike files of a folder in natural order; where it holds several formats, those of the first of `FORMATS`."""
-    found = [[p for p in folder.iterdir() if p.suffix.lower() == suffix] for suffix in FORMATS]
-    return sorted(next(filter(None, found), []), key=lambda path: natural_key(path.name))
+def spike_files(path: Path) -> list[Path]:
+    """The spike files of a folder in natural order, of the first of `FORMATS` that it holds; a file for itself."""
+    if not path.is_dir():
+        return [path]
+    found = [[p for p in path.iterdir() if p.suffix.lower() == suffix] for suffix in FORMATS]
+    return sorted(next(filter(None, found), []), key=lambda p: natural_key(p.name))
 
 
 def _beside(base: str | Path | None, kind: str, name: str, suffixes: Sequence[str]) -> Path | None:

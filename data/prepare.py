@@ -16,7 +16,7 @@ from pydantic import Field
 
 from data.files import FrameSource, clips_in, image_size
 from data.spike.formats import SpikeGeometry, write_spikes
-from data.spike.simulate import IntegrateAndFire, to_grey
+from data.spike.simulate import IntegrateAndFire, to_grey, to_linear
 from utils.dist.process import peak_process_gb
 from utils.errors import DataError
 from utils.files import publish_folder, scratch_folder, write_whole
@@ -298,7 +298,7 @@ def make_images(job: Job, recipe: Recipe, folder: Path) -> None:
     average, instants, frames = recipe.average_of(job.name), recipe.instants, FrameSource(job.raw.path)
     # round() takes halves to the even number on both sides of 0, so that reversed time has the same instants.
     offsets = [average // 2 + round((k - instants // 2) * average / instants) for k in range(instants)]
-    curve = (np.arange(256, dtype=np.float32) / 255.0) ** np.float32(recipe.gamma)
+    curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, recipe.gamma)
     for number, first in enumerate(range(0, len(frames) - average + 1, average)):
         plain = linear = np.float32(0.0)
         kept = {}
@@ -356,7 +356,7 @@ class LightPath:
 
     def __init__(self, frames: FrameSource, size: tuple[int, int], gamma: float, method: str) -> None:
         self.frames, self.size, self.method = frames, size, method
-        self.curve = (np.arange(256, dtype=np.float32) / 255.0) ** np.float32(gamma)
+        self.curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
         self._lights: dict[int, np.ndarray] = {}
         self._flows: tuple[int, np.ndarray, np.ndarray] | None = None
         self._dis = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_FAST)

@@ -155,7 +155,7 @@ class LongExposures:
 
     def __init__(self, path: Path, clip: str, source: DatSpikes) -> None:
         self.path, self._clip, self._source = path, clip, source
-        self.files = spike_files(path) if path.is_dir() else [path]
+        self.files = spike_files(path)
         if not self.files:
             raise DataError("the folder holds no spikes", str(path), ", ".join(FORMATS), "correct --spike")
         self.stems = [file.stem for file in self.files]

@@ -92,12 +92,11 @@ def scale_of(matrix: np.ndarray) -> float:
 def load_calibration(path: str | Path) -> Calibration:
     """The calibration in the JSON file `path`. Raises DataError for what is not a complete, usable calibration."""
     try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(table := json.loads(Path(path).read_text(encoding="utf-8")), dict):
+            raise ValueError("it is no JSON object")
     except (OSError, ValueError) as e:
         what, expected = f"cannot read the calibration: {e}", "a JSON file made by scripts/calibrate.py"
         raise DataError(what, str(path), expected, "correct spike.calibration, or make the file") from e
-    if not isinstance(table, dict):
-        raise DataError("the calibration is no JSON object", str(path), "an object with the key matrix", KEYS)
     try:
         calibration = read_section(Calibration, table, "", "a calibration file")
     except OptionError as e:
