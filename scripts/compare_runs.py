@@ -54,16 +54,13 @@ def main(argv: list[str]) -> int:
         return max(check_gain(run, args.at_least) for run in args.runs)
     if args.noise or args.out:
         if len(args.runs) != 2 or not args.noise or not args.out:
-            raise OptionError(
-                f"{len(args.runs)} runs, with --noise or --out", "the command line", "two runs, --noise and --out",
-                "add what is missing, or give the runs alone",
-            )  # fmt: skip
+            what = f"{len(args.runs)} runs, with --noise or --out"
+            raise OptionError(what, "the command line", "two runs, --noise and --out", "add what is missing")
         return compare_losses(args)
     runs = dict(zip(run_names(args.runs), args.runs, strict=True))
     without = [str(folder) for folder in args.runs if not (folder / METRICS).is_file()]
     if without and len(without) < len(args.runs):
-        do = "test there with main_test_vrt.py, or leave it out"
-        raise DataError(f"no {METRICS}", ", ".join(without), "folders of tests, as the others", do)
+        raise DataError(f"no {METRICS}", ", ".join(without), "folders of tests, as the others", "leave it out")
     tables = runs_tables(runs) if without else [tests_table(runs)]
     print("\n\n".join(markdown_table(*table) if args.md else plain_table(*table, most=WIDTH) for table in tables))
     return 0
@@ -110,8 +107,7 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
     for name, folder in folders.items():
         test = read_json(folder / METRICS)
         if not isinstance(test, dict) or not {"protocol", "clips", "averages"} <= test.keys():
-            what = "the file holds no results of a test"
-            raise DataError(what, str(folder / METRICS), "as main_test_vrt.py writes it", "repeat the test")
+            raise DataError("no results of a test", str(folder / METRICS), "what main_test_vrt.py writes", "repeat it")
         about, averages = test["protocol"], test["averages"]
         if not averages.get("restored"):
             raise DataError("a test without scores", name, "a test with sharp frames", "leave it out")
@@ -124,15 +120,11 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
             first, reference = name, clips
             scores["input"] = ("", averages.get("input", {}))
         if odd := [clip for clip in {**reference, **clips} if reference.get(clip) != clips.get(clip)]:
-            raise DataError(
-                f"{first} and {name} were not scored on the same frames and input: {', '.join(odd[:5])}", name,
-                "tests of the same clips, frames and input", "repeat one of the tests",
-            )  # fmt: skip
+            what = f"{first} and {name} were not scored on the same frames and input: {', '.join(odd[:5])}"
+            raise DataError(what, name, "tests of the same clips, frames and input", "repeat one of the tests")
         scores[name] = (about.get("method") or f"network, {about.get('weights', '')}", averages["restored"])
     metrics = [m for m in COLUMNS if any(m in found for _, found in scores.values())]
-    rows = [
-        [name, method, *(format_score(m, found.get(m)) for m in metrics)] for name, (method, found) in scores.items()
-    ]
+    rows = [[name, about, *(format_score(m, found.get(m)) for m in metrics)] for name, (about, found) in scores.items()]
     return rows, ["test", "method", *(COLUMNS[m] for m in metrics)]
 
 
@@ -146,8 +138,7 @@ def compare_losses(args: argparse.Namespace) -> int:
     for run in runs:
         history = read_history(run)
         if args.tag not in history:
-            expected = f"one of {', '.join(sorted(history))}"
-            raise DataError(f"no {args.tag} in {run}", "--tag", expected, "choose one of these")
+            raise DataError(f"no {args.tag} in {run}", "--tag", ", ".join(sorted(history)), "choose one of these")
         histories.append(dict(history[args.tag]))
     steps = sorted(set.intersection(*map(set, histories)))
     if len(steps) < args.smooth:
@@ -163,10 +154,8 @@ def compare_losses(args: argparse.Namespace) -> int:
     ]
     difference, noise = figures[0], {key: max(f[key] for f in figures[1:]) for key in figures[0]}
     is_within_noise = difference["rms"] <= noise["rms"]
-    result = {
-        "tag": args.tag, "runs": names, "smooth": args.smooth,
-        "difference": difference, "noise": noise, "is_within_noise": is_within_noise,
-    }  # fmt: skip
+    result = {"tag": args.tag, "runs": names, "smooth": args.smooth, "difference": difference, "noise": noise}
+    result["is_within_noise"] = is_within_noise
     write_whole(args.out.with_suffix(".json"), (json.dumps(result, indent=2) + "\n").encode())
     figure = Figure(figsize=(7, 6), layout="tight")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))

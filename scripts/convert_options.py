@@ -113,17 +113,14 @@ def main(arguments: list[str] | None = None) -> int:
     source, out = Path(command.file), Path(command.out)
     refuse_existing(out, "--out")
     if out.suffix not in (".json", ".json5"):
-        what = "the new file has another ending"
-        raise OptionError(what, f"--out {out}", ".json, as launch_train.sh expects", "add it")
+        raise OptionError("another ending", f"--out {out}", ".json, as launch_train.sh expects", "add it")
     is_yaml = source.suffix.lower() in (".yml", ".yaml")
     values = read_yaml(source) if is_yaml else read_with_base(source, Sources(str(source)))
     c = Conversion(dict(flattened(redact(values))))
     is_svrt = any(map(c.below, [*OWN, *(f"{split}.{key}" for split in SPLITS for key in OWN_OF_DATASETS)]))
     if not is_svrt and not all(isinstance(values.get(name), dict) for name in ("netG", "datasets")):
-        raise OptionError(
-            "unknown kind of option file", str(source), "S-VRT: netG and datasets with spike_h, ...",
-            "write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR",
-        )  # fmt: skip
+        do = "write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR"
+        raise OptionError("unknown kind of option file", str(source), "S-VRT: netG, datasets with spike_h, ...", do)
     if not is_svrt and not is_yaml:
         judge(c, values, source, PARTS)
         print(f"{source} is in the form that this program reads, KAIR's, and needs no conversion.")
@@ -240,17 +237,12 @@ def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> N
     c.values |= {f"{spike}.type": "dat", **dict(zip((f"{spike}.h", f"{spike}.w"), size or (), strict=False))}
     c.renamed[key] = f"{spike}.h, w = {size or f'those of dataset.json, {info.h} x {info.w}'}; {said}"
     if size and not spike_size:
-        c.unsaid[key] = (
-            f"{said}; the check of the data compares it with the files. S-VRT's published 250 x 400 contradicts its "
-            "data, 360 x 640: then give --spike-size H W"
-        )
+        c.unsaid[key] = f"{said}; S-VRT's published 250 x 400 contradicts its data, 360 x 640: give --spike-size H W"
     if info.light == "display":
         c.values[f"{spike}.gamma"] = 2.2  # 2.2 / gamma = 1: the firing rates stay as S-VRT has them
     if info.rate not in (None, 1.0):
-        c.unsaid[f"{split}, firing rates"] = (
-            f"dataset.json gives the rate at full light, {info.rate:g}, and channels are divided by it: they are "
-            f"{1 / info.rate:.3g} times those of S-VRT"
-        )
+        rates = f"channels are divided by {info.rate:g}, the rate of dataset.json"
+        c.unsaid[f"{split}, firing rates"] = f"{rates}: {1 / info.rate:.3g} times those of S-VRT"
     c.unsaid[f"{split}, missing spike files"] = "S-VRT replaces them by zeros; here they are an error"
     if (flip := c.take(f"{spike}_flipud")) is not None:
         c.rename(f"{spike}_flipud", f"{spike}.flip", flip)
@@ -334,10 +326,7 @@ def convert_test_split(c: Conversion) -> None:
     root = str(c.values.get(f"{train}.dataroot_spike", "")).rstrip("/")
     if f"{test}.dataroot_spike" not in c.values and root.endswith("train"):
         c.values[f"{test}.dataroot_spike"] = assumed = f"{root.removesuffix('train')}test"
-        c.renamed[test] = (
-            f"dataroot_spike = {assumed}, assumed: the original has no spikes for testing; its spike "
-            "section is that of training"
-        )
+        c.renamed[test] = f"dataroot_spike = {assumed}, assumed, and the spike section of training: it has none"
 
 
 def convert_network(c: Conversion) -> None:
@@ -385,11 +374,8 @@ def judge(c: Conversion, values: dict[str, Any], source: Path, parts: Any) -> No
             c.problems.setdefault(single.where, (f"{single.what}; expected {single.expected}", do))
     if c.problems:
         rows = "".join(f"\n    {key}: {what}\n      do: {do}" for key, (what, do) in c.problems.items())
-        raise OptionError(
-            f"{len(c.problems)} problem{'s' * (len(c.problems) > 1)} in the option file, nothing was written:{rows}",
-            str(source), "keys and values that this program has, or that --drop leaves out",
-            "answer all of them in one command",
-        )  # fmt: skip
+        what = f"{len(c.problems)} problem{'s' * (len(c.problems) > 1)} in the option file, nothing was written:{rows}"
+        raise OptionError(what, str(source), "keys and values that this program has", "answer all in one command")
 
 
 if __name__ == "__main__":

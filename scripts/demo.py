@@ -49,9 +49,7 @@ DEMO = Size("demo", {"test": 2}, 8, scene, version=1, side=256)
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data", type=Path, default=Path("trainsets/demo"), help="where to make the clips (%(default)s)"
-    )
+    parser.add_argument("--data", type=Path, default=Path("trainsets/demo"), help="made clips (%(default)s)")
     parser.add_argument("--output", type=Path, default=Path("experiments/demo"), help="results (%(default)s)")
     command = parser.parse_args(arguments)
     if not command.data.exists() or not check_made(command.data, 0, size=DEMO):

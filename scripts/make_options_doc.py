@@ -89,10 +89,10 @@ def make_chinese_page() -> str:
     """Raises SystemExit with the keys whose translation is missing, and the translations that nothing uses."""
     say = Translations(json.loads((ROOT / "docs/zh/options.json").read_text(encoding="utf-8")))
     page = make_page(say, "[English](../options.md)")
-    wrong = [f"no translation for {where}: {text}" for where, text in say.missing.items()]
-    wrong += [f"nothing has this text any more: {text}" for text in say.unused]
-    if wrong:
-        sys.exit("\n".join(["correct docs/zh/options.json:", *wrong]))
+    missing = [f"no translation for {where}: {text}" for where, text in say.missing.items()]
+    unused = [f"nothing has this text any more: {text}" for text in say.unused]
+    if missing or unused:
+        sys.exit("\n".join(["correct docs/zh/options.json:", *missing, *unused]))
     return page
 
 
@@ -196,16 +196,11 @@ def _without_references(schema: Any, definitions: dict[str, Schema]) -> Any:
     }
 
 
-def main(arguments: list[str] | None = None) -> None:
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args(arguments)  # fmt: skip
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     pages = {"docs/options.md": make_page, "docs/zh/options.md": make_chinese_page, "options/schema.json": make_schema}
     for name, make in pages.items():
-        target = ROOT / name
-        if target.exists() and MARK not in target.read_text(encoding="utf-8"):
-            sys.exit(f"{target} was not written by this script: move it away")
-        write_whole(target, make().encode())
+        write_whole(ROOT / name, make().encode())
 
 
 if __name__ == "__main__":

@@ -313,16 +313,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path("trainsets/sample"), help="folder to make (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--instants", type=int, default=0, metavar="K", help="also write K sharp instants of each exposure (K odd)"
-    )
+    parser.add_argument("--instants", type=int, default=0, metavar="K", help="also K instants of each exposure, K odd")
     command = parser.parse_args(arguments)
     root, seed, instants = command.root, command.seed, command.instants
     if instants and not (0 < instants <= PLANES and instants % 2):
-        raise OptionError(
-            f"--instants is {instants}", "--instants",
-            f"0, or an odd number up to {PLANES}: the middle one is the sharp frame", "choose an odd number",
-        )  # fmt: skip
+        expected = f"0, or an odd number up to {PLANES}: the middle one is the sharp frame"
+        raise OptionError(f"--instants is {instants}", "--instants", expected, "choose another number")
     if root.is_file() or (root.is_dir() and list(root.iterdir())):
         if check_made(root, seed, instants, SAMPLE):
             print(f"{root} is complete: nothing to do")

@@ -56,14 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
     opt = load_options(command.opt, command.overrides, parts=PARTS)
     section = getattr(opt.datasets, command.split)
     if section is None:
-        what = f"datasets.{command.split} is empty"
-        raise OptionError(what, command.opt, "a data set of this split", "choose another --split")
+        raise OptionError(f"no datasets.{command.split}", command.opt, "a data set", "choose another --split")
     dataset = build_dataset(section, command.split, opt.train.manual_seed)
     if not 0 <= command.index < len(dataset) or command.epoch < 0:
-        raise OptionError(
-            f"sample {command.index} of epoch {command.epoch} does not exist", "--index, --epoch",
-            f"an index of 0 to {len(dataset) - 1}, an epoch of at least 0", "correct them",
-        )  # fmt: skip
+        what = f"sample {command.index} of epoch {command.epoch} does not exist"
+        expected = f"an index of 0 to {len(dataset) - 1}, an epoch of at least 0"
+        raise OptionError(what, "--index, --epoch", expected, "correct them")
     if dataset.is_training:
         draw, item = dataset.draw((command.epoch, command.index)), dataset[(command.epoch, command.index)]
     else:
@@ -166,9 +164,8 @@ def sections(
         white, rows = max(float(np.percentile(item["spike"].numpy(), 99.5)), 1e-6), []
         for number, channels in enumerate(item["spike"]):
             grey = tensor_to_uint8((channels / white)[:, None].expand(-1, 3, -1, -1))
-            texts = [
-                f"channel {i}: {c.min():.2f} to {c.max():.2f}, mean {c.mean():.3f}" for i, c in enumerate(channels)
-            ]
+            ranges = (f"{c.min():.2f} to {c.max():.2f}, mean {c.mean():.3f}" for c in channels)
+            texts = [f"channel {i}: {text}" for i, text in enumerate(ranges)]
             rows.append((name("lq", number), list(zip(texts, map(enlarged, grey), strict=True))))
         parts.append((f"{title('spike')}; white is {white:.3g}", rows))
     return parts

@@ -62,10 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
             refuse_existing(command.out, "the output")
             suffix = command.out.suffix.lower()
             if suffix not in ALLOWED.get(action, (suffix,)):
+                expected = ", ".join(filter(None, ALLOWED[action])) + ", or a folder" * (action == "recon")
                 do = "choose one, or use spike_tool.py recon for images" if action == "play" else "choose one of them"
-                expected = ", ".join(filter(None, ALLOWED[action])) + ", or a folder without a suffix" * (
-                    action == "recon"
-                )
                 raise OptionError(f"the suffix of the output is {suffix!r}", str(command.out), expected, do)
         actions = {"info": info, "view": view, "recon": recon, "play": play, "convert": convert, "simulate": simulate}
         actions[action](command)
@@ -211,10 +209,8 @@ def play(command: argparse.Namespace) -> None:
     last, label, size = rendering.last, rendering.label, "{} x {}".format(*rendering.file.size)
     stop = last + 1 if command.count is None else min(command.first + command.count, last + 1)
     if not 0 <= command.first < stop or (command.step or 1) < 1:
-        raise OptionError(
-            f"planes {command.first} to {stop - 1}, step {command.step or 1}", "--first, --count, --step",
-            f"planes within 0 to {last}, and a step of at least 1", "correct them",
-        )  # fmt: skip
+        what, expected = f"planes {command.first} to {stop - 1}", f"planes within 0 to {last}, a step of at least 1"
+        raise OptionError(what, "--first, --count, --step", expected, "correct them")
     step = command.step or -(-(stop - command.first) // LONGEST)
     centers = range(command.first, stop, step)
     with VideoWriter(command.out, command.fps) as video:
@@ -254,24 +250,20 @@ def convert(command: argparse.Namespace) -> None:
         print(f"  warning: {text}")
     parts = tracked(file.parts(command.first, count), count, "converting", "planes", len)
     write_spikes(command.out, parts, made)
-    array = f"{made.height} x {made.width}, an array of uint8, row 0 at the top"
-    form = array if is_array(command.out) else in_words(made)
+    form = f"{made.height} x {made.width}, an array of uint8" if is_array(command.out) else in_words(made)
     print(f"{command.out}: {count} planes of {form}")
 
 
 def simulate(command: argparse.Namespace) -> None:
     if not 0 < command.rate <= 1:
-        what = "above 0, at most 1: a pixel fires once per plane at most"
-        raise OptionError(f"--rate is {command.rate}", "--rate", what, "correct it")
+        raise OptionError(f"--rate is {command.rate}", "--rate", "above 0, at most 1 spike a plane", "correct it")
     if command.planes_per_frame < 1 or command.ratio < 1:
         raise OptionError("--planes-per-frame and --ratio", "command line", "at least 1", "correct them")
     frames = FrameSource(command.input)
     height, width = (side // command.ratio for side in frames.size)
     if height * width % 8:
-        raise DataError(
-            f"spike planes of {height} x {width} do not fill whole bytes", str(command.input),
-            "height x width / ratio^2 divisible by 8", "choose another --ratio, or crop the input",
-        )  # fmt: skip
+        what, expected = f"spike planes of {height} x {width} do not fill whole bytes", "pixels divisible by 8"
+        raise DataError(what, str(command.input), expected, "choose another --ratio, or crop the input")
     light = LightPath(frames, (height, width), command.gamma, command.method)
     sensor = IntegrateAndFire(
         height, width, rate=command.rate, rng=np.random.default_rng(command.seed), shot_noise=command.shot_noise,

@@ -61,13 +61,11 @@ def check_host(env: Mapping[str, str], cores: int) -> Iterator[Finding]:
         cure = "start through launch_train.sh, or set it to 1"
         yield Finding(WARN, "threads", what, "ranks that fight for cores are slow in all they do", cure)
     if env.get("TORCH_NCCL_BLOCKING_WAIT", env.get("NCCL_BLOCKING_WAIT", "0")) not in ("0", ""):
-        why = "each collective then blocks the host"
-        yield Finding(WARN, "environment", "NCCL_BLOCKING_WAIT is set", why, "unset it")
+        yield Finding(WARN, "environment", "NCCL_BLOCKING_WAIT is set", "each collective blocks the host", "unset it")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     has_ib = any(Path("/sys/class/infiniband").glob("*"))
     if names and launch.world_size > 1 and has_ib and env.get("NCCL_IB_DISABLE") == "1":
-        what = "InfiniBand is here, and NCCL_IB_DISABLE=1"
-        yield Finding(WARN, "network", what, "NCCL uses slow sockets", "unset it")
+        yield Finding(WARN, "network", "InfiniBand, and NCCL_IB_DISABLE=1", "NCCL uses slow sockets", "unset it")
     what = f"{len(names)} x {names[0]}" if names else "no GPU: ranks run on the CPU"
     yield Finding(OK, "devices", f"torch {torch.__version__}; {what}")
     free = shutil.disk_usage(".").free / 2**30
@@ -75,11 +73,9 @@ def check_host(env: Mapping[str, str], cores: int) -> Iterator[Finding]:
     yield Finding(WARN if low else OK, "disk", f"{free:.0f} GB free here", *low)
     memory = shutil.disk_usage("/dev/shm").free / 2**20 if Path("/dev/shm").exists() else 1e9
     if memory < 1024:
-        yield Finding(
-            WARN, "shared memory", f"/dev/shm has {memory:.0f} MB free",
-            "loader processes hand batches over in it and die with 'Bus error' when it is full",
-            "docker run --shm-size=8g, or fewer dataloader_num_workers",
-        )  # fmt: skip
+        why = "loader processes hand batches over in it and die with 'Bus error' when it is full"
+        cure = "docker run --shm-size=8g, or fewer dataloader_num_workers"
+        yield Finding(WARN, "shared memory", f"/dev/shm has {memory:.0f} MB free", why, cure)
 
 
 def check_ranks() -> Iterator[Finding]:
@@ -102,8 +98,7 @@ def check_ranks() -> Iterator[Finding]:
     if float(total) == world * (world + 1) / 2:
         yield Finding(OK, "all_reduce", f"the sum over {world} ranks is right ({dist.get_backend()})")
     else:
-        what = f"sum {float(total)}"
-        yield Finding(FAIL, "all_reduce", what, "gradients would be wrong", "update torch and drivers")
+        yield Finding(FAIL, "all_reduce", f"sum {total}", "gradients would be wrong", "update torch and drivers")
     rates = []
     for size in (0.01, 1, 16):  # MB
         data = torch.ones(int(size * 2**20 / 4), device=device)

@@ -34,10 +34,8 @@ BITS = {name: f"the {bit} significant bit is the first pixel" for name, bit in (
 def add_geometry(parser: argparse.ArgumentParser) -> None:
     """The options of `geometries`."""
     add = parser.add_argument
-    add(
-        "--size", type=int, nargs=2, metavar=("H", "W"),
-        help="of a spike plane; default: of an array its own, else dataset.json, else what fits the file size",
-    )  # fmt: skip
+    text = "of a spike plane; default: of an array its own, else dataset.json, else what fits the file size"
+    add("--size", type=int, nargs=2, metavar=("H", "W"), help=text)
     add("--head-columns", type=int, default=0)
     add("--bit-order", choices=("little", "big"), default="little", help="first pixel of a byte")
     add("--layout", choices=("raster", "sps100"), default="raster", help="of packed planes")
@@ -48,10 +46,8 @@ def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
     """The only one of `geometries`. Raises DataError where several fit."""
     found = geometries(path, command)
     if len(found) > 1:
-        raise DataError(
-            f"several geometries fit the file: {', '.join(f'{g.height} x {g.width} {g.layout}' for g in found)}",
-            str(path), "one geometry", "give --size H W; spike_tool.py info ranks them",
-        )  # fmt: skip
+        what = f"several geometries fit the file: {', '.join(f'{g.height} x {g.width} {g.layout}' for g in found)}"
+        raise DataError(what, str(path), "one geometry", "give --size H W; spike_tool.py info ranks them")
     return found[0]
 
 
@@ -87,16 +83,13 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
         refuse_header(file.read(64), path)
     if not size:
         raise DataError("the file is empty", str(path), "spike planes", "copy or make the file again")
-    near = [(h, w, head, *divmod(size, h * (w + head) // 8)) for h, w, head in KNOWN_GEOMETRIES]
-    texts = [
-        f"\n    {h} x {w}{f' + {head} head columns' if head else ''}: {planes} planes, {left} bytes left over"
-        for h, w, head, planes, left in near
-        if planes
-    ]
-    raise DataError(
-        f"no known geometry fits {size} bytes", str(path), f"whole planes of h x w / 8 bytes{''.join(texts)}",
-        "copy the file again if it is cut short; give --size H W if the camera is another one",
-    )  # fmt: skip
+    expected = "whole planes of h x w / 8 bytes"
+    for h, w, head in KNOWN_GEOMETRIES:
+        planes, left = divmod(size, h * (w + head) // 8)
+        name = f"{h} x {w}{f' + {head} head columns' if head else ''}"
+        expected += f"\n    {name}: {planes} planes, {left} bytes left over" if planes else ""
+    do = "copy the file again if it is cut short; give --size H W if the camera is another one"
+    raise DataError(f"no known geometry fits {size} bytes", str(path), expected, do)
 
 
 def in_words(geometry: SpikeGeometry) -> str:
@@ -171,11 +164,10 @@ def info(command: argparse.Namespace) -> None:
         # A wrong order of the bits mirrors each group of 8 pixels: the rows are less smooth.
         ways = {order: Candidate(path, replace(best.file.geometry, bit_order=order)) for order in BITS}
         little, big = (one.smooth["columns"] for one in ways.values())
-        order, text = "little" if little >= big else "big", f"little {little:.3f}, big {big:.3f}"
-        said = "the bit order cannot be judged"
-        if abs(little - big) >= CLEAR_ORDER:
-            said = f"bit order {order}: {BITS[order]}"
-        print(f"  {said} (smoothness along rows: {text})")
+        order = "little" if little >= big else "big"
+        is_clear = abs(little - big) >= CLEAR_ORDER
+        said = f"bit order {order}: {BITS[order]}" if is_clear else "the bit order cannot be judged"
+        print(f"  {said} (smoothness along rows: little {little:.3f}, big {big:.3f})")
     pixels, times = np.nonzero(best.spikes.reshape(len(best.spikes), -1).T)
     intervals = np.diff(times)[np.diff(pixels) == 0]
     if intervals.size:
@@ -193,8 +185,7 @@ def describe_light(rates: np.ndarray, picture: Path) -> str:
     grey = cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA)
     upright, flipped = (correlation(grey, picture) for picture in (rates, rates[::-1]))
     if flipped > upright:
-        text = f"correlation with the picture {upright:.2f}, upside down {flipped:.2f}"
-        return f"  the rows seem to be stored in the other order: {text}"
+        return f"  the rows seem upside down: correlation with the picture {upright:.2f}, flipped {flipped:.2f}"
     fit = fit_light(rates, grey)
     errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
     if not fit.is_clear:
