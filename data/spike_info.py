@@ -177,11 +177,11 @@ class Timing:
         return self.exposures is not None
 
     def frames(self, clip: str, planes: int) -> int:
-        """How many frames a file of `planes` planes is for: the rows of `spike.exposure`, or as many as end in it.
+        """How many frames the one file of a clip is for: the rows of `spike.exposure`, or as many as end in its planes.
 
         At least 1, of which `span` may say that it is outside.
         """
-        table = self._table(clip)
+        table = self.exposures.get(clip, self.exposures.get(""))
         if table is None or table.rows:
             return len(table.rows) if table else 1
         return max(1, next(i for i in itertools.count() if sum(table.planes_of(i, self.offset)) > planes))
@@ -193,7 +193,7 @@ class Timing:
         Raises DataError where the planes reach outside of the file, and for a frame that `spike.exposure` lacks.
         """
         if self.exposures is not None:
-            table = self._table(clip)
+            table = self.exposures.get(clip, self.exposures.get(""))
             if table is None or 0 < len(table.rows) <= frame:
                 what = f"lists {len(table.rows)} frames of" if table else "does not list"
                 what, expected = f"spike.exposure {what} clip {clip}, which has a frame {frame}", "one for every frame"
@@ -219,9 +219,6 @@ class Timing:
             what = f"frame {frame} of clip {clip} needs {needed}, the file has {planes} planes"
             raise DataError(what, f"clip {clip}", f"within 0 to {planes - 1}", f"correct {keys}, or restore the file")
         return span
-
-    def _table(self, clip: str) -> Exposures | None:
-        return self.exposures.get(clip, self.exposures.get("")) if self.exposures else None
 
     def describe(self) -> str:
         """What differs from reading whole files of one frame each, for digests; "" for nothing."""

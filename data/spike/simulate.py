@@ -72,10 +72,10 @@ class IntegrateAndFire:
         """T light planes (H, W) -> spikes (T, H, W) uint8; the charge continues from the last call."""
         return np.stack([self.step(light) for light in lights])
 
-    def run_parts(self, lights: Iterable[np.ndarray], planes: int = 64) -> Iterator[np.ndarray]:
-        """`run` in parts of at most `planes` planes, for streams that do not fit into memory."""
+    def run_parts(self, lights: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """`run` in parts of at most 64 planes, for streams that do not fit into memory."""
         lights = iter(lights)
-        while part := list(itertools.islice(lights, planes)):
+        while part := list(itertools.islice(lights, 64)):
             yield self.run(part)
 
 
@@ -84,9 +84,9 @@ def to_linear(picture: np.ndarray, gamma: float = DISPLAY_GAMMA) -> np.ndarray:
     return np.power(picture, gamma, dtype=np.float32)
 
 
-def to_display(light: np.ndarray, gamma: float = DISPLAY_GAMMA) -> np.ndarray:
+def to_display(light: np.ndarray) -> np.ndarray:
     """Linear light -> display values in [0, 1], float32."""
-    return np.power(np.clip(light, 0.0, 1.0), 1.0 / gamma, dtype=np.float32)
+    return np.power(np.clip(light, 0.0, 1.0), 1.0 / DISPLAY_GAMMA, dtype=np.float32)
 
 
 def to_grey(rgb: np.ndarray) -> np.ndarray:
