@@ -23,7 +23,6 @@ import cv2
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity
 from torch.utils.flop_counter import FlopCounterMode
 
 from data.io_backend import build_cache
@@ -58,10 +57,8 @@ def main(argv: list[str]) -> int:
         add("--crop", type=int, nargs="+", default=[64], help="side, or height and width")
         add("--batch", type=int, default=1)
         add("--threads", type=int, help="CPU threads (default: all)")
-        add("--compile", action="store_true", help="torch.compile the network")
         add("--checkpoint", action="store_true", help="activation checkpointing of every block")
         add("--against", choices=["naive"], help="also run the unoptimised tests/naive_vrt.py")
-        add("--profile", type=int, default=0, metavar="N", help="also the N costliest operations of one run")
         add("--quick", action="store_true", help="the small network on 2 x 32 x 32, once")
     args = parser.parse_args(argv)
     assert not (args.json and args.json.exists()), f"{args.json} exists already"
@@ -108,8 +105,6 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
     if args.against:
         found["naive"] = NaiveVRT(**options)
         found["naive"].load_state_dict(net.state_dict())
-    if args.compile:
-        net.compile()
     return {name: each.to(args.device) for name, each in found.items()}
 
 
@@ -160,18 +155,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         runs = found["runs"]
         found["ratio"] = {key: runs["ours"][key] / runs["naive"][key] for key in ("median_s", "min_s", "process_mb")}
         print("ours / naive:", found["ratio"], "largest difference", found["largest_difference"])
-    if args.profile:
-        print(costliest(jobs["ours"], clip.device, args.profile))
     return found
-
-
-def costliest(job: Callable[[], Any], device: torch.device, count: int) -> str:
-    """The table of torch's profiler of one run, by the time of each operation itself."""
-    is_gpu = device.type == "cuda"
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu) as profiled:
-        job()
-    key = "self_device_time_total" if is_gpu else "self_cpu_time_total"
-    return profiled.key_averages().table(sort_by=key, row_limit=count, max_name_column_width=60)
 
 
 def run_data(args: argparse.Namespace) -> dict[str, Any]:

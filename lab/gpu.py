@@ -21,8 +21,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from torch.profiler import ProfilerActivity
 
-from lab.benchmark import Clip, costliest, networks
+from lab.benchmark import Clip, networks
 from lab.tools import NAMED, compared, environment, matmul_rate, seconds
 from models.vrt.fit_memory import MARGIN, fit_memory
 from models.vrt.layers import tf32
@@ -43,7 +44,6 @@ def made(
     """(network, clip, optimizer) of benchmark.py, as in the GoPro recipe on a GPU; small on a CPU."""
     options, size = (NAMED["006"], (6, 192, 192)) if device == "cuda" and not small else (NAMED["small"], (2, 32, 32))
     args = argparse.Namespace(device=device, batch=batch, dtype=dtype, checkpoint=checkpoint, against=net == "naive")
-    args.compile = False
     chosen = networks(args, options)[net].train()
     return chosen, Clip(args, options, size), torch.optim.Adam(chosen.parameters(), lr=1e-4, fused=device == "cuda")
 
@@ -82,10 +82,15 @@ def counted(device: str, checkpoint: bool) -> Figures:
 
 
 def profile(device: str) -> Figures:
-    """The costliest operations of a training step."""
-    net, clip, optimizer = made(device, batch=8 if device == "cuda" else 1)
+    """The costliest operations of a training step, by the time of each operation itself."""
+    is_gpu = device == "cuda"
+    net, clip, optimizer = made(device, batch=8 if is_gpu else 1)
     clip.train_step(net, optimizer)
-    return {"table": costliest(partial(clip.train_step, net, optimizer), clip.device, 30).splitlines()}
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu) as profiled:
+        clip.train_step(net, optimizer)
+    key = "self_device_time_total" if is_gpu else "self_cpu_time_total"
+    table = profiled.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=60)
+    return {"table": table.splitlines()}
 
 
 @torch.no_grad()
