@@ -271,7 +271,7 @@ class Training:
         with self.timer.part("validation"):
             if progress.saved != progress.step:
                 self.save(with_weights=False)
-            validation = validate(self.model, dataset_clips(self.clips), preempt.is_stop_requested)
+            validation = validate(self.model, dataset_clips(self.clips))
             if validation is None:
                 progress.validation_stops += 1
                 self.save(with_weights=False)
@@ -318,7 +318,7 @@ class Training:
         else:
             logger.info("already finished at iter %d: nothing is trained", progress.step)
             if self.clips is not None and progress.validated == progress.step:
-                validation = validate(self.model, dataset_clips(self.clips), preempt.is_stop_requested)
+                validation = validate(self.model, dataset_clips(self.clips))
                 if validation is None:
                     return self.stop_early()
                 experiment.table = validation.table

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import math
+import statistics
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -353,8 +354,8 @@ class ModelVRT:
     def epoch_log(self) -> dict[str, float]:
         """`steps` of this process since the last call, those that were `skipped`, and the mean `loss`. Collective."""
         steps, skipped = self.epoch_loss.count + self.epoch_loss.skipped, self.epoch_loss.skipped
-        loss = torch.tensor(self.epoch_loss.take_own(), dtype=torch.float64)
-        return {"steps": steps, "skipped": skipped, "loss": float(utils_dist.all_reduce_mean(loss))}
+        loss = statistics.fmean(utils_dist.gather_objects(self.epoch_loss.take_own()))
+        return {"steps": steps, "skipped": skipped, "loss": loss}
 
 
 class MeanLoss:

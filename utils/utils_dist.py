@@ -141,7 +141,9 @@ def begin(budgets: WatchdogOptions | None = None, timeout_s: float = 1800, diges
     if RUN.watchdog is None:
         _start_watchdog()
     if get_world_size() > 1 and (wanted_s := _nccl_timeout_s()):
-        budgets = budgets.allowing(wanted_s)
+        # Slow ranks are allowed so much: they may need it while the others wait.
+        unset = [name for name in MULTIPLES if getattr(budgets, name) is None]
+        budgets = budgets.model_copy(update={name: max(budgets.limit(name), 0.9 * wanted_s) for name in unset})
         if is_main_process():
             limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in ("stall_s", *MULTIPLES))
             logger.info("NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", wanted_s, limits)
@@ -217,16 +219,6 @@ def barrier() -> None:
     if dist.is_initialized():
         with watchdog.collective("barrier"):
             dist.barrier(device_ids=[get_device().index] if get_device().type == "cuda" else None)
-
-
-def all_reduce_mean(tensor: Tensor) -> Tensor:
-    """Mean over the ranks, element by element, same shape and dtype, without a graph; summed in float64. Collective."""
-    if get_world_size() == 1:
-        return tensor.detach().clone()
-    total = tensor.detach().to(device=get_device(), dtype=torch.float64, copy=True)
-    with watchdog.collective("all_reduce"):
-        dist.all_reduce(total)
-    return (total / get_world_size()).to(device=tensor.device, dtype=tensor.dtype)
 
 
 def gather_objects(obj: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """Validation on all ranks. Each clip is scored by one rank, so no number depends on how many ranks there are."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from models.model_vrt import ModelVRT
 from models.restore.tiling import Interpolator, Restorer, Tiling, scored_clips
 from utils import utils_dist
 from utils.contract import FrameReader, Tick, input_spec, middle_instant
-from utils.dist import watchdog
+from utils.dist import preempt, watchdog
 from utils.image import comparison, imwrite_rgb, tensor_to_uint8
 from utils.logger import best_effort
 from utils.metrics import Scores, add_scores, collect, score_text
@@ -41,15 +41,11 @@ class Validation:
     panels: dict[str, dict[str, np.ndarray]]
 
 
-def validate(
-    model: ModelVRT, clips: Sequence[FrameReader], should_stop: Callable[[], bool] = lambda: False
-) -> Validation | None:
-    """Restore and score every clip, one frame at a time. Collective.
+def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None:
+    """Restore and score every clip, one frame at a time; None where a signal ends it between two clips. Collective.
 
     Memory holds one tile in time: the whole clip where val.num_frame_testing is 0.
     clips: of the test split, with sharp frames.
-    should_stop: called by all ranks after each round of one clip per rank, except the last; must return the same on
-    all ranks. True ends the validation without a result (None).
     """
     rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
     net, val, test = model.net_for_test, model.opt.val, model.opt.datasets.test
@@ -76,7 +72,7 @@ def validate(
             if first:
                 # A collective to the watchdog: a rank that waits here for a slower one is not reported as stuck.
                 with watchdog.collective("stop vote"):
-                    if should_stop():
+                    if preempt.is_stop_requested():
                         return None
             if (index := first + rank) < len(clips):
                 watchdog.phase(f"validate: clip {index}")

@@ -20,7 +20,7 @@ from models.model_vrt import ModelVRT
 from models.restore.validation import validate
 from models.select_network import NETWORKS
 from utils import utils_dist
-from utils.dist import process
+from utils.dist import preempt, process
 from utils.dist.state import RUN
 from utils.options.load import load_options
 
@@ -63,9 +63,11 @@ def main() -> None:
         utils_dist.init_dist(60)
         model = ModelVRT(load_options(sys.argv[1], sys.argv[2:], PARTS))
         clips, votes = [Clip(number, frames) for number, frames in enumerate((12, 3, 3))], []
-        found = validate(model, clips, lambda: bool(votes.append(1)))
+        preempt.is_stop_requested = lambda: bool(votes.append(1))
+        found = validate(model, clips)
         calls = len(ticks)
-        stopped = validate(model, clips, lambda: True)
+        preempt.is_stop_requested = lambda: True
+        stopped = validate(model, clips)
         told = {
             "most": max(clip.most for clip in clips), "votes": len(votes), "ticks": calls, "stopped": stopped is None,
             "psnr": found.scalars["val/psnr"], "pictures": sorted(found.panels), "training": model.netG.training,

@@ -91,8 +91,7 @@ def train() -> None:
             utils_dist.barrier()
         if MINUTES:
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
-            stop = torch.tensor(float(time.monotonic() - started >= 60 * MINUTES))
-            if utils_dist.all_reduce_mean(stop) > 0:
+            if any(utils_dist.gather_objects(time.monotonic() - started >= 60 * MINUTES)):
                 break
         else:
             time.sleep(0.02)

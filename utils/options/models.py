@@ -201,11 +201,6 @@ class WatchdogOptions(Section):
         options |= dict.fromkeys(("validate", "restore", "score"), "validate_s")
         return max(self.stall_s, self.limit(options[outermost]) if outermost in options else 0.0)
 
-    def allowing(self, timeout_s: float) -> "WatchdogOptions":
-        """The limits where NCCL_TIMEOUT says what slow ranks are allowed: they may need it while the others wait."""
-        unset = [name for name in MULTIPLES if getattr(self, name) is None]
-        return self.model_copy(update={name: max(self.limit(name), 0.9 * timeout_s) for name in unset})
-
     def timeout_s(self, least_s: float) -> float:
         """The time-out of a process group that the watchdog comes before: least_s (dist_timeout_s) or more."""
         return max(least_s, 1.2 * max(self.stall_s, *map(self.limit, MULTIPLES)))
