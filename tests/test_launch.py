@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.dist.launching import ROOT, run_command, run_ranks
 from tests.train_files import write_options
-from utils.dist.launch import LaunchInfo, first_host, gpu_index, node_variables, read_launch
+from utils import utils_dist
+from utils.dist.launch import LaunchInfo, first_host, node_variables, read_launch
+from utils.dist.state import RUN
 from utils.errors import DistError
 
 PLATFORM = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -96,9 +99,11 @@ def test_where_ranks_and_nodes_cannot_be_told_apart_the_line_for_each_is_given()
 
 
 @pytest.mark.parametrize(("local_rank", "gpu_count", "index"), [(0, 8, 0), (3, 8, 3), (3, 1, 0), (0, 1, 0)])
-def test_where_each_process_sees_one_gpu_it_takes_that_one(local_rank, gpu_count, index):
-    launch = read_launch({**PLATFORM, "LOCAL_RANK": str(local_rank)}, gpu_count)
-    assert gpu_index(launch.local_rank, gpu_count) == index
+def test_where_each_process_sees_one_gpu_it_takes_that_one(local_rank, gpu_count, index, monkeypatch):
+    monkeypatch.setattr(RUN, "launch", read_launch({**PLATFORM, "LOCAL_RANK": str(local_rank)}, gpu_count))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpu_count)
+    assert utils_dist.get_device() == torch.device("cuda", index)
 
 
 OLDER_TORCHRUN = """

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed import DistNetworkError, PrefixStore, Store
 
 from utils.dist import gpu, process, rendezvous, watchdog
-from utils.dist.launch import LaunchInfo, gpu_index, node_variables, read_launch
+from utils.dist.launch import LaunchInfo, node_variables, read_launch
 from utils.dist.rendezvous import JOINED, MET, Round
 from utils.dist.state import RUN
 from utils.dist.watchdog import EXIT_S, FAILURE, REPORTED, Watchdog, claim_failure, is_gone, read_states, say, where
@@ -68,10 +68,10 @@ def is_main_process() -> bool:
 
 
 def get_device() -> torch.device:
-    """The GPU of this rank (`launch.gpu_index`), or the CPU where there is none."""
+    """The GPU of this rank: the only one, where the launcher has chosen it; or the CPU where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", gpu_index(RUN.launch.local_rank, torch.cuda.device_count()))
+    return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else RUN.launch.local_rank)
 
 
 @contextmanager

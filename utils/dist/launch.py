@@ -29,7 +29,7 @@ class LaunchInfo:
 def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMMAND") -> LaunchInfo:
     """The launch that `env` describes: WORLD_SIZE > 1, else SLURM_NTASKS > 1 with SLURM_PROCID, else one process.
 
-    gpu_count: GPUs that this process sees; with 0 or 1 of them LOCAL_RANK has no upper bound (`gpu_index`).
+    gpu_count: GPUs that this process sees; with 0 or 1 of them LOCAL_RANK has no upper bound (`utils_dist.get_device`).
     command: what started this process, for the advice of an error.
     Raises one DistError that lists every variable that is missing, no number or out of range.
     """
@@ -99,11 +99,6 @@ def node_variables(env: Mapping[str, str], gpu_count: int = 0) -> dict[str, str]
         found["PET_STANDALONE"] = "1"
     _refuse(faults, env)
     return {} if ranks == 1 and env.get("WORLD_SIZE", "1") == str(nodes) else found
-
-
-def gpu_index(local_rank: int, gpu_count: int) -> int:
-    """The GPU of a local rank among those that the process sees: the only one, where the launcher has chosen it."""
-    return 0 if gpu_count == 1 else local_rank
 
 
 def _count(env: Mapping[str, str], name: str, faults: list[str], is_required: bool = True) -> int:
