@@ -36,22 +36,25 @@ class FullScene:
             is_ground = depth == 0
             shift = near * shake + (0.0 if is_ground else own * time)
             angle = turn + (0.0 if is_ground else spin * time[:, 0])
-            sheet = ground(rng) if is_ground else cut_out(rng)
+            # Of an object: light times opacity, and opacity.
+            opacity = 1.0 if is_ground else cv2.resize(blob(rng, SHEET // FINE), (SHEET, SHEET))[..., None]
+            sheet = ground(rng) * opacity
             self.layers.append((sheet, np.column_stack((shift, angle, np.exp(near * zoom)))))
         if index % LAMPS_EVERY == 0:
             add_lamps(rng, self.layers[0][0])
         low, high = DARK if index % DARK_EVERY == DARK_EVERY - 1 else EXPOSED
-        mean = float(simulate.to_grey(np.minimum(self(planes // 2, 1.0), 1.0)).mean())
+        self.gain = 1.0
+        mean = float(simulate.to_grey(np.minimum(self(planes // 2), 1.0)).mean())
         self.gain = float(rng.uniform(low, high)) / mean
 
-    def __call__(self, plane: int, gain: float | None = None) -> np.ndarray:
+    def __call__(self, plane: int) -> np.ndarray:
         canvas = np.zeros((FINE * SIZE, FINE * SIZE, 3), np.float32)
         for sheet, path in self.layers:
             seen = placed(sheet, *path[plane])
             canvas *= 1.0 - seen[..., 3:]
             canvas += seen[..., :3]
         light = cv2.resize(canvas, (SIZE, SIZE), interpolation=cv2.INTER_AREA)
-        return light * np.float32(self.gain if gain is None else gain)
+        return light * np.float32(self.gain)
 
 
 def placed(sheet: np.ndarray, x: float, y: float, angle: float, zoom: float) -> np.ndarray:
@@ -68,16 +71,11 @@ def ground(rng: np.random.Generator) -> np.ndarray:
     """An opaque sheet (SHEET, SHEET, 4)."""
     light = simulate.to_linear(texture(rng, SHEET))
     for _ in range(24):
-        light *= stripes(rng, polygon(rng))
+        # Stripes whose period is at most two spike pixels.
+        light *= (1.0 + 0.7 * polygon(rng) * waves(rng, 2.2, 4.0))[..., None]
     for _ in range(24):
         light *= tints(rng, polygon(rng))
     return np.concatenate((light, np.ones((SHEET, SHEET, 1), np.float32)), axis=2)
-
-
-def cut_out(rng: np.random.Generator) -> np.ndarray:
-    """A sheet (SHEET, SHEET, 4) of one object: light times opacity, and opacity."""
-    opacity = cv2.resize(blob(rng, SHEET // FINE), (SHEET, SHEET), interpolation=cv2.INTER_LINEAR)[..., None]
-    return ground(rng) * opacity
 
 
 def polygon(rng: np.random.Generator) -> np.ndarray:
@@ -93,11 +91,6 @@ def waves(rng: np.random.Generator, low: float, high: float) -> np.ndarray:
     steps = np.arange(SHEET)
     across = np.cos(angle) * steps[None] + np.sin(angle) * steps[:, None]
     return np.sin(2 * np.pi * across / period, dtype=np.float32)
-
-
-def stripes(rng: np.random.Generator, inside: np.ndarray) -> np.ndarray:
-    """(SHEET, SHEET, 1) factor of the light: within, stripes whose period is at most two spike pixels."""
-    return (1.0 + 0.7 * inside * waves(rng, 2.2, 4.0))[..., None]
 
 
 def tints(rng: np.random.Generator, inside: np.ndarray) -> np.ndarray:
