@@ -12,17 +12,37 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.tools import ROOT
+from tests.imports import imports_of, modules_below
+
+FOLDERS = {"utils", "data", "models", "scripts"}
+
+
+def tracked(*kinds: str) -> list[Path]:
+    """Files of the working tree, new ones too."""
+    command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", *kinds]
+    names = subprocess.check_output(command, text=True).splitlines()
+    return [ROOT / name for name in dict.fromkeys(names) if (ROOT / name).is_file()]
 
 
 def lines(*paths: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
+def reachable(start: str) -> set[str]:
+    """The modules that a program imports, directly or not."""
+    modules = modules_below(ROOT, FOLDERS)
+    graph = {name: imports_of(path, ROOT, modules) & modules.keys() for name, path in modules.items()}
+    found, todo = set(), [start]
+    while todo:
+        name = todo.pop()
+        if name not in found and modules[name].stat().st_size:
+            found.add(name)
+        todo += graph.pop(name, ())
+    return found
+
+
 def main() -> None:
-    # Files of the working tree, new ones too.
-    command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.sh"]
-    files = {ROOT / name for name in subprocess.check_output(command, text=True).splitlines()}
-    files = sorted(path for path in files if path.is_file())
+    files = tracked("*.py", "*.sh")
     lab, tests = ([path for path in files if path.is_relative_to(ROOT / name)] for name in ("lab", "tests"))
     product = [path for path in files if path not in lab and path not in tests]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in product if path.suffix == ".py"}
@@ -38,8 +58,12 @@ def main() -> None:
         "lines of imports, %": round(100 * imports / lines(*trees), 1),
         "longest file": f"{lines(file)}  {file.relative_to(ROOT)}",
         "longest function": f"{sizes[function]}  {function[0].relative_to(ROOT)}: {function[1].name}",
+        "modules that main_train_vrt reaches": len(reachable("main_train_vrt")),
+        "functions that take opt": sum(any(a.arg == "opt" for a in n.args.args) for _, n in functions),
+        "files in scripts/": sum(path.parent == ROOT / "scripts" for path in files),
         "lab lines": lines(*lab),
         "tests lines": lines(*tests),
+        "README lines": lines(ROOT / "README.md"),
     }
     print("\n".join(f"{name:36} {figure}" for name, figure in figures.items()))
 
