@@ -2,6 +2,7 @@
 """Restore two short clips with the shipped weights, in less than a minute, and make a page that shows them.
 
     python scripts/demo.py
+    python scripts/demo.py --data /tmp/clips --output /tmp/demo
 
 A made scene, and a photograph under a moving camera (NASA's portrait of Eileen Collins, in the public domain); their
 blur and their spikes are simulated. Results: experiments/demo/report.html, and a video of each clip beside it.
