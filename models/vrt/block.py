@@ -5,6 +5,9 @@ A block is one plain function of a chunk of windows, `Block._hidden`: a chunk at
 the reference.
 """
 
+# Not evaluated: those of nested functions would be, in each call, and torch 2.8's compiler stops there.
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any
