@@ -2,7 +2,7 @@
 # make sample   train on the sample set, print the table, check the gain (minutes on a laptop CPU)
 # make quick    the tests that tell most, at most 90 s on two cores
 # make test     all tests
-# make versions the fast tests with other versions of torch (scripts/try_versions.sh; 5 GB each)
+# make versions the fast tests with other versions of torch (lab/try_versions.sh; 5 GB each)
 # make gpu      on a new GPU: are results right, how fast is it; writes gpu.json (docs/gpu.md)
 # make lint     ruff
 # make faults   the whole fault suite (an hour), and docs/reliability.md
@@ -51,7 +51,7 @@ faults: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.faults.trials
 
 versions:
-	PYTHON=$(PYTHON) scripts/try_versions.sh
+	PYTHON=$(PYTHON) lab/try_versions.sh
 
 gpu: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m cuda

@@ -1,21 +1,18 @@
 #!/usr/bin/env python3
-"""Compare training runs, or the scores of tests, in a table; or the loss curves of two runs with those of other seeds.
+"""Compare training runs, or the scores of tests, in a table; or check the gain of a run.
 
     python scripts/compare_runs.py experiments/a experiments/b
     python scripts/compare_runs.py experiments/a/test experiments/a/test_tfp experiments/a/test_exposure --md
     python scripts/compare_runs.py experiments/000_train_vrt_sample_rgbspike --at-least 3
-    python scripts/compare_runs.py experiments/fp32 experiments/bf16 --noise experiments/seed1 --out docs/benchmarks/amp
 
 Folders of runs (main_train_vrt.py): a row for each, and the options that differ. Folders of tests (main_test_vrt.py): a
 row for each; they must have scored the same frames. With --at-least: exit code 1 where the last validation of a run
-gains fewer dB over its input. With --noise, one or more repetitions of the first run with another train.manual_seed:
-writes the smoothed curves to OUT.png and OUT.json; exit code 1 where the difference is larger than that between seeds.
+gains fewer dB over its input.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -24,11 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
-
 from scripts.parts.exit_codes import with_exit_code
-from utils.errors import DataError, OptionError
-from utils.files import refuse_existing, write_whole
+from utils.errors import DataError
 from utils.metrics import COLUMNS, format_score, markdown_table, plain_table, read_json
 from utils.options.section import flat
 from utils.run.history import ENVIRONMENT_NAME, folder_of, newest_options, read_history, run_names
@@ -44,19 +38,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--at-least", type=float, metavar="DB", help="the least gain of the last validation")
-    parser.add_argument("--noise", type=Path, nargs="+", metavar="RUN")
-    parser.add_argument("--tag", default="train/loss", help="scalar of the history (default %(default)s)")
-    parser.add_argument("--smooth", type=int, default=5, help="log entries in a running mean (default %(default)s)")
-    parser.add_argument("--out", type=Path, help="path without suffix")
     parser.add_argument("--md", action="store_true", help=f"Markdown, uncut; else at most {WIDTH} columns")
     args = parser.parse_args(argv)
     if args.at_least is not None:
         return max(check_gain(run, args.at_least) for run in args.runs)
-    if args.noise or args.out:
-        if len(args.runs) != 2 or not args.noise or not args.out:
-            what = f"{len(args.runs)} runs, with --noise or --out"
-            raise OptionError(what, "the command line", "two runs, --noise and --out", "add what is missing")
-        return compare_losses(args)
     runs = dict(zip(run_names(args.runs), args.runs, strict=True))
     without = [str(folder) for folder in args.runs if not (folder / METRICS).is_file()]
     if without and len(without) < len(args.runs):
@@ -126,50 +111,6 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
     metrics = [m for m in COLUMNS if any(m in found for _, found in scores.values())]
     rows = [[name, about, *(format_score(m, found.get(m)) for m in metrics)] for name, (about, found) in scores.items()]
     return rows, ["test", "method", *(COLUMNS[m] for m in metrics)]
-
-
-def compare_losses(args: argparse.Namespace) -> int:
-    from matplotlib.figure import Figure  # takes half a second to import, and a comparison of tests draws nothing
-
-    for suffix in (".json", ".png"):
-        refuse_existing(args.out.with_suffix(suffix), "--out")
-    names = run_names(args.runs)
-    runs, histories = [*args.runs, *args.noise], []
-    for run in runs:
-        history = read_history(run)
-        if args.tag not in history:
-            raise DataError(f"no {args.tag} in {run}", "--tag", ", ".join(sorted(history)), "choose one of these")
-        histories.append(dict(history[args.tag]))
-    steps = sorted(set.intersection(*map(set, histories)))
-    if len(steps) < args.smooth:
-        what, do = f"{len(steps)} steps with {args.tag} in common", "give runs with the same checkpoint_print"
-        raise DataError(what, ", ".join(map(str, runs)), f"{args.smooth} or more", do)
-    kernel = np.full(args.smooth, 1 / args.smooth)
-    curves = np.array([np.convolve([history[step] for step in steps], kernel, "valid") for history in histories])
-    # Relative to the first curve: the second one, and those of other seeds, of which the largest count.
-    relative = (curves[1:] - curves[0]) / np.abs(curves[0])
-    figures = [
-        {"rms": float(np.sqrt(np.mean(d**2))), "largest": float(np.abs(d).max()), "last": float(abs(d[-1]))}
-        for d in relative
-    ]
-    difference, noise = figures[0], {key: max(f[key] for f in figures[1:]) for key in figures[0]}
-    is_within_noise = difference["rms"] <= noise["rms"]
-    result = {"tag": args.tag, "runs": names, "smooth": args.smooth, "difference": difference, "noise": noise}
-    result["is_within_noise"] = is_within_noise
-    write_whole(args.out.with_suffix(".json"), (json.dumps(result, indent=2) + "\n").encode())
-    figure = Figure(figsize=(7, 6), layout="tight")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    for curve, label in zip(curves, [*names, *["another seed"] * len(args.noise)], strict=True):
-        top.plot(steps[args.smooth - 1 :], curve, label=label, linewidth=1.2)
-        bottom.plot(steps[args.smooth - 1 :], 100 * (curve / curves[0] - 1), linewidth=1.2)
-    top.set(ylabel=args.tag, yscale="log")
-    top.legend()
-    bottom.set(xlabel="step", ylabel=f"% from {names[0]}")
-    figure.savefig(args.out.with_suffix(".png"), dpi=110)
-    rows = [[f"{names[1]} - {names[0]}", *difference.values()], [f"another seed - {names[0]}", *noise.values()]]
-    print(markdown_table(rows, ["smoothed difference, relative", *difference]))
-    print("within noise" if is_within_noise else "NOT within noise")
-    return int(not is_within_noise)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import pytest
 import main_test_vrt
 from scripts import (
     build_clip_cache,
-    compare_runs,
     convert_options,
     make_sample_data,
     plot_history,
@@ -73,9 +72,6 @@ def programs(home):
         ),
         "page": (lambda out: show_sample.main([*map(str, cache[:2]), "--index", "0", "--out", str(out)]), "a.html"),
         "simulate": (lambda out: spike_tool.main(["simulate", str(home / "clips/clip..1"), str(out)]), "a.dat"),
-        "compare": (
-            lambda out: compare_runs.main([*map(str, [home, home / "second", "--noise", home, "--out", out])]), "curves"
-        ),
         "history": (lambda out: plot_history.main([str(history), "--out", str(out)]), "a.png"),
         "run report": (lambda out: plot_history.main([str(home), "--out", str(out)]), "a.html"),
         "convert": (
@@ -92,9 +88,7 @@ NAMES = list(programs(ROOT))
 def test_foreign_files_stay_whatever_program_writes_there(home, tmp_path, name):
     program, below = programs(home)[name]
     names = [below] if below else []
-    if name == "compare":
-        names = ["curves.json", "curves.png"]
-    elif not below:
+    if not below:
         ends(program, tmp_path / "clean")
         names = written(tmp_path / "clean")
         assert len(names) > 2

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Try other versions of torch, and of Python: a virtual environment for each (about 5 GB) and the fast tests in it.
 #
-# usage: scripts/try_versions.sh [VERSION ...]                   default: the oldest supported, 2.11.0 and the newest
+# usage: lab/try_versions.sh [VERSION ...]                   default: the oldest supported, 2.11.0 and the newest
 #
-#   PYTHON=python3.10 scripts/try_versions.sh 2.8.0
-#   TESTS="tests" scripts/try_versions.sh 2.8.0                  all tests instead of the fast ones
+#   PYTHON=python3.10 lab/try_versions.sh 2.8.0
+#   TESTS="tests" lab/try_versions.sh 2.8.0                  all tests instead of the fast ones
 #
 # VERSION: of torch; "newest": what requirements.txt installs today. The environments are kept in .venvs/. Exit code 1
 # if a test failed; the failed versions are printed at the end.
