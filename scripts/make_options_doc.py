@@ -26,7 +26,6 @@ import pydantic
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.files import write_whole
-from utils.options.load import SCHEMA_KEY
 from utils.options.models import KAIR_ONLY, LoaderOptions, Options
 from utils.options.section import Registry, Section, describe
 
@@ -116,7 +115,7 @@ def make_schema() -> str:
     for name in ("netG", "train"):
         keys[name] = _part(by_place[name], by_place[name].names(), parts, name)
     keys["path"]["properties"] |= dict.fromkeys(sorted(KAIR_ONLY["path"]), OF_KAIR)
-    keys[SCHEMA_KEY] = {"type": "string", "description": "This schema, for editors; no effect."}
+    keys["$schema"] = {"type": "string", "description": "This schema, for editors; no effect."}
     keys["base"] = {"type": "string", "description": "An option file beside this one, whose keys are inherited."}
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", "$comment": f"{MARK} {MADE_WITH}", "$defs": parts}
     entries = []

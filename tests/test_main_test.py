@@ -88,7 +88,7 @@ def test_averages_tell_clips_from_frames_and_what_was_found(tested):
     assert total["psnr"] == pytest.approx(np.mean(means)) and total["psnr_frame_mean"] == pytest.approx(np.mean(every))
     assert (total["clips_found"], total["clips_expected"], total["complete"], total["frames"]) == (3, 3, True, 9)
     assert {"psnr", "ssim", "psnr_y", "ssim_y"} <= total.keys()
-    assert {"weights", "input", "gt", "crop", "border", "tile", "dtype", "metrics"} <= found["protocol"].keys()
+    assert {"weights", "input", "gt", "crop", "border", "tile", "dtype", "SpikeVRT"} <= found["protocol"].keys()
 
 
 def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(home, tmp_path):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 
 import pytest
 import torch
 
+from main_train_vrt import read_options
+from tests.dist.launching import ROOT, run_command
 from tests.terminal import in_terminal
 from tests.train_files import MAIN, experiment, files_of_run, history, latest, same, state_of, train, write_options
+from utils.run.history import newest_options
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +45,23 @@ def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished):
     assert re.search(line, log, re.MULTILINE)
     assert result.text.count("validating 3 clips, tiles of 12 frames x 256 px, ") == 2
     assert "Finished at iter 4" in result.text and re.search(r"^mean over clips  ", result.text, re.MULTILINE)
+
+
+def test_the_version_of_the_project_is_in_all_that_a_run_leaves(finished):
+    folder = experiment(finished[0])
+    shown = {
+        run_command([sys.executable, ROOT / program, "--version"], 60).text.strip()
+        for program in ("main_train_vrt.py", "main_test_vrt.py")
+    }
+    (version,) = (text.removeprefix("SpikeVRT ") for text in shown)
+    assert f'\nversion = "{version}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert latest(finished[0])["version"] == version
+    assert f"<dt>SpikeVRT</dt><dd>{version}</dd>" in (folder / "report.html").read_text()
+    record = newest_options(folder / "options")
+    assert json.loads(record.read_text())["$version"] == version
+    assert read_options(["--opt", str(record)]).task == "run"
 
 
 def test_event_files_hold_options_hyperparameters_strips_and_the_scores_of_each_clip(finished):

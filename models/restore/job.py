@@ -14,7 +14,7 @@ import numpy as np
 from models.restore.lpips import Lpips
 from models.restore.outputs import Outputs, claim_folder, finish_clip
 from models.restore.setup import TestArgs
-from utils import utils_dist
+from utils import VERSION, utils_dist
 from utils.contract import ClipReader, FrameRestorer, Method
 from utils.dist import watchdog
 from utils.dist.gpu import device_name
@@ -170,6 +170,7 @@ def write_report(job: Job) -> None:
         "frames": about.get("frames", job.frames_note),
         "crop": "none", "border": "nothing excluded",
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
+        "SpikeVRT": VERSION,
         "metrics": PROTOCOL + ("; LPIPS: AlexNet, version 0.1" if job.args.lpips else ""),
         "device": device_name(utils_dist.get_device()),
         **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),

@@ -17,7 +17,7 @@ import torch
 from models.portable import RELEASED_TILES, SavedNetwork, read_saved
 from models.restore.outputs import VIDEOS
 from models.restore.tiling import DTYPES, Interpolator, Restorer, Tiling
-from utils import utils_dist
+from utils import VERSION, utils_dist
 from utils.contract import InputSpec
 from utils.errors import CheckpointError, OptionError, SpikeVRTError
 from utils.files import refuse_overlap, sha256_of
@@ -50,6 +50,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(description: str) -> _Parser:
     parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
+    add("--version", action="version", version=f"SpikeVRT {VERSION}")
     add("--opt", metavar="FILE", help="option file: tests on datasets.test; with --input: names the network")
     add("--method", metavar="NAME", help="a reconstruction without weights: tfp, tfi, tfstp or exposure")
     add(

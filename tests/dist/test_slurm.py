@@ -50,7 +50,7 @@ def copy_with_pauses(folder: Path) -> Path:
     """The programs, with a log writer that takes a second for each entry: one file more, as in docs/extending.md."""
     for name in ("data", "models", "scripts", "utils"):
         shutil.copytree(ROOT / name, folder / name)
-    for name in ("main_train_vrt.py", "submit_job.sh"):
+    for name in ("main_train_vrt.py", "submit_job.sh", "pyproject.toml"):
         shutil.copy2(ROOT / name, folder)
     (folder / ".venv").symlink_to(ROOT / ".venv")
     (folder / "utils/writer_pause.py").write_text(PAUSE)

@@ -17,6 +17,7 @@ from typing import Any
 
 import json5
 
+from utils import VERSION
 from utils.errors import OptionError
 from utils.options.models import FORMERLY_OURS, KAIR_ONLY, Options
 from utils.options.section import SHORT_FLAGS, Registry, joined, nearest, read_section, redact
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Keys that name a registered part, whose parameters stand beside them.
 TYPE_KEYS = ("net_type", "dataset_type", "G_lossfn_type")
-SCHEMA_KEY = "$schema"  # names the JSON Schema for editors; no option
+NO_OPTIONS = ("$schema", "$version")  # the JSON Schema for editors; the version that wrote a record of options
 
 
 def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[str, list[str]]:
@@ -35,6 +36,7 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     """
     formatter = argparse.RawDescriptionHelpFormatter
     parser = _Parser(description=usage, formatter_class=formatter, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
     parser.add_argument("--opt", required=True, metavar="FILE", help="option file")
     parser.add_argument("--resume", metavar="auto|none|PATH", help="checkpoint to resume from (path.resume)")
     parser.add_argument("--use_amp", action="store_true", help="train.amp.enable=true")
@@ -123,8 +125,7 @@ def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
         raise OptionError("the option file is no valid JSON", str(path), expected, do) from e
     if not isinstance(raw, dict):
         raise OptionError("the option file holds no object", str(path), '{ "task": ..., ... }', "correct the file")
-    raw.pop(SCHEMA_KEY, None)
-    return raw
+    return {key: value for key, value in raw.items() if key not in NO_OPTIONS}
 
 
 _TOKEN = re.compile(

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from utils import VERSION
 from utils.errors import DistError, OptionError
 from utils.files import write_whole
 from utils.options.section import Section, redact
@@ -285,7 +286,7 @@ class Options(Section):
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
         starts = sum(path.name.startswith(name) for path in folder.glob("*.json"))  # within this second
         target = folder / f"{name}{f'_{starts + 1}' if starts else ''}.json"
-        write_whole(target, f"{json.dumps(redact(self.plain()), indent=2)}\n".encode())
+        write_whole(target, f"{json.dumps({'$version': VERSION, **redact(self.plain())}, indent=2)}\n".encode())
         return target
 
     def digest(self) -> str:

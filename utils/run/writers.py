@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from utils import utils_dist
+from utils import VERSION, utils_dist
 from utils.dist.gpu import device_name
 from utils.dist.state import STATUS_NAME
 from utils.errors import DataError, OptionError
@@ -141,6 +141,7 @@ class Experiment:
         begin = time.perf_counter()
         path = own_checkpoint(self.folder, name)
         position = {**asdict(progress), "order": asdict(self.order), "world_size": utils_dist.get_world_size()}
+        position["version"] = VERSION
         keep = 0 if is_again else self.options["train"]["keep_checkpoints"]
         checkpoint.save({**state(), **position, "options": self.options}, path, keep)
         logger.info("saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin)
@@ -223,6 +224,7 @@ def write_environment(folder: Path, parameters: int) -> None:
     values = {
         "command": " ".join(map(shown_argument, sys.argv)),
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "SpikeVRT": VERSION,
         "commit": commit.strip() or None,
         "python": platform.python_version(),
         "torch": torch.__version__,
