@@ -42,7 +42,7 @@ class ClipFiles(FileReading):
     dataroot_lq: str = Field(description="Folder (or LMDB) of the blurry frames.")
     dataroot_gt: str | None = Field(
         None,
-        description="Folder of the sharp frames; null for real data: to test on, or to train with a loss without gt.",
+        description="Folder of the sharp frames; null: none, to test on or to train with a loss without gt.",
     )
     lq_folder: str = Field("blur", description="Folder of the blurry frames within a clip, where it has such folders.")
     meta_info_file: str | None = Field(None, description="List of the clips to use; null: all folders.")

@@ -105,8 +105,8 @@ class RecurrentTestKeys(WholeClips, ClipFiles):
 class VideoRecurrentTestDataset(TestClips):
     """As TestDatasetRGBSpike, without spikes; KAIR's name and keys.
 
-    sigma: white Gaussian noise is added to the frames of dataroot_lq. It depends only on the seed and the names of clip
-    and frame, so that scores are the same for any number of ranks and any tiles.
+    The noise of sigma is white and Gaussian, and is added to the frames of dataroot_lq. It depends only on the seed
+    and the names of clip and frame, so that scores are the same for any number of ranks and any tiles.
     """
 
     other_images = True  # KAIR's test sections give no filename_ext, and some of its test sets are JPEG
@@ -155,7 +155,7 @@ class VideoRecurrentTrainVimeoDataset(TrainSeptuplets):
 
 
 class VFIKeys(Crops, SharpFiles, Septuplets):
-    temporal_scale: Literal[2] = Field(2, description="2: every second frame is given, for frame interpolation.")
+    temporal_scale: Literal[2] = Field(2, description="2: the network gets every second frame (interpolation).")
     color_jitter: bool = Field(
         False,
         description="Change brightness, contrast, saturation and hue by up to 5 %, alike in all frames of a sample.",
@@ -196,12 +196,8 @@ def jitter_colors(frames: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 class VimeoTestKeys(WholeClips, Septuplets):
-    temporal_scale: Literal[1, 2] = Field(
-        1, description="2: every second frame is given, for frame interpolation; 1: all frames are."
-    )
-    pad_sequence: bool = Field(
-        False, description="In testing: repeat the last frame before restoring, as val.pad_seq does."
-    )
+    temporal_scale: Literal[1, 2] = Field(1, description="2: the network gets every second frame (interpolation).")
+    pad_sequence: bool = Field(False, description="Repeat the last frame: 7 frames become 8.")
 
 
 @DATASETS.register("VideoTestVimeo90KDataset", given=("seed",), section=VimeoTestKeys)

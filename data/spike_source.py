@@ -36,21 +36,16 @@ for _name, _known in rp.REPRESENTATIONS.items():
 class DatSpikes:
     """Spike files: packed planes (.dat, .bin) or arrays (.npy, .npz), one per RGB frame or one per clip.
 
-    h, w, flip, rate, light: null takes them from dataset.json beside the spikes; another value is an error. A rate that
-    is given nowhere is 1; "match": measured in each sample from the brightness of the blurry frame. light: what the
-    sensor integrated, "linear" light (cameras; the default) or "display" values (the simulators of Spk-GoPro, S-SDM and
-    Spike-Zoo).
+    h, w, flip, rate, light: null takes them from dataset.json beside the spikes; another value is an error. rate:
+    spikes per plane at full light, 1 if given nowhere; "match" measures it in each sample from the brightness of the
+    blurry frame. light: what the sensor integrated, "linear" light (the default) or "display" values.
     head_columns: columns without image at the end of each line. bit_order: the first pixel is the least ("little") or
-    most significant bit ("big") of a packed byte. layout: "sps100" for files of that sensor. flip, bit_order, layout:
-    of packed files; rows of arrays begin at the top. remainder: what to do with bytes after the last whole plane.
-    first, count: the planes that are read of each file. exposure: one file holds all frames of a clip: {"start",
-    "length", "period"} in planes, frame i is exposed from plane start + i period; {"<clip>": ...} with such an object,
-    or a list of [start, length] per frame, for each clip; or the name of a JSON file with one of these. context: so
-    many planes before and after those of a frame are read, too, for a representation that uses them.
-    center: the plane of the sharp frame: "gt" (dataset.json, or 4n - 4 for Spk-GoPro clips), "file" (the middle of the
-    planes that are read) or a number, counted in the file or exposure. gamma: light and ratios are raised to 1 / gamma
-    (2.2: display values). resize: interpolation to the RGB grid; "nearest" keeps raw planes binary. calibration: file
-    of scripts/calibrate.py for a spike camera with another view.
+    most significant bit ("big") of a byte. layout: "sps100" for files of that sensor. remainder: "truncate" ignores
+    bytes after the last whole plane. first, count: the planes read of each file. exposure: the planes of each frame,
+    where one file holds a whole clip. context: planes read before and after those of a frame.
+    center: the plane of the sharp frame: "gt" (of dataset.json), "file" (the middle of the planes that are read) or a
+    number. gamma: light and ratios are raised to 1 / gamma (2.2: display values). resize: interpolation to the RGB
+    grid; "nearest" keeps raw planes binary. calibration: a file of scripts/calibrate.py.
     A key that has no effect on the chosen representation is an error.
     """
 

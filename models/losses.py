@@ -93,8 +93,8 @@ class ReblurLoss(nn.Module):
     Each is a mean of |difference| in display values. The data need datasets.train.rate_windows K.
 
     G_reblur_weight, G_reblur_spike_weight, G_reblur_colour_weight: of the three terms; 0 leaves a term out.
-    G_reblur_light: of what the blurry frame is the mean: of linear light, as in a camera and in blur_gamma of GoPro, or
-    of display values, as in GoPro's blur.
+    G_reblur_light: the blurry frame is the mean of linear light (cameras, blur_gamma of GoPro) or of display values
+    (GoPro's blur).
     G_reblur_spike_pixel: side of a spike pixel in RGB pixels.
 
     Source: ours. Chen et al., "SpikeReveal: Unlocking Temporal Sequences from Real Blurry Inputs with Spike Streams"

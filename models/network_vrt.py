@@ -43,26 +43,23 @@ UNET_MULTIPLE = 8
 class VRT(nn.Module):
     """Restores all frames of a clip together: (B, N, C, H, W) in [0, 1] -> (B, N, out_chans, sH, sW).
 
-    upscale: 1 (restoration), 3 or a power of two (super-resolution). in_chans: input channels of the trunk per frame,
-    without a noise map (null: those of the fusion operator). img_size: its first number is the clip length if pa_frames
-    is 0; else unused.
+    upscale: 1 (restoration), 3 or a power of two (super-resolution). in_chans: input channels of the trunk, without a
+    noise map (null: those of the fusion operator). img_size: its first number is the clip length if pa_frames is 0.
     window_size: [frames, height, width] of an attention window. depths, embed_dims, num_heads: entries 0 to 6 are
-    stages 1 to 7, the rest the layers of stage 8. indep_reconsts: indices of layers that process each frame separately.
-    mul_attn_ratio: share of blocks with mutual attention. pa_frames: neighbours aligned by parallel warping, 2, 4 or 6;
-    0: frame interpolation.
-    spynet_path: weights of the flow network; null starts from zero flow. A missing file of KAIR gives way to
-    models/vrt/spynet_scenes.pth, with a warning. flow_input: what the flow network sees, "rgb" the blurry frames,
-    "spike" the spike channels flow_channels in grey, "both" the blurry frames times the relative rate in these channels
-    (rates of linear light, as of "voxel"). flow_channels: those around the sharp frame; null: the one or two in the
-    middle.
+    stages 1 to 7, the rest the layers of stage 8. indep_reconsts: layers that process each frame separately.
+    mul_attn_ratio: share of blocks with mutual attention. pa_frames: neighbours that are aligned, 2, 4 or 6; 0: frame
+    interpolation. spynet_path: weights of the flow network; null starts from zero flow. flow_input: what the flow
+    network sees: the blurry frames ("rgb"), the spike channels flow_channels in grey ("spike"), or their product
+    ("both"). flow_channels: null: the one or two in the middle.
     use_checkpoint_attn, use_checkpoint_ffn: recompute this branch of every block in backward, except in the stages of
     no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into depths). checkpoint: "auto" chooses the recomputed
     branches so that a step fits memory_budget_gb (null: 90 % of the GPU); null: the four keys above decide. kernels:
     "auto" runs blocks in chunks that backward recomputes, "plain" as a whole under torch's autograd.
-    fusion: how the spikes enter.
+    fusion: how the spikes enter. out_instants: K sharp frames for each blurry one, at the middles of K equal parts of
+    the exposure; K is odd. 1: as published.
 
-    out_instants: K sharp frames for each blurry one, (B, N, K out_chans, sH, sW) in the order of time: the middles of K
-    equal parts of the exposure. K is odd, and the middle one is the frame of gt. 1: as published.
+    With out_instants K the output is (B, N, K out_chans, sH, sW) in the order of time; the middle one is the frame of
+    gt. The channels of flow_channels hold rates of linear light, as of "voxel", around the sharp frame.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from typing import Any
 
 import jinja2
 import pydantic
+from pydantic.fields import FieldInfo
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -80,7 +81,8 @@ def make_page(say: Say = lambda text, where: text, other: str = "[简体中文](
     pages.filters["say"] = lambda text, where: "\n\n".join(say(part, where) for part in text.strip("\n").split("\n\n"))
     return pages.get_template("options.md.jinja").render(
         other=other, mark=MARK, options=Options, loader=LoaderOptions, parts=registries(), ignored=ignored,
-        is_model=is_model, describe=describe, dumps=json.dumps, string=str, doc=inspect.getdoc,
+        is_model=is_model, describe=describe, dumps=json.dumps, string=str,
+        key_rows=key_rows, own_keys=own_keys, to_read=to_read,
     )  # fmt: skip
 
 
@@ -93,6 +95,32 @@ def make_chinese_page() -> str:
     if missing or unused:
         sys.exit("\n".join(["correct docs/zh/options.json:", *missing, *unused]))
     return page
+
+
+def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
+    """The keys that are described one by one, each meaning once, whichever parts have it."""
+    rows: dict[tuple[str, str], FieldInfo] = {}
+    for name in registry.names():
+        fields = registry.model(name).model_fields
+        for key in registry.keys(name):
+            if fields[key].description:
+                rows.setdefault((key, fields[key].description), fields[key])
+    return [(key, field) for (key, _), field in rows.items()]
+
+
+def own_keys(registry: Registry, name: str) -> list[str]:
+    """The keys of a part that fewer than half of the parts of this kind have, or all that are not in `key_rows`."""
+    keys = [key for other in registry.names() for key in registry.keys(other)]
+    described = {key for key, _ in key_rows(registry)}
+    return [k for k in registry.keys(name) if k not in described or 2 * keys.count(k) < len(registry.names())]
+
+
+def to_read(registry: Registry, name: str) -> str:
+    """What a docstring says first, and its paragraphs on option keys; the others are for readers of the code."""
+    keys = registry.model(name).model_fields.keys()
+    first, *others = (inspect.getdoc(registry.model(name).constructor) or "").split("\n\n")
+    on_keys = [t for t in others if (mark := _KEYS_IN_TEXT.match(t)) and keys >= set(mark[1].split(", "))]
+    return "\n\n".join([first, *on_keys])
 
 
 def is_model(annotation: object) -> bool:

@@ -126,9 +126,11 @@ def tfp(
 ) -> np.ndarray:
     """Texture from playback: channel i = mean of s[m - half_window : m + half_window + 1], m = center + offsets[i].
 
-    Range [0, 1]. At the ends of the stream the window keeps only the planes that exist. num_bins B, instead of offsets:
-    windows spread over the file, as in S-VRT; m is the middle of bin i of B equal bins of T planes, (i + 1 / 2) T / B
-    rounded down, moved into [half_window, T - half_window]. Source: SpikeCV, TFP; without its rounding to 8 bits.
+    num_bins: instead of offsets, so many windows spread over the file, as in S-VRT.
+
+    Range [0, 1]. At the ends of the stream the window keeps only the planes that exist. With num_bins B, m is the
+    middle of bin i of B equal bins of T planes, (i + 1 / 2) T / B rounded down, moved into [half_window, T -
+    half_window]. Source: SpikeCV, TFP; without its rounding to 8 bits.
     """
     planes = len(stream)
     if num_bins is None:
@@ -230,10 +232,12 @@ def encoding25(
 ) -> np.ndarray:
     """Windows of 25 planes for spike optical flow (SCFlow): channels 25 i ... 25 i + 24 = s[m - 12 : m + 13], {0, 1}.
 
-    With `spacing` the centres are m = center + (i - (num_windows - 1) / 2) spacing, rounded down: the same interval in
-    every clip, as the flow weights were trained with. Without, m = round(linspace(12, T - 13, num_windows)), as in
-    S-VRT, rounded symmetrically about the middle of the file; or `center` for a single window.
-    pad: planes outside of the stream: "strict" raises ValueError, "edge" repeats the outermost plane.
+    spacing: planes from one centre m to the next, around center; null: spread over the file, as in S-VRT. pad: planes
+    outside of the stream: "strict" is an error, "edge" repeats the outermost plane, "zero" is empty.
+
+    With spacing, m = center + (i - (num_windows - 1) / 2) spacing, rounded down: the same interval in every clip, as
+    the flow weights were trained with. Without, m = round(linspace(12, T - 13, num_windows)), rounded symmetrically
+    about the middle of the file; or center for a single window. "strict" raises ValueError.
     """
     if num_windows < 1 or (spacing is not None and spacing < 1):
         raise ValueError(f"num_windows {num_windows} and spacing {spacing} are at least 1")
@@ -261,9 +265,10 @@ def exposure_rates(
 ) -> np.ndarray:
     """Two channels: the light around the sharp frame (short) and over the exposure (long), in spikes per plane.
 
-    half_window, half_exposure: the planes center - half_window ... center + half_window are short, the exposure
-    likewise; null: as many planes as there are on both sides of the centre, without plane 0. Light is 1 / interval in
-    all planes between two spikes: where spikes are few, both rates are equal, and the estimate is the blurry frame.
+    half_window, half_exposure: planes on each side of center; null: as many as there are, without plane 0.
+
+    Light is 1 / interval in all planes between two spikes: where spikes are few, both rates are equal, and the
+    estimate is the blurry frame.
     """
     if half_exposure is None:
         half_exposure = min(center - 1, len(stream) - 1 - center)
@@ -299,10 +304,11 @@ def relative(
 ) -> np.ndarray:
     """Ratios of the light around the sharp frame, and in parts of the exposure, to that of the exposure; a confidence.
 
-    Channel i: mean light of the planes center - half_windows[i] ... center + half_windows[i] over that of center -
-    half_exposure ... center + half_exposure (null: as many as there are on both sides of the centre, without plane 0);
-    1 where there are too few spikes. The next num_bins channels: the same ratio of so many equal parts of the exposure.
-    Last channel: n / (n + 4), n spikes in the exposure.
+    half_windows: planes on each side of center, one channel for each; 1 where there are too few spikes. half_exposure:
+    planes of the exposure on each side of center; null: as many as there are, without plane 0. num_bins: channels more,
+    of so many equal parts of the exposure.
+
+    The last channel is n / (n + 4), n spikes in the exposure.
     Light is 1 / interval in all planes between two spikes, so a window may be shorter than an interval; spike.context
     completes the intervals at the ends of the exposure. Ratios do not depend on threshold or gain. Blurry x ratio
     estimates the sharp frame: in linear light with gamma 1, in display values with gamma 2.2.
@@ -333,14 +339,15 @@ def tfstp(
 ) -> np.ndarray:
     """Texture from short-term plasticity: channel i = the firing rate at plane center + offsets[i], in (0, 1].
 
+    tau_d, tau_f: in planes; larger values average over more intervals. utilisation: U, in (0, 1).
+
     Each pixel drives a synapse of Tsodyks and Markram: between two spikes, dt planes apart, the resources R recover to
     1 with the time constant tau_d, the utilisation u decays to U with tau_f; a spike uses u R and raises u by U (1 -
     u). Just before the next spike
     u' = U + (u + U (1 - u) - U) exp(-dt / tau_f), R' = 1 - (1 - R (1 - u)) exp(-dt / tau_d).
     For R' = R the rate is 1 / dt = -1 / (tau_d ln((1 - R) / (1 - R (1 - u)))), at most 1 / (planes since the last
     spike). Pixels of fewer than two spikes: spikes / planes. Only planes 0 ... center + offsets[i] count, so that the
-    result lags behind motion. tau_d, tau_f: in planes; larger values average over more intervals. utilisation: U, in
-    (0, 1).
+    result lags behind motion.
     Source: Zheng et al., CVPR 2021; Zheng et al., IEEE TPAMI 45(7), 2023.
     """
     if tau_d <= 0 or tau_f <= 0 or not 0 < utilisation < 1:

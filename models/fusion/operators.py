@@ -169,11 +169,13 @@ class ExposureFusion(ImageFusion):
     Luma x ratio is the luma of the scene around the sharp instant, up to noise (short windows) and motion (long ones).
     The spikes are those of "relative" in the domain of the frames: S - 1 ratios and a confidence. They do not see
     colour: where objects of two colours are blurred together, the mixtures lie on a line between them, whose slope over
-    luma is fitted to the frame in windows of 2 colour_radius + 1 pixels on a side.
-    estimates: so many of the ratios, from the first, are around the sharp instant (null: all). A small conv net gives
-    the weights of the mixture, which sum to 1, and the correction, which starts at 0. features: width of the conv net;
-    layers: number of its residual convolutions. base: the frame to which the network adds its output: "blurry", as
-    published, or "fused".
+    luma is fitted to the frame in windows of 2 colour_radius + 1 pixels on a side. A small conv net gives the weights
+    of the mixture, which sum to 1, and the correction, which starts at 0.
+
+    estimates: so many of the ratios, from the first, are around the sharp instant (null: all). features: width of the
+    conv net; layers: number of its residual convolutions. colour_radius: radius of the windows in which colours are
+    fitted. base: the frame to which the network adds its output: "blurry", as published, or "fused".
+
     Source: this project; short and long rates also in S-SDM, lines of colour in Omer and Werman (CVPR 2004), their fit
     in the guided filter (He et al., ECCV 2010).
     """

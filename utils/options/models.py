@@ -77,8 +77,7 @@ class TrainOptions(Section):
     epochs: int | None = Field(
         None,
         ge=1,
-        description="Stop after so many epochs, if that comes before total_iter; given on the command line without "
-        "total_iter, it decides alone.",
+        description="Stop after so many epochs, if that comes before total_iter.",
     )
     accumulation_steps: int = Field(1, ge=1, description="Batches per optimizer step.")
 
@@ -118,8 +117,7 @@ class TrainOptions(Section):
     compile: bool = Field(False, description="torch.compile the network.")
     empty_cache: bool = Field(
         False,
-        description="Give torch's unused GPU memory back at the start of each epoch. Off: torch reuses it, and asking "
-        "the driver for it anew takes time; whether it ever helps has not been measured on a GPU.",
+        description="Give unused GPU memory back at the start of each epoch; the driver takes time to grant it anew.",
     )
     max_nonfinite_steps: int = Field(10, ge=1, description="So many NaN/Inf steps in a row stop the run.")
 
@@ -132,8 +130,7 @@ class TrainOptions(Section):
 class ValOptions(Section):
     save_img: bool = Field(
         False,
-        description="Write restored frames: in training, to images/, those of the clips that rank 0 validates (every "
-        "clip on one process, every N-th on N); in testing all.",
+        description="Write restored frames; in training those of the clips that rank 0 validates, to images/.",
     )
     pad_seq: bool = Field(False, description="Repeat the last frame once before restoring.")
     flip_seq: bool = Field(False, description="Restore the clip followed by its time-reversed copy, and average.")
@@ -144,8 +141,7 @@ class ValOptions(Section):
     num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
     size_patch_testing: Literal["auto"] | Count = Field(
         "auto",
-        description='Side of a spatial tile; "auto": 256. 0: the whole frame. With "auto" in either key, tiles overlap '
-        "in ramps, what fits in one tile is restored as a whole, and tiles are halved where memory is short.",
+        description='Side of a spatial tile; "auto": 256, halved where memory is short. 0: the whole frame.',
     )
     size_patch_overlapping: int = Field(20, ge=0, description="Pixels shared by neighbouring tiles.")
     batch_tiles: int = Field(1, ge=1, description="Spatial tiles that go through the network at once.")
@@ -154,15 +150,13 @@ class ValOptions(Section):
 class LoggingOptions(Section):
     progress: Literal["bar", "line", "none"] = Field(
         "bar",
-        description="Progress of the run: a bar on a terminal (elsewhere the log lines carry the time that remains); a "
-        "plain line at each tenth; nothing. With TQDM_DISABLE=1 in the environment: nothing.",
+        description="A bar on a terminal; a plain line at each tenth; nothing, also with TQDM_DISABLE=1.",
     )
     use_tensorboard: bool = Field(True, description="Write tb_logger/.")
     writers: list[str | dict[str, Any]] = Field([], description="Further writers of your own; see docs/extending.md.")
     use_wandb: bool = Field(
         False,
-        description="Report to Weights & Biases; without a key or a network, and with WANDB_MODE=offline, into wandb/ "
-        "for a later `wandb sync`.",
+        description="Report to Weights & Biases; offline into wandb/, for a later `wandb sync`.",
     )
     wandb_project: str = Field("spikevrt", min_length=1, description="W&B project.")
     wandb_entity: str | None = Field(None, description="W&B team or user.")
@@ -185,7 +179,7 @@ class WatchdogOptions(Section):
 
     stall_s: float = Field(300, ge=1, description="Seconds for any phase: a batch, a step, a barrier.")
     start_s: float | None = Field(
-        None, ge=1, description="Seconds for start and first step, which compiles. null: 3 stall_s, at least 900."
+        None, ge=1, description="Seconds for start and first step. null: 3 stall_s, at least 900."
     )
     validate_s: float | None = Field(
         None, ge=1, description="Seconds for a tile of a test, or scores of a frame. null: 5 stall_s, at least 1500."
@@ -237,8 +231,8 @@ class Options(Section):
     model: Literal["vrt"] = Field("vrt", description="The training procedure.")
     gpu_ids: list[Count] | None = Field(
         None,
-        description="GPUs that a single process sees; it computes on the first. CUDA_VISIBLE_DEVICES, where set, wins. "
-        "No effect with several ranks: each takes the GPU of its local rank.",
+        description="GPUs that a single process sees; it computes on the first. CUDA_VISIBLE_DEVICES wins; no effect "
+        "with several ranks.",
     )
     dist: bool = Field(False, description="For the reader only: what the launch says wins.")
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
