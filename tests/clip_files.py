@@ -18,6 +18,7 @@ from data.manifest import Source
 from data.preflight import Report
 from data.select_dataset import DATASETS, build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
+from scripts import doctor
 from utils.video import VideoWriter
 
 PLANES = 24
@@ -152,6 +153,13 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(
         torch.equal(value, b[key]) if isinstance(value, torch.Tensor) else value == b[key] for key, value in a.items()
     )
+
+
+def doctor_of_data(root: Path, *flags: str, **datasets: object) -> int:
+    """The exit code of `scripts/doctor.py --data` for these sections of datasets."""
+    options = {"task": "x", "datasets": datasets, "netG": {"net_type": "vrt", "upscale": 1}}
+    (root / "opt.json").write_text(json.dumps(options | {"train": {"G_lossfn_type": "charbonnier"}}))
+    return doctor.main(["--data", "--opt", str(root / "opt.json"), *flags])
 
 
 def check(values: dict[str, object], **how: object) -> Report:

@@ -1,4 +1,7 @@
-"""Every program and launcher explains itself with --help: usage, and at least two examples whose flags exist."""
+"""Every program and launcher explains itself with --help: usage, and at least two examples whose flags exist.
+
+The flags that the pages give a program exist as well.
+"""
 
 import re
 
@@ -6,6 +9,7 @@ import pytest
 from torch.distributed import run
 
 from tests.dist.launching import ROOT, run_command, run_ranks
+from tests.test_documents import PAGES
 
 IS_PROGRAM = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)
 PROGRAMS = [
@@ -18,7 +22,7 @@ LAUNCHERS = [
     for path in [*sorted(ROOT.glob("*.sh")), *sorted(ROOT.glob("scripts/*.sh"))]
     if path.read_text(encoding="utf-8").startswith("#!")  # the others are sourced
 ]
-WITH_PARTS = ("scripts/spike_tool.py",)  # programs with subcommands
+WITH_PARTS = ("lab/benchmark.py", "scripts/spike_tool.py")  # programs with subcommands
 TRAIN = "main_train_vrt.py"
 MAIN_OF = {"launch_train.sh": TRAIN, "launch_test.sh": "main_test_vrt.py", "submit_job.sh": TRAIN}
 
@@ -36,13 +40,31 @@ def flags(text: str) -> set[str]:
     return {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
 
 
+def flags_in_pages() -> dict[str, set[str]]:
+    """Program, with its subcommand where it has one -> the flags that blocks and sentences of the pages give it."""
+    found: dict[str, set[str]] = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+        for line in [*lines, *re.findall(r"`((?:python|torchrun|\./launch)[^`\n]*)`", text)]:
+            call = re.search(
+                r"((?:scripts|lab)/\w+\.py|(?:main|\./launch)_(?:train|test)\w*\.\w+)(.*)", re.sub(r"\s+#.*", "", line)
+            )
+            if call and (given := set(re.findall(r"(?<![\w-])--[a-z][\w-]*", call[2]))):
+                program = re.sub(r"\./launch_(\w+)\.sh", r"main_\1_vrt.py", call[1])
+                for part in call[2].split()[0].split("|") if program in WITH_PARTS else [""]:
+                    found.setdefault(f"{program} {part}".strip(), set()).update(given)
+    return found
+
+
 @pytest.fixture(scope="module")
 def shown():
-    """Command line -> [exit code, text of --help]: programs, subcommands in their examples, launchers."""
-    found = run_ranks(1, "tests/dist/help_worker.py", *PROGRAMS, limit_s=120).json
+    """Command line -> [exit code, text of --help]: programs, subcommands in their examples and in pages, launchers."""
+    called = sorted({*PROGRAMS, *flags_in_pages()})
+    found = run_ranks(1, "tests/dist/help_worker.py", *called, limit_s=120).json
     parts = {
         f"{name} {arguments.split()[0]}"
-        for name in WITH_PARTS for arguments in examples(name, found[name][1])
+        for name in WITH_PARTS if name in PROGRAMS for arguments in examples(name, found[name][1])
     }  # fmt: skip
     found |= run_ranks(1, "tests/dist/help_worker.py", *sorted(parts), limit_s=120).json
     for name in LAUNCHERS:
@@ -67,3 +89,10 @@ def test_help_shows_usage_and_two_examples_with_flags_that_exist(shown, program)
         # Where a program lists its options, an example must be among them, not only in its own text.
         listed = known.partition("\noptions:")[2] or known
         assert flags(arguments) <= flags(listed) | {"__help"}, arguments
+
+
+def test_the_flags_in_the_pages_are_flags_of_the_programs(shown):
+    found = flags_in_pages()
+    assert len(found) > 10 and sum(map(len, found.values())) > 30
+    unknown = {name: given - set(re.findall(r"--[a-z][\w-]*", shown[name][1])) for name, given in found.items()}
+    assert not any(unknown.values()), unknown

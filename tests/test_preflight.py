@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 import zlib
@@ -9,19 +8,15 @@ import pytest
 
 from data.preflight import preflight
 from data.spike.formats import SpikeGeometry, write_spikes
-from scripts import doctor
-from tests.clip_files import cached, check, resolved, section, write_clip, write_info
+from tests.clip_files import cached, check, doctor_of_data, resolved, section, write_clip, write_clips, write_info
 from utils.errors import DataError
 from utils.options.models import DatasetsOptions
 
 
 @pytest.fixture
 def root(tmp_path):
-    for number in range(2):
-        write_clip(tmp_path, f"clip{number}", seed=number)
     write_clip(tmp_path, "clip9", split="test", seed=9)
-    write_info(tmp_path)
-    return tmp_path
+    return write_clips(tmp_path, "clip0", "clip1")
 
 
 def options(root, **changes):
@@ -75,14 +70,19 @@ def test_a_picture_with_damaged_content_is_found_by_decoding(root, damage):
 def test_problems_of_both_splits_come_in_one_table(root):
     cv2.imwrite(str(frame(root)), np.zeros((8, 8, 3), np.uint8))
     frame(root, "sharp/000002.png", "clip1").write_bytes(b"<html>not found</html>")
-    os.truncate(root / "GOPRO_Large_spike_seq/test/clip9/spike/000001.dat", 30)
+    spikes = [
+        root / f"GOPRO_Large_spike_seq/{name}.dat" for name in ("test/clip9/spike/000001", "train/clip1/spike/000004")
+    ]
+    os.truncate(spikes[0], 30)
+    spikes[1].write_bytes((b"no spikes, but 288 bytes of text; " * 9)[:288])
     text = complaint(root)
 
-    assert text.startswith("DataError: 3 problems in the data")
+    assert text.startswith("DataError: 4 problems in the data")
     assert "clip0 | lq frame of 8 x 8, the first of the clip has 16 x 24" in text
     assert "clip1 | cannot read image: 22 bytes that are no whole image" in text
     assert "clip9 | spike file of 30 bytes holds 2 planes of 8 x 12 and 6 bytes more" in text
-    assert str(frame(root)) in text and str(root / "GOPRO_Large_spike_seq/test") in text
+    assert "begins with text: b'no spikes, but" in text
+    assert all(str(path) in text for path in (frame(root), spikes[0].parents[2], spikes[1]))
 
 
 def test_spikes_that_look_upside_down_are_a_warning(root, caplog):
@@ -153,13 +153,9 @@ def test_a_cache_is_checked_for_its_freshness(root, caplog):
 def test_the_script_says_the_same_with_exit_code_3(root, capsys, damaged):
     if damaged:
         frame(root).unlink()
-    datasets = {"train": section(root), "test": section(root, "test")}
-    opt = {"datasets": datasets, "task": "check", "netG": {"net_type": "vrt", "upscale": 1}}
-    opt["train"] = {"G_lossfn_type": "l1"}
-    (root / "opt.json").write_text(json.dumps(opt))
-
-    assert doctor.main(["--data", "--opt", str(root / "opt.json"), "--decode"]) == (3 if damaged else 0)
+    code = doctor_of_data(root, "--decode", train=section(root), test=section(root, "test"))
     said = capsys.readouterr()
+    assert code == (3 if damaged else 0)
     assert "train: " in said.out and "clip1" in said.out
     expected = "clip0 | lq lacks 1 of 6 frames: 000003.png" if damaged else "no problem found"
     assert expected in (said.err if damaged else said.out)

@@ -2,21 +2,16 @@
 
 import gzip
 import io
-import json
 import os
 import zipfile
 
 import cv2
 import numpy as np
 import pytest
-import torch
 
-from data.clip_reader import user_clips
 from data.spike.formats import Crop, SpikeFileError, SpikeGeometry, count_planes, open_spikes, read_spikes, write_spikes
-from scripts import doctor
-from tests.clip_files import build, cached, same, section, write_clips
+from tests.clip_files import build, cached, doctor_of_data, same, section, write_clips
 from tests.spike_files import sps100_bytes
-from tests.train_files import network
 from utils.errors import DataError
 
 SMALL = SpikeGeometry(2, 8)
@@ -73,6 +68,9 @@ def test_packed_bytes_are_those_of_the_definition(tmp_path):
     assert np.array_equal(upside_down, spikes[:, ::-1])
     wrong = read_spikes(tmp_path / "big.bin", SpikeGeometry(6, 12))
     assert wrong.sum() == spikes.sum() and not np.array_equal(wrong, spikes)  # plausible, and wrong
+    for name in ("head.dat", "head.npy"):  # head columns are the last of a row
+        write_spikes(tmp_path / name, spikes, SpikeGeometry(6, 12))
+        assert np.array_equal(read_spikes(tmp_path / name, SpikeGeometry(6, 8, head_columns=4)), spikes[:, :, :8])
 
 
 def test_a_capture_of_the_sps100_may_start_within_a_plane(tmp_path):
@@ -96,8 +94,10 @@ def array_file(values, **named):
 
 FLAT = random_spikes(8, 12)
 NPZ = array_file(None, spk=FLAT)
-REFUSED = {
+REFUSED = {  # content, what is said, and the geometry where it is not 8 x 12
     "none.dat": (None, "No such file"),
+    "none_fits.dat": (bytes(1_625_300), "known geometries that fit this size: none", SpikeGeometry(360, 640)),
+    "others.dat": (bytes(1_612_800), r"360 x 640 \(56 planes\), .*180 x 320 \(224 planes\)", SpikeGeometry(250, 400)),
     "empty.dat": (b"", "holds no plane"),
     "ragged.dat": (bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
     "array.dat": (array_file(FLAT), r"header of a NumPy array"),
@@ -123,11 +123,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_spike_file_is_refused_with_what_was_seen(tmp_path, name):
-    content, words = REFUSED[name]
+    content, words, *geometry = REFUSED[name]
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(SpikeFileError, match=words) as error:
-        read_spikes(tmp_path / name, SpikeGeometry(8, 12))
+        read_spikes(tmp_path / name, *(geometry or [SpikeGeometry(8, 12)]))
     assert name in str(error.value) and error.value.expected and error.value.do
     assert ("astype(numpy.uint8)" in error.value.do) == (name == "float.npy")
 
@@ -139,6 +139,8 @@ def test_a_ragged_end_is_left_out_where_truncation_is_asked_for(tmp_path):
     (tmp_path / "a.dat").write_bytes(b"\x01")
     with pytest.raises(SpikeFileError, match="holds no plane"):
         read_spikes(tmp_path / "a.dat", SMALL, remainder="truncate")
+    with pytest.raises(SpikeFileError, match="3 x 5 pixels cannot be packed"):
+        count_planes(tmp_path / "a.dat", SpikeGeometry(3, 5))
 
 
 @pytest.mark.parametrize("begin", [b"\xff\xd8\xff", b"\xff\xd8\xff\xdb\xff\xfe", b"\x1f\x8b\x08", b"\x1f\x8b\x08\xff"])
@@ -159,28 +161,8 @@ def test_an_npz_is_known_by_its_key_or_its_only_array_of_three_axes(tmp_path):
     assert count_planes(tmp_path / "0.npz", SpikeGeometry(8, 12)) == 5
 
 
-@pytest.mark.parametrize("name", ["a.dat", "a.npy"])
-def test_the_head_columns_are_dropped(tmp_path, name):
-    stored = random_spikes(250, 416, planes=2)
-    write_spikes(tmp_path / name, stored, SpikeGeometry(250, 416))
-    read = read_spikes(tmp_path / name, SpikeGeometry(250, 400, head_columns=16))
-    assert np.array_equal(read, stored[:, :, :400])
-
-
-def test_a_wrong_geometry_is_answered_with_those_that_fit(tmp_path):
-    for size, geometry, words in (
-        (1_612_800 + 12_500, SpikeGeometry(360, 640), "known geometries that fit this size: none"),
-        (1_612_800, CAMERA, r"360 x 640 \(56 planes\), .*180 x 320 \(224 planes\)"),
-        (1_612_800, SpikeGeometry(3, 5), "3 x 5 pixels cannot be packed"),
-    ):
-        with open(tmp_path / "a.dat", "wb") as file:
-            file.truncate(size)
-        with pytest.raises(SpikeFileError, match=words):
-            count_planes(tmp_path / "a.dat", geometry)
-
-
 def test_the_name_of_a_geometry_which_resumed_runs_compare_shows_only_what_is_unusual():
-    assert str(CAMERA) == "SpikeGeometry(height=250, width=400, flipud=True, head_columns=0)"
+    assert str(SMALL) == "SpikeGeometry(height=2, width=8, flipud=True, head_columns=0)"
     assert str(SpikeGeometry(8, 8, bit_order="big")).endswith("head_columns=0, bit_order='big')")
 
 
@@ -206,27 +188,19 @@ def spike_files(root, clip="0"):
     return sorted((root / "GOPRO_Large_spike_seq/train/seq" / clip / "spike").iterdir())
 
 
-def as_format(root, suffix, geometry=None):
-    """Every .dat of the data set in another format."""
-    for clip in ("0", "1"):
-        for path in spike_files(root, clip):
-            spikes = read_spikes(path, SpikeGeometry(8, 12))
-            path.unlink()
-            write_spikes(path.with_suffix(suffix), spikes, geometry or SpikeGeometry(8, 12))
-
-
-def check(root, **changes):
-    """The exit code of scripts/doctor.py --data."""
-    options = {"task": "x", "datasets": {"train": section(root, **changes)}, "netG": network()}
-    (root / "opt.json").write_text(json.dumps(options | {"train": {"G_lossfn_type": "charbonnier"}}))
-    return doctor.main(["--data", "--opt", str(root / "opt.json")])
+def as_format(root, suffix):
+    """Every .dat of the data set in another format, its bits in the other order."""
+    for path in [*spike_files(root), *spike_files(root, "1")]:
+        spikes = read_spikes(path, SpikeGeometry(8, 12))
+        path.unlink()
+        write_spikes(path.with_suffix(suffix), spikes, SpikeGeometry(8, 12, bit_order="big"))
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".npy", ".npz"])
 def test_samples_do_not_depend_on_the_format_nor_on_the_cache(clips, suffix):
     turns = {"use_hflip": True, "use_rot": True, "random_reverse": True}
     expected = [build(clips, **turns)[1, i] for i in range(12)]
-    as_format(clips, suffix, SpikeGeometry(8, 12, bit_order="big"))
+    as_format(clips, suffix)
     spike = section(clips)["spike"] | {"bit_order": "big"}
     cache = cached(section(clips, spike=spike), clips / "cache")["io_backend"]
     for dataset in (build(clips, spike=spike, **turns), build(clips, spike=spike, io_backend=cache, **turns)):
@@ -240,27 +214,7 @@ def test_a_frame_without_its_file_and_a_file_of_another_kind_are_named_before_a_
     as_format(clips, ".npy")
     spike_files(clips)[2].unlink()
     np.save(spike_files(clips, "1")[3], np.zeros((24, 8, 13), np.uint8))
-    assert check(clips) == 3
+    assert doctor_of_data(clips, train=section(clips)) == 3
     said = capfd.readouterr().err
     assert "seq/0 | spike lacks 1 of 6 frames: 000002.npy" in said
     assert "an array of shape (24, 8, 13), uint8" in said and "000003.npy" in said
-
-
-def test_a_dat_that_is_text_is_found_by_the_check_of_the_data(clips, capfd):
-    path = spike_files(clips)[4]
-    path.write_bytes((b"no spikes, but 288 bytes of text; " * 9)[: path.stat().st_size])
-    assert check(clips) == 3
-    said = capfd.readouterr().err
-    assert "begins with text: b'no spikes, but" in said and "000004.dat" in said
-
-
-def test_a_users_arrays_need_no_size(clips):
-    frames = clips / "GOPRO_Large/train/seq/0/blur"
-    known = {"type": "dat", "center": "file", "rate": 1.0, "representation": "voxel"}
-    dat = user_clips(frames, spike_files(clips)[0].parent, spike_options=known)[0]
-    expected = [dat.frame(i)["spike"] for i in range(6)]
-    whole = np.concatenate([read_spikes(path, SpikeGeometry(8, 12)) for path in spike_files(clips)])
-    for name in ("all.npy", "all.npz"):
-        write_spikes(clips / name, whole, SpikeGeometry(8, 12))
-        clip = user_clips(frames, clips / name, spike_options=known)[0]
-        assert all(torch.equal(clip.frame(i)["spike"], expected[i]) for i in range(6))

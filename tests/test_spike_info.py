@@ -13,9 +13,7 @@ from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import represent
 from data.spike_info import DatasetInfo, read_exposures
 from data.spike_source import DatSpikes
-from scripts import doctor
-from tests.clip_files import PLANES, cached, check, section, write_clip, write_info
-from tests.train_files import network
+from tests.clip_files import PLANES, cached, check, doctor_of_data, section, write_clip, write_info
 from utils.errors import DataError, OptionError
 
 PLANE = SpikeGeometry(8, 12)
@@ -192,10 +190,7 @@ def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(tmp
     found = build(tmp_path, exposure=EVEN, representation={"type": "raw", "window": 1})
     values = found.read_frames(1, 1, 1)["spike"][0, 0, ::2, ::2]
     assert np.array_equal(values, noise(2)[12])
-    test = section(tmp_path, "test", spike={"type": "dat", "exposure": EVEN})
-    options = {"task": "x", "netG": network(), "train": {"G_lossfn_type": "charbonnier"}, "datasets": {"test": test}}
-    (tmp_path / "opt.json").write_text(json.dumps(options))
-    assert doctor.main(["--data", "--opt", str(tmp_path / "opt.json")]) == 0
+    assert doctor_of_data(tmp_path, test=section(tmp_path, "test", spike={"type": "dat", "exposure": EVEN})) == 0
 
 
 def test_exposures_outside_of_the_file_and_missing_ones_name_clip_frame_and_planes(tmp_path):
@@ -216,16 +211,14 @@ def test_exposures_outside_of_the_file_and_missing_ones_name_clip_frame_and_plan
         build(root, exposure=EXPOSURE)
 
 
-@pytest.mark.parametrize("exposure", [{"start": 0, "length": 5}, {"start": -1, "length": 5, "period": 9}, [], {},
-                                      5.5, {"start": 0, "length": 0.4, "period": 9},
-                                      {"start": 0, "length": "5", "period": 9},
-                                      {"a/0": [[0, 5], [3]]}, {"a/0": []}])  # fmt: skip
-def test_an_exposure_of_a_wrong_form_is_refused(exposure):
-    with pytest.raises(OptionError, match=r"spike\.exposure is"):
-        read_exposures(exposure)
-
-
-def test_an_exposure_excludes_a_window_and_needs_its_file():
+def test_an_exposure_of_a_wrong_form_is_refused_and_excludes_a_window_and_needs_its_file():
+    for exposure in (
+        {"start": 0, "length": 5}, {"start": -1, "length": 5, "period": 9}, [], {}, 5.5,
+        {"start": 0, "length": 0.4, "period": 9}, {"start": 0, "length": "5", "period": 9},
+        {"a/0": [[0, 5], [3]]}, {"a/0": []},
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=r"spike\.exposure is"):
+            read_exposures(exposure)
     with pytest.raises(OptionError, match="exclude one another"):
         DatSpikes(DatasetInfo(), h=8, w=12, exposure=EXPOSURE, first=3)
     with pytest.raises(DataError, match="cannot read the exposures: No such file"):
@@ -235,18 +228,21 @@ def test_an_exposure_excludes_a_window_and_needs_its_file():
 def test_a_users_file_is_divided_by_exposures_or_evenly_within_the_window(tmp_path):
     root = write_noise(tmp_path)
     frames = root / "GOPRO_Large/test/a/0/blur"
-    known = {"type": "dat", "h": 8, "w": 12, "center": "file", "rate": 1.0, "representation": "voxel"}
+    own = {"type": "dat", "center": "file", "rate": 1.0, "representation": "voxel"}
+    known = own | {"h": 8, "w": 12}
     files = user_clips(frames, spike_folder(root, "a/0"), spike_options=known)[0]
     expected = [files.frame(i, r)["spike"] for i in range(FRAMES) for r in (False, True)]
     together = np.concatenate([noise(9)[:5], *(noise(i) for i in range(FRAMES)), noise(9)[:3]])
-    write_spikes(tmp_path / "even.npy", together, PLANE)
+    for name in ("even.npy", "even.npz"):
+        write_spikes(tmp_path / name, together, PLANE)
     join(root, "{clip}/spike/long.dat")
-    for path, more in (
-        (spike_folder(root, "a/0") / "long.dat", {"exposure": EXPOSURE}),
-        (spike_folder(root, "a/0"), {"exposure": EXPOSURE}),
-        (tmp_path / "even.npy", {"first": 5, "count": FRAMES * PLANES}),
-    ):
-        clip = user_clips(frames, path, spike_options=known | more)[0]
+    evenly = own | {"first": 5, "count": FRAMES * PLANES}  # arrays need no size
+    for path, options in (
+        (spike_folder(root, "a/0") / "long.dat", known | {"exposure": EXPOSURE}),
+        (spike_folder(root, "a/0"), known | {"exposure": EXPOSURE}),
+        (tmp_path / "even.npy", evenly), (tmp_path / "even.npz", evenly),
+    ):  # fmt: skip
+        clip = user_clips(frames, path, spike_options=options)[0]
         found = [clip.frame(i, r)["spike"] for i in range(FRAMES) for r in (False, True)]
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     write_noise(tmp_path / "files")

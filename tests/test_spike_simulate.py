@@ -52,13 +52,10 @@ def test_the_published_simulator_is_reproduced():
     assert np.array_equal(found, np.array(expected))
 
 
-def test_the_charge_goes_on_from_one_file_to_the_next():
+def test_the_charge_goes_on_from_one_file_to_the_next_and_noise_follows_from_the_seed_and_keeps_the_mean():
     whole = sensor().run(constant(0.37, 50))
     parts = sensor()
     assert np.array_equal(np.concatenate([parts.run(constant(0.37, 20)), parts.run(constant(0.37, 30))]), whole)
-
-
-def test_noise_follows_from_the_seed_and_keeps_the_mean():
     noise = {"shot_noise": 0.1, "dark_rate": 0.01, "threshold_mismatch": 0.05}
     a, b, c = (sensor(seed=s, **noise).run(constant(0.4, 1000)) for s in (0, 0, 1))
 
@@ -119,7 +116,7 @@ def test_another_threshold_fires_as_a_sensor_with_that_threshold_would(factor):
     assert np.abs(changed.mean(axis=(0, 1)) - expected).max() < 0.02
 
 
-def test_no_spikes_of_a_bright_past_come_in_the_dark():
+def test_no_spikes_of_a_bright_past_come_in_the_dark_and_the_same_threshold_changes_nothing():
     # One threshold of light separates two spikes: with half the threshold, two spikes.
     bright, dark = np.ones((16, 16), np.float32), np.zeros((16, 16), np.float32)
     sensor = simulate.IntegrateAndFire(16, 16, rate=0.9, rng=np.random.default_rng(0))
@@ -128,10 +125,6 @@ def test_no_spikes_of_a_bright_past_come_in_the_dark():
 
     assert (changed[20:39].sum(axis=0) <= 2).all() and changed[20:39].sum(axis=0).mean() < 2.0
     assert changed[:20].mean() > 0.97 and changed[40:].mean() > 0.9
-
-
-def test_the_same_threshold_changes_nothing_and_darkness_stays_dark():
-    stream = recorded(RAMP)
     assert simulate.change_threshold(stream, 1.0, np.random.default_rng(0)) is stream
     dark = np.zeros((20, 3, 3), np.uint8)
     assert simulate.change_threshold(dark, 0.5, np.random.default_rng(0)).sum() == 0
@@ -159,14 +152,11 @@ def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(factor, pl
     assert np.array_equal(simulate.change_threshold(stream, factor, np.random.default_rng(3)), expected)
 
 
-def test_dropped_planes_are_empty_and_the_others_untouched():
+def test_dropped_planes_are_empty_and_the_others_untouched_and_stuck_pixels_are_always_or_never_on():
     stream = recorded(RAMP)
     changed = CameraDraw((0,), 1.0, 0.3, 0.0, 0.0, 1.0).apply(stream, 0)
     lost = ~changed.any(axis=(1, 2))
     assert 0.15 < lost.mean() < 0.45 and np.array_equal(changed[~lost], stream[~lost])
-
-
-def test_stuck_pixels_are_always_or_never_on():
     stream = recorded(np.full((100, 100), 0.3, np.float32), planes=20)
     changed = CameraDraw((0,), 1.0, 0.0, 0.02, 0.05, 1.0).apply(stream, 0)
     assert changed.all(axis=0).mean() == pytest.approx(0.02, abs=0.005)
@@ -199,9 +189,6 @@ def test_each_change_comes_as_often_and_as_strong_as_asked():
     assert all(d.hot == d.dead == 0 and d.known_rate_factor == 1 for d in draws)
     draw = camera(threshold_prob=1.0, threshold_range=[2.0, 2.0], known_rate=True).draw([0])
     assert draw.threshold == pytest.approx(2.0) and draw.known_rate_factor == pytest.approx(0.5)
-
-
-def test_wrong_options_are_named():
     for key, value in (("drop_max", 1.5), ("threshold_range", [4.0, 2.0])):
         with pytest.raises(OptionError) as error:
             camera(**{key: value})
