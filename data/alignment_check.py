@@ -57,9 +57,9 @@ def warning_of(source: Any, option_file: str = "") -> str | None:
     source: a training set, of this option file; or the list of a user's own clips.
     """
     is_own = isinstance(source, list)
-    every: Sequence[Any] = range(len(source)) if isinstance(source, TrainClips) and source.spikes else ()
+    every: Sequence[Any] = range(len(source)) if isinstance(source, TrainClips) and source.clips[0].spikes else ()
     if is_own:
-        every = [(clip, index) for clip in source if clip.dataset.spikes for index in range(len(clip.stems))]
+        every = [(clip, index) for clip in source if clip.clip.spikes for index in range(len(clip.stems))]
     looked, wrong = _spread(len(every), SAMPLES), []
     for place in (every[number] for number in looked):
         dataset, which = (place[0].dataset, (place[0].index, place[1], 1)) if is_own else (source, ((0, place),))
@@ -84,26 +84,27 @@ def _spread(count: int, wanted: int) -> list[int]:
 
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     """count: frames of the sample to measure, and the middle one. A crop would show less than the whole frames."""
-    grid = dataset.spikes.grid(draw.clip.size)
-    region, calibrated = Augment(*grid.region), dataset.spikes.calibration is not None
+    grid, spikes = draw.clip.grid, draw.clip.spikes
+    region, calibrated = Augment(*grid.region), spikes.calibration is not None
     kind = "gt" if draw.clip.gt else "lq"
     if kind == "lq":  # one channel, the mean of all planes of a frame, is as blurry as the RGB frame
-        dataset, spikes = copy.copy(dataset), copy.copy(dataset.spikes)
+        spikes = copy.copy(spikes)
         spikes.name, spikes.options, spikes.channels, spikes.ignored = "voxel", {"num_bins": 1}, 1, set()
-        spikes.rate, dataset.spikes = 1.0, spikes
+        spikes.rate = 1.0
         own = [Exposure(e.own, (e.own,), 0, 0, (e.own.count - 1) / 2, e.origin) for e in draw.clip.exposures]
-        draw = dataclasses.replace(draw, clip=dataclasses.replace(draw.clip, exposures=tuple(own)))
+        clip = dataclasses.replace(draw.clip, exposures=tuple(own), spikes=spikes)
+        draw = dataclasses.replace(draw, clip=clip)
     played, pairs = list(zip(*draw.played, strict=True)), []
     middle = len(played) // 2
     for place in sorted({middle, *_spread(len(played), count)}):
         frame, back = played[place]
         item = dataset.read(dataclasses.replace(draw, frames=[frame], backwards=[back], aug=region))
-        spikes = dataset.spikes.sharp_image(item["spike"][0].numpy(), draw.clip.exposures[frame], back)
+        light = spikes.sharp_image(item["spike"][0].numpy(), draw.clip.exposures[frame], back)
         image = item[kind][0, :3]
         grey = to_grey(image.permute(1, 2, 0).numpy())
-        pairs.append((spikes, cv2.resize(grey, (region.width, region.height), interpolation=cv2.INTER_AREA)))
+        pairs.append((light, cv2.resize(grey, (region.width, region.height), interpolation=cv2.INTER_AREA)))
         if place == middle:
-            shown = (f"{kind} {draw.clip.stems[frame]}", tensor_to_uint8(image), spikes)
+            shown = (f"{kind} {draw.clip.stems[frame]}", tensor_to_uint8(image), light)
     measured, is_right, sentence = judge(pairs, grid.pixel, kind == "gt", calibrated)
     return Comparison(*measured, is_right, sentence, kind, len(pairs), shown)
 

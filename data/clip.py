@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from utils.errors import DataError
 
@@ -42,7 +43,8 @@ class Clip:
     One spike file may hold the planes of all frames; it is then listed for each of them. gt_instants: sharp frames of
     each exposure in the order of time, as many for each frame, those of the first frame first.
     size, gt_size: (height, width) in pixels of the first frame. planes: spike planes per file.
-    exposures: the planes of each frame; none without spikes.
+    exposures: the planes of each frame; none without spikes. spikes: what they mean, a data.spike_source.DatSpikes.
+    opened: of a user's clip, "lq", "gt" -> data.files.FrameSource. origin: of it, "input", "gt", "spike" -> path.
     """
 
     name: str
@@ -55,6 +57,9 @@ class Clip:
     gt_size: tuple[int, int]
     gt_instants: tuple[str, ...] = ()
     exposures: tuple[Exposure, ...] = ()
+    spikes: Any = None
+    opened: Any = None
+    origin: Any = None
 
     def __len__(self) -> int:
         return len(self.stems)
@@ -63,6 +68,16 @@ class Clip:
     def spike_files(self) -> dict[str, int]:
         """Spike file -> its planes, in the order of the frames."""
         return dict(zip(self.spike, self.planes, strict=False))  # without spikes, a cached clip still has planes
+
+    @property
+    def grid(self) -> Any:
+        """How its spike planes lie on its lq frames, see data/spike_grid.py."""
+        return self.spikes.grid(self.size)
+
+    @property
+    def croppable(self) -> tuple[tuple[int, int, int, int], int]:
+        """(top, left, height, width) of the part of the lq frames from which crops are drawn, and their step."""
+        return (self.grid.region, self.grid.step) if self.spikes else ((0, 0, *self.size), 1)
 
     @property
     def scale(self) -> int:

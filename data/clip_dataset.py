@@ -123,7 +123,7 @@ class ClipDataset(Dataset):
 
     def __init__(self, section: FileReading, seed: int = 0) -> None:
         source = self.source(section)
-        self.seed, self.spikes = seed, source.spikes
+        self.seed = seed
         self.options = section.plain()  # for those of a subclass; a section cannot be sent to another process
         camera = getattr(section, "camera", None)
         self.camera = CAMERAS.build(camera, "camera") if camera else None
@@ -218,14 +218,14 @@ class ClipDataset(Dataset):
         if clip.instants:
             item["gt_instants"] = item["gt_instants"].unflatten(0, (len(frames), -1)).flatten(1, 2)
             item["gt"] = middle_instant(item["gt_instants"], clip.instants)
-        if self.spikes:
+        if spikes := clip.spikes:
             channels = [
-                self.spikes.read(self.files, clip, i, aug, image, back, draw.camera, self.rate_windows)
+                spikes.read(self.files, clip, i, aug, image, back, draw.camera, self.rate_windows)
                 for i, image, back in zip(frames, images["lq"], backwards, strict=True)
             ]
             spike = torch.from_numpy(aug.flip(np.stack(channels)))
-            item["spike"] = spike[:, : self.spikes.channels]
-            item |= {"rates": spike[:, self.spikes.channels :]} if self.rate_windows else {}
+            item["spike"] = spike[:, : spikes.channels]
+            item |= {"rates": spike[:, spikes.channels :]} if self.rate_windows else {}
         return item
 
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
@@ -246,7 +246,7 @@ class TrainClips(ClipDataset):
         self.turns = {"hflip": section.use_hflip, "rot": section.use_rot, "reverse": section.random_reverse}
         self.ends = np.cumsum([self.samples_of(clip) for clip in self.clips])
         for clip in self.clips:
-            (_, _, height, width), step = self._croppable(clip)
+            (_, _, height, width), step = clip.croppable
             if self.gt_size % (clip.scale * step):
                 what, expected = f"datasets.train.gt_size is {self.gt_size}", f"a multiple of {clip.scale * step}"
                 expected += ": gt pixels per lq pixel x lq pixels per spike pixel"
@@ -264,18 +264,13 @@ class TrainClips(ClipDataset):
             text = "%d clips have fewer than %d frames and are played back and forth: %s"
             logger.warning(text, len(short), frames, names)
 
-    def _croppable(self, clip: Clip) -> tuple[tuple[int, int, int, int], int]:
-        """(top, left, height, width) of the part of the lq frames from which crops are drawn, and their step."""
-        grid = self.spikes.grid(clip.size) if self.spikes else None
-        return (grid.region, grid.step) if grid else ((0, 0, *clip.size), 1)
-
     def sample_names(self) -> list[str]:
         """Properties of each clip and of the spikes, then clip/frame of every sample, in order.
 
         A resumed run compares them with those of its checkpoint.
         """
         about = [f"{clip.name}: {clip.size} {clip.gt_size} {clip.planes}" for clip in self.clips]
-        spikes = self.spikes
+        spikes = self.clips[0].spikes
         timing = spikes.timing.describe() if spikes else ""
         about += [f"{spikes.geometry} {spikes.rate} {spikes.light} {spikes.info.gt_plane}{timing}"] if spikes else []
         about += [f"calibration {spikes.calibration.digest()}"] if spikes and spikes.calibration else []
@@ -318,7 +313,7 @@ class TrainClips(ClipDataset):
         interval = int(rng.choice(self.intervals))
         last = len(clip) - 1 - (self.num_frame - 1) * interval
         first = self.first_of(sample, last, rng)
-        (top, left, height, width), step = self._croppable(clip)
+        (top, left, height, width), step = clip.croppable
         patch = self.gt_size // clip.scale
         aug = Augment.draw(rng, (height, width), patch, step, origin=(top, left), **self.turns)
         # Played back and forth: 0 1 2 1 0 1 ...
@@ -337,9 +332,9 @@ class TestClips(ClipDataset):
     def __init__(self, section: Any, seed: int = 0) -> None:
         super().__init__(section, seed)
         self.num_frame = section.num_frame
-        first = {clip.size: clip for clip in reversed(self.clips)} if self.spikes else {}
-        for size, clip in first.items():
-            warn_uncovered(self.spikes.grid(size), f"clip {clip.name} and all others of its size", clip.lq[0])
+        first = {clip.size: clip for clip in reversed(self.clips) if clip.spikes}
+        for clip in first.values():
+            warn_uncovered(clip.grid, f"clip {clip.name} and all others of its size", clip.lq[0])
 
     def __len__(self) -> int:
         return len(self.clips)

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from data.clip import Clip, Exposure
+from data.clip import Clip
 from data.clip_dataset import TestClips
 from data.files import (
     FROM_START,
     LMDB_MARK,
+    FileEntry,
     FrameSource,
     check_same_view,
     clips_in,
@@ -26,11 +27,12 @@ from data.files import (
 )
 from data.io_backend import INDEX as CACHE_INDEX
 from data.io_backend import CacheReader, DiskFiles
-from data.spike.formats import FORMATS, array_shape, count_planes
+from data.manifest import ClipCheck, Source, raise_problems
+from data.spike.formats import FORMATS, array_shape
 from data.spike_grid import warn_uncovered
 from data.spike_info import DatasetInfo, nearest_info, spike_errors_as_data_errors
 from data.spike_source import SPIKE_SOURCES, DatSpikes, user_spikes
-from utils.errors import DataError, OptionError
+from utils.errors import DataError
 from utils.files import natural_key
 from utils.image import IMAGE_SUFFIXES
 from utils.options.section import Section
@@ -43,24 +45,23 @@ class DatasetClip:
     """Clip `index` of a test dataset, frame by frame."""
 
     def __init__(self, dataset: Any, index: int) -> None:
-        clip = dataset.clips[index]
+        self.clip = clip = dataset.clips[index]
         self.dataset, self.index = dataset, index
         self.name, self.stems = clip.name, clip.stems[: dataset.frame_count(index)]
         paths = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
-        self.origin = {kind: str(Path(files[0]).parent) for kind, files in paths.items() if files}
-        self.fps = self.times = None
+        self.origin = clip.origin or {kind: str(Path(files[0]).parent) for kind, files in paths.items() if files}
+        self.fps, self.times = (clip.opened["lq"].fps, clip.opened["lq"].times) if clip.opened else (None, None)
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
         item = self.dataset.read_frames(self.index, index, 1, reverse)
         return {kind: item[kind][0] for kind in ("lq", "spike", "gt", "gt_instants") if kind in item}
 
     def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        exposure = self.dataset.clips[self.index].exposures[index]
-        return self.dataset.spikes.sharp_image(spike.numpy(), exposure)
+        return self.clip.spikes.sharp_image(spike.numpy(), self.clip.exposures[index])
 
     def digest(self) -> str:
         """Of the names, sizes and times of change of the files, of the stems, and of what the spikes mean."""
-        clip, reader, spikes = self.dataset.clips[self.index], self.dataset.files, self.dataset.spikes
+        clip, reader, spikes = self.clip, self.dataset.files, self.clip.spikes
         about = dataclasses.replace(spikes.info, path="") if spikes else None
         table = hashlib.sha256(repr((about, list(self.stems))).encode())
         table.update(spikes.timing.describe().encode() if spikes else b"")
@@ -81,11 +82,11 @@ def dataset_clips(dataset: Any) -> list[DatasetClip]:
     return [DatasetClip(dataset, index) for index in range(len(dataset))]
 
 
-class UserDataset(TestClips):
-    """The one clip of a user's files."""
+class UserClips(TestClips):
+    """The clips of a user's files."""
 
-    def __init__(self, clip: Clip, files: DiskFiles, spikes: DatSpikes | None) -> None:
-        self.clips, self.files, self.spikes = [clip], files, spikes
+    def __init__(self, clips: list[Clip]) -> None:
+        self.clips, self.files = clips, DiskFiles()
         self.camera, self.seed, self.num_frame = None, 0, -1
 
 
@@ -127,7 +128,7 @@ def user_clips(
             own_section, info = described(section, Path(spike))
             source = user_spikes(own_section, trained, info, name)
         clips.append(user_clip(name, images, gt, spike, source, trained, scale))
-    return clips
+    return dataset_clips(UserClips(clips))
 
 
 def user_clip(
@@ -138,88 +139,61 @@ def user_clip(
     spikes: DatSpikes | None = None,
     trained: dict[str, Any] | None = None,
     scale: int = 1,
-) -> DatasetClip:
-    """The clip of a user's frames, checked, with their sharp frames and spikes where there are any.
+) -> Clip:
+    """The clip of a user's frames, with their sharp frames and spikes where there are any.
 
-    gt: their folder, or a video. spike: a folder with one file per frame, or one file for the clip; spikes: what it
-    means. Of one file, a frame has the planes that `spike.exposure` says; without it, the frames share all planes
-    evenly. trained, scale: see `user_clips`. Raises DataError where they do not belong together.
+    They are matched by their names, those of a video by order. gt: their folder, or a video. spike: a folder with one
+    file per frame, or one file for the clip; spikes: what it means. Of one file, a frame has the planes that
+    `spike.exposure` says; without it, the frames share all planes evenly. trained, scale: see `user_clips`.
+    Raises DataError where they do not belong together.
     """
-    images = {"lq": frames, **({"gt": FrameSource(Path(gt))} if gt is not None else {})}
-    for kind in images.values():
-        twice = sorted(stem for stem, count in Counter(kind.stems).items() if count > 1)
-        if twice:
-            what = f"frames with the same name: {', '.join(twice[:5])}"
-            raise DataError(what, str(kind.path), "one file per frame", "remove the others")
-    if reference := images.get("gt"):
-        both = (reference, frames)
-        if len(reference) != len(frames) or (not any(s.is_video for s in both) and reference.stems != frames.stems):
-            odd = ", ".join(sorted(set(reference.stems) ^ set(frames.stems))[:5])
-            what = f"{len(frames)} frames and {len(reference)} reference frames do not match ({odd})"
-            raise DataError(what, str(gt), "one sharp frame of the same name for every frame", "check --gt")
-        wanted = (frames.size[0] * scale, frames.size[1] * scale)
-        if reference.size != wanted:
-            what = "reference of {1}x{0} for frames of {3}x{2}".format(*reference.size, *frames.size)
-            expected = f"{wanted[1]}x{wanted[0]}, as the network enlarges by {scale}"
-            raise DataError(what, str(gt), expected, "check --gt")
-    known: Sequence[tuple[str, int]] = ()
-    exposures: tuple[Exposure, ...] = ()
+    reference = FrameSource(Path(gt)) if gt is not None else frames
+    opened, listing = {"lq": frames, **({"gt": reference} if gt is not None else {})}, {}
+    for kind, images in opened.items():
+        if len(set(images.stems)) < len(images):
+            twice = ", ".join(stem for stem, count in Counter(images.stems).items() if count > 1)
+            raise DataError(f"frames with the same name: {twice}", str(images.path), "one file per frame", "remove one")
+        listing[kind] = _listed(images.files, images.stems, frames if images.is_video or frames.is_video else None)
     if spikes:
-        spike = Path(spike)
-        known, exposures = _user_spikes(name, spike, frames, spikes, trained)
+        files = spike_files(Path(spike))
+        listing["spike"] = _listed(files, [file.stem for file in files], frames if frames.is_video else None)
+    places = {"lq": frames.path, "gt": gt, "spike": spike if spikes else None}
+    roots = {f"dataroot_{kind}": str(place) for kind, place in places.items() if place}
+    source = Source(**roots, spikes=spikes, is_own=True, trained=trained)
+    check = ClipCheck(name, source, listing, (frames.size, reference.size))
+    with spike_errors_as_data_errors():
+        clip = check.run(None)
+    raise_problems([(source, check.problems)])
+    wanted = (frames.size[0] * scale, frames.size[1] * scale)
+    if gt is not None and reference.size != wanted:
+        what = "reference of {1}x{0} for frames of {3}x{2}".format(*reference.size, *frames.size)
+        expected = f"{wanted[1]}x{wanted[0]}, as the network enlarges by {scale}"
+        raise DataError(what, str(gt), expected, "check --gt")
+    if spikes:
+        if len(clip.spike_files) == 1 < len(clip) and is_read_from_start(clip.spike[0]):
+            logger.warning("spikes of %s: %s", name, FROM_START)
         spikes.is_stretched = True
-        grid = spikes.grid(frames.size)
         if spikes.calibration is None:
             check_same_view(frames.size, (spikes.geometry.height, spikes.geometry.width), str(spike))
-        warn_uncovered(grid, f"clip {name}", str(frames.path))
-    lq, gt_files = (tuple(map(str, images[kind].files)) if kind in images else () for kind in ("lq", "gt"))
-    files, planes = (tuple(pair[i] for pair in known) for i in (0, 1))
-    gt_size = images.get("gt", frames).size
-    clip = Clip(name, tuple(frames.stems), lq, gt_files, files, planes, frames.size, gt_size, (), exposures)
-    found = DatasetClip(UserDataset(clip, DiskFiles(opened=images), spikes), 0)
-    found.fps, found.times = frames.fps, frames.times
-    places = {"input": frames.path, "gt": gt, "spike": spike if spikes else None}
-    found.origin = {kind: str(place) for kind, place in places.items() if place}
-    return found
+        warn_uncovered(clip.grid, f"clip {name}", str(frames.path))
+    origin = {"input" if kind == "lq" else kind: str(place) for kind, place in places.items() if place}
+    return dataclasses.replace(clip, opened=opened, origin=origin)
 
 
-def _user_spikes(
-    clip: str, path: Path, frames: FrameSource, spikes: DatSpikes, trained: dict[str, Any] | None
-) -> tuple[list[tuple[str, int]], tuple[Exposure, ...]]:
-    """The spike file of each frame with its number of planes, and the planes of each frame."""
-    files, count = spike_files(path), len(frames)
-    is_per_frame = path.is_dir() and not spikes.timing.is_one_file
-    if is_per_frame:  # matched by name, for a video by order
-        by_stem = {file.stem: file for file in files}
-        pairs = files if frames.is_video else [by_stem[stem] for stem in frames.stems if stem in by_stem]
-        if len(pairs) != count or len(files) != count:
-            odd = sorted(set(by_stem) ^ set(frames.stems))
-            what = f"{count} frames, {len(files)} spike files" + (f"; unpaired: {', '.join(odd[:5])}" if odd else "")
-            expected, do = "one spike file per frame, of the same name", "restore the files, or give one for the clip"
-            raise DataError(what, str(path), expected, do)
-        files = pairs
-    elif len(files) != 1:
-        what, expected = f"{len(files)} spike files", "one file for the clip, with spike.exposure"
-        raise DataError(what, str(path), expected, "give the name of the file")
-    with spike_errors_as_data_errors():
-        known = [(str(file), count_planes(file, spikes.geometry, spikes.remainder)) for file in files]
-    is_shared = not is_per_frame and not spikes.timing.is_one_file
-    planes = known[0][1]
-    if is_shared and planes < count:
-        what, do = f"{planes} planes for {count} frames", "give the spikes of this clip, and check --spike-size"
-        raise DataError(what, str(path), "at least one plane per frame", do)
-    if not is_per_frame and count > 1 and is_read_from_start(str(files[0])):
-        logger.warning("spikes of %s: %s", clip, FROM_START)
-    try:
-        exposures = spikes.exposures(clip, known, count, is_shared)
-    except OptionError:  # nobody gives the plane of the sharp frame: it is that of the training, else the middle one
-        length = spikes.timing.span(clip, 0, planes, count if is_shared else 0).length
-        is_alike = trained is not None and trained["planes"] == length and trained["gt_plane"] is not None
-        spikes.center = trained["gt_plane"] if is_alike else "file"
-        used = f"plane {spikes.center} is used, as in training" if is_alike else "the middle one is used"
-        logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", clip, used)
-        exposures = spikes.exposures(clip, known, count, is_shared)
-    return known if is_per_frame else known * count, exposures
+def _listed(files: Sequence[Path], stems: Sequence[str], frames: FrameSource | None) -> dict[str, FileEntry]:
+    """Stem -> file; in the order of `frames`, under their names, where these are given."""
+    names = [*frames.stems[: len(files)], *stems[len(frames) :]] if frames else stems
+    about = {file: file.stat() for file in set(files)}
+    entries = (FileEntry(str(file), about[file].st_size, about[file].st_mtime_ns) for file in files)
+    return dict(zip(names, entries, strict=True))
+
+
+def spike_files(path: Path) -> list[Path]:
+    """The spike files of a folder in natural order, of the first of `FORMATS` that it holds; a file for itself."""
+    if not path.is_dir():
+        return [path]
+    found = [[p for p in path.iterdir() if p.suffix.lower() == suffix] for suffix in FORMATS]
+    return sorted(next(filter(None, found), []), key=lambda p: natural_key(p.name))
 
 
 def described(section: Section, spike: Path) -> tuple[Section, DatasetInfo]:
@@ -237,14 +211,6 @@ def described(section: Section, spike: Path) -> tuple[Section, DatasetInfo]:
     sizes = ((section.h, info.h), (section.w, info.w))
     is_of_another_size = any(None not in pair and pair[0] != pair[1] for pair in sizes)
     return section, DatasetInfo() if is_of_another_size else info
-
-
-def spike_files(path: Path) -> list[Path]:
-    """The spike files of a folder in natural order, of the first of `FORMATS` that it holds; a file for itself."""
-    if not path.is_dir():
-        return [path]
-    found = [[p for p in path.iterdir() if p.suffix.lower() == suffix] for suffix in FORMATS]
-    return sorted(next(filter(None, found), []), key=lambda p: natural_key(p.name))
 
 
 def _beside(base: str | Path | None, kind: str, name: str, suffixes: Sequence[str]) -> Path | None:

@@ -15,7 +15,7 @@ import math
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,10 @@ import numpy as np
 
 from data.augment import Augment
 from data.clip import IMAGE_KINDS, Clip, Piece, checked_name
-from data.files import FrameSource, open_spike_file, read_bgr
+from data.files import open_spike_file, read_bgr
 from data.manifest import Source, digest, find_clips, list_source, read_meta
 from data.spike.formats import Crop, SpikeFile, SpikeGeometry, pack
 from data.spike_info import spike_errors_as_data_errors
-from data.spike_source import DatSpikes
 from utils.errors import DataError
 from utils.files import MARK, free_bytes, publish_folder, refuse_foreign, refuse_overlap, scratch_folder, write_whole
 from utils.options.section import Registry
@@ -37,19 +36,19 @@ logger = logging.getLogger(__name__)
 IO_BACKENDS = Registry("io backend", "type")
 FORMAT = 1
 INDEX = "index.json"
+STORED = ("name", "stems", "lq", "gt", "spike", "planes", "size", "gt_size", "gt_instants")  # fields of each clip
 BUILD = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
 
 
-@IO_BACKENDS.register("disk", given=("cache_data", "opened"))
+@IO_BACKENDS.register("disk", given=("cache_data",))
 class DiskFiles:
     """PNG or JPEG and spike files, each opened when it is read.
 
     cache_data: decoded images stay in memory, shared by all loader workers of a rank.
     """
 
-    def __init__(self, cache_data: bool = False, opened: Mapping[str, FrameSource] | None = None) -> None:
-        """opened: "lq", "gt" -> frames of a clip, such as those of a video, in the place of their files."""
-        self.cache_data, self.opened = cache_data, opened
+    def __init__(self, cache_data: bool = False) -> None:
+        self.cache_data = cache_data
         self._kept: dict[str, np.ndarray] = {}  # path -> a byte that is 1 once the image is there, and its values
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,8 +80,8 @@ class DiskFiles:
         found, size = [], clip.size_of(kind)
         for number in frames:
             path = getattr(clip, kind)[number]
-            if self.opened:
-                image = self.opened[kind].read(number)[..., ::-1]
+            if clip.opened:
+                image = clip.opened[kind].read(number)[..., ::-1]
             elif not self.cache_data:
                 image = read_bgr(path, size)
             else:
@@ -94,16 +93,16 @@ class DiskFiles:
             found.append(aug.crop(image, size[0] // clip.size[0]))
         return np.stack(found)
 
-    def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
+    def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
-        file, known = open_spike_file(piece.file, spikes.geometry, spikes.remainder), clip.spike_files[piece.file]
-        if file.planes != known:
-            what, expected = f"spike file has {file.planes} planes now", f"{known}, as when the run started"
+        file, known = open_spike_file(piece.file, clip.spikes.geometry, clip.spikes.remainder), clip.spike_files
+        if file.planes != known[piece.file]:
+            what, expected = f"spike file has {file.planes} planes now", f"{known[piece.file]}, as at the start"
             raise DataError(what, piece.file, expected, "restore the file")
         return file.read(piece.first, piece.count, crop)
 
 
-@IO_BACKENDS.register("lmdb", given=("cache_data", "opened"))
+@IO_BACKENDS.register("lmdb", given=("cache_data",))
 class LmdbFiles(DiskFiles):
     """As "disk", but each dataroot whose name ends in .lmdb is a database, in the layout of KAIR and BasicSR."""
 
@@ -142,7 +141,7 @@ class CacheReader:
         clips = []
         for record in index["clips"]:
             values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-            clip = Clip(**values | unused)
+            clip = Clip(**{key: values[key] for key in STORED} | unused)
             for kind, shape in _arrays(clip, source).items():
                 path = Path(self.path, clip.name, f"{kind}.u8")
                 found, need = path.stat().st_size if path.exists() else 0, math.prod(shape)
@@ -156,7 +155,7 @@ class CacheReader:
                 firsts = itertools.accumulate(clip.spike_files.values(), initial=0)
                 self._first_plane[clip.name] = dict(zip(clip.spike_files, firsts, strict=False))
                 exposures = spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip))
-                clip = dataclasses.replace(clip, exposures=exposures)
+                clip = dataclasses.replace(clip, exposures=exposures, spikes=spikes)
             clips.append(clip)
         return clips
 
@@ -166,9 +165,9 @@ class CacheReader:
         stored = self._map(clip, kind, (len(getattr(clip, kind)), *size, 3))
         return np.stack([aug.crop(stored[i], size[0] // clip.size[0]) for i in frames])
 
-    def stream(self, clip: Clip, piece: Piece, spikes: DatSpikes, crop: Crop) -> np.ndarray:
+    def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
-        geometry = spikes.geometry.stored_as_raster
+        geometry = clip.spikes.geometry.stored_as_raster
         stored = self._map(clip, "spike", (sum(clip.spike_files.values()), geometry.plane_bytes))
         first = self._first_plane[clip.name][piece.file] + piece.first
         return SpikeFile(piece.file, geometry, len(stored), stored).read(first, piece.count, crop)
@@ -204,7 +203,7 @@ def build_cache(source: Source, path: str, track: Callable[[list[Clip]], Iterabl
         "source": {kind: digest({kind: found}) for kind, found in list_source(source).items()},
         "selection": _selection(source),
         "spike": dataclasses.asdict(source.spikes.geometry.stored_as_raster) if source.spikes else None,
-        "clips": [dataclasses.asdict(dataclasses.replace(clip, exposures=())) for clip in clips],
+        "clips": [{key: getattr(clip, key) for key in STORED} for clip in clips],
     }
     begun, wanted = partial / INDEX, json.dumps(index)
     if not (partial / MARK).is_file() or not begun.is_file() or begun.read_text(encoding="utf-8") != wanted:
@@ -216,7 +215,7 @@ def build_cache(source: Source, path: str, track: Callable[[list[Clip]], Iterabl
         what = f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
         raise DataError(what, str(partial.parent), "enough free space", "free some, or choose another disk")
     for clip in track(left):
-        _write_clip(clip, source.spikes, partial)
+        _write_clip(clip, partial)
     if target.exists():
         _cached_clips(target)
         shutil.rmtree(target)
@@ -238,7 +237,7 @@ def _cached_clips(target: Path) -> set[str]:
     return clips
 
 
-def _write_clip(clip: Clip, spikes: DatSpikes | None, folder: Path) -> None:
+def _write_clip(clip: Clip, folder: Path) -> None:
     temporary = folder / ".clip.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -247,11 +246,12 @@ def _write_clip(clip: Clip, spikes: DatSpikes | None, folder: Path) -> None:
             for path in getattr(clip, kind):
                 file.write(read_bgr(path, clip.size_of(kind)).tobytes())
     if clip.spike:
-        stored = spikes.geometry.stored_as_raster
+        geometry = clip.spikes.geometry
+        stored = geometry.stored_as_raster
         with open(temporary / "spike.u8", "wb") as file, spike_errors_as_data_errors():
             for path in clip.spike_files:
-                planes = open_spike_file(path, spikes.geometry, spikes.remainder)
-                if planes.packed is not None and spikes.geometry == stored:
+                planes = open_spike_file(path, geometry, clip.spikes.remainder)
+                if planes.packed is not None and geometry == stored:
                     file.write(planes.packed)
                 else:
                     file.writelines(pack(part, stored) for part in planes.parts(0, planes.planes))

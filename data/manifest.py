@@ -6,12 +6,14 @@ per kind of file, as in KAIR. Each root may have either layout.
 
 import hashlib
 import itertools
+import logging
 import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from data.clip import Clip, Exposure, checked_name
 from data.files import FileEntry, Listing, image_size, is_lmdb, list_root
@@ -20,6 +22,8 @@ from data.spike_source import DatSpikes
 from utils.errors import DataError, OptionError
 from utils.files import natural_key
 from utils.image import IMAGE_SUFFIXES
+
+logger = logging.getLogger(__name__)
 
 SHOWN_PROBLEMS = 30
 # KAIR brings these lists of whole training sets along; path in its option files -> number of clips.
@@ -65,6 +69,8 @@ class Source:
     spikes: DatSpikes | None = None
     left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
     septuplets: bool = False  # Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size; only those listed are read
+    is_own: bool = False  # the files of one clip of a user's, see data.clip_reader.user_clip
+    trained: dict[str, Any] | None = None  # of a user's clip: the spikes in training, see `ClipDataset.spike_data`
 
     def kinds(self) -> dict[str, tuple[str, str, tuple[str, ...]]]:
         """Kind of file -> (root, folder within a clip, endings of the names in order of preference)."""
@@ -84,9 +90,14 @@ class Source:
         return {f"dataroot_{kind}": root for kind, (root, _, _) in self.kinds().items()}
 
     @property
+    def is_shared(self) -> bool:
+        """Whether the frames share the planes of one file evenly: that of a user's clip without spike.exposure."""
+        return self.is_own and not (self.spikes.timing.is_one_file or os.path.isdir(self.dataroot_spike))
+
+    @property
     def has_one_spike_file(self) -> bool:
         """Whether the planes of all frames of a clip are in one file."""
-        return self.spikes is not None and self.spikes.timing.is_one_file
+        return self.spikes is not None and (self.spikes.timing.is_one_file or self.is_shared)
 
     @property
     def meta(self) -> str | None:
@@ -203,7 +214,7 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
     for name in names:
         # With 64,612 clips, as in Vimeo-90K, reading a header of each at every start would take minutes.
         sizes = (clips[0].size, clips[0].gt_size) if source.septuplets and clips else None
-        check = _ClipCheck(name, source, {kind: listing.get(name) for kind, listing in found.items()}, sizes)
+        check = ClipCheck(name, source, {kind: listing.get(name) for kind, listing in found.items()}, sizes)
         clip = check.run(listed[name] if listed is not None else None)
         problems += check.problems
         if clip and not check.problems:
@@ -263,7 +274,7 @@ def digest(listings: dict[str, Listing]) -> str:
 
 
 @dataclass
-class _ClipCheck:
+class ClipCheck:
     """The check of one clip. files: kind -> stem -> file, None where the folder is missing. Fills `problems`.
 
     sizes: of lq and gt, where they are known; None: those of the first frame are read.
@@ -296,7 +307,7 @@ class _ClipCheck:
                 continue
             self.stems[kind] = {}
             for stem in self.files[kind]:
-                other = self.stems[kind].setdefault(_frame_key(stem), stem)
+                other = self.stems[kind].setdefault((stem, -1, "") if self.source.is_own else _frame_key(stem), stem)
                 if other != stem:
                     self._report(f"{kind} has two files of one number: {_some([other, stem])}", kind)
         # The remaining frames of an incomplete clip are checked as well, so that one run shows all problems.
@@ -319,13 +330,15 @@ class _ClipCheck:
         size, gt_size = self.sizes or self._sizes(paths)
         gt, instants, spike = (paths.get(kind, ()) for kind in ("gt", "gt_instants", "spike"))
         stems = tuple(self.stems["lq"][key] for key in keys)
-        return Clip(self.name, stems, paths["lq"], gt, spike, planes, size, gt_size, instants, exposures)
+        spikes = self.source.spikes
+        return Clip(self.name, stems, paths["lq"], gt, spike, planes, size, gt_size, instants, exposures, spikes)
 
     def _report(self, what: str, where: str) -> None:
         """where: a kind of file, for the folder of its files; or a path."""
         if where in self.kinds:
             root = self.kinds[where][0].rstrip("/")
             where = f"{root}::{self.name}" if is_lmdb(root) else os.path.join(root, self.name)
+            where = root if self.source.is_own else where
         self.problems.append(Problem(self.name, what, where))
 
     def _frames(self, listed: tuple[int, str] | None) -> list[FrameKey]:
@@ -370,8 +383,10 @@ class _ClipCheck:
             try:
                 planes[file] = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
             except SpikeFileError as e:
+                if self.source.is_own:
+                    raise
                 self._report(f"{e.what}; {e.expected}", file.path)
-        if planes and not self.source.has_one_spike_file:
+        if planes and not self.source.has_one_spike_file and not self.source.is_own:
             usual = Counter(planes.values()).most_common(1)[0][0]
             expected, fewest = spikes.info.planes_of(self.name, usual)
             for file, count in planes.items():
@@ -383,10 +398,26 @@ class _ClipCheck:
         if not self.problems:
             try:
                 known = [(file.path, count) for file, count in planes.items()]
-                exposures = spikes.exposures(self.name, known, len(files))
+                exposures = self._exposures(known, len(files))
             except (DataError, OptionError) as e:
                 self._report(f"{e.what}; expected {e.expected}", files[0].path)
         return tuple(planes.get(file, 0) for file in files), exposures
+
+    def _exposures(self, known: list[tuple[str, int]], frames: int) -> tuple[Exposure, ...]:
+        """The planes of each frame. known: path and planes of each file. Raises OptionError, DataError."""
+        source, spikes, shared = self.source, self.source.spikes, self.source.is_shared
+        try:
+            return spikes.exposures(self.name, known, frames, shared)
+        except OptionError:
+            if not source.is_own:
+                raise
+        # Nobody gives the plane of the sharp frame: it is that of the training, else the middle one.
+        length = spikes.timing.span(self.name, 0, known[0][1], frames if shared else 0).length
+        plane = source.trained["gt_plane"] if source.trained and source.trained["planes"] == length else None
+        spikes.center = "file" if plane is None else plane
+        used = "the middle one is used" if plane is None else f"plane {plane} is used, as in training"
+        logger.warning("spikes of %s: the plane of the sharp frame is unknown, %s", self.name, used)
+        return spikes.exposures(self.name, known, frames, shared)
 
     def _instants(self, keys: list[FrameKey]) -> tuple[str, ...]:
         """The sharp frames <frame>_0, <frame>_1, ... of each frame: an odd number K of them, the middle one is gt."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.clip_reader import DatasetClip, described, spike_files, user_clip
+from data.clip_reader import DatasetClip, UserClips, dataset_clips, described, spike_files, user_clip
 from data.spike.formats import FORMATS, count_planes, open_spikes
 from data.spike.represent import exposure_estimate
 from data.spike.simulate import DISPLAY_GAMMA, to_display, to_uint8
@@ -197,5 +197,5 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> Dat
     section, info = described(section, path)
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     name = path.resolve().parent.name if path.name == "spike" else path.stem
-    frames = LongExposures(path, name, source)
-    return user_clip(name, frames, gt, path, source)
+    clip = user_clip(name, LongExposures(path, name, source), gt, path, source)
+    return dataset_clips(UserClips([clip]))[0]

@@ -209,9 +209,9 @@ class DatSpikes:
         windows: so many more channels, the firing rates in equal parts of the exposure, as undivided linear light.
         Only the spike pixels that the crop needs are unpacked, so that it is exactly that crop of the whole frame.
         """
-        window, exposure = self.grid(clip.size).window(aug), clip.exposures[frame]
+        window, exposure = clip.grid.window(aug), clip.exposures[frame]
         with spike_errors_as_data_errors():
-            stream = np.concatenate([files.stream(clip, piece, self, window.crop) for piece in exposure.pieces])
+            stream = np.concatenate([files.stream(clip, piece, window.crop) for piece in exposure.pieces])
         if camera:
             stream = camera.apply(stream, frame)
         own = stream[exposure.before : len(stream) - exposure.after]

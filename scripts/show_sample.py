@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     epoch = f", epoch {command.epoch}" if dataset.is_training else ""
     title = f"Sample {command.index} of datasets.{command.split}{epoch}: {item['key']}"
     verdict, kind, numbers, found = "This data set has no spikes.", "none", "", None
-    if dataset.spikes:
+    if draw.clip.spikes:
         found = compare(dataset, draw, MEASURED)
         verdict, kind = found.sentence, "right" if found.is_right else "wrong"
         numbers = (
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def facts(dataset: Any, draw: Draw) -> dict[str, str]:
     """How the sample was drawn, in words."""
-    aug, clip, spikes = draw.aug, draw.clip, dataset.spikes
+    aug, clip, spikes = draw.aug, draw.clip, draw.clip.spikes
     frames, backwards = draw.played
     flips = {"mirrored left to right": aug.hflip, "mirrored top to bottom": aug.vflip, "axes swapped": aug.transpose}
     about = {
@@ -111,7 +111,7 @@ def facts(dataset: Any, draw: Draw) -> dict[str, str]:
         "camera": in_short(vars(draw.camera)) if draw.camera else "as recorded",
     }
     if spikes.calibration:
-        grid = spikes.grid(clip.size)
+        grid = clip.grid
         top, left, height, width = grid.region
         about["calibration"] = (
             f"{spikes.calibration.digest()}: the spikes cover {grid.coverage:.1%} of the frame; crops are drawn from "
@@ -146,8 +146,8 @@ def sections(
     if found:
         middle = len(item["spike"]) // 2
         frame, back = (played[middle] for played in draw.played)
-        pixel = dataset.spikes.grid(draw.clip.size).pixel
-        sharp = dataset.spikes.sharp_image(item["spike"][middle].numpy(), draw.clip.exposures[frame], back)
+        pixel = draw.clip.grid.pixel
+        sharp = draw.clip.spikes.sharp_image(item["spike"][middle].numpy(), draw.clip.exposures[frame], back)
         overlays = []
         for kind in kinds:
             number = min(middle, len(item[kind]) - 1)
@@ -177,7 +177,7 @@ def whole_frame(dataset: Any, draw: Draw) -> Images:
     image, aug, note = enlarged(whole[..., ::-1]), draw.aug, "yellow: the crop"
     factor = image.shape[1] // whole.shape[1]
     boxes = {YELLOW: (aug.top, aug.left, aug.height, aug.width)}
-    if dataset.spikes and (grid := dataset.spikes.grid(draw.clip.size)).coverage < 1:
+    if draw.clip.spikes and (grid := draw.clip.grid).coverage < 1:
         boxes = {CYAN: grid.region, **boxes}
         note += "; blue: the region that crops are drawn from"
     for colour, (top, left, height, width) in boxes.items():

@@ -35,7 +35,10 @@ def test_light_decides_what_match_and_gamma_do(tmp_path):
     write_clip(tmp_path, "clip0", split="test", frames=1)
     write_info(tmp_path, rate=None, light=None)
     spike = {"type": "dat", "rate": "match", "representation": {"type": "voxel", "num_bins": 1}, "center": "file"}
-    source = {light: build(tmp_path, "test", spike={**spike, "light": light}).spikes for light in ("linear", "display")}
+    source = {
+        light: build(tmp_path, "test", spike={**spike, "light": light}).clips[0].spikes
+        for light in ("linear", "display")
+    }
     # A camera of rate 0.6 that looks at an even grey, as light and as display value.
     grey = np.full((4, 4, 3), 128, np.uint8)
     for light, seen in (("linear", (128 / 255) ** 2.2), ("display", 128 / 255)):
