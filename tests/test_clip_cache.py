@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from data.io_backend import build_cache
-from tests.clip_files import build, same, section, source_of, write_clip, write_info
+from tests.clip_files import build, same, section, source_of, write_clip, write_clips
 from tests.gopro_files import files
 from utils.errors import DataError, OptionError
 
@@ -14,10 +14,8 @@ TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 
 @pytest.fixture
 def root(tmp_path):
-    for number, (frames, planes) in enumerate(((6, 24), (4, 24))):
-        write_clip(tmp_path, f"clip{number}", frames=frames, planes=planes, scale=2, seed=number)
-    write_info(tmp_path)
-    return tmp_path
+    write_clip(tmp_path, "clip1", frames=4, scale=2, seed=1)
+    return write_clips(tmp_path, "clip0", frames=6, scale=2)
 
 
 def cached(root, **changes):
@@ -51,13 +49,18 @@ def test_a_cache_of_an_earlier_version_is_still_used_and_without_its_source(root
     assert same(cached(root)[(0, 3)], expected)
 
 
-def test_a_cache_of_chosen_clips_holds_only_these(root):
+def test_a_cache_of_chosen_clips_holds_only_these_and_an_array_that_is_gone_during_the_run_is_named(root):
+    meta = {"meta_info_file": str(root / "meta.txt")}
     (root / "meta.txt").write_text("clip1 3 0 000001\n")
-    make_cache(root, meta_info_file=str(root / "meta.txt"))
-
-    assert len(cached(root, meta_info_file=str(root / "meta.txt"))) == 3
+    make_cache(root, **meta)
+    dataset, gone = cached(root, **meta), root / "cache/clip1/gt.u8"
+    assert len(dataset) == 3
     with pytest.raises(DataError, match="another selection of clips"):
         cached(root)
+    gone.unlink()
+    with pytest.raises(DataError, match="cannot map cached clip") as error:
+        dataset[(0, 0)]
+    assert str(gone) in str(error.value)
 
 
 def in_index(root, old, new):
@@ -88,15 +91,6 @@ def test_a_cache_that_does_not_fit_its_source_or_is_broken_is_refused(root, name
     damage(root)
     with pytest.raises(DataError, match=said):
         cached(root)
-
-
-def test_an_array_that_is_gone_during_the_run_is_named(root):
-    make_cache(root)
-    dataset = cached(root)
-    (root / "cache/clip0/gt.u8").unlink()
-    with pytest.raises(DataError, match="cannot map cached clip") as error:
-        dataset[(0, 0)]
-    assert str(root / "cache/clip0/gt.u8") in str(error.value)
 
 
 def test_an_interrupted_build_goes_on_where_it_stopped(root):
@@ -145,7 +139,14 @@ def test_nothing_foreign_makes_room_for_a_cache(root, path, is_cache):
     assert files(root) == before
 
 
-def test_a_source_that_is_here_in_part_is_checked_in_part(root):
+def test_a_source_that_is_here_in_part_is_checked_in_part_and_wrong_data_make_no_cache(root):
+    with pytest.raises(OptionError, match="lies in"):
+        build_cache(source_of(section(root)), str(root / "GOPRO_Large/train/cache"))
+    os.rename(root / FRAME, root / "frame.png")
+    with pytest.raises(DataError, match="lq lacks 1 of 6 frames"):
+        make_cache(root)
+    assert not (root / "cache").exists()
+    os.rename(root / "frame.png", root / FRAME)
     make_cache(root)
     os.rename(root / "GOPRO_Large_spike_seq/train", root / "elsewhere")
     spike = {"type": "dat", "h": 8, "w": 12}
@@ -153,12 +154,3 @@ def test_a_source_that_is_here_in_part_is_checked_in_part(root):
     os.utime(root / FRAME, (1, 1))
     with pytest.raises(DataError, match="files of the source have changed since"):
         cached(root, spike=spike)
-
-
-def test_wrong_data_or_a_place_among_the_clips_make_no_cache(root):
-    with pytest.raises(OptionError, match="lies in"):
-        build_cache(source_of(section(root)), str(root / "GOPRO_Large/train/cache"))
-    (root / FRAME).unlink()
-    with pytest.raises(DataError, match="lq lacks 1 of 6 frames"):
-        make_cache(root)
-    assert not (root / "cache").exists()

@@ -162,15 +162,13 @@ def test_a_denoising_sample_has_noise_of_its_own_level_and_the_noise_map(clean):
     assert len(set(levels)) == 6 and min(levels) >= 10 and max(levels) <= 50
     # The crop is that of a sample without noise.
     assert torch.equal(frames_of(clean, "VideoRecurrentTrainDataset")[(2, 0)]["gt"], dataset[(2, 0)]["gt"])
-
-
-def test_keys_of_denoising_that_contradict_one_another_are_refused(clean, tmp_path):
-    with pytest.raises(OptionError, match="the same as dataroot_gt"):
-        denoising(clean, dataroot_lq=str(tmp_path))
-    with pytest.raises(OptionError, match="sigma_min is 60, sigma_max 50"):
-        denoising(clean, sigma_min=60)
-    with pytest.raises(DataError, match=r"crops of 64 do not fit into clip a\n.*00000\.jpg"):
-        denoising(clean, gt_size=64)
+    for changes, error, words in (
+        ({"dataroot_lq": f"{clean}/a"}, OptionError, "the same as dataroot_gt"),
+        ({"sigma_min": 60}, OptionError, "sigma_min is 60, sigma_max 50"),
+        ({"gt_size": 64}, DataError, r"crops of 64 do not fit into clip a\n.*00000\.jpg"),
+    ):
+        with pytest.raises(error, match=words):
+            denoising(clean, **changes)
 
 
 def test_test_noise_depends_on_the_names_of_clip_and_frame_alone(clean):

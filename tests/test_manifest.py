@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.clip_files import PLANES, build, write_clip, write_clips, write_info
+from tests.clip_files import PLANES, build, same, write_clip, write_clips, write_info
 from utils.errors import DataError
 
 PLANE_BYTES = 12
@@ -33,15 +33,10 @@ def of_all_kinds(root, pattern, clip="clip0"):
     return [path for kind in ("blur", "sharp", "spike") for path in folder(root, kind, clip).glob(pattern)]
 
 
-def test_published_and_regrouped_folders_hold_the_same_clips(tmp_path):
-    write_clip(tmp_path / "a", "clip0", first=47)
-    write_clip(tmp_path / "b", "clip0", first=47, regrouped=True)
-    for name in "ab":
-        write_info(tmp_path / name)
-    a, b = build(tmp_path / "a"), build(tmp_path / "b", regrouped=True)
-
+def test_published_and_regrouped_folders_hold_the_same_clips(root, tmp_path):
+    a, b = build(root), build(write_clips(tmp_path / "b", "clip0", first=47, regrouped=True), regrouped=True)
     assert a.clips[0].stems == b.clips[0].stems == tuple(f"{47 + i:06d}" for i in range(6))
-    assert (a[(0, 2)]["lq"] == b[(0, 2)]["lq"]).all() and (a[(0, 2)]["gt"] == b[(0, 2)]["gt"]).all()
+    assert same(a[(0, 2)], b[(0, 2)])
 
 
 def test_the_blurry_folder_can_be_chosen_and_other_files_are_left_alone(root):
@@ -87,26 +82,21 @@ def test_a_meta_file_of_s_vrt_or_kair_fits_however_numbers_are_written(tmp_path,
     assert f"clip0 | lq lacks 1 of 7 frames: {name_of.format(54)}.png" in complaint(tmp_path, **meta)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("clip0 3 (16,24,3)", ""),  # BasicSR's form: from frame 0 on
+def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path):
+    write_clips(tmp_path, "clip0")
+    meta = tmp_path / "meta.txt"
+    for line, said in (
         ("clip0 3 47", "line 1 is"),  # 47 may be the shape's 0 or the first frame
         ("clip0 3 0 0\nclip0 3 0 3", "line 2 lists clip clip0 again"),
         ("../../x 3 0 0", "'../../x' cannot be the name of a clip"),
         ("/tmp/x 3 0 0", "'/tmp/x' cannot be the name of a clip"),
         ("clip0 0 0 0", "line 1 is"),
         ("clip0", "line 1 is 'clip0'"),
-    ],
-)
-def test_lines_of_a_meta_file_that_say_nothing_certain_are_refused(tmp_path, line, said):
-    write_clips(tmp_path, "clip0")
-    (tmp_path / "meta.txt").write_text(line + "\n")
-    meta = {"meta_info_file": str(tmp_path / "meta.txt")}
-    if said:
-        assert said in complaint(tmp_path, **meta)
-    else:
-        assert build(tmp_path, **meta).clips[0].stems == ("000000", "000001", "000002")
+    ):
+        meta.write_text(line + "\n")
+        assert said in complaint(tmp_path, meta_info_file=str(meta)), line
+    meta.write_text("clip0 3 (16,24,3)\n")  # BasicSR's form: from frame 0 on
+    assert build(tmp_path, meta_info_file=str(meta)).clips[0].stems == ("000000", "000001", "000002")
 
 
 def test_frames_and_clips_are_in_the_order_of_their_numbers(tmp_path):
@@ -199,7 +189,7 @@ def test_all_problems_come_in_one_message(root):
     assert "clip0 | lq lacks 1 of 6 frames: 000048.png" in text
     assert "100 bytes holds 8 planes of 8 x 12 and 4 bytes more" in text and "000049.dat" in text
     assert "clip2 | gt holds no .png file" in text
-    assert text.count("clip1") >= 1 and str(root / "GOPRO_Large_spike_seq/train") in text
+    assert "clip1" in text and str(root / "GOPRO_Large_spike_seq/train") in text
 
 
 # Only the last file may lack the planes that are interpolated after it: 8 for GoPro, or as the recipe says.

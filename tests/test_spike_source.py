@@ -5,23 +5,17 @@ from data.augment import Augment
 from data.preflight import preflight
 from data.spike.formats import SpikeGeometry
 from data.spike_grid import ScaledGrid
-from tests.clip_files import build, resolved, section, write_clip, write_info
+from tests.clip_files import build, resolved, section, write_clip, write_clips, write_info
 from utils.errors import OptionError
 from utils.options.models import DatasetsOptions
 
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory):
-    root = tmp_path_factory.mktemp("clips")
-    write_clip(root, "clip9", split="test", frames=2, seed=9)
-    write_info(root)
-    return root
+    return write_clips(tmp_path_factory.mktemp("clips"), "clip9", split="test", frames=2, seed=9)
 
 
-def test_voxel_bins_follow_the_centre_and_keys_without_effect_are_refused(clips):
-    spike = {"type": "dat", "representation": {"type": "voxel", "num_bins": 2}}
-    at_file, at_6 = (build(clips, "test", spike={**spike, "center": c})[0]["spike"] for c in ("file", 6))
-    assert at_file[:, 1].max() == 0 < at_6[:, 1].max()  # all ones lie in the first half of the file
+def test_keys_without_effect_are_refused(clips):
     raw, spread = {"type": "raw", "window": 3}, {"type": "encoding25", "num_windows": 3, "pad": "edge"}
     for key, value, representation in (
         ("gamma", 2.2, raw), ("rate", "match", raw), ("light", "linear", raw), ("center", 5, spread),
@@ -29,6 +23,10 @@ def test_voxel_bins_follow_the_centre_and_keys_without_effect_are_refused(clips)
     ):  # fmt: skip
         with pytest.raises(OptionError, match=rf"spike\.{key} has no effect"):
             build(clips, "test", spike={"type": "dat", key: value, "representation": representation})
+    camera = {"type": "perturb", "threshold_prob": 1.0, "known_rate": True}  # where no rate is divided out
+    for spike in ({"type": "dat", "rate": "match"}, {"type": "dat", "representation": raw}):
+        with pytest.raises(OptionError, match=r"camera\.known_rate has no effect"):
+            build(clips, "test", spike=spike, camera=camera)
 
 
 def test_light_decides_what_match_and_gamma_do(tmp_path):
@@ -65,10 +63,3 @@ def test_the_check_of_the_data_tells_light_and_rates_that_nobody_states(tmp_path
         caplog.clear()
         preflight(datasets, tmp_path / f"runs {stated}")
         assert all(word in caplog.text for word in words) and (words or "WARNING" not in caplog.text), caplog.text
-
-
-def test_a_camera_whose_rate_is_known_is_refused_where_no_rate_is_divided_out(clips):
-    camera = {"type": "perturb", "threshold_prob": 1.0, "known_rate": True}
-    for spike in ({"type": "dat", "rate": "match"}, {"type": "dat", "representation": {"type": "raw", "window": 3}}):
-        with pytest.raises(OptionError, match=r"camera\.known_rate has no effect"):
-            build(clips, "test", spike=spike, camera=camera)

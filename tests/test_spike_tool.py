@@ -46,53 +46,48 @@ def write_scene(path, h, w, planes, geometry=None):
 
 
 def test_info_lists_what_fits_and_finds_the_picture_among_it(tmp_path, capsys):
+    def info(path):
+        assert tool("info", path) == 0
+        return capsys.readouterr().out
+
     write_scene(tmp_path / "a.dat", 180, 320, 128)  # as many bytes as 32 planes of 360 x 640
-    assert tool("info", tmp_path / "a.dat") == 0
-    said = capsys.readouterr().out
+    said = info(tmp_path / "a.dat")
     assert "360 x 640      32" in said and "180 x 320     128" in said
     assert "most likely 180 x 320" in said
-
-
-def test_info_takes_the_geometry_of_the_data_set(tmp_path, capsys):
     write_clips(tmp_path, "clip0")
-    assert tool("info", tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat") == 0
-    assert "8 x 12      24" in capsys.readouterr().out
+    assert "8 x 12      24" in info(tmp_path / "GOPRO_Large_spike_seq/train/clip0/spike/000000.dat")  # dataset.json
+    light = np.broadcast_to(np.linspace(0.1, 0.7, 1000)[:, None], (1000, 1000))
+    spikes = np.stack([np.floor((t + 1) * light) > np.floor(t * light) for t in range(2)])
+    (tmp_path / "a.dat").write_bytes(sps100_bytes(spikes))
+    said = info(tmp_path / "a.dat")
+    assert "1000 x 1000 (SPS100)       2" in said and "1000 x 1024" not in said
 
 
-@pytest.mark.parametrize(
-    ("content", "options", "words"),
-    [
+def test_info_of_what_is_no_spike_file_is_an_error(tmp_path, capsys):
+    path = tmp_path / "a.dat"
+    for content, options, words in (
+        (None, (), "No such file"),
         (b"12345", (), "no known geometry fits 5 bytes"),
         (b"", (), "the file is empty"),
         (b"\1" * (2 * 12500 + 7), (), "250 x 400: 2 planes, 7 bytes left over"),
         (b"\1" * 10 * 64 * 8, ("--size", 250, 400), "64 x 64 (10 planes)"),
         (b"time x y\n" * 40, (), "begins with text"),
-        (np.zeros(50, np.uint8), (), "expected  (planes, h, w)"),
-        ("folder", (), "a folder"),
-        (None, (), "No such file"),
-    ],
-)
-def test_info_of_what_is_no_spike_file_is_an_error(tmp_path, capsys, content, options, words):
-    path = tmp_path / ("a.npy" if isinstance(content, np.ndarray) else "a.dat")
-    if isinstance(content, np.ndarray):
-        np.save(path, content)
-    elif isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content == "folder":
-        path.mkdir()
-    assert tool("info", path, *options) == 3
-    assert words in capsys.readouterr().err
+    ):
+        if content is not None:
+            path.write_bytes(content)
+        assert tool("info", path, *options) == 3
+        assert words in capsys.readouterr().err
+    np.save(tmp_path / "a.npy", np.zeros(50, np.uint8))
+    for other, words in ((tmp_path / "a.npy", "expected  (planes, h, w)"), (tmp_path, "a folder")):
+        assert tool("info", other) == 3 and words in capsys.readouterr().err
 
 
-def test_arrays_of_another_order_are_named(tmp_path, capsys):
+def test_arrays_of_another_order_are_named_and_convert_says_in_words_what_it_read_and_wrote(tmp_path, capsys):
     np.save(tmp_path / "turned.npy", (np.random.default_rng(0).random((250, 400, 10)) < 0.3).astype(np.uint8))
-    for command in (("info",), ("convert", tmp_path / "a.dat")):
+    for command in (("info",), ("convert", tmp_path / "turned.dat")):
         assert tool(command[0], tmp_path / "turned.npy", *command[1:]) == 0
         said = capsys.readouterr().out
         assert "(h, w, planes), where (planes, h, w) is expected" in said and "rows are flipped" not in said
-
-
-def test_convert_says_in_words_what_it_read_and_wrote(tmp_path, capsys):
     write_scene(tmp_path / "a.dat", 64, 64, 10)
     assert tool("convert", tmp_path / "a.dat", tmp_path / "b.bin", "--out-bit-order", "big") == 0
     read, *warnings, written = capsys.readouterr().out.splitlines()
@@ -134,14 +129,21 @@ def test_info_tells_which_light_the_spikes_integrate(tmp_path, capsys, light):
     assert "does not show which light" in capsys.readouterr().out
 
 
-def test_simulated_spikes_give_the_picture_back(tmp_path):
+def test_simulated_spikes_give_the_picture_back_and_planes_that_do_not_fill_bytes_are_refused(tmp_path, capsys):
     picture = np.rint(255 * scene(32, 48) ** (1 / 2.2)).astype(np.uint8)
     cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_GRAY2BGR))
+    cv2.imwrite(str(tmp_path / "small.png"), np.zeros((20, 20, 3), np.uint8))
     options = ["--planes-per-frame", 200, "--ratio", 2, "--rate", 0.8]
     assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", *options) == 0
     light = read_spikes(tmp_path / "a.dat", SpikeGeometry(16, 24)).mean(axis=0) / 0.8
     expected = cv2.resize(scene(32, 48), (24, 16), interpolation=cv2.INTER_AREA)
     assert np.abs(light - expected).max() < 0.02
+    for flag, value, code, words in (
+        ("rate", 1.5, 2, "above 0, at most 1"),
+        ("ratio", 4, 3, "do not fill whole bytes"),
+    ):
+        assert tool("simulate", tmp_path / "small.png", tmp_path / "b.dat", f"--{flag}", value) == code
+        assert words in capsys.readouterr().err
 
 
 def test_a_long_stream_is_made_and_played_in_parts(tmp_path):
@@ -159,30 +161,13 @@ def test_a_long_stream_is_made_and_played_in_parts(tmp_path):
     assert stream.stat().st_size == whole // 8 and len(frames_of(tmp_path / "a.mp4")) == 4
 
 
-def test_simulate_refuses_planes_that_do_not_fill_bytes(tmp_path, capsys):
-    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((10, 10, 3), np.uint8))
-    assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", "--rate", 1.5) == 2
-    assert "above 0, at most 1" in capsys.readouterr().err
-    assert tool("simulate", tmp_path / "a.png", tmp_path / "a.dat", "--ratio", 2) == 3
-    assert "5 x 5 do not fill whole bytes" in capsys.readouterr().err
-
-
-def test_info_knows_an_sps100(tmp_path, capfd):
-    light = np.broadcast_to(np.linspace(0.1, 0.7, 1000)[:, None], (1000, 1000))
-    spikes = np.stack([np.floor((t + 1) * light) > np.floor(t * light) for t in range(2)])
-    (tmp_path / "a.dat").write_bytes(sps100_bytes(spikes))
-    assert tool("info", tmp_path / "a.dat") == 0
-    said = capfd.readouterr().out
-    assert "1000 x 1000 (SPS100)       2" in said and "1000 x 1024" not in said
-
-
 def test_convert_goes_through_every_format_and_back_to_the_same_bytes(tmp_path, published):
-    names = ("a.npz", "b.npy", "c.bin", "d.dat")
-    read = {"c.bin": ("--out-bit-order", "big"), "d.dat": ("--size", 250, 400, "--bit-order", "big")}
-    before, options = published, ("--size", 250, 400)
-    for name in names:
-        assert tool("convert", before, tmp_path / name, *options, *(read.get(name, ()) if name == "c.bin" else ())) == 0
-        before, options = tmp_path / name, read["d.dat"] if name == "c.bin" else ()
+    before, size = published, ("--size", 250, 400)
+    for name, options in (
+        ("a.npz", size), ("b.npy", ()), ("c.bin", ("--out-bit-order", "big")), ("d.dat", (*size, "--bit-order", "big")),
+    ):  # fmt: skip
+        assert tool("convert", before, tmp_path / name, *options) == 0
+        before = tmp_path / name
     assert (tmp_path / "d.dat").read_bytes() == published.read_bytes()
     assert (tmp_path / "c.bin").read_bytes() != published.read_bytes()
 
@@ -242,26 +227,20 @@ def test_play_shows_each_plane_beside_its_reconstruction(published, tmp_path, ca
         assert np.abs(picture - expected(published, "tfi", plane, half_window=9)).mean() < 3
         assert frame[:LABEL].max() > 200  # the number of the plane
     assert not np.array_equal(frames[0][:LABEL], frames[1][:LABEL])
+    for method, count in (("tfi", 2), ("tfp", 3)):  # tfi ends with 39 and 40: nothing fires after plane 41
+        end = tmp_path / f"{method}.mp4"
+        assert tool("play", published, *CAMERA, "--first", 39, "--out", end, "--method", method) == 0
+        assert len(frames_of(end)) == count
 
 
-def test_play_ends_where_the_method_does(published, tmp_path):
-    assert tool("play", published, *CAMERA, "--first", 39, "--out", tmp_path / "a.mp4", "--method", "tfi") == 0
-    assert len(frames_of(tmp_path / "a.mp4")) == 2  # 39 and 40: nothing fires after plane 41
-    assert tool("play", published, *CAMERA, "--first", 39, "--out", tmp_path / "b.mp4") == 0
-    assert len(frames_of(tmp_path / "b.mp4")) == 3
-
-
-def test_the_methods_are_those_of_the_network_test_that_need_no_frame():
+def test_recon_is_the_registered_representation_by_each_method_that_needs_no_frame(published, tmp_path):
     assert tuple(name for name, formula in METHODS.items() if formula.is_grey) == GREY_METHODS
-
-
-@pytest.mark.parametrize("method", GREY_METHODS)
-def test_recon_is_the_registered_representation(published, tmp_path, method):
-    where = ("recon", published, *CAMERA, "--method", method, "--planes")
-    assert tool(*where, 21, "--out", tmp_path / "a.png") == 0
-    picture = imread_rgb(tmp_path / "a.png")
-    assert picture.shape == (250, 400, 3)
-    assert np.abs(picture[..., 0] - expected(published, method, 21)).max() <= 0.51
+    for method in GREY_METHODS:
+        out = tmp_path / f"{method}.png"
+        assert tool("recon", published, *CAMERA, "--method", method, "--planes", 21, "--out", out) == 0
+        picture = imread_rgb(out)
+        assert picture.shape == (250, 400, 3)
+        assert np.abs(picture[..., 0] - expected(published, method, 21)).max() <= 0.51
 
 
 def test_recon_writes_a_folder_a_strip_or_a_video_of_several_planes(published, tmp_path):
