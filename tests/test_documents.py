@@ -4,9 +4,11 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import json5
+import matplotlib
 import pytest
 
 import main_train_vrt
@@ -61,11 +63,16 @@ def test_each_named_data_set_paper_and_program_has_its_address_and_addresses_are
             assert re.fullmatch(r"<?https?://[\w.-]+\.\w+(?:/[\w./%~+-]*)?[\w/]", address), (page.name, address)
 
 
-def test_the_code_of_the_page_on_python_runs(tmp_path, monkeypatch):
+def test_the_code_of_the_page_on_python_and_of_the_notebook_runs(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) > 5
-    monkeypatch.chdir(tmp_path)
-    exec("".join(blocks), {"__name__": "page"})
+    book = json.loads((ROOT / "notebooks/restore.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
+    matplotlib.use("Agg")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for parts, folder in ((blocks, tmp_path), (cells, ROOT / "notebooks")):
+        assert len(parts) > 5
+        monkeypatch.chdir(folder)
+        exec("\n".join(parts), {"__name__": "page"})
 
 
 def test_the_commands_that_make_data_run_as_the_quick_start_gives_them(tmp_path, monkeypatch):
