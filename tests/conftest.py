@@ -1,7 +1,5 @@
 """Ctrl-C as on a terminal; and the long files begin first, or one worker would end long after the others."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

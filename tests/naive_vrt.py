@@ -4,8 +4,6 @@ The oracle of the benchmarks and of the equality tests: dense logits, a mask per
 loops, a Conv3d for every frame convolution. Evaluation arithmetic only (no DropPath). Keys are those of network_vrt.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from functools import lru_cache

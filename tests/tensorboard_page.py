@@ -3,8 +3,6 @@
 python -m tests.tensorboard_page experiments/000_train_vrt_sample_rgbspike docs/images/tensorboard.png
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

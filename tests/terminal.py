@@ -1,7 +1,5 @@
 """Runs a script in a pseudo-terminal, and tells what a person would see there."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

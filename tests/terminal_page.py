@@ -3,8 +3,6 @@
 python -m tests.terminal_page options/vrt/000_train_vrt_sample_rgbspike.json docs/images/bar.png
 """
 
-from __future__ import annotations
-
 import html
 import sys
 import tempfile

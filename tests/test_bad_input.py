@@ -1,7 +1,5 @@
 """Wrong input ends every rank, of one or two, within seconds, with one error of four parts."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """What TensorBoard shows of a run of two ranks that was resumed, and the warnings of a run in which much is wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 

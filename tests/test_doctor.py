@@ -1,7 +1,5 @@
 """The doctor: what a log's last words mean, and the checks before a run."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Warnings of what makes a run slow or wastes it: where it is so, once, with what to do; not in a healthy run."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

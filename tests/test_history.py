@@ -1,7 +1,5 @@
 """training_history.jsonl and .json: what stands in them after a resume, a kill and a full disk."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """KAIR's nine option files for training VRT: read as they are, then each kind trained, resumed and tested."""
 
-from __future__ import annotations
-
 import json
 from functools import reduce
 from operator import getitem

@@ -1,7 +1,5 @@
 """Who started the ranks, and the two shell scripts that start them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

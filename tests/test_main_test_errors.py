@@ -1,7 +1,5 @@
 """main_test_vrt.py refuses what it cannot restore, with one message, and leaves nothing that looks like a result."""
 
-from __future__ import annotations
-
 import shutil
 
 import cv2

@@ -1,7 +1,5 @@
 """Training from the front door: what a run leaves, resume, several ranks, the phases and the modes of a step."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The life of a run: which checkpoint it resumes from, and when it is finished. Both are tables of cases."""
 
-from __future__ import annotations
-
 import pytest
 
 from main_train_vrt import read_options

@@ -1,7 +1,5 @@
 """A training run as a person sees it on a terminal."""
 
-from __future__ import annotations
-
 import re
 
 from tests.terminal import in_terminal, screen

@@ -6,8 +6,6 @@ TIMES: how many times as long as it computes a forward pass of rank 0, of rank 1
 machine too, the ratio is as given.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 

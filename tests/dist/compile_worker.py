@@ -4,8 +4,6 @@ compile_worker.py OPTIONS [eager]     prints losses, relative difference of the 
 made. eager: they are run as they stand, no code is made of them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

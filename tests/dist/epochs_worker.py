@@ -6,8 +6,6 @@ Prints {"loader": [...], "progress": [...]}: when the loader of each epoch had s
 in seconds of the host's one monotonic clock.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

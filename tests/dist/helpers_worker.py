@@ -1,7 +1,5 @@
 """One rank of tests/dist/test_dist.py: runs the case that its first argument names."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

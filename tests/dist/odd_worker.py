@@ -9,8 +9,6 @@ that training step), "states" (it says how many checkpoints are in memory), "noi
 The writer "hanging" never ends its `close`; "killing" sends SIGKILL when it is given a validation.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

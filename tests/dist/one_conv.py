@@ -1,7 +1,5 @@
 """A network of one convolution, for what does not depend on the network: what happens around its forward pass."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models.select_network import NETWORKS

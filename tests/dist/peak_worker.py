@@ -3,8 +3,6 @@
     peak_worker.py ARGUMENTS OF main_test_vrt.py
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

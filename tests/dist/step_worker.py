@@ -3,8 +3,6 @@
 step_worker.py OPTIONS CASE      CASE: "nan" (once, rank 1), "always" (NaN in each step of rank 1), "memory"
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """A run that goes on after something was changed: options, data, or the moment at which it was stopped."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shutil

@@ -1,7 +1,5 @@
 """torch.compile of the network: on two ranks, with checkpointing, with clips of changing size."""
 
-from __future__ import annotations
-
 import json
 import os
 

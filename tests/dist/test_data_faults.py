@@ -1,7 +1,5 @@
 """Broken files, before and while two ranks train: both end at once, with one message that names the files."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

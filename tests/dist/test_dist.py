@@ -1,7 +1,5 @@
 """The collectives and the one door, on real gloo ranks."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Going on: on other numbers of ranks, from another file, without a common disk, and never backwards."""
 
-from __future__ import annotations
-
 import json
 import re
 

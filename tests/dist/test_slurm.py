@@ -1,7 +1,5 @@
 """submit_job.sh under a real SLURM."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """torchrun itself: restarts, signals, its death, nodes that a platform starts, two nodes with a cable between them."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Validation on several ranks, and the turn of the epoch in the real loop."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.dist.launching import run_ranks

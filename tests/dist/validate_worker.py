@@ -6,8 +6,6 @@ Clips of 12, 3 and 3 frames, tiles of 4. Prints per rank: the most frames alive 
 watchdog saw, the scores, the names of the pictures.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """Two agents of torchrun on this machine, of which one alone restarts its rank."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

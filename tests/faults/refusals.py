@@ -1,7 +1,5 @@
 """Trials of what cannot go well: wrong environments at the start, files that break in the middle."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

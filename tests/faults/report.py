@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 - rows of a table are one line each
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trials on the real training: kill or signal a run at a random moment, start it again, compare the final weights."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

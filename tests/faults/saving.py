@@ -1,7 +1,5 @@
 """SIGKILL while checkpoints are written back to back: the newest acknowledged one must be readable afterwards."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -9,8 +9,6 @@ rank, of a host, and a stall take to be named; docs/benchmarks/scale.json keeps 
 `python -m tests.faults.trials --write` puts it into docs/reliability.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

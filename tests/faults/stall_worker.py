@@ -5,8 +5,6 @@
 KIND "none" trains for MINUTES instead and prints what the watchdog saw.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

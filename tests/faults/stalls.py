@@ -1,7 +1,5 @@
 """Stall trials: strike one rank of a small training, and measure who is named, how fast, and when all are gone."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

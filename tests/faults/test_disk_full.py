@@ -1,7 +1,5 @@
 """A disk that is full or gets full while a checkpoint is written: said with numbers, and the former one stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A run that is killed or pre-empted and started again ends with the bits of one that never was."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

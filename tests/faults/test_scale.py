@@ -1,7 +1,5 @@
 """Watching many ranks: what a beat and a start cost each rank, and who sees a whole host fall silent."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """A few of the trials of tests/faults/trials.py: a stall is named once, with its stack, and all ranks go."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

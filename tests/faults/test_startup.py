@@ -1,7 +1,5 @@
 """Every bad environment is explained within seconds, and no rank is left waiting."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a run tells of its ranks when asked, and what it keeps to itself in everything that it leaves."""
 
-from __future__ import annotations
-
 import json
 import re
 

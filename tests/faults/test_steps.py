@@ -1,7 +1,5 @@
 """Numbers and memory gone wrong on one rank of two."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A run that is suspended as a whole goes on when it wakes; what stands still while the others run is a stall."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

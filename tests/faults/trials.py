@@ -9,8 +9,6 @@ Each kind of trial adds its results to docs/benchmarks/faults.json as it goes; -
 --share: the part of the full number of trials to run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
