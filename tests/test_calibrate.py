@@ -38,12 +38,8 @@ def test_a_turned_enlarged_and_shifted_camera_is_recovered_with_noise_and_blur(t
 def test_several_pairs_of_a_mirrored_camera_with_perspective_are_one_calibration(tmp_path):
     rng, out = np.random.default_rng(2), tmp_path / "calibration.json"
     truth = np.array([[1, 0, 0], [0, 1, 0], [8e-5, -5e-5, 1]]) @ TRUTH
-    pairs = [
-        flag
-        for name in "ab"
-        for flag in write_pair(tmp_path, name, truth, "columns", rng, rgb=FRAME, spike=PLANE, noise=0.02)
-    ]
-    assert calibrate(*pairs, *SIZE, "--out", out) == 0
+    a, b = (write_pair(tmp_path, name, truth, "columns", rng, rgb=FRAME, spike=PLANE, noise=0.02) for name in "ab")
+    assert calibrate(*a, *b, *SIZE, "--out", out) == 0
     assert error_px(out, truth, "columns")[1] <= LIMIT_PX and load_calibration(out).mirror == "columns"
 
 
@@ -69,9 +65,8 @@ def test_the_time_offset_is_found_where_the_scene_moves_and_refused_where_it_doe
     rng, known, out = np.random.default_rng(4), tmp_path / "known.json", tmp_path / "out.json"
     still = write_pair(tmp_path, "still", TRUTH, "none", rng, rgb=FRAME, spike=PLANE)
     assert calibrate(*still, *SIZE, "--out", known) == 0
-    moving = write_pair(
-        tmp_path, "moving", TRUTH, "none", rng, rgb=FRAME, spike=PLANE, motion=motion, around=20, noise=0.01
-    )
+    made = {"rgb": FRAME, "spike": PLANE, "motion": motion, "around": 20, "noise": 0.01}
+    moving = write_pair(tmp_path, "moving", TRUTH, "none", rng, **made)
     # The exposure is planes 20 to 59; it is looked for around plane 13.
     search = ["--geometry", known, "--search-planes", 12, "--planes", 13, 40]
     code = calibrate(*moving, *SIZE, *search, "--out", out)

@@ -2,31 +2,24 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from lab import compare_curves
 from scripts.compare_runs import main
 
 
-@pytest.fixture
-def write_run(tmp_path):
-    """A run of 20 log entries whose loss is `factor` times that of the first one; its folder."""
-
-    def write(name, factor):
-        folder = tmp_path / name
-        folder.mkdir()
-        steps = np.arange(10, 210, 10)
-        entries = [[int(step), float(factor / step)] for step in steps]
-        (folder / "training_history.json").write_text(json.dumps({"train/loss": entries}))
-        return str(folder)
-
-    return write
+def write_run(folder, **history):
+    """A run with this history, the first _ of each name for /; its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "training_history.json").write_text(json.dumps({k.replace("_", "/", 1): v for k, v in history.items()}))
+    return str(folder)
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1.01, 0), (1.1, 1)])
-def test_a_difference_is_judged_by_that_of_another_seed(tmp_path, write_run, factor, code):
-    runs = [write_run("fp32", 1.0), write_run("bf16", factor), "--noise", write_run("seed1", 0.96)]
+def test_a_difference_is_judged_by_that_of_another_seed(tmp_path, factor, code):
+    losses = {"fp32": 1.0, "bf16": factor, "seed1": 0.96}
+    runs = [write_run(tmp_path / k, train_loss=[[i, f / i] for i in range(10, 210, 10)]) for k, f in losses.items()]
+    runs.insert(2, "--noise")
 
     assert compare_curves.main([*runs, "--out", str(tmp_path / "docs" / "amp")]) == code
 
@@ -43,13 +36,11 @@ def test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_di
     for name, lr, psnr in (("a_run_with_a_long_name", 2e-3, 30.5), ("b", 1e-3, 31.25)):
         folder = tmp_path / "experiments" / name
         (folder / "options").mkdir(parents=True)
-        history = {"train/loss": [[10, 0.5], [20, 0.25]], "train/it_per_s": [[20, 1.5]]}
-        history["val/psnr"] = [[10, psnr], [20, psnr - 1]]
-        (folder / "training_history.json").write_text(json.dumps(history))
+        curves = {"train_loss": [[10, 0.5], [20, 0.25]], "val_psnr": [[10, psnr], [20, psnr - 1]]}
+        folders.append(write_run(folder, train_it_per_s=[[20, 1.5]], **curves))
         options = {"task": name, "train": {"G_optimizer_lr": lr, "total_iter": 20}, "netG": {"depths": [2] * 40 + [lr]}}
         (folder / "options" / "x.json").write_text(json.dumps(options))
         (folder / "environment.json").write_text('{"parameters": "1.23 M"}')
-        folders.append(str(folder))
 
     assert main([*folders, *(["--md"] if is_md else [])]) == 0
 
@@ -81,12 +72,10 @@ def test_tests_give_a_table_of_at_most_100_columns(tmp_path, capsys):
     [(27.6, 0, "+3.00 dB, as expected"), (27.5, 1, "NOT as expected"), (float("nan"), 1, "NOT"), (None, 3, "")],
 )
 def test_a_run_must_gain_three_decibels_in_its_last_validation(tmp_path, capsys, restored, code, said):
-    history = {"train/loss": [[1, 0.5]]}
-    if restored is not None:
-        history |= {"val/psnr": [[250, 30.0], [500, restored]], "val/psnr_input": [[250, 24.6], [500, 24.6 - 1e-9]]}
-    (tmp_path / "training_history.json").write_text(json.dumps(history))
+    scores = {"val_psnr": [[250, 30.0], [500, restored]], "val_psnr_input": [[250, 24.6], [500, 24.6 - 1e-9]]}
+    run = write_run(tmp_path, train_loss=[[1, 0.5]], **(scores if restored is not None else {}))
 
-    assert main([str(tmp_path), "--at-least", "3"]) == code
+    assert main([run, "--at-least", "3"]) == code
 
     printed = capsys.readouterr()
     assert said in printed.out

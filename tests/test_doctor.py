@@ -2,17 +2,15 @@
 
 import json
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
+from scripts import doctor
 from scripts.parts.doctor_failures import FAIL, OK, TABLE, WARN, Finding, read_log, table
-from tests.dist.launching import run_command, run_ranks
+from tests.dist.launching import ROOT, run_ranks
 from tests.train_files import write_options
 
 DOCTOR = "scripts/doctor.py"
-ROOT = Path(__file__).resolve().parents[1]
 LINES = {
     "rank 3 is STUCK: 301.2 s in phase \"data\" at step 812": "watchdog",
     "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE)": "NCCL timeout",
@@ -58,22 +56,17 @@ def test_a_log_without_a_known_failure_is_no_success_unless_it_says_so():
     assert finding.what.startswith("line 4:") and "rank 0 was silent" in finding.why
 
 
-def test_the_table_ends_with_what_failed_and_a_count():
+def test_the_doctor_reads_a_log_from_the_command_line_and_the_table_ends_with_a_count(tmp_path, capsys):
+    log = tmp_path / "job.log"
+    log.write_text("rank 1 is DEAD: its process 7 is gone\n")
+    assert doctor.main(["--log", str(log)]) == 1
+    said = capsys.readouterr().out
+    assert "rank 1 was dead" in said and said.splitlines()[-1] == "0 ok, 0 warn, 1 fail"
     text = table([Finding(FAIL, "b", "x", "y", "z"), Finding(OK, "a", "fine")])
     assert text.splitlines()[0].startswith("ok") and text.splitlines()[-1] == "1 ok, 0 warn, 1 fail"
 
 
-def test_the_doctor_reads_a_log_from_the_command_line(tmp_path):
-    log = tmp_path / "job.log"
-    log.write_text("rank 1 is DEAD: its process 7 is gone\n")
-
-    result = run_command([sys.executable, DOCTOR, "--log", str(log)])
-
-    assert result.exit_codes == [1]
-    assert "rank 1 was dead" in result.stdout[0]
-
-
-def test_two_ranks_are_examined_together(tmp_path):
+def test_two_ranks_are_examined_together_and_a_wrong_option_is_a_finding(tmp_path):
     options = write_options(tmp_path)
 
     result = run_ranks(2, DOCTOR, "--opt", str(options), limit_s=240)
@@ -88,27 +81,17 @@ def test_two_ranks_are_examined_together(tmp_path):
         for finding in read_log(line)
         for text in (finding.what, finding.why)
     ]
-    quoted = re.findall(r"\*\*([^*]+)\*\* `([^`]+)`", (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"\*\*([^*]+)\*\* `([^`]+)`", page)
     assert len(quoted) > 12
     for name, text in quoted:
         own = [line for line in result.stdout[0].splitlines() if f" {name} " in line]
-        assert any(re.search(rf"\b{re.escape(name)} .*{re.escape(text)}", line) for line in [*own, *in_logs]), (
-            name,
-            text,
-        )
+        pattern = rf"\b{re.escape(name)} .*{re.escape(text)}"
+        assert any(re.search(pattern, line) for line in [*own, *in_logs]), (name, text)
+    for name, _, _, cure in json.loads(TABLE.read_text()):  # and every known failure has an entry
+        assert f"**{name}**" in page and cure in page
     assert "0 fail" in result.stdout[0] and "0 fail" not in result.stdout[1]
 
-
-def test_a_wrong_option_is_a_finding(tmp_path):
-    options = write_options(tmp_path)
-
     result = run_ranks(1, DOCTOR, "--opt", str(options), "train.total_itre=3")
-
     assert result.exit_codes == [1]
     assert "fail  options        unknown option train.total_itre" in result.stdout[0]
-
-
-def test_troubleshooting_has_an_entry_for_each_known_failure():
-    page = (ROOT / "docs/troubleshooting.md").read_text()
-    for name, _, _, cure in json.loads(TABLE.read_text()):
-        assert f"**{name}**" in page and cure in page

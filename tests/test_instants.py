@@ -58,16 +58,14 @@ def test_instants_are_turned_with_the_frame_and_reversed_with_its_time(clips):
     assert directions == {1, 3}
 
 
-def test_rates_are_those_of_equal_parts_of_the_exposure(clips):
-    item = build(clips, rate_windows=2)[(0, 3)]
-    assert item["rates"].shape == (3, 2, 8, 8) and torch.equal(item["rates"], item["spike"])  # two bins there, too
-
-
 def test_samples_from_a_cache_and_from_memory_are_those_from_the_files(clips, tmp_path):
     plain, kept = build(clips), build(clips, cache_data=True)
     from_cache = build(clips, io_backend=cached(with_instants(clips), tmp_path / "cache")["io_backend"])
     for dataset in (from_cache, kept, kept):
         assert all(same(dataset[(1, index)], plain[(1, index)]) for index in range(6))
+    # Rates are those of equal parts of the exposure, as the two bins of the spikes.
+    item = build(clips, rate_windows=2)[(0, 3)]
+    assert item["rates"].shape == (3, 2, 8, 8) and torch.equal(item["rates"], item["spike"])
 
 
 def test_missing_instants_and_an_even_number_are_problems(tmp_path):
@@ -149,9 +147,9 @@ def test_training_compares_every_instant(home):
 
 def test_other_numbers_of_instants_than_the_data_have_are_refused(home, capfd):
     weights, out = home / "weights.pth", home / "refused"
-    text, code = message(capfd, "--opt", home / "options.json", "--weights", weights, "--output", out,
-                         "netG.out_instants=5")  # fmt: skip
+    arguments = ("--opt", home / "options.json", "--weights", weights, "--output", out)
+    text, code = message(capfd, *arguments, "netG.out_instants=5")
     assert code == 3 and "has 3 sharp frames for each blurry one" in text and "netG.out_instants is 5" in text
     changes = ("netG.out_instants=1", "datasets.test.dataroot_gt_instants=null", "--save", "slowmotion")
-    text, code = message(capfd, "--opt", home / "options.json", "--weights", weights, "--output", out, *changes)
+    text, code = message(capfd, *arguments, *changes)
     assert code == 2 and "--save slowmotion" in text and not out.exists()

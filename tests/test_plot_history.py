@@ -25,12 +25,16 @@ def picture(path):
     return cv2.imread(str(path)).astype(int)
 
 
-def test_the_figure_of_one_run_is_the_one_that_the_run_itself_drew(tmp_path):
+def test_the_figure_of_one_run_is_the_one_that_the_run_itself_drew_and_scalars_that_are_named_get_a_panel_each(
+    tmp_path,
+):
     run = write_run(tmp_path / "run", ["train/loss", "train/lr", "val/psnr", "val/ssim"])
+    again, some, one = (tmp_path / "new" / name for name in ("again.png", "val.png", "ssim.png"))
+    for out, tags in ((again, []), (some, ["--tags", "val/"]), (one, ["--tags", "val/ssim"])):
+        assert main([str(run), *tags, "--out", str(out)]) == 0
 
-    assert main([str(run), "--out", str(tmp_path / "new" / "again.png")]) == 0
-
-    assert (picture(tmp_path / "new" / "again.png") == picture(run / "curves.png")).all()  # their titles differ
+    assert (picture(again) == picture(run / "curves.png")).all()  # their titles differ
+    assert picture(some).shape[1] == 2 * 450 and picture(one).shape[1] == 450
     assert json.loads((run / HISTORY_NAME).read_text())["val/psnr"] == [[1, 1.0], [2, 2.0], [3, 3.0]]
 
 
@@ -49,33 +53,19 @@ def test_runs_of_one_folder_name_are_told_apart_and_drawn_in_the_same_panels(tmp
     assert "exists already" in capsys.readouterr().err
 
 
-def test_scalars_that_are_named_get_a_panel_each(tmp_path):
-    run = write_run(tmp_path / "run", ["train/loss", "val/psnr", "val/ssim"])
-
-    assert main([str(run), "--tags", "val/", "--out", str(tmp_path / "val.png")]) == 0
-    assert main([str(run), "--tags", "val/ssim", "--out", str(tmp_path / "ssim.png")]) == 0
-
-    assert picture(tmp_path / "val.png").shape[1] == 2 * 450 and picture(tmp_path / "ssim.png").shape[1] == 450
-
-
-@pytest.mark.parametrize(
-    ("runs", "tags", "message"),
-    [
-        (["one", "none"], [], "none/training_history.jsonl"),
-        (["one", "one"], [], "a run is given twice"),
-        (["one"], ["--tags", "loss"], "train/loss"),
-        (["broken"], [], "no history"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_with_the_reason(tmp_path, capsys, runs, tags, message):
+def test_what_cannot_be_drawn_is_refused_with_the_reason(tmp_path, capsys):
     write_run(tmp_path / "one", ["train/loss"])
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / HISTORY_NAME).write_text("{")
-
-    assert main([*(str(tmp_path / run) for run in runs), *tags, "--out", str(tmp_path / "x.png")]) == 3
-
-    assert message in capsys.readouterr().err and not (tmp_path / "x.png").exists()
-    assert main([str(tmp_path / "one"), "--out", str(tmp_path / "x.xyz")]) == 2 and not (tmp_path / "x.xyz").exists()
+    for runs, more, code, message in (
+        (["one", "none"], [], 3, "none/training_history.jsonl"),
+        (["one", "one"], [], 3, "a run is given twice"),
+        (["one"], ["--tags", "loss"], 3, "train/loss"),
+        (["broken"], [], 3, "no history"),
+        (["one"], ["--out", str(tmp_path / "x.xyz")], 2, "x.xyz"),
+    ):
+        assert main([*(str(tmp_path / run) for run in runs), "--out", str(tmp_path / "x.png"), *more]) == code
+        assert message in capsys.readouterr().err and not list(tmp_path.glob("x.*"))
 
 
 def test_the_smoothed_curve_is_a_running_mean_that_leaves_nan_out():

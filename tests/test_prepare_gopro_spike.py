@@ -46,8 +46,13 @@ def whole_clips(out, split="train"):
     return section(out, split, dataset_type="TestDatasetRGBSpike", num_frame=None, gt_size=None, spike=spike)
 
 
-def test_raw_clips_become_clips_that_training_reads(raw, tmp_path):
+def test_raw_clips_become_clips_that_training_reads_and_a_dry_run_writes_nothing(raw, tmp_path, capsys):
     before = files(raw)
+    assert prepare("--source", raw, "--out", tmp_path / "out", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "3 clips, 0 of them made already" in said
+    assert "train/GOPR0002_05_00: 5 frames averaged, 40 planes a file" in said
+    assert not (tmp_path / "out").exists()
     assert prepare("--source", raw, "--out", tmp_path / "out") == 0
 
     assert files(raw) == before
@@ -92,14 +97,6 @@ def test_the_instants_are_raw_frames_spread_over_the_exposure(raw, tmp_path, cap
     assert "made with other settings: instants" in capsys.readouterr().err
 
 
-def test_a_dry_run_says_what_would_be_made_and_writes_nothing(raw, tmp_path, capsys):
-    assert prepare("--source", raw, "--out", tmp_path / "out", "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert "3 clips, 0 of them made already" in said
-    assert "train/GOPR0002_05_00: 5 frames averaged, 40 planes a file" in said
-    assert not (tmp_path / "out").exists()
-
-
 def test_running_again_and_spikes_for_existing_frames_give_the_same_files_and_a_killed_run_goes_on(raw, tmp_path):
     prepare("--source", raw, "--out", tmp_path / "out")
     before = files(tmp_path / "out")
@@ -107,22 +104,25 @@ def test_running_again_and_spikes_for_existing_frames_give_the_same_files_and_a_
     assert files(tmp_path / "out") == before
     spikes = tmp_path / "out/GOPRO_Large_spike_seq/train"
     os.rename(spikes / "GOPR0001_03_00", spikes / ".GOPR0001_03_00.tmp")  # as a killed run leaves it
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3  # without the mark it is somebody else's
+    assert (spikes / ".GOPR0001_03_00.tmp/made.json").exists()
     (spikes / ".GOPR0001_03_00.tmp" / MARK).touch()
     prepare("--source", raw, "--out", tmp_path / "out")
     assert files(tmp_path / "out") == before
     assert for_existing(raw, tmp_path) == 0
 
     assert not (tmp_path / "more/GOPRO_Large").exists()
-    made, again = (spike_files(tmp_path / name) for name in ("out", "more"))
-    assert made == again and "dataset.json" in made
+    for path in raw.glob("*/*/*.png"):  # raw frames are taken in the order of their numbers
+        path.rename(path.with_name(f"frame_{int(path.stem)}.png"))
+    prepare("--source", raw, "--out", tmp_path / "again")
+    made = spike_files(tmp_path / "out")
+    assert made == spike_files(tmp_path / "more") == spike_files(tmp_path / "again") and "dataset.json" in made
 
-
-def test_without_raw_frames_the_light_between_sharp_frames_is_interpolated(raw, tmp_path):
-    prepare("--source", raw, "--out", tmp_path / "out", "--rate", "0.9")
-    prepare("--spikes-for", tmp_path / "out/GOPRO_Large", "--out", tmp_path / "more", "--rate", "0.9")
+    # Without raw frames the light between sharp frames is interpolated.
+    prepare("--spikes-for", tmp_path / "out/GOPRO_Large", "--out", tmp_path / "interpolated")
     name = "GOPRO_Large_spike_seq/test/GOPR0003_03_00/spike/000001.dat"
-    true, made = (read_spikes(tmp_path / folder / name, SpikeGeometry(16, 16)).mean(0) for folder in ("out", "more"))
-    assert made.shape == (16, 16) and np.corrcoef(true.ravel(), made.ravel())[0, 1] > 0.97
+    true, found = (read_spikes(tmp_path / at / name, SpikeGeometry(16, 16)).mean(0) for at in ("out", "interpolated"))
+    assert found.shape == (16, 16) and np.corrcoef(true.ravel(), found.ravel())[0, 1] > 0.97
 
 
 def for_existing(raw, tmp_path, *arguments, out="more"):
@@ -235,10 +235,8 @@ def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsy
 def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(raw, tmp_path, capsys, change):
     prepare("--source", raw, "--out", tmp_path / "out", "--leave-out", "GOPR0003_03_00")
     spikes = tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0001_03_00"
-    summary, named = (
-        tmp_path / "out/GOPRO_Large_spike_seq/summary.json",
-        "clip GOPR0001_03_00 exists already, but differs",
-    )
+    summary = tmp_path / "out/GOPRO_Large_spike_seq/summary.json"
+    named = "clip GOPR0001_03_00 exists already, but differs"
     if change == "source":
         os.utime(raw / "train/GOPR0001_03_00/000003.png", (1, 1))
     elif change == "foreign":
@@ -303,14 +301,6 @@ def test_neither_all_nor_no_clips_are_for_testing(tmp_path, count, share, tests)
     assert {name: later[name] for name in splits} == splits
 
 
-def test_raw_frames_are_taken_in_the_order_of_their_numbers(raw, tmp_path):
-    prepare("--source", raw, "--out", tmp_path / "out")
-    for path in raw.glob("*/*/*.png"):
-        path.rename(path.with_name(f"frame_{int(path.stem)}.png"))
-    prepare("--source", raw, "--out", tmp_path / "again")
-    assert spike_files(tmp_path / "again") == spike_files(tmp_path / "out")
-
-
 def test_the_documented_layout_is_that_of_the_reference_options(raw, tmp_path, monkeypatch):
     reference = Path("options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json").resolve()
     raw.rename(tmp_path / "GOPRO_Large_all")
@@ -328,27 +318,10 @@ def test_the_documented_layout_is_that_of_the_reference_options(raw, tmp_path, m
     assert names == {"train": ["GOPR0001_03_00", "GOPR0002_05_00"], "test": ["GOPR0003_03_00"]}
 
 
-def test_a_video_file_is_a_clip(tmp_path):
-    (tmp_path / "videos").mkdir()
-    for name in ("a", "b"):
-        with VideoWriter(tmp_path / f"videos/{name}.mp4", fps=240) as video:
-            for frame in moving_frames(8):
-                video.write(frame)
-    how = ("--average", "3", "--test-share", "0.5")
-    assert prepare("--source", tmp_path / "videos", "--out", tmp_path / "out", *how) == 0
-    assert len(list((tmp_path / "out/GOPRO_Large/train/a/sharp").iterdir())) == 2
-    assert len(list((tmp_path / "out/GOPRO_Large_spike_seq/test/b/spike").iterdir())) == 2
+class Still(list):
+    """Frames in memory."""
 
-
-class Still:
-    def __init__(self, frames):
-        self.frames = frames
-
-    def __len__(self):
-        return len(self.frames)
-
-    def read(self, index):
-        return self.frames[index]
+    read = list.__getitem__
 
 
 @pytest.mark.parametrize("method", ["flow", "linear"])
@@ -363,12 +336,16 @@ def test_light_moves_from_one_frame_to_the_next(method):
     assert np.array_equal(path.at(-1), path.at(0)) and np.array_equal(path.at(99), path.at(2))
 
 
-def test_a_second_start_keeps_the_split_of_the_first(tmp_path):
+def test_videos_are_clips_and_a_second_start_keeps_the_split_of_the_first(tmp_path):
+    (tmp_path / "raw").mkdir()
     for number in range(6):
-        write_folder(tmp_path / "raw" / f"c{number}", moving_frames(9, seed=number))
+        with VideoWriter(tmp_path / f"raw/c{number}.mp4", fps=240) as video:
+            for frame in moving_frames(9, seed=number):
+                video.write(frame)
     arguments = ("--source", tmp_path / "raw", "--out", tmp_path / "out", "--average", 3, "--test-share", 0.4)
     assert prepare(*arguments) == 0
     whole = files(tmp_path / "out")
+    assert [len(list((tmp_path / "out").glob(f"*/{split}/*/sharp/*.png"))) for split in ("train", "test")] == [12, 6]
     # What an interruption leaves: dataset.json, and the spikes of the clips that were begun.
     shutil.rmtree(tmp_path / "out/GOPRO_Large")
     for clip in (tmp_path / "out/GOPRO_Large_spike_seq").glob("*/c[2-5]"):
@@ -428,19 +405,9 @@ def test_the_summary_shows_every_clip_with_its_rates(raw, tmp_path, capsys):
     assert np.corrcoef(cv2.resize(spikes[..., 0], (16, 16)).ravel(), seen.ravel())[0, 1] > 0.95
 
 
-def test_an_error_ends_the_other_processes_at_once():
+def test_an_error_ends_the_other_processes_at_once_and_a_process_that_dies_is_reported():
     with pytest.raises(ValueError, match="non-negative"):
         run_counted(2, time.sleep, [(300,), (-1,), (300,), (300,)], [1] * 4, "sleeping", "calls")
     assert not multiprocessing.active_children()
-
-
-def test_a_process_that_dies_is_reported():
     with pytest.raises(DataError, match="a process of the pool died"):
         run_counted(2, os._exit, [(7,), (7,)], [1] * 2, "ending", "calls")
-
-
-def test_a_foreign_file_where_a_clip_would_be_made_is_left_alone(raw, tmp_path):
-    mine = tmp_path / "out/GOPRO_Large_spike_seq/train/.GOPR0001_03_00.tmp/mine"
-    mine.parent.mkdir(parents=True)
-    mine.touch()
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3 and mine.exists()

@@ -38,9 +38,12 @@ def tested(home):
     """method -> its output folder in the form with --opt."""
     for method in (*GREY, "exposure"):
         args = ["--method", method, "--opt", home / "options.json", "--output", home / f"test_{method}"]
-        args += [*(["method.half_window=5"] if method != "tfstp" else []), *RELATIVE, "--save", "frames"]
-        assert main_test_vrt.main([*map(str, args)]) == 0
+        restore(*args, *(["method.half_window=5"] if method != "tfstp" else []), *RELATIVE, "--save", "frames")
     return {method: home / f"test_{method}" for method in (*GREY, "exposure")}
+
+
+def restore(*arguments):
+    assert main_test_vrt.main([*map(str, arguments)]) == 0
 
 
 def metrics(folder):
@@ -95,8 +98,7 @@ def test_methods_stand_in_one_table_and_a_foreign_test_is_refused(home, tested, 
     total = metrics(tested["exposure"])["averages"]
     assert [rows[name][2] for name in ("input", names[3])] == [f"{total[k]['psnr']:.2f}" for k in ("input", "restored")]
 
-    shorter = ["--method", "tfp", "--opt", home / "options.json", "--output", tmp_path, "datasets.test.num_frame=2"]
-    assert main_test_vrt.main([*map(str, shorter)]) == 0
+    restore("--method", "tfp", "--opt", home / "options.json", "--output", tmp_path, "datasets.test.num_frame=2")
     assert compare_runs([folders[0], str(tmp_path)]) == 3
     assert "not scored on the same frames" in capfd.readouterr().err
     assert compare_runs([folders[0], str(home)]) == 3 and f"in        {home}" in capfd.readouterr().err
@@ -105,10 +107,10 @@ def test_methods_stand_in_one_table_and_a_foreign_test_is_refused(home, tested, 
 def test_results_of_other_windows_are_refused_or_overwritten(home, tested, tmp_path, capfd):
     folder = tmp_path / "again"
     shutil.copytree(tested["tfp"], folder)
-    args = ["--method", "tfp", "--opt", str(home / "options.json"), "--output", str(folder), "--save", "frames"]
-    text, code = message(capfd, "method.half_window=4", *args)
+    args = ["method.half_window=4", "--method", "tfp", "--opt", home / "options.json", "--output", folder]
+    text, code = message(capfd, *args, "--save", "frames")
     assert code == 2 and "method.half_window was 5, is 4" in text
-    assert main_test_vrt.main(["method.half_window=4", *args, "--overwrite"]) == 0
+    restore(*args, "--save", "frames", "--overwrite")
     assert metrics(folder)["protocol"]["method"] == "tfp (half_window 4)"
 
 
@@ -129,8 +131,7 @@ def test_both_forms_measure_a_rate_that_nobody_gives(tmp_path, capfd):
     forms = [(["--opt", options], known), (direct, known), ([*direct, "--spike-size", 16, 16], {"rate": 0.5})]
     for number, (form, info) in enumerate(forms):
         write_info(tmp_path, **info)
-        args = ["--method", "tfp", *form, "--output", tmp_path / f"out{number}", "--save", "frames"]
-        assert main_test_vrt.main([*map(str, args)]) == 0
+        restore("--method", "tfp", *form, "--output", tmp_path / f"out{number}", "--save", "frames")
         said = capfd.readouterr()
         assert (said.out + said.err).count("firing rate at full light is not known") == 1
     found = [metrics(tmp_path / f"out{number}")["averages"] for number in (0, 1, 2)]
@@ -141,8 +142,7 @@ def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
     spikes = home / "GOPRO_Large_spike_seq/test/test2/spike"
     shutil.copytree(spikes, tmp_path / "in")  # away from dataset.json: the rate is unknown
     args = ["--method", "tfi", "--spike", tmp_path / "in", "--spike-size", "16", "16", "--output", tmp_path / "out"]
-    assert main_test_vrt.main([*map(str, args), "--save", "frames"]) == 0
-
+    restore(*args, "--save", "frames")
     said = capfd.readouterr()
     assert "firing rate at full light is not known" in said.out + said.err
     assert sorted(p.name for p in (tmp_path / "out/in").iterdir()) == [f"{i:06d}.png" for i in range(4)]
@@ -169,7 +169,7 @@ def test_one_spike_file_gives_a_frame_for_each_of_its_exposures(home, tmp_path):
     for number, (path, exposure) in enumerate(forms.items()):
         args = ["--method", "tfp", "--spike", f"{tmp_path}/{path}", "--spike-size", 16, 16, "--save", "frames"]
         out = tmp_path / f"out{number}"
-        assert main_test_vrt.main([*map(str, args), "--output", str(out), *exposure]) == 0
+        restore(*args, "--output", out, *exposure)
         found.append({path.relative_to(out): path.read_bytes() for path in out.rglob("*.png")})  # strips have the input
         assert len(list((out / "clip").iterdir())) == 4
         assert ("each exposure" in metrics(out)["protocol"]["frames"]) == bool(exposure)

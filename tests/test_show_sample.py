@@ -101,18 +101,17 @@ def test_the_page_shows_the_sample_of_training(home, tmp_path, epoch):
 
 
 def test_a_wrong_geometry_is_named(home, tmp_path, capfd):
-    cases = {
-        "flip": ("datasets.train.spike.flip=false", r"They do not agree: the spikes are upside down \(spike\.flip\)"),
-        "moved": (
-            f"datasets.train.dataroot_spike={home}/moved/train",
-            r"the spikes are shifted by [78]\.\d px to the right: check spike\.calibration",
-        ),
-        "other": (f"datasets.train.dataroot_spike={home}/other/train", r"check spike\.flip, spike\.h and spike\.w"),
-    }
     size = ("datasets.train.spike.h=48", "datasets.train.spike.w=48")
-    for name, (override, sentence) in cases.items():
-        page = page_of(home, tmp_path / f"{name}.html", *size, override)
-        kind, said = verdict(page)
+    for name, override, sentence in (
+        ("flip", "spike.flip=false", r"They do not agree: the spikes are upside down \(spike\.flip\)"),
+        (
+            "moved",
+            f"dataroot_spike={home}/moved/train",
+            r"shifted by [78]\.\d px to the right: check spike\.calibration",
+        ),
+        ("other", f"dataroot_spike={home}/other/train", r"check spike\.flip, spike\.h and spike\.w"),
+    ):
+        kind, said = verdict(page_of(home, tmp_path / f"{name}.html", *size, f"datasets.train.{override}"))
         assert kind == "wrong" and re.search(sentence, said), (name, said)
         assert said in capfd.readouterr().out.replace("'", "&#x27;")
 
@@ -148,26 +147,24 @@ def test_a_test_clip_and_a_set_without_spikes(home, tmp_path):
     assert verdict(page) == ("none", "This data set has no spikes.") and "lq: 3 x 3 x 48 x 48" in page
 
 
-def test_the_first_sample_is_shown_by_default_on_a_page_without_python(home, tmp_path, monkeypatch):
+def test_the_first_sample_is_shown_by_default_without_python_and_wrong_indices_are_named(
+    home, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
-    camera = 'datasets.train.camera={"type": "perturb", "threshold_prob": 1.0}'
-    assert show_sample.main(["--opt", str(home / "options.json"), camera]) == 0
+    opt = ["--opt", str(home / "options.json")]
+    assert show_sample.main([*opt, 'datasets.train.camera={"type": "perturb", "threshold_prob": 1.0}']) == 0
     page = (tmp_path / "sample_train_0.html").read_text(encoding="utf-8")
     assert "threshold " in page and "bottom row first" in page
     assert not re.search(r"SpikeGeometry\(|CameraDraw\(|\w+=\w+, \w+=", page)
-
-
-def test_nothing_is_overwritten_and_wrong_indices_are_named(home, tmp_path, capfd):
-    (tmp_path / "a.html").write_text("mine")
     cases = {
-        "the file exists already": ("--index", 0, "--out", tmp_path / "a.html"),
-        "an index of 0 to 3": ("--index", 4, "--out", tmp_path / "b.html"),
-        "an epoch of at least 0": ("--index", 0, "--epoch", -1, "--out", tmp_path / "b.html"),
+        "the file exists already": ["--out", "sample_train_0.html"],
+        "an index of 0 to 3": ["--index", "4", "--out", "b.html"],
+        "an epoch of at least 0": ["--epoch", "-1", "--out", "b.html"],
     }
     for words, arguments in cases.items():
-        assert show_sample.main(["--opt", str(home / "options.json"), *map(str, arguments)]) == 2
+        assert show_sample.main([*opt, *arguments]) == 2
         assert words in capfd.readouterr().err
-    assert (tmp_path / "a.html").read_text() == "mine" and not (tmp_path / "b.html").exists()
+    assert (tmp_path / "sample_train_0.html").read_text(encoding="utf-8") == page and not (tmp_path / "b.html").exists()
 
 
 def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):  # noqa: F811
