@@ -91,7 +91,8 @@ def dataset_job(args: setup.TestArgs, opt: Options, formula: Reconstruction | No
     spec = InputSpec() if formula else method.saved.spec
     clips = scored_clips(dataset_clips(dataset), spec)
     folder = Path(args.output or opt.folder / (f"test_{args.method}" if formula else "test"))
-    refuse_overlap(folder, dataset.roots)
+    for source in dataset.sources:
+        refuse_overlap(folder, source.roots())
     save = args.save or (("frames",) if opt.val.save_img else ())
     first = getattr(section, "num_frame", -1)
     frames = f"the first {first} of each clip" if first > 0 else "all"

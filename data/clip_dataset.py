@@ -1,7 +1,8 @@
 """What datasets of clips share: their option keys, random crops for training, whole clips for testing."""
 
+import itertools
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,24 +37,32 @@ class FileReading(Section):
     cache_data: bool = Field(False, description="Keep decoded pictures in memory.")
 
 
-class ClipFiles(FileReading):
-    """Where the frames are."""
+Root = str | Annotated[list[str], Field(min_length=1)]
 
-    dataroot_lq: str = Field(description="Folder (or LMDB) of the blurry frames.")
-    dataroot_gt: str | None = Field(
+
+class ClipFiles(FileReading):
+    """Where the frames are: one root, or lists with an entry for each of several roots."""
+
+    dataroot_lq: Root = Field(description="Folder (or LMDB) of the blurry frames; a list: those of several roots.")
+    dataroot_gt: Root | None = Field(
         None,
         description="Folder of the sharp frames; null: none, to test on or to train with a loss without gt.",
     )
-    lq_folder: str = Field("blur", description="Folder of the blurry frames within a clip, where it has such folders.")
-    meta_info_file: str | None = Field(None, description="List of the clips to use; null: all folders.")
+    lq_folder: Root = Field("blur", description="Folder of the blurry frames within a clip, where it has such folders.")
+    meta_info_file: Root | None = Field(None, description="List of the clips to use; null: all folders.")
     filename_tmpl: str | None = Field(None, description='Form of the frame numbers, e.g. "08d"; null: any.')
     filename_ext: str = Field("png", description="Ending of the frames' names.")
+
+
+# Keys that may be lists with an entry for each root.
+OF_ROOT = ("dataroot_gt", "dataroot_lq", "dataroot_spike", "dataroot_gt_instants", "lq_folder", "meta_info_file",
+           "dataroot_share")  # fmt: skip
 
 
 class SharpFiles(Section):
     """Training needs sharp frames."""
 
-    dataroot_gt: str = Field(description="Folder of the sharp frames.")
+    dataroot_gt: Root = Field(description="Folder of the sharp frames.")
 
 
 class Spikes(Section):
@@ -78,12 +87,29 @@ class Crops(Section):
     random_reverse: bool = Field(False, description="Play half of the samples backwards.")
     use_hflip: bool = Field(False, description="Mirror half of the samples.")
     use_rot: bool = Field(False, description="Turn samples by multiples of 90 degrees.")
+    dataroot_share: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)] | None = Field(
+        None, description="Shares of several roots in the samples; null: by the number of samples that they have."
+    )
 
 
 class WholeClips(Section):
     """The tested part of a clip."""
 
     num_frame: int = Field(-1, description="In testing: only so many frames of each clip; -1 for all.")
+
+
+def split_by_root(section: Any) -> list[Any]:
+    """The section once for each of its roots; itself where it has one. Raises OptionError for unequal lists."""
+    lists = {key: value for key in OF_ROOT if isinstance(value := getattr(section, key, None), list)}
+    if not lists:
+        return [section]
+    one = [key for key in OF_ROOT[:4] if isinstance(getattr(section, key, None), str)]
+    if one or len({len(value) for value in lists.values()}) > 1:
+        what = ", ".join([f"{key} has {len(value)}" for key, value in lists.items()] + [f"{key} is one" for key in one])
+        expected = "lists of the same length, one entry for each root"
+        raise OptionError(f"the roots do not match: {what}", "datasets, dataroot_...", expected, "complete them")
+    entries = zip(*lists.values(), strict=True)
+    return [section.model_copy(update=dict(zip(lists, values, strict=True))) for values in entries]
 
 
 @dataclass(frozen=True)
@@ -122,20 +148,21 @@ class ClipDataset(Dataset):
     rate_windows = 0  # firing rates of a sample for each frame, beside those that the representation has
 
     def __init__(self, section: FileReading, seed: int = 0) -> None:
-        source = self.source(section)
+        self.sources = self.sources_of(section)
         self.seed = seed
         self.options = section.plain()  # for those of a subclass; a section cannot be sent to another process
         camera = getattr(section, "camera", None)
         self.camera = CAMERAS.build(camera, "camera") if camera else None
-        is_undivided = source.spikes and (source.spikes.rate == "match" or "rate" in source.spikes.ignored)
+        spikes = self.sources[0].spikes
+        is_undivided = spikes and (spikes.rate == "match" or "rate" in spikes.ignored)
         if is_undivided and self.camera and self.camera.known_rate:
             what = "camera.known_rate has no effect: the representation is not divided by a given rate"
             expected = "a proportional representation, and spike.rate other than match"
             raise OptionError(what, "camera.known_rate", expected, "remove it")
         self.files = IO_BACKENDS.build(section.io_backend, "io_backend", cache_data=section.cache_data)
-        self.clips: list[Clip] = self.files.clips(source)
-        self.lq_place = source.kinds()["lq"]  # root, folder within a clip, endings of the names
-        self.roots = source.roots()  # never written to
+        found = [self.files.clips(source) for source in self.sources]
+        self.clips: list[Clip] = list(itertools.chain(*found))
+        self.ends_of_roots = np.cumsum([len(clips) for clips in found])
 
     # The class methods are called before a dataset is built; `section` holds its resolved options.
 
@@ -151,15 +178,26 @@ class ClipDataset(Dataset):
         if places.get("dataroot_gt_instants") and not places["dataroot_gt"]:
             what, expected = "dataroot_gt_instants without dataroot_gt", "both: gt is the middle one of gt_instants"
             raise OptionError(what, "dataroot_gt_instants", expected, "set dataroot_gt too")
-        spikes = None
+        spikes, own = None, {}
         if hasattr(section, "spike"):
             folder, do = places["dataroot_spike"], "correct dataroot_spike, or make the data (docs/data_format.md)"
             if section.spike.h is None and not Path(folder).is_dir():
                 raise DataError("no such folder of spikes", folder, "a folder with one folder per clip", do)
-            spikes = SPIKE_SOURCES.build(section.spike, "spike", info=load_info(folder))
+            info = load_info(folder)
+            spikes = SPIKE_SOURCES.build(section.spike, "spike", info=info)
+            known = {clip: info.of_clip(clip) for clip in info.clips}
+            of_clips = {name: one for name, one in known.items() if one is not info}
+            own = {clip: SPIKE_SOURCES.build(section.spike, "spike", info=one) for clip, one in of_clips.items()}
         left_out = HELD_OUT.get(getattr(section, "val_partition", None), frozenset())
         kind = {"septuplets": cls.septuplets, "other_images": cls.other_images}
-        return Source(**places, **kind, spikes=spikes, left_out=left_out)
+        return Source(**places, **kind, spikes=spikes, own_spikes=own, left_out=left_out)
+
+    @classmethod
+    def sources_of(cls, section: Any) -> list[Source]:
+        """The source of each root of the section."""
+        sources = [cls.source(one) for one in split_by_root(section)]
+        parts = [f"{number}/" for number in range(len(sources))] if len(sources) > 1 else [""]
+        return [replace(source, part=part) for source, part in zip(sources, parts, strict=True)]
 
     @classmethod
     def spike_channels(cls, section: Any) -> int:
@@ -173,28 +211,37 @@ class ClipDataset(Dataset):
         rate: spikes per plane at full light, "match", or None where it is unknown and firing rates are not divided.
         light: "linear" or "display". center: of the section; planes, gt_plane: of most files, from dataset.json.
         calibration: the contents of the calibration file, for spikes of a second camera only.
+        What differs between several roots is None, but rates that are all known "match", and light "linear".
         """
         if not hasattr(section, "spike"):
             return None
-        spike, info = section.spike, load_info(cls.places(section)["dataroot_spike"])
-        rate, light = info.rate if spike.rate is None else spike.rate, spike.light or info.light or "linear"
-        about = {"rate": rate, "light": light, "center": spike.center}
-        about |= {"planes": info.planes, "gt_plane": info.gt_plane}
-        return about | ({"calibration": load_calibration(spike.calibration).plain()} if spike.calibration else {})
+        spike, found = section.spike, []
+        for one in split_by_root(section):
+            info = load_info(cls.places(one)["dataroot_spike"])
+            rate, light = info.rate if spike.rate is None else spike.rate, spike.light or info.light or "linear"
+            about = {"rate": rate, "light": light, "center": spike.center}
+            about |= {"planes": info.planes, "gt_plane": info.gt_plane}
+            file = spike.calibration or info.calibration_file
+            found.append(about | ({"calibration": load_calibration(file).plain()} if file else {}))
+        several = {"rate": None if None in [each["rate"] for each in found] else "match", "light": "linear"}
+        differ = [key for key in found[0] if any(each.get(key) != found[0][key] for each in found)]
+        return found[0] | {key: several.get(key) for key in differ}
 
     @classmethod
-    def check(cls, section: Any, split: str, **how: Any) -> Report:
-        """Check the data. how: see data.preflight.check_source."""
-        source = cls.source(section)
-        if section.io_backend.type == "cache":  # a cache is checked by the digest of its source files
-            clips = IO_BACKENDS.build(section.io_backend, "io_backend").clips(source)
-            report = Report(split, source, clips, note=f"{len(clips)} cached clips")
-        else:
-            report = check_source(source, split, **how)
-        if source.spikes and not source.spikes.is_rate_known:
-            what = "neither dataset.json nor spike.rate gives the firing rate at full light; 1 is assumed"
-            report.warnings.append(Problem("spikes", what, source.dataroot_spike))
-        return report
+    def check(cls, section: Any, split: str, **how: Any) -> list[Report]:
+        """Check the data: a report of each root. how: see data.preflight.check_source."""
+        reports = []
+        for source in cls.sources_of(section):
+            if section.io_backend.type == "cache":  # a cache is checked by the digest of its source files
+                clips = IO_BACKENDS.build(section.io_backend, "io_backend").clips(source)
+                report = Report(split, source, clips, note=f"{len(clips)} cached clips")
+            else:
+                report = check_source(source, split, **how)
+            if source.spikes and not source.spikes.is_rate_known:
+                what = "neither dataset.json nor spike.rate gives the firing rate at full light; 1 is assumed"
+                report.warnings.append(Problem("spikes", what, source.dataroot_spike))
+            reports.append(report)
+        return reports
 
     def read(self, draw: Draw) -> dict[str, Tensor]:
         """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of a draw, cropped and flipped.
@@ -245,7 +292,22 @@ class TrainClips(ClipDataset):
         self.intervals = section.interval_list
         self.turns = {"hflip": section.use_hflip, "rot": section.use_rot, "reverse": section.random_reverse}
         self.ends = np.cumsum([self.samples_of(clip) for clip in self.clips])
+        # Samples up to the end of each root: those that there are, and those of an epoch, by the shares.
+        self.has = self.takes = self.ends[self.ends_of_roots - 1]
+        if shares := getattr(section, "dataroot_share", None):
+            self.takes = np.rint(np.cumsum(shares) / sum(shares) * len(self)).astype(int)
+            if 0 in (epoch := np.diff(self.takes, prepend=0).tolist()):
+                what, key = (
+                    f"dataroot_share {shares} gives {epoch} samples in an epoch",
+                    "datasets.train.dataroot_share",
+                )
+                raise OptionError(what, key, "at least one of each root", "raise the small shares")
+        usual = self.clips[0]
         for clip in self.clips:
+            if (clip.scale, clip.instants) != (usual.scale, usual.instants):
+                about = [f"scale {c.scale} and {c.instants} sharp instants in clip {c.name}" for c in (clip, usual)]
+                what, expected = f"samples of different kinds: {about[0]}, {about[1]}", "the same in all roots"
+                raise DataError(what, clip.lq[0], expected, "correct dataroot_gt and dataroot_gt_instants")
             (_, _, height, width), step = clip.croppable
             if self.gt_size % (clip.scale * step):
                 what, expected = f"datasets.train.gt_size is {self.gt_size}", f"a multiple of {clip.scale * step}"
@@ -270,10 +332,11 @@ class TrainClips(ClipDataset):
         A resumed run compares them with those of its checkpoint.
         """
         about = [f"{clip.name}: {clip.size} {clip.gt_size} {clip.planes}" for clip in self.clips]
-        spikes = self.clips[0].spikes
-        timing = spikes.timing.describe() if spikes else ""
-        about += [f"{spikes.geometry} {spikes.rate} {spikes.light} {spikes.info.gt_plane}{timing}"] if spikes else []
-        about += [f"calibration {spikes.calibration.digest()}"] if spikes and spikes.calibration else []
+        for spikes in dict.fromkeys(clip.spikes for clip in self.clips if clip.spikes):
+            timing = spikes.timing.describe()
+            about += [f"{spikes.geometry} {spikes.rate} {spikes.light} {spikes.info.gt_plane}{timing}"]
+            about += [f"calibration {spikes.calibration.digest()}"] if spikes.calibration else []
+        about += [f"samples of the roots {self.takes}"] if self.takes is not self.has else []
         return about + [f"{clip.name}/{stem}" for clip in self.clips for stem in clip.stems]
 
     # What datasets of another kind override: `frames_of` above, and these three.
@@ -303,13 +366,26 @@ class TrainClips(ClipDataset):
         item = self.transform(self.read(draw), draw.rng)
         return {**item, "key": f"{draw.clip.name}/{draw.clip.stems[draw.frames[0]]}"}
 
+    def place_of(self, epoch: int, index: int) -> int:
+        """The place, among the samples of all clips, of sample `index`.
+
+        A root has as many samples in an epoch as its share says. They go on where those of the last epoch ended, so
+        that each of its frames is the first one of as many samples, in the long run.
+        """
+        again, place = divmod(index, len(self))
+        root = int(np.searchsorted(self.takes, place, side="right"))
+        first, start = (int(ends[root - 1]) if root else 0 for ends in (self.takes, self.has))
+        takes, has = int(self.takes[root]) - first, int(self.has[root]) - start
+        return start + ((epoch + again) * takes + place - first) % has
+
     def draw(self, sample_id: tuple[int, int]) -> Draw:
         """The clip, frames, crop, flips and camera of a sample."""
         epoch, index = sample_id
         rng = random_stream("sample", self.seed, epoch, index)
-        number = int(np.searchsorted(self.ends, index % len(self), side="right"))
+        place = self.place_of(epoch, index)
+        number = int(np.searchsorted(self.ends, place, side="right"))
         clip = self.clips[number]
-        sample = index % len(self) - int(self.ends[number] - self.samples_of(clip))
+        sample = place - int(self.ends[number] - self.samples_of(clip))
         interval = int(rng.choice(self.intervals))
         last = len(clip) - 1 - (self.num_frame - 1) * interval
         first = self.first_of(sample, last, rng)
@@ -341,9 +417,9 @@ class TestClips(ClipDataset):
 
     def count_folders(self) -> int:
         """Number of clips in the data folder, including those that the meta file does not list; 0: nobody knows."""
-        root, folder, suffixes = self.lq_place
-        is_counted = Path(root).is_dir() and not is_lmdb(root) and not self.septuplets
-        return len(list_root(root, folder, suffixes)) if is_counted else 0
+        places = [source.kinds()["lq"] for source in self.sources]  # root, folder within a clip, endings of the names
+        is_counted = all(Path(root).is_dir() and not is_lmdb(root) for root, _, _ in places) and not self.septuplets
+        return sum(len(list_root(*place)) for place in places) if is_counted else 0
 
     def frame_count(self, index: int) -> int:
         """How many frames of clip `index` are read: all, or the first num_frame."""

@@ -67,7 +67,8 @@ class DatasetClip:
         table.update(spikes.timing.describe().encode() if spikes else b"")
         if spikes and spikes.calibration:
             table.update(spikes.calibration.digest().encode())
-        cache = [str(Path(reader.path, CACHE_INDEX))] if isinstance(reader, CacheReader) else []
+        parts = [source.part for source in self.dataset.sources] if isinstance(reader, CacheReader) else []
+        cache = [str(Path(reader.path, part, CACHE_INDEX)) for part in parts]
         for file in dict.fromkeys([*cache, *clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]):
             root, is_lmdb, _ = file.partition(LMDB_MARK)
             place = f"{root}.lmdb/data.mdb" if is_lmdb else file

@@ -9,15 +9,15 @@ from pydantic import Field
 from torch import Tensor
 
 from data.clip import Clip
-from data.clip_dataset import ClipFiles, Crops, SharpFiles, Spikes, TestClips, TrainClips, WholeClips
+from data.clip_dataset import ClipFiles, Crops, Root, SharpFiles, Spikes, TestClips, TrainClips, WholeClips
 from data.select_dataset import DATASETS
 from utils.errors import OptionError
 from utils.random_streams import published_stream
 
 
 class SpikeFiles(Spikes, ClipFiles):
-    dataroot_spike: str = Field(description="Folder of the spike files.")
-    dataroot_gt_instants: str | None = Field(
+    dataroot_spike: Root = Field(description="Folder of the spike files.")
+    dataroot_gt_instants: Root | None = Field(
         None, description="Folder of several sharp frames for each blurry one, <frame>_<number>; null: none."
     )
 
@@ -64,7 +64,7 @@ class VideoRecurrentTrainDataset(TrainClips):
 
 
 class DenoisingTrainKeys(Crops, SharpFiles, ClipFiles):
-    dataroot_lq: str | None = Field(None, description="In denoising: null, or the same as dataroot_gt.")
+    dataroot_lq: Root | None = Field(None, description="In denoising: null, or the same as dataroot_gt.")
     sigma_min: float = Field(0.0, ge=0, le=255, description="Lowest noise level, as pixels have 0 ... 255.")
     sigma_max: float = Field(50.0, ge=0, le=255, description="Highest noise level, as pixels have 0 ... 255.")
 
@@ -125,7 +125,7 @@ JITTER = 0.05  # largest relative change of brightness, contrast and saturation;
 
 
 class Septuplets(ClipFiles):
-    meta_info_file: str = Field(description='List of the clips to use, e.g. "00001/0001 7 (256,448,3)".')
+    meta_info_file: Root = Field(description='List of the clips to use, e.g. "00001/0001 7 (256,448,3)".')
 
 
 class TrainSeptuplets(TrainClips):

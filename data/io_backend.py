@@ -56,23 +56,23 @@ class DiskFiles:
 
     def clips(self, source: Source) -> list[Clip]:
         """The clips of the source, checked. Raises DataError with all problems."""
-        clips = find_clips(source)
+        clips = [dataclasses.replace(clip, name=source.part + clip.name) for clip in find_clips(source)]
         if not self.cache_data:
             return clips
         # Forked workers inherit this memory; it is allocated as images are decoded.
         kinds = [(clip, kind) for clip in clips for kind in clip.image_kinds]
         sizes = {path: 3 * math.prod(clip.size_of(kind)) + 1 for clip, kind in kinds for path in getattr(clip, kind)}
         total, memory = sum(sizes.values()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if total > 0.8 * memory:
+        if (kept := total + sum(map(len, self._kept.values()))) > 0.8 * memory:
             logger.warning(
                 "cache_data is ignored: it would keep %.1f GB of images, this host has %.1f GB of memory; "
-                'use io_backend "cache" instead', total / 1e9, memory / 1e9,
+                'use io_backend "cache" instead', kept / 1e9, memory / 1e9,
             )  # fmt: skip
             self.cache_data = False
             return clips
         images = np.frombuffer(mmap.mmap(-1, total), np.uint8)
         ends = itertools.accumulate(sizes.values())
-        self._kept = {path: images[end - sizes[path] : end] for path, end in zip(sizes, ends, strict=True)}
+        self._kept |= {path: images[end - sizes[path] : end] for path, end in zip(sizes, ends, strict=True)}
         return clips
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
@@ -116,14 +116,13 @@ class CacheReader:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._first_plane: dict[str, dict[str, int]] = {}  # clip -> spike file -> its first plane in spike.u8
 
     def clips(self, source: Source) -> list[Clip]:
         """The cached clips, after a check that the cache still matches the source.
 
         Source folders that are not on this machine are not compared. Raises DataError for a stale or broken cache.
         """
-        index, kinds, spikes = _load_index(self.path), source.kinds(), source.spikes
+        index, kinds, spikes = _load_index(os.path.join(self.path, source.part)), source.kinds(), source.spikes
         if missing := sorted(kinds.keys() - index["source"].keys()):
             raise self._stale(f"it holds no {', '.join(missing)}")
         if spikes and SpikeGeometry(**index["spike"]) != spikes.geometry.stored_as_raster:
@@ -141,9 +140,9 @@ class CacheReader:
         clips = []
         for record in index["clips"]:
             values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-            clip = Clip(**{key: values[key] for key in STORED} | unused)
-            for kind, shape in _arrays(clip, source).items():
-                path = Path(self.path, clip.name, f"{kind}.u8")
+            clip = Clip(**{key: values[key] for key in STORED} | unused, spikes=source.spikes_of(record["name"]))
+            for kind, shape in _arrays(clip).items():
+                path = Path(self.path, source.part, clip.name, f"{kind}.u8")
                 found, need = path.stat().st_size if path.exists() else 0, math.prod(shape)
                 if found != need:
                     raise self._stale(f"{path} has {found} bytes, expected {need}")
@@ -152,11 +151,9 @@ class CacheReader:
                 if len(clip) > 1 and is_one_file != source.has_one_spike_file:
                     held = "one spike file" if is_one_file else "a spike file of each frame"
                     raise self._stale(f"it holds {held} of clip {clip.name} (spike.exposure)")
-                firsts = itertools.accumulate(clip.spike_files.values(), initial=0)
-                self._first_plane[clip.name] = dict(zip(clip.spike_files, firsts, strict=False))
-                exposures = spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip))
-                clip = dataclasses.replace(clip, exposures=exposures, spikes=spikes)
-            clips.append(clip)
+                exposures = clip.spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip))
+                clip = dataclasses.replace(clip, exposures=exposures)
+            clips.append(dataclasses.replace(clip, name=source.part + clip.name))
         return clips
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
@@ -169,7 +166,8 @@ class CacheReader:
         """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
         geometry = clip.spikes.geometry.stored_as_raster
         stored = self._map(clip, "spike", (sum(clip.spike_files.values()), geometry.plane_bytes))
-        first = self._first_plane[clip.name][piece.file] + piece.first
+        before = itertools.takewhile(lambda file: file != piece.file, clip.spike_files)
+        first = sum(clip.spike_files[file] for file in before) + piece.first
         return SpikeFile(piece.file, geometry, len(stored), stored).read(first, piece.count, crop)
 
     def _map(self, clip: Clip, kind: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -210,7 +208,7 @@ def build_cache(source: Source, path: str, track: Callable[[list[Clip]], Iterabl
         scratch_folder(partial)
         write_whole(begun, wanted.encode())
     left = [clip for clip in clips if not (partial / clip.name).exists()]
-    need = sum(math.prod(shape) for clip in left for shape in _arrays(clip, source).values())
+    need = sum(math.prod(shape) for clip in left for shape in _arrays(clip).values())
     if need > 0.95 * (free := free_bytes(partial)):
         what = f"the clip cache needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
         raise DataError(what, str(partial.parent), "enough free space", "free some, or choose another disk")
@@ -259,11 +257,11 @@ def _write_clip(clip: Clip, folder: Path) -> None:
     os.replace(temporary, folder / clip.name)
 
 
-def _arrays(clip: Clip, source: Source) -> dict[str, tuple[int, ...]]:
+def _arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
     """Kind of array -> its shape."""
     shapes = {kind: (len(getattr(clip, kind)), *clip.size_of(kind), 3) for kind in clip.image_kinds}
     if clip.spike:
-        shapes["spike"] = (sum(clip.spike_files.values()), source.spikes.geometry.stored_as_raster.plane_bytes)
+        shapes["spike"] = (sum(clip.spike_files.values()), clip.spikes.geometry.stored_as_raster.plane_bytes)
     return shapes
 
 

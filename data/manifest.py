@@ -67,8 +67,12 @@ class Source:
     filename_ext: str = "png"
     other_images: bool = False  # where a clip has none with this ending, those with another
     spikes: DatSpikes | None = None
+    own_spikes: dict[str, DatSpikes] = field(
+        default_factory=dict
+    )  # of the clips that differ, see `DatasetInfo.of_clip`
     left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
     septuplets: bool = False  # Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size; only those listed are read
+    part: str = ""  # of one of several roots: its number and "/", which come before the names of its clips
     is_own: bool = False  # the files of one clip of a user's, see data.clip_reader.user_clip
     trained: dict[str, Any] | None = None  # of a user's clip: the spikes in training, see `ClipDataset.spike_data`
 
@@ -88,6 +92,10 @@ class Source:
     def roots(self) -> dict[str, str]:
         """Option key -> data root."""
         return {f"dataroot_{kind}": root for kind, (root, _, _) in self.kinds().items()}
+
+    def spikes_of(self, clip: str) -> DatSpikes | None:
+        """What the spikes of a clip mean."""
+        return self.own_spikes.get(clip, self.spikes)
 
     @property
     def is_shared(self) -> bool:
@@ -291,6 +299,7 @@ class ClipCheck:
     def run(self, listed: tuple[int, str] | None) -> Clip | None:
         """The clip, None where no frame is complete. listed: number of frames and first frame, of the meta file."""
         self.kinds, one_file = self.source.kinds(), self.source.has_one_spike_file
+        self.spikes = self.source.spikes_of(self.name)
         for kind, (root, _, suffixes) in self.kinds.items():
             if self.files[kind] is None:
                 missing = f"key {self.name}/<frame>" if is_lmdb(root) else f"folder {self.name}"
@@ -330,8 +339,8 @@ class ClipCheck:
         size, gt_size = self.sizes or self._sizes(paths)
         gt, instants, spike = (paths.get(kind, ()) for kind in ("gt", "gt_instants", "spike"))
         stems = tuple(self.stems["lq"][key] for key in keys)
-        spikes = self.source.spikes
-        return Clip(self.name, stems, paths["lq"], gt, spike, planes, size, gt_size, instants, exposures, spikes)
+        files = (paths["lq"], gt, spike)
+        return Clip(self.name, stems, *files, planes, size, gt_size, instants, exposures, self.spikes)
 
     def _report(self, what: str, where: str) -> None:
         """where: a kind of file, for the folder of its files; or a path."""
@@ -377,7 +386,7 @@ class ClipCheck:
 
         All files must have as many planes, but the last one may lack the last interpolated planes.
         """
-        spikes = self.source.spikes
+        spikes = self.spikes
         planes: dict[FileEntry, int] = {}
         for file in dict.fromkeys(files):
             try:
@@ -405,7 +414,7 @@ class ClipCheck:
 
     def _exposures(self, known: list[tuple[str, int]], frames: int) -> tuple[Exposure, ...]:
         """The planes of each frame. known: path and planes of each file. Raises OptionError, DataError."""
-        source, spikes, shared = self.source, self.source.spikes, self.source.is_shared
+        source, spikes, shared = self.source, self.spikes, self.source.is_shared
         try:
             return spikes.exposures(self.name, known, frames, shared)
         except OptionError:
@@ -449,8 +458,8 @@ class ClipCheck:
         if gt[0] % lq[0] or gt[1] % lq[1] or gt[0] // lq[0] != gt[1] // lq[1]:
             self._report(f"gt is {gt[0]} x {gt[1]}, lq {lq[0]} x {lq[1]}: no whole multiple", paths["gt"][0])
         try:
-            if self.source.spikes:
-                self.source.spikes.grid(lq)
+            if self.spikes:
+                self.spikes.grid(lq)
         except DataError as e:
             self._report(e.what, paths["lq"][0])
         return lq, gt

@@ -29,7 +29,6 @@ from data.manifest import Problem, Source, digest, joined_errors, list_source, r
 from data.spike.formats import SpikeFileError, open_spikes, read_spikes
 from data.spike.represent import REPRESENTATIONS
 from data.spike.simulate import fit_light
-from data.spike_source import DatSpikes
 from utils.errors import DataError
 from utils.files import write_whole
 from utils.options.models import DatasetsOptions
@@ -61,6 +60,10 @@ class Report:
     warnings: list[Problem] = field(default_factory=list)
     note: str = ""
 
+    @property
+    def name(self) -> str:
+        return f"{self.split} {self.source.part}".rstrip(" /")
+
     def counts(self) -> str:
         """One line: clips, frames, sizes, planes."""
         sizes = sorted({f"{clip.size[0]} x {clip.size[1]}" for clip in self.clips})
@@ -81,16 +84,17 @@ def preflight(datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN) -> N
             continue
         start = time.monotonic()
         try:
-            report = section.constructor.check(section, split, stored=stored, show=show)
+            found = section.constructor.check(section, split, stored=stored, show=show)
         except DataError as e:  # a whole root is missing; the other split may lack one too
             unreadable.append(e)
             continue
-        reports.append(report)
-        for warning in report.warnings:
+        reports += found
+        for warning in (warning for report in found for warning in report.warnings):
             logger.warning("data %s: %s", split, warning)
-        if not report.problems:
-            note = report.note or f"{report.counts()}, checked in {time.monotonic() - start:.1f} s"
-            logger.info("data %s: %s", split, note)
+        for report in found:
+            if not report.problems:
+                note = report.note or f"{report.counts()}, checked in {time.monotonic() - start:.1f} s"
+                logger.info("data %s: %s", report.name, note)
     if unreadable:
         raise joined_errors(unreadable)
     raise_problems((report.source, report.problems) for report in reports)
@@ -129,7 +133,7 @@ def check_source(
     total = sum(len(getattr(clip, kind)) for clip, kind in places)
     with ThreadPoolExecutor(THREADS) as pool, show(total, f"checking {split}", "files") as progress:
         while some := list(itertools.islice(jobs, 4096)):  # the pool's record of a million jobs would take gigabytes
-            for problem in pool.map(lambda job: _check_file(*job, source, decode), some):
+            for problem in pool.map(lambda job: _check_file(*job, decode), some):
                 progress.update()
                 if problem:
                     report.problems.append(problem)
@@ -142,7 +146,7 @@ def check_source(
     report.warnings += lossy.values()
     if spikes:
         for clip in clips:
-            report.warnings += _check_spikes(clip, spikes, is_first=clip is clips[0])
+            report.warnings += _check_spikes(clip, is_first=clip is clips[0])
         slow = [clip for clip in clips if source.has_one_spike_file and is_read_from_start(clip.spike[0])]
         report.warnings += [Problem(clip.name, FROM_START, clip.spike[0]) for clip in slow[:1]]
     if file and not report.problems:
@@ -154,12 +158,12 @@ def check_source(
     return report
 
 
-def _check_file(clip: Clip, kind: str, path: str, source: Source, decode: bool) -> Problem | None:
+def _check_file(clip: Clip, kind: str, path: str, decode: bool) -> Problem | None:
     """kind: of data.clip.IMAGE_KINDS, or "spike_files". Spikes in an LMDB are not read."""
     try:
         if kind == "spike_files":
             if LMDB_MARK not in path:  # a header, or the lines of another sensor
-                open_spikes(path, source.spikes.geometry, source.spikes.remainder)
+                open_spikes(path, clip.spikes.geometry, clip.spikes.remainder)
             return None
         size, found = clip.size_of(kind), read_bgr(path).shape[:2] if decode else image_size(path)
         if found != size:
@@ -179,13 +183,13 @@ def _check_file(clip: Clip, kind: str, path: str, source: Source, decode: bool) 
     return None
 
 
-def _check_spikes(clip: Clip, spikes: DatSpikes, is_first: bool) -> list[Problem]:
+def _check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     """Warnings from comparing the first spike file of a clip with its frame; sizes alone cannot show these errors.
 
     Rows may be stored in the other order than spike.flip says. In the first clip, where neither the options nor
     dataset.json give the light, the spikes may fit the other kind of light better.
     """
-    own, grid = clip.exposures[0].own, spikes.grid(clip.size)
+    own, grid, spikes = clip.exposures[0].own, clip.grid, clip.spikes
     path = own.file
     if LMDB_MARK in path:
         return []

@@ -18,6 +18,7 @@ from utils.errors import DataError, OptionError
 
 FILE_NAME = "dataset.json"
 FORMAT = 1
+OF_CLIP = ("h", "w", "flip", "rate", "light", "calibration")  # keys that a clip may have of its own
 GOPRO_INTERPOLATE = 8  # planes per 240-fps frame of the published Spk-GoPro streams
 EXPOSURE_FORM = (
     '{"start": planes, "length": planes, "period": planes}; {"<clip>": such an object, or a list with [start, length] '
@@ -40,8 +41,9 @@ class DatasetInfo:
 
     h, w: size of a spike plane. flip: rows are stored bottom first. planes: planes per file. gt_plane: the plane at
     which the sharp frame was taken. rate: spikes per tick at full light. light: what the sensor integrated, "linear"
-    light or "display" values. interpolate: planes per raw frame.
-    clips: planes, gt_plane and offset (raw frames between the sharp frame and the middle one) of single clips.
+    light or "display" values. interpolate: planes per raw frame. calibration: file of scripts/calibrate.py, beside it.
+    clips: what differs in single clips: these keys, see `of_clip`; planes, gt_plane, and offset (raw frames between the
+    sharp frame and the middle one).
     """
 
     path: str = ""
@@ -53,7 +55,17 @@ class DatasetInfo:
     rate: Annotated[float | int, Field(gt=0)] | None = None
     light: Literal["linear", "display"] | None = None
     interpolate: Annotated[int, Field(ge=1)] = GOPRO_INTERPOLATE
+    calibration: str | None = field(default=None, repr=False)  # of digests, the contents are a part
     clips: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def of_clip(self, clip: str) -> "DatasetInfo":
+        """What is known of the spikes of one clip: its own h, w, flip, rate, light, calibration, else those of all."""
+        own = {key: value for key, value in self.clips.get(clip, {}).items() if key in OF_CLIP and value is not None}
+        return _checked({**vars(self), **own}, Path(self.path), f"clip {clip}: ") if own else self
+
+    @property
+    def calibration_file(self) -> str | None:
+        return str(Path(self.path).parent / self.calibration) if self.calibration else None
 
     def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
         """How many planes the files of a clip hold, `usual` where nothing is known, and the last one at least.
@@ -105,12 +117,24 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
         recipe = table.get("recipe") or {}
         # Older files of scripts/prepare_gopro_spike.py name the light in their recipe only.
         table = {"light": recipe.get("light"), **table, "path": str(path), "interpolate": recipe.get("interpolate")}
-        known = {f.name: table[f.name] for f in dataclasses.fields(DatasetInfo) if table.get(f.name) is not None}
-        return TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
     except (OSError, ValueError, TypeError, AttributeError) as e:
-        what = f"dataset.json cannot be used: {_in_words(e)}"
-        expected = f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"'
-        raise DataError(what, str(path), expected, "correct it, or make the data set again") from e
+        raise _unusable(e, path) from e
+    return _checked(table, path)
+
+
+def _checked(table: dict[str, Any], path: Path, whose: str = "") -> DatasetInfo:
+    """The values of `table` that are known. Raises DataError for one of a wrong type. whose: for the message."""
+    known = {f.name: table[f.name] for f in dataclasses.fields(DatasetInfo) if table.get(f.name) is not None}
+    try:
+        return TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
+    except (ValueError, TypeError) as e:
+        raise _unusable(e, path, whose) from e
+
+
+def _unusable(e: Exception, path: Path, whose: str = "") -> DataError:
+    what = f"dataset.json cannot be used: {whose}{_in_words(e)}"
+    expected = f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"'
+    return DataError(what, str(path), expected, "correct it, or make the data set again")
 
 
 def _in_words(e: Exception) -> str:

@@ -87,7 +87,7 @@ class DatSpikes:
         self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
         self.is_stretched = False  # the planes to frames of any ratio, for whole frames
         self.calibration = self._calibrated = None
-        if calibration:
+        if calibration := calibration or info.calibration_file:
             self.calibration = load_calibration(calibration)
             self._calibrated = CalibratedGrid(self.calibration, self.geometry, calibration, resize == "nearest")
         offset = self.calibration.time_offset_planes if self.calibration else 0.0

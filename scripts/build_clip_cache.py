@@ -34,10 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     if section is None:
         what = f"datasets.{command.split} is empty"
         raise OptionError(what, command.opt, "a section to build a cache of", "choose another split")
-    clips = build_cache(
-        section.constructor.source(section), command.out,
-        lambda found: tracked(found, len(found), f"cache {command.split}", "clips"),
-    )  # fmt: skip
+    clips = []
+    for source in section.constructor.sources_of(section):
+        clips += build_cache(
+            source, str(Path(command.out, source.part)),
+            lambda found: tracked(found, len(found), f"cache {command.split}", "clips"),
+        )  # fmt: skip
     size = sum(file.stat().st_size for file in Path(command.out).rglob("*") if file.is_file())
     print(f"{len(clips)} clips, {size / 1e9:.2f} GB in {command.out}")
     print(f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": "{command.out}"}}')

@@ -64,19 +64,21 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     for split, section in load_options(file, overrides, parts=PARTS).datasets:
         if section is None or not hasattr(section.constructor, "check"):
             continue
-        report = section.constructor.check(section, split, decode=decode, show=shown)
-        reports.append(report)
-        print(f"{report.split}: {report.counts()}")
-        for kind, (root, folder, exts) in report.source.kinds().items():
-            print(f"  {kind:6} {root}/<clip>/[{folder}/]<frame>{'|'.join(exts)}")
-        rows = []
-        for clip in report.clips:
-            planes = "-".join(str(p) for p in sorted({min(clip.planes), max(clip.planes)})) if clip.planes else "none"
-            sizes = (f"{h} x {w}" for h, w in (clip.size, clip.gt_size))
-            rows.append([clip.name, str(len(clip)), clip.stems[0], *sizes, planes])
-        print(plain_table(rows, ["clip", "frames", "first", "lq size", "gt size", "planes"]))
-        for warning in report.warnings:
-            print(f"  warning: {warning}")
+        for report in section.constructor.check(section, split, decode=decode, show=shown):
+            reports.append(report)
+            print(f"{report.name}: {report.counts()}")
+            for kind, (root, folder, exts) in report.source.kinds().items():
+                print(f"  {kind:6} {root}/<clip>/[{folder}/]<frame>{'|'.join(exts)}")
+            rows = []
+            for clip in report.clips:
+                planes = (
+                    "-".join(str(p) for p in sorted({min(clip.planes), max(clip.planes)})) if clip.planes else "none"
+                )
+                sizes = (f"{h} x {w}" for h, w in (clip.size, clip.gt_size))
+                rows.append([clip.name, str(len(clip)), clip.stems[0], *sizes, planes])
+            print(plain_table(rows, ["clip", "frames", "first", "lq size", "gt size", "planes"]))
+            for warning in report.warnings:
+                print(f"  warning: {warning}")
     raise_problems([(report.source, report.problems) for report in reports], shown=sys.maxsize)
     print("no problem found")
 

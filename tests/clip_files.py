@@ -144,7 +144,8 @@ def source_of(values: dict[str, object]) -> Source:
 
 def cached(values: dict[str, object], path: Path) -> dict[str, object]:
     """The section, read from a cache of its clips, which is made at `path`."""
-    build_cache(source_of(values), str(path))
+    for source in resolved(values).constructor.sources_of(resolved(values)):
+        build_cache(source, str(path / source.part))
     return values | {"io_backend": {"type": "cache", "path": str(path)}}
 
 
@@ -164,4 +165,5 @@ def doctor_of_data(root: Path, *flags: str, **datasets: object) -> int:
 
 def check(values: dict[str, object], **how: object) -> Report:
     """The data check of the section's dataset."""
-    return resolved(values).constructor.check(resolved(values), "train", **how)
+    (report,) = resolved(values).constructor.check(resolved(values), "train", **how)
+    return report

@@ -106,7 +106,7 @@ def test_a_picture_of_another_size_than_the_first_clip_is_refused_when_it_is_rea
     with pytest.raises(DataError, match="frame of 12 x 16"):
         build(root)[(0, 1)]
     section = DATASETS.resolve(section_of(root), "datasets.train")
-    problems = section.constructor.check(section, "train").problems
+    problems = section.constructor.check(section, "train")[0].problems
     assert [problem.what for problem in problems] == ["lq frame of 12 x 16, the first of the clip has 24 x 32"]
 
 

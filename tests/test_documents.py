@@ -96,16 +96,17 @@ def test_the_options_in_the_pages_are_valid(tmp_path):
     own.write_text(re.search(r"```json\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(), re.DOTALL)[1])
     assert main_train_vrt.read_options(["--opt", str(own)]).datasets.test.dataroot_gt.startswith("trainsets/mine/")
     blocks = re.findall(r"```jsonc\n(.*?)```", (ROOT / "docs/data_format.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
-    camera, *exposures = [blocks[1], *re.split(r'^(?="exposure")', blocks[2], flags=re.MULTILINE)[1:]]
+    dataset, roots, camera, several = blocks
+    exposures = re.split(r'^(?="exposure")', several, flags=re.MULTILINE)[1:]
     for exposure in exposures:
-        train = json5.loads(f"{{{blocks[0]}, {camera}}}")
+        train = json5.loads(f"{{{dataset}, {roots}, {camera}}}")
         values = train.pop("train") | train
         values["spike"] |= json5.loads(f"{{{exposure}}}")
         options = {"base": "000_train_vrt_sample_rgbspike.json", "datasets": {"train": values, "test": None}}
         own.write_text(json.dumps(options))
         read = main_train_vrt.read_options(["--opt", str(own)]).datasets.train
         assert (list(read.spike.representation.half_windows), read.camera.drop_max) == ([2, 6, 12], 0.1)
+        assert len(read.dataroot_lq) == len(read.dataroot_spike) == len(read.dataroot_share)
     assert len(exposures) == 3
 
 
