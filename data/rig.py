@@ -11,14 +11,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, islice, repeat
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import cv2
 import numpy as np
 
 from data.spike.simulate import DISPLAY_GAMMA, LUMA, IntegrateAndFire, to_display, to_uint8
-from data.spike_grid import Calibration
 from utils.random_streams import random_stream
+
+if TYPE_CHECKING:  # it imports torch, and programs that only prepare data start without
+    from data.spike_grid import Calibration
 
 Size = tuple[int, int]  # height, width
 
@@ -248,6 +250,8 @@ class Rig:
 
     def calibration(self, spike: Size, rgb: Size) -> Calibration:
         """The true calibration; parallax, whose mean is 0, has no part in it."""
+        from data.spike_grid import Calibration
+
         return Calibration(
             matrix=self.spike.matrix(spike, rgb).tolist(), spike_size=list(spike), rgb_size=list(rgb),
             time_offset_planes=self.spike.time_offset, made={"rig": self.plain()},

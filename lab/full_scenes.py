@@ -7,8 +7,9 @@ Objects that turn and occlude one another, zoom, stripes finer than a spike pixe
 import cv2
 import numpy as np
 
+from data.moving import smooth_walk
 from data.spike import simulate
-from scripts.make_sample_data import MARGIN, PLANES, SIZE, Size, blob, smooth_walk, texture
+from scripts.make_sample_data import MARGIN, PLANES, SIZE, Size, blob, texture
 
 FINE = 2  # rendered pixels per RGB pixel
 SHEET = FINE * (SIZE + 2 * MARGIN)

@@ -29,6 +29,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from data.moving import smooth_walk
 from data.spike import simulate
 from data.spike.formats import SpikeGeometry, write_spikes
 from scripts.parts.exit_codes import tracked, with_exit_code
@@ -67,16 +68,6 @@ class Layer:
         )
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
         return cv2.warpAffine(self.sheet, inverse, (self.side,) * 2, flags=flags, borderMode=cv2.BORDER_REFLECT)
-
-
-def smooth_walk(rng: np.random.Generator, planes: int, amplitude: float, periods: tuple[float, float]) -> np.ndarray:
-    """(planes,) sum of four sines with random periods in the range `periods` (in planes); peak near `amplitude`."""
-    t = np.arange(planes)
-    walk = np.zeros(planes)
-    for weight in (0.4, 0.3, 0.2, 0.1):
-        period = np.exp(rng.uniform(*np.log(periods)))
-        walk += weight * np.sin(2 * np.pi * (t / period + rng.uniform()))
-    return amplitude * walk
 
 
 def texture(rng: np.random.Generator, n: int) -> np.ndarray:

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Make RGB + spike clips from high-frame-rate video, in the layout that training reads.
+"""Make RGB + spike clips from video or photographs, in the layout that training reads.
 
     python scripts/prepare_gopro_spike.py --source GOPRO_Large_all --out trainsets/gopro
-    python scripts/prepare_gopro_spike.py --source clip.mp4 --out trainsets/mine
-    python scripts/prepare_gopro_spike.py --spikes-for GOPRO_Large --out trainsets/gopro
+    python scripts/prepare_gopro_spike.py --source my_videos --rig random --out trainsets/mine
 
-The first makes blur, blur_gamma, sharp and spikes from raw 240-fps clips, the second the same from any video, the third
-spikes only, for existing frames: the light between two sharp frames is interpolated, or comes from --source.
+The first makes blur, blur_gamma, sharp and spikes from video of a high frame rate, whose frames are averaged. The
+second takes videos of any rate, folders of frames and photographs: two simulated cameras (data/rig.py) record the light
+between the frames, which moves along the optical flow, or what a moving camera sees of the photograph. Sharp frames are
+real ones.
 
 The source is only read. All clips are checked before the first one is made. Existing clips are kept, so the same
 command continues an interrupted run; other settings and changed sources need another --out. The settings are recorded
-in dataset.json, and in made.json beside the frames of each clip. summary.html beside dataset.json shows each clip.
+in dataset.json, and in made.json beside the frames of each clip.
 """
 
 import argparse
@@ -23,80 +24,57 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import cv2
-import numpy as np
-
-from data.files import FrameSource
-from data.prepare import SPLITS, Job, Plan, RawClip, Recipe, find_raw_clips, make_folder, plan_clip
-from data.spike.formats import SpikeGeometry, read_spikes
-from data.spike.represent import represent
-from data.spike.simulate import to_grey, to_uint8
+from data import prepare
+from data.prepare import Job, Plan, RawClip, Recipe
 from data.spike_info import FILE_NAME, FORMAT
 from scripts.parts.exit_codes import shown, with_exit_code
 from utils.dist.process import die_with_parent
 from utils.errors import DataError, OptionError
-from utils.files import free_bytes, natural_key, refuse_overlap, write_whole
-from utils.image import render, side_by_side
+from utils.files import free_bytes, refuse_overlap, write_whole
 from utils.options.section import read_section
 
 INFO = Path("GOPRO_Large_spike_seq", FILE_NAME)
-SUMMARY = {"summary.html": " prepared clips</title>", "summary.json": '{\n  "recipe": {'}  # -> how it begins
-WIDTH, LEAST_WIDTH = 320, 160  # of one picture of the summary
-SUMMARY_FILES = 8  # spike files of a clip that are read for its rates
-HALF_WINDOW = 10  # planes before and after the sharp one, as in the default of tfp
-COLUMNS = {
-    "split": "split", "frames": "frames", "planes": "planes a file", "gt_plane": "sharp plane", "offset": "offset",
-    "firing_rate": "spikes per plane", "light_rate": "from the light", "correlation": "correlation",
-}  # fmt: skip
 
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
-    inputs = {"--source": command.source, "--spikes-for": command.spikes_for}
-    for name in ("GOPRO_Large_spike_seq", *(() if command.spikes_for else ("GOPRO_Large",))):
-        refuse_overlap(command.out / name, inputs, "--out")
+    for name in ("GOPRO_Large_spike_seq", "GOPRO_Large"):
+        refuse_overlap(command.out / name, {"--source": command.source}, "--out")
     recipe, jobs = command.recipe, find_jobs(command)
-    info, folder = read_info(command.out, recipe), (command.out / INFO).parent
+    info = read_info(command.out, recipe)
     plans = plan_all(jobs, recipe, command.workers)
     todo = [job for job in jobs if plans[job].todo]
     total = sum(plans[job].bytes for job in todo)
     print(f"{len(jobs)} clips, {len(jobs) - len(todo)} of them made already; about {total / 1e9:.2f} GB to write")
-    for job in todo:
-        if offset := plans[job].record["offset"]:
-            when = f"{abs(offset)} raw frames {'later' if offset > 0 else 'earlier'} than expected"
-            print(f"{job.name}: its sharp frames are {when}; recorded in dataset.json")
-        if offset < 0:
-            planes = -offset * recipe.interpolate
-            print(f"{job.name}: the first {planes} planes repeat the light of its first raw frame")
     if command.dry_run:
         for job, plan in plans.items():
             state = f"{plan.bytes / 1e6:9.1f} MB" if plan.todo else "     made"
-            average, planes = recipe.average_of(job.name), recipe.planes_of(job.name)
+            average = job.cut.average if job.cut else recipe.average_of(job.name)
+            planes = recipe.planes_of(job.name)
             print(f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file")
         return 0
     command.out.mkdir(parents=True, exist_ok=True)
     if total > 0.95 * (free := free_bytes(command.out)):
         what = f"about {total / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free"
         raise DataError(what, str(command.out), "enough free space", "choose another disk")
-    check_summary(folder)
     write_info(command.out, info, recipe, plans)
-    # The longest come first, so that no process is left alone with one at the end; spikes take longer than images.
-    parts = [(job, plan, kind) for job, plan in plans.items() for kind in plan.todo]
-    parts.sort(key=lambda part: (-part[1].frames, part[2] != "spikes"))
-    calls = [(job, recipe, plan.record, kind) for job, plan, kind in parts]
-    peaks = run_counted(command.workers, make_folder, calls, [plan.frames for _, plan, _ in parts], "making", "frames")
+    # The longest come first, so that no process is left alone with one at the end.
+    todo.sort(key=lambda job: -plans[job].frames)
+    calls = [(job, recipe, plans[job].record) for job in todo]
+    counts = [plans[job].frames for job in todo]
+    peaks = run_counted(command.workers, prepare.make_clip, calls, counts, "making", "frames")
     if peaks:
         print(f"peak memory of a process: {1000 * max(peaks):.0f} MB")
-    calls = [(job, recipe, plan.record["offset"]) for job, plan in plans.items()]
-    clips = run_counted(command.workers, summarise, calls, [1] * len(calls), "summary", "clips")
-    page = write_summary(folder, recipe, clips)
-    print(f"made {command.out}: see {page}; check it with scripts/doctor.py --data --opt FILE")
+    print(
+        f"made {command.out}: look at it with scripts/show_sample.py, check it with scripts/doctor.py --data --opt FILE"
+    )
     return 0
 
 
@@ -104,14 +82,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line, with its `recipe`. Raises OptionError for numbers out of range."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--source", type=Path, help="raw clips: folders of images or videos, with or without train/ and test/")
-    add("--spikes-for", type=Path, metavar="DIR", help="an existing GOPRO_Large: make its spikes only")
+    add("--source", type=Path, required=True, help="a video, or videos and folders of images, also in train/ and test/")
     add("--out", type=Path, required=True, help="gets GOPRO_Large/ and GOPRO_Large_spike_seq/")
     add("--test-share", type=float, default=0.2, help="share of test clips, if the source has no split")
-    add(
-        "--offset", action="append", default=[], metavar="[CLIP=]N",
-        help="the sharp frames of --spikes-for are N raw frames later than expected; detected where it is unambiguous",
-    )  # fmt: skip
     add("--leave-out", action="append", default=[], metavar="CLIP", help="make all clips but this one")
     for name, setting in Recipe.model_fields.items():
         kind = int if setting.default is None else type(setting.default)
@@ -123,22 +96,24 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--workers", type=int, default=cores, help="processes; default: one for each core")
     add("--dry-run", action="store_true", help="print what would be made, and its size")
     command = parser.parse_args(arguments)
-    if not command.source and not command.spikes_for:
-        raise OptionError("nothing to read", "--source, --spikes-for", "at least one of them", "see --help")
     try:
         command.recipe = read_section(Recipe, {name: getattr(command, name) for name in Recipe.model_fields}, "")
     except OptionError as e:
         flag = f"--{e.where.replace('_', '-')}"
         raise OptionError(f"{flag} is {getattr(command, e.where)}", flag, e.expected, "correct it") from None
     for flag, value, is_wrong, expected in (
-        ("--average", command.average, (command.average or 1) % 2 == 0, "an odd number"),
+        ("--average", command.average, command.rig == "none" and (command.average or 1) % 2 == 0, "an odd number"),
         ("--instants", command.instants, command.instants and command.instants % 2 == 0, "0, or an odd number"),
-        ("--instants", command.instants, command.instants and command.spikes_for, "0 with --spikes-for"),
+        ("--crop", command.crop, command.crop > command.side, f"at most --side {command.side}"),
         ("--workers", command.workers, command.workers < 1, "at least 1"),
         ("--test-share", command.test_share, not 0 <= command.test_share < 1, "0 <= share < 1"),
     ):
         if is_wrong:
             raise OptionError(f"{flag} is {value}", flag, expected, "correct it")
+    for name in sorted(prepare.RAW_ONLY if command.recipe.has_rig else prepare.RIG_ONLY):
+        if getattr(command, name) != Recipe.model_fields[name].default:
+            flag, when = f"--{name.replace('_', '-')}", "with" if command.recipe.has_rig else "without"
+            raise OptionError(f"{flag} has no effect {when} --rig", flag, "settings with an effect", f"drop {flag}")
     return command
 
 
@@ -182,66 +157,45 @@ def run_counted(
 
 
 def find_jobs(command: argparse.Namespace) -> list[Job]:
-    """Every clip to make, with its split.
+    """Every clip to make, with its split; with a rig, the parts of each source that it can record.
 
-    Raises DataError where --source lacks clips of --spikes-for, OptionError where --leave-out or --offset names an
-    unknown clip, or where --offset has no effect.
+    Raises OptionError where --leave-out names an unknown clip or all, DataError where a rig can record none.
     """
-    raw, offsets = find_raw_clips(command.source) if command.source else [], {}
-    for text in command.offset:
-        clip, _, number = text.rpartition("=")
-        try:
-            offsets[clip] = int(number)
-        except ValueError as e:
-            raise OptionError(f"--offset is {text!r}", "--offset", "N, or CLIP=N", "for instance c=1") from e
-    if command.spikes_for:
-        jobs = find_existing(command, {clip.name: clip for clip in raw}, offsets)
-    else:
-        splits = choose_splits(raw, command.test_share, command.out)
-        jobs = [Job(clip.name, splits[clip.name], clip, None, command.out) for clip in raw]
+    recipe, raw = command.recipe, prepare.find_raw_clips(command.source, command.recipe.has_rig)
+    splits = choose_splits(raw, command.test_share, command.out)
+    jobs = [Job(clip.name, splits[clip.name], clip, command.out) for clip in raw]
+    if recipe.has_rig:
+        found = run_counted(
+            command.workers, prepare.cuts_of, [(c, recipe) for c in raw], [1] * len(raw), "cutting", "clips"
+        )
+        whole, jobs = jobs, []
+        for job, cuts in zip(whole, found, strict=True):
+            if isinstance(cuts, DataError):
+                print(f"{job.name}: left out: {cuts.what}  [{cuts.where}]; expected: {cuts.expected}; {cuts.do}")
+            else:
+                jobs += [replace(job, name=f"{job.name}_{number:02d}", cut=cut) for number, cut in enumerate(cuts)]
+        if not jobs:
+            raise DataError("no source can be used", str(command.source), "one of those named above", "see there")
     names = {job.name for job in jobs}
-    unknown = [f"--leave-out {name}" for name in command.leave_out if name not in names]
-    unknown += [f"--offset {name}={n}" for name, n in offsets.items() if name and name not in names]
+    unknown = [name for name in command.leave_out if name not in names]
     if unknown:
-        raise OptionError(f"no such clip: {', '.join(unknown)}", "the command line", "names of clips", "correct them")
-    if offsets and not (command.source and command.spikes_for):
-        expected = "--source and --spikes-for, whose frames it aligns"
-        raise OptionError("--offset has no effect", "--offset", expected, "drop --offset")
+        what, do = f"no such clip: --leave-out {', '.join(unknown)}", "correct them"
+        raise OptionError(what, "the command line", "names of clips", do)
     jobs = [job for job in jobs if job.name not in command.leave_out]
-    missing = [job.name for job in jobs if raw and job.raw is None]
-    if missing:
-        what = f"the raw video of {len(missing)} clips is missing: {', '.join(missing[:5])}"
-        raise DataError(what, str(command.source), "one for each clip of --spikes-for", "add them, or --leave-out them")
     if not jobs:
         raise OptionError("no clip is left to make", "--leave-out", "at least one clip", "leave out fewer clips")
     return jobs
 
 
-def find_existing(command: argparse.Namespace, raw: dict[str, RawClip], offsets: dict[str, int]) -> list[Job]:
-    """The clips of --spikes-for, with their raw clips by name. Raises DataError for none, or for two of one name."""
-    jobs = []
-    for split in SPLITS:
-        folders = [(path.parent.name, path) for path in command.spikes_for.glob(f"{split}/*/sharp")]
-        folders += [(path.name, path) for path in command.spikes_for.glob(f"{split}_GT/*") if path.is_dir()]
-        for name, sharp in sorted(folders, key=lambda folder: natural_key(folder[0])):
-            offset = offsets.get(name, offsets.get(""))  # "": of all others
-            jobs.append(Job(name, split, raw.get(name), sharp, command.out, offset))
-    twice = [name for name, count in Counter(job.name for job in jobs).items() if count > 1]
-    if twice or not jobs:
-        what = f"two clips of the same name: {', '.join(twice[:5])}" if twice else "no clip found"
-        expected = "<split>/<clip>/sharp or <split>_GT/<clip>"
-        raise DataError(what, str(command.spikes_for), expected, "correct the folders")
-    return jobs
-
-
 def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
-    """Clip name -> split. Where the source has none, `share` of the clips are for testing: at least one, never all.
+    """Source name -> split. Where the source has none, `share` of them are for testing: at least one, never all.
 
     Clips of an earlier start keep their split: those in dataset.json, which is written before any clip is made.
     """
     names = [clip.name for clip in raw if not clip.split]
-    here = {n: s for s in SPLITS for n in names if (out / "GOPRO_Large" / s / n).is_dir()}
-    here |= {n: clip["split"] for n, clip in read_info(out)["clips"].items() if n in names and "split" in clip}
+    here = {n: s for s in prepare.SPLITS for n in names if (out / "GOPRO_Large" / s / n).is_dir()}
+    made = {clip.get("source", name): clip.get("split") for name, clip in read_info(out)["clips"].items()}
+    here |= {n: made[n] for n in names if made.get(n)}
     free = [name for name in names if name not in here]
     wanted = min(max(1, round(share * len(names))), len(names) - 1) if share > 0 and len(names) > 1 else 0
     count = min(max(0, wanted - sum(split == "test" for split in here.values())), len(free))
@@ -251,7 +205,9 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
 
 def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
     """Check every clip, before anything is written. Raises DataError with the problems of all clips."""
-    results = run_counted(workers, plan_clip, [(job, recipe) for job in jobs], [1] * len(jobs), "checking", "clips")
+    results = run_counted(
+        workers, prepare.plan_clip, [(job, recipe) for job in jobs], [1] * len(jobs), "checking", "clips"
+    )
     found: dict[Job, Plan | DataError] = dict(zip(jobs, results, strict=True))
     errors = {job: error for job, error in found.items() if isinstance(error, DataError)}
     plans = {job: plan for job, plan in found.items() if job not in errors}
@@ -261,7 +217,7 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
             what = "clip {} has another size than the others: {} x {}".format(job.name, *plan.size)
             expected = "frames of one size, as {} x {}".format(*common[0][0])
             do = "make clips of another size in a run of their own, with another --out"
-            errors[job] = DataError(what, str(job.source), expected, do)
+            errors[job] = DataError(what, str(job.raw.path), expected, do)
     if not errors:
         return plans
     (what, where), *more = [(error.what, error.where) for error in errors.values()]
@@ -296,7 +252,7 @@ def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
 
 
 def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job, Plan]) -> None:
-    """dataset.json: the geometry, planes per clip, and the offset of clips that have one; table: that of before."""
+    """dataset.json: the geometry, planes per clip, with a rig also its cameras; table: that of before."""
     height, width = (side // recipe.ratio for side in next(iter(plans.values())).size)
     if table.get("h", height) != height or table.get("w", width) != width:
         what = f"spikes of {height} x {width} would join those of {table['h']} x {table['w']}"
@@ -305,90 +261,19 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
     for job, plan in plans.items():
         planes, gt_plane = recipe.planes_of(job.name), recipe.gt_plane_of(job.name)
         clips[job.name] = {"split": job.split, "planes": planes, "gt_plane": gt_plane}
-        if offset := plan.record["offset"]:
-            clips[job.name]["offset"] = offset
+        if job.cut:
+            rig = recipe.rig_of(job.name)
+            about = {"source": job.raw.name, "cut": asdict(job.cut), "rate": rig.spike.rate, "light": rig.spike.light}
+            clips[job.name] |= about | {"calibration": rig.calibration((height, width), plan.size).plain()}
     counts = Counter(clip["planes"] for clip in clips.values())
     common = next(clip for clip in clips.values() if clip["planes"] == counts.most_common(1)[0][0])
+    rig = None if recipe.rig == "random" else recipe.rig_of("").spike
     about: dict[str, Any] = {
         "format": FORMAT, "h": height, "w": width, "flip": True, "planes": common["planes"],
-        "gt_plane": common["gt_plane"], "rate": recipe.rate, "light": recipe.light, "clips": clips,
-        "recipe": recipe.record(), "made_by": "scripts/prepare_gopro_spike.py",
+        "gt_plane": common["gt_plane"], "rate": rig and rig.rate, "light": rig.light if rig else "linear",
+        "clips": clips, "recipe": recipe.record(), "made_by": "scripts/prepare_gopro_spike.py",
     }  # fmt: skip
     write_whole(out / INFO, (json.dumps(about, indent=2) + "\n").encode())
-
-
-def summarise(job: Job, recipe: Recipe, offset: int) -> dict[str, Any]:
-    """Read back a part of the files of a clip: its "numbers", see summary.html, and one frame as a picture, "strip".
-
-    strip: blurry, sharp and spikes side by side, (H, W, 3) uint8.
-    """
-    cv2.setNumThreads(1)
-    sharp = FrameSource(job.sharp or job.rgb / "sharp")
-    files = [job.spikes / "spike" / f"{stem}.dat" for stem in sharp.stems]
-    geometry = SpikeGeometry(*(side // recipe.ratio for side in sharp.size))
-    # Evenly spaced, with the middle one, which is shown.
-    shown = len(files) // 2
-    chosen = {shown, *np.linspace(0, len(files) - 1, min(SUMMARY_FILES, len(files)) - 1, dtype=int).tolist()}
-    rates, expected = [], []
-    for number in sorted(chosen):
-        stream, values = read_spikes(files[number], geometry), sharp.read(number).astype(np.float32) / 255
-        values = np.power(values, np.float32(recipe.gamma)) if recipe.light == "linear" else values
-        light = cv2.resize(to_grey(values), (geometry.width, geometry.height), interpolation=cv2.INTER_AREA)
-        rates.append(float(stream.mean()))
-        expected.append(recipe.rate * float(light.mean()) + recipe.dark_rate)
-        if number == shown:
-            rate = {"rate": recipe.rate, "light": recipe.light}
-            center = min(recipe.gt_plane_of(job.name), len(stream) - 1)
-            seen = represent("tfp", stream, center, half_window=HALF_WINDOW, gamma=2.2, **rate)[0]
-            spikes = to_uint8(seen)[..., None].repeat(3, axis=2)
-            both = [np.power(light, 1 / 2.2 if recipe.light == "linear" else 1.0).ravel(), seen.ravel()]
-            correlation = float(np.corrcoef(both)[0, 1]) if min(map(np.std, both)) > 0 else None
-    numbers = {
-        "clip": job.name, "split": job.split, "frames": len(sharp), "size": list(sharp.size),
-        "spike_size": [geometry.height, geometry.width], "planes": recipe.planes_of(job.name),
-        "gt_plane": recipe.gt_plane_of(job.name), "offset": offset, "firing_rate": round(float(np.mean(rates)), 5),
-        "light_rate": round(float(np.mean(expected)), 5),
-        "correlation": correlation if correlation is None else round(correlation, 4), "shown": sharp.stems[shown],
-    }  # fmt: skip
-    # The blurry frames were made here, or lie beside the existing sharp ones in one of the two layouts.
-    beside = sharp.path.with_name("blur")
-    if sharp.path.name != "sharp":
-        beside = sharp.path.parent.with_name(f"{sharp.path.parent.name}_blurred") / sharp.path.name
-    panels = {"sharp": sharp.read(shown), "spikes (tfp)": spikes}
-    if found := sorted(beside.glob(f"{sharp.stems[shown]}.*")):
-        panels = {"blurry": FrameSource(found[0]).read(0), **panels}
-    # Side by side, each between LEAST_WIDTH and WIDTH pixels wide.
-    height, width = sharp.size
-    scale = WIDTH / width if width > WIDTH else max(1, LEAST_WIDTH // width)
-    size = (round(height * scale), round(width * scale))
-    small = [
-        cv2.resize(p, size[::-1], interpolation=cv2.INTER_AREA) if p.shape[1] > size[1] else p for p in panels.values()
-    ]
-    return {"numbers": numbers, "strip": side_by_side(small, list(panels), size)}
-
-
-def check_summary(folder: Path) -> None:
-    """Raises DataError where files of the names of a summary are not ours."""
-    for name, begin in SUMMARY.items():
-        path = folder / name
-        if os.path.lexists(path) and not (path.is_file() and begin.encode() in path.read_bytes()[:200]):
-            what = f"{name} was not made by this program"
-            raise DataError(what, str(path), "a summary of an earlier run, or none", "move it away")
-
-
-def write_summary(folder: Path, recipe: Recipe, clips: list[dict[str, Any]]) -> Path:
-    """Write both files into the folder; the path of the page. An unchanged file is left as it is."""
-    settings = recipe.record()
-    page = render(
-        "summary", title=f"{len(clips)} prepared clips", files=SUMMARY_FILES, columns=COLUMNS, clips=clips,
-        recipe=", ".join(f"{key} {value}" for key, value in settings.items() if value is not None),
-    )  # fmt: skip
-    numbers = json.dumps({"recipe": settings, "clips": [clip["numbers"] for clip in clips]}, indent=2) + "\n"
-    for name, content in zip(SUMMARY, (page.encode(), numbers.encode()), strict=True):
-        path = folder / name
-        if not path.is_file() or path.read_bytes() != content:
-            write_whole(path, content)
-    return folder / next(iter(SUMMARY))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from data.files import FrameSource
-from data.prepare import LightPath
+from data.moving import LightPath, grey_light
 from data.spike.formats import FORMATS, SpikeGeometry, is_array, open_spikes, write_spikes
 from data.spike.represent import REPRESENTATIONS, represent
 from data.spike.simulate import DISPLAY_GAMMA, IntegrateAndFire, to_uint8
@@ -264,7 +264,7 @@ def simulate(command: argparse.Namespace) -> None:
     if height * width % 8:
         what, expected = f"spike planes of {height} x {width} do not fill whole bytes", "pixels divisible by 8"
         raise DataError(what, str(command.input), expected, "choose another --ratio, or crop the input")
-    light = LightPath(frames, (height, width), command.gamma, command.method)
+    light = LightPath(grey_light(frames, (height, width), command.gamma), len(frames), command.method)
     sensor = IntegrateAndFire(
         height, width, rate=command.rate, rng=np.random.default_rng(command.seed), shot_noise=command.shot_noise,
         dark_rate=command.dark_rate, threshold_mismatch=command.threshold_mismatch,

@@ -77,14 +77,14 @@ def test_the_code_of_the_page_on_python_and_of_the_notebook_runs(tmp_path, monke
 
 def test_the_commands_that_make_data_run_as_the_quick_start_gives_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for source in ("GOPRO_Large_all", "my_videos"):
-        write_folder(tmp_path / source / "train/GOPR0001_03_00", moving_frames(7))
+    write_folder(tmp_path / "GOPRO_Large_all/train/GOPR0001_03_00", moving_frames(7))
+    write_folder(tmp_path / "my_videos/train/GOPR0001_03_00", moving_frames(10).repeat(6, 1).repeat(6, 2))
     text = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
     given = re.findall(r"(?m)^ *python scripts/prepare_gopro_spike\.py (.*)$", text)
     assert len(given) == 3
     for line in given:
         assert prepare_gopro_spike.main(shlex.split(line, comments=True)) == 0
-        made = list((tmp_path / "trainsets").rglob("GOPRO_Large_spike_seq/*/GOPR0001_03_00/spike/*.dat"))
+        made = list((tmp_path / "trainsets").rglob("GOPRO_Large_spike_seq/*/GOPR0001_03_00*/spike/*.dat"))
         assert made
         shutil.rmtree(made[0].parents[3])
 

@@ -1,6 +1,5 @@
 """scripts/prepare_gopro_spike.py: what it makes, what it refuses, its processes, its end and second start."""
 
-import base64
 import json
 import multiprocessing
 import os
@@ -15,11 +14,13 @@ import cv2
 import numpy as np
 import pytest
 
-from data.files import FrameSource
-from data.prepare import LightPath, RawClip, find_offset
+from data.moving import LightPath
+from data.prepare import RawClip
+from data.rig import Rig
 from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, read_spikes
 from data.spike.represent import represent
+from data.spike_grid import Calibration
 from main_train_vrt import PARTS
 from scripts.prepare_gopro_spike import choose_splits, run_counted
 from tests.clip_files import check, section
@@ -28,6 +29,7 @@ from tests.gopro_files import SIZE, files, moving_frames, prepare, write_folder,
 from utils.errors import DataError
 from utils.files import MARK
 from utils.options.load import load_options
+from utils.options.section import read_section
 from utils.video import VideoWriter
 
 
@@ -97,7 +99,7 @@ def test_the_instants_are_raw_frames_spread_over_the_exposure(raw, tmp_path, cap
     assert "made with other settings: instants" in capsys.readouterr().err
 
 
-def test_running_again_and_spikes_for_existing_frames_give_the_same_files_and_a_killed_run_goes_on(raw, tmp_path):
+def test_running_again_gives_the_same_files_and_a_killed_run_goes_on(raw, tmp_path):
     prepare("--source", raw, "--out", tmp_path / "out")
     before = files(tmp_path / "out")
     prepare("--source", raw, "--out", tmp_path / "out")
@@ -109,108 +111,11 @@ def test_running_again_and_spikes_for_existing_frames_give_the_same_files_and_a_
     (spikes / ".GOPR0001_03_00.tmp" / MARK).touch()
     prepare("--source", raw, "--out", tmp_path / "out")
     assert files(tmp_path / "out") == before
-    assert for_existing(raw, tmp_path) == 0
-
-    assert not (tmp_path / "more/GOPRO_Large").exists()
     for path in raw.glob("*/*/*.png"):  # raw frames are taken in the order of their numbers
         path.rename(path.with_name(f"frame_{int(path.stem)}.png"))
     prepare("--source", raw, "--out", tmp_path / "again")
     made = spike_files(tmp_path / "out")
-    assert made == spike_files(tmp_path / "more") == spike_files(tmp_path / "again") and "dataset.json" in made
-
-    # Without raw frames the light between sharp frames is interpolated.
-    prepare("--spikes-for", tmp_path / "out/GOPRO_Large", "--out", tmp_path / "interpolated")
-    name = "GOPRO_Large_spike_seq/test/GOPR0003_03_00/spike/000001.dat"
-    true, found = (read_spikes(tmp_path / at / name, SpikeGeometry(16, 16)).mean(0) for at in ("out", "interpolated"))
-    assert found.shape == (16, 16) and np.corrcoef(true.ravel(), found.ravel())[0, 1] > 0.97
-
-
-def for_existing(raw, tmp_path, *arguments, out="more"):
-    return prepare("--source", raw, "--spikes-for", tmp_path / "out/GOPRO_Large", "--out", tmp_path / out, *arguments)
-
-
-def test_a_raw_clip_that_does_not_belong_to_the_frames_is_refused(raw, tmp_path, capsys):
-    prepare("--source", raw, "--out", tmp_path / "out")
-    for path in (raw / "test/GOPR0003_03_00").iterdir():
-        cv2.imwrite(str(path), np.zeros((SIZE, SIZE, 3), np.uint8))
-    assert for_existing(raw, tmp_path) == 3
-    said = capsys.readouterr().err
-    assert "clip GOPR0003_03_00: its sharp frames are not the middle raw frames" in said and "grey levels off" in said
-    assert not (tmp_path / "more").exists()
-
-
-@pytest.mark.parametrize("late", [1, -1])
-def test_a_raw_clip_that_starts_early_or_late_is_followed_and_the_offset_recorded(raw, tmp_path, capsys, late):
-    prepare("--source", raw, "--out", tmp_path / "out", "--interpolate", "12")
-    expected = spike_files(tmp_path / "out")["train/GOPR0001_03_00/spike/000001.dat"]
-    frames = sorted((raw / "train/GOPR0001_03_00").iterdir())
-    if late == 1:  # one raw frame more at the start
-        cv2.imwrite(str(raw / "train/GOPR0001_03_00/000000.png"), moving_frames(2, seed=1, step=-0.5)[1][..., ::-1])
-        for path in frames[-2:]:  # and no more than the sharp frames need
-            path.unlink()
-    else:
-        frames[0].unlink()
-    assert for_existing(raw, tmp_path, "--interpolate", "12", "--initial-charge", "0") == 0
-
-    side = "later" if late == 1 else "earlier"
-    assert f"its sharp frames are 1 raw frames {side} than expected" in capsys.readouterr().out
-    about = json.loads((tmp_path / "more/GOPRO_Large_spike_seq/dataset.json").read_text())
-    assert about["clips"]["GOPR0001_03_00"]["offset"] == late and "offset" not in about["clips"]["GOPR0002_05_00"]
-    made = spike_files(tmp_path / "more")["train/GOPR0001_03_00/spike/000001.dat"]
-    # Noiseless sensors that start with different charges differ by at most one spike per pixel in an exposure.
-    counts = [
-        np.unpackbits(np.frombuffer(c, np.uint8).reshape(-1, 32), axis=1).reshape(-1, 256).sum(0)
-        for c in (made, expected)
-    ]
-    assert np.abs(counts[0].astype(int) - counts[1].astype(int)).max() <= 1
-    both = whole_clips(tmp_path / "out")
-    both["dataroot_spike"] = str(tmp_path / "more/GOPRO_Large_spike_seq/train")
-    both["spike"]["center"] = "file"  # the shortest file ends with the sharp plane
-    report = check(both)
-    assert report.problems == [] and report.clips[0].planes[-1] == (13 if late == 1 else 36)
-
-    assert for_existing(raw, tmp_path, "--interpolate", "12", "--offset", "GOPR0001_03_00=0", out="third") == 3
-    assert f"000000-000003 at offset {late:+d}" in capsys.readouterr().err
-    assert for_existing(raw, tmp_path, "--interpolate", "12", "--offset", f"GOPR0001_03_00={late}", out="third") == 0
-
-
-def test_the_true_raw_frame_is_found_among_frames_that_were_coded_again(raw, tmp_path):
-    frames = moving_frames(40, seed=4, step=1.0)
-    noise = np.random.default_rng(0).normal(0, 3, frames.shape)
-    noisy = np.clip(frames + noise, 0, 255).astype(np.uint8)
-    write_folder(tmp_path / "sharp", frames[4::3][:10])
-    sharp = FrameSource(tmp_path / "sharp")
-    assert find_offset(Still(noisy), sharp, 3, "clip", "here", None) == 3
-    still = np.repeat(frames[:1], 40, axis=0)  # nothing moves: every raw frame fits, the expected one is taken
-    write_folder(tmp_path / "still", still[:10])
-    assert find_offset(Still(still), FrameSource(tmp_path / "still"), 3, "clip", "here", None) == 0
-
-
-def test_a_misaligned_clip_and_one_of_another_size_are_named_at_once_with_the_way_to_make_the_others(tmp_path, capsys):
-    raw, out = tmp_path / "GOPRO_Large_all", tmp_path / "out"
-    write_tree(raw, frames=24)
-    prepare("--source", raw, "--out", out)
-    narrow = tmp_path / "narrow/train/GOPR0008_03_00"
-    write_folder(narrow, moving_frames(9)[:, :, :16])
-    prepare("--source", tmp_path / "narrow", "--out", tmp_path / "apart")
-    shutil.move(narrow, raw / "train")
-    shutil.move(tmp_path / "apart/GOPRO_Large/train/GOPR0008_03_00", out / "GOPRO_Large/train")
-    sorted((raw / "train/GOPR0002_03_00").iterdir())[20].unlink()
-    capsys.readouterr()
-
-    assert for_existing(raw, tmp_path) == 3
-
-    said = capsys.readouterr().err
-    assert "2 clips cannot be made" in said and "at offset +0; 000007-000011 at offset -1" in said
-    assert "clip GOPR0008_03_00 has another size than the others: 32 x 16" in said
-    assert "make only the others: --leave-out GOPR0002_03_00 --leave-out GOPR0008_03_00" in said
-    assert not (tmp_path / "more").exists()
-    assert for_existing(raw, tmp_path, *said.split("others: ")[-1].split()) == 0
-    made = {path.parent.name for path in (tmp_path / "more/GOPRO_Large_spike_seq").glob("*/*/spike")}
-    assert made == {"GOPR0000_03_00", "GOPR0001_03_00", "GOPR0003_03_00"}
-    shutil.rmtree(raw / "train/GOPR0002_03_00")
-    assert for_existing(raw, tmp_path, "--leave-out", "GOPR0008_03_00", out="without") == 3
-    assert "the raw video of 1 clips is missing: GOPR0002_03_00" in capsys.readouterr().err
+    assert made == spike_files(tmp_path / "again") and "dataset.json" in made
 
 
 def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsys):
@@ -231,11 +136,10 @@ def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsy
     assert not (tmp_path / "out/GOPRO_Large/train/GOPR0001_03_00").exists()
 
 
-@pytest.mark.parametrize("change", ["source", "foreign", "version", "clip of two runs", "summary"])
+@pytest.mark.parametrize("change", ["source", "foreign", "version", "clip of two runs"])
 def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(raw, tmp_path, capsys, change):
     prepare("--source", raw, "--out", tmp_path / "out", "--leave-out", "GOPR0003_03_00")
     spikes = tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0001_03_00"
-    summary = tmp_path / "out/GOPRO_Large_spike_seq/summary.json"
     named = "clip GOPR0001_03_00 exists already, but differs"
     if change == "source":
         os.utime(raw / "train/GOPR0001_03_00/000003.png", (1, 1))
@@ -243,11 +147,6 @@ def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(ra
         (spikes / "made.json").unlink()
     elif change == "version":
         (spikes / "made.json").write_text((spikes / "made.json").read_text().replace('"version": ', '"version": 9'))
-    elif change == "summary":
-        assert prepare("--source", raw, "--out", tmp_path / "out") == 0 and "GOPR0003_03_00" in summary.read_text()
-        summary.write_text("mine")
-        shutil.rmtree(tmp_path / "out/GOPRO_Large_spike_seq/test/GOPR0003_03_00")
-        named = "summary.json"
     else:
         shutil.rmtree(spikes)
         os.utime(raw / "train/GOPR0001_03_00/000003.png", (1, 1))
@@ -261,7 +160,6 @@ def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(ra
     ("arguments", "words", "code"),
     [
         ("--source {}/empty", "no raw clip found", 3),
-        ("", "nothing to read", 2),
         ("--source {}/raw --average 4", "--average is 4", 2),
         ("--source {}/raw --average 15", "has 13 frames", 3),
         ("--source {}/raw --instants 5", "averages 3 raw frames, fewer than --instants 5", 3),
@@ -272,17 +170,16 @@ def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(ra
         ("--source {}/raw --rate 1.01", "float > 0, <= 1", 2),
         ("--source {}/raw --interpolate 0", "--interpolate is 0", 2),
         ("--source {}/raw --test-share 1", "--test-share is 1.0", 2),
-        ("--source {}/raw --offset x", "--offset is 'x'", 2),
-        ("--source {}/raw --offset 1", "--offset has no effect", 2),
+        ("--source {}/raw --crop 64", "--crop has no effect without --rig", 2),
+        ("--source {}/raw --rig dim --rate 0.2", "--rate has no effect with --rig", 2),
+        ("--source {}/raw --rig dim --crop 300", "at most --side 288", 2),
+        ("--source {}/raw --rig dim --crop 64", "no source can be used", 3),
         ("--source {}/raw --leave-out GOPR0001", "no such clip: --leave-out GOPR0001", 2),
-        ("--source {}/raw --spikes-for {}/empty", "no clip found", 3),
-        ("--source {}/raw --spikes-for {}/bare", "bare/train/GOPR0001_03_00/sharp", 3),
         ("--source {}/raw --out {}/raw/train", "would write over the input", 2),
     ],
 )
 def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys, arguments, words, code):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "bare/train/GOPR0001_03_00/sharp").mkdir(parents=True)
     before = files(tmp_path)
     assert prepare("--out", tmp_path / "out", *arguments.replace("{}", str(tmp_path)).split()) == code
     assert words in capsys.readouterr().err and files(tmp_path) == before
@@ -318,17 +215,10 @@ def test_the_documented_layout_is_that_of_the_reference_options(raw, tmp_path, m
     assert names == {"train": ["GOPR0001_03_00", "GOPR0002_05_00"], "test": ["GOPR0003_03_00"]}
 
 
-class Still(list):
-    """Frames in memory."""
-
-    read = list.__getitem__
-
-
 @pytest.mark.parametrize("method", ["flow", "linear"])
 def test_light_moves_from_one_frame_to_the_next(method):
-    fine = moving_frames(9, step=0.5)
-    path = LightPath(Still(fine[::4]), (SIZE, SIZE), 1.0, method)
-    truth = LightPath(Still(fine), (SIZE, SIZE), 1.0, "linear")
+    fine = moving_frames(9, step=0.5).astype(np.float32)[..., 0] / 255
+    path, truth = LightPath(lambda i: fine[4 * i], 3, method), LightPath(lambda i: fine[i], 9)
     errors = [float(np.abs(path.at(i / 4) - truth.at(i)).mean()) for i in range(9)]
 
     assert max(errors[0], errors[4], errors[8]) == 0.0
@@ -367,42 +257,17 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
     run.wait()
 
     done, of = map(int, re.search(r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d:\d\d left", line).groups())
-    assert of == 2 * total and 0.4 * of <= done < of and "summary" not in rest
+    assert of == total and 0.4 * of <= done < of and "made " not in rest
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*/*/*/made.json")}
     assert finished and list(out.glob("*/*/.*.tmp"))
 
     assert prepare("--source", raw, "--out", out) == 0
     counted = [int(number) for number in re.findall(r"making: .* of (\d+) frames", capsys.readouterr().out)]
-    left = 2 * total - sum(len(list(path.parent.glob("s*/*"))) * 3 for path in finished)
+    left = total - sum(len(list(path.parent.glob("spike/*"))) * 3 for path in finished)
     assert counted and set(counted) == {left}
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     prepare("--source", raw, "--out", tmp_path / "whole")
     assert files(out) == files(tmp_path / "whole")
-
-
-def test_the_summary_shows_every_clip_with_its_rates(raw, tmp_path, capsys):
-    noise = ["--rate", "0.8", "--dark-rate", "0.05", "--shot-noise", "0.1"]
-    prepare("--source", raw, "--out", tmp_path / "out", *noise)
-    folder = tmp_path / "out/GOPRO_Large_spike_seq"
-    numbers = json.loads((folder / "summary.json").read_text())
-
-    assert numbers["recipe"]["rate"] == 0.8 and numbers["recipe"]["shot_noise"] == 0.1
-    clips = {clip.pop("clip"): clip for clip in numbers["clips"]}
-    assert list(clips) == ["GOPR0001_03_00", "GOPR0002_05_00", "GOPR0003_03_00"]
-    clip = clips["GOPR0002_05_00"]
-    assert (clip["split"], clip["frames"], clip["planes"], clip["gt_plane"]) == ("train", 2, 40, 16)
-    assert (clip["size"], clip["spike_size"], clip["offset"], clip["shown"]) == ([32, 32], [16, 16], 0, "000001")
-    assert clip["firing_rate"] == pytest.approx(clip["light_rate"], rel=0.03) and clip["correlation"] > 0.8
-    stream = read_spikes(folder / "train/GOPR0002_05_00/spike/000001.dat", SpikeGeometry(16, 16))
-    page = (folder / "summary.html").read_text()
-    pictures = re.findall(r'alt="(\w+), frame (\d+)" src="data:image/jpeg;base64,([^"]+)"', page)
-    assert [(name, frame) for name, frame, _ in pictures] == [(name, c["shown"]) for name, c in clips.items()]
-    strip = cv2.imdecode(np.frombuffer(base64.b64decode(pictures[1][2]), np.uint8), cv2.IMREAD_COLOR)[18:, :, ::-1]
-    sharp = cv2.imread(str(tmp_path / "out/GOPRO_Large/train/GOPR0002_05_00/sharp/000001.png"))[..., ::-1]
-    blurry, shown, spikes = (cv2.resize(strip[:, i * 162 :][:, :160], (SIZE, SIZE)).astype(float) for i in range(3))
-    assert np.abs(shown - sharp).mean() < 8 and 0 < np.abs(blurry - sharp).mean() < 30
-    seen = represent("tfp", stream, 16, half_window=10, rate=0.8, gamma=2.2)[0]
-    assert np.corrcoef(cv2.resize(spikes[..., 0], (16, 16)).ravel(), seen.ravel())[0, 1] > 0.95
 
 
 def test_an_error_ends_the_other_processes_at_once_and_a_process_that_dies_is_reported():
@@ -411,3 +276,48 @@ def test_an_error_ends_the_other_processes_at_once_and_a_process_that_dies_is_re
     assert not multiprocessing.active_children()
     with pytest.raises(DataError, match="a process of the pool died"):
         run_counted(2, os._exit, [(7,), (7,)], [1] * 2, "ending", "calls")
+
+
+def test_any_video_and_photograph_becomes_clips_of_a_rig_that_training_reads(tmp_path, capsys):
+    source, out = tmp_path / "sources", tmp_path / "out"
+    shown = np.repeat(np.repeat(moving_frames(16, step=1.5), 2, 1), 2, 2)
+    write_folder(source / "train/walk", np.concatenate((shown, 255 - shown[:9])))  # a cut after 16 frames
+    write_folder(source / "train/tiny", moving_frames(9))
+    (source / "test").mkdir()
+    cv2.imwrite(str(source / "test/photo.png"), np.random.default_rng(0).integers(0, 255, (90, 120, 3), np.uint8))
+    how = ("--rig", "random", "--side", 56, "--crop", 48, "--frames", 3, "--planes", 16, "--clips", 2)
+    assert prepare("--source", source, "--out", out, *how) == 0
+    assert "tiny: left out: frames of 32 x 32" in capsys.readouterr().out
+
+    clips = json.loads((out / "GOPRO_Large_spike_seq/dataset.json").read_text())["clips"]
+    assert {name: clip["split"] for name, clip in clips.items()} == {
+        "walk_00": "train", "walk_01": "train", "photo_00": "test", "photo_01": "test",
+    }  # fmt: skip
+    rates = {clip["rate"] for clip in clips.values()}
+    assert len(rates) == 4 and all(0.03 <= rate <= 0.3 for rate in rates)
+    report = check(whole_clips(out), decode=True)
+    assert report.problems == [] and {clip.planes for clip in report.clips} == {(16, 16, 16)}
+    for name, clip in clips.items():
+        cut, calibration = clip["cut"], read_section(Calibration, clip["calibration"], "")
+        again = Rig.of(**calibration.made["rig"]).calibration((24, 24), (48, 48))
+        assert again.digest() == calibration.digest()
+        assert cut["first"] + 3 * cut["average"] + 2 <= 16 or cut["first"] >= 16 or "photo" in name
+    before = files(out)
+    assert prepare("--source", source, "--out", out, *how) == 0 and files(out) == before
+
+
+def test_the_sharp_frames_of_a_rig_are_parts_of_real_frames_and_blur_is_the_mean_of_the_light_between(tmp_path):
+    frames = moving_frames(12, step=2.0)
+    write_folder(tmp_path / "videos/video", frames)
+    how = ("--rig", "ideal", "--side", 32, "--crop", 24, "--frames", 4, "--planes", 96, "--average", 2, "--clips", 1)
+    assert prepare("--source", tmp_path / "videos", "--out", tmp_path / "out", *how) == 0
+
+    clip = tmp_path / "out/GOPRO_Large/train/video_00"
+    for number in range(4):
+        sharp, blurry = (cv2.imread(str(clip / kind / f"{number:06d}.png"))[..., ::-1] for kind in ("sharp", "blur"))
+        found = cv2.matchTemplate(frames[1 + 2 * number], sharp, cv2.TM_SQDIFF)
+        assert found.min() <= 24 * 24 * 3 and 0.5 < np.abs(blurry.astype(float) - sharp).mean() < 30
+    spikes = read_spikes(next((tmp_path / "out").rglob("000002.dat")), SpikeGeometry(12, 12))
+    sharp = cv2.imread(str(clip / "sharp/000002.png"))[..., ::-1]
+    light = cv2.resize(((sharp / 255) ** 2.2) @ [0.299, 0.587, 0.114], (12, 12), interpolation=cv2.INTER_AREA)
+    assert np.corrcoef(spikes[36:61].mean(0).ravel(), light.ravel())[0, 1] > 0.9
