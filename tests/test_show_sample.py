@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data.select_dataset import build_dataset
-from data.spike.formats import SpikeGeometry, write_spikes
+from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_linear
 from data.spike_grid import Calibration, save_calibration
 from scripts import show_sample
@@ -20,15 +20,16 @@ from tests.two_cameras import texture
 from utils.image import tensor_to_uint8
 
 SIDE, FRAMES, PLANES = 96, 4, 40
+PLANE = SpikeGeometry(48, 48)
 SPIKES = {"type": "dat", "center": "file", "gamma": 2.2, "representation": {"type": "tfi", "offsets": [-6, 0, 6]}}
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """One clip per split of 4 frames of 96 x 96, spikes of 48 x 48; the same spikes moved, and of another scene."""
+    """One clip per split, of another scene, of 4 frames of 96 x 96, spikes of 48 x 48."""
     folder = tmp_path_factory.mktemp("home")
-    for split in ("train", "test"):
-        write_textured_clip(folder, split, np.random.default_rng(0))
+    for seed, split in enumerate(("train", "test")):
+        write_textured_clip(folder, split, np.random.default_rng(seed))
     write_info(folder, h=48, w=48, planes=PLANES, gt_plane=20, rate=0.6, flip=None)
     options = {
         "task": "run",
@@ -47,19 +48,27 @@ def home(tmp_path_factory):
 
 
 def write_textured_clip(folder, split, rng):
-    picture, other = (texture(rng, (SIDE + 40, SIDE + 40)) for _ in range(2))
+    scene = texture(rng, (SIDE + 40, SIDE + 40))
+    (folder / "GOPRO_Large_spike_seq" / split / "clip0" / "spike").mkdir(parents=True)
     for frame in range(FRAMES):
-        part = np.s_[5 * frame : 5 * frame + SIDE, 3 * frame : 3 * frame + SIDE]
-        for kind, shown in (("sharp", picture[part]), ("blur", cv2.blur(picture[part], (5, 1)))):
+        shown = scene[5 * frame : 5 * frame + SIDE, 3 * frame : 3 * frame + SIDE]
+        for kind, view in (("sharp", shown), ("blur", cv2.blur(shown, (5, 1)))):
             path = folder / "GOPRO_Large" / split / "clip0" / kind / f"{frame:06d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            cv2.imwrite(str(path), np.round(255 * shown).astype(np.uint8)[..., None].repeat(3, axis=2))
-        for root, scene, roll in (("GOPRO_Large_spike_seq", picture, 0), ("moved", picture, 4), ("other", other, 0)):
-            light = cv2.resize(to_linear(scene[part]), (SIDE // 2, SIDE // 2), interpolation=cv2.INTER_AREA)
-            sensor = IntegrateAndFire(*light.shape, rate=0.6, rng=np.random.default_rng(frame))
-            path = folder / root / split / "clip0" / "spike" / f"{frame:06d}.dat"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_spikes(path, np.roll(sensor.run([light] * PLANES), roll, axis=2), SpikeGeometry(*light.shape))
+            cv2.imwrite(str(path), np.round(255 * view).astype(np.uint8)[..., None].repeat(3, axis=2))
+        light = cv2.resize(to_linear(shown), (SIDE // 2, SIDE // 2), interpolation=cv2.INTER_AREA)
+        sensor = IntegrateAndFire(*light.shape, rate=0.6, rng=np.random.default_rng(frame))
+        path = folder / "GOPRO_Large_spike_seq" / split / "clip0" / "spike" / f"{frame:06d}.dat"
+        write_spikes(path, sensor.run([light] * PLANES), PLANE)
+
+
+def changed_spikes(home, root, change):
+    """The spikes of training, changed, below another folder; the override that takes them."""
+    for path in (home / "GOPRO_Large_spike_seq").glob("train/*/spike/*.dat"):
+        spikes, other = change(read_spikes(path, PLANE)), root / path.relative_to(home / "GOPRO_Large_spike_seq")
+        other.parent.mkdir(parents=True, exist_ok=True)
+        write_spikes(other, spikes, SpikeGeometry(*spikes.shape[1:]))
+    return f"datasets.train.dataroot_spike={root}/train"
 
 
 def page_of(home, out, *arguments):
@@ -102,38 +111,27 @@ def test_the_page_shows_the_sample_of_training(home, tmp_path, epoch):
 
 def test_a_wrong_geometry_is_named(home, tmp_path, capfd):
     size = ("datasets.train.spike.h=48", "datasets.train.spike.w=48")
+    moved = changed_spikes(home, tmp_path / "moved", lambda spikes: np.roll(spikes, 4, axis=2))
+    other = f"datasets.train.dataroot_spike={home}/GOPRO_Large_spike_seq/test"
     for name, override, sentence in (
-        ("flip", "spike.flip=false", r"They do not agree: the spikes are upside down \(spike\.flip\)"),
-        (
-            "moved",
-            f"dataroot_spike={home}/moved/train",
-            r"shifted by [78]\.\d px to the right: check spike\.calibration",
-        ),
-        ("other", f"dataroot_spike={home}/other/train", r"check spike\.flip, spike\.h and spike\.w"),
+        ("flip", "datasets.train.spike.flip=false", r"do not agree: the spikes are upside down \(spike\.flip\)"),
+        ("moved", moved, r"the spikes are shifted by [78]\.\d px to the right: check spike\.calibration"),
+        ("other", other, r"check spike\.flip, spike\.h and spike\.w"),
     ):
-        kind, said = verdict(page_of(home, tmp_path / f"{name}.html", *size, f"datasets.train.{override}"))
+        kind, said = verdict(page_of(home, tmp_path / f"{name}.html", *size, override))
         assert kind == "wrong" and re.search(sentence, said), (name, said)
         assert said in capfd.readouterr().out.replace("'", "&#x27;")
 
 
 def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path):
+    # A camera that sees the frame from column 20 on.
+    spikes = changed_spikes(home, tmp_path / "second", lambda spikes: spikes[:, :, 10:])
+    size = ("datasets.train.spike.h=48", "datasets.train.spike.w=38")
     for name, left in (("right", 20.5), ("wrong", 12.5)):
-        # A camera that sees the frame from column 20 on. Its first columns are those of the plane, mirrored by a roll.
-        folder = home / f"second {name}" / "train" / "clip0" / "spike"
-        folder.mkdir(parents=True)
-        for frame in range(FRAMES):
-            light = cv2.imread(str(home / f"GOPRO_Large/train/clip0/sharp/{frame:06d}.png"), 0)[:, 20:] / 255
-            light = cv2.resize(to_linear(light.astype(np.float32)), (38, 48), interpolation=cv2.INTER_AREA)
-            sensor = IntegrateAndFire(48, 38, rate=0.6, rng=np.random.default_rng(frame))
-            write_spikes(folder / f"{frame:06d}.dat", sensor.run([light] * PLANES), SpikeGeometry(48, 38))
         rig = Calibration(matrix=[[2, 0, left], [0, 2, 0.5]], spike_size=[48, 38], rgb_size=[96, 96])
         save_calibration(tmp_path / f"{name}.json", rig)
-        page = page_of(
-            home, tmp_path / f"{name}.html", f"datasets.train.dataroot_spike={folder.parents[1]}",
-            "datasets.train.spike.h=48", "datasets.train.spike.w=38",
-            f"datasets.train.spike.calibration={tmp_path / f'{name}.json'}",
-        )  # fmt: skip
-        kind, said = verdict(page)
+        calibration = f"datasets.train.spike.calibration={tmp_path / f'{name}.json'}"
+        kind, said = verdict(page := page_of(home, tmp_path / f"{name}.html", spikes, *size, calibration))
         assert kind == name and ("agree to" in said or "spike.calibration" in said), said
         assert f"the spikes cover {76 / 96:.1%} of the frame" in page and "blue: the region" in page
 

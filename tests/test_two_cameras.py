@@ -88,7 +88,7 @@ def test_the_channels_are_those_of_a_camera_behind_the_same_lens(home, tmp_path)
         assert other > 0.016, name
 
 
-def test_samples_lie_where_both_cameras_look_and_are_the_same_from_a_cache(home):
+def test_samples_lie_where_both_cameras_look_and_are_the_same_from_a_cache_and_the_rate_is_matched_there(home):
     dataset = build(home, "train")
     from_cache = build_dataset(cached(section(home, "train"), home / "cache"), "train", 0)
     for index in range(len(dataset)):
@@ -100,9 +100,6 @@ def test_samples_lie_where_both_cameras_look_and_are_the_same_from_a_cache(home)
     too_large = section(home, "train") | {"gt_size": 44}
     with pytest.raises(DataError, match="what the spike camera sees"):
         build_dataset(too_large, "train", 0)
-
-
-def test_the_rate_is_matched_over_what_both_cameras_see(home):
     for kind in ("second", "same"):
         matched, given = (build(home, "test", kind, rate=rate)[0]["spike"] for rate in ("match", 1.0))
         assert float((matched / given)[given > 0].median()) == pytest.approx(1 / 0.6, rel=0.05), kind
