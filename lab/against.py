@@ -42,6 +42,10 @@ def step():
     net.zero_grad(set_to_none=True)
     net(x).square().mean().backward()
 figures = {"step s": least(step), "inference s": least(lambda: torch.no_grad()(net)(x))}
+with torch.autocast("cpu", torch.bfloat16):
+    figures |= {"bfloat16 step s": least(step), "bfloat16 inference s": least(lambda: torch.no_grad()(net)(x))}
+net.zero_grad(set_to_none=True)
+step()
 figures["gradients"] = sum(float(p.grad.abs().sum()) for p in net.parameters() if p.grad is not None)
 net.zero_grad(set_to_none=True)
 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:

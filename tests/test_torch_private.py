@@ -21,7 +21,7 @@ for name in names:
     delattr(torch.ops.aten, name)  # torch's own modules need them
 assert attention.fused_attention is attention.public_attention
 assert attention.softmax_backward is attention.public_softmax_backward
-attention.BLOCK_BYTES = 2000  # several blocks
+attention.BLOCK_BYTES = attention.CORE_BYTES = 2000  # several blocks
 sys.exit(pytest.main(["tests/test_vrt_modules.py", "-k", "attention_group and auto"]))
 """
 
@@ -55,3 +55,20 @@ def test_padded_heads_and_few_windows_a_call_change_no_number(is_masked, is_bias
     monkeypatch.setattr(attention, "MOST_HEADS", 10)  # three windows a call
     for found, expected in zip(numbers(), plain, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1, 500])  # 500: exp of the logits would overflow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_and_log_sums_are_right_for_logits_of_any_size(dtype, factor):
+    q, k, v = (torch.randn(5, 2, 9, 4).to(dtype) for _ in range(3))
+    added = torch.randn(1, 2, 9, 9).to(dtype)
+
+    out, sums = attention.public_attention(q * factor, k, v, added, 0.5)
+
+    logits = (0.5 * factor) * q.double() @ k.double().transpose(2, 3) + added.double()
+    tolerance = {"rtol": 0, "atol": 1e-4 if dtype == torch.float32 else 0.1}
+    if factor == 1:
+        torch.testing.assert_close(out.double(), logits.softmax(3) @ v.double(), **tolerance)
+    scale = logits.abs().max()
+    torch.testing.assert_close(sums.double() / scale, logits.logsumexp(3) / scale, **tolerance)
+    assert out.isfinite().all() and sums.dtype == torch.float32
