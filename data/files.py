@@ -19,7 +19,7 @@ import numpy as np
 
 from data.clip import checked_name
 from data.spike.formats import SpikeFile, SpikeGeometry, open_spikes, packed_planes
-from utils.errors import DataError, OptionError
+from utils.errors import DataError, OptionError, address_of
 from utils.files import natural_key
 from utils.image import IMAGE_SUFFIXES, list_images
 from utils.video import VIDEO_SUFFIXES, VideoReader
@@ -70,6 +70,7 @@ def reading(
     try:
         yield
     except OSError as e:
+        do += address_of(path) if isinstance(e, FileNotFoundError) else ""
         raise DataError(f"cannot read: {e.strerror or e}", str(e.filename or path), expected, do) from e
 
 

@@ -19,7 +19,7 @@ from data.clip import Clip, Exposure, checked_name
 from data.files import FileEntry, Listing, image_size, is_lmdb, list_root
 from data.spike.formats import FORMATS, SpikeFileError, count_planes
 from data.spike_source import DatSpikes
-from utils.errors import DataError, OptionError
+from utils.errors import DataError, OptionError, address_of
 from utils.files import natural_key
 from utils.image import IMAGE_SUFFIXES
 
@@ -165,7 +165,7 @@ def read_meta(path: str, first: str = "0", is_required: bool = False) -> dict[st
     except (OSError, UnicodeDecodeError) as e:
         reason = getattr(e, "strerror", None) or "it is not UTF-8 text"
         do = "correct meta_info_file" if isinstance(e, OSError) else "save it as UTF-8"
-        do += "" if is_required else ", or set meta_info_file to null to use all folders"
+        do += ("" if is_required else ", or set meta_info_file to null to use all folders") + address_of(path)
         raise DataError(f"cannot read the meta file: {reason}", path, "a text file with one line per clip", do) from e
     clips: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(lines, 1):

@@ -20,10 +20,10 @@ from models.vrt.chunks import Kernels
 from models.vrt.fit_memory import fit_memory
 from models.vrt.flow import FlowInput, Flows, SpyNet, aligned_input, estimate_flows, flow_frames, middle_channels
 from models.vrt.layers import FrameConv, LayerNorm, Upsample, tf32
-from models.weights import PUBLISHED, read_weights
+from models.weights import read_weights
 from utils import utils_dist
 from utils.contract import InputSpec
-from utils.errors import DataError, OptionError
+from utils.errors import PUBLISHED, DataError, OptionError
 
 logger = logging.getLogger(__name__)
 

@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from utils.errors import CheckpointError
+from utils.errors import CheckpointError, address_of
 from utils.run import checkpoint
 
 logger = logging.getLogger(__name__)
 
 # Keys under which published files and ours hold the state dict. A file may also be a state dict itself.
 CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
-PUBLISHED = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"  # the authors' weights, those of SpyNet included
 # If fewer tensors match, the file most likely belongs to another network.
 MIN_MATCHED = 0.9
 
@@ -56,7 +55,7 @@ def read_weights(path: str | Path, prefer: str = "params", key: str = "the path"
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError("no such weights file", str(path), "an existing file", f"correct {key}")
+        raise CheckpointError("no such weights file", str(path), "an existing file", f"correct {key}{address_of(path)}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except checkpoint.UNREADABLE as e:
@@ -132,7 +131,7 @@ def load_pretrained(net: nn.Module, path: str | None, strict: bool, which: str =
     if not path:
         return None
     own = "params" if which == "netG" else "ema_state_dict"
-    weights = read_weights(path, own, f"path.pretrained_{which}, or set it to null; published weights: {PUBLISHED}")
+    weights = read_weights(path, own, f"path.pretrained_{which}, or set it to null")
     report = load_weights(net, weights, str(path), strict)
     logger.info("Pretrained %s %s: %s", which, path, report)
     return report

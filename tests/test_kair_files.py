@@ -74,13 +74,14 @@ def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair_an
 
 def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path):
     # 003 starts from 002, whose network has other deformable groups; G_param_strict is false.
-    options = prepare(tmp_path, "003", **{"path.pretrained_netG": "002.pth"})
+    published = "002_VRT_videosr_bi_REDS_16frames.pth"
+    options = prepare(tmp_path, "003", **{"path.pretrained_netG": published})
     missing = train(options)
     assert missing.exit_codes == [3] and missing.text.count("no such weights file") == 1, missing.text
-    assert f"published weights: {ADDRESS}" in missing.text.partition("no such weights file")[2]
+    assert f"download: {ADDRESS}" in missing.text.partition("no such weights file")[2]
 
     net = define_G(read(options, "netG.deformable_groups=2"))
-    torch.save({"params": net.state_dict()}, tmp_path / "002.pth")
+    torch.save({"params": net.state_dict()}, tmp_path / published)
     first = check_kind(options, 6)
 
     assert "mismatched (14): stage" in first.text and "tensors matched" in first.text
@@ -180,7 +181,9 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
         "meta_info_Vimeo90K_test_GT.txt  a line for each clip",
     ):
         assert line in result.text
-    do = "correct meta_info_file; correct the dataroot in the options, or make or copy the data (docs/data_format.md)"
+    do = "correct meta_info_file; download: https://github.com/cszn/KAIR/tree/master/data/meta_info; "
+    do += "correct the dataroot in the options, or make or copy the data (docs/data_format.md); "
+    do += "download: http://toflow.csail.mit.edu/"
     assert result.text.partition("\n  do ")[2].splitlines()[0].strip() == do
 
 

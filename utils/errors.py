@@ -1,5 +1,25 @@
 """The errors that a user sees: four parts (what, where, expected, do), and the exit code of the run."""
 
+PUBLISHED = "https://github.com/JingyunLiang/VRT/releases/tag/v0.0"  # the authors' weights, those of SpyNet included
+# What the path of a released file or data set has -> where it can be had. docs/links.md names papers, too.
+ADDRESSES = {
+    "/meta_info_": "https://github.com/cszn/KAIR/tree/master/data/meta_info",
+    "/spynet_sintel": PUBLISHED,
+    "_VRT_": PUBLISHED,
+    "/alexnet-owt": "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
+    "/GOPRO": "https://seungjunnah.github.io/Datasets/gopro",
+    "/GoPro": "https://seungjunnah.github.io/Datasets/gopro",
+    "/REDS": "https://seungjunnah.github.io/Datasets/reds",
+    "/vimeo": "http://toflow.csail.mit.edu/",
+    "/DVD": "https://www.cs.ubc.ca/labs/imager/tr/2017/DeepVideoDeblurring/",
+    "/DAVIS": "https://davischallenge.org/",
+}
+
+
+def address_of(path: object) -> str:
+    """What to add to the advice on a missing file: "; download: <address>", or "" where the path names none."""
+    return next((f"; download: {url}" for part, url in ADDRESSES.items() if part in f"/{path}"), "")
+
 
 class SpikeVRTError(Exception):
     """An error in four parts: what is wrong, where, what was expected, what to do.
