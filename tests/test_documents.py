@@ -46,7 +46,7 @@ def test_links_to_headings_lead_to_headings_and_files_that_a_page_names_exist(pa
 
 PLACES = (
     "GoPro", "Spk-GoPro", "REDS", "Vimeo-90K", "DVD", "DAVIS", "X4K1000FPS", "Spk-X4K", "S-SDM", "Spike-Zoo", "SpikeCV",
-    "VRT", "SpyNet", "SpkDeblurNet", "SCFlow", "TFSTP", "LPIPS", "SSIM", "KAIR", "S-VRT", "BasicSR",
+    "VRT", "SpyNet", "SpkDeblurNet", "SCFlow", "TFSTP", "LPIPS", "SSIM", "KAIR", "S-VRT", "BasicSR", "coffee", "park",
 )  # fmt: skip
 ADDRESS = re.compile(r"<?\bhttps?://[^\s<>()\]`\"']+")
 
