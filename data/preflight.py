@@ -224,10 +224,8 @@ def _check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     if is_first and REPRESENTATIONS[spikes.name].is_ratio:  # of light to that of the exposure, the blurry frame
         folder, fitting, rate = Path(clip.lq[0]).parent, FITTING[spikes.light], float(rates.mean())
         if folder.name in FITTING.values() and folder.name != fitting and folder.with_name(fitting).is_dir():
-            what = (
-                f"{folder.name} is not the mean of the {spikes.light} values that the spikes integrate, so that frame"
-            )
-            found.append(f"{what} frame x ratio is not the sharp frame (about 1 dB): {fitting} is (lq_folder)")
+            what = f"{folder.name} is not the mean of the {spikes.light} values that the spikes integrate"
+            found.append(f"{what}, so frame x ratio is not the sharp frame (about 1 dB): set lq_folder to {fitting}")
         windows = spikes.options.get("half_windows", ())
         if len(windows) > 1 and (2 * max(windows) + 1) * rate < 1:
             found.append(

@@ -1,5 +1,6 @@
 """The job of main_test_vrt.py: which clips to restore and how, the share of each rank, and the report."""
 
+import base64
 import json
 import logging
 import math
@@ -19,12 +20,12 @@ from utils.contract import ClipReader, FrameRestorer, Method
 from utils.dist import watchdog
 from utils.dist.gpu import device_name
 from utils.files import write_whole
-from utils.image import imread_rgb, render, tensor_to_uint8
+from utils.image import ERROR, comparison, imread_rgb, render, tensor_to_uint8
 from utils.metrics import COLUMNS, PROTOCOL, collect, instants_psnr, json_bytes, score_table, score_text
 from utils.run.progress import open_progress
 
 # Pages of more than some tens of megabytes open slowly.
-MAX_CLIPS = 24
+MAX_CLIPS, MAX_VIDEO = 24, 2**20  # bytes
 # Of the protocol in the log, which never has both of the first; table.txt and metrics.json have all of it.
 SHOWN = ("weights", "method", "tile", "speed")
 
@@ -180,24 +181,34 @@ def write_report(job: Job) -> None:
     table = score_text(results)
     lines = "\n".join(f"{key}: {value}" for key, value in about.items())
     write_whole(folder / "table.txt", f"{table}\n\n{lines}\n".encode())
-    examples = {}
+    examples, videos = {}, {}
     for entry in entries[:MAX_CLIPS]:
         name, clip = entry["name"], clips[entry["name"]]
-        item = clip.frame(list(clip.stems).index(entry["example"]))
-        restored = imread_rgb(job.outputs.file("example", name))
-        examples[name] = {"blurry": tensor_to_uint8(item["lq"][:3]), "restored": restored}
-        examples[name] |= {"sharp": tensor_to_uint8(item["gt"])} if "gt" in item else {}
-    write_whole(folder / "report.html", build_report(job.title, results, examples).encode())
+        index = list(clip.stems).index(entry["example"])
+        item, restored = clip.frame(index), imread_rgb(job.outputs.file("example", name))
+        spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
+        sharp = tensor_to_uint8(item["gt"]) if "gt" in item else None
+        panels = comparison(tensor_to_uint8(item["lq"][:3]), spikes, restored, sharp)
+        examples[name] = {key: panel for key, panel in panels.items() if key != ERROR}
+        video = job.outputs.file("comparison", name)
+        if video.exists() and video.stat().st_size < MAX_VIDEO:
+            videos[name] = f"data:video/mp4;base64,{base64.b64encode(video.read_bytes()).decode()}"
+    write_whole(folder / "report.html", build_report(job.title, results, examples, videos).encode())
     shown = [f"{key}: {about[key]}" for key in SHOWN if key in about]
     logger.info("%s\n%s\n%s", job.title, table, "\n".join(shown))
     logger.info("results are in %s (open report.html)", folder)
 
 
-def build_report(title: str, results: Mapping[str, Any], clips: Mapping[str, Mapping[str, np.ndarray]]) -> str:
-    """The page: tables, PSNR of each frame, and a slider between blurry and restored.
+def build_report(
+    title: str,
+    results: Mapping[str, Any],
+    clips: Mapping[str, Mapping[str, np.ndarray]],
+    videos: Mapping[str, str] = {},
+) -> str:
+    """The page: tables, PSNR of each frame, a slider between blurry and restored, and videos that play beside it.
 
-    results: the content of metrics.json, see `collect`. clips: name -> {"blurry", "restored", "sharp" if there is one:
-    (H, W, 3) uint8} of the example frame.
+    results: the content of metrics.json, see `collect`. clips: name -> {"blurry", "restored", "spikes" and "sharp" if
+    there are any: (H, W, 3) uint8} of the example frame. videos: name -> data URI of the comparison.
     """
     head, rows = score_table(results)
     scores = {name: clip["per_frame"] for name, clip in results["clips"].items() if clip.get("per_frame")}
@@ -212,6 +223,7 @@ def build_report(title: str, results: Mapping[str, Any], clips: Mapping[str, Map
         rows=rows,
         instants=instants_psnr(results),
         clips=clips,
+        videos=videos,
         metric=COLUMNS[metric].removesuffix(" dB") if metric else "",
         plots={name: psnr_plot(values) for name, values in lines.items()},
         protocol=results["protocol"],
