@@ -7,7 +7,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from data.spike.simulate import change_threshold
+from data.rgb_camera import RgbCamera
+from data.spike.simulate import change_threshold, to_linear
 from utils.errors import OptionError
 from utils.options.section import Registry, import_parts
 from utils.random_streams import random_stream
@@ -95,6 +96,7 @@ class CameraDraw:
 
     threshold: as a factor of the recording camera's. drop: fraction of lost planes; hot, dead: fractions of pixels.
     known_rate_factor: rate to divide by, as a multiple of the data's; 1 where the change is unknown to the user.
+    dark: spikes per plane without light. rgb: noise and JPEG of the blurry frames; None: as recorded.
     """
 
     seed: tuple[int, ...]
@@ -103,11 +105,13 @@ class CameraDraw:
     hot: float
     dead: float
     known_rate_factor: float
+    dark: float = 0.0
+    rgb: RgbCamera | None = None
 
     def apply(self, stream: np.ndarray, frame: int) -> np.ndarray:
         """The stream (T, h, w) of one frame as this camera records it; depends on (seed, frame) only."""
         rng = random_stream("frame of a camera", *self.seed, frame)
-        stream = change_threshold(stream, self.threshold, rng)
+        stream = change_threshold(stream, self.threshold, rng, self.dark)
         if self.drop:  # lost planes are kept, without spikes
             stream = stream * (rng.random(len(stream)) >= self.drop)[:, None, None].astype(np.uint8)
         if self.hot or self.dead:  # stuck pixels stay where they are from frame to frame
@@ -115,6 +119,11 @@ class CameraDraw:
             is_dead = place >= 1.0 - self.dead
             stream = np.where(place < self.hot, np.uint8(1), np.where(is_dead, np.uint8(0), stream))
         return stream
+
+    def photograph(self, picture: np.ndarray, frame: int) -> np.ndarray:
+        """The blurry frame (H, W, 3) uint8, B, G, R, as this camera records it; depends on (seed, frame) only."""
+        light = to_linear(picture[..., ::-1] / np.float32(255))
+        return self.rgb.frame(light, random_stream("noise of a frame", *self.seed, frame))[..., ::-1]
 
 
 @CAMERAS.register("perturb")
@@ -126,6 +135,9 @@ class CameraPerturb:
     false: by the data's rate, so that the network learns to handle an unknown threshold.
     drop_prob, hot_prob, dead_prob: probability that planes are lost, that pixels always fire and that pixels never
     fire; the fraction is then uniform between 0 and drop_max of the planes, hot_max or dead_max of the pixels.
+    dark_prob: of a dark current, up to dark_max spikes per plane. rgb_prob: of noise in the blurry frames, in linear
+    light with standard deviations up to rgb_shot_max at full light and rgb_read_max in darkness. jpeg_prob: of JPEG,
+    of a quality between jpeg_min and 100.
     """
 
     def __init__(
@@ -139,6 +151,13 @@ class CameraPerturb:
         hot_max: Share = 0.002,
         dead_prob: Share = 0.0,
         dead_max: Share = 0.002,
+        dark_prob: Share = 0.0,
+        dark_max: Share = 0.005,
+        rgb_prob: Share = 0.0,
+        rgb_shot_max: Share = 0.02,
+        rgb_read_max: Share = 0.005,
+        jpeg_prob: Share = 0.0,
+        jpeg_min: Annotated[int, Field(ge=1, le=100)] = 85,
     ) -> None:
         low_high = tuple(threshold_range)
         if len(low_high) != 2 or not 0 < low_high[0] <= low_high[1]:
@@ -146,6 +165,11 @@ class CameraPerturb:
             raise OptionError(what, "camera.threshold_range", expected, "for instance [0.5, 4.0]")
         self.threshold_prob, self.range, self.known_rate = threshold_prob, low_high, known_rate
         self.drop, self.hot, self.dead = (drop_prob, drop_max), (hot_prob, hot_max), (dead_prob, dead_max)
+        self.dark, self.rgb, self.jpeg = (
+            (dark_prob, dark_max),
+            (rgb_prob, rgb_shot_max, rgb_read_max),
+            (jpeg_prob, jpeg_min),
+        )
 
     def draw(self, seed: Sequence[int]) -> CameraDraw:
         """The camera of one sample, from its seed alone."""
@@ -158,7 +182,15 @@ class CameraPerturb:
             for i, (prob, most) in enumerate((self.drop, self.hot, self.dead), 1)
         )
         factor = 1.0 / threshold if self.known_rate else 1.0
-        return CameraDraw(tuple(seed), threshold, drop, hot, dead, factor)
+        rng = random_stream("dark current and frames of a camera", *seed)
+        chance, place = rng.random(3), rng.random(4)
+        dark = float(self.dark[1] * place[0]) if chance[0] < self.dark[0] else 0.0
+        shot, read = (
+            float(most * place[i]) if chance[1] < self.rgb[0] else 0.0 for i, most in enumerate(self.rgb[1:], 1)
+        )
+        jpeg = round(self.jpeg[1] + place[3] * (100 - self.jpeg[1])) if chance[2] < self.jpeg[0] else 0
+        rgb = RgbCamera(shot=shot, read=read, jpeg=jpeg) if shot or read or jpeg else None
+        return CameraDraw(tuple(seed), threshold, drop, hot, dead, factor, dark, rgb)
 
 
 import_parts("data", "camera_*")

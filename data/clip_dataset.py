@@ -259,6 +259,8 @@ class ClipDataset(Dataset):
             ]
             del wanted["gt"]  # the middle instant
         images = {kind: self.files.images(clip, kind, numbers, aug) for kind, numbers in wanted.items()}
+        if getattr(draw.camera, "rgb", None):
+            images["lq"] = np.stack([draw.camera.photograph(*one) for one in zip(images["lq"], frames, strict=True)])
         # (T, h, w, 3) in the order B, G, R -> (T, 3, h, w) in the order R, G, B
         flipped = {kind: aug.flip(values[..., ::-1].transpose(0, 3, 1, 2)) for kind, values in images.items()}
         item = {kind: torch.from_numpy(values).to(torch.float32).div_(255.0) for kind, values in flipped.items()}

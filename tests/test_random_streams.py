@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from data.loader import ResumableDistributedSampler
+from data.rgb_camera import RgbCamera
 from data.select_dataset import build_dataset
 from tests.clip_files import section, write_clip, write_info
 from utils.random_streams import random_stream
@@ -16,6 +17,7 @@ BOUND = 0.2  # 4.5 standard deviations of the correlation of 500 independent pai
 CAMERA = {
     "type": "perturb", "threshold_prob": 1.0,
     "drop_prob": 0.5, "drop_max": 0.5, "hot_prob": 0.5, "hot_max": 0.5, "dead_prob": 0.5, "dead_max": 0.5,
+    "dark_prob": 0.5, "rgb_prob": 0.5, "jpeg_prob": 0.5,
 }  # fmt: skip
 
 
@@ -30,17 +32,19 @@ def seen(dataset, epoch, index):
     draw = dataset.draw((epoch, index))
     aug, camera, interval = draw.aug, draw.camera, draw.frames[1] - draw.frames[0]
     # Full light: planes without spikes were lost, pixels without any spike are dead. Darkness: hot pixels fire.
-    plain = dataclasses.replace(camera, threshold=1.0)
+    plain, rgb = dataclasses.replace(camera, threshold=1.0, dark=0.0), camera.rgb or RgbCamera()
     white, black = (plain.apply(np.full((24, 16, 16), value, np.uint8), 0) for value in (1, 0))
     # Of another frame. At twice the threshold, a pixel in full light fires in the first plane if its charge is high.
-    charged = dataclasses.replace(camera, threshold=2.0, drop=0.0, hot=0.0, dead=0.0).apply(np.ones_like(white), 1)[0]
+    charged = dataclasses.replace(camera, threshold=2.0, drop=0.0, hot=0.0, dead=0.0, dark=0.0).apply(
+        np.ones_like(white), 1
+    )[0]
     order = ResumableDistributedSampler(24 * DRAWS, world_size=1, rank=0, batch_size=1, seed=dataset.seed)
     order.seek(epoch)
     return {
         "interval": interval, "first frame": draw.frames[0] / (23 - 2 * interval),
         "top": aug.top, "left": aug.left, "hflip": aug.hflip, "vflip": aug.vflip, "transpose": aug.transpose,
         "reverse": aug.reverse, "threshold": np.log(camera.threshold), "lost share": camera.drop,
-        "hot share": camera.hot, "dead share": camera.dead,
+        "hot share": camera.hot, "dead share": camera.dead, "dark": camera.dark, "noise": rgb.shot, "quality": rgb.jpeg,
         "which lost": middle(~white[:, ~black[0].astype(bool)].any(axis=1)),
         "which hot": middle(black.all(axis=0)), "which dead": middle(~white.any(axis=0)),
         "charge of a pixel": charged[0, 0], "charge of another": charged[0, 1],

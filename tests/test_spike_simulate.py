@@ -4,12 +4,15 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.augment import CAMERAS, CameraDraw
+from data.select_dataset import build_dataset
 from data.spike import simulate
 from data.spike.intervals import plane_light, window_light
+from tests.clip_files import section, write_clip, write_info
 from utils.errors import OptionError
 
 
@@ -130,9 +133,12 @@ def test_no_spikes_of_a_bright_past_come_in_the_dark_and_the_same_threshold_chan
     assert simulate.change_threshold(dark, 0.5, np.random.default_rng(0)).sum() == 0
 
 
-@pytest.mark.parametrize("factor", [0.05, 0.5, 0.77, 1 - 1e-9, 1 + 1e-9, 1.5, 4.0])
+@pytest.mark.parametrize(
+    ("factor", "dark"),
+    [(0.05, 0), (0.5, 0), (0.77, 0.1), (1 - 1e-9, 0), (1.0, 0.02), (1 + 1e-9, 0), (1.5, 0.5), (1.5, 0), (4.0, 0)],
+)
 @pytest.mark.parametrize(("planes", "height", "width"), [(1, 3, 3), (56, 96, 50), (264, 20, 16), (1200, 5, 90)])
-def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(factor, planes, height, width):
+def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(factor, dark, planes, height, width):
     rng = np.random.default_rng([planes, height])
     dense = np.repeat(rng.random((planes // 9 + 1, height, width)) ** 2, 9, axis=0)[:planes]
     stream = (rng.random((planes, height, width)) < dense).astype(np.uint8)
@@ -142,14 +148,14 @@ def test_every_pixel_is_integrated_plane_by_plane_as_the_formula_says(factor, pl
     expected = np.empty_like(stream)
     for plane, now in enumerate(light):
         np.fmod(charge, one, out=charge, where=now * (one + before) < np.float32(0.999) * before)
-        charge += now / np.float32(factor)
+        charge += now / np.float32(factor) + np.float32(dark)
         expected[plane] = charge >= one
         charge -= expected[plane]
-        if factor < 1:
+        if factor < 1 or dark:
             np.add(np.fmod(charge, one), one, out=charge, where=charge >= 2)
         before = now
 
-    assert np.array_equal(simulate.change_threshold(stream, factor, np.random.default_rng(3)), expected)
+    assert np.array_equal(simulate.change_threshold(stream, factor, np.random.default_rng(3), dark), expected)
 
 
 def test_dropped_planes_are_empty_and_the_others_untouched_and_stuck_pixels_are_always_or_never_on():
@@ -193,3 +199,29 @@ def test_each_change_comes_as_often_and_as_strong_as_asked():
         with pytest.raises(OptionError) as error:
             camera(**{key: value})
         assert f"camera.{key} is {value}" in str(error.value)
+
+
+def test_a_camera_adds_a_dark_current_and_noise_and_jpeg_to_the_blurry_frames_as_often_as_asked(tmp_path):
+    make = camera(dark_prob=0.5, dark_max=0.1, rgb_prob=0.5, rgb_shot_max=0.2, jpeg_prob=0.5, jpeg_min=20)
+    draws = [make.draw([0, 0, i]) for i in range(400)]
+    darkest = max(draws, key=lambda draw: draw.dark)
+    assert 160 < sum(draw.dark > 0 for draw in draws) < 240 and 0.09 < darkest.dark <= 0.1
+    assert 70 < sum(draw.rgb is None for draw in draws) < 130
+    black = darkest.apply(np.zeros((200, 20, 20), np.uint8), 0)
+    assert black.mean() == pytest.approx(darkest.dark, rel=0.05)
+
+    picture = np.rint(255 * np.stack([RAMP, 0.5 * RAMP, 0.2 + 0 * RAMP], axis=2)).astype(np.uint8)
+    changes = {}
+    for draw in draws:
+        if draw.rgb:
+            kind = ("noise" if draw.rgb.shot else "") + ("jpeg" if draw.rgb.jpeg else "")
+            changes[kind] = np.abs(draw.photograph(picture, 3).astype(float) - picture).mean()
+            assert np.array_equal(draw.photograph(picture, 3), draw.photograph(picture, 3))
+    assert set(changes) == {"noise", "jpeg", "noisejpeg"} and all(0.1 < change < 40 for change in changes.values())
+    write_clip(tmp_path, "clip0", frames=3, h=16, w=16)
+    write_info(tmp_path, h=16, w=16)
+    how = {"type": "perturb", "rgb_prob": 1.0, "rgb_shot_max": 0.3}
+    sections = (section(tmp_path, gt_size=16, num_frame=3, camera=camera) for camera in (None, how))
+    plain, noisy = (build_dataset(values, "train", 0)[0, 0] for values in sections)
+    assert torch.equal(plain["gt"], noisy["gt"]) and torch.equal(plain["spike"], noisy["spike"])
+    assert (plain["lq"] - noisy["lq"]).abs().mean() > 0.005

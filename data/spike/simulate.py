@@ -111,19 +111,20 @@ def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:
 BLOCK = 2**18
 
 
-def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator) -> np.ndarray:
-    """Stream (T, h, w) of a sensor with `factor` times the threshold: rate / factor spikes per tick.
+def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator, dark: float = 0.0) -> np.ndarray:
+    """Stream (T, h, w) of a sensor with `factor` times the threshold: rate / factor spikes per tick, and `dark` more.
 
     Light L is assumed constant between two spikes, one threshold per interval, and integrated again with a new random
-    first charge: A <- A + L / factor; s = A >= 1; A <- A - s. So a higher threshold keeps every factor-th spike, and a
-    lower one adds spikes between them. As in the sensor (see simulate.IntegrateAndFire) there is at most one spike per
-    plane, and charge beyond it is lost: A <- 1 + A mod 1 where A >= 2 remains. The charge of one spike is kept because
-    the read-out rounds spike times to planes: constant light of 0.9 spikes per plane gives intervals of 1 and 2 planes,
-    of which only the mean is right. Where an interval is longer than its predecessor by more than this rounding, the
-    light has decreased and this charge is dropped: A <- A mod 1.
+    first charge: A <- A + L / factor + dark; s = A >= 1; A <- A - s. So a higher threshold keeps every factor-th spike,
+    and a lower one adds spikes between them. As in the sensor (see simulate.IntegrateAndFire) there is at most one
+    spike per plane, and charge beyond it is lost: A <- 1 + A mod 1 where A >= 2 remains. The charge of one spike is
+    kept because the read-out rounds spike times to planes: constant light of 0.9 spikes per plane gives intervals of 1
+    and 2 planes, of which only the mean is right. Where an interval is longer than its predecessor by more than this
+    rounding, the light has decreased and this charge is dropped: A <- A mod 1.
     """
-    if factor == 1.0:
+    if factor == 1.0 and not dark:
         return stream
+    is_one = factor <= 1 or dark > 0  # as much as one threshold may be added in one tick
     charges, one = rng.random(stream.shape[1:], dtype=np.float32), np.float32(1.0)
     out = np.empty_like(stream)
     planes, height, width = stream.shape
@@ -136,12 +137,13 @@ def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator
         has_decreased = np.zeros(light.shape, bool)
         np.less(now * (one + before), np.float32(0.999) * before, out=has_decreased[1:])
         light /= np.float32(factor)
+        light += np.float32(dark)
         for plane, is_darker in zip(light, has_decreased, strict=True):
-            if factor <= 1:  # else less than 1 remains, and less than 1 is added: neither limit has an effect
+            if is_one:  # else less than 1 remains, and less than 1 is added: neither limit has an effect
                 charge -= is_darker & (charge >= one)  # it is below 2
             charge += plane
             spent = np.floor(charge, out=plane)
-            if factor <= 1:
+            if is_one:
                 spent = np.maximum(np.minimum(spent, one), spent - one)
             charge -= spent
         out[:, part] = light >= one
