@@ -125,7 +125,7 @@ JITTER = 0.05  # largest relative change of brightness, contrast and saturation;
 
 
 class Septuplets(ClipFiles):
-    meta_info_file: Root = Field(description='List of the clips to use, e.g. "00001/0001 7 (256,448,3)".')
+    meta_info_file: Root = Field(description="List of the clips to use.")
 
 
 class TrainSeptuplets(TrainClips):

@@ -98,14 +98,19 @@ def make_chinese_page() -> str:
 
 
 def key_rows(registry: Registry) -> list[tuple[str, FieldInfo]]:
-    """The keys that are described one by one, each meaning once, whichever parts have it."""
+    """The keys that are described one by one, each meaning once, whichever parts have it, in its longest form."""
     rows: dict[tuple[str, str], FieldInfo] = {}
     for name in registry.names():
         fields = registry.model(name).model_fields
         for key in registry.keys(name):
             if fields[key].description:
                 rows.setdefault((key, fields[key].description), fields[key])
-    return [(key, field) for (key, _), field in rows.items()]
+    longer = {key: [text for other, text in rows if other == key] for key, _ in rows}
+    return [
+        (key, field)
+        for (key, text), field in rows.items()
+        if not any(other.startswith(text.rstrip(".")) and other != text for other in longer[key])
+    ]
 
 
 def own_keys(registry: Registry, name: str) -> list[str]:
