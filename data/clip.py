@@ -69,7 +69,7 @@ class Clip:
         """Spike file -> its planes, in the order of the frames."""
         return dict(zip(self.spike, self.planes, strict=False))  # without spikes, a cached clip still has planes
 
-    @property
+    @cached_property
     def grid(self) -> Any:
         """How its spike planes lie on its lq frames, see data/spike_grid.py."""
         return self.spikes.grid(self.size)

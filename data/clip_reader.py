@@ -126,7 +126,7 @@ def user_clips(
     for name, (frames, spike, gt) in places.items():
         images, source = FrameSource(frames), None
         if section is not None and spike is not None:
-            own_section, info = described(section, Path(spike))
+            own_section, info = described(section, Path(spike), name)
             source = user_spikes(own_section, trained, info, name)
         clips.append(user_clip(name, images, gt, spike, source, trained, scale))
     return dataset_clips(UserClips(clips))
@@ -197,12 +197,12 @@ def spike_files(path: Path) -> list[Path]:
     return sorted(next(filter(None, found), []), key=lambda p: natural_key(p.name))
 
 
-def described(section: Section, spike: Path) -> tuple[Section, DatasetInfo]:
-    """The spike section, and the nearest dataset.json of spikes of its size.
+def described(section: Section, spike: Path, clip: str = "") -> tuple[Section, DatasetInfo]:
+    """The spike section, and what the nearest dataset.json of spikes of its size says of the clip.
 
     Where nobody gives the size of a plane, the section gets that of the arrays (.npy, .npz).
     """
-    info = nearest_info(spike)
+    info = nearest_info(spike).of_clip(clip)
     files = spike_files(spike)
     if files and {section.h, section.w, info.h, info.w} == {None}:
         with spike_errors_as_data_errors():

@@ -118,7 +118,8 @@ def check_source(
             [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name,
              repr(spikes.options), spikes.rate, spikes.light, spikes.timing.describe()] if spikes else None,
         ]  # fmt: skip
-        asked += [spikes.calibration.digest()] if spikes and spikes.calibration else []
+        every = [spikes, *source.own_spikes.values()] if spikes else []
+        asked += [one.calibration.digest() for one in every if one.calibration]
         file = stored / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]}.json"
         try:
             before = json.loads(file.read_text(encoding="utf-8"))

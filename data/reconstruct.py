@@ -194,8 +194,8 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> Dat
     path = Path(path)
     if not path.exists():
         raise DataError("no such file or folder", str(path), "a spike file, or a folder of them", "check --spike")
-    section, info = described(section, path)
-    source = SPIKE_SOURCES.build(section, "spike", info=info)
     name = path.resolve().parent.name if path.name == "spike" else path.stem
+    section, info = described(section, path, name)
+    source = SPIKE_SOURCES.build(section, "spike", info=info)
     clip = user_clip(name, LongExposures(path, name, source), gt, path, source)
     return dataset_clips(UserClips([clip]))[0]

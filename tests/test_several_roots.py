@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.clip_reader import user_clips
 from data.loader import TrainLoader
 from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
@@ -132,6 +133,10 @@ def test_a_clip_may_have_spikes_of_its_own(tmp_path):
     halved = build(tmp_path, spike=SPIKE)
     for index, before in enumerate(expected):
         assert torch.equal(halved[(0, index)]["spike"], before["spike"] * (2 if before["key"].startswith("b") else 1))
+    spikes, frames = (tmp_path / name / "train" for name in ("GOPRO_Large_spike_seq", "GOPRO_Large"))
+    for clip, rate in zip(user_clips(frames, spikes, spike_options=SPIKE), (1.0, 0.5), strict=True):
+        single = user_clips(frames / clip.name / "blur", spikes / clip.name / "spike", spike_options=SPIKE)[0]
+        assert clip.clip.spikes.rate == single.clip.spikes.rate == rate
     write_info(tmp_path, clips={"b": {"calibration": "b.json"}})
     aligned = build(tmp_path, spike=SPIKE | {"resize": "bilinear"})
     assert [clip.spikes.calibration is None for clip in aligned.clips] == [True, False]
