@@ -61,17 +61,8 @@ FAKE = FakeTensorMode()
 DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
 # Without a kernel, though their schema does not say that they are views.
 FREE = (
-    "_unsafe_view",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "detach",
-    "lift_fresh",
-)
-
-
+    "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh",
+)  # fmt: skip
 # Place of the input among the arguments, and times that the columns are written or read, in
 # torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu: the samples and their product; backward: zeros, product, read for
 # the input and for the offsets, and the samples and their product again, for the weight.

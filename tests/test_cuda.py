@@ -17,10 +17,7 @@ from models.vrt.deform_align import TAPS, deform_conv
 from models.vrt.layers import tf32
 from tests.naive_vrt import NaiveVRT
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 FORMS = {"default": {}, "plain": {"kernels": "plain"}, "checkpointed": CHECKPOINTED}
 # Largest difference of the output and of the gradient of a parameter, relative to the largest value.
 LIMITS = {torch.float32: (1e-5, 1e-3), torch.bfloat16: (2e-2, 0.2), torch.float16: (5e-3, 0.05)}

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from tests.dist.launching import run_ranks
-from tests.tensorboard_page import show_scalars, tensorboard
+from tests.pages import show_scalars, tensorboard
 from tests.test_report import browser  # noqa: F401
 from tests.test_show_sample import home  # noqa: F401
+from tests.train_files import events_of, experiment, odd
 
 # Without the two that are true on a busy machine: a slow rank, a wait for data. tests/test_health.py has them.
 WARNINGS = ("explodes", "nearly full", "at its floor", "has room for", "falls while", "do not show the same")
@@ -21,21 +21,20 @@ def runs(home, tmp_path_factory):  # noqa: F811
     options = json.loads((home / "options.json").read_text())
     loader = {"dataloader_batch_size": 4, "dataloader_num_workers": 2, "dataloader_epoch_repeat": 200}
     options["datasets"]["train"] |= loader
-    options |= {"netG": {"net_type": "busy"}, "path": {"root": str(folder)}}
+    options |= {"netG": {"net_type": "odd"}, "path": {"root": str(folder / "experiments")}}
     every = {"checkpoint_print": 5, "checkpoint_test": 25, "checkpoint_save": 25, "G_scheduler_periods": 100}
     options["train"] = {"total_iter": 25, "G_lossfn_type": "charbonnier", **every}
     (folder / "options.json").write_text(json.dumps(options))
 
     def run(times, *overrides):
-        arguments = ("tests/dist/busy_worker.py", times, "--opt", folder / "options.json", *overrides)
-        result = run_ranks(2, *arguments, limit_s=120)
+        result = odd(folder / "options.json", *overrides, case="busy", struck=(1, times), ranks=2)
         assert result.exit_codes == [0, 0], result.text
         return result.text
 
-    texts = run("1,1"), run(
-        "1,3", "train.total_iter=75", "datasets.train.dataloader_num_workers=0", "train.G_scheduler_periods=45"
+    texts = run(1), run(
+        3, "train.total_iter=75", "datasets.train.dataloader_num_workers=0", "train.G_scheduler_periods=45"
     )  # fmt: skip
-    return folder / "run", texts
+    return folder / "options.json", texts
 
 
 def test_a_healthy_run_gives_no_warning(runs):
@@ -54,11 +53,7 @@ def test_a_slow_rank_a_slow_loader_and_a_short_schedule_are_named_once(runs):
 
 
 def test_the_event_files_hold_each_rank_and_no_step_twice(runs):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(runs[0] / "tb_logger"))
-    events.Reload()
-
+    events = events_of(runs[0])
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     assert steps["train/loss"] == steps["train/grad_norm"] == list(range(5, 76, 5))
     assert steps["val/psnr"] == steps["clips/psnr/clip0"] == [25, 50, 75]
@@ -70,6 +65,6 @@ def test_the_event_files_hold_each_rank_and_no_step_twice(runs):
 
 def test_tensorboard_shows_the_scalars_in_a_browser(runs, browser):  # noqa: F811
     browser.set_window_size(1600, 2400)  # only cards that are in sight are drawn
-    with tensorboard(runs[0] / "tb_logger") as address:
+    with tensorboard(experiment(runs[0]) / "tb_logger") as address:
         text = show_scalars(browser, address, ("train/loss", "train/grad_norm", "val/psnr", "ranks/data_s/1"))
     assert "clips/psnr" not in text  # the page shows what it was asked for, and the names are no menu

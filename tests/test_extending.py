@@ -95,11 +95,7 @@ TEXT = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
 PAGE = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", TEXT, re.DOTALL))
 TINY = PAGE["models/network_tiny.py"]
 PAGE["models/network_tiny.py"] = TINY.replace("width: int = 3,", "width: int = 3, token_dim: int = 1,")
-FILES = PAGE | {
-    "data/dataset_lab.py": DATASET,
-    "data/spike_source_inverted.py": SOURCE,
-    "data/camera_slow.py": CAMERA,
-}
+FILES = PAGE | {"data/dataset_lab.py": DATASET, "data/spike_source_inverted.py": SOURCE, "data/camera_slow.py": CAMERA}
 
 # To Python the new files lie where a user puts them; then the programs run as from their command lines.
 PROGRAM = """

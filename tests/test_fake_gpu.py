@@ -1,9 +1,6 @@
 """The form of the network for GPUs, as far as a machine without one can tell."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,20 +8,18 @@ import torch
 
 from lab.card_recipes import counted_gb
 from models.vrt import block, chunks
+from tests.dist.launching import run_ranks
 
-CASES = ("plain, bfloat16", "auto, bfloat16", "auto, bfloat16, checkpointed")
+CASES = ("auto, bfloat16", "auto, bfloat16, checkpointed")
 
 
 def counted(*arguments: str) -> Any:
     # A process of its own: the stand-ins must not meet other tests.
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fake_gpu", *arguments], cwd=Path(__file__).parent.parent, capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
-    if done.returncode == 77:
-        pytest.skip(done.stderr.strip().splitlines()[-1])
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    done = run_ranks(1, "tests/fake_gpu.py", *arguments, limit_s=300)
+    if done.exit_codes == [77]:
+        pytest.skip(done.stderr[0].strip().splitlines()[-1])
+    assert done.exit_codes == [0], done.text
+    return json.loads(done.stdout[0])
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +37,7 @@ def test_the_page_on_memory_has_what_is_kept_and_the_largest_backward_pass(kept,
     monkeypatch.setattr(chunks, "PUBLIC_ATTENTION", ("cuda", "cpu"))
     x = torch.empty((), dtype=torch.bfloat16).expand(1, 6, 192, 192, 120)
     besides = block.block_transient(block.Block(120, 6, (6, 8, 8), (0, 0, 0), False), x) / 1e9
-    for page, case in zip(counted_gb(), ("auto, bfloat16", "auto, bfloat16, checkpointed"), strict=True):
+    for page, case in zip(counted_gb(), CASES, strict=True):
         assert page == pytest.approx(kept[case]["kept_gb"] + besides, rel=0.05)
 
 
@@ -56,7 +51,7 @@ def test_a_step_holds_little_more_than_it_keeps_and_copies_nothing_from_the_host
 
 
 def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn(kept):
-    chosen = kept["plain, bfloat16"]["attention"]
+    chosen = counted("--kept-only", "--shallow", "plain, bfloat16")["plain, bfloat16"]["attention"]
     assert {kernel.split(":")[0] for kernel in chosen} == {"efficient", "flash"}, chosen
     assert {"16", "24"} == {kernel.split()[2].strip(",") for kernel in chosen}  # 20 is padded
     assert {"64", "128", "384"} == {kernel.split()[3] for kernel in chosen}

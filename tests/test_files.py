@@ -6,14 +6,7 @@ import pytest
 
 from data.spike.formats import SpikeGeometry, write_spikes
 from utils.errors import DataError, OptionError
-from utils.files import (
-    publish_folder,
-    refuse_existing,
-    refuse_links,
-    remove_files,
-    scratch_folder,
-    write_whole,
-)
+from utils.files import publish_folder, refuse_existing, refuse_links, remove_files, scratch_folder, write_whole
 from utils.video import VideoWriter
 
 

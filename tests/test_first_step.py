@@ -1,6 +1,5 @@
 """The first step of a model, and what a checkpoint or options must fit before it."""
 
-import re
 import subprocess
 import sys
 
@@ -11,10 +10,10 @@ from torch import Tensor, nn
 from main_train_vrt import build_data, read_options
 from models.model_vrt import ModelVRT
 from models.select_network import NETWORKS
-from tests.train_files import network, write_options
+from tests.train_files import write_options
 from utils.dist.launch import LaunchInfo
 from utils.dist.state import RUN
-from utils.errors import CheckpointError, DataError, OptionError
+from utils.errors import CheckpointError, DataError
 from utils.files import MARK
 from utils.options.models import TrainOptions, WatchdogOptions
 from utils.run.checkpoint import DataOrder, Progress, planned_steps
@@ -52,12 +51,6 @@ def batch(value=0.5):
 
 def state_of(made):
     return made.training_state() | {"options": made.opt.plain()}
-
-
-def test_a_clip_may_be_called_what_it_likes():
-    budgets = WatchdogOptions(stall_s=1, validate_s=50)
-    assert budgets.of("restore: cat in hat") == budgets.of("barrier in validate: clip in save") == 50
-    assert budgets.of("barrier in epoch turn") == 1
 
 
 def test_rank_0_alone_copies_the_state_for_a_checkpoint(tmp_path, monkeypatch):
@@ -130,24 +123,6 @@ def test_the_average_starts_from_its_own_weights(tmp_path):
 
     assert all(torch.equal(value, own[key]) for key, value in made.netE.state_dict().items())
     assert not torch.equal(made.netG.conv.weight, made.netE.conv.weight)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "what"),
-    [
-        (["datasets.test.spike.representation.num_bins=3"], r"datasets.test gives 3 spike channels, .*train \d"),
-        (["datasets.train.dataloader_timeout_s=300"], r"dataloader_timeout_s is 300, watchdog.stall_s 300"),
-        (["train.total_iter=null"], r"total_iter and train.epochs are both null"),
-        (["task=.."], r"task is '\.\.'"),
-    ],
-)
-def test_options_that_cannot_go_together_are_refused_at_the_start(tmp_path, overrides, what):
-    options = write_options(tmp_path, netG=network())
-
-    with pytest.raises(OptionError) as refused:
-        read_options(["--opt", str(options), *overrides])
-
-    assert re.search(what, refused.value.what), refused.value.what
 
 
 def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 
 import main_test_vrt
-from scripts import (
-    build_clip_cache,
-    convert_options,
-    make_sample_data,
-    plot_history,
-    show_sample,
-    spike_tool,
-)
+from scripts import build_clip_cache, convert_options, make_sample_data, plot_history, show_sample, spike_tool
 from scripts import prepare_gopro_spike as prepare
 from tests.dist.launching import ROOT
 from tests.foreign import CONTENT, populate, snapshot, written

@@ -1,14 +1,12 @@
 """Which GPUs a process uses, seen from machines that this one is not; and GPUs that are here but of no use."""
 
 import os
-import sys
 
 import pytest
 import torch
 
 from scripts.parts.doctor_checks import check_ranks
-from tests.dist.launching import run_command
-from tests.train_files import MAIN, write_options
+from tests.train_files import train, write_options
 from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
 from utils.dist.launch import LaunchInfo
 from utils.dist.state import RUN, status_line
@@ -92,11 +90,12 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_unless_the_cpu_is_asked_for(tmp
     fake.write_text("#!/bin/sh\necho 470.82.01\necho 470.82.01\n")
     fake.chmod(0o755)
     options = write_options(tmp_path)
-    command = [sys.executable, MAIN, "--opt", options, "datasets.train.dataroot_gt=/nowhere"]
     path = f"{fake.parent}:{os.environ['PATH']}"
 
-    refused = run_command(command, 60, {"PATH": path, "CUDA_VISIBLE_DEVICES": ""})  # launching: "" unsets it
-    allowed = run_command(command, 60, {"PATH": path, "CUDA_VISIBLE_DEVICES": "-1"})
+    refused, allowed = (
+        train(options, "datasets.train.dataroot_gt=/nowhere", env={"PATH": path, "CUDA_VISIBLE_DEVICES": devices})
+        for devices in ("", "-1")  # "" unsets it
+    )
 
     assert refused.exit_codes == [2]
     assert "torch cannot use the 2 GPUs of this machine" in refused.text

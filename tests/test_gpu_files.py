@@ -6,18 +6,7 @@ from pathlib import Path
 import pytest
 
 import main_train_vrt
-from lab.card_recipes import (
-    CARDS,
-    GPUS,
-    ROOT,
-    SHARE,
-    clips_at_once,
-    counted_gb,
-    file_for,
-    small_table,
-    step_gb,
-    table,
-)
+from lab.card_recipes import CARDS, GPUS, ROOT, SHARE, clips_at_once, counted_gb, file_for, small_table, step_gb, table
 
 GOPRO = ROOT / "options/vrt/006_train_vrt_videodeblurring_gopro"
 

@@ -1,21 +1,18 @@
 """What the first day on a GPU must not meet, as far as a machine without one can tell: programs, memory, waits."""
 
 import os
-import weakref
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from main_train_vrt import Training, read_options
+from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
 from models.vrt import chunks
 from tests.test_fake_gpu import counted
 from tests.train_files import write_options
 from utils.dist.launch import LaunchInfo
 from utils.dist.state import RUN
-from utils.run import checkpoint
-from utils.run.checkpoint import Progress
 
 
 @pytest.mark.parametrize(
@@ -33,25 +30,6 @@ def test_nothing_starts_cuda_before_the_process_has_its_gpu(tmp_path, monkeypatc
     opt = read_options(["--opt", str(write_options(tmp_path)), "gpu_ids=[2,3]", "netG.checkpoint=auto"])
 
     assert opt.netG.checkpoint == "auto" and os.environ.get("CUDA_VISIBLE_DEVICES") == visible
-
-
-def test_a_resumed_checkpoint_does_not_stay_in_memory(tmp_path, monkeypatch):
-    opt = read_options(["--opt", str(write_options(tmp_path))])
-    made = Training(opt)
-    made.begin().save("latest", made.model.training_state, Progress(step=3))
-    read, load = [], checkpoint.load
-
-    def watched(path):
-        state = load(path)
-        read.extend(weakref.ref(t) for t in state["model_state_dict"].values())
-        return state
-
-    monkeypatch.setattr(checkpoint, "load", watched)
-
-    resumed = Training(opt)
-
-    assert resumed.progress.step == 3 and "resumed" in resumed.origin and resumed.model.netG is not None
-    assert read and not [ref for ref in read if ref() is not None]
 
 
 class Waits(TorchDispatchMode):

@@ -42,8 +42,7 @@ def one_rank(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{}, {"use_static_graph": True}, {"netG": network(drop_path_rate=0.0, use_checkpoint_attn=True)}],
+    "values", [{}, {"use_static_graph": True}, {"netG": network(drop_path_rate=0.0, use_checkpoint_attn=True)}]
 )
 def test_two_ranks_have_the_gradients_of_one_rank_with_twice_the_batch(one_rank, tmp_path, values):
     options, expected = one_rank

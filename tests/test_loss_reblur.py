@@ -4,10 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import main_train_vrt
 from models.losses import ReblurLoss, to_display
 from tests.train_files import history, train, write_options
-from utils.errors import OptionError
 
 K = 5
 LOSS = {"G_reblur_spike_pixel": 2}
@@ -67,19 +65,3 @@ def test_a_run_without_sharp_frames_trains_and_is_validated(tmp_path):
     found = history(options)
     terms = {name for name in found if name.startswith("train/loss_")}
     assert terms == {"train/loss_reblur", "train/loss_spikes", "train/loss_colour"} and found["val/psnr"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        (WITHOUT_GT[:1], "datasets.train.dataroot_gt"),
-        (WITHOUT_GT[2:3], "datasets.train.dataroot_gt_instants"),
-        (WITHOUT_GT[:3], "datasets.train.rate_windows"),
-        ((*WITHOUT_GT[:2], WITHOUT_GT[3]), "netG.out_instants"),
-    ],
-)
-def test_what_the_loss_needs_and_the_data_lack_is_refused(tmp_path, changes, key):
-    options = write_options(tmp_path)
-    with pytest.raises(OptionError) as error:
-        main_train_vrt.read_options(["--opt", str(options), *changes])
-    assert key in error.value.where and error.value.do

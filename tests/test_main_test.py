@@ -3,7 +3,6 @@ import json
 import re
 import shutil
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -17,10 +16,10 @@ from models.select_network import NETWORKS
 from tests.clip_files import section, write_clip, write_info
 from tests.dist.launching import run_ranks
 from tests.tensor_clip import restore_clip
-from tests.train_files import network
+from tests.train_files import network, odd
 from tests.weights_files import make_home, make_user_home
 from utils.errors import CheckpointError
-from utils.image import tensor_to_uint8
+from utils.image import imread_rgb, tensor_to_uint8
 from utils.metrics import psnr
 from utils.options.models import PathOptions
 from utils.video import VideoReader, VideoWriter
@@ -55,10 +54,6 @@ def metrics(folder):
     return json.loads((folder / "metrics.json").read_text())
 
 
-def frame(path):
-    return cv2.imread(str(path))[..., ::-1]
-
-
 # ---- the option-file form --------------------------------------------------------------------------------------------
 
 
@@ -72,12 +67,12 @@ def test_the_numbers_are_those_of_restoring_and_comparing_by_hand(home, tested):
     net = read_saved(home / "spike.pth").build()
     restored = tensor_to_uint8(restore_clip(net, lq, spike, window_size=(2, 4, 4), least_size=(8, 8)))[0]
 
-    by_hand = [psnr(image, frame(gt / f"{i:06d}.png")) for i, image in enumerate(restored)]
+    by_hand = [psnr(image, imread_rgb(gt / f"{i:06d}.png")) for i, image in enumerate(restored)]
     found = metrics(tested)["clips"]["test2"]
     assert found["per_frame"]["restored"]["psnr"] == pytest.approx(by_hand, abs=0.01)
     assert found["restored"]["psnr"] == pytest.approx(np.mean(by_hand), abs=0.01)
     for i, image in enumerate(restored):
-        assert np.abs(frame(tested / "test2" / f"{i:06d}.png").astype(int) - image).max() <= 1
+        assert np.abs(imread_rgb(tested / "test2" / f"{i:06d}.png").astype(int) - image).max() <= 1
 
 
 def test_averages_tell_clips_from_frames_and_what_was_found(tested):
@@ -282,7 +277,7 @@ def test_a_video_goes_in_and_a_video_of_the_same_name_and_rate_comes_out(home, t
 
     video, source = VideoReader(out / "holiday.mp4"), VideoReader(tmp_path / "holiday.mp4")
     assert (video.num_frames, video.fps, video.read(0).shape) == (5, 12.5, source.read(0).shape)
-    restored = frame(out / "clips" / "holiday.png").astype(int)  # the frame in the middle
+    restored = imread_rgb(out / "clips" / "holiday.png").astype(int)  # the frame in the middle
     assert np.abs(video.read(2) - restored).mean() < 0.5 * np.abs(source.read(2) - restored).mean()
     assert VideoReader(out / "holiday_comparison.mp4").num_frames == 5
     assert not (out / "holiday").exists() and not (out / ".work").exists()
@@ -300,12 +295,12 @@ def test_frame_interpolation_doubles_the_frame_rate(home, tmp_path):
 
     names = [f"{i:06d}{half}.png" for i in range(4) for half in ("", "_5")][:-1]
     assert sorted(p.name for p in (out / "test2").iterdir()) == names
-    given = [frame(source / f"{i:06d}.png") for i in range(4)]
-    assert all(np.array_equal(frame(out / "test2" / f"{i:06d}.png"), image) for i, image in enumerate(given))
+    given = [imread_rgb(source / f"{i:06d}.png") for i in range(4)]
+    assert all(np.array_equal(imread_rgb(out / "test2" / f"{i:06d}.png"), image) for i, image in enumerate(given))
     window = torch.from_numpy(np.stack([given[i] for i in (0, 0, 1, 2)])).permute(0, 3, 1, 2)[None] / 255
     with torch.no_grad():
         first = tensor_to_uint8(net(window))[0, 0]
-    assert np.abs(frame(out / "test2" / "000000_5.png").astype(int) - first).max() <= 1
+    assert np.abs(imread_rgb(out / "test2" / "000000_5.png").astype(int) - first).max() <= 1
     assert VideoReader(out / "test2.mp4").num_frames == 7
 
 
@@ -323,13 +318,13 @@ def test_long_clips_and_large_frames_are_restored_in_tiles_unless_0_asks_for_the
     write_clip(tmp_path / "large", "long", split="test", frames=20, h=16, w=136, seed=3)
     write_info(tmp_path / "large", h=16, w=136)
     test = json.dumps(section(tmp_path / "large", "test"))
-    args = [*by_file(home), f"datasets.test={test}"]
+    args = [*by_file(home)[2:], f"datasets.test={test}"]
     whole = ["val.num_frame_testing=0", "val.size_patch_testing=0"]
 
     found, peaks = {}, {}
     for name, changes in (("auto", []), ("whole", whole)):
         out = tmp_path / name
-        result = run_ranks(1, "tests/dist/peak_worker.py", *args, "--output", out, *changes)
+        result = odd(home / "options.json", *args, "--output", out, *changes, case="peak", program="test")
         assert result.exit_codes == [0], result.text
         found[name], peaks[name] = metrics(out), result.json["peak_gb"]
         # Of the protocol, table.txt has all lines, the console what tells most.

@@ -67,6 +67,11 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
         "--output would write over": (2, [*rgb, "--input", clip, "--output", clip]),
         "--output missing": (2, [*rgb, "--input", clip, "--output"]),
         "--spike-size without --input": (2, [*opt, "--spike-size", 16, 16]),
+        "--spike-size without --spike": (2, [*rgb, "--input", clip, "--spike-size", 2, 2]),
+        "--gt without --input": (2, [*opt, "--gt", clip]),
+        "--overlap is 2": (2, [*opt, "--overlap", 2]),
+        "unrecognized arguments": (2, [*opt, "--tiles", "2,2"]),
+        "invalid choice": (2, [*opt, "--dtype", "int8"]),
         "nothing to restore": (2, ["--weights", home / "rgb.pth"]),
     }  # fmt: skip
     for expected, (code, args) in cases.items():

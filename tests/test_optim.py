@@ -40,12 +40,15 @@ def test_milestones_and_warm_up():
     assert [lr_at(step, 1.0, train) for step in (1, 4, 9, 10, 19, 20)] == [0.25, 1, 1, 0.5, 0.5, 0.25]
 
 
-def test_flow_and_alignment_form_the_slow_group():
+@pytest.mark.parametrize(
+    ("fix_iter", "expected"), [(20_000, [(2, 4e-4), (4, 5e-5)]), (-1, [(6, 4e-4)]), (None, [(6, 4e-4)])]
+)
+def test_flow_and_alignment_form_the_slow_group_unless_it_is_switched_off(fix_iter, expected):
     net = nn.ModuleDict({"spynet": nn.Linear(2, 2), "pa_deform": nn.Linear(2, 2), "mlp": nn.Linear(2, 2)})
 
-    groups = build_optimizer(net, TRAIN).param_groups
+    groups = build_optimizer(net, TrainOptions(**OPTIONS | {"fix_iter": fix_iter})).param_groups
 
-    assert [(len(g["params"]), g["initial_lr"]) for g in groups] == [(2, 4e-4), (4, 5e-5)]
+    assert [(len(g["params"]), g["initial_lr"]) for g in groups] == expected
 
 
 def test_a_key_of_the_slow_group_without_a_parameter_is_named(caplog):
@@ -54,15 +57,6 @@ def test_a_key_of_the_slow_group_without_a_parameter_is_named(caplog):
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "train.fix_keys: no parameter of the network has spynt in its name"
     ]
-
-
-@pytest.mark.parametrize("fix_iter", [-1, None])
-def test_fix_iter_minus_one_and_null_switch_the_slow_group_off(fix_iter):
-    net = nn.ModuleDict({"spynet": nn.Linear(2, 2), "mlp": nn.Linear(2, 2)})
-
-    groups = build_optimizer(net, TrainOptions(**OPTIONS | {"fix_iter": fix_iter})).param_groups
-
-    assert [(len(g["params"]), g["initial_lr"]) for g in groups] == [(4, 4e-4)]
 
 
 def test_the_charbonnier_loss_has_eps_inside_the_root():

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 from pathlib import Path
 
 import json5
@@ -11,7 +10,7 @@ import pytest
 
 import main_train_vrt
 from scripts.make_options_doc import MADE_WITH, Translations, make_page
-from tests.dist.launching import run_command
+from tests.dist.launching import run_ranks
 from tests.kair_files import options_of, write_file
 from utils.errors import OptionError
 
@@ -48,19 +47,13 @@ def test_the_rgb_ablation_differs_from_the_reference_in_the_spikes_alone():
         assert getattr(rgb, section) == getattr(both, section)
 
 
-def in_own_process(program: str) -> list[str]:
-    """The JSON list that a program prints. In a process of its own: other tests register parts that no user has."""
-    made = run_command([sys.executable, "-c", program])
-    assert made.exit_codes == [0], made.text
-    return json.loads(made.stdout[0])
-
-
-def test_the_pages_and_the_schema_of_options_are_up_to_date():
-    program = """import json; from scripts.make_options_doc import *
-print(json.dumps([make_page(), make_chinese_page(), make_schema()]))"""
+def test_the_pages_and_the_schema_of_options_are_up_to_date(tmp_path):
+    # In a process of its own: other tests register parts that no user has.
+    (tmp_path / "make.py").write_text("""import json; from scripts.make_options_doc import *
+print(json.dumps({"made": [make_page(), make_chinese_page(), make_schema()]}))""")
     names = ("docs/options.md", "docs/zh/options.md", "options/schema.json")
     pages = [(ROOT / name).read_text(encoding="utf-8") for name in names]
-    made = in_own_process(program)
+    made = run_ranks(1, tmp_path / "make.py").json["made"]
     assert made[:2] == pages[:2], "run python scripts/make_options_doc.py"
     if SCHEMA["$comment"].endswith(MADE_WITH):
         assert made[2] == pages[2], "run python scripts/make_options_doc.py"

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.clip_files import write_clip
-from tests.dist.launching import run_command, run_into
+from tests.dist.launching import run_command, run_into, run_ranks
 from tests.train_files import MAIN, experiment, write_options
 
 PROGRAM = """
@@ -42,6 +42,7 @@ with utils_dist.ranks():
     utils_dist.begin(WatchdogOptions())
     print("watched")
 """
+FRESH = ("env",)  # no fork of a process with torch in it
 LIBRARIES = """
 import sys, main_train_vrt, main_test_vrt
 print("loaded", *({"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"} & sys.modules.keys()))
@@ -49,25 +50,28 @@ print("loaded", *({"torch._dynamo", "torchvision", "matplotlib", "tensorboard", 
 
 
 @pytest.mark.parametrize(
-    ("program", "code", "said"),
+    ("program", "prefix", "code", "said"),
     [
         # With sys.exit, Python before 3.14 aborts: a thread that wants the interpreter back is unwound through C++.
-        (PROGRAM, 7, "done\nhandled\n"),
-        (WITHOUT_EXITFUNCS, 7, "handled\n"),
+        (PROGRAM, FRESH, 7, "done\nhandled\n"),
+        (WITHOUT_EXITFUNCS, (), 7, "handled\n"),
         # As in a notebook. The watchdog waited for its own first turn, which had failed, until the limit of the stall.
-        (UNWATCHED, 0, "watched\n"),
+        (UNWATCHED, (), 0, "watched\n"),
         # torchvision imports the compiler of torch: half of the time in which each rank, worker and tool starts.
-        (LIBRARIES, 0, "loaded\n"),
+        (LIBRARIES, FRESH, 0, "loaded\n"),
         (
             "import sys; sys.platform = 'darwin'; import utils.dist.process",
+            FRESH,
             1,
             "SpikeVRT runs on Linux (on Windows: in WSL), not on darwin\n",
         ),
     ],
     ids=["threads in torch", "without a private function of Python", "stderr is no file", "imports", "other system"],
 )
-def test_a_program_starts_and_ends_as_it_should(program, code, said):
-    ended = run_command([sys.executable, "-c", program])
+def test_a_program_starts_and_ends_as_it_should(tmp_path, program, prefix, code, said):
+    (tmp_path / "program.py").write_text(program)
+
+    ended = run_ranks(1, tmp_path / "program.py", prefix=prefix)
 
     assert ended.exit_codes == [code], ended.text
     assert ended.stdout[0].endswith(said) or ended.stderr[0] == said, ended.text

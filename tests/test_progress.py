@@ -51,25 +51,23 @@ def test_lines_come_at_each_tenth_also_where_there_is_no_terminal_for_a_bar(monk
     assert re.fullmatch(line.format(10, 3), lines[0]) and re.fullmatch(line.format(100, 30), lines[-1])
 
 
-def test_parts_of_a_unit_add_up_to_the_whole_and_a_slow_one_is_told_in_seconds(monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("work", "parts", "step_s", "shares", "last"),
+    [
+        # parts of a unit add up to the whole, and a slow one is told in seconds
+        ((2, "restoring", "frames"), 3, 30.0, (16, 33, 50, 66, 83, 100), "2 of 2 frames, 90.0 s each"),
+        # an action of seconds has no line
+        ((10, "checking", "files"), 1, 1.0, (50, 60, 70, 80, 90, 100), "10 of 10 files, 1.0 a second"),
+    ],
+)
+def test_a_line_has_the_share_and_the_pace(monkeypatch, caplog, work, parts, step_s, shares, last):
     caplog.set_level(logging.INFO)
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with open_progress("line", 2, "restoring", "frames") as progress:
-        for _ in range(6):
-            now += 30.0
-            progress.update(1 / 3)
-    assert caplog.messages[0] == "restoring: 16 %, 0.3 of 2 frames, 90.0 s each, 00:02:30 left"
-    assert caplog.messages[-1] == "restoring: 100 %, 2 of 2 frames, 90.0 s each, 00:00:00 left"
-
-
-def test_an_action_of_seconds_has_no_line(monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    with open_progress("line", 10, "checking", "files") as progress:
-        for _ in range(10):
-            now += 1.0
-            progress.update()
-    assert [line.split(",")[0] for line in caplog.messages] == [f"checking: {n} %" for n in (50, 60, 70, 80, 90, 100)]
-    assert caplog.messages[0].endswith("5 of 10 files, 1.0 a second, 00:00:05 left")
+    with open_progress("line", *work) as progress:
+        for _ in range(work[0] * parts):
+            now += step_s
+            progress.update(1 / parts)
+    assert [line.split(",")[0] for line in caplog.messages] == [f"{work[1]}: {share} %" for share in shares]
+    assert caplog.messages[-1] == f"{work[1]}: 100 %, {last}, 00:00:00 left"
+    assert caplog.messages[0].endswith(("0.3 of 2 frames, 90.0 s each, 00:02:30 left", "a second, 00:00:05 left"))

@@ -15,6 +15,7 @@ from tests.clip_files import write_info
 from tests.dist.launching import run_ranks
 from tests.train_files import write_options
 from tests.weights_files import message
+from utils.image import imread_rgb
 from utils.metrics import psnr, rgb_to_y, ssim
 
 MAIN = "main_test_vrt.py"
@@ -50,14 +51,10 @@ def metrics(folder):
     return json.loads((folder / "metrics.json").read_text())
 
 
-def frame(path):
-    return cv2.imread(str(path))[..., ::-1]
-
-
 def by_hand(home, method, index=2):
     """Frame `index` of clip test2: (made, blurry, sharp), each (32, 32, 3) uint8."""
     clip, stem = home / "GOPRO_Large/test/test2", f"{index:06d}"
-    blurry, sharp = (frame(clip / kind / f"{stem}.png") for kind in ("blur", "sharp"))
+    blurry, sharp = (imread_rgb(clip / kind / f"{stem}.png") for kind in ("blur", "sharp"))
     stream = read_spikes(home / f"GOPRO_Large_spike_seq/test/test2/spike/{stem}.dat", SpikeGeometry(16, 16))
     options = {"center": 12, "gamma": 1.0 if method == "exposure" else 2.2}
     options |= {} if method == "tfstp" else {"half_window": 5}
@@ -75,7 +72,7 @@ def test_frames_and_scores_are_those_made_by_hand(home, tested, method):
     found = metrics(tested[method])
     scores = found["clips"]["test2"]["per_frame"]
 
-    assert np.abs(frame(tested[method] / "test2/000002.png").astype(int) - made).max() <= 1
+    assert np.abs(imread_rgb(tested[method] / "test2/000002.png").astype(int) - made).max() <= 1
     assert scores["restored"]["psnr_y"][2] == pytest.approx(psnr(rgb_to_y(made), rgb_to_y(sharp)), abs=0.05)
     assert scores["restored"]["ssim_y"][2] == pytest.approx(ssim(rgb_to_y(made), rgb_to_y(sharp)), abs=2e-3)
     assert scores["input"]["psnr"][2] == pytest.approx(psnr(blurry, sharp))
@@ -146,7 +143,7 @@ def test_spikes_alone_give_frames_of_their_own_size(home, tmp_path, capfd):
     said = capfd.readouterr()
     assert "firing rate at full light is not known" in said.out + said.err
     assert sorted(p.name for p in (tmp_path / "out/in").iterdir()) == [f"{i:06d}.png" for i in range(4)]
-    assert frame(tmp_path / "out/in/000002.png").shape == (16, 16, 3)
+    assert imread_rgb(tmp_path / "out/in/000002.png").shape == (16, 16, 3)
     assert metrics(tmp_path / "out")["averages"] == {}
     assert "the mean of all planes" in metrics(tmp_path / "out")["protocol"]["frames"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from models.restore.job import build_report, psnr_plot
-from tests.headless import check_offline, headless_browser
+from tests.pages import check_offline, headless_browser
 from utils.metrics import METRICS, collect
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from models.restore.outputs import Outputs
 from models.restore.setup import parse_test_args
-from utils.errors import DataError, OptionError
+from utils.errors import DataError
 from utils.files import write_whole
 from utils.metrics import collect, json_bytes, score_text
 
@@ -61,18 +61,3 @@ def test_the_two_forms_of_the_command_line():
     line = "--weights w --input i --output o --spike s --spike-size 250 400 --tile auto"
     args = parse_test_args(line.split(), "")
     assert args.is_direct and args.spike_size == (250, 400) and args.tile == "auto"
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("--opt o --gt g", "--gt without --input"),
-        ("--opt o --overlap 2", "--overlap is 2"),
-        ("--opt o --tiles 2,2", "unrecognized arguments"),
-        ("--weights w --input i --output o --spike-size 2 2", "--spike-size without --spike"),
-        ("--opt o --dtype int8", "invalid choice"),
-    ],
-)
-def test_a_command_line_that_cannot_be_is_refused(line, what):
-    with pytest.raises(OptionError, match=what):
-        parse_test_args(line.split(), "")

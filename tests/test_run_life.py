@@ -102,12 +102,6 @@ def test_when_a_run_is_finished(step, validated, stops, test_every, left):
     assert left_to_do(progress, 10, test_every) == left
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "\u8109\u51b2" * 60, ".preflight"])
-def test_a_task_that_cannot_name_a_folder_of_its_own_is_refused(tmp_path, name):
-    with pytest.raises(OptionError, match="a folder name: at most 255 bytes"):
-        read_options(["--opt", str(write_options(tmp_path)), f"task={name}"])
-
-
 def test_two_starts_in_one_second_leave_two_option_files(tmp_path):
     opt = read_options(["--opt", str(write_options(tmp_path))])
     assert len({opt.save(tmp_path / "saved") for _ in range(3)}) == 3

@@ -1,13 +1,10 @@
 """Attention: without torch's private functions, and with heads padded for a GPU, it gives the same numbers."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from models.vrt import attention
+from tests.dist.launching import run_ranks
 
 # The golden vectors of attention groups, forward and backward, in a torch that lacks the functions.
 WITHOUT = """
@@ -31,11 +28,11 @@ def test_this_torch_has_the_private_functions_with_the_numbers_of_the_public_one
     assert attention.softmax_backward is not attention.public_softmax_backward
 
 
-def test_the_golden_vectors_hold_without_the_private_functions():
-    root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=root, capture_output=True, text=True, timeout=300)
+def test_the_golden_vectors_hold_without_the_private_functions(tmp_path):
+    (tmp_path / "without.py").write_text(WITHOUT)
+    done = run_ranks(1, tmp_path / "without.py")
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_codes == [0] and " passed" in done.text, done.text
 
 
 @pytest.mark.parametrize(("is_masked", "is_biased"), [(True, True), (True, False), (False, True), (False, False)])

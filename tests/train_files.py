@@ -101,6 +101,15 @@ def history(options: Path, task: str = "run") -> dict[str, list[list[float]]]:
     return json.loads((experiment(options, task) / "training_history.json").read_text())
 
 
+def events_of(options: Path) -> Any:
+    """What the TensorBoard files of the run hold."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(experiment(options) / "tb_logger"))
+    events.Reload()
+    return events
+
+
 def files_of_run(folder: Path) -> dict[str, bytes]:
     """The content of all files but the log, the options of each start, and the lock's owner."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")

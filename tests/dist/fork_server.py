@@ -53,6 +53,7 @@ LIBRARIES = (
 # Nothing reads these while the libraries are imported, so a fork may have its own.
 LATE_VARIABLES = (
     "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SPIKEVRT_", "SLURM_", "NCCL_", "WANDB_", "TQDM_", "PYTEST_", "TMPDIR",
+    "CUDA_VISIBLE_DEVICES", "PATH",
 )  # fmt: skip
 MESSAGE_BYTES = 1 << 20
 

@@ -1,15 +1,20 @@
-"""Training or testing with a network of one convolution that goes wrong on one rank, at one step.
+"""Training or testing with a network of one convolution in which something happens on one rank, at one step.
 
     odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py or main_test_vrt.py
 
 CASE: "none", "drift" (its weights change), "stall" (it sleeps), "wait" (it says so, and goes on once its loader processes
-are stopped), "nan" (its output is NaN from then on), "shape" (its layers are of another size, whatever the step),
-"signal", "kill" (SIGTERM, SIGKILL to itself in a validation after that many training steps), "term" (SIGTERM to itself in
-that training step), "states" (it says how many checkpoints are in memory), "noisy" (it warns and prints in each step)
+are stopped), "nan" (its output is NaN from then on), "once" (only then), "memory" (none is left for its forward pass),
+"shape" (its layers are of another size, whatever the step), "signal", "kill" (SIGTERM, SIGKILL to itself in a validation
+after that many training steps), "term" (SIGTERM to itself in that training step), "states" (it says how many checkpoints
+are in memory), "noisy" (it warns and prints in each step), "busy" (all ranks compute long enough to be timed, and this one
+takes STEP times as long), "late" (it takes long to start its loaders; each rank prints {"loader": [...], "progress":
+[...]}: when the loader of each epoch had started, and when its progress was shown, in seconds of the host's one monotonic
+clock), "peak" (prints {"peak_gb": the most memory that the process had}).
 The writer "hanging" never ends its `close`; "killing" sends SIGKILL when it is given a validation.
 """
 
 import gc
+import json
 import os
 import signal
 import sys
@@ -22,49 +27,90 @@ from torch import Tensor, nn
 
 import main_test_vrt
 import main_train_vrt
+from data.loader import TrainLoader
 from models.select_network import NETWORKS
-from tests.dist.one_conv import OneConv
 from utils import utils_dist
 from utils.dist import process
 from utils.dist.process import children_of, process_state
+from utils.run import writers
+from utils.run.measure import peak_memory_gb
+from utils.run.progress import RunProgress
 from utils.run.writers import WRITERS
 
 CASE, RANK, STEP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+LATE_S, PRODUCTS, MATRIX = 0.3, 40, torch.eye(256)
+# Drawing would take half of the time of such a run; runs of the real network draw their curves.
+writers.draw_panels, writers.encoded = (lambda histories: None), (lambda figure: b"")
 
 
 @NETWORKS.register("odd")
-class Odd(OneConv):
+class Odd(nn.Module):
     steps = 0
 
     def __init__(self) -> None:
         super().__init__()
-        if CASE == "shape" and utils_dist.get_rank() == RANK:
-            self.conv = nn.Conv2d(3, 3, 5, 1, 2)
+        is_odd = CASE == "shape" and utils_dist.get_rank() == RANK
+        self.conv, self.calls = nn.Conv2d(3, 3, 5, 1, 2) if is_odd else nn.Conv2d(3, 3, 3, 1, 1), 0
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
-        restored = super().forward(lq)
+        self.calls += 1
         Odd.steps += self.training  # of the class, for a validation runs in the average, a copy
+        restored = self.conv(lq.flatten(0, 1)).view_as(lq)
         struck = utils_dist.get_rank() == RANK
-        if struck and CASE == "stall" and self.calls == STEP:
-            time.sleep(600)
-        if struck and CASE == "wait" and self.calls == STEP:
-            print("waiting", flush=True)
-            while any(process_state(child) != "T" for child in children_of(os.getpid())):
-                time.sleep(0.02)
+        if struck and self.calls == STEP:
+            self.strike()
         if struck and CASE in ("signal", "kill", "term") and Odd.steps == STEP and self.training == (CASE == "term"):
             os.kill(os.getpid(), signal.SIGKILL if CASE == "kill" else signal.SIGTERM)
-        if struck and CASE == "states" and self.calls == STEP:
-            found = [x for x in gc.get_objects() if isinstance(x, dict) and {"model_state_dict", "optimizer"} <= x.keys()]
-            print(f"{len(found)} checkpoints in memory", flush=True)
-        if struck and CASE == "drift" and self.calls == STEP:
-            self.conv.bias.data += 1e-6
+        if CASE == "busy":
+            compute(STEP if struck else 1)
         if CASE == "noisy" and self.training:  # as libraries do
             warnings.warn("a library warns", stacklevel=2)
             print("a library prints to stderr", file=sys.stderr)
             print("a library prints to stdout")
         elif CASE == "noisy":
             time.sleep(0.05)  # as a tile of a real network takes a while
-        return restored * float("nan") if struck and CASE == "nan" and self.calls >= STEP else restored
+        is_nan = struck and ((CASE == "nan" and self.calls >= STEP) or (CASE == "once" and self.calls == STEP))
+        return restored * float("nan") if is_nan else restored
+
+    def strike(self) -> None:
+        if CASE == "stall":
+            time.sleep(600)
+        elif CASE == "wait":
+            print("waiting", flush=True)
+            while any(process_state(child) != "T" for child in children_of(os.getpid())):
+                time.sleep(0.02)
+        elif CASE == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        elif CASE == "states":
+            states = ({"model_state_dict", "optimizer"}, {"conv.weight", "conv.bias"})
+            dicts = [x.keys() for x in gc.get_objects() if isinstance(x, dict)]
+            print(f"{sum(any(keys >= state for state in states) for keys in dicts)} checkpoints in memory", flush=True)
+        elif CASE == "drift":
+            self.conv.bias.data += 1e-6
+
+
+def compute(times: int) -> None:
+    """What comes after a first part is waiting: on a busy machine too, it takes so many times as long."""
+    begin, product = time.perf_counter(), MATRIX
+    for _ in range(PRODUCTS):
+        product = product @ MATRIX
+    time.sleep((times - 1) * (time.perf_counter() - begin))
+
+
+moments: dict[str, list[float]] = {"loader": [], "progress": []}
+start, begin_epoch = TrainLoader.start, RunProgress.begin_epoch
+
+
+def late_start(self: TrainLoader, *position: int) -> Any:
+    iterator = start(self, *position)
+    time.sleep(LATE_S if utils_dist.get_rank() == RANK else 0)
+    moments["loader"].append(time.monotonic())
+    return iterator
+
+
+def noted_epoch(self: RunProgress, *position: int) -> None:
+    moments["progress"].append(time.monotonic())
+    begin_epoch(self, *position)
 
 
 @WRITERS.register("hanging")
@@ -87,4 +133,9 @@ class Killing(Hanging):
 
 
 if __name__ == "__main__":
-    process.end({"train": main_train_vrt, "test": main_test_vrt}[sys.argv[4]].main(sys.argv[5:]))
+    if CASE == "late":
+        TrainLoader.start, RunProgress.begin_epoch = late_start, noted_epoch
+    code = {"train": main_train_vrt, "test": main_test_vrt}[sys.argv[4]].main(sys.argv[5:])
+    if CASE in ("late", "peak"):
+        print(json.dumps(moments if CASE == "late" else {"peak_gb": peak_memory_gb()}), flush=True)
+    process.end(code)

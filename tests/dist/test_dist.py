@@ -7,7 +7,6 @@ import pytest
 from tests.dist import netns
 from tests.dist.fork_server import clean_env, fork_server
 from tests.dist.launching import run_ranks
-from utils import utils_dist
 
 WORKER = "tests/dist/helpers_worker.py"
 
@@ -89,9 +88,3 @@ def test_ranks_in_two_pid_namespaces_of_one_host_name_do_not_take_each_other_for
 
     assert result.exit_codes == [0, 0], result.text
     assert result.jsons[0]["pid"] > 20 > result.jsons[1]["pid"]
-
-
-def test_a_single_process_needs_no_group():
-    assert (utils_dist.get_rank(), utils_dist.get_world_size(), utils_dist.is_main_process()) == (0, 1, True)
-    assert utils_dist.gather_objects(3) == [3]
-    utils_dist.barrier()

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.dist.launching import run_ranks
-from tests.train_files import experiment, write_options
+from tests.train_files import experiment, odd, write_odd, write_options
 
 
 def test_ranks_stream_their_clips_vote_alike_and_only_rank_0_has_and_writes_pictures(tmp_path):
@@ -29,11 +29,10 @@ def test_ranks_stream_their_clips_vote_alike_and_only_rank_0_has_and_writes_pict
 
 
 def test_epochs_turn_without_a_hang_and_progress_opens_when_all_ranks_have_their_loaders(tmp_path):
-    options = write_options(tmp_path, netG={"net_type": "one_conv"})
     loader = ("datasets.train.dataloader_persistent_workers=true", "datasets.train.dataloader_num_workers=2")
-    command = ("--opt", str(options), "train.epochs=6", "train.total_iter=100", "datasets.test={}", *loader)
+    changes = ("train.epochs=6", "train.total_iter=100", "datasets.test={}", *loader)
 
-    result = run_ranks(2, "tests/dist/epochs_worker.py", *command, limit_s=120)
+    result = odd(write_odd(tmp_path), *changes, case="late", struck=(1, 0), ranks=2)
 
     assert result.exit_codes == [0, 0], result.text
     moments = result.jsons

@@ -4,6 +4,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.dist.launching import ROOT, RankResult, Ranks, started, wait_for
+from tests.dist.launching import ROOT, RankResult, Ranks, free_port, started, wait_for
 from tests.train_files import MAIN, experiment, odd_command, same, state_of, train, write_options
 from utils.run.history import read_history
 
@@ -108,6 +110,29 @@ def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
         code = process.wait(120)
     _forget(experiment(options, task))
     return code, time.monotonic() - struck
+
+
+def restart_of_one_agent(limit_s: float = 120) -> str:
+    """What went wrong, or '': rank 1 dies before it meets rank 0, and both must find each other after one restart.
+
+    The agent whose rank dies counts a restart; the other one, whose rank waits for it, follows and counts none.
+    """
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / f"agent{i}.log" for i in range(2)]
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--max-restarts=1",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic",
+            "tests/dist/helpers_worker.py", "second_life", f"{folder}/mark",
+        ]  # fmt: skip
+        with started(command, logs[0]) as first, started(command, logs[1]) as second:
+            try:
+                codes: object = [agent.wait(limit_s) for agent in (first, second)]
+            except subprocess.TimeoutExpired:
+                codes = f"still running after {limit_s:g} s"
+        text = "".join(log.read_text(errors="replace") for log in logs)
+    lives = sorted(re.findall(r"second life of rank (\d)", text))
+    return "" if codes == [0, 0] and lives == ["0", "1"] else f"exit codes {codes}: {text[-2000:]}"
 
 
 def _forget(folder: Path) -> None:

@@ -9,19 +9,18 @@ from tests.train_files import odd, write_odd
 STALL_S = 3.0
 
 
-@pytest.mark.parametrize(("kind", "ranks", "rank"), [("worker", 2, 1), ("gil", 2, 1), ("stop", 2, 1), ("kill", 3, 0)])
-def test_a_struck_rank_is_named_and_all_ranks_leave(kind, ranks, rank):
+@pytest.mark.parametrize(
+    ("kind", "ranks", "rank", "most_s"),
+    [
+        ("worker", 2, 1, 6), ("gil", 2, 1, 6), ("stop", 2, 1, 6), ("kill", 3, 0, 6),
+        ("forward", 1, 0, 6), ("gil", 1, 0, 9),  # C code that never lets go
+    ],
+)  # fmt: skip
+def test_a_struck_rank_is_named_and_all_ranks_leave(kind, ranks, rank, most_s):
     trial = run_stall(kind, ranks, rank, stall_s=STALL_S)
 
-    assert trial.is_right, trial.text
-    assert trial.gone_s < STALL_S + 6
-
-
-def test_a_single_process_that_stands_still_ends_with_its_stack():
-    trial = run_stall("forward", 1, 0, stall_s=STALL_S)
-
-    assert trial.is_right, trial.text
-    assert trial.exit_codes == [70]
+    assert trial.is_right and (ranks > 1 or "Timeout (" not in trial.text), trial.text
+    assert trial.gone_s < STALL_S + most_s and (kind != "forward" or trial.exit_codes == [70])
 
 
 def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):

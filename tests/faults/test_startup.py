@@ -34,6 +34,7 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
         (2, {"MASTER_ADDR": "no-such-host.invalid"}, {}, "MASTER_ADDR does not resolve: no-such-host.invalid"),
         (2, {}, {1: {"RANK": "0"}}, "is in use"),
         (2, {}, {1: {"RANK": "7"}}, "RANK is 7, expected 0 to 1"),
+        (2, {"WORLD_SIZE": "two"}, {}, "WORLD_SIZE is 'two', no number"),
         (2, {"WORLD_SIZE": "5"}, {}, "ranks 2, 3, 4 of 5 did not arrive"),
         (3, {}, {2: {"RANK": "1"}}, "rank 1 arrived twice"),
         (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, {}, "nobody answers at 127.0.0.1"),
@@ -67,20 +68,21 @@ def test_a_time_out_of_the_group_that_comes_before_the_watchdog_is_refused(tmp_p
 
 
 @pytest.mark.parametrize(
-    "launch",
+    ("launch", "said"),
     [
-        {"RANK": "0", "WORLD_SIZE": "1"},
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"},  # `srun --pty bash`
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"},  # the same in an allocation of 8 tasks
-        {"RANK": "0", "WORLD_SIZE": "2"},
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, "nothere.json"),  # `srun --pty bash`
+        # The same in an allocation of 8 tasks.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"}, "SLURM_JOB_NODELIST is missing"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
     ],
 )
-def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch):
+def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
     # The fork server is the shell: both have the same parent.
     for _ in range(2):
         result = run_ranks(1, MAIN, "--opt", "nothere.json", env={**launch, "TMPDIR": str(tmp_path)})
 
-        assert result.exit_codes == [2] and result.text.count("Error: ") == 1, result.text
+        assert result.exit_codes == [2] and result.text.count("Error: ") == 1 and said in result.text, result.text
     assert not list(tmp_path.glob("spikevrt-*"))
 
 
@@ -141,4 +143,7 @@ def test_the_limits_of_time_follow_from_one_number(values, limits, timeout_s):
     budgets = WatchdogOptions(**values)
 
     assert [budgets.of(phase) for phase in ("data", "start", "validate: a clip", "save")] == limits
+    # A clip may be called what it likes.
+    assert budgets.of("restore: cat in hat") == budgets.of("barrier in validate: clip in save") == limits[2]
+    assert budgets.of("barrier in epoch turn") == limits[0]
     assert budgets.timeout_s(1800) == timeout_s

@@ -1,6 +1,5 @@
 """What a run tells of its ranks when asked, and what it keeps to itself in everything that it leaves."""
 
-import json
 import re
 
 from tests.dist.launching import Ranks
@@ -61,15 +60,3 @@ def test_networks_that_differ_between_the_ranks_are_refused_before_the_first_ste
     assert result.exit_codes == [2, 2], result.text
     assert result.text.count("DistError: the networks differ between the ranks") == 1
     assert "Iter: 1," not in result.text and "Traceback" not in result.text
-
-
-def test_the_numbers_of_skipped_steps_hold_no_key(tmp_path):
-    options = write_odd(tmp_path)
-    changes = ("datasets.test={}", "train.max_nonfinite_steps=2", "train.checkpoint_save=1", SECRET)
-    result = odd(options, *changes, case="nan", struck=(0, 2), env=ENV)
-
-    assert result.exit_codes == [4], result.text
-    steps = json.loads((experiment(options) / "nonfinite_3.json").read_text())["steps"]
-    assert [step["step"] for step in steps] == [2, 3]
-    assert KEY not in result.text and KEY_OF_OPTIONS not in result.text
-    assert files_with_a_key(tmp_path / "experiments") == []

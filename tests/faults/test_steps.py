@@ -1,54 +1,49 @@
 """Numbers and memory gone wrong on one rank of two."""
 
 import json
+import re
 
 import pytest
 import torch
 
 from models.model_vrt import define_Model
-from tests.dist.launching import run_ranks
-from tests.train_files import network, odd, write_odd
-
-WORKER = "tests/dist/step_worker.py"
+from tests.faults.test_status import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
+from tests.train_files import experiment, network, odd, same, write_odd
 
 
-@pytest.fixture
-def options(tmp_path):
-    """An option file whose network is left to the worker."""
-    path = tmp_path / "options.json"
-    path.write_text(json.dumps({
-        "task": "steps", "path": {"root": str(tmp_path / "experiments")}, "netG": {"net_type": "forgetful"},
-        "train": {"G_lossfn_type": "l1", "max_nonfinite_steps": 3, "G_optimizer_lr": 0.01},
-    }))  # fmt: skip
-    return path
-
-
-def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(options):
-    result = run_ranks(2, WORKER, str(options), "nan")
+def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(tmp_path):
+    options = write_odd(tmp_path)
+    changes = ("datasets.test={}", "train.checkpoint_save=1", "debug.compare_every=1")  # the weights of the ranks
+    result = odd(options, *changes, case="once", struck=(1, 2), ranks=2)
 
     assert result.exit_codes == [0, 0], result.text
-    assert result.text.count("step skipped on all ranks") == 1
-    assert "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: clip1/2)" in result.text
-    sums = result.jsons[0]["sums"]
-    assert result.jsons[1]["sums"] == sums
-    assert sums[0] == sums[1] != sums[2]
+    assert result.stdout[0].count("step skipped on all ranks") == 1
+    assert "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: train" in result.text
+    first, second, third = (
+        torch.load(experiment(options) / f"models/{step}_G.pth", weights_only=True)["params"] for step in (1, 2, 3)
+    )
+    assert same(first, second) and not same(second, third)
 
 
-def test_nan_in_too_many_steps_stops_all_ranks_with_code_4(options):
-    result = run_ranks(2, WORKER, str(options), "always")
+def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a_key(tmp_path):
+    options = write_odd(tmp_path)
+    changes = ("datasets.test={}", "train.max_nonfinite_steps=3", "debug.every=1", "train.checkpoint_save=1", SECRET)
+    result = odd(options, *changes, case="nan", struck=(1, 1), ranks=2, env=ENV)
 
     assert result.exit_codes == [4, 4]
     assert result.text.count("NonFiniteError: loss NaN or Inf in 3 steps in a row") == 1
-    assert "rank 1: clip1/3" in result.text
-    dump = options.parent / "experiments/steps/nonfinite_3.json"
+    dump = experiment(options) / "nonfinite_3.json"
     assert str(dump) in result.text
     steps = json.loads(dump.read_text(), parse_constant=pytest.fail)["steps"]
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert {(s["what"], s["grad_norm"], s["scale"]) for s in steps} == {("loss", "nan", 1.0)}
-    assert all(0.009 < s["lr"] <= 0.01 for s in steps)
+    assert all(0.0009 < s["lr"] <= 0.001 for s in steps)
+    seen = [re.findall(r"Step \d, .*Samples: (\S+)", out) for out in result.stdout]  # of each rank
     healthy, broken = steps[1]["ranks"]
-    assert healthy["finite"] and healthy["loss"] > 0 and healthy["samples"] == ["clip0/2"]
-    assert broken == {"rank": 1, "loss": "nan", "finite": False, "samples": ["clip1/2"]}
+    assert healthy["finite"] and healthy["loss"] > 0 and healthy["samples"] == seen[0][1:2]
+    assert broken == {"rank": 1, "loss": "nan", "finite": False, "samples": seen[1][1:2]}
+    assert files_with_a_key(tmp_path / "experiments") == [] and not re.search(f"{KEY}|{KEY_OF_OPTIONS}", result.text)
+    assert f"rank 1: {steps[2]['ranks'][1]['samples'][0]}" in result.text
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -62,13 +57,13 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
     assert result.text.count("NonFiniteError: ") == 1 and "StallError" not in result.text
 
 
-def test_one_rank_without_memory_ends_all_and_says_what_to_change(options):
+def test_one_rank_without_memory_ends_all_and_says_what_to_change(tmp_path):
     # Three ranks: their first two passes settle the buckets of DDP, before the first step itself.
-    result = run_ranks(3, WORKER, str(options), "memory")
+    result = odd(write_odd(tmp_path), "datasets.test={}", case="memory", struck=(1, 1), ranks=3)
 
     assert result.exit_codes == [1, 1, 1]
     assert result.text.count("out of memory on rank 1") == 1
-    assert "train.amp.enable" in result.text and "Traceback" not in result.text
+    assert "train.amp.enable=true" in result.text and "gt_size=" in result.text and "Traceback" not in result.text
 
 
 def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():

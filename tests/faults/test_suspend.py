@@ -7,7 +7,6 @@ import time
 import pytest
 
 from tests.dist.launching import Ranks
-from tests.faults.stalls import run_stall
 from tests.train_files import odd_command, write_odd
 from utils.dist.process import children_of, process_state
 
@@ -42,13 +41,6 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
 
     assert result.exit_codes == [0] * ranks, result.text
     assert "Finished at iter 150" in result.text and "StallError" not in result.text
-
-
-def test_one_process_whose_c_code_never_lets_go_ends_with_a_reason_and_its_stack():
-    trial = run_stall("gil", 1, 0, stall_s=STALL_S)
-
-    assert trial.is_right and "Timeout (" not in trial.text, trial.text
-    assert trial.gone_s < STALL_S + 9
 
 
 def _signal(pids: list[int], number: int) -> None:

@@ -25,13 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.dist.launching import ROOT, Ranks
-from tests.faults.agents import restart_of_one_agent
 from tests.faults.refusals import BROKEN, ENVIRONMENTS, break_file, seconds_until_explained
 from tests.faults.report import page
-from tests.faults.runs import STEPS, interrupt, reference, signal_launcher, suspend
+from tests.faults.runs import STEPS, interrupt, reference, restart_of_one_agent, signal_launcher, suspend
 from tests.faults.saving import kill_while_saving
 from tests.faults.stalls import KINDS, Trial, run_stall
-from tests.train_files import write_odd, write_options
+from tests.train_files import odd_command, write_odd, write_options
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
 SCALE = ROOT / "docs/benchmarks/scale.json"  # tests/faults/scale.py writes it
@@ -152,7 +151,7 @@ def epochs(share: float) -> dict[str, Any]:
     for ranks in (2, 4):
         for persistent in ("false", "true"):
             with tempfile.TemporaryDirectory() as folder:
-                options = write_options(Path(folder), netG={"net_type": "one_conv"})
+                options = write_odd(Path(folder))
                 each[f"{ranks} ranks, persistent: {persistent}"] = count_epochs(options, ranks, count, persistent)
     return {"epochs": count, "runs": len(each), "finished": sum(n == count for n in each.values()), "each": each}
 
@@ -160,8 +159,8 @@ def epochs(share: float) -> dict[str, Any]:
 def count_epochs(options: Path, ranks: int, count: int, persistent: str) -> int:
     """Epochs that a run of so many came through; one of a few milliseconds would take 10 s at most."""
     loader = (f"datasets.train.dataloader_persistent_workers={persistent}", "datasets.train.dataloader_num_workers=2")
-    command = ("--opt", str(options), f"train.epochs={count}", "train.total_iter=1000000", "datasets.test={}", *loader)
-    with Ranks(ranks, "tests/dist/epochs_worker.py", *command) as running:
+    changes = (f"train.epochs={count}", "train.total_iter=1000000", "datasets.test={}", *loader)
+    with Ranks(ranks, *odd_command(options, *changes, case="late", struck=(1, 0))) as running:
         result = running.wait(120 + 10 * count)
     opened = [len(moments["progress"]) for moments in result.jsons if moments]
     return min(opened) if result.exit_codes == [0] * ranks else 0
