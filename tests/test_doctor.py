@@ -11,29 +11,7 @@ from tests.dist.launching import ROOT, run_ranks
 from tests.train_files import write_options
 
 DOCTOR = "scripts/doctor.py"
-LINES = {
-    "rank 3 is STUCK: 301.2 s in phase \"data\" at step 812": "watchdog",
-    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE)": "NCCL timeout",
-    "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete": "gloo timeout",
-    "ValueError: Default process group has not been initialized, please make sure to call": "no process group",
-    "torch.distributed.DistBackendError: NCCL error in: x.cpp, unhandled system error": "NCCL error",
-    "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5126": "lost peer",
-    "RuntimeError: Expected to have finished reduction in the prior iteration": "unused parameters",
-    "RuntimeError: Your training graph has changed in this iteration, e.g., one parameter is unused": "static graph",
-    "RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error.": "loader killed",
-    "RuntimeError: DataLoader timed out after 600 seconds": "loader timeout",
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": "out of memory",
-    "torch.distributed.DistNetworkError: The server socket has failed to listen: EADDRINUSE": "port in use",
-    "torch.distributed.DistStoreError: 301 seconds waiting for clients. 3/4 clients joined.": "rendezvous",
-    "ValueError: Error initializing torch.distributed: environment variable RANK expected, but not set": "launch",
-    "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus": "GPU fault",
-    "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598": "disk full",
-    "slurmstepd: error: *** JOB 12 ON gpu1 CANCELLED DUE TO TIME LIMIT ***": "time limit",
-    "DataError: spike file is short": "the run's own message",
-    "DistError: the weights after iteration 500 differ between the ranks": "the run's own message",
-    "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3b000": "shared GPU",
-    "NonFiniteError: 10 steps in a row were NaN or Inf": "numbers",
-}  # fmt: skip
+LINES = json.loads((ROOT / "tests/data/log_lines.json").read_text(encoding="utf-8"))  # line -> its finding
 
 
 @pytest.mark.parametrize(("line", "name"), LINES.items())

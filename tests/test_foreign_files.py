@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from tests.train_files import experiment, train, write_options
 from tests.weights_files import save_weights
 from utils.errors import SpikeVRTError
 
+OUT = "<out>"  # where a program is told to write
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
@@ -25,53 +28,42 @@ def home(tmp_path_factory):
     options = write_options(folder)
     save_weights(options, folder / "rgb.pth", "netG.fusion=none")
     shutil.copytree(folder / "GOPRO_Large/test/test0/blur", folder / "clips" / "clip..1")
-    (folder / "second").mkdir()
-    for run in (folder, folder / "second"):
-        (run / "training_history.json").write_text(json.dumps({"train/loss": [[i, 1.0 / i] for i in range(1, 9)]}))
+    history = {"train/loss": [[i, 1.0 / i] for i in range(1, 9)]}
+    (folder / "training_history.json").write_text(json.dumps(history))
     return folder
 
 
-def ends(call, *args):
-    """Run to the end, whatever the end is."""
-    with suppress(SpikeVRTError, SystemExit):
-        call(*args)
-
-
-def restore(home, *more):
-    args = ["--weights", home / "rgb.pth", "--input", home / "clips", "--save", "frames", "video", *more]
-    return lambda out: main_test_vrt.main([*map(str, args), "--output", str(out)])
+def small_sample(arguments):
+    make_sample_data.make_sample(Path(arguments[0]), clips={"train": 1}, frames=1)
 
 
 def programs(home):
-    """Name -> (program that writes to a path, the flag's path below the populated folder)."""
-    dat = home / "GOPRO_Large_spike_seq/test/test0/spike/000000.dat"
-    history = home / "training_history.json"
-    sample = {"clips": {"train": 1}, "frames": 1}
-    raw = ["--source", home / "clips", "--average", 1, "--interpolate", 8, "--workers", 1, "--ratio", 2]
-    cache = ["--opt", home / "options.json", "--out"]
+    """Name -> (program, its arguments, the flag's path below the populated folder)."""
+    dat, size = home / "GOPRO_Large_spike_seq/test/test0/spike/000000.dat", ("--size", 16, 16)
+    opt, out = ("--opt", home / "options.json"), ("--out", OUT)
+    restore = ("--weights", home / "rgb.pth", "--input", home / "clips", "--save", "frames", "video", "--output", OUT)
+    raw = ("--source", home / "clips", "--average", 1, "--interpolate", 8, "--workers", 1, "--ratio", 2)
     return {
-        "restore": (restore(home), ""),
-        "restore, overwrite": (restore(home, "--overwrite"), ""),
-        "sample": (lambda out: make_sample_data.make_sample(out, **sample), ""),
-        "prepare": (lambda out: prepare.main([*map(str, raw), "--out", str(out)]), ""),
-        "cache": (lambda out: build_clip_cache.main([*map(str, cache), str(out)]), ""),
-        "view": (lambda out: spike_tool.main(["view", str(dat), "--size", "16", "16", "--out", str(out)]), "a.png"),
-        "play": (lambda out: spike_tool.main(["play", str(dat), "--size", "16", "16", "--out", str(out)]), "a.mp4"),
-        "recon": (
-            lambda out: spike_tool.main(
-                ["recon", str(dat), "--size", "16", "16", "--planes", "1", "2", "9", "--out", str(out)]
-            ),
-            "",
-        ),
-        "page": (lambda out: show_sample.main([*map(str, cache[:2]), "--index", "0", "--out", str(out)]), "a.html"),
-        "simulate": (lambda out: spike_tool.main(["simulate", str(home / "clips/clip..1"), str(out)]), "a.dat"),
-        "history": (lambda out: plot_history.main([str(history), "--out", str(out)]), "a.png"),
-        "run report": (lambda out: plot_history.main([str(home), "--out", str(out)]), "a.html"),
-        "convert": (
-            lambda out: convert_options.main([str(ROOT / "tests/data/options/svrt_006.json"), "--out", str(out)]),
-            "a.json",
-        ),
-    }  # fmt: skip
+        "restore": (main_test_vrt.main, restore, ""),
+        "restore, overwrite": (main_test_vrt.main, (*restore, "--overwrite"), ""),
+        "sample": (small_sample, (OUT,), ""),
+        "prepare": (prepare.main, (*raw, *out), ""),
+        "cache": (build_clip_cache.main, (*opt, *out), ""),
+        "view": (spike_tool.main, ("view", dat, *size, *out), "a.png"),
+        "play": (spike_tool.main, ("play", dat, *size, *out), "a.mp4"),
+        "recon": (spike_tool.main, ("recon", dat, *size, "--planes", 1, 2, 9, *out), ""),
+        "page": (show_sample.main, (*opt, "--index", 0, *out), "a.html"),
+        "simulate": (spike_tool.main, ("simulate", home / "clips/clip..1", OUT), "a.dat"),
+        "history": (plot_history.main, (home / "training_history.json", *out), "a.png"),
+        "run report": (plot_history.main, (home, *out), "a.html"),
+        "convert": (convert_options.main, (ROOT / "tests/data/options/svrt_006.json", *out), "a.json"),
+    }
+
+
+def run(program, arguments, out, *more):
+    """Run to the end, whatever the end is."""
+    with suppress(SpikeVRTError, SystemExit):
+        program([str(out) if argument == OUT else str(argument) for argument in (*arguments, *more)])
 
 
 NAMES = list(programs(ROOT))
@@ -79,10 +71,10 @@ NAMES = list(programs(ROOT))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_foreign_files_stay_whatever_program_writes_there(home, tmp_path, name):
-    program, below = programs(home)[name]
+    *program, below = programs(home)[name]
     names = [below] if below else []
     if not below:
-        ends(program, tmp_path / "clean")
+        run(*program, tmp_path / "clean")
         names = written(tmp_path / "clean")
         assert len(names) > 2
     for seed in range(3):
@@ -92,15 +84,15 @@ def test_foreign_files_stay_whatever_program_writes_there(home, tmp_path, name):
         (tmp_path / f".{folder.name}.partial" / "mine").write_bytes(CONTENT)
         before = snapshot(tmp_path) | snapshot(home)
 
-        ends(program, folder / below if below else folder)
+        run(*program, folder / below if below else folder)
 
         after = snapshot(tmp_path) | snapshot(home)
         assert {path: after.get(path) for path in before} == before
 
 
 def test_strangers_in_a_results_folder_of_ours_survive_overwrite_and_going_on(home, tmp_path):
-    out = tmp_path / "out"
-    restore(home)(out)
+    out, (*restore, _) = tmp_path / "out", programs(home)["restore"]
+    run(*restore, out)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "000000.png").write_bytes(CONTENT)
     (out / "clip..1" / "mine.png").write_bytes(CONTENT)
@@ -110,7 +102,7 @@ def test_strangers_in_a_results_folder_of_ours_survive_overwrite_and_going_on(ho
     before = {str(path): snapshot(tmp_path)[str(path)] for path in theirs}
 
     for more in ((), ("--overwrite",), ("--overwrite", "--dtype", "bfloat16")):
-        ends(restore(home, *more), out)
+        run(*restore, out, *more)
         after = snapshot(tmp_path)
         assert {path: after.get(path) for path in before} == before
 
