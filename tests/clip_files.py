@@ -73,9 +73,9 @@ def write_clip(
         else:
             lq, gt = rgb / split / name / "blur", rgb / split / name / "sharp"
         write_png(lq / f"{stem}.png", np.kron(20 * level, np.ones((2, 2))), green=first + frame)
-        write_png(gt / f"{stem}.png", np.kron(10 * level, np.ones((2 * scale, 2 * scale))))
+        red = np.kron(10 * level, np.ones((2 * scale, 2 * scale)))
+        write_png(gt / f"{stem}.png", red)
         for k in range(instants):
-            red = np.kron(10 * level, np.ones((2 * scale, 2 * scale)))
             write_png(rgb / split / name / "instants" / f"{stem}_{k}.png", red, green=k + 1)
         stream = np.arange(planes)[:, None, None] < level
         path = spikes / split / name / "spike" / f"{stem}.dat"
@@ -84,17 +84,8 @@ def write_clip(
 
 
 def write_info(root: Path, **values: object) -> None:
-    about = {
-        "format": 1,
-        "h": 8,
-        "w": 12,
-        "flip": True,
-        "planes": PLANES,
-        "rate": 1.0,
-        "light": "linear",
-        "gt_plane": 12,
-    }
-    about |= values
+    about = {"format": 1, "h": 8, "w": 12, "flip": True, "planes": PLANES, "rate": 1.0, "light": "linear"}
+    about |= {"gt_plane": 12} | values
     path = root / "GOPRO_Large_spike_seq" / "dataset.json"
     path.write_text(json.dumps({k: v for k, v in about.items() if v is not None}), encoding="utf-8")
 

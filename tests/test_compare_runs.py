@@ -82,24 +82,20 @@ def test_a_run_must_gain_three_decibels_in_its_last_validation(tmp_path, capsys,
     assert code != 3 or "no validation" in printed.err
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
+def test_absent_files_files_of_another_form_and_a_run_given_twice_are_refused(tmp_path, capsys):
+    for number, (name, content, said) in enumerate((
         ("metrics.json", "{", "cannot read results"),
         ("metrics.json", "[1, 2]", "no results of a test"),
         ("training_history.json", '{"train/loss": [[10, "low"]]}', "train/loss is 'low' at step 10"),
         ("training_history.jsonl", '{"step": 10, "train/loss": [1]}\n', "train/loss is [1] at step 10"),
         ("training_history.json", '{"train/loss": [[10, 0.5]]}', "a run is given twice"),
         ("log.txt", "", "the folder of a run, or its training_history.jsonl"),
-    ],
-)
-def test_absent_files_files_of_another_form_and_a_run_given_twice_are_refused(tmp_path, capsys, name, content, said):
-    (tmp_path / name).write_text(content)
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / name).write_text(content)
-
-    assert main([str(tmp_path), str(tmp_path if "twice" in said else other)]) == 3
-
-    text = capsys.readouterr().err
-    assert said in text and text.count("Error: ") == 1 and "Traceback" not in text
+    )):  # fmt: skip
+        folders = [tmp_path / f"{number} {copy}" for copy in range(2)]
+        for folder in folders:
+            folder.mkdir()
+            (folder / name).write_text(content)
+        given = [folders[0], folders["twice" not in said]]
+        assert main(list(map(str, given))) == 3
+        text = capsys.readouterr().err
+        assert said in text and text.count("Error: ") == 1 and "Traceback" not in text

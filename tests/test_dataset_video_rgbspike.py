@@ -222,20 +222,17 @@ def test_without_dataset_json_the_options_must_give_the_size_and_a_damaged_one_i
             build(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "said"),
-    [
+def test_options_that_do_not_fit_the_data_are_refused(clips):
+    build(clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})  # dataset.json may be repeated
+    for changes, error, said in (
         ({"gt_size": 7}, OptionError, "gt_size is 7"),
         ({"gt_size": 32}, DataError, "crops of 32 do not fit into clip clip0"),
         ({"spike": {"type": "dat", "h": 16, "w": 12}}, OptionError, "spike.h is 16, dataset.json has 8"),
         ({"spike": {"type": "dat", "heigth": 8}}, OptionError, "unknown option .*spike.heigth"),
         ({"spike": {"representation": {"type": "raw", "window": 4}, "type": "dat"}}, OptionError, "raw cannot be made"),
-    ],
-)
-def test_options_that_do_not_fit_the_data_are_refused(clips, changes, error, said):
-    build(clips, spike={"type": "dat", "h": 8, "w": 12, "flip": True, "rate": 1.0})  # dataset.json may be repeated
-    with pytest.raises(error, match=said):
-        build(clips, **changes)
+    ):
+        with pytest.raises(error, match=said):
+            build(clips, **changes)
     with pytest.raises(OptionError, match="a dataset for testing"):
         build_dataset(section(clips, "train"), "test", 0)
 

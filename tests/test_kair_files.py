@@ -187,9 +187,8 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
     assert result.text.partition("\n  do ")[2].splitlines()[0].strip() == do
 
 
-@pytest.mark.parametrize(
-    ("number", "overrides", "text"),
-    [
+def test_a_network_and_datasets_for_different_tasks_are_refused(tmp_path):
+    for number, overrides, text in (
         ("009", ["datasets.train.num_frame=5"], "datasets.train.num_frame is 5"),
         ("009", ["datasets.test.temporal_scale=1"], "datasets.test is VideoTestVimeo90KDataset"),
         ("009", ["val.flip_seq=true"], "val.flip_seq"),
@@ -198,9 +197,7 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
         ("006", ["netG.pa_frames=0", "netG.spynet_path=null"], "the network makes new frames"),
         ("008", ["netG.nonblind_denoising=false"], "gives a noise map"),
         ("008", ["datasets.test.sigma=null"], "the test clips have no noise"),
-    ],
-)
-def test_a_network_and_datasets_for_different_tasks_are_refused(number, overrides, text, tmp_path):
-    path = write_file(tmp_path / "options.json", small(options_of(number)))
-    with pytest.raises(OptionError, match=text):
-        read(path, *overrides)
+    ):
+        path = write_file(tmp_path / "options.json", small(options_of(number)))
+        with pytest.raises(OptionError, match=text):
+            read(path, *overrides)

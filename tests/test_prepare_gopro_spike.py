@@ -156,9 +156,10 @@ def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(ra
     assert named in capsys.readouterr().err and files(tmp_path / "out") == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words", "code"),
-    [
+def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    before = files(tmp_path)
+    for arguments, words, code in (
         ("--source {}/empty", "no raw clip found", 3),
         ("--source {}/raw --average 4", "--average is 4", 2),
         ("--source {}/raw --average 15", "has 13 frames", 3),
@@ -176,13 +177,9 @@ def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(ra
         ("--source {}/raw --rig dim --crop 64", "no source can be used", 3),
         ("--source {}/raw --leave-out GOPR0001", "no such clip: --leave-out GOPR0001", 2),
         ("--source {}/raw --out {}/raw/train", "would write over the input", 2),
-    ],
-)
-def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys, arguments, words, code):
-    (tmp_path / "empty").mkdir()
-    before = files(tmp_path)
-    assert prepare("--out", tmp_path / "out", *arguments.replace("{}", str(tmp_path)).split()) == code
-    assert words in capsys.readouterr().err and files(tmp_path) == before
+    ):
+        assert prepare("--out", tmp_path / "out", *arguments.replace("{}", str(tmp_path)).split()) == code, words
+        assert words in capsys.readouterr().err and files(tmp_path) == before
 
 
 @pytest.mark.parametrize(

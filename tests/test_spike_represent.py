@@ -45,9 +45,8 @@ def test_tfp_is_the_mean_of_the_planes_around_each_centre_as_far_as_there_are_pl
     assert represent("tfp", np.ones((700, 1, 1), np.uint8), 350, half_window=300)[0, 0, 0] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("name", "center", "options", "words"),
-    [
+def test_a_stream_too_short_and_options_that_contradict_one_another_are_refused():
+    for name, center, options, words in (
         ("tfp", 12, {"half_window": 3, "offsets": [20]}, "outside"),
         ("tfp", 12, {"half_window": 13, "num_bins": 4}, "24 planes cannot hold a window of 26"),
         ("tfp", 12, {"half_window": 2, "num_bins": 4, "offsets": [0, 3]}, "have no effect with it"),
@@ -63,11 +62,9 @@ def test_tfp_is_the_mean_of_the_planes_around_each_centre_as_far_as_there_are_pl
         ("raw", 22, {"window": 5}, "outside"),
         ("raw", 12, {"window": 4}, "odd"),
         ("encoding25", 12, {}, "outside"),
-    ],
-)
-def test_a_stream_too_short_and_options_that_contradict_one_another_are_refused(name, center, options, words):
-    with pytest.raises(ValueError, match=words):
-        represent(name, stream(), center, **options)
+    ):
+        with pytest.raises(ValueError, match=words):
+            represent(name, stream(), center, **options)
 
 
 @pytest.mark.parametrize("planes", [56, 88, 104, 49, 97, 40])
