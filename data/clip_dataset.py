@@ -218,11 +218,14 @@ class ClipDataset(Dataset):
         spike, found = section.spike, []
         for one in split_by_root(section):
             info = load_info(cls.places(one)["dataroot_spike"])
-            rate, light = info.rate if spike.rate is None else spike.rate, spike.light or info.light or "linear"
+            rate = info.trained_rate if spike.rate is None else spike.rate
+            light = spike.light or info.light or "linear"
             about = {"rate": rate, "light": light, "center": spike.center}
             about |= {"planes": info.planes, "gt_plane": info.gt_plane}
-            file = spike.calibration or info.calibration_file
-            found.append(about | ({"calibration": load_calibration(file).plain()} if file else {}))
+            recorded = info.calibration if spike.calibration == "recorded" else None
+            if spike.calibration and (spike.calibration != "recorded" or recorded):
+                about["calibration"] = load_calibration(spike.calibration, recorded).plain()
+            found.append(about)
         several = {"rate": None if None in [each["rate"] for each in found] else "match", "light": "linear"}
         differ = [key for key in found[0] if any(each.get(key) != found[0][key] for each in found)]
         return found[0] | {key: several.get(key) for key in differ}
@@ -237,7 +240,7 @@ class ClipDataset(Dataset):
                 report = Report(split, source, clips, note=f"{len(clips)} cached clips")
             else:
                 report = check_source(source, split, **how)
-            if source.spikes and not source.spikes.is_rate_known:
+            if source.spikes and not source.spikes.is_rate_known and source.spikes.info.trained_rate is None:
                 what = "neither dataset.json nor spike.rate gives the firing rate at full light; 1 is assumed"
                 report.warnings.append(Problem("spikes", what, source.dataroot_spike))
             reports.append(report)

@@ -89,10 +89,13 @@ def scale_of(matrix: np.ndarray) -> float:
     return float(np.sqrt(abs(np.linalg.det(matrix[:2, :2]))))
 
 
-def load_calibration(path: str | Path) -> Calibration:
-    """The calibration in the JSON file `path`. Raises DataError for what is not a complete, usable calibration."""
+def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> Calibration:
+    """The calibration in the JSON file `path`, or `table`, which is a part of that file.
+
+    Raises DataError for what is not a complete, usable calibration.
+    """
     try:
-        if not isinstance(table := json.loads(Path(path).read_text(encoding="utf-8")), dict):
+        if table is None and not isinstance(table := json.loads(Path(path).read_text(encoding="utf-8")), dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as e:
         what, expected = f"cannot read the calibration: {e}", "a JSON file made by scripts/calibrate.py"

@@ -41,7 +41,7 @@ class DatasetInfo:
 
     h, w: size of a spike plane. flip: rows are stored bottom first. planes: planes per file. gt_plane: the plane at
     which the sharp frame was taken. rate: spikes per tick at full light. light: what the sensor integrated, "linear"
-    light or "display" values. interpolate: planes per raw frame. calibration: file of scripts/calibrate.py, beside it.
+    light or "display" values. interpolate: planes per raw frame. calibration: as in a file of scripts/calibrate.py.
     clips: what differs in single clips: these keys, see `of_clip`; planes, gt_plane, and offset (raw frames between the
     sharp frame and the middle one).
     """
@@ -55,7 +55,7 @@ class DatasetInfo:
     rate: Annotated[float | int, Field(gt=0)] | None = None
     light: Literal["linear", "display"] | None = None
     interpolate: Annotated[int, Field(ge=1)] = GOPRO_INTERPOLATE
-    calibration: str | None = field(default=None, repr=False)  # of digests, the contents are a part
+    calibration: dict[str, Any] | None = field(default=None, repr=False)  # digests have that of DatSpikes
     clips: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def of_clip(self, clip: str) -> "DatasetInfo":
@@ -64,8 +64,10 @@ class DatasetInfo:
         return _checked({**vars(self), **own}, Path(self.path), f"clip {clip}: ") if own else self
 
     @property
-    def calibration_file(self) -> str | None:
-        return str(Path(self.path).parent / self.calibration) if self.calibration else None
+    def trained_rate(self) -> float | str | None:
+        """rate; "match" where each clip has its own, None where it is unknown."""
+        is_of_clips = self.clips and all(clip.get("rate") for clip in self.clips.values())
+        return "match" if self.rate is None and is_of_clips else self.rate
 
     def planes_of(self, clip: str, usual: int) -> tuple[int, int]:
         """How many planes the files of a clip hold, `usual` where nothing is known, and the last one at least.

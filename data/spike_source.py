@@ -45,7 +45,8 @@ class DatSpikes:
     where one file holds a whole clip. context: planes read before and after those of a frame.
     center: the plane of the sharp frame: "gt" (of dataset.json), "file" (the middle of the planes that are read) or a
     number. gamma: light and ratios are raised to 1 / gamma (2.2: display values). resize: interpolation to the RGB
-    grid; "nearest" keeps raw planes binary. calibration: a file of scripts/calibrate.py.
+    grid; "nearest" keeps raw planes binary. calibration: a file of scripts/calibrate.py;
+    "recorded": those of dataset.json, a clip without one is taken as aligned.
     A key that has no effect on the chosen representation is an error.
     """
 
@@ -87,9 +88,11 @@ class DatSpikes:
         self.interpolation = cv2.INTER_LINEAR if resize == "bilinear" else cv2.INTER_NEAREST
         self.is_stretched = False  # the planes to frames of any ratio, for whole frames
         self.calibration = self._calibrated = None
-        if calibration := calibration or info.calibration_file:
-            self.calibration = load_calibration(calibration)
-            self._calibrated = CalibratedGrid(self.calibration, self.geometry, calibration, resize == "nearest")
+        recorded = info.calibration if calibration == "recorded" else None
+        if calibration and (calibration != "recorded" or recorded):
+            path = info.path if recorded else calibration
+            self.calibration = load_calibration(path, recorded)
+            self._calibrated = CalibratedGrid(self.calibration, self.geometry, path, resize == "nearest")
         offset = self.calibration.time_offset_planes if self.calibration else 0.0
         self.timing = Timing(first, count, read_exposures(exposure), offset)
         self.name, self.options = _name_and_options(representation)

@@ -12,7 +12,18 @@ from data.clip_reader import user_clips
 from data.loader import TrainLoader
 from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
-from tests.clip_files import build, cached, doctor_of_data, resolved, same, section, write_clip, write_clips, write_info
+from tests.clip_files import (
+    build,
+    cached,
+    check,
+    doctor_of_data,
+    resolved,
+    same,
+    section,
+    write_clip,
+    write_clips,
+    write_info,
+)
 from utils.errors import DataError, OptionError
 
 SPIKE = {"type": "dat", "resize": "nearest", "center": "gt", "representation": {"type": "tfp", "offsets": [0]}}
@@ -127,7 +138,6 @@ def test_weights_of_several_roots_say_what_they_have_in_common(roots):
 def test_a_clip_may_have_spikes_of_its_own(tmp_path):
     write_clips(tmp_path, "a", "b")
     table = {"format": 1, "matrix": [[2, 0, 0.5], [0, 2, 0.5]], "spike_size": [8, 12], "rgb_size": [16, 24]}
-    (tmp_path / "GOPRO_Large_spike_seq/b.json").write_text(json.dumps(table))
     expected = [build(tmp_path, spike=SPIKE)[(0, index)] for index in range(12)]
     write_info(tmp_path, clips={"b": {"rate": 0.5, "planes": 24, "rig": {"any": 1}}})
     halved = build(tmp_path, spike=SPIKE)
@@ -137,10 +147,19 @@ def test_a_clip_may_have_spikes_of_its_own(tmp_path):
     for clip, rate in zip(user_clips(frames, spikes, spike_options=SPIKE), (1.0, 0.5), strict=True):
         single = user_clips(frames / clip.name / "blur", spikes / clip.name / "spike", spike_options=SPIKE)[0]
         assert clip.clip.spikes.rate == single.clip.spikes.rate == rate
-    write_info(tmp_path, clips={"b": {"calibration": "b.json"}})
-    aligned = build(tmp_path, spike=SPIKE | {"resize": "bilinear"})
-    assert [clip.spikes.calibration is None for clip in aligned.clips] == [True, False]
-    assert any("calibration" in line for line in aligned.sample_names())
+    write_info(tmp_path, clips={"b": {"calibration": table}})
+    (tmp_path / "b.json").write_text(json.dumps(table))
+    spike = SPIKE | {"resize": "bilinear"}
+    for calibration, of_a, of_b in ((None, None, None), ("recorded", None, 0.5), (str(tmp_path / "b.json"), 0.5, 0.5)):
+        clips = build(tmp_path, spike=spike | {"calibration": calibration}).clips
+        known = [clip.spikes.calibration and clip.spikes.calibration.matrix[0][2] for clip in clips]
+        assert known == [of_a, of_b]
+    assert any(
+        "calibration" in line for line in build(tmp_path, spike=spike | {"calibration": "recorded"}).sample_names()
+    )
+    write_info(tmp_path, rate=None, clips={"a": {"rate": 0.7}, "b": {"rate": 0.5}})
+    values = section(tmp_path, spike=SPIKE)
+    assert resolved(values).spike_data["rate"] == "match" and not check(values).warnings
     write_info(tmp_path, clips={"b": {"rate": "fast"}})
     with pytest.raises(DataError, match=r"clip b: rate.* is 'fast'"):
         build(tmp_path, spike=SPIKE)
