@@ -73,14 +73,13 @@ class Translations:
 
 def make_page(say: Say = lambda text, where: text, other: str = "[简体中文](zh/options.md)") -> str:
     """other: the link to the page in the other language."""
-    ignored = ", ".join(f"`{where}.{key}`" for where, keys in KAIR_ONLY.items() for key in sorted(keys))
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ROOT / "scripts/parts"), undefined=jinja2.StrictUndefined,
         extensions=["jinja2.ext.do"], trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     pages.filters["say"] = lambda text, where: "\n\n".join(say(part, where) for part in text.strip("\n").split("\n\n"))
     return pages.get_template("options.md.jinja").render(
-        other=other, mark=MARK, options=Options, loader=LoaderOptions, parts=registries(), ignored=ignored,
+        other=other, mark=MARK, options=Options, loader=LoaderOptions, parts=registries(),
         is_model=is_model, describe=describe, dumps=json.dumps, string=str,
         key_rows=key_rows, own_keys=own_keys, to_read=to_read,
     )  # fmt: skip

@@ -36,8 +36,8 @@ def watching_at_scale(sizes: list[dict[str, Any]]) -> Iterator[str]:
 SCALE = """
 ## Many ranks
 
-A beat costs a rank two requests, whatever the number of ranks: it sets its own state, and reads the verdict and the states of rank 0, of the next rank and of the next rank on its host. Simulated with
-`python -m tests.faults.scale` on {date}, on {cores} cores: the watchdog of each rank against one real TCPStore, eight ranks to a host. A fault is named after:
+A beat costs a rank two requests, whatever the number of ranks. Simulated with `python -m tests.faults.scale` on {date}, on {cores} cores: the watchdog of each rank against one real TCPStore, eight ranks to a host. A fault is
+named after:
 
 | ranks | beat (achieved) | T | requests a second | false alarms | a rank silent | a host silent | a rank stuck |
 |---|---|---|---|---|---|---|---|"""
