@@ -292,8 +292,13 @@ def test_any_video_and_photograph_becomes_clips_of_a_rig_that_training_reads(tmp
     }  # fmt: skip
     rates = {clip["rate"] for clip in clips.values()}
     assert len(rates) == 4 and all(0.03 <= rate <= 0.3 for rate in rates)
-    report = check(whole_clips(out), decode=True)
+    recorded = whole_clips(out)
+    recorded["spike"] = {"type": "dat", "center": "file", "calibration": "recorded"}
+    report = check(recorded, decode=True)
     assert report.problems == [] and {clip.planes for clip in report.clips} == {(16, 16, 16)}
+    for clip in report.clips:
+        own = clips[clip.name]
+        assert clip.spikes.rate == own["rate"] and clip.spikes.calibration.matrix == own["calibration"]["matrix"]
     for name, clip in clips.items():
         cut, calibration = clip["cut"], read_section(Calibration, clip["calibration"], "")
         again = Rig.of(**calibration.made["rig"]).calibration((24, 24), (48, 48))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.clip_reader import user_clips
+from data.clip_reader import dataset_clips, user_clips
 from data.loader import TrainLoader
 from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry, write_spikes
@@ -127,6 +127,20 @@ def test_the_check_and_a_cache_know_every_root(roots, tmp_path, capsys):
     plain, kept = (build_dataset(values | {"cache_data": kept}, "train", 0) for kept in (False, True))
     for index in range(len(plain)):
         assert same(plain[(0, index)], in_cache[(0, index)]) and same(plain[(0, index)], kept[(0, index)])
+
+
+def test_several_roots_can_be_tested_on(roots, tmp_path):
+    folders = {key: value for key, value in joined(roots).items() if key.startswith("dataroot_")}
+    values = joined(roots, "test") | folders
+    clips, alone = dataset_clips(build_dataset(values, "test", 0)), joined(roots[1:], "test") | folders
+    alone |= {key: value[1:] for key, value in folders.items()}
+    single = dataset_clips(build_dataset(alone, "test", 0))
+    assert [clip.name for clip in clips[2:]] == [f"1/{clip.name}" for clip in single] and len(clips) == 5
+    assert clips[0].dataset.count_folders() == 5
+    for clip, same_clip in zip(clips[2:], single, strict=True):
+        assert torch.equal(clip.frame(1)["spike"], same_clip.frame(1)["spike"]) and clip.digest() == same_clip.digest()
+    kept = dataset_clips(build_dataset(cached(values, tmp_path / "cache"), "test", 0))
+    assert torch.equal(kept[3].frame(2)["spike"], clips[3].frame(2)["spike"]) and kept[3].digest() != clips[3].digest()
 
 
 def test_weights_of_several_roots_say_what_they_have_in_common(roots):
