@@ -23,6 +23,7 @@ from models.losses import LOSSES, taken_by
 from models.optim import build_optimizer, fixed_keys, is_fix_key, load_moments, lr_at
 from models.select_network import NETWORKS, define_G
 from models.vrt.fit_memory import is_out_of_memory, out_of_memory_error
+from models.vrt.layers import tf32
 from models.weights import load_pretrained, load_weights
 from utils import utils_dist
 from utils.contract import input_spec
@@ -224,7 +225,8 @@ class ModelVRT:
         freezes, is_start = step < (self.train_opt.fix_iter or 0), self.frozen is None
         is_first = freezes != self.frozen
         # The first step also builds DDP, compiles and tunes kernels, which may take minutes.
-        with watchdog.stage("first step") if is_first else nullcontext():
+        precision = nullcontext() if self.train_opt.tf32 is None else tf32(self.train_opt.tf32)
+        with watchdog.stage("first step") if is_first else nullcontext(), precision:
             watchdog.phase("forward", step - 1)
             try:
                 if is_first:

@@ -15,6 +15,10 @@ else python=python3; fi
 export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
 export NCCL_ASYNC_ERROR_HANDLING="${NCCL_ASYNC_ERROR_HANDLING:-1}" # the old name
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
+# Memory of clips of several sizes does not fall into pieces.
+if [[ -z ${PYTORCH_CUDA_ALLOC_CONF:-} ]]; then
+    export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF:-expandable_segments:True}"
+fi
 # Threads that wait for one another sleep. Spinning is faster on idle cores (a step on the CPU takes 0.6 of the time), but
 # 2 to 25 times slower as soon as anything else wants a core: docs/benchmarks/net.md.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"

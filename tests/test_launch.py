@@ -207,7 +207,15 @@ def fake_python(tmp_path):
     python.write_text('#!/bin/sh\nenv\necho "arguments $*"\nexit 3\n')
     python.chmod(0o755)
     unset = dict.fromkeys(
-        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS", "NCCL_IB_DISABLE", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"),
+        (
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+            "OMP_NUM_THREADS",
+            "NCCL_IB_DISABLE",
+            "OMP_WAIT_POLICY",
+            "GOMP_SPINCOUNT",
+            "PYTORCH_ALLOC_CONF",
+            "PYTORCH_CUDA_ALLOC_CONF",
+        ),
         "",
     )
     return {"VIRTUAL_ENV": str(tmp_path), "PATH": f"{python.parent}:{os.environ['PATH']}", **unset}
@@ -225,7 +233,8 @@ def test_the_launcher_sets_what_the_user_has_not_set_and_ends_with_the_code_of_t
     assert result.exit_codes == [3]
     lines = result.text.splitlines()
     for line in ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "NCCL_ASYNC_ERROR_HANDLING=1",
-                 "CUDA_DEVICE_MAX_CONNECTIONS=7", "NCCL_DEBUG=INFO", "OMP_WAIT_POLICY=passive"):  # fmt: skip
+                 "CUDA_DEVICE_MAX_CONNECTIONS=7", "NCCL_DEBUG=INFO", "OMP_WAIT_POLICY=passive",
+                 "PYTORCH_ALLOC_CONF=expandable_segments:True"):  # fmt: skip
         assert line in lines
     has_infiniband = any(Path("/sys/class/infiniband").glob("*"))
     assert ("NCCL_IB_DISABLE=1" in lines) == (not has_infiniband)

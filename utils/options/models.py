@@ -115,6 +115,10 @@ class TrainOptions(Section):
 
     amp: AmpOptions = AmpOptions()
     compile: bool = Field(False, description="torch.compile the network.")
+    tf32: bool | None = Field(
+        None,
+        description="float32 products of a GPU in TF32: faster, 10 bits precise. null: as torch, convolutions alone.",
+    )
     empty_cache: bool = Field(
         False,
         description="Give unused GPU memory back at the start of each epoch; the driver takes time to grant it anew.",
