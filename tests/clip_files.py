@@ -30,10 +30,10 @@ def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
     return np.stack((rows * 4 % 256, cols * 3 % 256, (rows + cols + 40 * seed) % 256), axis=2).astype(np.uint8)
 
 
-def write_video(path: Path, count: int = 6, fps: float = 12.5) -> None:
+def write_video(path: Path, count: int = 6, fps: float = 12.5, **size: int) -> None:
     with VideoWriter(path, fps) as video:
         for seed in range(count):
-            video.write(picture(seed=seed))
+            video.write(picture(seed=seed, **size))
 
 
 def levels(seed: int, frame: int, h: int, w: int) -> np.ndarray:

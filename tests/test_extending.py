@@ -202,7 +202,7 @@ def test_secrets_of_a_new_part_reach_no_file_and_no_message_and_the_saved_option
     assert torch.load(runs / "tiny/models/2_G.pth", weights_only=True)["options"]["netG"]["token_dim"] == 7
 
 
-def test_a_dataset_trains_is_checked_cached_validated_and_tested(used):
+def test_a_dataset_trains_is_checked_cached_validated_and_tested_and_one_of_torch_trains(used):
     runs, text = used
     assert "data train: 2 clips, 4 frames of 40 x 40, spike files of 24 planes" in text
     assert "no problem found" in text and "data train: 2 cached clips" in text
@@ -212,10 +212,7 @@ def test_a_dataset_trains_is_checked_cached_validated_and_tested(used):
         table = json.loads((runs / task / "test" / "metrics.json").read_text())
         assert list(table["clips"]) == ["clip2"] and table["averages"]["restored"]["frames"] == 2
         assert len(list((runs / task / "test" / "clip2").glob("*.png"))) == 2
-
-
-def test_a_plain_dataset_of_torch_is_trained_on(used):
-    history = json.loads((used[0] / "noise/training_history.json").read_text())
+    history = json.loads((runs / "noise/training_history.json").read_text())
     assert [step for step, _ in history["train/loss"]] == [1, 2]
 
 

@@ -17,7 +17,7 @@ def counted(*arguments: str) -> Any:
     # A process of its own: the stand-ins must not meet other tests.
     done = run_ranks(1, "tests/fake_gpu.py", *arguments, limit_s=300)
     if done.exit_codes == [77]:
-        pytest.skip(done.stderr[0].strip().splitlines()[-1])
+        pytest.skip(done.stderr[0].strip().splitlines()[0])
     assert done.exit_codes == [0], done.text
     return json.loads(done.stdout[0])
 

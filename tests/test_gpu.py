@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from scripts.parts.doctor_checks import check_ranks
+from tests.dist.launching import write_command
 from tests.train_files import train, write_options
 from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
 from utils.dist.launch import LaunchInfo
@@ -85,10 +86,7 @@ def test_two_ranks_on_one_gpu_are_both_named():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs of this machine are of use")
 def test_a_gpu_that_torch_cannot_use_is_an_error_unless_the_cpu_is_asked_for(tmp_path):
-    fake = tmp_path / "bin" / "nvidia-smi"
-    fake.parent.mkdir()
-    fake.write_text("#!/bin/sh\necho 470.82.01\necho 470.82.01\n")
-    fake.chmod(0o755)
+    fake = write_command(tmp_path / "bin/nvidia-smi", "echo 470.82.01\necho 470.82.01")
     options = write_options(tmp_path)
     path = f"{fake.parent}:{os.environ['PATH']}"
 

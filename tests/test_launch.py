@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.dist.launching import ROOT, run_command, run_ranks
+from tests.dist.launching import ROOT, run_command, run_ranks, write_command
 from tests.train_files import write_options
 from utils import utils_dist
 from utils.dist.launch import LaunchInfo, first_host, node_variables, read_launch
@@ -202,10 +202,7 @@ def test_the_launcher_needs_a_number_of_processes(count):
 @pytest.fixture
 def fake_python(tmp_path):
     """The environment of a launcher whose python prints its variables and arguments, and ends with 3."""
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text('#!/bin/sh\nenv\necho "arguments $*"\nexit 3\n')
-    python.chmod(0o755)
+    python = write_command(tmp_path / "bin/python", 'env\necho "arguments $*"\nexit 3')
     unset = dict.fromkeys(
         (
             "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -223,9 +220,7 @@ def fake_python(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_launcher_sets_what_the_user_has_not_set_and_ends_with_the_code_of_the_run(tmp_path, count, fake_python):
-    getconf = tmp_path / "bin" / "getconf"
-    getconf.write_text("#!/bin/sh\necho 100000\n")  # so many cores that most of them are idle
-    getconf.chmod(0o755)
+    write_command(tmp_path / "bin/getconf", "echo 100000")  # so many cores that most of them are idle
     own = {"CUDA_DEVICE_MAX_CONNECTIONS": "7", "NCCL_DEBUG": "INFO"}
 
     result = run_command([ROOT / "launch_train.sh", str(count), SAMPLE, "scale=1", "task=a b"], 20, fake_python | own)
@@ -294,9 +289,7 @@ def test_threads_do_not_spin_where_others_keep_the_cores_busy(fake_python):
 
 
 def test_the_launcher_runs_on_linux_only_and_says_so(tmp_path, fake_python):
-    uname = tmp_path / "bin" / "uname"
-    uname.write_text("#!/bin/sh\necho Darwin\n")
-    uname.chmod(0o755)
+    write_command(tmp_path / "bin/uname", "echo Darwin")
 
     result = run_command([ROOT / "launch_train.sh", "1"], 10, fake_python)
 

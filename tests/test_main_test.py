@@ -13,7 +13,7 @@ from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from models.portable import read_saved
 from models.restore.setup import find_weights, parse_test_args, spike_options
 from models.select_network import NETWORKS
-from tests.clip_files import section, write_clip, write_info
+from tests.clip_files import section, write_clip, write_info, write_video
 from tests.dist.launching import run_ranks
 from tests.tensor_clip import restore_clip
 from tests.train_files import network, odd
@@ -22,7 +22,7 @@ from utils.errors import CheckpointError
 from utils.image import imread_rgb, tensor_to_uint8
 from utils.metrics import psnr
 from utils.options.models import PathOptions
-from utils.video import VideoReader, VideoWriter
+from utils.video import VideoReader
 
 MAIN = "main_test_vrt.py"
 LIMIT_S = 300  # of processes that take seconds on a machine that does nothing else
@@ -262,15 +262,8 @@ def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, 
         assert torch.equal(undivided, read(rate=1.0)["spike"]) and "taken as 1" in caplog.text
 
 
-def write_video(path, count=5, height=35, width=45):
-    rows, cols = np.mgrid[:height, :width]
-    with VideoWriter(path, 12.5) as video:
-        for i in range(count):
-            video.write(np.stack((rows * 5, cols * 4 + 3 * i, rows + cols), axis=2).astype(np.uint8))
-
-
 def test_a_video_goes_in_and_a_video_of_the_same_name_and_rate_comes_out(home, tmp_path):
-    write_video(tmp_path / "holiday.mp4")
+    write_video(tmp_path / "holiday.mp4", 5, height=35, width=45)
     out = tmp_path / "out"
     args = ("--weights", home / "rgb.pth", "--input", tmp_path / "holiday.mp4", "--tile", "3,32", "--overlap", "1,8")
     found = restore(out, *args)

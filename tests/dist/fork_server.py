@@ -48,7 +48,7 @@ LIBRARIES = (
     "torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint", "torch.utils.data",
     "numpy", "cv2", "json5", "lmdb", "pydantic", "pydantic.main", "pydantic.json_schema", "av", "tqdm",
     "matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.GifImagePlugin", "PIL.JpegImagePlugin",
-    "multiprocessing.queues",
+    "multiprocessing.queues", "pydantic.types", "pydantic.type_adapter", "pydantic.dataclasses", "jinja2",
 )  # fmt: skip
 # Nothing reads these while the libraries are imported, so a fork may have its own.
 LATE_VARIABLES = (

@@ -148,6 +148,14 @@ def run_into(stdout: Any, *arguments: object) -> tuple[int, str]:
         return process.wait(600), _content(stderr)
 
 
+def write_command(path: Path, lines: str) -> Path:
+    """A program of these lines of a shell script, in a folder for PATH."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+    return path
+
+
 @contextmanager
 def started(command: Sequence[object], log: Path, **env: str) -> Iterator[subprocess.Popen]:
     """The process of a command that writes to `log`; nothing of its session stays behind."""

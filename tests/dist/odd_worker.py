@@ -32,7 +32,7 @@ from models.select_network import NETWORKS
 from utils import utils_dist
 from utils.dist import process
 from utils.dist.process import children_of, process_state
-from utils.run import writers
+from utils.run import history
 from utils.run.measure import peak_memory_gb
 from utils.run.progress import RunProgress
 from utils.run.writers import WRITERS
@@ -40,7 +40,7 @@ from utils.run.writers import WRITERS
 CASE, RANK, STEP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 LATE_S, PRODUCTS, MATRIX = 0.3, 40, torch.eye(256)
 # Drawing would take half of the time of such a run; runs of the real network draw their curves.
-writers.draw_panels, writers.encoded = (lambda histories: None), (lambda figure: b"")
+history.draw_panels, history.encoded = (lambda histories: None), (lambda figure: b"")
 
 
 @NETWORKS.register("odd")

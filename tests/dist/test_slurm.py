@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist import slurm
-from tests.dist.launching import ROOT, wait_for
+from tests.dist.launching import ROOT, wait_for, write_command
 from tests.train_files import experiment, latest, write_options
 
 pytestmark = pytest.mark.skipif(bool(slurm.missing()), reason=f"no SLURM: {slurm.missing()}")
@@ -93,10 +93,9 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
 
 def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder(tmp_path, cluster):
     log, script = tmp_path / "cores.out", ROOT / "submit_job.sh"
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text("#!/bin/sh\necho cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*\n")
-    python.chmod(0o755)
+    python = write_command(
+        tmp_path / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*"
+    )
     own = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=3")
     path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={python.parent}:{os.environ['PATH']},OMP_NUM_THREADS="
     cluster.submit(f"--output={log}", path, *own, str(script), "scale=1")

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
@@ -30,6 +31,25 @@ def new_ranks(server, name, n):
     return ranks
 
 
+def in_threads(*calls):
+    """Make the calls at once, and wait for their ends."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def verdicts_of(ranks, stall_s, is_over):
+    """(rank, kind) of each verdict that the ranks come to, until it is over, 30 s at most."""
+    verdicts, deadline = [], time.monotonic() + 30
+    while not is_over(verdicts) and time.monotonic() < deadline:
+        verdicts += [(found["rank"], found["kind"]) for rank in ranks if (found := rank.turn(stall_s))]
+        time.sleep(0.1)
+    return verdicts
+
+
 def test_a_beat_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
     costs = {}
     for n in (8, 64):
@@ -48,12 +68,7 @@ def test_a_start_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
     most = {}
     for n in (8, 64):
         ranks = [Simulated(rank, n, PrefixStore(f"start{n}", server)) for rank in range(n)]
-        threads = [threading.Thread(target=rank.start, daemon=True) for rank in ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in threads)
+        in_threads(*(rank.start for rank in ranks))
         assert all(rank.store.keys == rank.store.requests for rank in ranks)  # one key at a time, also while waiting
         most[n] = {name: max(rank.store.requests[name] for rank in ranks) for name in ("add", "compare_set")}
         # The last to come to each of the three meetings releases the others.
@@ -63,16 +78,12 @@ def test_a_start_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
 
 @pytest.mark.parametrize("fault", ["host", "stuck"])
 def test_a_host_that_falls_silent_and_a_rank_that_is_waited_for_are_named_once(server, fault):
-    n, stall_s, verdicts = 64, 1.5, []
+    n = 64
     ranks = new_ranks(server, fault, n)
     strike(ranks, fault, n)
-    deadline = time.monotonic() + 30
-    while not all(rank.known_at or rank.fault == "silent" for rank in ranks) and time.monotonic() < deadline:
-        verdicts += filter(None, [rank.turn(stall_s) for rank in ranks])
-        time.sleep(0.1)
+    verdicts = verdicts_of(ranks, 1.5, lambda _: all(rank.known_at or rank.fault == "silent" for rank in ranks))
 
-    kind = "STUCK" if fault == "stuck" else "SILENT"
-    assert [(verdict["rank"], verdict["kind"]) for verdict in verdicts] == [(n // 2, kind)]
+    assert verdicts == [(n // 2, "STUCK" if fault == "stuck" else "SILENT")]
     # Only the states of all ranks can tell who is waited for: one rank reads them.
     read_all = [rank.rank for rank in ranks if rank.store.keys["multi_get"] > 4 * rank.store.requests["multi_get"]]
     assert len(read_all) == (1 if fault == "stuck" else 0)
@@ -81,17 +92,16 @@ def test_a_host_that_falls_silent_and_a_rank_that_is_waited_for_are_named_once(s
 @pytest.mark.parametrize("n", [2, 24])
 def test_a_rank_that_falls_silent_after_the_others_began_to_wait_is_named_and_not_they(server, n):
     # Within one phase, a rank that computes faster begins to wait before the other is stopped.
-    stall_s, struck, verdicts = 3.0, n - 1, []
     ranks = new_ranks(server, f"late{n}", n)
     begin = time.monotonic()
     for rank in ranks:
         rank.since, rank.syncs = begin, 1
-    while not verdicts and time.monotonic() < begin + 30:
-        ranks[struck].fault = "silent" if time.monotonic() > begin + 1 else ""
-        verdicts += filter(None, [rank.turn(stall_s) for rank in ranks])
-        time.sleep(0.1)
 
-    assert [(verdict["rank"], verdict["kind"]) for verdict in verdicts] == [(struck, "SILENT")]
+    def is_over(verdicts):
+        ranks[-1].fault = "silent" if time.monotonic() > begin + 1 else ""
+        return verdicts
+
+    assert verdicts_of(ranks, 3.0, is_over) == [(n - 1, "SILENT")]
 
 
 def test_a_restarted_rank_hears_of_the_start_of_its_own_rank_0(server):
@@ -104,11 +114,7 @@ def test_a_restarted_rank_hears_of_the_start_of_its_own_rank_0(server):
         names.setdefault(rank, []).append(rendezvous._name_of_start(server, launch))
 
     for start in range(2):
-        threads = [threading.Thread(target=name, args=(rank,), daemon=True) for rank in (2, 1, 0)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
+        in_threads(*(partial(name, rank) for rank in (2, 1, 0)))
         server.set(f"spikevrt/{names[0][start]}/{MET}", "1")
         for thread in [thread for thread in threading.enumerate() if thread.name == "rendezvous"]:
             thread.join(30)
