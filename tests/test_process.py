@@ -1,7 +1,10 @@
 """The start and the end of a program: output that is no file or that nobody reads, threads still inside torch."""
 
 import os
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -111,3 +114,24 @@ def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_
 
     assert code == 0 and "Traceback" not in said and said.count("cannot write the log (stdout") == 1, said
     assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
+
+
+ORPHAN = """
+import multiprocessing, os, signal, time
+from utils.dist.process import die_with_parent
+
+def child(parent):
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    die_with_parent()
+    time.sleep(60)
+
+multiprocessing.get_context("fork").Process(target=child, args=(os.getpid(),)).start()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_whose_parent_died_before_it_asked_ends_as_well():
+    start = time.monotonic()
+    run = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, timeout=50)  # until all have closed it
+    assert run.returncode == -signal.SIGKILL and time.monotonic() - start < 30

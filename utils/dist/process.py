@@ -210,6 +210,8 @@ def peak_process_gb() -> float:
 def die_with_parent() -> None:
     """SIGKILL for this process as soon as its parent is gone, so that no process is left over after a kill -9."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if (parent := multiprocessing.parent_process()) and not parent.is_alive():  # it was gone before
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_exit_file(code: int) -> None:
