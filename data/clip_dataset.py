@@ -48,7 +48,7 @@ class ClipFiles(FileReading):
         None,
         description="Folder of the sharp frames; null: none, to test on or to train with a loss without gt.",
     )
-    lq_folder: Root = Field("blur", description="Folder of the blurry frames within a clip, where it has such folders.")
+    lq_folder: Root = Field("blur", description="Folder of the blurry frames within a clip, if any.")
     meta_info_file: Root | None = Field(None, description="List of the clips to use; null: all folders.")
     filename_tmpl: str | None = Field(None, description='Form of the frame numbers, e.g. "08d"; null: any.')
     filename_ext: str = Field("png", description="Ending of the frames' names.")
@@ -72,7 +72,7 @@ class Spikes(Section):
         "dat", description="What the spikes mean, and how they become channels."
     )
     camera: Annotated[Any, CAMERAS] = Field(
-        None, description='Changes of the spike camera to train against, "perturb" or its options; null for none.'
+        None, description='Changes of the spike camera, "perturb" or its options; null: none.'
     )
 
 

@@ -18,7 +18,7 @@ from utils.random_streams import published_stream
 class SpikeFiles(Spikes, ClipFiles):
     dataroot_spike: Root = Field(description="Folder of the spike files.")
     dataroot_gt_instants: Root | None = Field(
-        None, description="Folder of several sharp frames for each blurry one, <frame>_<number>; null: none."
+        None, description="Folder of several sharp frames for each blurry one; null: none."
     )
 
 
@@ -26,7 +26,7 @@ class TrainKeys(Crops, SpikeFiles):
     rate_windows: int = Field(
         0,
         ge=0,
-        description='In training: firing rates in so many parts of each exposure, for the loss "reblur"; 0: none.',
+        description='In training: parts of the exposure with firing rates, for the loss "reblur"; 0: none.',
     )
 
 
@@ -65,8 +65,8 @@ class VideoRecurrentTrainDataset(TrainClips):
 
 class DenoisingTrainKeys(Crops, SharpFiles, ClipFiles):
     dataroot_lq: Root | None = Field(None, description="In denoising: null, or the same as dataroot_gt.")
-    sigma_min: float = Field(0.0, ge=0, le=255, description="Lowest noise level, as pixels have 0 ... 255.")
-    sigma_max: float = Field(50.0, ge=0, le=255, description="Highest noise level, as pixels have 0 ... 255.")
+    sigma_min: float = Field(0.0, ge=0, le=255, description="Lowest noise level, of 255.")
+    sigma_max: float = Field(50.0, ge=0, le=255, description="Highest noise level, of 255.")
 
 
 @DATASETS.register("VideoRecurrentTrainNonblindDenoisingDataset", given=("seed",), section=DenoisingTrainKeys)
@@ -97,7 +97,7 @@ class VideoRecurrentTrainNonblindDenoisingDataset(TrainClips):
 
 class RecurrentTestKeys(WholeClips, ClipFiles):
     sigma: float | None = Field(
-        None, ge=0, le=255, description="Noise level, as pixels have 0 ... 255, to test a denoiser; null: no noise."
+        None, ge=0, le=255, description="Noise level of a denoising test, of 255; null: no noise."
     )
 
 
@@ -158,7 +158,7 @@ class VFIKeys(Crops, SharpFiles, Septuplets):
     temporal_scale: Literal[2] = Field(2, description="2: the network gets every second frame (interpolation).")
     color_jitter: bool = Field(
         False,
-        description="Change brightness, contrast, saturation and hue by up to 5 %, alike in all frames of a sample.",
+        description="Change brightness, contrast, saturation and hue by up to 5 %.",
     )
 
 

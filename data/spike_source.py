@@ -36,9 +36,9 @@ for _name, _known in rp.REPRESENTATIONS.items():
 class DatSpikes:
     """Spike files: packed planes (.dat, .bin) or arrays (.npy, .npz), one per RGB frame or one per clip.
 
-    h, w, flip, rate, light: null takes them from dataset.json beside the spikes; another value is an error. rate:
-    spikes per plane at full light, 1 if given nowhere; "match" measures it in each sample from the brightness of the
-    blurry frame. light: what the sensor integrated, "linear" light (the default) or "display" values.
+    h, w, flip, rate, light: null takes them from dataset.json; another value is an error. rate: spikes per plane at
+    full light, 1 if given nowhere; "match" measures it from the brightness of the blurry frame. light: what the sensor
+    integrated, "linear" light (the default) or "display" values.
     head_columns: columns without image at the end of each line. bit_order: the first pixel is the least ("little") or
     most significant bit ("big") of a byte. layout: "sps100" for files of that sensor. remainder: "truncate" ignores
     bytes after the last whole plane. first, count: the planes read of each file. exposure: the planes of each frame,

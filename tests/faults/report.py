@@ -18,8 +18,8 @@ has each trial.
 | fault | tried | result |
 |---|---|---|"""
 
-TAIL = """T is `watchdog.stall_s`: 5 s in these trials, 300 s by default. "Named": all ranks name the struck rank, its phase and step, with its stack, and none ends with exit code 0. "Identical": weights, average, optimizer and position, bit
-for bit. Stalls: asleep before a barrier, in the forward pass, on rank 0 alone, in a loader process; the GIL held by C code; SIGSTOP."""
+TAIL = """T is `watchdog.stall_s`: 5 s in these trials, 300 s by default. "Named": all ranks name the struck rank, its phase and step, with its stack, and none ends with exit code 0. "Identical": weights,
+average, optimizer and position, bit for bit."""
 
 
 def watching_at_scale(sizes: list[dict[str, Any]]) -> Iterator[str]:

@@ -34,8 +34,7 @@ class LoaderOptions(Section):
     dataloader_timeout_s: float | None = Field(
         None,
         gt=0,
-        description="A batch that takes longer stops the run, by the name of its samples; less than watchdog.stall_s. "
-        "null: 4/5 of that.",
+        description="A batch that takes longer stops the run; null: 4/5 of watchdog.stall_s.",
     )
     dataloader_epoch_repeat: int = Field(1, ge=1, description="Passes over the dataset that count as one epoch.")
 
@@ -54,7 +53,7 @@ class PathOptions(Section):
     root: str = Field("experiments", min_length=1, description="Folder of all runs.")
     pretrained_netG: str | None = Field(None, description="Weights to start from; a checkpoint of the run wins.")
     pretrained_netE: str | None = Field(
-        None, description="Weights that the averaged network (E_decay) starts from; null: those of netG."
+        None, description="Weights of the averaged network (E_decay); null: those of netG."
     )
     resume: str | None = Field(
         "auto", description='"auto": go on from the newest checkpoint of this run; null: start anew; or a file.'
@@ -65,7 +64,7 @@ class AmpOptions(Section):
     enable: bool = Field(False, description="Mixed precision.")
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
         "auto",
-        description="auto: bfloat16 where all devices compute in it, else float16. float16 adds gradient scaling.",
+        description="auto: bfloat16 where all devices compute in it, else float16, with gradient scaling.",
     )
 
 
@@ -96,7 +95,7 @@ class TrainOptions(Section):
     G_scheduler_milestones: list[Positive] = Field([], description="MultiStepLR: steps at which the rate drops.")
     G_scheduler_gamma: float = Field(0.5, gt=0, le=1, description="MultiStepLR: factor of each drop.")
     G_scheduler_periods: Positive | list[Positive] = Field(
-        300000, description="Cosine: length of each period in steps; the rate stays at eta_min after the last."
+        300000, description="Cosine: steps of each period; eta_min after the last."
     )
     G_scheduler_restart_weights: float | list[float] = Field(1.0, description="Cosine: height of each restart.")
     G_scheduler_eta_min: float = Field(1e-7, ge=0, description="Cosine: lowest learning rate.")
@@ -106,7 +105,7 @@ class TrainOptions(Section):
     fix_iter: int | None = Field(
         0,
         ge=-1,
-        description="Steps during which the parameters of fix_keys are frozen; null or -1: fix_keys has no effect.",
+        description="Steps during which fix_keys are frozen; null or -1: none.",
     )
     fix_lr_mul: float = Field(1.0, ge=0, description="Factor of their learning rate afterwards.")
     fix_keys: list[str] = Field([], description="Parts of parameter names.")
@@ -121,7 +120,7 @@ class TrainOptions(Section):
     )
     empty_cache: bool = Field(
         False,
-        description="Give unused GPU memory back at the start of each epoch; the driver takes time to grant it anew.",
+        description="Give unused GPU memory back at the start of each epoch; costs time.",
     )
     max_nonfinite_steps: int = Field(10, ge=1, description="So many NaN/Inf steps in a row stop the run.")
 
@@ -164,9 +163,7 @@ class LoggingOptions(Section):
     )
     wandb_project: str = Field("spikevrt", min_length=1, description="W&B project.")
     wandb_entity: str | None = Field(None, description="W&B team or user.")
-    wandb_api_key: str | None = Field(
-        None, description="W&B key; better given as WANDB_API_KEY. Written to no log, checkpoint or option copy."
-    )
+    wandb_api_key: str | None = Field(None, description="W&B key; better given as WANDB_API_KEY; saved nowhere.")
 
 
 class DebugOptions(Section):
@@ -244,7 +241,7 @@ class Options(Section):
     dist_timeout_s: float = Field(
         1800,
         gt=0,
-        description="Time-out of the process group (NCCL_TIMEOUT wins); longer where the watchdog's limits are.",
+        description="Time-out of the process group (NCCL_TIMEOUT wins).",
     )
     scale: int = Field(1, ge=1, description="Size of the output over size of the input.")
     n_channels: int = Field(3, ge=1, description="Channels of the picture.")
