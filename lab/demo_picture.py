@@ -1,14 +1,23 @@
-"""The moving picture of the README, of what `make demo` made: python -m lab.demo_picture [docs/images/demo.webp]"""
+"""The pictures of the documents, at twice their size, of what `make demo` and `make sample` made.
 
-import sys
+python -m lab.demo_picture    needs Chromium and its driver, and requirements-test.txt; trains 30 steps for the terminal
+"""
+
+import tempfile
 from pathlib import Path
 
+import cv2
 import numpy as np
 from PIL import Image
 
-from utils.image import panels_of, side_by_side
+from scripts import plot_history, show_sample, spike_tool
+from tests.pages import bar, headless_browser, scalars
+from utils.image import imread_rgb, imwrite_rgb, panels_of, side_by_side
 from utils.video import VideoReader
 
+OUT, SAMPLE = Path("docs/images"), "options/vrt/000_train_vrt_sample_rgbspike.json"
+RUN, STRIP = Path("experiments/000_train_vrt_sample_rgbspike"), "images/SAMPLE00_test/500.png"
+SPIKES = "trainsets/demo/GOPRO_Large_spike_seq/test/DEMO01_test/spike/000004.dat"
 CLIPS, PANELS = ("DEMO01_test", "DEMO00_test"), ("blurry", "spikes", "restored", "sharp")
 
 
@@ -17,7 +26,7 @@ def frames(clip: str) -> list[np.ndarray]:
     return [video.read(index) for index in range(video.num_frames)]
 
 
-def main(path: str = "docs/images/demo.webp") -> None:
+def moving_picture(path: Path) -> None:
     pictures = []
     for strips in zip(*map(frames, CLIPS), strict=True):
         rows = []
@@ -30,5 +39,34 @@ def main(path: str = "docs/images/demo.webp") -> None:
     pictures[0].save(path, save_all=True, append_images=rest, duration=200, loop=0, quality=60, method=6)
 
 
+def top_of_page(page: Path, height: int) -> None:
+    """A picture beside a page 900 pixels wide, of which `height` are shown."""
+    with headless_browser(900, height, 2) as browser:
+        browser.get(page.as_uri())
+        browser.save_screenshot(str(page.with_suffix(".png")))
+
+
+def enlarged(picture: np.ndarray, factor: int, path: Path) -> None:
+    imwrite_rgb(path, cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST))
+
+
+def main() -> None:
+    moving_picture(OUT / "demo.webp")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        report, sample, video = folder / "training_report.html", folder / "sample_page.html", folder / "play.mp4"
+        plot_history.main([str(RUN), "--out", str(report)])
+        top_of_page(report, 1700)
+        show_sample.main(["--opt", SAMPLE, "--index", "20", "--out", str(sample)])
+        top_of_page(sample, 1400)
+        spike_tool.main(["play", SPIKES, "--out", str(video)])
+        enlarged(VideoReader(video).read(44), 3, folder / "spike_player.png")
+        enlarged(imread_rgb(RUN / STRIP), 2, folder / "sample_strip.png")
+        scalars(RUN, folder / "tensorboard.png")
+        bar(SAMPLE, folder / "bar.png")
+        for path in folder.glob("*.png"):
+            Image.open(path).convert("RGB").save(OUT / f"{path.stem}.webp", quality=85, method=6)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     roots = {"gt": RGB, "lq": RGB, "spike": SPIKES}
     code = main_test_vrt.main([
         "--opt", str(ROOT / "options/operators/exposure_alone.json"), "--weights", str(SHIPPED),
-        "--output", str(command.output), "--save", "comparison",
+        "--output", str(command.output), "--save", "comparison", "--fps", "5", "--overwrite",
         "task=demo", *(f"datasets.test.dataroot_{key}={command.data / name / 'test'}" for key, name in roots.items()),
     ])  # fmt: skip
     page = (command.output / "report.html").resolve()

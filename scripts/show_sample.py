@@ -122,8 +122,11 @@ def facts(dataset: Any, draw: Draw) -> dict[str, str]:
 
 def in_short(values: Mapping[str, Any]) -> str:
     """E.g. "half_windows 2 6 12, num_bins 8"."""
-    shown = {key: np.array2string(np.asarray(value), precision=3).strip("[]'") for key, value in values.items()}
-    return ", ".join(f"{key} {value}" for key, value in shown.items())
+    lists = {key: np.ravel(value).tolist() for key, value in values.items() if value is not None}
+    words = {
+        key: " ".join(f"{v:.3g}" if isinstance(v, float) else f"{v}" for v in found) for key, found in lists.items()
+    }
+    return ", ".join(f"{key} {value}" for key, value in words.items())
 
 
 def sections(

@@ -1,10 +1,4 @@
-"""Pages in Chromium without a screen, for tests and for pictures of the documents.
-
-    python -m tests.pages scalars experiments/000_train_vrt_sample_rgbspike docs/images/tensorboard.png
-    python -m tests.pages bar options/vrt/000_train_vrt_sample_rgbspike.json docs/images/bar.png
-
-scalars: TensorBoard's page of a run. bar: a training run on a terminal, the log, and the bar below it.
-"""
+"""Pages in Chromium without a screen, for tests and for pictures of the documents (lab/demo_picture.py)."""
 
 import html
 import re
@@ -24,21 +18,21 @@ import pytest
 from tests.terminal import in_terminal, screen
 
 SHOWN = ("train/loss", "train/lr", "train/grad_norm", "val/psnr", "val/ssim", "ranks/forward_s/0")
-STEPS, LAST = 40, 26  # of the run on a terminal; the picture shows it after step LAST
+STEPS, LAST = 30, rb" [78]\d%\|"  # of the run on a terminal; the picture shows it with the last such bar
 STYLE = "body{margin:0;background:#1e1e1e;color:#ddd} pre{margin:0;padding:10px;font:13px/1.4 monospace}"
 
 
 @contextmanager
-def headless_browser(width: int = 900, height: int = 900) -> Iterator[Any]:
-    """A selenium driver; skips the test where selenium or Chromium is missing."""
+def headless_browser(width: int = 900, height: int = 900, scale: int = 1) -> Iterator[Any]:
+    """A selenium driver, `scale` dots a pixel; skips the test where selenium or Chromium is missing."""
     selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         pytest.skip("no chromium with chromedriver on this machine")
     options = selenium.ChromeOptions()
     options.binary_location = shutil.which("chromium")
-    size = f"--window-size={width},{height}"
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", size):
-        options.add_argument(flag)
+    shown = f"window-size={width},{height}", f"force-device-scale-factor={scale}", "hide-scrollbars"
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", *shown):
+        options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = selenium.Chrome(options=options, service=selenium.ChromeService(shutil.which("chromedriver")))
     try:
@@ -91,15 +85,17 @@ def show_scalars(browser: Any, address: str, tags: Sequence[str], limit_s: float
         time.sleep(0.2)
 
 
-def scalars(run: str, picture: str) -> None:
-    with tensorboard(Path(run) / "tb_logger") as address, headless_browser(1280, 1160) as browser:
+def scalars(run: Path, picture: Path) -> None:
+    """TensorBoard's page of a run."""
+    with tensorboard(run / "tb_logger") as address, headless_browser(1280, 1160, 2) as browser:
         show_scalars(browser, address, SHOWN)
         browser.find_element("xpath", "//button[contains(., 'Settings')]").click()  # closes its side bar
         time.sleep(3)  # the curves are drawn
-        browser.save_screenshot(picture)
+        browser.save_screenshot(str(picture))
 
 
-def bar(options: str, picture: str) -> None:
+def bar(options: str, picture: Path) -> None:
+    """A training run on a terminal: the log, and the bar below it."""
     with tempfile.TemporaryDirectory() as folder:
         code, written = in_terminal(
             "main_train_vrt.py", "--opt", options, f"path.root={folder}", f"train.total_iter={STEPS}",
@@ -107,17 +103,13 @@ def bar(options: str, picture: str) -> None:
         )  # fmt: skip
         if code:
             raise SystemExit(written.decode())
-        bar = written.index(f"| {LAST}/{STEPS},".encode())
+        bar = [found.start() for found in re.finditer(LAST, written)][-1]
         rows = screen(written[: written.index(b"\r", bar)])
         page = Path(folder, "terminal.html")
         text = "\n".join(html.escape(row).replace(folder, "experiments") for row in rows)
         page.write_text(f"<meta charset=utf-8><style>{STYLE}</style><pre>{text}</pre>", encoding="utf-8")
-        with headless_browser(1640, 200) as driver:
+        with headless_browser(1640, 200, 2) as driver:
             driver.get(page.as_uri())
             height = driver.execute_script("return document.querySelector('pre').offsetHeight")
             driver.set_window_size(1640, height + 150)  # the window's own frame
-            driver.find_element("tag name", "pre").screenshot(picture)
-
-
-if __name__ == "__main__":
-    {"scalars": scalars, "bar": bar}[sys.argv[1]](*sys.argv[2:])
+            driver.find_element("tag name", "pre").screenshot(str(picture))

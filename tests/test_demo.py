@@ -19,4 +19,8 @@ def test_the_demo_restores_both_clips_and_shows_them(tmp_path):
     assert len(clips) == 2 and page.count('class="slider') == 2
     assert page.count('data-show="spikes"') == 2 and page.count('src="data:video/mp4;base64,') == 2
 
-    assert demo.main(command) == 0  # a second time, with what is there
+    (tmp_path / "out/report.html").unlink()
+    made_with = json.loads((tmp_path / "out/run.json").read_text())
+    (tmp_path / "out/run.json").write_text(json.dumps(made_with | {"settings": {"fps": 25}}))
+    assert demo.main(command) == 0  # over the results of another version
+    assert (tmp_path / "out/report.html").exists()

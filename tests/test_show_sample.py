@@ -152,7 +152,7 @@ def test_the_first_sample_is_shown_by_default_without_python_and_wrong_indices_a
     opt = ["--opt", str(home / "options.json")]
     assert show_sample.main([*opt, 'datasets.train.camera={"type": "perturb", "threshold_prob": 1.0}']) == 0
     page = (tmp_path / "sample_train_0.html").read_text(encoding="utf-8")
-    assert "threshold " in page and "bottom row first" in page
+    assert re.search(r"threshold \d\.\d\d?, drop 0, ", page) and "bottom row first" in page
     assert not re.search(r"SpikeGeometry\(|CameraDraw\(|\w+=\w+, \w+=", page)
     cases = {
         "the file exists already": ["--out", "sample_train_0.html"],
