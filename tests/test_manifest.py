@@ -115,57 +115,54 @@ def write_first(root, content):
     (folder(root, "blur") / "000047.png").write_bytes(content)
 
 
-FIRST_PNG = cv2.imencode(".png", np.zeros((16, 24, 3), np.uint8))[1].tobytes()
 RAW_27 = {"type": "dat", "representation": {"type": "raw", "window": 27}}
-DAMAGES = {  # what is done, option keys, and what is said
+SMALL_PNG = cv2.imencode(".png", np.zeros((16, 20, 3), np.uint8))[1].tobytes()
+DAMAGES = {  # what is done, what is said, and option keys
     "two files of a number": (
         lambda root: shutil.copy(folder(root, "blur") / "000050.png", folder(root, "blur") / "50.png"),
-        {}, ["clip0 | lq has two files of one number:"]),
+        ["clip0 | lq has two files of one number:"]),
     "no name for a log": (
         lambda root: (root / "GOPRO_Large/train/clip\n9").mkdir(),
-        {}, ["'clip\\n9' cannot be the name of a clip or frame"]),
+        ["'clip\\n9' cannot be the name of a clip or frame"]),
     "link without target": (
         lambda root: (folder(root, "blur") / "000053.png").symlink_to(root / "nowhere.png"),
-        {}, ["cannot read: No such file or directory", "clip0/blur/000053.png"]),
+        ["cannot read: No such file or directory", "clip0/blur/000053.png"]),
     "another scale": (
         lambda root: write_clip(root, "clip2", scale=2),
-        {}, ["clip2 | gt is 2 times as large as lq, that of most clips is 1 times"]),
-    "missing root": (
-        lambda root: shutil.rmtree(root / "GOPRO_Large"), {}, ["GOPRO_Large/train"]),
+        ["clip2 | gt is 2 times as large as lq, that of most clips is 1 times"]),
+    "missing root": (lambda root: shutil.rmtree(root / "GOPRO_Large"), ["GOPRO_Large/train"]),
     "no spikes of a frame": (
         lambda root: os.remove(folder(root, "spike") / "000050.dat"),
-        {}, ["clip0 | spike lacks 1 of 6 frames: 000050.dat"]),
+        ["clip0 | spike lacks 1 of 6 frames: 000050.dat"]),
     "no spikes of a clip": (
-        lambda root: shutil.rmtree(folder(root, "spike").parent), {}, ["clip0 | spike has no folder"]),
+        lambda root: shutil.rmtree(folder(root, "spike").parent), ["clip0 | spike has no folder"]),
     "spikes without frame": (
         lambda root: shutil.copy(folder(root, "spike") / "000052.dat", folder(root, "spike") / "000053.dat"),
-        {}, ["clip0 | lq lacks 1 of 7 frames: 000053.png"]),
-    "few planes": (lambda root: None, {"spike": RAW_27}, ["24 planes are too few for spike.representation raw"]),
+        ["clip0 | lq lacks 1 of 7 frames: 000053.png"]),
+    "few planes": (lambda root: None, ["24 planes are too few for spike.representation raw"], {"spike": RAW_27}),
     "no multiple": (
-        lambda root: write_first(root, cv2.imencode(".png", np.zeros((16, 20, 3), np.uint8))[1].tobytes()),
-        {}, ["gt is 16 x 24, lq 16 x 20: no whole multiple", "lq is 16 x 20, spikes 8 x 12: no whole multiple"]),
+        lambda root: write_first(root, SMALL_PNG),
+        ["gt is 16 x 24, lq 16 x 20: no whole multiple", "lq is 16 x 20, spikes 8 x 12: no whole multiple"]),
     "gap": (
         lambda root: [path.unlink() for path in of_all_kinds(root, "000049.*")],
-        {}, ["clip0 | frame numbers jump at 000048-000050"]),
-    "template": (lambda root: None, {"filename_tmpl": "08d"}, ["do not follow filename_tmpl '08d'"]),
-    "no picture": (lambda root: write_first(root, b"no picture"), {}, ["clip0 | cannot read image"]),
+        ["clip0 | frame numbers jump at 000048-000050"]),
+    "template": (lambda root: None, ["do not follow filename_tmpl '08d'"], {"filename_tmpl": "08d"}),
+    "no picture": (lambda root: write_first(root, b"no picture"), ["clip0 | cannot read image"]),
     "size of zero": (
-        lambda root: write_first(root, FIRST_PNG[:16] + bytes(8) + FIRST_PNG[24:]),
-        {}, ["clip0 | cannot read image"]),
-    "no blurry frames": (
-        lambda root: shutil.rmtree(folder(root, "blur")), {}, ["clip0 | lq holds no .png file"]),
+        lambda root: write_first(root, SMALL_PNG[:16] + bytes(8) + SMALL_PNG[24:]), ["clip0 | cannot read image"]),
+    "no blurry frames": (lambda root: shutil.rmtree(folder(root, "blur")), ["clip0 | lq holds no .png file"]),
     "many": (
         lambda root: [(root / f"GOPRO_Large/train/empty{number:02d}").mkdir() for number in range(40)],
-        {}, ["120 problems", "... and 90 more"]),
+        ["120 problems", "... and 90 more"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_fault_of_the_data_is_named_before_training(root, name):
-    damage, changes, texts = DAMAGES[name]
+    damage, texts, *changes = DAMAGES[name]
     build(root)
     damage(root)
-    said = complaint(root, **changes)
+    said = complaint(root, **dict(*changes))
     assert all(text in said for text in texts), said
 
 

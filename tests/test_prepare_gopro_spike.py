@@ -68,8 +68,8 @@ def test_raw_clips_become_clips_that_training_reads_and_a_dry_run_writes_nothing
     assert item["key"] == "GOPR0003_03_00" and item["lq"].shape == (3, 3, SIZE, SIZE)
 
 
-def test_blur_is_the_mean_sharp_the_middle_and_the_spikes_see_the_sharp_moment(raw, tmp_path):
-    prepare("--source", raw, "--out", tmp_path / "out", "--rate", "0.9")
+def test_blur_is_the_mean_sharp_the_middle_and_the_spikes_see_the_sharp_moment(raw, tmp_path, capsys):
+    assert prepare("--source", raw, "--out", tmp_path / "out", "--rate", "0.9", "--instants", "3") == 0
     clip = tmp_path / "out/GOPRO_Large/train/GOPR0002_05_00"
     frames = moving_frames(10, seed=2).astype(np.float64)
     picture = {kind: cv2.imread(str(clip / kind / "000001.png"))[..., ::-1] for kind in ("blur", "blur_gamma", "sharp")}
@@ -87,15 +87,11 @@ def test_blur_is_the_mean_sharp_the_middle_and_the_spikes_see_the_sharp_moment(r
     light = cv2.resize(light, (16, 16), interpolation=cv2.INTER_AREA)
     assert np.corrcoef(seen.ravel(), light.ravel())[0, 1] > 0.9 and abs(seen.mean() - light.mean()) < 0.03
 
-
-def test_the_instants_are_raw_frames_spread_over_the_exposure(raw, tmp_path, capsys):
-    assert prepare("--source", raw, "--out", tmp_path / "out", "--instants", "3") == 0
-    clip, frames = tmp_path / "out/GOPRO_Large/train/GOPR0002_05_00", moving_frames(10, seed=2)
-    for k, index in enumerate((5, 7, 9)):
+    for k, index in enumerate((5, 7, 9)):  # the instants are raw frames spread over the exposure
         assert np.array_equal(cv2.imread(str(clip / f"instants/000001_{k}.png"))[..., ::-1], frames[index])
     values = whole_clips(tmp_path / "out") | {"dataroot_gt_instants": str(tmp_path / "out/GOPRO_Large/train")}
     assert check(values).problems == [] and {found.instants for found in check(values).clips} == {3}
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
+    assert prepare("--source", raw, "--out", tmp_path / "out", "--rate", "0.9") == 3
     assert "made with other settings: instants" in capsys.readouterr().err
 
 
@@ -139,21 +135,18 @@ def test_all_wrong_clips_are_named_before_the_first_is_made(raw, tmp_path, capsy
 @pytest.mark.parametrize("change", ["source", "foreign", "version", "clip of two runs"])
 def test_clips_that_are_there_are_only_kept_where_they_are_what_would_be_made(raw, tmp_path, capsys, change):
     prepare("--source", raw, "--out", tmp_path / "out", "--leave-out", "GOPR0003_03_00")
-    spikes = tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0001_03_00"
-    named = "clip GOPR0001_03_00 exists already, but differs"
-    if change == "source":
+    made = tmp_path / "out/GOPRO_Large_spike_seq/train/GOPR0001_03_00/made.json"
+    if change in ("source", "clip of two runs"):
         os.utime(raw / "train/GOPR0001_03_00/000003.png", (1, 1))
-    elif change == "foreign":
-        (spikes / "made.json").unlink()
+    if change == "foreign":
+        made.unlink()
     elif change == "version":
-        (spikes / "made.json").write_text((spikes / "made.json").read_text().replace('"version": ', '"version": 9'))
-    else:
-        shutil.rmtree(spikes)
-        os.utime(raw / "train/GOPR0001_03_00/000003.png", (1, 1))
+        made.write_text(made.read_text().replace('"version": ', '"version": 9'))
+    elif change == "clip of two runs":
+        shutil.rmtree(made.parent)
     before = files(tmp_path / "out")
-    capsys.readouterr()
-    assert prepare("--source", raw, "--out", tmp_path / "out") == 3
-    assert named in capsys.readouterr().err and files(tmp_path / "out") == before
+    assert prepare("--source", raw, "--out", tmp_path / "out") == 3 and files(tmp_path / "out") == before
+    assert "clip GOPR0001_03_00 exists already, but differs" in capsys.readouterr().err
 
 
 def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys):
@@ -205,11 +198,9 @@ def test_the_documented_layout_is_that_of_the_reference_options(raw, tmp_path, m
     sizes += [f"datasets.{split}.spike.representation.half_windows=[1,2,3]" for split in ("train", "test")]
     opt = load_options(reference, [*sizes, "datasets.train.gt_size=16", "netG.img_size=[6,16,16]"], PARTS)
 
-    names = {}
-    for split in ("train", "test"):
+    for split, names in (("train", ["GOPR0001_03_00", "GOPR0002_05_00"]), ("test", ["GOPR0003_03_00"])):
         dataset = build_dataset(getattr(opt.datasets, split), split, 0)
-        names[split] = [clip.name for clip in dataset.clips]
-    assert names == {"train": ["GOPR0001_03_00", "GOPR0002_05_00"], "test": ["GOPR0003_03_00"]}
+        assert [clip.name for clip in dataset.clips] == names
 
 
 @pytest.mark.parametrize("method", ["flow", "linear"])

@@ -39,15 +39,10 @@ def smaller(monkeypatch, frames):
     monkeypatch.setattr(make_sample_data, "SAMPLE", size)
 
 
-@pytest.mark.parametrize(
-    "representation",
-    [
-        {"type": "relative", "half_windows": [2, 6, 12], "num_bins": 8},
-        {"type": "voxel", "num_bins": 8},
-        {"type": "raw"},
-    ],
-    ids=lambda r: r["type"],
-)
+RELATIVE = {"type": "relative", "half_windows": [2, 6, 12], "num_bins": 8}
+
+
+@pytest.mark.parametrize("representation", [RELATIVE, {"type": "voxel", "num_bins": 8}, {"type": "raw"}])
 def test_the_image_of_the_spikes_shows_the_scene(sample, tmp_path, representation):
     gamma = {} if representation["type"] == "raw" else {"gamma": 2.2}
     spike = {"type": "dat", "center": "file", "representation": representation, **gamma}

@@ -184,8 +184,9 @@ def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(tmp
     for clip in ("one", "two"):
         write_clip(tmp_path, clip, split="test", frames=2)
         shutil.rmtree(spike_folder(tmp_path, clip).parent)
-        path = tmp_path / "GOPRO_Large_spike_seq" / "test" / f"{clip}.dat"
-        write_spikes(path, np.concatenate((noise(1), noise(2))), PLANE)
+        write_spikes(
+            spike_folder(tmp_path, "x").parents[1] / f"{clip}.dat", np.concatenate((noise(1), noise(2))), PLANE
+        )
     write_info(tmp_path)
     found = build(tmp_path, exposure=EVEN, representation={"type": "raw", "window": 1})
     values = found.read_frames(1, 1, 1)["spike"][0, 0, ::2, ::2]
