@@ -59,3 +59,8 @@ def test_no_attention_of_the_network_needs_matrices_in_float32_or_cudnn(kept):
     called = kept["auto, bfloat16"]["attention"]
     assert {kernel.split(":")[0] for kernel in called} == {"efficient", "flash"}, called
     assert {"16", "24"} == {kernel.split()[2].strip(",") for kernel in called}
+
+
+def test_the_estimate_of_the_alignment_is_what_it_holds_in_backward_or_a_little_more():
+    for case, held, estimated in counted("--align"):
+        assert held < estimated < 1.15 * held, case

@@ -1,4 +1,4 @@
-"""Progress of an action: a bar on a terminal, lines elsewhere, or nothing."""
+"""Progress of an action: a bar on a terminal, lines elsewhere, or nothing; a training run as a person sees it there."""
 
 import io
 import logging
@@ -8,7 +8,14 @@ import time
 
 import pytest
 
+from tests.terminal import in_terminal, screen
+from tests.train_files import history, odd_command, write_odd
 from utils.run.progress import open_progress
+
+DATE = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] "
+BAR = r"epoch 2: 100%\|.{8,}\| [\d.e+]+ it/s, \d\d:\d\d:\d\d left, loss 0\.\d{4}, lr 9\.[78]e-04"
+STEP = r"Epoch: \d, Iter: \d+, Loss: 0\.\d{4}, lr: [\de.-]+(, it/s: [\d.e+]+, eta: \d\d:\d\d:\d\d)?"
+COLUMNS = 80
 
 
 class Terminal(io.StringIO):
@@ -71,3 +78,31 @@ def test_a_line_has_the_share_and_the_pace(monkeypatch, caplog, work, parts, ste
     assert [line.split(",")[0] for line in caplog.messages] == [f"{work[1]}: {share} %" for share in shares]
     assert caplog.messages[-1] == f"{work[1]}: 100 %, {last}, 00:00:00 left"
     assert caplog.messages[0].endswith(("0.3 of 2 frames, 90.0 s each, 00:02:30 left", "a second, 00:00:05 left"))
+
+
+def test_one_bar_shows_the_run_and_tears_no_line(tmp_path):
+    options = write_odd(tmp_path)
+    changes = ("train.total_iter=10", "train.checkpoint_test=5", "datasets.train.dataloader_num_workers=0")
+    tiles = ("val.size_patch_testing=16", "val.size_patch_overlapping=4")
+    command = odd_command(options, *changes, *tiles, "watchdog.stall_s=60", case="noisy")
+    code, written = in_terminal(*command, env={"MPLCONFIGDIR": str(tmp_path / "fonts")}, size=(50, COLUMNS))
+
+    rows = screen(written)
+    assert code == 0, "\n".join(rows)
+    bars = [row for row in rows if "%|" in row]
+    assert len(bars) == 1 and re.fullmatch(BAR, bars[0]) and len(bars[0]) <= COLUMNS, "\n".join(rows)
+    assert b"epoch 1:   0%" in written
+    # The first of three clips has 2 of the 9 frames: the bar moves from its first tiles on.
+    assert any(0 < int(share) < 22 for share in re.findall(rb"validation: +(\d+)%", written))
+    assert all(len(row) <= 110 for row in rows if re.search("Iter: ", row))
+    log = [re.sub(DATE, "", row) for row in rows if re.match(DATE, row)]
+    steps = [found for row in log if (found := re.fullmatch(STEP, row))]
+    assert len(steps) == 10 and steps[0][1] is None and all(step[1] for step in steps[1:])
+    assert len(history(options)["train/data_share"]) == 9 and not any("fontManager" in row for row in log)
+    assert len([row for row in log if row.startswith("Epoch 1 ended: 8 steps, mean loss 0.")]) == 1
+    assert rows.count("a library prints to stderr") == rows.count("a library prints to stdout") == 10
+    assert any("UserWarning: a library warns" in row for row in log)
+    start = next(i for i, row in enumerate(log) if row.startswith("fresh start: starting at iter 0 of 10, epoch 1"))
+    words = ["Task:", "Ranks:", "Data:", "Batch:", "Network:", "Schedule:"]
+    assert [row.split()[0] for row in log[start - 6 : start]] == words
+    assert start < 10  # the first screen has ten lines, with those on the data and the rank

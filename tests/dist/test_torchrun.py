@@ -117,12 +117,14 @@ def test_where_a_platform_starts_one_process_per_node_the_ranks_of_all_nodes_tra
 
 
 def test_a_wrong_option_ends_every_node_of_such_a_platform_with_one_message(tmp_path):
-    command = (sys.executable, "-u", MAIN, "--opt", write_options(tmp_path), "x.y=1")
-    with nodes(tmp_path, PAI_DLC, command, command) as (processes, logs):
-        assert [process.wait(300) for process in processes] == [2, 2]
+    wrong = (write_options(tmp_path), "x.y=1")
+    commands = ((sys.executable, "-u", MAIN, "--opt", *wrong), (ROOT / "launch_train.sh", *wrong))
+    with nodes(tmp_path, PAI_DLC | {"TMPDIR": str(tmp_path)}, *commands) as (processes, logs):
+        assert [process.wait(300) for process in processes] == [2, 2], logs[1].read_text()
     texts = [log.read_text() for log in logs]
     assert 1 <= sum(text.count("OptionError: unknown option x") for text in texts) <= 2, texts
     assert all(text.count("Error: ") <= 1 and "Traceback" not in text for text in texts), texts
+    assert not list(tmp_path.glob("spikevrt-*"))
 
 
 def test_one_node_of_such_a_platform_needs_no_address_and_tests_with_all_its_ranks(tmp_path, log):

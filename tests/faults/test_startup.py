@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.launching import ROOT, Ranks, clean_env, free_port, run_command, run_ranks
+from tests.dist.launching import ROOT, Ranks, clean_env, free_port, run_ranks
 from tests.faults.refusals import stranger
 from tests.train_files import MAIN, train, write_options
 from utils.options.models import WatchdogOptions
@@ -86,13 +86,9 @@ def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
     assert not list(tmp_path.glob("spikevrt-*"))
 
 
-@pytest.mark.parametrize("launcher", ["platform", "torchrun"])
-def test_ranks_of_one_launch_report_the_same_error_once(tmp_path, launcher):
+def test_ranks_of_one_launch_report_the_same_error_once(tmp_path):  # of torchrun: tests/dist/test_torchrun.py
     env = {"SPIKEVRT_JOIN_TIMEOUT": "abc", "TMPDIR": str(tmp_path)}
-    if launcher == "torchrun":
-        result = run_command(["./launch_train.sh", "2", "nothere.json"], env=env, limit_s=120)
-    else:
-        result = run_ranks(2, MAIN, "--opt", "nothere.json", env=env)
+    result = run_ranks(2, MAIN, "--opt", "nothere.json", env=env)
 
     assert set(result.exit_codes) == {2}
     assert result.text.count("SPIKEVRT_JOIN_TIMEOUT is 'abc'") == 1 and "Traceback" not in result.text, result.text
