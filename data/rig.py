@@ -34,8 +34,9 @@ class SpikeCamera:
     the middle of the frame; scale: of its pixels, 1: `ratio` RGB pixels each. lens_blur: sigma in spike pixels.
     parallax: RGB pixels between the nearest and the farthest layer, of mean 0. time_offset: planes; plane p shows the
     light of time p - time_offset, as `Calibration.time_offset_planes` says. mix: weights of R, G and B.
-    rate: spikes per plane at full light. light: what it integrates. shot_noise, dark_rate: see `IntegrateAndFire`;
-    dark_spread: relative deviation of the dark rate between the pixels; pattern: that of their thresholds.
+    rate: spikes per plane at full light. light: what it integrates. jitter: relative deviation of the time between two
+    spikes, alike at all lights. dark_rate: spikes per plane without light; dark_spread: its relative deviation between
+    the pixels; pattern: that of their thresholds.
     dead, hot: shares of the pixels that never and always fire.
     """
 
@@ -49,7 +50,7 @@ class SpikeCamera:
     mix: tuple[float, float, float] = tuple(float(weight) for weight in LUMA)
     rate: float = 0.9
     light: Literal["linear", "display"] = "linear"
-    shot_noise: float = 0.0
+    jitter: float = 0.0
     dark_rate: float = 0.0
     dark_spread: float = 0.0
     pattern: float = 0.0
@@ -102,7 +103,8 @@ class SpikeCamera:
     def spikes(self, lights: Iterable[np.ndarray], spike: Size, seed: int) -> Iterator[np.ndarray]:
         """Light (H, W, 3) -> as many planes (h, w) uint8 in {0, 1}."""
         sensor = IntegrateAndFire(
-            *spike, rate=self.rate, rng=random_stream("sensor of a rig", seed), shot_noise=self.shot_noise,
+            *spike, rate=self.rate, rng=random_stream("sensor of a rig", seed), 
+            shot_noise=self.jitter * np.sqrt(self.rate),  # it adds up over 1 / rate planes
             threshold_mismatch=self.pattern,
         )  # fmt: skip
         rng = random_stream("pixels of a rig", seed)
@@ -116,26 +118,28 @@ class SpikeCamera:
 
 
 # Test conditions. ideal: aligned, its sensor nearly ideal in time and uneven in space, as the real stream of a bright
-# wall. rig: two plausible cameras; dim: the same at the rate of the real stream of a dim scene. other: aligned, the
-# sensor as another group models it (RSIR: dark current and response of each pixel, display values).
+# wall. rig: two plausible cameras; dim: the same at a mean of about 0.03 spikes per plane, as the real stream of a dim
+# scene. other: aligned, the sensor as another group models it (RSIR: dark current and response of each pixel, display
+# values).
 _PAIR = {
     "shift_x": 0.6, "shift_y": -0.4, "rotation_deg": 0.15, "scale": 1.003, "lens_blur": 0.5, "parallax": 1.0,
-    "time_offset": 1.0, "mix": (0.25, 0.55, 0.2), "shot_noise": 0.01, "dark_rate": 0.002, "pattern": 0.03,
+    "time_offset": 1.0, "mix": (0.25, 0.55, 0.2), "dark_rate": 0.0005, "pattern": 0.03,
     "dead": 0.0005, "hot": 0.0005, "exposure": 0.8, "rolling": 0.1, "contrast": 0.1, "shot": 0.01, "read": 0.002,
     "jpeg": 95,
 }  # fmt: skip
 NAMED: dict[str, dict[str, Any]] = {
-    "ideal": {"rate": 0.9, "shot_noise": 0.01, "dark_rate": 0.001, "pattern": 0.02},
-    "rig": {**_PAIR, "rate": 0.3},
-    "dim": {**_PAIR, "rate": 0.03, "shot_noise": 0.02},
+    "ideal": {"rate": 0.9, "jitter": 0.01, "dark_rate": 0.001, "pattern": 0.02},
+    "rig": {**_PAIR, "rate": 0.3, "jitter": 0.02},
+    "dim": {**_PAIR, "rate": 0.08, "jitter": 0.035},
     "other": {"rate": 0.5, "light": "display", "dark_rate": 0.02, "dark_spread": 0.3, "pattern": 0.05},
 }
 
-# Uniform between both; the rate and the RGB noise in their logarithms. Wider than the few captures that are known.
+# Uniform between both; the rate and the RGB noise in their logarithms. Wider than the few captures that are known. Mean
+# rates are about 0.4 times the rate at full light: 0.03 to 0.3.
 RANGES: dict[str, tuple[Any, Any]] = {
     "shift_x": (-2, 2), "shift_y": (-2, 2), "rotation_deg": (-0.5, 0.5), "scale": (0.99, 1.01), "lens_blur": (0, 1),
-    "parallax": (0, 2), "time_offset": (-6, 6), "mix": ((0.2, 0.4, 0.05), (0.4, 0.7, 0.25)), "rate": (0.03, 0.3),
-    "shot_noise": (0, 0.03), "dark_rate": (0, 0.005), "dark_spread": (0, 0.5), "pattern": (0, 0.05),
+    "parallax": (0, 2), "time_offset": (-6, 6), "mix": ((0.2, 0.4, 0.05), (0.4, 0.7, 0.25)), "rate": (0.06, 0.8),
+    "jitter": (0, 0.06), "dark_rate": (0, 0.002), "dark_spread": (0, 0.5), "pattern": (0, 0.05),
     "dead": (0, 0.001), "hot": (0, 0.001), "exposure": (0.5, 1), "rolling": (0, 0.3), "gamma": (2, 2.4),
     "contrast": (-0.1, 0.3), "shot": (0.002, 0.02), "read": (0.0005, 0.005), "jpeg": (85, 100),
 }  # fmt: skip
