@@ -45,7 +45,9 @@ def check_loss(train: TrainOptions, data: LoaderOptions | None, netG: Section, s
 
 @LOSSES.register("charbonnier")
 class CharbonnierLoss(nn.Module):
-    """mean(sqrt((x - y)^2 + eps)), a smooth L1 (Charbonnier et al., ICIP 1994; eps as in the VRT recipe).
+    """mean(sqrt((x - y)^2 + eps)), a smooth L1.
+
+    Source: Charbonnier et al., ICIP 1994; eps as in the VRT recipe.
 
     G_charbonnier_eps: added inside the root; the smallest value of the loss is sqrt(eps).
     """
