@@ -70,7 +70,7 @@ def read_options(argv: list[str]) -> Options:
     file, overrides = parse_command_line(argv, __doc__)
     checks = [
         lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale),
-        lambda opt: check_loss(opt.train, opt.datasets.train, opt.netG, opt.scale),
+        lambda opt: check_loss(opt.train, opt.datasets.train, opt.netG),
         lambda opt: [WRITERS.resolve(section, "logging.writers") for section in opt.logging.writers],
     ]
     opt = load_options(file, overrides, parts=PARTS, check=checks)

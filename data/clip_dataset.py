@@ -145,7 +145,6 @@ class ClipDataset(Dataset):
 
     is_training = False
     septuplets = other_images = False  # see `Source`
-    rate_windows = 0  # firing rates of a sample for each frame, beside those that the representation has
 
     def __init__(self, section: FileReading, seed: int = 0) -> None:
         self.sources = self.sources_of(section)
@@ -249,7 +248,7 @@ class ClipDataset(Dataset):
     def read(self, draw: Draw) -> dict[str, Tensor]:
         """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of a draw, cropped and flipped.
 
-        Where there are any, also gt_instants (T, 3 K, s h, s w), and rates (T, rate_windows, h, w).
+        Where there are any, also gt_instants (T, 3 K, s h, s w).
         """
         clip, aug, (frames, backwards) = draw.clip, draw.aug, draw.played
         wanted = {kind: self.frames_of(kind, frames) for kind in clip.image_kinds}
@@ -272,12 +271,10 @@ class ClipDataset(Dataset):
             item["gt"] = middle_instant(item["gt_instants"], clip.instants)
         if spikes := clip.spikes:
             channels = [
-                spikes.read(self.files, clip, i, aug, image, back, draw.camera, self.rate_windows)
+                spikes.read(self.files, clip, i, aug, image, back, draw.camera)
                 for i, image, back in zip(frames, images["lq"], backwards, strict=True)
             ]
-            spike = torch.from_numpy(aug.flip(np.stack(channels)))
-            item["spike"] = spike[:, : spikes.channels]
-            item |= {"rates": spike[:, spikes.channels :]} if self.rate_windows else {}
+            item["spike"] = torch.from_numpy(aug.flip(np.stack(channels)))
         return item
 
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
@@ -293,7 +290,6 @@ class TrainClips(ClipDataset):
     def __init__(self, section: Any, seed: int = 0) -> None:
         super().__init__(section, seed)
         self.num_frame, self.gt_size = section.num_frame, section.gt_size
-        self.rate_windows = getattr(section, "rate_windows", 0)
         self.intervals = section.interval_list
         self.turns = {"hflip": section.use_hflip, "rot": section.use_rot, "reverse": section.random_reverse}
         self.ends = np.cumsum([self.samples_of(clip) for clip in self.clips])

@@ -1,7 +1,7 @@
 """The datasets of clips: RGB frames with spikes, and without spikes under the names and keys of KAIR."""
 
 import zlib
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,11 +23,7 @@ class SpikeFiles(Spikes, ClipFiles):
 
 
 class TrainKeys(Crops, SpikeFiles):
-    rate_windows: int = Field(
-        0,
-        ge=0,
-        description='In training: parts of the exposure with firing rates, for the loss "reblur"; 0: none.',
-    )
+    pass
 
 
 @DATASETS.register("TrainDatasetRGBSpike", given=("seed",), section=TrainKeys)
@@ -38,9 +34,9 @@ class TrainDatasetRGBSpike(TrainClips):
     Clips shorter than num_frame are played back and forth.
 
     With dataroot_gt_instants also gt_instants (T, 3 K, s h, s w): K sharp frames of each exposure in the order of time.
-    With rate_windows W also rates (T, W, h, w): spikes per plane, as linear light, in W equal parts of the exposure,
-    evenly around the instant of gt.
     """
+
+    GONE: ClassVar[dict[str, Any]] = {"rate_windows": 0}  # as network VRT has it
 
 
 class TestKeys(WholeClips, SpikeFiles):

@@ -202,14 +202,12 @@ class DatSpikes:
         image: np.ndarray,
         reverse: bool = False,
         camera: CameraDraw | None = None,
-        windows: int = 0,
     ) -> np.ndarray:
         """The channels of one frame's file within the crop of `aug`, not flipped: (S, aug.height, aug.width) float32.
 
         files: an io backend, see data/io_backend.py.
         image: the blurry frame there, (aug.height, aug.width, 3) uint8, B, G, R.
         reverse: time runs backwards within the frame. camera: a simulated camera, None for the recording one.
-        windows: so many more channels, the firing rates in equal parts of the exposure, as undivided linear light.
         Only the spike pixels that the crop needs are unpacked, so that it is exactly that crop of the whole frame.
         """
         window, exposure = clip.grid.window(aug), clip.exposures[frame]
@@ -222,9 +220,6 @@ class DatSpikes:
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
         channels = self.represent(stream, exposure.center, rate, reverse, (exposure.before, exposure.after))
-        if windows:
-            rates = rp.represent("voxel", own, exposure.center, reverse=reverse, light=self.light, num_bins=windows)
-            channels = np.concatenate((channels, rates))
         return window.to_rgb(channels)
 
     def sharp_image(self, channels: np.ndarray, exposure: Exposure, reverse: bool = False) -> np.ndarray:

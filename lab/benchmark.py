@@ -111,7 +111,7 @@ def networks(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, nn.
 def flops(options: dict[str, Any], size: tuple[int, ...]) -> int:
     """FLOPs (two per multiply-add) of a forward pass on (batch, frames, height, width), without fusion and sampling."""
     batch, frames, height, width = size
-    without = {"in_chans": 3, "nonblind_denoising": False, "fusion": "none", "spike_channels": 0, "flow_input": "rgb"}
+    without = {"in_chans": 3, "nonblind_denoising": False, "fusion": "none", "spike_channels": 0}
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         naive = NaiveVRT(**{**options, **without}).to("meta")  # and its tables, which are made on the CPU
         naive(torch.rand(batch, frames, 3, height, width))

@@ -61,9 +61,8 @@ class ModelVRT:
     netG is in DDP during training; netE is its exponential moving average, or None.
 
     A batch holds lq (B, T, 3, H, W), gt (B, T, 3, sH, sW), both in [0, 1], spike (B, T, S, H, W) and key, a list of B
-    sample names; for K > 1 the sharp instants gt_instants (B, T, 3 K, sH, sW), for a loss without gt the firing rates
-    (B, T, K, H, W). For non-blind denoising lq has a fourth channel, the noise map; for frame interpolation gt holds
-    the new frames, (B, 1, 3, H, W).
+    sample names; for K > 1 the sharp instants gt_instants (B, T, 3 K, sH, sW). For non-blind denoising lq has a fourth
+    channel, the noise map; for frame interpolation gt holds the new frames, (B, 1, 3, H, W).
     """
 
     def __init__(self, opt: Options, spike_channels: int | None = None) -> None:

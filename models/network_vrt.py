@@ -7,18 +7,18 @@ the parts, which are in models/vrt/ and models/fusion/.
 import logging
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.fusion.operators import FUSIONS, checked_spike
+from models.fusion.operators import FUSIONS
 from models.select_network import NETWORKS
 from models.vrt.block import Block, RefineLayer, Stage
 from models.vrt.chunks import Kernels
 from models.vrt.fit_memory import fit_memory
-from models.vrt.flow import FlowInput, Flows, SpyNet, aligned_input, estimate_flows, flow_frames, middle_channels
+from models.vrt.flow import Flows, SpyNet, aligned_input, estimate_flows
 from models.vrt.layers import FrameConv, LayerNorm, Upsample, tf32
 from models.weights import read_weights
 from utils import utils_dist
@@ -48,9 +48,7 @@ class VRT(nn.Module):
     window_size: [frames, height, width] of an attention window. depths, embed_dims, num_heads: entries 0 to 6 are
     stages 1 to 7, the rest the layers of stage 8. indep_reconsts: layers that process each frame separately.
     mul_attn_ratio: share of blocks with mutual attention. pa_frames: neighbours that are aligned, 2, 4 or 6; 0: frame
-    interpolation. spynet_path: weights of the flow network; null starts from zero flow. flow_input: what the flow
-    network sees: the blurry frames ("rgb"), the spike channels flow_channels in grey ("spike"), or their product
-    ("both"). flow_channels: null: the one or two in the middle.
+    interpolation. spynet_path: weights of the flow network; null starts from zero flow.
     use_checkpoint_attn, use_checkpoint_ffn: recompute this branch of every block in backward, except in the stages of
     no_checkpoint_attn_blocks, no_checkpoint_ffn_blocks (indices into depths). checkpoint: "auto" chooses the recomputed
     branches so that a step fits memory_budget_gb (null: 90 % of the GPU); null: the four keys above decide. kernels:
@@ -59,8 +57,11 @@ class VRT(nn.Module):
     the exposure; K is odd. 1: as published.
 
     With out_instants K the output is (B, N, K out_chans, sH, sW) in the order of time; the middle one is the frame of
-    gt. The channels of flow_channels hold rates of linear light, as of "voxel", around the sharp frame.
+    gt.
     """
+
+    # Options of former versions, which weights files still name -> their only value that has a meaning today.
+    GONE: ClassVar[dict[str, Any]] = {"flow_input": "rgb", "flow_channels": None}
 
     def __init__(
         self,
@@ -79,8 +80,6 @@ class VRT(nn.Module):
         qk_scale: float | None = None,
         drop_path_rate: float = 0.2,
         spynet_path: str | None = None,
-        flow_input: FlowInput = "rgb",
-        flow_channels: list[int] | None = None,
         pa_frames: Literal[0, 2, 4, 6] = 2,
         deformable_groups: int = 16,
         nonblind_denoising: bool = False,
@@ -105,9 +104,7 @@ class VRT(nn.Module):
         self.upscale, self.in_chans, self.out_chans = upscale, in_chans, out_instants * out_chans
         self.out_instants = out_instants
         self.pa_frames, self.nonblind = pa_frames, nonblind_denoising
-        self.flow_input, self.spike_channels = flow_input, spike_channels
-        self.flow_channels = flow_channels or middle_channels(spike_channels)
-        needed = spike_channels if fusion_options.constructor.needs_spikes or flow_input != "rgb" else 0
+        needed = spike_channels if fusion_options.constructor.needs_spikes else 0
         self.input_spec: InputSpec = vrt_input_spec(options, self.image_chans, needed)
 
         trunk_inputs = in_chans * 9 + int(nonblind_denoising) if pa_frames else in_chans
@@ -209,10 +206,8 @@ class VRT(nn.Module):
         trunk = self.fusion.on_input(image, spike)
         if not self.pa_frames:
             return self._interpolate(trunk, spike)
-        rgb, seen = image[:, :, :3], None
-        if self.flow_input != "rgb":
-            seen = checked_spike(rgb, spike, self.spike_channels)
-        flows = self.estimate_flows(flow_frames(self.flow_input, rgb, seen, self.flow_channels))
+        rgb = image[:, :, :3]
+        flows = self.estimate_flows(rgb)
         x = aligned_input(trunk, flows[0][0][0], flows[0][1][0])
         x = torch.cat((x, noise), dim=2) if self.nonblind else x
         return self._restore(self._features(x, flows, spike), self.fusion.on_base(rgb, trunk, spike))
@@ -328,15 +323,7 @@ def check_options(o: dict[str, Any], image: int) -> None:
     _need(instants >= 1 and instants % 2 == 1, "out_instants", got, expected)
     if o["pa_frames"]:
         _check_alignment(o, image)
-        channels, count, given = o["flow_channels"], o["spike_channels"], o["flow_input"] != "rgb"
-        got = f"{o['flow_input']!r}, but the data has no spike channels"
-        _need(not given or count > 0, "flow_input", got, 'a dataset with spikes, or "rgb"')
-        if channels is not None:
-            _need(given, "flow_channels", f'{channels} with flow_input "rgb"', "null")
-            is_inside = bool(channels) and all(0 <= i < count for i in channels)
-            _need(is_inside, "flow_channels", f"{channels}", f"indices of spike channels, 0 to {count - 1}")
     else:
-        _need(o["flow_input"] == "rgb", "flow_input", f"{o['flow_input']!r}", '"rgb": pa_frames 0 has no flow')
         _need(o["out_chans"] % 3 == 0, "out_chans", f"{o['out_chans']}", "a multiple of 3 if pa_frames is 0")
         _need(not o["nonblind_denoising"], "nonblind_denoising", "true with pa_frames 0", "false, or pa_frames > 0")
         _need(instants == 1, "out_instants", f"{instants} with pa_frames 0", "1, or pa_frames > 0")

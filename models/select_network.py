@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.vrt.flow import RATES
 from utils.contract import InputSpec, input_spec
 from utils.errors import OptionError
 from utils.options.models import DatasetsOptions, LoaderOptions, Options, ValOptions
@@ -58,21 +57,13 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
 
 def _check_spikes(netG: Section, spikes: dict[str, Any], spec: InputSpec) -> None:
     """Raise OptionError if the spike sections "train" and "test" (None: without) do not fit together or the network."""
-    known = {}
-    operator, flow_input = getattr(netG, "fusion", None), getattr(netG, "flow_input", "rgb")
-    if operator and operator.constructor.representation:
-        known["netG.fusion", operator.type] = (operator.constructor.representation,)
-    if flow_input != "rgb":
-        known["netG.flow_input", flow_input] = RATES
-    for name, spike in ((name, spike) for name, spike in spikes.items() if spike):
-        where, kind = f"datasets.{name}.spike", spike.representation.type
-        for (key, value), wanted in known.items():
-            if kind not in wanted:
-                what, do = f"{key} {value} cannot use {kind} channels", f"set it, or choose another {key}"
-                raise OptionError(what, f"{where}.representation", " or ".join(wanted), do)
-        if flow_input != "rgb" and spike.gamma != 1:
-            what = f"netG.flow_input {flow_input} with {where}.gamma {spike.gamma:g}"
-            raise OptionError(what, f"{where}.gamma", "1: rates of linear light", "set it to 1, or flow_input to rgb")
+    operator = getattr(netG, "fusion", None)
+    wanted = operator.constructor.representation if operator else None
+    for name, spike in spikes.items():
+        if spike and wanted not in (None, spike.representation.type):
+            what = f"netG.fusion {operator.type} cannot use {spike.representation.type} channels"
+            where, do = f"datasets.{name}.spike.representation", "set it, or choose another netG.fusion"
+            raise OptionError(what, where, wanted, do)
     if spec.spike_channels and all(spikes.values()):
         kinds = [{"representation": s.representation.type, "gamma": s.gamma} for s in spikes.values()]
         for key, learned in kinds[0].items():

@@ -33,8 +33,6 @@ CASES = {
 }  # fmt: skip
 
 
-NO_GT = "datasets.train.dataroot_gt=null"
-REBLUR = f"{NO_GT} train.G_lossfn_type=reblur"
 KEYS = 'keys of "train" with loss "charbonnier"; the nearest is G_optimizer_lr'
 OPTIONS = {
     "train.G_optimiser_lr=1e-4": ["train.G_optimiser_lr", KEYS],
@@ -53,10 +51,12 @@ OPTIONS = {
     # A task that cannot name a folder of its own.
     **{f"task={name}": ["a folder name: at most 255 bytes"] for name in ("x" * 300, "脉冲" * 60, ".preflight")},
     # What the loss needs, and the data lack.
-    NO_GT: ["needs sharp frames, and datasets.train.dataroot_gt is null"],
+    "datasets.train.dataroot_gt=null": ["needs sharp frames, and datasets.train.dataroot_gt is null"],
     "netG.out_instants=3": ["line 1 (datasets.train.dataroot_gt_instants)"],
-    f"{REBLUR} netG.out_instants=3": ["line 1 (netG.out_instants, datasets.train.rate_windows, scale)"],
-    f"{REBLUR} datasets.train.rate_windows=3": ["netG.out_instants 1, datasets.train.rate_windows 3"],
+    # What former versions had.
+    "train.G_lossfn_type=reblur": ["a registered loss: charbonnier, l1, l2"],
+    "datasets.train.rate_windows=3": ["unknown option datasets.train.rate_windows"],
+    "netG.flow_input=both": ["unknown option netG.flow_input"],
 }
 
 

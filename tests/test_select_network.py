@@ -70,21 +70,6 @@ def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, whe
 
 
 @pytest.mark.parametrize(
-    ("flow_input", "key", "value", "said"),
-    [
-        *(("both", "representation", kind, f" cannot use {kind} channels") for kind in ("relative", "exposure", "raw")),
-        *((kind, "gamma", 2.2, " with datasets.train.spike.gamma 2.2") for kind in ("spike", "both")),
-    ],
-)
-def test_a_flow_from_spikes_takes_linear_rates_in_the_order_of_time_alone(flow_input, key, value, said):
-    check(options(flow_input=flow_input))
-    check(options(**{key: value}))
-    with pytest.raises(OptionError, match=f"flow_input {flow_input}{said}") as refused:
-        check(options(flow_input=flow_input, **{key: value}))
-    assert refused.value.where == f"datasets.train.spike.{key}"
-
-
-@pytest.mark.parametrize(
     ("key", "value"), [("gamma", 2.2), ("representation", {"type": "tfp", "offsets": [0, 1, 2, 3]})]
 )
 def test_a_network_is_not_tested_on_other_channels_than_it_learns_from(key, value):

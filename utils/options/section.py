@@ -187,6 +187,7 @@ class Registry:
     A parameter annotated ``Annotated[dict | str, OTHER_REGISTRY]`` is a nested part: its section
     (or bare type name) is checked against the other registry. A parameter annotated with a `Section` stands for that
     section's keys, which the option file holds beside the others: shared keys are written down once.
+    A constructor's `GONE` has keys of former versions with the value that is accepted without effect.
     """
 
     def __init__(self, kind: str, type_key: str = "type", base: type[Section] = Section) -> None:
@@ -254,6 +255,8 @@ class Registry:
             expected = f"a registered {self.kind}: {', '.join(names)}{nearest(str(name), names)}"
             raise OptionError(what, key, expected, "choose one of these, or register your own")
         model, wrong = self.model(name), []
+        gone = getattr(model.constructor, "GONE", {}).items()
+        values = {key: value for key, value in values.items() if (key, value) not in gone}
         for key, field in model.model_fields.items():
             nested = next((m for m in field.metadata if isinstance(m, Registry)), None)
             value = values.get(key, None if field.is_required() else field.default)
