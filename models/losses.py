@@ -36,9 +36,9 @@ def check_loss(train: TrainOptions, data: LoaderOptions | None, netG: Section) -
 class CharbonnierLoss(nn.Module):
     """mean(sqrt((x - y)^2 + eps)), a smooth L1.
 
-    Source: Charbonnier et al., ICIP 1994; eps as in the VRT recipe.
-
     G_charbonnier_eps: added inside the root; the smallest value of the loss is sqrt(eps).
+
+    Source: Charbonnier et al., ICIP 1994; eps as in the VRT recipe.
     """
 
     def __init__(self, G_charbonnier_eps: float = 1e-9) -> None:
