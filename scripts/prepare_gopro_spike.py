@@ -264,7 +264,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
         if job.cut:
             rig = recipe.rig_of(job.name)
             about = {"source": job.raw.name, "cut": asdict(job.cut), "rate": rig.spike.rate, "light": rig.spike.light}
-            clips[job.name] |= about | {"true_calibration": rig.calibration((height, width), plan.size).plain()}
+            clips[job.name] |= about | {"calibration": rig.calibration((height, width), plan.size).plain()}
     counts = Counter(clip["planes"] for clip in clips.values())
     common = next(clip for clip in clips.values() if clip["planes"] == counts.most_common(1)[0][0])
     rig = None if recipe.rig == "random" else recipe.rig_of("").spike
