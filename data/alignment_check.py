@@ -91,7 +91,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
         spikes = copy.copy(spikes)
         spikes.name, spikes.options, spikes.channels, spikes.ignored = "voxel", {"num_bins": 1}, 1, set()
         spikes.rate = 1.0
-        own = [Exposure(e.own, (e.own,), 0, 0, (e.own.count - 1) / 2, e.origin) for e in draw.clip.exposures]
+        own = [Exposure(e.own, (e.own,), 0, (e.own.count - 1) / 2, e.origin) for e in draw.clip.exposures]
         clip = dataclasses.replace(draw.clip, exposures=tuple(own), spikes=spikes)
         draw = dataclasses.replace(draw, clip=clip)
     played, pairs = list(zip(*draw.played, strict=True)), []

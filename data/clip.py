@@ -23,15 +23,14 @@ class Piece:
 class Exposure:
     """The planes that are read for one frame.
 
-    own: those of the frame itself. pieces: all of them in the order of time, `before` planes before and `after` planes
-    after its own. center: the plane of the sharp frame, counted in its own planes; x.5 lies between two.
+    own: those of the frame itself. pieces: all of them in the order of time, `before` planes before its own.
+    center: the plane of the sharp frame, counted in its own planes; x.5 lies between two.
     origin: the number of its first plane as options and dataset.json count planes.
     """
 
     own: Piece
     pieces: tuple[Piece, ...]
     before: int
-    after: int
     center: float
     origin: int
 

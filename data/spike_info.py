@@ -61,7 +61,11 @@ class DatasetInfo:
     def of_clip(self, clip: str) -> "DatasetInfo":
         """What is known of the spikes of one clip: its own h, w, flip, rate, light, calibration, else those of all."""
         own = {key: value for key, value in self.clips.get(clip, {}).items() if key in OF_CLIP and value is not None}
-        return _checked({**vars(self), **own}, Path(self.path), f"clip {clip}: ") if own else self
+        try:
+            _checked(own)
+        except ValueError as e:
+            raise _unusable(e, self.path, f"clip {clip}: ") from e
+        return dataclasses.replace(self, **own) if own else self
 
     @property
     def trained_rate(self) -> float | str | None:
@@ -119,24 +123,21 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
         recipe = table.get("recipe") or {}
         # Older files of scripts/prepare_gopro_spike.py name the light in their recipe only.
         table = {"light": recipe.get("light"), **table, "path": str(path), "interpolate": recipe.get("interpolate")}
+        return _checked(table)
     except (OSError, ValueError, TypeError, AttributeError) as e:
-        raise _unusable(e, path) from e
-    return _checked(table, path)
+        raise _unusable(e, str(path)) from e
 
 
-def _checked(table: dict[str, Any], path: Path, whose: str = "") -> DatasetInfo:
-    """The values of `table` that are known. Raises DataError for one of a wrong type. whose: for the message."""
+def _checked(table: dict[str, Any]) -> DatasetInfo:
+    """The values of `table` that are known. Raises ValueError for one of a wrong type."""
     known = {f.name: table[f.name] for f in dataclasses.fields(DatasetInfo) if table.get(f.name) is not None}
-    try:
-        return TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
-    except (ValueError, TypeError) as e:
-        raise _unusable(e, path, whose) from e
+    return TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
 
 
-def _unusable(e: Exception, path: Path, whose: str = "") -> DataError:
+def _unusable(e: Exception, path: str, whose: str = "") -> DataError:
     what = f"dataset.json cannot be used: {whose}{_in_words(e)}"
     expected = f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"'
-    return DataError(what, str(path), expected, "correct it, or make the data set again")
+    return DataError(what, path, expected, "correct it, or make the data set again")
 
 
 def _in_words(e: Exception) -> str:

@@ -133,10 +133,9 @@ class DatSpikes:
                 begin, stop = max(lo - start, 0), min(hi - start, length)
                 pieces += [Piece(file, begin, stop - begin)] if begin < stop else []
                 start += length
-            after = sum(piece.count for piece in pieces) - before - span.count
             center = self.center_plane(clip, span)
             own_planes = Piece(path, span.first, span.count)
-            found.append(Exposure(own_planes, tuple(pieces), before, after, center, span.origin))
+            found.append(Exposure(own_planes, tuple(pieces), before, center, span.origin))
             if (span.count, center) not in checked:
                 checked.add((span.count, center))
                 try:
@@ -215,11 +214,12 @@ class DatSpikes:
             stream = np.concatenate([files.stream(clip, piece, window.crop) for piece in exposure.pieces])
         if camera:
             stream = camera.apply(stream, frame)
-        own = stream[exposure.before : len(stream) - exposure.after]
+        before, count = exposure.before, exposure.own.count
+        own = stream[before : before + count]
         rate = self.rate_of(own, image, window)
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
-        channels = self.represent(stream, exposure.center, rate, reverse, (exposure.before, exposure.after))
+        channels = self.represent(stream, exposure.center, rate, reverse, (before, len(stream) - before - count))
         return window.to_rgb(channels)
 
     def sharp_image(self, channels: np.ndarray, exposure: Exposure, reverse: bool = False) -> np.ndarray:
