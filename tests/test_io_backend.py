@@ -76,15 +76,15 @@ def test_names_that_lead_out_of_the_results_a_key_without_value_and_a_missing_li
         build(root, **lmdbs(root, "lq", "gt"))
 
 
-@pytest.mark.parametrize("keep", [0.33, 0.999])
-def test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read(root, keep):
+def test_an_lmdb_cut_short_is_refused_before_its_missing_pages_are_read(root):
     path = root / "lq.lmdb/data.mdb"
     whole = path.stat().st_size
-    os.truncate(path, int(whole * keep))
-    # In another process, which dies of SIGBUS where a missing page is read.
-    with pytest.raises(DataError, match=f"cut short: data.mdb has {int(whole * keep)} bytes") as error:
-        forked(list_root, str(root / "lq.lmdb"), "blur", (".png",))
-    assert f"{whole} bytes" in str(error.value)
+    for keep in (0.999, 0.33):
+        os.truncate(path, int(whole * keep))
+        # In another process, which dies of SIGBUS where a missing page is read.
+        with pytest.raises(DataError, match=f"cut short: data.mdb has {int(whole * keep)} bytes") as error:
+            forked(list_root, str(root / "lq.lmdb"), "blur", (".png",))
+        assert f"{whole} bytes" in str(error.value)
 
 
 def test_the_name_of_a_root_says_whether_it_is_an_lmdb(root):

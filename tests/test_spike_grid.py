@@ -52,13 +52,18 @@ def test_a_crop_is_bit_for_bit_the_crop_of_the_whole_and_reads_only_what_it_need
     assert max(crop.height, crop.width) <= 9 / scale + 4 < max(PLANE) or scale < 1
 
 
-def test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives():
+def test_a_calibration_that_only_enlarges_gives_what_a_whole_ratio_gives_and_finer_spikes_are_averaged():
     size = (2 * PLANE[0], 2 * PLANE[1])
     same = grid(similarity(0, 2, PLANE, size, (0, 0)), frame=size)
     scaled = ScaledGrid(SpikeGeometry(*PLANE), size, 1)
     assert same.coverage == 1.0 and same.region == scaled.region == (0, 0, *size)
     aug = Augment(6, 10, 16, 24)
     assert np.abs(on_frame(same, channels(), aug) - on_frame(scaled, channels(), aug)).max() < 1e-6
+    # Spikes finer than the frame are averaged over its pixels.
+    plane, frame = (60, 90), (20, 30)
+    some_grid, noise = grid(similarity(0, 1 / 3, plane, frame, (0, 0)), plane, frame), channels(plane, 1)
+    found = some_grid.window(Augment.whole(frame)).to_rgb(noise)[0]
+    assert found == pytest.approx(noise[0].reshape(20, 3, 30, 3).mean(axis=(1, 3)), abs=1e-6)
 
 
 def test_each_rgb_pixel_takes_the_light_at_its_own_place():
@@ -74,13 +79,6 @@ def test_each_rgb_pixel_takes_the_light_at_its_own_place():
             v = PLANE[0] - 1 - v if mirror in ("rows", "both") else v
             back = PERSPECTIVE @ [u, v, 1]
             assert back[:2] / back[2] == pytest.approx([col, row], abs=1e-4)
-
-
-def test_spikes_finer_than_the_frame_are_averaged_over_its_pixels():
-    plane, frame = (60, 90), (20, 30)
-    some_grid, noise = grid(similarity(0, 1 / 3, plane, frame, (0, 0)), plane, frame), channels(plane, 1)
-    found = some_grid.window(Augment.whole(frame)).to_rgb(noise)[0]
-    assert found == pytest.approx(noise[0].reshape(20, 3, 30, 3).mean(axis=(1, 3)), abs=1e-6)
 
 
 def test_crops_are_drawn_where_the_spike_camera_sees_and_edges_are_repeated_elsewhere():

@@ -55,10 +55,7 @@ def record(
     margin = max(rgb) // 3
     light = to_linear(texture(rng, (rgb[0] + 2 * margin, rgb[1] + 2 * margin)))
     times = (np.arange(-around, planes + around) + 0.5) / planes - 0.5
-    places = []
-    for time in times:
-        place = np.array([[1, 0, margin - motion[0] * time], [0, 1, margin - motion[1] * time], [0, 0, 1.0]])
-        places.append(place)
+    places = [np.array([[1, 0, margin - motion[0] * t], [0, 1, margin - motion[1] * t], [0, 0, 1.0]]) for t in times]
     noisy = {"shot_noise": 0.1, "threshold_mismatch": 0.03} if noise else {}
     sensor = IntegrateAndFire(*spike, rate=rate, rng=rng, **noisy)
     spikes = sensor.run(_views(light, (place @ to_rgb for place in places), spike, any(motion), fine=3))
