@@ -87,7 +87,7 @@ class Recipe(Section):
             return Rig.random(rng)
         if self.has_rig:
             return Rig.named(self.rig, int(rng.integers(2**31)))
-        return Rig.of(rate=self.rate, light=self.light, dark_rate=self.dark_rate, gamma=self.gamma)
+        return Rig.of(rate=self.rate, light=self.light)
 
     def average_of(self, clip: str) -> int:
         found = re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)
