@@ -75,15 +75,13 @@ def test_missing_instants_and_an_even_number_are_problems(tmp_path):
     assert "has 2 files" in problems["clip1"] and "must be odd" in problems["clip1"]
 
 
-def test_a_fresh_network_returns_its_input_at_every_instant():
+def test_a_fresh_network_returns_its_input_at_every_instant_and_flip_seq_averages_those_of_both_directions():
     net = define_G({"netG": network(fusion="none", out_instants=5)})
     lq = torch.rand(1, 2, 3, 32, 32)
     assert torch.allclose(net(lq), lq.repeat(1, 1, 5, 1, 1), atol=1e-6)
     with pytest.raises(OptionError, match=r"netG\.out_instants is 4"):
         define_G({"netG": network(fusion="none", out_instants=4)})
 
-
-def test_flip_seq_averages_the_same_instants_of_both_directions():
     class ByTime(nn.Module):
         """Instant k is darker than the input before the middle and brighter after it, in the direction of time."""
 

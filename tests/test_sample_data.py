@@ -167,14 +167,10 @@ def older(copy, monkeypatch):
 @pytest.mark.parametrize("change", ["none", "foreign", "missing", "changed", "new", "seed", "a file"])
 def test_a_set_that_is_there_is_left_alone_and_refused_where_it_is_something_else(copy, capsys, change):
     picture = next(copy.rglob("*.png"))
-    if change == "foreign":
-        (copy / make_sample_data.INFO).unlink()
-    elif change == "missing":
-        picture.unlink()
-    elif change == "changed":
-        picture.write_bytes(picture.read_bytes() + b"x")
-    elif change == "new":
-        (copy / "notes.txt").write_text("mine")
+    if change in ("foreign", "missing"):
+        (picture if change == "missing" else copy / make_sample_data.INFO).unlink()
+    elif change in ("changed", "new"):
+        (picture if change == "changed" else copy / "notes.txt").write_bytes(b"mine")
     elif change == "a file":
         shutil.rmtree(copy)
         copy.write_text("mine")

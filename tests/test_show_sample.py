@@ -137,9 +137,7 @@ def test_a_calibration_is_shown_and_a_wrong_one_is_named(home, tmp_path):
 
 
 def test_a_test_clip_and_a_set_without_spikes(home, tmp_path):
-    test = ("--opt", home / "options.json", "--index", "0", "--split", "test", "--out", tmp_path / "test.html")
-    assert show_sample.main([str(a) for a in test]) == 0
-    page = (tmp_path / "test.html").read_text()
+    page = page_of(home, tmp_path / "test.html", "--split", "test", "--index", 0)
     assert verdict(page)[0] == "right" and "rows 0 to 95, columns 0 to 95" in page and "lq: 4 x 3 x 96 x 96" in page
     page = page_of(home, tmp_path / "rgb.html", "datasets.train.dataset_type=VideoRecurrentTrainDataset")
     assert verdict(page) == ("none", "This data set has no spikes.") and "lq: 3 x 3 x 48 x 48" in page

@@ -221,10 +221,7 @@ def test_encoding25_spreads_its_windows_over_the_file_or_keeps_their_spacing(pla
     assert np.array_equal(found, np.concatenate([s[m - 12 : m + 13] for m in middles]))
     spaced = represent("encoding25", s, c, num_windows=2, spacing=10)
     assert np.array_equal(spaced, np.concatenate([s[c - 17 : c + 8], s[c - 7 : c + 18]]))
-
-
-def test_encoding25_of_a_short_file_is_padded_as_asked():
-    s = stream(planes=20)
+    s = stream(planes=20)  # a short file is padded as asked
     edge, zero = (represent("encoding25", s, 10, pad=pad) for pad in ("edge", "zero"))
     assert np.array_equal(edge[2:22], s) and np.array_equal(edge[0], s[0]) and np.array_equal(edge[24], s[-1])
     assert np.array_equal(zero[2:22], s) and zero[[0, 1, 22, 23, 24]].sum() == 0
