@@ -18,6 +18,7 @@ from data.files import is_lmdb, list_root
 from data.io_backend import IO_BACKENDS
 from data.manifest import HELD_OUT, Problem, Source
 from data.preflight import Report, check_source
+from data.self_calibration import calibrated
 from data.spike_grid import load_calibration, warn_uncovered
 from data.spike_info import load_info
 from data.spike_source import SPIKE_SOURCES, channels_of
@@ -160,7 +161,7 @@ class ClipDataset(Dataset):
             raise OptionError(what, "camera.known_rate", expected, "remove it")
         self.files = IO_BACKENDS.build(section.io_backend, "io_backend", cache_data=section.cache_data)
         found = [self.files.clips(source) for source in self.sources]
-        self.clips: list[Clip] = list(itertools.chain(*found))
+        self.clips: list[Clip] = [calibrated(clip, self.files) for clip in itertools.chain(*found)]
         self.ends_of_roots = np.cumsum([len(clips) for clips in found])
 
     # The class methods are called before a dataset is built; `section` holds its resolved options.
@@ -222,7 +223,7 @@ class ClipDataset(Dataset):
             about = {"rate": rate, "light": light, "center": spike.center}
             about |= {"planes": info.planes, "gt_plane": info.gt_plane}
             recorded = info.calibration if spike.calibration == "recorded" else None
-            if spike.calibration and (spike.calibration != "recorded" or recorded):
+            if spike.calibration not in (None, "auto", None if recorded else "recorded"):
                 about["calibration"] = load_calibration(spike.calibration, recorded).plain()
             found.append(about)
         several = {"rate": None if None in [each["rate"] for each in found] else "match", "light": "linear"}

@@ -28,6 +28,7 @@ from data.files import (
 from data.io_backend import INDEX as CACHE_INDEX
 from data.io_backend import CacheReader, DiskFiles
 from data.manifest import ClipCheck, Source, raise_problems
+from data.self_calibration import calibrated
 from data.spike.formats import FORMATS, array_shape
 from data.spike_grid import warn_uncovered
 from data.spike_info import DatasetInfo, nearest_info, spike_errors_as_data_errors
@@ -176,9 +177,11 @@ def user_clip(
         spikes.is_stretched = True
         if spikes.calibration is None:
             check_same_view(frames.size, (spikes.geometry.height, spikes.geometry.width), str(spike))
-        warn_uncovered(clip.grid, f"clip {name}", str(frames.path))
     origin = {"input" if kind == "lq" else kind: str(place) for kind, place in places.items() if place}
-    return dataclasses.replace(clip, opened=opened, origin=origin)
+    clip = calibrated(dataclasses.replace(clip, opened=opened, origin=origin), DiskFiles())
+    if spikes:
+        warn_uncovered(clip.grid, f"clip {name}", str(frames.path))
+    return clip
 
 
 def _listed(files: Sequence[Path], stems: Sequence[str], frames: FrameSource | None) -> dict[str, FileEntry]:

@@ -59,6 +59,9 @@ class Calibration(Section):
         description="Added to the number of the plane at which an exposure should start: > 0 where the spike camera "
         "started first.",
     )
+    exposure_share: float = Field(
+        1.0, gt=0, le=1, description="Part of the planes of a frame, in their middle, during which it was exposed."
+    )
     tick_hz: float | None = Field(None, gt=0, description="Planes per second; null: unknown.")
     made: dict[str, Any] = Field(default_factory=dict, description="How the file was made; no effect.")
 
@@ -71,6 +74,8 @@ class Calibration(Section):
     def digest(self) -> str:
         """16 hex digits that change with every value that has an effect."""
         values = {key: value for key, value in self.plain().items() if key not in ("made", "tick_hz")}
+        if self.exposure_share == 1.0:  # files that are older than this key
+            del values["exposure_share"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -190,13 +190,15 @@ class Timing:
     """The planes that are read of each file.
 
     first, count: of a file per frame; count None: to its end. exposures: of one file per clip, by clip, "" for every
-    other clip; None for a file per frame. offset: added to the first plane, see data/spike_grid.py.
+    other clip; None for a file per frame. offset: added to the first plane; share: of an exposure's planes, in their
+    middle, that are read, see data/spike_grid.py.
     """
 
     first: int = 0
     count: int | None = None
     exposures: dict[str, Exposures] | None = None
     offset: float = 0.0
+    share: float = field(default=1.0, repr=False)  # of digests, the calibration is a part
 
     @property
     def is_one_file(self) -> bool:
@@ -226,7 +228,8 @@ class Timing:
                 what, expected = f"spike.exposure {what} clip {clip}, which has a frame {frame}", "one for every frame"
                 raise DataError(what, f"clip {clip}", expected, "complete spike.exposure")
             first, count = table.planes_of(frame, self.offset)
-            span = Span(first, count, 0, count, (count - 1) / 2)
+            begin, kept = self._exposed(count)
+            span = Span(first + begin, kept, begin, count, (count - 1) / 2)
         else:
             count = planes - self.first if self.count is None else self.count
             first, origin, length = self.first, self.first, planes
@@ -235,7 +238,8 @@ class Timing:
                 origin, count = 0, after - first
                 length = count
             start = first + nearest_plane(self.offset)
-            lo, hi = start, start + count
+            begin, kept = self._exposed(count)
+            lo, hi = start + begin, start + begin + kept
             if self.count is None:  # to the end of the file: what it lacks is left out
                 lo, hi = min(max(lo, 0), planes), min(hi, planes)
             span = Span(lo, hi - lo, origin + lo - start, length, origin + (count - 1) / 2)
@@ -246,6 +250,11 @@ class Timing:
             what = f"frame {frame} of clip {clip} needs {needed}, the file has {planes} planes"
             raise DataError(what, f"clip {clip}", f"within 0 to {planes - 1}", f"correct {keys}, or restore the file")
         return span
+
+    def _exposed(self, count: int) -> tuple[int, int]:
+        """(first, number) of the planes among `count` in which the frame was exposed."""
+        kept = max(min(count, 1), nearest_plane(count * self.share))
+        return (count - kept) // 2, kept
 
     def describe(self) -> str:
         """What differs from reading whole files of one frame each, for digests; "" for nothing."""

@@ -1,5 +1,7 @@
 """The `spike` section of a dataset: the geometry of the planes, what they mean, and their representation."""
 
+import copy
+import dataclasses
 import inspect
 import logging
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from data.clip import Clip, Exposure, Piece
 from data.spike import represent as rp
 from data.spike.formats import SpikeFileError, SpikeGeometry
 from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear
-from data.spike_grid import CalibratedGrid, Grid, ScaledGrid, Window, load_calibration
+from data.spike_grid import CalibratedGrid, Calibration, Grid, ScaledGrid, Window, load_calibration
 from data.spike_info import DatasetInfo, Span, Timing, read_exposures, spike_errors_as_data_errors
 from utils.errors import DataError, OptionError
 from utils.options.section import Registry, import_parts
@@ -46,7 +48,7 @@ class DatSpikes:
     center: the plane of the sharp frame: "gt" (of dataset.json), "file" (the middle of the planes that are read) or a
     number. gamma: light and ratios are raised to 1 / gamma (2.2: display values). resize: interpolation to the RGB
     grid; "nearest" keeps raw planes binary. calibration: a file of scripts/calibrate.py;
-    "recorded": those of dataset.json, a clip without one is taken as aligned.
+    "recorded": those of dataset.json, a clip without one is taken as aligned; "auto": found from each clip itself.
     A key that has no effect on the chosen representation is an error.
     """
 
@@ -89,12 +91,11 @@ class DatSpikes:
         self.is_stretched = False  # the planes to frames of any ratio, for whole frames
         self.calibration = self._calibrated = None
         recorded = info.calibration if calibration == "recorded" else None
-        if calibration and (calibration != "recorded" or recorded):
+        self.timing = Timing(first, count, read_exposures(exposure))
+        self.is_auto = calibration == "auto"  # data/self_calibration.py gives each clip its own
+        if calibration not in (None, "auto", None if recorded else "recorded"):
             path = info.path if recorded else calibration
-            self.calibration = load_calibration(path, recorded)
-            self._calibrated = CalibratedGrid(self.calibration, self.geometry, path, resize == "nearest")
-        offset = self.calibration.time_offset_planes if self.calibration else 0.0
-        self.timing = Timing(first, count, read_exposures(exposure), offset)
+            self._calibrate(load_calibration(path, recorded), path)
         self.name, self.options = _name_and_options(representation)
         self.channels = channels_of(representation)
         self.ignored = rp.REPRESENTATIONS[self.name].ignored(**self.options)
@@ -104,6 +105,20 @@ class DatSpikes:
             raise OptionError(what, idle, "keys that it uses", "remove it, or choose another representation")
         self.is_light_known = "light" in self.ignored or (light or info.light) is not None
         self.is_rate_known = "rate" in self.ignored or (rate if rate is not None else info.rate) is not None
+
+    def _calibrate(self, calibration: Calibration, path: str) -> None:
+        nearest = self.interpolation == cv2.INTER_NEAREST
+        self.calibration, self._calibrated = calibration, CalibratedGrid(calibration, self.geometry, path, nearest)
+        times = {"offset": calibration.time_offset_planes, "share": calibration.exposure_share}
+        self.timing = dataclasses.replace(self.timing, **times)
+
+    def changed(self, calibration: Calibration | None = None, context: int | None = None) -> "DatSpikes":
+        """The same spikes with another calibration, or with so many planes of context."""
+        other = copy.copy(self)
+        other.context = self.context if context is None else context
+        if calibration:
+            other._calibrate(calibration, "spike.calibration auto")
+        return other
 
     def grid(self, size: tuple[int, int]) -> Grid:
         """How planes lie on lq frames of `size` (H, W). Raises DataError where the sizes do not fit."""
@@ -260,7 +275,7 @@ def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo,
     ("match"), except for a network that learned from undivided firing rates, which needs none.
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
-    if trained and trained.get("calibration") and source.calibration is None:
+    if trained and trained.get("calibration") and not (source.calibration or source.is_auto):
         logger.warning(
             "spikes of %s: taken as aligned with the frames; the network was trained on those of a second camera: give "
             "spike.calibration if these are, too", clip,
