@@ -24,8 +24,8 @@ sample: $(VENV)/.installed
 	@$(VENV)/bin/python scripts/compare_runs.py experiments/$(basename $(notdir $(SAMPLE))) --at-least 3
 
 # The steps of a run from its data to its checkpoint, each where it would be seen first; `make test` has all the rest.
-QUICK := layers option option_files documents clip_index preflight dataset_video_rgbspike augment sampler \
-    spike_represent spike_properties broken_files tiling metrics fusion weights optim
+QUICK := layers option option_files documents manifest preflight several_roots dataset_video_rgbspike sampler \
+    spike_represent spike_info tiling metrics fusion weights optim
 QUICK_TESTS := $(QUICK:%=tests/test_%.py) tests/faults/test_steps.py \
     tests/dist/test_dist.py::test_collectives_give_the_same_on_every_rank \
     tests/dist/test_dist.py::test_an_error_ends_all_ranks_with_one_message_and_one_code \

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -87,6 +88,14 @@ def test_the_commands_that_make_data_run_as_the_quick_start_gives_them(tmp_path,
         made = list((tmp_path / "trainsets").rglob("GOPRO_Large_spike_seq/*/GOPR0001_03_00*/spike/*.dat"))
         assert made
         shutil.rmtree(made[0].parents[3])
+
+
+def test_the_tests_that_make_quick_names_exist():
+    command = subprocess.run(["make", "-n", "quick"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", command)
+    assert len(named) > 20
+    for file, test in named:
+        assert (ROOT / file).is_file() and (not test or f"def {test}(" in (ROOT / file).read_text()), (file, test)
 
 
 def test_the_options_in_the_pages_are_valid(tmp_path):
