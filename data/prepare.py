@@ -119,8 +119,9 @@ def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
     """
     if source.is_file():
         return [RawClip(source.stem, source, "")]
-    roots = [(source / split, split) for split in SPLITS if (source / split).is_dir()] or [(source, "")]
-    clips = [RawClip(*clip, split) for root, split in roots if root.is_dir() for clip in clips_in(root)]
+    splits = [(source / split, split) for split in SPLITS if (source / split).is_dir()]
+    roots = splits or [(source, "")] * source.is_dir()
+    clips = [RawClip(*clip, split) for root, split in roots for clip in clips_in(root)]
     for root, split in roots if photos else ():
         files = sorted(root.iterdir(), key=lambda path: natural_key(path.name))
         clips += [clip for path in files if (clip := RawClip(path.stem, path, split)).is_photo]

@@ -154,6 +154,7 @@ def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys):
     before = files(tmp_path)
     for arguments, words, code in (
         ("--source {}/empty", "no raw clip found", 3),
+        ("--source {}/nothing --rig rig", "no raw clip found", 3),
         ("--source {}/raw --average 4", "--average is 4", 2),
         ("--source {}/raw --average 15", "has 13 frames", 3),
         ("--source {}/raw --instants 5", "averages 3 raw frames, fewer than --instants 5", 3),
