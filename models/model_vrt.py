@@ -415,7 +415,8 @@ class NonFiniteSteps:
         self.records.append(
             {"step": step, "what": kind, "grad_norm": _plain(grad_norm), "lr": lr, "scale": scale, "ranks": ranks}
         )
-        logger.warning("iteration %d: %s is NaN or Inf, step skipped on all ranks (%s)", step, kind, names)
+        if utils_dist.is_main_process():
+            logger.warning("iteration %d: %s is NaN or Inf, step skipped on all ranks (%s)", step, kind, names)
         if self.in_a_row < self.limit:
             return
         saved = f"report: {self.folder / f'nonfinite_{step}.json'}"
