@@ -29,16 +29,20 @@ class LoadReport:
     unexpected: list[str] = field(default_factory=list)
 
     @property
+    def parts(self) -> set[bool]:
+        """Whether the weights have tensors of the fusion (True), of the transformer (False), or of both."""
+        return {k.startswith("fusion.") for k in (*self.matched, *self.widened, *self.mismatched, *self.unexpected)}
+
+    @property
     def share(self) -> float:
-        """Share of the network's tensors that were loaded; those of the fusion count where the weights have some."""
-        given = (*self.matched, *self.mismatched, *self.unexpected)
-        has_fusion = any(k.startswith("fusion.") for k in given)
-        wanted = [k for k in self.missing if has_fusion or not k.startswith("fusion.")]
+        """Share of the network's tensors, of those parts of it that the weights have, that were loaded."""
+        wanted = [k for k in self.missing if k.startswith("fusion.") in self.parts]
         total = len(self.matched) + len(self.widened) + len(wanted) + len(self.mismatched)
         return (len(self.matched) + len(self.widened)) / max(total, 1)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.matched)} tensors matched, {len(self.widened)} widened ({self.share:.0%} of the network)"]
+        part = "fusion" if self.parts == {True} else "network"
+        lines = [f"{len(self.matched)} tensors matched, {len(self.widened)} widened ({self.share:.0%} of the {part})"]
         for name in ("widened", "missing", "mismatched", "unexpected"):
             keys = getattr(self, name)
             if keys:

@@ -52,12 +52,27 @@ def test_rgb_weights_start_a_gated_network_whose_operator_is_reported_missing(tm
     assert report.share == 1.0
 
 
+def test_an_operator_trained_alone_starts_the_fusion_of_a_network(tmp_path):
+    fusion = {"type": "gated", "base": "fused"}
+    torch.manual_seed(0)
+    operator = define_G({"netG": {"net_type": "fusion", "fusion": fusion}}, spike_channels=S)
+    torch.save({"params": operator.state_dict()}, tmp_path / "operator.pth")
+    net = VRT(**SMALL, fusion=fusion, spike_channels=S)
+
+    report = load_pretrained(net, tmp_path / "operator.pth", strict=False)
+
+    assert "(100% of the fusion)" in str(report)
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in operator.state_dict().items())
+    with pytest.raises(CheckpointError, match="do not fit"):
+        load_weights(net, operator.state_dict(), "operator.pth", strict=True)
+
+
 def test_an_operator_alone_is_not_begun_with_half_of_its_tensors():
     options = {"net_type": "fusion", "fusion": {"type": "gated", "base": "fused", "layers": 1}}
     half = define_G({"netG": options}, spike_channels=S)
     options["fusion"]["layers"] = 4
     net = define_G({"netG": options}, spike_channels=S)
-    with pytest.raises(CheckpointError, match="8 tensors matched, 0 widened \\(57% of the network\\)"):
+    with pytest.raises(CheckpointError, match="8 tensors matched, 0 widened \\(57% of the fusion\\)"):
         load_weights(net, half.state_dict(), "half.pth")
 
 
