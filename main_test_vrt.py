@@ -54,12 +54,13 @@ def main(argv: list[str]) -> int:
             formula = reconstruction(args) if args.method else None
             # With --input, the overrides are those of the spikes, see spike_options.
             opt = read_options(args.opt, () if args.is_direct else args.overrides) if args.opt else None
+        utils_dist.begin(*((opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept) if opt else ()))
+        with utils_dist.all_ranks_or_none():
             if not args.is_direct:
                 job = dataset_job(args, opt, formula)
             else:
                 with setup.answered_by_flags():
                     job = user_job(args, opt.portable() if opt else None, formula)
-        utils_dist.begin(*((opt.watchdog, opt.dist_timeout_s, opt.digest()) if opt else ()))
         restore_clips(job)
         if utils_dist.is_main_process():
             write_report(job)

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     with utils_dist.ranks():
         with utils_dist.all_ranks_or_none():
             opt = read_options(argv)
-        utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest())
+        utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept)
         preempt.install()
         with only_run_in(opt.folder):
             with utils_dist.all_ranks_or_none():
@@ -105,7 +105,7 @@ class Training:
         if rank == 0:
             setup_logging(rank, opt.folder / "log" / "train.log")
             opt.save(opt.folder / "options")
-            preflight(opt.datasets, opt.folder.parent / ".preflight", partial(open_progress, opt.logging.progress))
+            preflight(opt.datasets, opt.kept, partial(open_progress, opt.logging.progress))
         resumed = find_checkpoint(opt.path.resume, opt.folder)
         self.loader, self.clips = build_data(opt)
         if rank == 0 and (warning := warning_of(self.loader.dataset, opt.opt_path)):

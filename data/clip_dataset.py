@@ -161,7 +161,7 @@ class ClipDataset(Dataset):
             raise OptionError(what, "camera.known_rate", expected, "remove it")
         self.files = IO_BACKENDS.build(section.io_backend, "io_backend", cache_data=section.cache_data)
         found = [self.files.clips(source) for source in self.sources]
-        self.clips: list[Clip] = [calibrated(clip, self.files) for clip in itertools.chain(*found)]
+        self.clips: list[Clip] = calibrated([*itertools.chain(*found)], self.files)
         self.ends_of_roots = np.cumsum([len(clips) for clips in found])
 
     # The class methods are called before a dataset is built; `section` holds its resolved options.

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +15,13 @@ from data.clip import Clip
 from data.clip_dataset import TestClips
 from data.files import (
     FROM_START,
-    LMDB_MARK,
     FileEntry,
     FrameSource,
     check_same_view,
     clips_in,
     holds_images,
     is_read_from_start,
+    stamp,
     subfolder,
 )
 from data.io_backend import INDEX as CACHE_INDEX
@@ -71,10 +70,7 @@ class DatasetClip:
         parts = [source.part for source in self.dataset.sources] if isinstance(reader, CacheReader) else []
         cache = [str(Path(reader.path, part, CACHE_INDEX)) for part in parts]
         for file in dict.fromkeys([*cache, *clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]):
-            root, is_lmdb, _ = file.partition(LMDB_MARK)
-            place = f"{root}.lmdb/data.mdb" if is_lmdb else file
-            found = os.stat(place) if os.path.exists(place) else None  # None where only the cache of the file exists
-            size, time = (found.st_size, found.st_mtime_ns) if found else (0, 0)
+            size, time = stamp(file)
             table.update(f"{Path(file).name} {size} {time}\n".encode())
         return table.hexdigest()[:16]
 
@@ -130,6 +126,10 @@ def user_clips(
             own_section, info = described(section, Path(spike), name)
             source = user_spikes(own_section, trained, info, name)
         clips.append(user_clip(name, images, gt, spike, source, trained, scale))
+    clips = calibrated(clips, DiskFiles())
+    for clip in clips:
+        if clip.spikes:
+            warn_uncovered(clip.grid, f"clip {clip.name}", str(clip.opened["lq"].path))
     return dataset_clips(UserClips(clips))
 
 
@@ -178,10 +178,7 @@ def user_clip(
         if spikes.calibration is None:
             check_same_view(frames.size, (spikes.geometry.height, spikes.geometry.width), str(spike))
     origin = {"input" if kind == "lq" else kind: str(place) for kind, place in places.items() if place}
-    clip = calibrated(dataclasses.replace(clip, opened=opened, origin=origin), DiskFiles())
-    if spikes:
-        warn_uncovered(clip.grid, f"clip {name}", str(frames.path))
-    return clip
+    return dataclasses.replace(clip, opened=opened, origin=origin)
 
 
 def _listed(files: Sequence[Path], stems: Sequence[str], frames: FrameSource | None) -> dict[str, FileEntry]:

@@ -74,6 +74,14 @@ def reading(
         raise DataError(f"cannot read: {e.strerror or e}", str(e.filename or path), expected, do) from e
 
 
+def stamp(file: str) -> tuple[int, int]:
+    """Size and time of change in ns of a file, or of the LMDB that holds it; zeros where this machine has neither."""
+    root, mark, _ = file.partition(LMDB_MARK)
+    place = f"{root}.lmdb/data.mdb" if mark else file
+    found = os.stat(place) if os.path.exists(place) else None
+    return (found.st_size, found.st_mtime_ns) if found else (0, 0)
+
+
 def is_lmdb(root: str) -> bool:
     return root.rstrip("/").endswith(".lmdb")
 

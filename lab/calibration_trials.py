@@ -8,8 +8,8 @@ import json
 
 import numpy as np
 
+from data.registration import View, fit, nominal
 from data.rig import Rig
-from data.self_calibration import View, fit, nominal
 from scripts.make_sample_data import PLANES, make_layers, render
 
 SIDE, FRAMES, AROUND = 160, 8, 40

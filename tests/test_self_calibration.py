@@ -1,6 +1,7 @@
 """`spike.calibration` "auto": two cameras are calibrated from the clip that they recorded."""
 
 import json
+import os
 from pathlib import Path
 
 import cv2
@@ -14,6 +15,7 @@ from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike_grid import load_calibration, save_calibration
 from scripts.make_sample_data import make_layers, render
 from tests.clip_files import cached, same
+from tests.train_files import odd, write_odd
 
 SIDE, PLANES, FRAMES = 128, 44, 6
 SPIKE = (SIDE // 2, SIDE // 2)
@@ -106,3 +108,32 @@ def test_training_finds_the_same_each_time_and_from_a_cache(home):
     from_cache = build_dataset(cached(section, home / "cache"), "train", 0)
     assert from_cache.sample_names() == dataset.sample_names()
     assert all(same(dataset[(0, index)], from_cache[(0, index)]) for index in (0, 7, 13, 20))
+
+
+def test_each_clip_is_fitted_once_by_one_of_the_ranks_and_kept_beside_the_run(home, tmp_path):
+    options, kept = write_odd(tmp_path), tmp_path / "experiments/.preflight"
+    roots = {"dataroot_gt": "rgb", "dataroot_lq": "rgb", "dataroot_spike": "spikes"}
+    changes = [f"datasets.train.{key}={home / folder}" for key, folder in roots.items()]
+    changes += ["datasets.train.spike.calibration=auto", "datasets.test={}"]
+
+    def calibrations(steps, ranks, *words):
+        batch = f"datasets.train.dataloader_batch_size={2 // ranks}"
+        result = odd(options, *changes, batch, f"train.total_iter={steps}", ranks=ranks, case="clips")
+        assert result.exit_codes == [0] * ranks and all(word in result.text for word in words), result.text
+        assert all(found == result.json for found in result.jsons)  # each rank trains with the same numbers
+        return result.json
+
+    first = calibrations(1, 2, "5 clips fitted in", "0 known from an earlier run")
+    files = sorted(kept.glob("calibration_*.json"))
+    assert len(files) == 5 and first["moved"]["matrix"] and first["aligned"] is None
+    files[0].write_text("not ours")
+    assert calibrations(2, 1, "1 clips fitted in", "4 known", "resumed from") == first
+    assert files[0].read_text() == "not ours"
+    files[0].unlink()
+    before = {file: file.stat().st_mtime_ns for file in files[1:]}
+    assert calibrations(3, 2, "1 clips fitted in", "4 known") == first
+    assert calibrations(4, 2, "0 clips fitted in", "5 known", "resumed from") == first
+    assert {file: file.stat().st_mtime_ns for file in files[1:]} == before
+    blurry = sorted((home / "rgb/moved/blur").iterdir())[0]
+    os.utime(blurry)  # changed since
+    assert calibrations(5, 2, "1 clips fitted in", "4 known") == first

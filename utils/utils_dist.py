@@ -110,7 +110,7 @@ def ranks(log: bool = True) -> Iterator[None]:
             RUN.watchdog.stop()
         if dist.is_initialized():
             dist.destroy_process_group()
-        RUN.store, RUN.watchdog, RUN.launch, RUN.rounds = None, None, LaunchInfo("single"), 0
+        RUN.store, RUN.watchdog, RUN.launch, RUN.rounds, RUN.kept = None, None, LaunchInfo("single"), 0, None
     except SystemExit:
         raise
     except BaseException as e:
@@ -127,12 +127,15 @@ def ranks(log: bool = True) -> Iterator[None]:
         os._exit(code)
 
 
-def begin(budgets: WatchdogOptions | None = None, timeout_s: float = 1800, digest: str = "") -> None:
+def begin(
+    budgets: WatchdogOptions | None = None, timeout_s: float = 1800, digest: str = "", kept: Path | None = None
+) -> None:
     """Make the process group, check that all ranks have the same options, and watch the phases. Collective.
 
     From now on a rank that stays too long in one phase ends the run (utils.dist.watchdog). budgets: None for a test
-    without an option file. timeout_s: of a collective, at least. digest: of all options.
+    without an option file. timeout_s: of a collective, at least. digest: of all options. kept: see `Run`.
     """
+    RUN.kept = kept
     init_dist(budgets.timeout_s(timeout_s) if budgets else timeout_s)
     check_same_on_all_ranks("the options", digest)
     if not budgets and get_world_size() == 1:

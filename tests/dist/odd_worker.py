@@ -9,7 +9,8 @@ after that many training steps), "term" (SIGTERM to itself in that training step
 are in memory), "noisy" (it warns and prints in each step), "busy" (all ranks compute long enough to be timed, and this one
 takes STEP times as long), "late" (it takes long to start its loaders; each rank prints {"loader": [...], "progress":
 [...]}: when the loader of each epoch had started, and when its progress was shown, in seconds of the host's one monotonic
-clock), "peak" (prints {"peak_gb": the most memory that the process had}).
+clock), "peak" (prints {"peak_gb": the most memory that the process had}), "clips" (each rank prints the calibration of
+each clip that it trains on).
 The writer "hanging" never ends its `close`; "killing" sends SIGKILL when it is given a validation.
 """
 
@@ -113,6 +114,12 @@ def noted_epoch(self: RunProgress, *position: int) -> None:
     begin_epoch(self, *position)
 
 
+def told_start(self: TrainLoader, *position: int) -> Any:
+    found = {clip.name: clip.spikes.calibration for clip in self.dataset.clips}
+    print(json.dumps({name: known and known.plain() for name, known in found.items()}), flush=True)
+    return start(self, *position)
+
+
 @WRITERS.register("hanging")
 class Hanging:
     def scalars(self, values: dict[str, float], step: int) -> None: ...
@@ -135,6 +142,8 @@ class Killing(Hanging):
 if __name__ == "__main__":
     if CASE == "late":
         TrainLoader.start, RunProgress.begin_epoch = late_start, noted_epoch
+    if CASE == "clips":
+        TrainLoader.start = told_start
     code = {"train": main_train_vrt, "test": main_test_vrt}[sys.argv[4]].main(sys.argv[5:])
     if CASE in ("late", "peak"):
         print(json.dumps(moments if CASE == "late" else {"peak_gb": peak_memory_gb()}), flush=True)

@@ -276,6 +276,11 @@ class Options(Section):
         """What the run leaves: <path.root>/<task>."""
         return Path(self.path.root) / self.task
 
+    @property
+    def kept(self) -> Path:
+        """What was found in the data, for all runs beside this one."""
+        return Path(self.path.root) / ".preflight"
+
     def save(self, folder: Path) -> Path:
         """Write the resolved options, without secrets, to <folder>/<option file's name>_<time>.json; gives the path."""
         name = f"{Path(self.opt_path).stem}_{time.strftime('%y%m%d_%H%M%S')}"
