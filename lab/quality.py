@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Which method restores best: trains option files alike, tests them under several cameras and ranks them.
+"""Which method restores best: trains option files alike, tests them under several cameras and compares them.
 
     python lab/quality.py --suite sample
-    python lab/quality.py --suite full --opt options/operators/exposure_alone.json --seeds 0
+    python lab/quality.py --suite real --videos VIDEOS --photos PHOTOS --steps 500
 
-Every file is trained with the same seeds, data and steps by main_train_vrt.py and tested by main_test_vrt.py. Repeat
-the command to go on where it stopped: a finished run is repeated only if its options have changed, and those committed
-in docs/benchmarks/quality count as finished. docs/benchmarks/quality.md has the protocol.
+`real` trains on seven of eleven real videos, on photographs and made scenes under random rigs, and reports on two
+other videos under the conditions of data/rig.py; two more (`--part choose`) are for choosing. `sample` is a smoke test
+on made scenes. Every file is trained with the same seeds, data and steps by main_train_vrt.py and tested by
+main_test_vrt.py. Repeat the command to go on where it stopped: a finished run is repeated only if its options have
+changed, and those committed in docs/benchmarks/quality count as finished. docs/benchmarks/quality.md has the figures.
 """
 
 import argparse
-import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -23,25 +23,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from lab.full_scenes import FULL
 from lab.tools import ROOT
 from main_train_vrt import read_options
 from models.optim import fixed_keys, is_fix_key
 from models.select_network import define_G
-from scripts.make_sample_data import CAMERAS, RGB, SAMPLE, SPIKES, Cameras, check_made, make_sample
+from scripts.make_sample_data import RGB, SPIKES
 from utils.dist.process import die_with_parent
 from utils.metrics import markdown_table as table
 from utils.metrics import read_json
 from utils.options.load import Sources, read_with_base
 from utils.run.history import read_history
 
-SUITES = {"sample": SAMPLE, "full": FULL}
-COMMITTED = {"sample": ROOT / "docs/benchmarks/quality", "full": ROOT / "docs/benchmarks/quality/full"}
-INSTANTS = 5
-RECORDED = "recorded"  # the condition of the training clips
-ESTIMATE = "exposure estimate"  # main_test_vrt.py --method exposure: no network, no training
+COMMITTED = ROOT / "docs/benchmarks/quality"
+# The videos, by file name without suffix, were divided before anything was trained on them.
+VIDEOS = {
+    "train": ("bedroom", "blocks", "cups", "juggle", "karma", "kick", "laptop"),
+    "choose": ("coffee", "walker"), "report": ("camel", "park"),
+}  # fmt: skip
+CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}  # of a video or photograph
+SHARES = {"made": 3, "random": 4, "photos": 2, "ideal": 3}  # of the training samples
+CONDITIONS = ("ideal", "other", "rig", "dim")
+FRAMES = 8  # of a clip
+METHODS = ("tfp", "tfi", "exposure")  # main_test_vrt.py --method; exposure: the ratio formula of S-SDM, in linear light
+MOVES, AROUND = 12, 7  # a pixel moves where blurry and sharp differ by so many levels, and so many pixels around it
 ALIKE = 0.05  # largest difference in parameters of methods that are compared
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one serves for more, which is too wide.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -50,29 +59,45 @@ T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--suite", choices=SUITES, default="sample", help="which scenes (default %(default)s)")
+    add("--suite", choices=("sample", "real"), default="sample", help="default %(default)s")
+    add("--videos", type=Path, help="real: folder of the eleven videos")
+    add("--photos", type=Path, help="real: folder of photographs to train on (default: none)")
+    add("--part", choices=("choose", "report"), default="report", help="real: the videos to test on")
     add("--opt", type=Path, nargs="+", metavar="FILE", help="default: all of options/benchmark")
-    add("--only", nargs="+", metavar="NAME", help="train these option files only (names without .json)")
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default 0 1 2")
-    add("--steps", type=int, default=500, help="default %(default)s")
-    add("--clips", type=int, nargs=2, metavar=("TRAIN", "TEST"), help="default: those of the suite")
-    add("--frames", type=int, help="of a clip (default: those of the suite)")
+    add("--only", nargs="+", metavar="NAME", help="train these only (names without .json)")
+    add("--seeds", type=int, nargs="+", default=[0, 1], help="default 0 1")
+    add("--steps", type=int, nargs="+", default=[500], help="several: each file is trained for each (default 500)")
     add("--out", type=Path, help="results folder (default experiments/quality/SUITE)")
     args = parser.parse_args(argv)
     out = (args.out or ROOT / "experiments/quality" / args.suite).resolve()
-    clips = dict(zip(("train", "test"), args.clips, strict=True)) if args.clips else None
-    data, digest = make_data(out, args.suite, clips, args.frames)
+    (out / "results").mkdir(parents=True, exist_ok=True)
+    data = make_real(out, args) if args.suite == "real" else make_made(out)
     files = args.opt or sorted((ROOT / "options/benchmark").glob("*.json"))
-    methods = [read_method(file, data, digest, args.steps) for file in files]
+    methods = [read_method(file, data, steps) for steps in args.steps for file in files]
     for method in methods:
         if method.work != methods[0].work:
             sys.exit(f"a step of {method.name} sees {method.work} pixels, one of {methods[0].name} {methods[0].work}")
     for seed in args.seeds:
         for method in methods:
-            if (args.only is None or method.name in args.only) and not find_result(out, args.suite, method, seed):
-                run_one(out, data, method, seed)
-    print(write_tables(args, out, data, digest, methods))
+            if args.only is None or method.file.stem in args.only:
+                finished(out, data, method, seed) or run_one(out, data, method, seed)
+    text = report(out, data, methods, args.seeds)
+    (out / f"table_{args.part}.md").write_text(text)
+    print(text)
     return 0
+
+
+@dataclass(frozen=True)
+class Data:
+    """train: folder of a set -> share of the samples. tests: condition -> folder. split: where they have test clips.
+
+    digest: of what the sets are made from; it names no folder, so that results hold on other machines.
+    """
+
+    train: Mapping[Path, int]
+    tests: Mapping[str, Path]
+    split: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -80,76 +105,72 @@ class Method:
     """An option file of the benchmark, as it is trained here.
 
     parameters: those that are trained. work: samples x frames x pixels of an optimizer step. digest: changes with the
-    options, the number of steps and the scenes and cameras of the data, but not with the defaults of keys that the file
-    does not give, nor from one machine to another.
+    options, the number of steps and the data, but not with the defaults of keys that the file does not give.
     """
 
-    name: str
     file: Path
+    steps: int
     overrides: tuple[str, ...]
     parameters: int
     work: int
     digest: str
 
+    @property
+    def name(self) -> str:
+        return f"{self.file.stem} {self.steps}"
+
     def run_name(self, seed: int) -> str:
-        return f"{self.name}_seed{seed}_{self.digest}"
+        return f"{self.file.stem}_{self.steps}_seed{seed}_{self.digest}"
 
 
-def conditions(cameras: Cameras) -> dict[str, Cameras]:
-    """Name -> cameras of the test. All record the same scenes; each differs from `cameras` in one thing.
-
-    x0.5, x2, x4: factor of the threshold; charge and its noise stay, so that in thresholds all of them are divided.
-    dark: a quarter of the light, for both cameras, with the same exposure. noise: of both sensors.
-    """
-
-    def with_threshold(factor: float) -> Cameras:
-        keys = ("rate", "shot_noise", "dark_rate")
-        return dataclasses.replace(cameras, **{key: getattr(cameras, key) / factor for key in keys})
-
-    return {
-        RECORDED: cameras,
-        **{f"x{factor:g}": with_threshold(factor) for factor in (0.5, 2, 4)},
-        "dark": dataclasses.replace(cameras, light=0.25),
-        "noise": dataclasses.replace(
-            cameras, shot_noise=0.1, dark_rate=0.005, threshold_mismatch=0.05, rgb_shot=0.03, rgb_read=0.005
-        ),
-    }
+def make_made(out: Path) -> Data:
+    """The sample set, as `make sample` has it."""
+    folder = out / "data/made"
+    call("scripts/make_sample_data.py", out, "made", "--root", str(folder))
+    return Data({folder: 1}, {"recorded": folder}, "test", "sample")
 
 
-def make_data(out: Path, suite: str, clips: dict[str, int] | None, frames: int | None) -> tuple[Path, str]:
-    """Make the data in a folder of `out`, unless they are there; the folder, and the digest of what is asked for.
+def make_real(out: Path, args: argparse.Namespace) -> Data:
+    """All sets of the suite `real`; scripts/prepare_gopro_spike.py keeps those that are there."""
+    videos = {path.stem: path for path in sorted(args.videos.iterdir())} if args.videos else {}
+    if lacking := {name for names in VIDEOS.values() for name in names} - videos.keys():
+        sys.exit(f"--videos {args.videos} has no {', '.join(sorted(lacking))}")
+    sources = {part: [videos[name] for name in names] for part, names in VIDEOS.items()}
+    sources["photos"] = sorted(args.photos.iterdir()) if args.photos else []
+    for part, files in sources.items():
+        (out / "sources" / part).mkdir(parents=True, exist_ok=True)
+        for file in files:
+            link = out / "sources" / part / file.name
+            link.exists() or link.symlink_to(file.resolve())
+    random = {"random": ("train", "random"), "ideal": ("train", "ideal"), "photos": ("photos", "random")}
+    tests = {f"{part}_{each}": (part, each) for part in ("choose", "report") for each in CONDITIONS}
+    for name, (part, rig) in (random | tests).items():
+        clips, source = CLIPS.get(name, CLIPS.get(part)), out / "sources" / part
+        if sources[part] and (name in random or part == args.part):
+            asked = {"source": source, "rig": rig, "clips": clips, "frames": FRAMES, "out": out / "data" / name}
+            more = [word for key, value in asked.items() for word in (f"--{key}", str(value))]
+            call("scripts/prepare_gopro_spike.py", out, name, "--test-share", "0", "--workers", "1", *more)
+    [made] = make_made(out).train
+    train = {out / "data" / name: share for name, share in SHARES.items() if name != "made"} | {made: SHARES["made"]}
+    asked = [VIDEOS, CLIPS, SHARES, FRAMES, [file.name for file in sources["photos"]]]
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+    train = {folder: share for folder, share in train.items() if folder.exists()}
+    return Data(train, {each: out / f"data/{args.part}_{each}" for each in CONDITIONS}, "train", digest)
 
-    The digest is not that of the files, which differ between machines in the last digit of a few pixels. dataset.json
-    has the rate of the training clips: the user does not know of another threshold.
-    """
-    size = SUITES[suite]
-    clips, frames = clips or dict(size.clips), frames or size.frames
-    cameras = {name: dataclasses.asdict(each) for name, each in conditions(CAMERAS).items()}
-    asked = json.dumps([suite, size.version, clips, frames, INSTANTS, cameras], sort_keys=True)
-    digest = hashlib.sha256(asked.encode()).hexdigest()[:8]
-    folder = out / f"data_{digest}"
-    (out / "results").mkdir(parents=True, exist_ok=True)
-    with open(out / ".data.lock", "a") as file:  # another command may make them at this moment
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not folder.exists() or not check_made(folder, 0, INSTANTS, size):
-            make_sample(folder, 0, clips, frames, INSTANTS, conditions(CAMERAS), size)
-    return folder, digest
 
-
-def roots(data: Path, split: str) -> dict[str, str]:
+def roots(folder: Path, split: str) -> dict[str, str]:
     """The dataroots of a split, as option keys."""
-    frames = str(data / RGB / split)
-    return {"dataroot_lq": frames, "dataroot_gt": frames, "dataroot_spike": str(data / SPIKES / split)}
+    frames = str(folder / RGB / split)
+    return {"dataroot_lq": frames, "dataroot_gt": frames, "dataroot_spike": str(folder / SPIKES / split)}
 
 
-def read_method(file: Path, data: Path, data_digest: str, steps: int) -> Method:
+def read_method(file: Path, data: Data, steps: int) -> Method:
     raw = read_with_base(file, Sources(str(file)))
-    section = (raw.get("datasets") or {}).get("train") or {}
     train = raw.get("train") or {}
-    # Without sharp frames (dataroot_gt null) a method learns from its input alone.
-    places = {k: v for k, v in roots(data, "train").items() if not (k in section and section[k] is None)}
+    places = [roots(folder, "train") for folder in data.train]
     changes = {
-        **{f"datasets.train.{key}": value for key, value in places.items()},
+        **{f"datasets.train.{key}": [each[key] for each in places] for key in places[0]},
+        "datasets.train.dataroot_share": list(data.train.values()), "datasets.train.spike.calibration": "recorded",
         "datasets.test": None, "train.total_iter": steps, "train.epochs": None, "train.G_scheduler_periods": steps,
         "train.checkpoint_print": max(1, min(10, steps // 2)), "logging.use_tensorboard": False,
         "logging.use_wandb": False,
@@ -163,42 +184,72 @@ def read_method(file: Path, data: Path, data_digest: str, steps: int) -> Method:
     parameters = sum(p.numel() for key, p in define_G(opt).named_parameters() if not is_fix_key(key, frozen))
     work = loader.dataloader_batch_size * opt.train.accumulation_steps * loader.num_frame * loader.gt_size**2
     about = {k: v for k, v in raw.items() if k not in ("task", "path", "logging", "$schema")}
-    digest = hashlib.sha256(json.dumps([about, steps, data_digest], sort_keys=True).encode()).hexdigest()[:8]
-    return Method(file.stem, file.resolve(), overrides, parameters, work, digest)
+    about["datasets"] = {k: v for k, v in raw["datasets"]["train"].items() if not k.startswith(("dataroot", "name"))}
+    digest = hashlib.sha256(json.dumps([about, steps, data.digest], sort_keys=True).encode()).hexdigest()[:8]
+    return Method(file.resolve(), steps, overrides, parameters, work, digest)
 
 
-def find_result(out: Path, suite: str, method: Method, seed: int) -> Path | None:
-    """The result of a finished run, of this machine or committed."""
-    places = [folder / f"{method.run_name(seed)}.json" for folder in (out / "results", COMMITTED[suite])]
-    return next((place for place in places if place.exists()), None)
+def finished(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any] | None:
+    """The result of a finished run on these test clips, of this machine or committed."""
+    name = f"{method.run_name(seed)}_{next(iter(data.tests.values())).name.partition('_')[0]}.json"
+    return next((read_json(folder / name) for folder in (out / "results", COMMITTED) if (folder / name).exists()), None)
 
 
-def run_one(out: Path, data: Path, method: Method, seed: int) -> None:
+def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
     """Train and test, or go on where an earlier call stopped."""
     name = method.run_name(seed)
     run = out / "runs" / name
     task = [f"task={name}", f"path.root={out / 'runs'}", f"train.manual_seed={seed}"]
     call("main_train_vrt.py", out, name, "--opt", str(method.file), *method.overrides, *task)
-    # The averaged weights, where the file asks for them.
-    scores = test(out, data, name, method.file, "--weights", str(run / "checkpoints/checkpoint_latest.pth"))
+    weights = str(run / "checkpoints/checkpoint_latest.pth")  # the averaged ones, where the file asks for them
     speeds = [value for _, value in read_history(run).get("train/it_per_s", [])]
     s_per_step = statistics.median(1 / speed for speed in speeds) if speeds else None
-    about = {"method": method.name, "seed": seed, "s_per_step": s_per_step, "clips": scores}
-    (out / "results" / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
-    print(f"{name}: trained and tested", flush=True)
+    about = {"method": method.name, "seed": seed, "s_per_step": s_per_step}
+    save(out, data, name, about | {"clips": test(out, data, name, method.file, "--weights", weights)})
 
 
-def test(out: Path, data: Path, name: str, file: Path, *how: str) -> dict[str, Any]:
-    """Clip -> its metrics "restored" and "input", with main_test_vrt.py."""
-    folder = out / "tests" / name
-    places = [f"datasets.test.{key}={value}" for key, value in roots(data, "test").items()]
-    call("main_test_vrt.py", out, name, "--opt", str(file), *how, "--output", str(folder), *places)
-    clips = read_json(folder / "metrics.json")["clips"]
-    return {clip: {kind: about[kind] for kind in ("restored", "input")} for clip, about in clips.items()}
+def save(out: Path, data: Data, name: str, about: dict[str, Any]) -> None:
+    part = next(iter(data.tests.values())).name.partition("_")[0]
+    (out / "results" / f"{name}_{part}.json").write_text(json.dumps(about, indent=1) + "\n")
+    print(f"{name}: done", flush=True)
+
+
+def test(out: Path, data: Data, name: str, file: Path, *how: str) -> dict[str, Any]:
+    """<condition>/<clip> -> its metrics "restored" and "input", with main_test_vrt.py."""
+    found = {}
+    for condition, folder in data.tests.items():
+        results = out / "tests" / name / condition
+        places = roots(folder, data.split)
+        changes = [f"datasets.test.{key}={value}" for key, value in places.items()]
+        changes.append("datasets.test.spike.calibration=recorded")
+        more = ["--output", str(results), "--overwrite", "--save", "frames"]
+        call("main_test_vrt.py", out, name, "--opt", str(file), *how, *more, *changes)
+        for clip, about in read_json(results / "metrics.json")["clips"].items():
+            kinds = {kind: about[kind] for kind in ("restored", "input")}
+            if "psnr" in kinds["restored"]:  # in colour
+                moving = moving_psnr(results / clip, Path(places["dataroot_gt"]) / clip)
+                kinds = {kind: values | {"moving": moving[kind]} for kind, values in kinds.items()}
+            found[f"{condition}/{clip}"] = kinds
+    return found
+
+
+def moving_psnr(restored: Path, clip: Path) -> dict[str, float]:
+    """PSNR in dB of the moving pixels: mean over the frames in which at least one in a hundred moves."""
+    found: dict[str, list[float]] = {"restored": [], "input": []}
+    for file in sorted((clip / "sharp").iterdir()):
+        sharp, blurry, own = (
+            cv2.imread(str(path)).astype(np.float32) for path in (file, clip / "blur" / file.name, restored / file.name)
+        )
+        moves = (np.abs(blurry - sharp).max(axis=2) > MOVES).astype(np.uint8)
+        moves = cv2.dilate(moves, np.ones((2 * AROUND + 1,) * 2)).astype(bool)
+        if moves.mean() > 0.01:
+            for kind, image in (("restored", own), ("input", blurry)):
+                found[kind].append(10 * np.log10(255**2 / ((image - sharp)[moves] ** 2).mean()))
+    return {kind: float(np.mean(values)) for kind, values in found.items()}
 
 
 def call(program: str, out: Path, name: str, *arguments: str) -> None:
-    """Run a main program, which ends with this process; what it prints goes to logs/<name>.txt."""
+    """Run a program of the project, which ends with this process; what it prints goes to logs/<name>.txt."""
     log = out / "logs" / f"{name}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
@@ -210,27 +261,6 @@ def call(program: str, out: Path, name: str, *arguments: str) -> None:
         sys.exit(f"{program} of {name} ended with exit code {done.returncode}: see {log}")
 
 
-def write_tables(args: argparse.Namespace, out: Path, data: Path, digest: str, methods: Sequence[Method]) -> str:
-    """Write table.md and table.json of all finished runs; the text of table.md."""
-    estimate = f"estimate_{digest}"
-    result = out / "results" / f"{estimate}.json"
-    if not result.exists():
-        scores = test(out, data, estimate, methods[0].file, "--method", "exposure")
-        result.write_text(json.dumps({"clips": scores}, indent=1) + "\n")
-    found = {
-        method: {seed: read_json(file) for seed in args.seeds if (file := find_result(out, args.suite, method, seed))}
-        for method in methods
-    }
-    outcomes = [Outcome(method.name, method.parameters, runs) for method, runs in found.items() if runs]
-    outcomes.append(Outcome(ESTIMATE, 0, dict.fromkeys(args.seeds, read_json(result))))
-    text, numbers = report(outcomes, "concat", list(conditions(CAMERAS)))
-    text = f"{args.suite} suite, {args.steps} steps, data {digest}\n\n{text}"
-    numbers |= {"suite": args.suite, "steps": args.steps, "seeds": args.seeds, "data": digest}
-    (out / "table.md").write_text(text)
-    (out / "table.json").write_text(json.dumps(numbers, indent=1) + "\n")
-    return text
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What is known of a method. parameters: 0 without a network. runs: seed -> result, see `run_one`."""
@@ -239,105 +269,91 @@ class Outcome:
     parameters: int
     runs: Mapping[int, Mapping[str, Any]]
 
-    def scores(self, condition: str, metric: str, kind: str = "restored") -> dict[int, float]:
-        """Seed -> mean over the clips of a condition; the clips are named <condition>/<clip>."""
-        found = {}
-        for seed, run in self.runs.items():
-            clips = [each for name, each in run["clips"].items() if name.startswith(f"{condition}/")]
-            found[seed] = statistics.fmean(clip[kind][metric] for clip in clips)
-        return found
+    def clips(self, condition: str, metric: str, kind: str = "restored", seeds: Collection[int] = ()) -> dict:
+        """Clip -> its mean over the seeds; without those that lack the metric."""
+        runs = [self.runs[seed]["clips"] for seed in (seeds or self.runs)]
+        names = [name for name in runs[0] if name.startswith(f"{condition}/")]
+        values = {name: [clips[name][kind].get(metric) for clips in runs] for name in names}
+        return {name: statistics.fmean(each) for name, each in values.items() if None not in each}
 
-    def clips(self, condition: str, seeds: Collection[int]) -> dict[str, float]:
-        """Clip -> its mean PSNR over the seeds."""
-        runs = [self.runs[seed]["clips"] for seed in seeds]
-        names = [name for name in runs[0] if name.startswith(f"{condition}/")] if runs else []
-        return {name: statistics.fmean(clips[name]["restored"]["psnr"] for clips in runs) for name in names}
+    def seeds(self, condition: str, metric: str) -> list[float]:
+        """The mean over the clips for each seed."""
+        return [statistics.fmean(self.clips(condition, metric, seeds=[seed]).values()) for seed in self.runs]
 
-    def speed(self) -> float | None:
+    def gain(self, condition: str, metric: str) -> tuple[float, float | None] | None:
+        return difference(self.clips(condition, metric), self.clips(condition, metric, "input"))
+
+    def seconds(self) -> float | None:
         found = [run["s_per_step"] for run in self.runs.values() if run.get("s_per_step")]
         return statistics.median(found) if found else None
 
 
-def spread(values: Mapping[int, float]) -> tuple[float, float | None]:
-    """(mean, sample standard deviation) over the seeds; of one seed None."""
-    several = list(values.values())
-    return statistics.fmean(several), statistics.stdev(several) if len(several) > 1 else None
-
-
 def difference(mine: Mapping[Any, float], reference: Mapping[Any, float]) -> tuple[float, float | None] | None:
-    """(mean difference over the seeds or clips that both have, half of its 95 % confidence interval); None without any.
+    """(mean difference over the clips that both have, half of its 95 % confidence interval); None without any.
 
-    Paired: both networks of a seed saw the same samples. The interval is Student's; of one seed or clip None.
+    Paired, by Student's t; without an interval for one clip.
     """
     pairs = [mine[key] - reference[key] for key in sorted(mine.keys() & reference.keys())]
-    if not pairs:
-        return None
-    if len(pairs) == 1:
-        return pairs[0], None
+    if len(pairs) < 2:
+        return (pairs[0], None) if pairs else None
     quantile = T_QUANTILES[min(len(pairs) - 1, len(T_QUANTILES)) - 1]
     return statistics.fmean(pairs), quantile * statistics.stdev(pairs) / len(pairs) ** 0.5
 
 
-def report(outcomes: Sequence[Outcome], reference: str, conditions: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """(the tables as Markdown, the numbers). outcomes: methods with results. reference: name of the one compared to."""
-    base = next((outcome for outcome in outcomes if outcome.name == reference), None)
-    header = ["method", "parameters", f"to {reference}", "s/step", "seeds", "PSNR dB", "SSIM", "to input dB",
-              f"to {reference} dB", "clips below input"]  # fmt: skip
-    summary = []
+def report(out: Path, data: Data, methods: Sequence[Method], seeds: Sequence[int]) -> str:
+    """The tables, as Markdown, of all finished runs and of the formulas."""
+    part, outcomes = next(iter(data.tests.values())).name.partition("_")[0], []
+    for formula in METHODS:
+        file = out / "results" / f"{formula}_{part}.json"
+        if not file.exists():
+            save(out, data, formula, {"clips": test(out, data, formula, methods[0].file, "--method", formula)})
+        outcomes.append(Outcome(formula, 0, {0: read_json(file)}))
+    for method in methods:
+        runs = {seed: result for seed in seeds if (result := finished(out, data, method, seed))}
+        if runs:
+            outcomes.append(Outcome(method.name, method.parameters, runs))
+    return tables(outcomes, list(data.tests))
+
+
+def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
+    """outcomes: methods with results; differences are to the last one whose name begins with "concat", if any."""
+    base = next((o for o in reversed(outcomes) if o.name.startswith("concat")), None)
+    sections, rows = [], []
     for o in outcomes:
-        psnr, blurry, speed = o.scores(RECORDED, "psnr"), o.scores(RECORDED, "psnr", "input"), o.speed()
-        more = o.parameters / base.parameters - 1 if base and o.parameters else None
-        gains = [c["restored"]["psnr"] - c["input"]["psnr"] for run in o.runs.values() for c in run["clips"].values()]
-        summary.append([
-            o.name, f"{o.parameters:,}" if o.parameters else "-",
-            "-" if more is None else f"{more:+.1%}" + ", NOT ALIKE" * (abs(more) > ALIKE),
-            "-" if speed is None else f"{speed:.2f}", len(o.runs), _cell(spread(psnr)),
-            _cell(spread(o.scores(RECORDED, "ssim")), 4), f"{difference(psnr, blurry)[0]:+.2f}",
-            _against(o, base, RECORDED), f"{sum(gain < 0 for gain in gains)} of {len(gains)}",
-        ])  # fmt: skip
-    sections = ["Recorded camera", table(summary, header)]
-    blurry = [f"{next(iter(outcomes[0].scores(c, 'psnr', 'input').values())):.2f}" for c in conditions]
-    rows = [[o.name, *(_cell(spread(o.scores(c, "psnr"))) for c in conditions)] for o in outcomes]
-    sections += ["PSNR in dB", table([["blurry input", *blurry], *rows], ["method", *conditions])]
+        gains = [c["restored"]["psnr"] - c["input"]["psnr"] for run in o.runs.values() for c in run["clips"].values()
+                 if "psnr" in c["restored"]]  # fmt: skip
+        more = o.parameters / base.parameters - 1 if base and o.parameters else 0.0
+        seconds, below = o.seconds(), f"{sum(gain < 0 for gain in gains)} of {len(gains)}"
+        count = (f"{o.parameters:,}" if o.parameters else "-") + ", NOT ALIKE" * (abs(more) > ALIKE)
+        rows.append([o.name, count, f"{seconds:.2f}" if seconds else "-", len(o.runs), below])
+    sections.append(table(rows, ["method, steps", "parameters", "s/step", "seeds", "clips below input"]))
+    for metric, title in (("psnr", "PSNR"), ("moving", "PSNR of moving pixels"), ("psnr_y", "PSNR-Y")):
+        known = [o for o in outcomes if o.clips(conditions[0], metric)]
+        blurry = [statistics.fmean(known[-1].clips(c, metric, "input").values()) for c in conditions]
+        rows = [["blurry input", *(f"{value:.2f}" for value in blurry)]]
+        rows += [[o.name, *(_cell(_mean_and_spread(o.seeds(c, metric))) for c in conditions)] for o in known]
+        sections += [f"{title} in dB, ± over seeds", table(rows, ["", *conditions])]
+        rows = [[o.name, *(_cell(o.gain(c, metric), "+") for c in conditions)] for o in known]
+        sections += [f"{title} minus that of the input, ± 95 % over clips", table(rows, ["", *conditions])]
     if base:
-        rows = [[o.name, *(_against(o, base, c) for c in conditions)] for o in outcomes if o is not base]
-        sections += [f"PSNR minus that of {reference}, in dB, ± over seeds", table(rows, ["method", *conditions])]
-        others = [o for o in outcomes if o is not base]
-        rows = [[o.name, *(_cell(_over_clips(o, base, c), sign="+") for c in conditions)] for o in others]
-        sections += ["The same, ± over test clips", table(rows, ["method", *conditions])]
-    numbers = {o.name: _numbers(o, base, conditions) for o in outcomes}
-    return "\n\n".join(sections) + "\n", {"reference": reference, "conditions": list(conditions), "methods": numbers}
+        rows = []
+        for o in outcomes:
+            if o is not base and o.parameters and (shared := sorted(o.runs.keys() & base.runs.keys())):
+                pairs = [[each.clips(c, "psnr", seeds=shared) for each in (o, base)] for c in conditions]
+                rows.append([o.name, *(_cell(difference(*pair), "+") for pair in pairs)])
+        sections += [f"PSNR minus that of {base.name}, ± 95 % over clips", table(rows, ["", *conditions])]
+    return "\n\n".join(sections) + "\n"
 
 
-def _cell(value: tuple[float, float | None] | None, digits: int = 2, sign: str = "") -> str:
+def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def _cell(value: tuple[float, float | None] | None, sign: str = "") -> str:
     if value is None:
         return "-"
     mean, around = value
-    return f"{mean:{sign}.{digits}f}" + ("" if around is None else f" ± {around:.{digits}f}")
-
-
-def _against(outcome: Outcome, base: Outcome | None, condition: str) -> str:
-    if base is None or outcome is base:
-        return "-"
-    return _cell(difference(outcome.scores(condition, "psnr"), base.scores(condition, "psnr")), sign="+")
-
-
-def _over_clips(outcome: Outcome, base: Outcome, condition: str) -> tuple[float, float | None] | None:
-    seeds = outcome.runs.keys() & base.runs.keys()
-    return difference(outcome.clips(condition, seeds), base.clips(condition, seeds))
-
-
-def _numbers(outcome: Outcome, base: Outcome | None, conditions: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"parameters": outcome.parameters, "s_per_step": outcome.speed(), "runs": outcome.runs}
-    for condition in conditions:
-        psnr = outcome.scores(condition, "psnr")
-        found[condition] = {
-            "psnr": spread(psnr), "ssim": spread(outcome.scores(condition, "ssim")),
-            "psnr_input": spread(outcome.scores(condition, "psnr", "input")),
-            "to_reference": difference(psnr, base.scores(condition, "psnr")) if base else None,
-            "to_reference_over_clips": _over_clips(outcome, base, condition) if base else None,
-        }  # fmt: skip
-    return found
+    return f"{mean:{sign}.2f}" + ("" if around is None else f" ± {around:.2f}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ image at half resolution is the input of an integrate-and-fire sensor. The resul
 from __future__ import annotations
 
 import argparse
-import copy
 import hashlib
 import json
 import shutil
@@ -45,6 +44,8 @@ GT_PLANE = PLANES // 2  # the plane of the sharp frame
 RGB, SPIKES = "GOPRO_Large", "GOPRO_Large_spike_seq"
 INFO = f"{SPIKES}/dataset.json"
 ME = "scripts/make_sample_data.py"
+# See IntegrateAndFire; rate: spikes per plane at full light.
+SENSOR = {"rate": 0.9, "shot_noise": 0.03, "dark_rate": 0.001, "threshold_mismatch": 0.01}
 
 Scene = Callable[[int], np.ndarray]  # plane -> light (side, side, 3) float32
 
@@ -138,24 +139,6 @@ def render(layers: list[Layer], plane: int) -> np.ndarray:
     return np.clip(picture, 0.0, 1.0)
 
 
-@dataclass(frozen=True)
-class Cameras:
-    """Both cameras and the light.
-
-    rate: spikes per plane at full light. shot_noise, dark_rate, threshold_mismatch: see IntegrateAndFire.
-    light: factor of the light of the scene, for both cameras.
-    rgb_shot, rgb_read: standard deviations of the blurry frame's noise in linear light, at full light and in darkness.
-    """
-
-    rate: float = 0.9
-    shot_noise: float = 0.03
-    dark_rate: float = 0.001
-    threshold_mismatch: float = 0.01
-    light: float = 1.0
-    rgb_shot: float = 0.0
-    rgb_read: float = 0.0
-
-
 def instant_planes(count: int) -> list[int]:
     """Planes of `count` sharp instants, evenly spread over the exposure; that of the sharp frame is the middle one."""
     return [round(GT_PLANE + (k - count // 2) * PLANES / count) for k in range(count)]
@@ -164,36 +147,22 @@ def instant_planes(count: int) -> list[int]:
 class Recording:
     """One clip below `root` of both cameras: {blur,sharp}/NNNNNN.png and spike/NNNNNN.dat, one of each per frame.
 
-    rng: draws the noise; the caller's generator stays as it is. instants: number of sharp pictures per exposure that
-    are written to instants/NNNNNN_K.png as well. side: of a frame.
+    rng: draws the noise. instants: number of sharp pictures per exposure that are written to instants/NNNNNN_K.png as
+    well. side: of a frame.
     """
 
-    def __init__(
-        self, root: Path, split: str, name: str, cameras: Cameras, rng: np.random.Generator, instants: int = 0,
-        side: int = SIZE,
-    ) -> None:  # fmt: skip
+    def __init__(self, root: Path, split: str, name: str, rng: np.random.Generator, instants: int, side: int) -> None:
         half = side // 2
-        self.cameras, self.instants = cameras, instant_planes(instants)
-        self.rng = copy.deepcopy(rng)
-        self.sensor = simulate.IntegrateAndFire(
-            half, half, rate=cameras.rate, rng=self.rng, shot_noise=cameras.shot_noise, dark_rate=cameras.dark_rate,
-            threshold_mismatch=cameras.threshold_mismatch,
-        )  # fmt: skip
-        self.geometry = SpikeGeometry(half, half)
+        self.instants, self.geometry = instant_planes(instants), SpikeGeometry(half, half)
+        self.sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
         self.clip, self.spikes = root / RGB / split / name, root / SPIKES / split / name / "spike"
         self.spikes.mkdir(parents=True)
 
     def add(self, frame: int, planes: Sequence[np.ndarray]) -> None:
         """Write frame `frame`. planes: PLANES pictures (side, side, 3) of linear light; above 1 is saturated."""
-        cameras, stem = self.cameras, f"{frame:06d}"
-        if cameras.light != 1.0:
-            planes = [cameras.light * plane for plane in planes]
-        blurry = np.mean(planes, axis=0)
-        if cameras.rgb_shot or cameras.rgb_read:  # variance: rgb_shot^2 light + rgb_read^2
-            deviation = np.sqrt(cameras.rgb_shot**2 * np.maximum(blurry, 0.0) + cameras.rgb_read**2)
-            blurry = blurry + deviation * self.rng.standard_normal(blurry.shape, dtype=np.float32)
+        stem = f"{frame:06d}"
         images = {f"instants/{stem}_{k}": planes[plane] for k, plane in enumerate(self.instants)}
-        images |= {f"sharp/{stem}": planes[GT_PLANE], f"blur/{stem}": blurry}
+        images |= {f"sharp/{stem}": planes[GT_PLANE], f"blur/{stem}": np.mean(planes, axis=0)}
         for name, image in images.items():
             imwrite_rgb(self.clip / f"{name}.png", simulate.to_uint8(simulate.to_display(image)))
         grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
@@ -216,7 +185,6 @@ class Size:
     side: int = SIZE
 
 
-CAMERAS = Cameras()
 SAMPLE = Size(
     "sample", {"train": 8, "test": 2}, 12, lambda rng, planes, _: partial(render, make_layers(rng, planes)), version=2
 )
@@ -228,14 +196,11 @@ def make_sample(
     clips: dict[str, int] | None = None,
     frames: int | None = None,
     instants: int = 0,
-    conditions: dict[str, Cameras] | None = None,
     size: Size = SAMPLE,
 ) -> None:
     """Write the data set to `root`, complete or not at all. An older, unchanged one there is replaced.
 
     clips, frames: other numbers than those of the size. instants: see `Recording`; 0 or odd.
-    conditions: name -> cameras that record each test clip as <name>/<clip>, the same scene each time; None: it is
-    recorded once, as the training clips are.
     """
     clips, frames = clips or size.clips, frames or size.frames
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -246,17 +211,13 @@ def make_sample(
         for number, split, index in tracked(jobs, len(jobs), "making", "clips"):
             rng, name = published_stream(seed, number, index), f"{size.name.upper()}{index:02d}_{split}"
             scene = size.scene(rng, frames * PLANES, index)
-            seen = {f"{condition}/{name}": cameras for condition, cameras in (conditions or {}).items()}
-            seen = seen if conditions and split == "test" else {name: CAMERAS}
-            recordings = [Recording(new, split, clip, c, rng, instants, size.side) for clip, c in seen.items()]
+            recording = Recording(new, split, name, rng, instants, size.side)
             for frame in range(frames):
-                planes = [scene(frame * PLANES + plane) for plane in range(PLANES)]
-                for recording in recordings:
-                    recording.add(frame, planes)
+                recording.add(frame, [scene(frame * PLANES + plane) for plane in range(PLANES)])
         about = {
-            "format": 1, "h": size.side // 2, "w": size.side // 2, "flip": True, "planes": PLANES, "rate": CAMERAS.rate,
-            "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed, "version": size.version,
-            "files": digest_of(new), "made_by": ME,
+            "format": 1, "h": size.side // 2, "w": size.side // 2, "flip": True, "planes": PLANES,
+            "rate": SENSOR["rate"], "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed,
+            "version": size.version, "files": digest_of(new), "made_by": ME,
             **({"instants": instant_planes(instants)} if instants else {}),
             **({"size": size.name} if size.name != "sample" else {}),
         }  # fmt: skip

@@ -12,10 +12,8 @@ import pytest
 import main_test_vrt
 from data.select_dataset import build_dataset
 from data.spike import simulate
-from data.spike.formats import SpikeGeometry, read_spikes
-from lab import full_scenes
-from lab.full_scenes import FULL, FullScene
 from scripts import make_sample_data
+from scripts.demo import DEMO
 from scripts.make_sample_data import make_sample
 from tests.clip_files import section
 from tests.dist.launching import ROOT
@@ -127,26 +125,9 @@ def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(sample, tmp_
     assert "an odd number" in capsys.readouterr().err and not (tmp_path / "even").exists()
 
 
-def test_the_full_set_has_the_rates_of_bright_light_and_is_not_the_sample(tmp_path, capsys):
-    root = tmp_path / "full"
-    make_sample(root, clips={"train": 1}, frames=1, size=FULL)
-    (spikes,) = root.glob("GOPRO_Large_spike_seq/train/*/spike/*.dat")
-    assert 0.16 < read_spikes(spikes, SpikeGeometry(64, 64)).mean() < 0.3
-    assert make_sample_data.check_made(root, 0, size=FULL)
-    assert make_sample_data.main(["--root", str(root)]) == 3 and "size full" in capsys.readouterr().err
-    # Scenes are seeded and have lamps, darkness and detail that spikes lack.
-    first, again = (FullScene(np.random.default_rng([0, 1, 3]), 2, 3) for _ in range(2))
-    light = first(1)
-    assert np.array_equal(light, again(1)) and not np.array_equal(light, first(0))
-    assert np.median(light) < 0.08 and light.max() > 1  # dark, with lamps
-    # What a spike pixel averages over is as large as a tenth of the picture's variation, or more.
-    grey = simulate.to_grey(light / light.max())
-    lost = grey - np.kron(simulate.bin_pixels(grey, 2), np.ones((2, 2), np.float32))
-    assert lost.std() > 0.1 * grey.std()
-    # Colour that spikes do not see keeps the brightness.
-    rng = np.random.default_rng(0)
-    factor = full_scenes.tints(rng, full_scenes.polygon(rng))
-    assert factor.std() > 0 and simulate.to_grey(factor) == pytest.approx(1.0, abs=1e-5)
+def test_a_set_of_another_kind_is_refused_by_its_name(tmp_path, capsys):
+    make_sample(tmp_path / "demo", clips={"test": 1}, frames=1, size=DEMO)
+    assert make_sample_data.main(["--root", str(tmp_path / "demo")]) == 3 and "size demo" in capsys.readouterr().err
 
 
 @pytest.fixture
