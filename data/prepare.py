@@ -62,9 +62,10 @@ class Recipe(Section):
     seed: int = Field(0, description="of the sensor's noise and first charge")
     instants: int = Field(0, ge=0, description="also write so many sharp instants of each exposure, an odd number")
 
-    rig: Literal["none", "ideal", "rig", "dim", "other", "random"] = Field(
-        "none", description="two cameras (data/rig.py) record any video or photograph; random: others for each clip"
-    )
+    rig: str = Field(
+        "none", description="two cameras record any video or photograph: ideal, rig, dim, other, or random for each "
+        "clip; also with other values of data/rig.py: rig,parallax=0,rate=0.2",
+    )  # fmt: skip
     side: int = Field(288, ge=16, description="with a rig: shorter side that videos and photographs are scaled to")
     crop: int = Field(192, ge=16, description="with a rig: side of the frames, a part that moves")
     clips: int = Field(4, ge=1, description="with a rig: most clips of one source")
@@ -82,11 +83,8 @@ class Recipe(Section):
 
     def rig_of(self, clip: str) -> Rig:
         """The rig that records a clip; without --rig, what is known of the sensor."""
-        rng = random_stream(f"rig of clip {clip}", self.seed)
-        if self.rig == "random":
-            return Rig.random(rng)
         if self.has_rig:
-            return Rig.named(self.rig, int(rng.integers(2**31)))
+            return Rig.asked(self.rig, random_stream(f"rig of clip {clip}", self.seed))
         return Rig.of(rate=self.rate, light=self.light)
 
     def average_of(self, clip: str) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 
 from data.rgb_camera import RgbCamera
 from data.spike.simulate import LUMA, IntegrateAndFire, to_display
+from utils.errors import OptionError
 from utils.random_streams import random_stream
 
 if TYPE_CHECKING:  # it imports torch, and programs that only prepare data start without
@@ -162,9 +163,20 @@ class Rig:
         return cls(RgbCamera(**values), SpikeCamera(**spike), seed)
 
     @classmethod
-    def named(cls, name: str, seed: int = 0) -> Rig:
-        """One of the test conditions in NAMED."""
-        return cls.of(seed, **NAMED[name])
+    def asked(cls, text: str, rng: np.random.Generator) -> Rig:
+        """The rig of --rig: a name in NAMED, or random, with other values behind it as in "rig,parallax=0,rate=0.2".
+
+        Raises OptionError.
+        """
+        name, *changes = text.split(",")
+        try:
+            own = cls.random(rng) if name == "random" else cls.of(int(rng.integers(2**31)), **NAMED[name])
+            numbers = {key: float(value) for key, _, value in (change.partition("=") for change in changes)}
+            whole = {key: int(number) for key, number in numbers.items() if number.is_integer()}  # as jpeg wants it
+            return cls.of(**own.plain() | numbers | whole)
+        except (KeyError, TypeError, ValueError) as e:
+            expected = f"{', '.join(NAMED)} or random, and behind it field=number of data/rig.py"
+            raise OptionError(f"--rig is {text}: {e}", "--rig", expected, "correct it") from e
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> Rig:

@@ -88,7 +88,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--leave-out", action="append", default=[], metavar="CLIP", help="make all clips but this one")
     for name, setting in Recipe.model_fields.items():
         kind = int if setting.default is None else type(setting.default)
-        choices = get_args(setting.annotation) if kind is str else None
+        choices = get_args(setting.annotation) or None if kind is str else None
         add(
             f"--{name.replace('_', '-')}", type=kind, default=setting.default, choices=choices, help=setting.description
         )
@@ -101,6 +101,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     except OptionError as e:
         flag = f"--{e.where.replace('_', '-')}"
         raise OptionError(f"{flag} is {getattr(command, e.where)}", flag, e.expected, "correct it") from None
+    command.recipe.rig_of("")  # refuses an unknown rig
     for flag, value, is_wrong, expected in (
         ("--average", command.average, command.rig == "none" and (command.average or 1) % 2 == 0, "an odd number"),
         ("--instants", command.instants, command.instants and command.instants % 2 == 0, "0, or an odd number"),
@@ -267,7 +268,7 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
             clips[job.name] |= about | {"calibration": rig.calibration((height, width), plan.size).plain()}
     counts = Counter(clip["planes"] for clip in clips.values())
     common = next(clip for clip in clips.values() if clip["planes"] == counts.most_common(1)[0][0])
-    rig = None if recipe.rig == "random" else recipe.rig_of("").spike
+    rig = None if recipe.rig.startswith("random") else recipe.rig_of("").spike
     about: dict[str, Any] = {
         "format": FORMAT, "h": height, "w": width, "flip": True, "planes": common["planes"],
         "gt_plane": common["gt_plane"], "rate": rig and rig.rate, "light": rig.light if rig else "linear",

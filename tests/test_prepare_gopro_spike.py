@@ -167,6 +167,9 @@ def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys):
         ("--source {}/raw --test-share 1", "--test-share is 1.0", 2),
         ("--source {}/raw --crop 64", "--crop has no effect without --rig", 2),
         ("--source {}/raw --rig dim --rate 0.2", "--rate has no effect with --rig", 2),
+        ("--source {}/raw --rig dimm", "ideal, rig, dim, other or random", 2),
+        ("--source {}/raw --rig dim,parallaks=0", "argument 'parallaks'", 2),
+        ("--source {}/raw --rig rig,exposure=1", "does not fit into the interval", 2),
         ("--source {}/raw --rig dim --crop 300", "at most --side 288", 2),
         ("--source {}/raw --rig dim --crop 64", "no source can be used", 3),
         ("--source {}/raw --leave-out GOPR0001", "no such clip: --leave-out GOPR0001", 2),
@@ -303,7 +306,8 @@ def test_any_video_and_photograph_becomes_clips_of_a_rig_that_training_reads(tmp
 def test_the_sharp_frames_of_a_rig_are_parts_of_real_frames_and_blur_is_the_mean_of_the_light_between(tmp_path):
     frames = moving_frames(12, step=2.0)
     write_folder(tmp_path / "videos/video", frames)
-    how = ("--rig", "ideal", "--side", 32, "--crop", 24, "--frames", 4, "--planes", 96, "--average", 2, "--clips", 1)
+    rig = "rig,exposure=1,rolling=0,contrast=0,shot=0,read=0,jpeg=0,shift_x=0,shift_y=0,parallax=0,rate=0.9"
+    how = ("--rig", rig, "--side", 32, "--crop", 24, "--frames", 4, "--planes", 96, "--average", 2, "--clips", 1)
     assert prepare("--source", tmp_path / "videos", "--out", tmp_path / "out", *how) == 0
 
     clip = tmp_path / "out/GOPRO_Large/train/video_00"

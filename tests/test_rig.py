@@ -89,7 +89,8 @@ def test_a_lens_and_parallax_change_the_place_and_stuck_pixels_stay():
 
 
 def test_rigs_are_named_or_random_within_their_ranges_and_made_again_from_their_record():
-    for rig in [Rig.named(name, 3) for name in NAMED] + [Rig.random(np.random.default_rng(i)) for i in range(30)]:
+    asked = [Rig.asked(name, np.random.default_rng(3)) for name in (*NAMED, "rig,parallax=0,jpeg=90")]
+    for rig in asked + [Rig.random(np.random.default_rng(i)) for i in range(30)]:
         plain = json.loads(json.dumps(rig.plain()))
         assert Rig.of(**plain) == rig
     for rig in (Rig.random(np.random.default_rng(i)) for i in range(200)):
@@ -98,5 +99,5 @@ def test_rigs_are_named_or_random_within_their_ranges_and_made_again_from_their_
             assert np.all(value >= np.array(low) - 1e-4) and np.all(value <= np.array(high) + 1e-4)
     lights = scene(PLANES)
     for name in NAMED:
-        blurry, spikes = record(Rig.named(name), lights)
+        blurry, spikes = record(Rig.asked(name, np.random.default_rng(0)), lights)
         assert blurry.shape == (1, *RGB, 3) and 0 < spikes.mean() < 0.9
