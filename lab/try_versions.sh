@@ -17,7 +17,7 @@ if [[ $# -eq 0 ]]; then
 fi
 fast=(
     tests/test_launch.py tests/dist/test_torchrun.py tests/dist/test_dist.py # launchers, two ranks, signals
-    tests/test_vrt_modules.py tests/test_network_vrt.py tests/test_torch_private.py # golden vectors
+    tests/test_vrt_modules.py tests/test_network_vrt.py tests/test_block.py # golden vectors
     tests/test_main_train.py tests/test_checkpoint.py tests/test_weights.py # training, resume, weights
     tests/test_spike_formats.py tests/test_spike_represent.py tests/test_option.py tests/test_option_files.py
 )

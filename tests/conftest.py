@@ -1,8 +1,12 @@
-"""Ctrl-C as on a terminal; and the long files begin first, or one worker would end long after the others."""
+"""Ctrl-C as on a terminal; the long files begin first, or one worker would end long after the others; a browser."""
 
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
+from tests.pages import headless_browser
 
 # In the background of a shell script it is ignored, and so it would be in the programs that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -13,3 +17,10 @@ LONG = ("test_slurm", "test_torchrun", "test_network_vrt", "test_lab", "test_fak
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One browser for all pages that a worker looks at."""
+    with headless_browser() as driver:
+        yield driver

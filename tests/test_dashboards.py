@@ -6,7 +6,6 @@ import re
 import pytest
 
 from tests.pages import show_scalars, tensorboard
-from tests.test_report import browser  # noqa: F401
 from tests.test_show_sample import home  # noqa: F401
 from tests.train_files import events_of, experiment, odd
 
@@ -63,7 +62,7 @@ def test_the_event_files_hold_each_rank_and_no_step_twice(runs):
     assert sum(second) > 1.5 * sum(first)
 
 
-def test_tensorboard_shows_the_scalars_in_a_browser(runs, browser):  # noqa: F811
+def test_tensorboard_shows_the_scalars_in_a_browser(runs, browser):
     browser.set_window_size(1600, 2400)  # only cards that are in sight are drawn
     with tensorboard(experiment(runs[0]) / "tb_logger") as address:
         text = show_scalars(browser, address, ("train/loss", "train/grad_norm", "val/psnr", "ranks/data_s/1"))

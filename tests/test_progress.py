@@ -1,4 +1,4 @@
-"""Progress of an action: a bar on a terminal, lines elsewhere, or nothing; a training run as a person sees it there."""
+"""Progress of an action or a run: a bar on a terminal, lines elsewhere, or nothing; its pace and remaining time."""
 
 import io
 import logging
@@ -10,7 +10,8 @@ import pytest
 
 from tests.terminal import in_terminal, screen
 from tests.train_files import history, odd_command, write_odd
-from utils.run.progress import open_progress
+from utils.run.measure import StepTimer
+from utils.run.progress import RunProgress, duration, open_progress
 
 DATE = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] "
 BAR = r"epoch 2: 100%\|.{8,}\| [\d.e+]+ it/s, \d\d:\d\d:\d\d left, loss 0\.\d{4}, lr 9\.[78]e-04"
@@ -106,3 +107,82 @@ def test_one_bar_shows_the_run_and_tears_no_line(tmp_path):
     words = ["Task:", "Ranks:", "Data:", "Batch:", "Network:", "Schedule:"]
     assert [row.split()[0] for row in log[start - 6 : start]] == words
     assert start < 10  # the first screen has ten lines, with those on the data and the rank
+
+
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        self.timer = StepTimer()
+
+    def step(self, seconds=1.0):
+        with self.timer.part("compute"):
+            self.now += seconds
+        self.timer.step_done()
+
+    def pause(self, kind, seconds):
+        with self.timer.part(kind):
+            self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def test_validation_and_saving_do_not_count_across_epochs(clock):
+    clock.step(30.0)
+    for epoch in range(2):
+        clock.timer.begin_epoch()
+        for _ in range(4):
+            clock.step()
+            clock.pause("validation", 60.0)
+        whole = clock.timer.epoch.values()
+        assert (whole["it_per_s"], clock.timer.epoch.paused) == (1.0, 240.0), epoch
+
+    values = clock.timer.read()
+
+    assert (values["it_per_s"], values["compute_share"]) == (1.0, 1.0)
+
+
+def test_the_first_step_of_a_process_does_not_count(clock):
+    # It compiles, and starts the workers: a speed from it would promise weeks.
+    clock.step(900.0)
+    assert clock.timer.read().keys() == {"memory_gb"}
+    assert RunProgress("none", 1000, clock.timer, {}).eta(500) == ""
+    clock.step(2.0)
+    assert clock.timer.read()["it_per_s"] == 0.5
+    assert RunProgress("none", 1000, clock.timer, {}).eta(502) == "00:16:36"
+
+
+def test_the_remaining_time_holds_the_validations_and_saves_to_come(clock):
+    run = RunProgress("none", 1000, clock.timer, {"validation": 100, "save": 0})
+    for _ in range(51):
+        clock.step()
+    clock.timer.read()
+    assert run.eta(900) == "00:01:40"
+    clock.pause("validation", 60.0)
+
+    # Of step 900 itself and after the last step; none is due in between.
+    assert run.eta(900) == duration(100 + 2 * 60)
+    assert run.eta(901) == duration(99 + 60)
+    assert run.eta(1000) == duration(60)
+
+
+def test_the_remaining_time_follows_a_change_of_speed(clock):
+    run = RunProgress("none", 10_000, clock.timer, {})
+    for seconds in (1.0, 4.0):
+        for _ in range(1000):
+            clock.step(seconds)
+        clock.timer.read()
+    assert clock.timer.pace() == pytest.approx(4.0, rel=0.01)
+    assert run.eta(9000) == "01:06:40"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "00:00:00"), (3599.6, "01:00:00"), (97_920, "1 d 03:12:00"), (864_000, "10 d 00:00:00")]
+)
+def test_a_duration_is_written_with_days(seconds, text):
+    assert duration(seconds) == text

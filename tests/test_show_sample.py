@@ -14,7 +14,6 @@ from data.spike.simulate import IntegrateAndFire, to_linear
 from data.spike_grid import Calibration, save_calibration
 from scripts import show_sample
 from tests.clip_files import section, write_info
-from tests.test_report import browser  # noqa: F401
 from tests.train_files import LOADER, network
 from tests.two_cameras import texture
 from utils.image import tensor_to_uint8
@@ -163,7 +162,7 @@ def test_the_first_sample_is_shown_by_default_without_python_and_wrong_indices_a
     assert (tmp_path / "sample_train_0.html").read_text(encoding="utf-8") == page and not (tmp_path / "b.html").exists()
 
 
-def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):  # noqa: F811
+def test_the_page_is_whole_in_a_browser(home, tmp_path, browser):
     page_of(home, tmp_path / "a.html")
     browser.get(f"file://{tmp_path / 'a.html'}")
     images = browser.find_elements("css selector", "img")
