@@ -39,7 +39,7 @@ from utils.dist.gpu import choose_gpus
 from utils.errors import OptionError
 from utils.files import refuse_overlap
 from utils.options.load import Sources, apply_override, load_options
-from utils.options.models import Options
+from utils.options.models import MetricOptions, Options
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,8 @@ def main(argv: list[str]) -> int:
                 job = dataset_job(args, opt, formula)
             else:
                 with setup.answered_by_flags():
-                    job = user_job(args, opt.portable() if opt else None, formula)
+                    metric = opt.metric if opt else MetricOptions()
+                    job = user_job(args, opt.portable() if opt else None, formula, metric)
         restore_clips(job)
         if utils_dist.is_main_process():
             write_report(job)
@@ -103,7 +104,7 @@ def dataset_job(args: setup.TestArgs, opt: Options, formula: Reconstruction | No
     return Job(
         method=method,
         clips=clips,
-        outputs=outputs_of(folder, save, args, method),
+        outputs=outputs_of(folder, save, args, method, opt.metric),
         args=args,
         title=f"Test of {args.method or opt.task}" + (f" on the test set of {opt.task}" if formula else ""),
         expected=max(len(clips), dataset.count_folders()),
@@ -112,7 +113,9 @@ def dataset_job(args: setup.TestArgs, opt: Options, formula: Reconstruction | No
     )
 
 
-def user_job(args: setup.TestArgs, network: dict[str, Any] | None, formula: Reconstruction | None) -> Job:
+def user_job(
+    args: setup.TestArgs, network: dict[str, Any] | None, formula: Reconstruction | None, metric: MetricOptions
+) -> Job:
     """A user's own clips, or spikes for a formula, with the frames beside them where there are any.
 
     network: `Options.portable` of the option file; None: the weights file describes it.
@@ -145,7 +148,7 @@ def user_job(args: setup.TestArgs, network: dict[str, Any] | None, formula: Reco
     return Job(
         method=method,
         clips=clips,
-        outputs=outputs_of(Path(args.output), save, args, method),
+        outputs=outputs_of(Path(args.output), save, args, method, metric),
         args=args,
         title=clips[0].name if len(clips) == 1 else Path(args.input).name,
         expected=len(clips),
@@ -164,13 +167,15 @@ def own_clips(
     return clips
 
 
-def outputs_of(folder: Path, save: Sequence[str], args: setup.TestArgs, method: Method) -> Outputs:
+def outputs_of(
+    folder: Path, save: Sequence[str], args: setup.TestArgs, method: Method, metric: MetricOptions
+) -> Outputs:
     """The files of the test. Raises OptionError for a slow motion of a single instant."""
     if "slowmotion" in save and method.instants == 1:
         what = "--save slowmotion, and one sharp frame is restored for each blurry one"
         expected = "a network with several instants of each exposure (netG.out_instants)"
         raise OptionError(what, "--save slowmotion", expected, "leave out slowmotion")
-    return Outputs(folder, tuple(sorted(save)), args.fps, method.instants)
+    return Outputs(folder, tuple(sorted(save)), args.fps, method.instants, metric)
 
 
 def reconstruction(args: setup.TestArgs) -> Reconstruction:

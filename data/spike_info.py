@@ -189,12 +189,12 @@ class Exposures:
 class Timing:
     """The planes that are read of each file.
 
-    first, count: of a file per frame; count None: to its end. exposures: of one file per clip, by clip, "" for every
-    other clip; None for a file per frame. offset: added to the first plane; share: of an exposure's planes, in their
-    middle, that are read, see data/spike_grid.py.
+    first, count: of a file per frame; count None: to its end; first "central": in its middle. exposures: of one file
+    per clip, by clip, "" for every other clip; None for a file per frame. offset: added to the first plane; share: of
+    an exposure's planes, in their middle, that are read, see data/spike_grid.py.
     """
 
-    first: int = 0
+    first: int | Literal["central"] = 0
     count: int | None = None
     exposures: dict[str, Exposures] | None = None
     offset: float = 0.0
@@ -231,10 +231,12 @@ class Timing:
             begin, kept = self._exposed(count)
             span = Span(first + begin, kept, begin, count, (count - 1) / 2)
         else:
-            count = planes - self.first if self.count is None else self.count
-            first, origin, length = self.first, self.first, planes
+            count = min(self.count or planes, planes) if self.first == "central" else self.count
+            first = (planes - count) // 2 if self.first == "central" else self.first
+            count = planes - first if count is None else count
+            origin, length = first, planes
             if shared:
-                first, after = (self.first + i * count // shared for i in (frame, frame + 1))
+                first, after = (first + i * count // shared for i in (frame, frame + 1))
                 origin, count = 0, after - first
                 length = count
             start = first + nearest_plane(self.offset)

@@ -43,8 +43,9 @@ class DatSpikes:
     integrated, "linear" light (the default) or "display" values.
     head_columns: columns without image at the end of each line. bit_order: the first pixel is the least ("little") or
     most significant bit ("big") of a byte. layout: "sps100" for files of that sensor. remainder: "truncate" ignores
-    bytes after the last whole plane. first, count: the planes read of each file. exposure: the planes of each frame,
-    where one file holds a whole clip. context: planes read before and after those of a frame.
+    bytes after the last whole plane. first, count: the planes read of each file; first "central": those in its middle.
+    exposure: the planes of each frame, where one file holds a whole clip. context: planes read before and after those
+    of a frame.
     center: the plane of the sharp frame: "gt" (of dataset.json), "file" (the middle of the planes that are read) or a
     number. gamma: light and ratios are raised to 1 / gamma (2.2: display values). resize: interpolation to the RGB
     grid; "nearest" keeps raw planes binary. calibration: a file of scripts/calibrate.py;
@@ -61,7 +62,7 @@ class DatSpikes:
         head_columns: int = 0,
         bit_order: Literal["little", "big"] = "little",
         layout: Literal["raster", "sps100"] = "raster",
-        first: Annotated[int, Field(ge=0)] = 0,
+        first: Annotated[int, Field(ge=0)] | Literal["central"] = 0,
         count: Annotated[int, Field(ge=1)] | None = None,
         exposure: dict[str, Any] | str | None = None,
         context: Annotated[int, Field(ge=0)] = 0,

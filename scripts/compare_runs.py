@@ -89,6 +89,7 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
     """
     scores: dict[str, tuple[str, dict[str, Any]]] = {}  # name -> method, averages
     reference: dict[str, Any] = {}
+    reference_way = ""  # how the first one was scored
     for name, folder in folders.items():
         test = read_json(folder / METRICS)
         if not isinstance(test, dict) or not {"protocol", "clips", "averages"} <= test.keys():
@@ -96,14 +97,18 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
         about, averages = test["protocol"], test["averages"]
         if not averages.get("restored"):
             raise DataError("a test without scores", name, "a test with sharp frames", "leave it out")
+        way = about.get("metrics", "").partition("; LPIPS")[0]
         # The frames of each clip and the scores of its input tell two test sets apart.
         clips = {
             clip: (found.get("stems"), {m: round(v, 6) for m, v in found.get("input", {}).items() if m != "lpips"})
             for clip, found in test["clips"].items()
         }
         if not scores:
-            first, reference = name, clips
+            first, reference, reference_way = name, clips, way
             scores["input"] = ("", averages.get("input", {}))
+        if way != reference_way:
+            what, do = f"{first} and {name} were scored differently: {reference_way}, {way}", "repeat one of the tests"
+            raise DataError(what, name, "the same metric.values and metric.mean", do)
         if odd := [clip for clip in {**reference, **clips} if reference.get(clip) != clips.get(clip)]:
             what = f"{first} and {name} were not scored on the same frames and input: {', '.join(odd[:5])}"
             raise DataError(what, name, "tests of the same clips, frames and input", "repeat one of the tests")

@@ -25,6 +25,17 @@ def tensor_to_uint8(image: "Tensor") -> np.ndarray:
     return (image.detach().float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).contiguous().cpu().numpy()
 
 
+def scored_values(image: "Tensor", values: str) -> np.ndarray:
+    """(..., C, H, W) float in [0, 1] -> (..., H, W, C) in 0..255, as metrics see it. values: of utils.metrics.VALUES.
+
+    uint8, else float64.
+    """
+    if values == "uint8":
+        return tensor_to_uint8(image)
+    image = image.detach().double() * 255
+    return (image.clamp(0, 255) if values == "clamped" else image).movedim(-3, -1).contiguous().cpu().numpy()
+
+
 def imwrite_rgb(path: str | Path, image: np.ndarray) -> None:
     """Write (H, W, 3) uint8 in the format of the suffix; the file is whole or absent. Makes the folder."""
     write_whole(path, encode_rgb(path, image))

@@ -1,7 +1,6 @@
-"""PSNR and SSIM as the field reports them, their averages over clips, and tables.
+"""PSNR and SSIM as the field reports them, their averages over clips or frames, and tables.
 
-Protocol: clamp to 0..1, x255, round to uint8; per frame, in float64, no border crop; mean over the frames of a clip,
-then mean over clips. The frame mean is kept beside it.
+What the metrics see (VALUES) and how they are averaged (MEANS) are options; per frame, in float64, no border crop.
 """
 
 import json
@@ -20,10 +19,13 @@ METRICS = ("psnr", "ssim", "psnr_y", "ssim_y")
 LUMA_METRICS = ("psnr_y", "ssim_y")
 LEAST_WIDTH = 8  # of a column of a table that is cut
 COLUMNS = {"psnr": "PSNR dB", "ssim": "SSIM", "psnr_y": "PSNR-Y dB", "ssim_y": "SSIM-Y", "lpips": "LPIPS"}
-PROTOCOL = (
-    "clamp 0..1, x255, round to uint8; MSE over RGB in float64; SSIM with an 11x11 Gaussian (sigma 1.5), valid region, "
-    "mean over channels; Y: BT.601 luma 16..235, not rounded; no border crop; frame -> clip mean -> mean over clips"
-)
+# metric.values and metric.mean -> in words, for the report.
+VALUES = {
+    "uint8": "clamp 0..1, x255, round to uint8",
+    "clamped": "clamp 0..1, x255, not rounded",
+    "float": "x255, neither clamped nor rounded",
+}
+MEANS = {"clips": "frame -> clip mean -> mean over clips", "frames": "mean over all frames"}
 # Of one clip: "restored", "input", "instant 0", ... -> metric -> value of each frame.
 Scores = dict[str, dict[str, list[float]]]
 
@@ -32,7 +34,7 @@ _SSIM_BORDER = 5
 
 
 def rgb_to_y(image: np.ndarray) -> np.ndarray:
-    """(H, W, 3) uint8 RGB -> (H, W) float64 luma in 16..235, not rounded (ITU-R BT.601, MATLAB's rgb2ycbcr)."""
+    """(H, W, 3) RGB in 0..255 -> (H, W) float64 luma in 16..235, not rounded (ITU-R BT.601, MATLAB's rgb2ycbcr)."""
     return image.astype(np.float64) @ (np.array([65.481, 128.553, 24.966]) / 255.0) + 16.0
 
 
@@ -74,8 +76,8 @@ def add_scores(
 ) -> None:
     """Score one frame of a clip and append its values to `scores`: the one function of validation and testing.
 
-    image, sharp: (H, W, 3) uint8 RGB; image None, where the network gave NaN or Inf, scores NaN. more: further metrics
-    of (image, sharp).
+    image, sharp: (H, W, 3) RGB in 0..255, see `utils.image.scored_values`; image None, where the network gave NaN or
+    Inf, scores NaN. more: further metrics of (image, sharp).
     """
     values = dict.fromkeys(metrics, math.nan)
     if image is not None:
@@ -89,26 +91,35 @@ def add_scores(
         scores.setdefault(kind, {}).setdefault(metric, []).append(value)
 
 
-def collect(clips: Sequence[Mapping[str, Any]], expected: int) -> dict[str, Any]:
+def protocol_text(values: str, mean: str) -> str:
+    """How frames are scored and averaged, in words. values: of VALUES; mean: of MEANS."""
+    return (
+        f"{VALUES[values]}; MSE over RGB in float64; SSIM with an 11x11 Gaussian (sigma 1.5), valid region, "
+        f"mean over channels; Y: BT.601 luma 16..235, not rounded; no border crop; {MEANS[mean]}"
+    )
+
+
+def collect(clips: Sequence[Mapping[str, Any]], expected: int, mean: str = "clips") -> dict[str, Any]:
     """The content of metrics.json. clips: of each {"name", "frames", "per_frame": Scores, ...}; expected: how many.
 
-    {"clips": {name: the entry, and the mean of each kind}, "averages": {kind: {metric: mean over clips,
-    metric_frame_mean, frames, clips_found, clips_expected, complete}}}; only clips with sharp frames have averages.
+    {"clips": {name: the entry, and the mean of each kind}, "averages": {kind: {metric: its `mean`, metric_frame_mean
+    or, where that is `mean`, metric_clip_mean, mean, frames, clips_found, clips_expected, complete}}}; only clips with
+    sharp frames have averages. mean: of MEANS.
     """
-    table, averages = {}, {}
+    table, averages, other = {}, {}, "frame" if mean == "clips" else "clip"
     for clip in sorted(clips, key=lambda c: natural_key(c["name"])):
         row = {key: value for key, value in clip.items() if key != "name"}
         for kind, values in clip["per_frame"].items():
             row[kind] = {metric: float(np.mean(column)) for metric, column in values.items()}
         table[clip["name"]] = row
     for kind in dict.fromkeys(kind for row in table.values() for kind in row["per_frame"]):
-        rows, mean = [row for row in table.values() if kind in row], {}
+        rows, means = [row for row in table.values() if kind in row], {}
         for metric in rows[0][kind]:
             frames = [value for row in rows for value in row["per_frame"][kind][metric]]
-            mean[metric] = sum(row[kind][metric] for row in rows) / len(rows)
-            mean[f"{metric}_frame_mean"] = sum(frames) / len(frames)
-        about = {"frames": len(frames), "clips_found": len(rows), "clips_expected": expected}
-        averages[kind] = mean | about | {"complete": len(rows) == expected}
+            both = {"clips": sum(row[kind][metric] for row in rows) / len(rows), "frames": sum(frames) / len(frames)}
+            means |= {metric: both[mean], f"{metric}_{other}_mean": both[f"{other}s"]}
+        about = {"mean": mean, "frames": len(frames), "clips_found": len(rows), "clips_expected": expected}
+        averages[kind] = means | about | {"complete": len(rows) == expected}
     return {"clips": table, "averages": averages}
 
 
@@ -126,9 +137,10 @@ def score_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
     metrics = [metric for metric in COLUMNS if metric in total]
     lines = [(name, c["frames"], c.get("restored", {}), c.get("input", {})) for name, c in results["clips"].items()]
     if metrics:
-        of_frames = [{metric: mean.get(f"{metric}_frame_mean") for metric in metrics} for mean in (total, given)]
-        lines.append(("mean over clips", total["frames"], total, given))
-        lines.append(("mean over frames", total["frames"], *of_frames))
+        other = "frame" if total["mean"] == "clips" else "clip"
+        of_other = [{metric: mean.get(f"{metric}_{other}_mean") for metric in metrics} for mean in (total, given)]
+        lines.append((f"mean over {total['mean']}", total["frames"], total, given))
+        lines.append((f"mean over {other}s", total["frames"], *of_other))
     rows = []
     for name, frames, *both in lines:
         cells = [format_score(metric, values.get(metric)) for metric in metrics for values in both]
@@ -144,9 +156,10 @@ def score_text(results: Mapping[str, Any]) -> str:
     """`score_table` as text, with the scores of the instants. Its first line says where clips are missing."""
     header, rows = score_table(results)
     lines = [plain_table(rows, header)]
+    total = results["averages"].get("restored")
     if instants := instants_psnr(results):
-        lines.append("PSNR dB of the instants, mean over clips: " + ", ".join(instants))
-    if total := results["averages"].get("restored"):
+        lines.append(f"PSNR dB of the instants, mean over {total['mean']}: " + ", ".join(instants))
+    if total:
         lines.append(f"clips found {total['clips_found']}, expected {total['clips_expected']}")
         if not total["complete"]:
             lines.insert(0, "INCOMPLETE: the averages below do not cover the whole set")
@@ -154,7 +167,7 @@ def score_text(results: Mapping[str, Any]) -> str:
 
 
 def instants_psnr(results: Mapping[str, Any]) -> list[str]:
-    """PSNR of each restored instant of an exposure, mean over clips; [] where they were not scored."""
+    """Mean PSNR of each restored instant of an exposure; [] where they were not scored."""
     found = {kind: mean for kind, mean in results["averages"].items() if kind.startswith("instant ")}
     return [format_score("psnr", found[kind]["psnr"]) for kind in sorted(found, key=natural_key)]
 

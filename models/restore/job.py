@@ -21,11 +21,12 @@ from utils.dist import watchdog
 from utils.dist.gpu import device_name
 from utils.files import write_whole
 from utils.image import ERROR, comparison, imread_rgb, render, tensor_to_uint8
-from utils.metrics import COLUMNS, PROTOCOL, collect, instants_psnr, json_bytes, score_table, score_text
+from utils.metrics import COLUMNS, collect, instants_psnr, json_bytes, protocol_text, score_table, score_text
 from utils.run.progress import open_progress
 
 # Pages of more than some tens of megabytes open slowly.
 MAX_CLIPS, MAX_VIDEO = 24, 2**20  # bytes
+LPIPS = "; LPIPS: AlexNet, version 0.1"
 # Of the protocol in the log, which never has both of the first; table.txt and metrics.json have all of it.
 SHOWN = ("weights", "method", "tile", "speed")
 
@@ -87,6 +88,7 @@ def restore_clips(job: Job) -> None:
                 **job.method.settings(),
                 "lpips": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in lpips],
                 "save": job.outputs.save, "fps": job.args.fps, **job.section,
+                "metric.values": job.outputs.metric.values,
             }  # fmt: skip
             claim_folder(job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.args.overwrite)
             watchdog.phase("start")
@@ -118,7 +120,7 @@ def plan_work(job: Job) -> list[Work]:
     plan = []
     for index in todo:
         clip = job.clips[index]
-        missing = [k for k in job.frames_of(clip) if not job.outputs.file("frame", clip.name, clip.stems[k]).exists()]
+        missing = [k for k in job.frames_of(clip) if not job.outputs.is_restored(clip.name, clip.stems[k])]
         left = range(missing[0], missing[-1] + 1) if missing else range(0)
         size = -(-len(left) // pieces) or 1
         cuts = [left[i : i + size] for i in range(0, len(left), size)] or [left]
@@ -162,7 +164,7 @@ def write_report(job: Job) -> None:
     folder, clips = job.outputs.folder, {clip.name: clip for clip in job.clips}
     entries = [entry for name in clips if (entry := job.outputs.load_clip(name)) is not None]
     paces = [entry["s_per_frame"] for entry in entries if entry.get("s_per_frame")]
-    about = job.method.protocol()
+    about, metric = job.method.protocol(), job.outputs.metric
     for kind in ("input", "gt", "spike"):
         if paths := [clip.origin[kind] for clip in job.clips if kind in clip.origin]:
             about[kind] = f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else paths[0]
@@ -172,11 +174,11 @@ def write_report(job: Job) -> None:
         "crop": "none", "border": "nothing excluded",
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
         "SpikeVRT": VERSION,
-        "metrics": PROTOCOL + ("; LPIPS: AlexNet, version 0.1" if job.args.lpips else ""),
+        "metrics": protocol_text(metric.values, metric.mean) + LPIPS * bool(job.args.lpips),
         "device": device_name(utils_dist.get_device()),
         **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
     }  # fmt: skip
-    results = {"protocol": about, **collect(entries, job.expected)}
+    results = {"protocol": about, **collect(entries, job.expected, metric.mean)}
     write_whole(folder / "metrics.json", json_bytes(results))
     table = score_text(results)
     lines = "\n".join(f"{key}: {value}" for key, value in about.items())

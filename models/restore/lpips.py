@@ -62,7 +62,7 @@ class Lpips(nn.Module):
 
     @torch.no_grad()
     def score(self, restored: np.ndarray, sharp: np.ndarray) -> dict[str, float]:
-        """{"lpips": distance} of two images (H, W, 3) uint8."""
+        """{"lpips": distance} of two images (H, W, 3) in 0..255."""
         a, b = (
             torch.from_numpy(image).permute(2, 0, 1)[None].to(self.shift.device, torch.float32) / 255
             for image in (restored, sharp)

@@ -2,26 +2,32 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from utils.contract import ClipReader
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.files import MARK, RESULTS, refuse_links, remove_files, write_whole
-from utils.image import ERROR, comparison, comparison_strip, imread_rgb, imwrite_rgb, tensor_to_uint8
+from utils.image import ERROR, comparison, comparison_strip, imread_rgb, imwrite_rgb, scored_values, tensor_to_uint8
 from utils.metrics import LUMA_METRICS, METRICS, Scores, add_scores, json_bytes, read_json
+from utils.options.models import MetricOptions
 from utils.video import VideoWriter
 
 STRIPS_PER_CLIP = 3
 VIDEOS = ("video", "comparison", "slowmotion")
 # Kind of file -> its place. "clip" holds {"name", "frames", "stems", "example", "per_frame", ...} of a finished clip;
-# "example" is the restored frame that the report shows, "strip" a frame beside its input, spikes and sharp frame.
+# "example" is the restored frame that the report shows, "strip" a frame beside its input, spikes and sharp frame,
+# "exact" (K, C, H, W) float32: the instants of a frame as the network gave them, until its clip is finished.
 PLACES = {
+    "exact": ".work/{clip}/{stem}.npy",
     "frame": "{clip}/{stem}.png", "instant": "instants/{clip}/{stem}_{k}.png", "strip": "strips/{clip}/{stem}.png",
     "clip": "clips/{clip}.json", "example": "clips/{clip}.png", "video": "{clip}.mp4",
     "comparison": "{clip}_comparison.mp4", "slowmotion": "{clip}_slowmotion.mp4",
@@ -34,13 +40,14 @@ class Outputs:
     """The output folder, and which of "frames", "video", "comparison", "slowmotion" to save; strips are always saved.
 
     fps: of the videos where the input has no frame rate. instants: restored for each frame; of several, "frame" is the
-    middle one. The folder is new, or one of an earlier test: see `claim_folder`.
+    middle one. metric: how the frames are scored. The folder is new, or one of an earlier test: see `claim_folder`.
     """
 
     folder: Path
     save: tuple[str, ...] = ("frames",)
     fps: float = 25.0
     instants: int = 1
+    metric: MetricOptions = field(default_factory=MetricOptions)
 
     def file(self, kind: str, clip: str, stem: str = "", k: int = 0) -> Path:
         """kind: of PLACES. Without "frames" in `save`, frames are removed once their clip is finished."""
@@ -55,6 +62,13 @@ class Outputs:
             for path in (*(self.file("instant", clip, stem, k) for k in several), self.file("frame", clip, stem))
         ]  # fmt: skip
 
+    def exact_files(self, clip: str, stems: Sequence[str]) -> list[Path]:
+        """What else is kept of the restored frames with these names until their clip is scored."""
+        return [] if self.metric.values == "uint8" else [self.file("exact", clip, stem) for stem in stems]
+
+    def is_restored(self, clip: str, stem: str) -> bool:
+        return all(path.exists() for path in (self.file("frame", clip, stem), *self.exact_files(clip, [stem])))
+
     def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """The files to save of a clip with these frames."""
         frames = self.frame_files(clip, stems) if "frames" in self.save else []
@@ -62,7 +76,7 @@ class Outputs:
 
     def planned(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Every file written for a clip with these frames, each once."""
-        files = [*self.results(clip, stems), *self.frame_files(clip, stems)]
+        files = [*self.results(clip, stems), *self.frame_files(clip, stems), *self.exact_files(clip, stems)]
         files += [self.file("strip", clip, stems[i]) for i in _spaced(len(stems))]
         return list(dict.fromkeys([*files, self.file("clip", clip), self.file("example", clip)]))
 
@@ -73,10 +87,17 @@ class Outputs:
 
     def write_frame(self, clip: str, stem: str, frame: Tensor) -> None:
         """Write a restored frame (3 K, H, W) with its K instants; the file of the frame comes last."""
-        images = tensor_to_uint8(frame.unflatten(0, (self.instants, -1)))
-        files = self.frame_files(clip, [stem])
-        for path, image in zip(files, [*images, images[self.instants // 2]][-len(files) :], strict=True):
+        instants = frame.unflatten(0, (self.instants, -1))
+        for path in self.exact_files(clip, [stem]):
+            np.save(content := BytesIO(), instants.numpy())
+            write_whole(path, content.getvalue())
+        for path, image in zip(self.frame_files(clip, [stem]), _with_middle(tensor_to_uint8(instants)), strict=True):
             imwrite_rgb(path, image)
+
+
+def _with_middle(instants: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The images of `Outputs.frame_files`: where there are several, the middle one follows once more."""
+    return [*instants, instants[len(instants) // 2]] if len(instants) > 1 else [*instants]
 
 
 def claim_folder(
@@ -116,7 +137,8 @@ def claim_folder(
     if overwrite and known:
         _remove_results(outputs, known["inputs"], stems)
     elif known:
-        changed = _differences(known["settings"], settings)
+        unsaid = {"metric.values": "uint8"}  # of older tests
+        changed = _differences(unsaid | known["settings"], unsaid | settings)
         old = [name for name, digest in known["inputs"].items() if inputs.get(name, digest) != digest]
         if changed := changed + [f"the files of clip {name} have changed" for name in old]:
             what = f"the folder holds results of another test: {'; '.join(changed[:3])}"
@@ -136,7 +158,7 @@ def _remove_results(outputs: Outputs, clips: Sequence[str], stems: Mapping[str, 
         of = [*stems.get(name, ()), *(outputs.load_clip(name) or {"stems": ()})["stems"]]
         files += [outputs.file("strip", name, stem) for stem in of]
         for save in (("frames", *VIDEOS), ()):
-            files += replace(outputs, save=save).planned(name, of)
+            files += replace(outputs, save=save, metric=MetricOptions(values="float")).planned(name, of)
     remove_files(outputs.folder, files)
 
 
@@ -176,22 +198,26 @@ def finish_clip(
     own. Each image, and the end of each video, counts as progress for the watchdog.
     """
     scores: Scores = {}
+    values_of = partial(scored_values, values=outputs.metric.values)
     strips, example = {indices[i] for i in _spaced(len(indices))}, indices[len(indices) // 2]
     with ExitStack() as stack:
         videos = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
             item, stem = clip.frame(index), clip.stems[index]
-            *instants, restored = (imread_rgb(path) for path in outputs.frame_files(clip.name, [stem]))
+            *instants, restored = images = [imread_rgb(path) for path in outputs.frame_files(clip.name, [stem])]
             blurry, sharp = tensor_to_uint8(item["lq"][:3]), tensor_to_uint8(item["gt"]) if "gt" in item else None
+            for path in outputs.exact_files(clip.name, [stem]):
+                images = _with_middle(values_of(torch.from_numpy(np.load(path))))
             watchdog.go_on()
             if sharp is not None:
-                add_scores(scores, "restored", restored, sharp, LUMA_METRICS if is_grey else METRICS, more_scores)
+                truth = values_of(item["gt"])
+                add_scores(scores, "restored", images[-1], truth, LUMA_METRICS if is_grey else METRICS, more_scores)
                 watchdog.go_on()
                 if blurry.shape == sharp.shape:
-                    add_scores(scores, "input", blurry, sharp, METRICS, more_scores)
+                    add_scores(scores, "input", values_of(item["lq"][:3]), truth, METRICS, more_scores)
             if instants and "gt_instants" in item:
-                truth = tensor_to_uint8(item["gt_instants"].unflatten(0, (len(instants), -1)))
-                for number, (image, sharp_then) in enumerate(zip(instants, truth, strict=True)):
+                truth = values_of(item["gt_instants"].unflatten(0, (len(instants), -1)))
+                for number, (image, sharp_then) in enumerate(zip(images, truth, strict=False)):
                     add_scores(scores, f"instant {number}", image, sharp_then, ("psnr",))
             watchdog.go_on()
             if "video" in videos:
@@ -213,8 +239,8 @@ def finish_clip(
         "example": clip.stems[example], "per_frame": scores,
     }  # fmt: skip
     write_whole(outputs.file("clip", clip.name), json_bytes({**about, **notes}))
-    if "frames" not in outputs.save:
-        remove_files(outputs.folder, outputs.frame_files(clip.name, clip.stems))
+    passing = [] if "frames" in outputs.save else outputs.frame_files(clip.name, clip.stems)
+    remove_files(outputs.folder, passing + outputs.exact_files(clip.name, clip.stems))
 
 
 def _spaced(count: int) -> list[int]:

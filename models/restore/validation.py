@@ -16,7 +16,7 @@ from models.restore.tiling import Interpolator, Restorer, Tiling, scored_clips
 from utils import utils_dist
 from utils.contract import FrameReader, Tick, input_spec, middle_instant
 from utils.dist import preempt, watchdog
-from utils.image import comparison, imwrite_rgb, tensor_to_uint8
+from utils.image import comparison, imwrite_rgb, scored_values, tensor_to_uint8
 from utils.logger import best_effort
 from utils.metrics import Scores, add_scores, collect, score_text
 from utils.run.progress import open_progress
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 class Validation:
     """The scores of all clips, on every rank, and images of some, on rank 0.
 
-    scalars: means over clips, val/psnr, val/ssim, and val/psnr_input, val/ssim_input of the blurry input; on rank 0
-    also clips/psnr/<clip> and clips/ssim/<clip> of the clips in `panels`. table: see `score_text`.
+    scalars: means over what metric.mean says, val/psnr, val/ssim, and val/psnr_input, val/ssim_input of the blurry
+    input; on rank 0 also clips/psnr/<clip> and clips/ssim/<clip> of the clips in `panels`. table: see `score_text`.
     panels: clip -> `utils.image.comparison` of its middle frame; of at most MAX_STRIPS clips.
     """
 
@@ -76,10 +76,13 @@ def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None
                         return None
             if (index := first + rank) < len(clips):
                 watchdog.phase(f"validate: clip {index}")
-                scores, images = _validate_clip(restorer, clips[index], index in strips, out, shown.update)
+                scores, images = _validate_clip(
+                    restorer, clips[index], index in strips, out, shown.update, model.opt.metric.values
+                )
                 mine.append(scores)
                 panels |= {index: images} if images else {}
-    results = collect([scores for of_rank in utils_dist.gather_objects(mine) for scores in of_rank], len(clips))
+    scored = [scores for of_rank in utils_dist.gather_objects(mine) for scores in of_rank]
+    results = collect(scored, len(clips), model.opt.metric.mean)
     shown_panels = {}
     for index in strips:  # sent one after the other, and kept on rank 0 alone
         images = utils_dist.from_rank(index % world, panels.get(index))
@@ -94,11 +97,11 @@ def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None
 
 
 def _validate_clip(
-    restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None, tick: Tick
+    restorer: Restorer, clip: FrameReader, with_strip: bool, out: Path | None, tick: Tick, values: str
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The scores of all frames, for `collect`, and the panels of the middle one with `with_strip`, else {}.
 
-    out: the restored frames go to out/<clip>/<stem>.png.
+    out: the restored frames go to out/<clip>/<stem>.png. values: see `scored_values`.
     """
     cache, nonfinite = restorer.cached(clip), 0
     wanted = restorer.tiling.frames_of(len(clip.stems))
@@ -113,15 +116,15 @@ def _validate_clip(
         is_finite = bool(frame.isfinite().all())
         nonfinite += not is_finite
         frame = middle_instant(frame, restorer.tiling.spec.out_instants)
-        blurry, restored, sharp = tensor_to_uint8(lq[:3]), tensor_to_uint8(frame), tensor_to_uint8(gt)
-        add_scores(scores, "restored", restored if is_finite else None, sharp, METRICS)
-        add_scores(scores, "input", blurry, sharp, METRICS)
+        truth = scored_values(gt, values)
+        add_scores(scores, "restored", scored_values(frame, values) if is_finite else None, truth, METRICS)
+        add_scores(scores, "input", scored_values(lq[:3], values), truth, METRICS)
         if with_strip and index == len(clip.stems) // 2:
             spikes = clip.spike_light(index, item["spike"]) if "spike" in item else None
-            panels = comparison(blurry, spikes, restored, sharp)
+            panels = comparison(tensor_to_uint8(lq[:3]), spikes, tensor_to_uint8(frame), tensor_to_uint8(gt))
         if out is not None:
             with best_effort("restored frames"):
-                imwrite_rgb(out / clip.name / f"{clip.stems[index]}.png", restored)
+                imwrite_rgb(out / clip.name / f"{clip.stems[index]}.png", tensor_to_uint8(frame))
     if nonfinite:
         logger.warning("validation: NaN or Inf in %d restored frames of clip %s", nonfinite, clip.name)
     return {"name": clip.name, "frames": len(wanted), "per_frame": scores}, panels

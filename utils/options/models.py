@@ -150,6 +150,18 @@ class ValOptions(Section):
     batch_tiles: int = Field(1, ge=1, description="Spatial tiles that go through the network at once.")
 
 
+class MetricOptions(Section):
+    """How tests and validations score; a published number is compared under its own protocol."""
+
+    values: Literal["uint8", "clamped", "float"] = Field(
+        "uint8",
+        description="What is scored: frames clamped to 0..1 and rounded to 8 bits; clamped alone; or as they are.",
+    )
+    mean: Literal["clips", "frames"] = Field(
+        "clips", description="Averages: over the frames of a clip, then over clips; or over all frames."
+    )
+
+
 class LoggingOptions(Section):
     progress: Literal["bar", "line", "none"] = Field(
         "bar",
@@ -250,6 +262,7 @@ class Options(Section):
     netG: Section = Field(description="The network.")
     train: TrainOptions = TrainOptions()
     val: ValOptions = ValOptions()
+    metric: MetricOptions = MetricOptions()
     logging: LoggingOptions = LoggingOptions()
     debug: DebugOptions = DebugOptions()
     watchdog: WatchdogOptions = WatchdogOptions()

@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 # Where and how a run is started, not what is trained.
 NO_DIFFERENCE = ("opt_path", "task", "path")
-# Without effect on the scores of a validation.
+# What the scores of a validation depend on; without effect on them.
+OF_SCORES = ("datasets.test.", "val.", "metric.")
 NO_SCORE = ("val.save_img", "val.batch_tiles", "datasets.test.dataloader_", "datasets.test.cache_data")
 
 _PLAIN = (str, int, float, bool, type(None), torch.Tensor)
@@ -361,7 +362,7 @@ def restore_progress(
     progress.saved = progress.step if is_own else -1
     if not is_own:
         progress.wandb_id, progress.validated, progress.validation_stops = None, 0, 0
-    other_test = [key for key in changes if key.startswith(("datasets.test.", "val.")) and not key.startswith(NO_SCORE)]
+    other_test = [key for key in changes if key.startswith(OF_SCORES) and not key.startswith(NO_SCORE)]
     if progress.best_psnr is not None and (other_test or not exists(own_checkpoint(folder, "best"))):
         reason = f"{', '.join(other_test)} changed" if other_test else "this run's folder holds no checkpoint_best.pth"
         logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
