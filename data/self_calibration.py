@@ -94,7 +94,7 @@ def _fitted(clip: Clip, files: Any) -> Found:
 
 
 def _with(clip: Clip, found: Found) -> Clip:
-    """The clip with those parts of what was found that are sure and change something."""
+    """The clip with those parts of what was found that change it."""
     if not any(changed := found.is_changed):
         return clip
     spikes, known, shared = clip.spikes, list(clip.spike_files.items()), _is_shared(clip)
@@ -103,7 +103,7 @@ def _with(clip: Clip, found: Found) -> Clip:
     calibration = Calibration(
         matrix=matrix[:2].round(5).tolist(), spike_size=list(size), rgb_size=list(clip.size),
         time_offset_planes=round(found.offset, 1) if changed[1] else 0.0,
-        exposure_share=round(min(found.share, 1.0), 3) if changed[2] else 1.0, made={"by": "spike.calibration auto"},
+        exposure_share=round(found.read, 3) if changed[2] else 1.0, made={"by": "spike.calibration auto"},
     )  # fmt: skip
     try:
         own = spikes.changed(calibration)

@@ -103,7 +103,7 @@ def test_training_finds_the_same_each_time_and_from_a_cache(home):
     places = [cv2.perspectiveTransform(corners, each.to_rgb()) for each in (found, true)]
     assert np.abs(places[0] - places[1]).max() < 0.2
     assert found.time_offset_planes == pytest.approx(true.time_offset_planes, abs=0.7)
-    assert found.exposure_share == pytest.approx(true.exposure_share, abs=0.06)
+    assert found.exposure_share == pytest.approx(1.12 * true.exposure_share, abs=0.06)  # see registration.LONGER
     assert f"calibration {found.digest()}" in dataset.sample_names()
     from_cache = build_dataset(cached(section, home / "cache"), "train", 0)
     assert from_cache.sample_names() == dataset.sample_names()
