@@ -17,13 +17,6 @@ from tests.imports import imports_of, modules_below
 FOLDERS = {"utils", "data", "models", "scripts"}
 
 
-def tracked(*kinds: str) -> list[Path]:
-    """Files of the working tree, new ones too."""
-    command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", *kinds]
-    names = subprocess.check_output(command, text=True).splitlines()
-    return [ROOT / name for name in dict.fromkeys(names) if (ROOT / name).is_file()]
-
-
 def lines(*paths: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in paths)
 
@@ -42,7 +35,9 @@ def reachable(start: str) -> set[str]:
 
 
 def main() -> None:
-    files = tracked("*.py", "*.sh")
+    command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.sh"]
+    names = dict.fromkeys(subprocess.check_output(command, text=True).splitlines())
+    files = [path for name in names if (path := ROOT / name).is_file()]
     lab, tests = ([path for path in files if path.is_relative_to(ROOT / name)] for name in ("lab", "tests"))
     product = [path for path in files if path not in lab and path not in tests]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in product if path.suffix == ".py"}

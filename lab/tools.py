@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from utils.dist.process import peak_process_gb
+
 ROOT = Path(__file__).resolve().parent.parent
 MB = 2**20
 # 006: the deblurring network of the GoPro options; 006-half: with half the blocks, as a training step of the naive VRT
@@ -61,9 +63,7 @@ def measured(run: Callable[[], Any], device: torch.device) -> dict[str, float]:
         torch.cuda.reset_peak_memory_stats(device)
     used = time.process_time()
     wall, used = seconds(run, device), time.process_time() - used
-    lines = Path("/proc/self/status").read_text().splitlines()
-    peak = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-    figures = {"s": wall, "cpu_s": used, "process_mb": peak}
+    figures = {"s": wall, "cpu_s": used, "process_mb": peak_process_gb() * 1e9 / MB}
     if device.type == "cuda":
         figures["allocated_mb"] = torch.cuda.max_memory_allocated(device) / MB
     return figures

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 import main_train_vrt
-from scripts.make_options_doc import MADE_WITH, Translations, make_page
+from lab.make_options_doc import MADE_WITH, make_page
 from tests.dist.launching import run_ranks
 from tests.kair_files import options_of, write_file
 from utils.errors import OptionError
@@ -49,21 +49,23 @@ def test_the_rgb_ablation_differs_from_the_reference_in_the_spikes_alone():
 
 def test_the_pages_and_the_schema_of_options_are_up_to_date(tmp_path):
     # In a process of its own: other tests register parts that no user has.
-    (tmp_path / "make.py").write_text("""import json; from scripts.make_options_doc import *
-print(json.dumps({"made": [make_page(), make_chinese_page(), make_schema()]}))""")
+    (tmp_path / "make.py").write_text("""import json; from lab.make_options_doc import *
+print(json.dumps({"made": [make_page(), make_page(CHINESE), make_schema()]}))""")
     names = ("docs/options.md", "docs/zh/options.md", "options/schema.json")
     pages = [(ROOT / name).read_text(encoding="utf-8") for name in names]
     made = run_ranks(1, tmp_path / "make.py").json["made"]
-    assert made[:2] == pages[:2], "run python scripts/make_options_doc.py"
+    assert made[:2] == pages[:2], "run python lab/make_options_doc.py"
     if SCHEMA["$comment"].endswith(MADE_WITH):
-        assert made[2] == pages[2], "run python scripts/make_options_doc.py"
+        assert made[2] == pages[2], "run python lab/make_options_doc.py"
 
 
 def test_a_key_without_translation_and_an_outdated_translation_are_named():
-    say = Translations({"Optimizer.": "优化器。", "A sentence of the past.": "过去的句子。"})
-    make_page(say)
-    assert say.missing["train.G_optimizer_lr"] == "Full learning rate."
-    assert "train.G_optimizer_type" not in say.missing and list(say.unused) == ["A sentence of the past."]
+    with pytest.raises(SystemExit) as error:
+        make_page({"Optimizer.": "优化器。", "A sentence of the past.": "过去的句子。"})
+    lines = str(error.value).splitlines()
+    assert "no translation for train.G_optimizer_lr: Full learning rate." in lines
+    assert [line for line in lines if "any more" in line] == ["nothing has this text any more: A sentence of the past."]
+    assert not [line for line in lines if "Optimizer." in line]
 
 
 def test_the_option_files_of_the_project_and_of_kair_follow_the_schema(tmp_path):

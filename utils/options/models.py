@@ -1,6 +1,6 @@
 """The one table of option keys: every key that is not a parameter of a registered part, with type, range and meaning.
 
-docs/options.md is generated from these models (scripts/make_options_doc.py). Names follow KAIR wherever KAIR has one.
+docs/options.md is generated from these models (lab/make_options_doc.py). Names follow KAIR wherever KAIR has one.
 """
 
 import hashlib
