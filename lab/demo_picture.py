@@ -3,7 +3,10 @@
 python -m lab.demo_picture    needs Chromium and its driver, and requirements-test.txt; trains 30 steps for the terminal
 """
 
+import html
+import re
 import tempfile
+import time
 from pathlib import Path
 
 import cv2
@@ -11,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from scripts import plot_history, show_sample, spike_tool
-from tests.pages import bar, headless_browser, scalars
+from tests.pages import headless_browser, show_scalars, tensorboard
+from tests.terminal import in_terminal, screen
 from utils.image import imread_rgb, imwrite_rgb, panels_of, side_by_side
 from utils.video import VideoReader
 
@@ -19,6 +23,9 @@ OUT, SAMPLE = Path("docs/images"), "options/vrt/000_train_vrt_sample_rgbspike.js
 RUN, STRIP = Path("experiments/000_train_vrt_sample_rgbspike"), "images/SAMPLE00_test/500.png"
 SPIKES = "trainsets/demo/GOPRO_Large_spike_seq/test/DEMO01_test/spike/000004.dat"
 CLIPS, PANELS = ("DEMO01_test", "DEMO00_test"), ("blurry", "spikes", "restored", "sharp")
+SHOWN = ("train/loss", "train/lr", "train/grad_norm", "val/psnr", "val/ssim", "ranks/forward_s/0")
+STEPS, LAST = 30, rb" [78]\d%\|"  # of the run on a terminal; the picture shows it with the last such bar
+STYLE = "body{margin:0;background:#1e1e1e;color:#ddd} pre{margin:0;padding:10px;font:13px/1.4 monospace}"
 
 
 def frames(clip: str) -> list[np.ndarray]:
@@ -48,6 +55,36 @@ def top_of_page(page: Path, height: int) -> None:
 
 def enlarged(picture: np.ndarray, factor: int, path: Path) -> None:
     imwrite_rgb(path, cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST))
+
+
+def scalars(run: Path, picture: Path) -> None:
+    """TensorBoard's page of a run."""
+    with tensorboard(run / "tb_logger") as address, headless_browser(1280, 1160, 2) as browser:
+        show_scalars(browser, address, SHOWN)
+        browser.find_element("xpath", "//button[contains(., 'Settings')]").click()  # closes its side bar
+        time.sleep(3)  # the curves are drawn
+        browser.save_screenshot(str(picture))
+
+
+def bar(options: str, picture: Path) -> None:
+    """A training run on a terminal: the log, and the bar below it."""
+    with tempfile.TemporaryDirectory() as folder:
+        code, written = in_terminal(
+            "main_train_vrt.py", "--opt", options, f"path.root={folder}", f"train.total_iter={STEPS}",
+            "train.checkpoint_test=20", limit_s=600,
+        )  # fmt: skip
+        if code:
+            raise SystemExit(written.decode())
+        bar = [found.start() for found in re.finditer(LAST, written)][-1]
+        rows = screen(written[: written.index(b"\r", bar)])
+        page = Path(folder, "terminal.html")
+        text = "\n".join(html.escape(row).replace(folder, "experiments") for row in rows)
+        page.write_text(f"<meta charset=utf-8><style>{STYLE}</style><pre>{text}</pre>", encoding="utf-8")
+        with headless_browser(1640, 200, 2) as driver:
+            driver.get(page.as_uri())
+            height = driver.execute_script("return document.querySelector('pre').offsetHeight")
+            driver.set_window_size(1640, height + 150)  # the window's own frame
+            driver.find_element("tag name", "pre").screenshot(str(picture))
 
 
 def main() -> None:

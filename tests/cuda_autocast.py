@@ -17,15 +17,8 @@ LOWER = {
     torch.addmm, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.addmm_, torch.conv2d, torch.conv3d,
 }  # fmt: skip
 FLOAT32 = {
-    F.layer_norm,
-    torch.layer_norm,
-    F.softmax,
-    torch.softmax,
-    Tensor.softmax,
-    torch.logsumexp,
-    torch.exp,
-    torch.pow,
-}
+    F.layer_norm, torch.layer_norm, F.softmax, torch.softmax, Tensor.softmax, torch.logsumexp, torch.exp, torch.pow,
+}  # fmt: skip
 
 
 class CudaAutocast(TorchFunctionMode):

@@ -53,8 +53,3 @@ def populate(folder: Path, outside: Path, names: list[str], rng: np.random.Gener
         else:
             path.write_bytes(CONTENT)
             path.chmod(0o444 if kind == 1 else 0o644)
-
-
-def written(folder: Path) -> list[str]:
-    """Names of all files below `folder`."""
-    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())

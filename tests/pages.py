@@ -1,11 +1,9 @@
 """Pages in Chromium without a screen, for tests and for pictures of the documents (lab/demo_picture.py)."""
 
-import html
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +12,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-
-from tests.terminal import in_terminal, screen
-
-SHOWN = ("train/loss", "train/lr", "train/grad_norm", "val/psnr", "val/ssim", "ranks/forward_s/0")
-STEPS, LAST = 30, rb" [78]\d%\|"  # of the run on a terminal; the picture shows it with the last such bar
-STYLE = "body{margin:0;background:#1e1e1e;color:#ddd} pre{margin:0;padding:10px;font:13px/1.4 monospace}"
 
 
 @contextmanager
@@ -83,33 +75,3 @@ def show_scalars(browser: Any, address: str, tags: Sequence[str], limit_s: float
         if time.monotonic() > deadline:
             raise AssertionError(f"the page lacks {[tag for tag in tags if tag not in text]}:\n{text}")
         time.sleep(0.2)
-
-
-def scalars(run: Path, picture: Path) -> None:
-    """TensorBoard's page of a run."""
-    with tensorboard(run / "tb_logger") as address, headless_browser(1280, 1160, 2) as browser:
-        show_scalars(browser, address, SHOWN)
-        browser.find_element("xpath", "//button[contains(., 'Settings')]").click()  # closes its side bar
-        time.sleep(3)  # the curves are drawn
-        browser.save_screenshot(str(picture))
-
-
-def bar(options: str, picture: Path) -> None:
-    """A training run on a terminal: the log, and the bar below it."""
-    with tempfile.TemporaryDirectory() as folder:
-        code, written = in_terminal(
-            "main_train_vrt.py", "--opt", options, f"path.root={folder}", f"train.total_iter={STEPS}",
-            "train.checkpoint_test=20", limit_s=600,
-        )  # fmt: skip
-        if code:
-            raise SystemExit(written.decode())
-        bar = [found.start() for found in re.finditer(LAST, written)][-1]
-        rows = screen(written[: written.index(b"\r", bar)])
-        page = Path(folder, "terminal.html")
-        text = "\n".join(html.escape(row).replace(folder, "experiments") for row in rows)
-        page.write_text(f"<meta charset=utf-8><style>{STYLE}</style><pre>{text}</pre>", encoding="utf-8")
-        with headless_browser(1640, 200, 2) as driver:
-            driver.get(page.as_uri())
-            height = driver.execute_script("return document.querySelector('pre').offsetHeight")
-            driver.set_window_size(1640, height + 150)  # the window's own frame
-            driver.find_element("tag name", "pre").screenshot(str(picture))

@@ -1,18 +1,21 @@
+"""Samples of training and clips of a test: crops and turns, planes and rates, the order of an epoch, refusals."""
+
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from data.augment import Augment
 from data.loader import ResumableDistributedSampler, TrainLoader
+from data.preflight import preflight
 from data.select_dataset import build_dataset
+from data.spike.formats import SpikeGeometry
+from data.spike_grid import ScaledGrid
 from scripts.make_sample_data import make_sample
 from tests.clip_files import PLANES, build, resolved, same, section, write_clip, write_clips, write_info
 from utils.errors import DataError, OptionError
-from utils.options.models import LoaderOptions
+from utils.options.models import DatasetsOptions, LoaderOptions
 
 ALL_TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 
@@ -97,17 +100,6 @@ def test_a_sample_depends_on_seed_epoch_and_index_only(clips):
     assert not any(torch.equal(first[(2, 0)]["lq"], other["lq"]) for other in others)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_loader_gives_the_same_batches_whatever_the_workers(clips, workers):
-    dataset = build(clips, **ALL_TURNS)
-    sampler = ResumableDistributedSampler(len(dataset), world_size=1, rank=0, batch_size=2, seed=0)
-    batches = list(DataLoader(dataset, batch_size=2, sampler=sampler, num_workers=workers))
-
-    expected = list(sampler)
-    assert [key for batch in batches for key in batch["key"]] == [dataset[i]["key"] for i in expected]
-    assert torch.equal(batches[0]["spike"][1], dataset[expected[1]]["spike"])
-
-
 def test_an_interval_skips_frames_within_the_clip_and_a_short_clip_is_played_back_and_forth_with_a_notice(
     clips, caplog
 ):
@@ -148,15 +140,6 @@ def test_a_test_item_is_the_whole_clip_and_can_be_read_in_parts(clips):
     assert item["lq"].shape[0] == 2 and "gt" not in item
 
 
-def test_kair_dataset_names_read_the_same_frames_without_spikes(clips):
-    rgb = build(clips, dataset_type="VideoRecurrentTrainDataset", dataroot_spike=None, spike=None)
-    item = rgb[(0, 3)]
-
-    assert "spike" not in item and item["lq"].shape == (3, 3, 8, 8)
-    test = build(clips, "test", dataset_type="VideoRecurrentTestDataset", dataroot_spike=None, spike=None)
-    assert torch.equal(test[0]["lq"], build(clips, "test")[0]["lq"])
-
-
 def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(tmp_path):
     write_clips(tmp_path, "clip0", frames=6)
     kept, plain = build(tmp_path, cache_data=True), build(tmp_path)
@@ -181,18 +164,6 @@ def test_a_resume_sees_other_planes_and_another_rate_of_the_same_frames(tmp_path
     write_clip(tmp_path, "clip0", planes=32)
     write_info(tmp_path, planes=32)
     assert build(tmp_path).sample_names() != before
-
-
-def test_the_number_of_spike_channels_is_known_without_reading_files():
-    spike = {"type": "dat", "representation": {"type": "tfi", "offsets": [-4, 0, 4]}}
-
-    def channels(**changes):
-        return resolved(section(Path("nowhere"), **changes)).spike_channels
-
-    assert channels(spike=spike) == 3
-    assert channels(spike="dat") == 4
-    rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
-    assert channels(**rgb) == 0
 
 
 def test_the_representation_uses_rate_and_centre_of_the_data(clips, tmp_path):
@@ -259,3 +230,117 @@ def test_a_matched_rate_gives_the_frame_s_own_brightness_whatever_the_threshold(
         grey = (item["lq"] ** 2.2 * torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1)
         values.append(float(item["spike"].mean()) / float(grey.mean()))
     assert values == pytest.approx([1.0, 1.0, 1.0], rel=0.01)
+
+
+def test_keys_without_effect_are_refused(clips):
+    raw, spread = {"type": "raw", "window": 3}, {"type": "encoding25", "num_windows": 3, "pad": "edge"}
+    for key, value, representation in (
+        ("gamma", 2.2, raw), ("rate", "match", raw), ("light", "linear", raw), ("center", 5, spread),
+        ("center", 5, {"type": "tfp", "half_window": 2, "num_bins": 3}), ("context", 8, "voxel"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=rf"spike\.{key} has no effect"):
+            build(clips, "test", spike={"type": "dat", key: value, "representation": representation})
+    camera = {"type": "perturb", "threshold_prob": 1.0, "known_rate": True}  # where no rate is divided out
+    for spike in ({"type": "dat", "rate": "match"}, {"type": "dat", "representation": raw}):
+        with pytest.raises(OptionError, match=r"camera\.known_rate has no effect"):
+            build(clips, "test", spike=spike, camera=camera)
+
+
+def test_light_decides_what_match_and_gamma_do(tmp_path):
+    write_clip(tmp_path, "clip0", split="test", frames=1)
+    write_info(tmp_path, rate=None, light=None)
+    spike = {"type": "dat", "rate": "match", "representation": {"type": "voxel", "num_bins": 1}, "center": "file"}
+    source = {
+        light: build(tmp_path, "test", spike={**spike, "light": light}).clips[0].spikes
+        for light in ("linear", "display")
+    }
+    # A camera of rate 0.6 that looks at an even grey, as light and as display value.
+    grey = np.full((4, 4, 3), 128, np.uint8)
+    for light, seen in (("linear", (128 / 255) ** 2.2), ("display", 128 / 255)):
+        stream = np.zeros((1000, 2, 2), np.uint8)
+        stream[: round(600 * seen)] = 1
+        window = ScaledGrid(SpikeGeometry(2, 2), (4, 4), 0).window(Augment.whole((4, 4)))
+        rate = source[light].rate_of(stream, grey, window)
+        assert rate == pytest.approx(0.6, abs=0.002)
+        # gamma 1: linear light, whatever the sensor integrated; gamma 2.2: the picture's own values.
+        for gamma, value in ((1.0, (128 / 255) ** 2.2), (2.2, 128 / 255)):
+            source[light].gamma = gamma
+            assert source[light].represent(stream, 499.5, rate).mean() == pytest.approx(value, abs=0.002)
+    write_info(tmp_path, light="display")
+    with pytest.raises(OptionError, match=r"spike\.light is linear, dataset.json has display"):
+        build(tmp_path, "test", spike={**spike, "light": "linear"})
+
+
+def test_the_check_of_the_data_tells_light_and_rates_that_nobody_states(tmp_path, caplog):
+    # The test clips' spikes are proportional to the values of their pictures.
+    write_clip(tmp_path, "clip0", split="test", frames=2)
+    datasets = DatasetsOptions(test=resolved(section(tmp_path, "test")))
+    for stated, words in ((None, ["look like display light of rate 1.7", "firing rate at full light"]), ("linear", [])):
+        write_info(tmp_path, light=stated, rate=1.0 if stated else None, made_for=str(stated))
+        caplog.clear()
+        preflight(datasets, tmp_path / f"runs {stated}")
+        assert all(word in caplog.text for word in words) and (words or "WARNING" not in caplog.text), caplog.text
+
+
+def make(rank=0, world_size=1, batch_size=2, length=23, seed=0, epoch=0, **options):
+    sampler = ResumableDistributedSampler(
+        length, world_size=world_size, rank=rank, batch_size=batch_size, seed=seed, **options
+    )
+    sampler.seek(epoch)
+    return sampler
+
+
+def test_the_incomplete_last_batch_is_left_out_on_every_rank():
+    samplers = [make(rank, world_size=2, batch_size=3, length=23) for rank in range(2)]
+
+    assert [len(list(s)) for s in samplers] == [9, 9]
+    assert [len(s) for s in samplers] == [9, 9]
+    assert [s.batches_per_epoch for s in samplers] == [3, 3]
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_shards_are_disjoint_and_equal_whatever_the_size(world_size):
+    for length in range(world_size, 51):
+        shards = [[i for _, i in make(rank, world_size, 1, length)] for rank in range(world_size)]
+
+        assert {len(shard) for shard in shards} == {length // world_size}
+        together = [index for shard in shards for index in shard]
+        assert len(set(together)) == len(together) and set(together) <= set(range(length))
+
+
+def test_one_run_over_changing_numbers_of_ranks_sees_the_order_of_one_rank():
+    whole, seen = list(make(batch_size=8, length=50)), []
+    for batch, world_size in enumerate((1, 2, 4, 8, 1)):
+        ranks = [make(rank, world_size, 8 // world_size, 50) for rank in range(world_size)]
+        for sampler in ranks:
+            sampler.seek(0, batch)
+        # The samples of all ranks, row by row, are the global batch in order.
+        rows = zip(*(list(sampler)[: 8 // world_size] for sampler in ranks), strict=True)
+        seen += [sample for row in rows for sample in row]
+
+    assert seen == whole[:40]
+
+
+def test_the_order_follows_from_seed_and_epoch_only():
+    assert list(make(epoch=3)) == list(make(epoch=3))
+    assert {epoch for epoch, _ in make(epoch=3)} == {3}  # it travels with every index
+    assert [i for _, i in make(epoch=3)] != [i for _, i in make(epoch=4)]
+    assert [i for _, i in make(seed=1)] != [i for _, i in make(seed=2)]
+
+
+def test_going_on_in_the_middle_gives_the_rest_of_the_epoch_and_the_next_one_whole():
+    whole, sampler = (list(make(rank=1, world_size=2, epoch=5)), make(rank=1, world_size=2, epoch=1))
+    sampler.seek(5, 3)
+    assert list(sampler) == whole[6:] and len(sampler) == len(whole) - 6
+    sampler.seek(2)
+    assert list(sampler) == list(make(rank=1, world_size=2, epoch=2))
+
+
+def test_without_shuffling_the_samples_come_in_order():
+    assert [i for _, i in make(length=6, shuffle=False)] == list(range(6))
+
+
+def test_a_dataset_smaller_than_one_batch_is_refused_with_the_numbers():
+    with pytest.raises(OptionError, match="3 training samples are fewer than one batch of 8") as error:
+        make(world_size=4, batch_size=2, length=3)
+    assert "4 ranks x 2" in str(error.value)

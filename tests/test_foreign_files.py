@@ -13,7 +13,7 @@ import main_test_vrt
 from scripts import build_clip_cache, convert_options, make_sample_data, plot_history, show_sample, spike_tool
 from scripts import prepare_gopro_spike as prepare
 from tests.dist.launching import ROOT
-from tests.foreign import CONTENT, populate, snapshot, written
+from tests.foreign import CONTENT, populate, snapshot
 from tests.train_files import experiment, train, write_options
 from tests.weights_files import save_weights
 from utils.errors import SpikeVRTError
@@ -75,7 +75,8 @@ def test_foreign_files_stay_whatever_program_writes_there(home, tmp_path, name):
     names = [below] if below else []
     if not below:
         run(*program, tmp_path / "clean")
-        names = written(tmp_path / "clean")
+        clean = tmp_path / "clean"
+        names = sorted(path.relative_to(clean).as_posix() for path in clean.rglob("*") if path.is_file())
         assert len(names) > 2
     for seed in range(3):
         folder, outside = tmp_path / f"{seed} populated", tmp_path / f"{seed} outside"
@@ -87,23 +88,6 @@ def test_foreign_files_stay_whatever_program_writes_there(home, tmp_path, name):
         run(*program, folder / below if below else folder)
 
         after = snapshot(tmp_path) | snapshot(home)
-        assert {path: after.get(path) for path in before} == before
-
-
-def test_strangers_in_a_results_folder_of_ours_survive_overwrite_and_going_on(home, tmp_path):
-    out, (*restore, _) = tmp_path / "out", programs(home)["restore"]
-    run(*restore, out)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "000000.png").write_bytes(CONTENT)
-    (out / "clip..1" / "mine.png").write_bytes(CONTENT)
-    shutil.rmtree(out / "strips")
-    (out / "strips").symlink_to(tmp_path / "elsewhere")
-    theirs = [out / "clip..1/mine.png", tmp_path / "elsewhere/000000.png", out / "strips"]
-    before = {str(path): snapshot(tmp_path)[str(path)] for path in theirs}
-
-    for more in ((), ("--overwrite",), ("--overwrite", "--dtype", "bfloat16")):
-        run(*restore, out, *more)
-        after = snapshot(tmp_path)
         assert {path: after.get(path) for path in before} == before
 
 

@@ -1,6 +1,7 @@
-"""Several ranks compute what one process computes on the joint batch."""
+"""Several ranks compute what one process computes on the joint batch; a compiled network what the plain one does."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -41,9 +42,7 @@ def one_rank(tmp_path_factory):
     return options, steps(options, folder / "one.pth", ranks=1, per_rank=2)
 
 
-@pytest.mark.parametrize(
-    "values", [{}, {"use_static_graph": True}, {"netG": network(drop_path_rate=0.0, use_checkpoint_attn=True)}]
-)
+@pytest.mark.parametrize("values", [{}, {"netG": network(drop_path_rate=0.0, use_checkpoint_attn=True)}])
 def test_two_ranks_have_the_gradients_of_one_rank_with_twice_the_batch(one_rank, tmp_path, values):
     options, expected = one_rank
 
@@ -84,3 +83,33 @@ def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(one_rank, frozen,
     assert not any("deform" in name for name in single["gradients"])
     assert double["same_on_all_ranks"]
     assert_close(double["weights"], single["weights"])
+
+
+# As few kinds of blocks as show all that is compiled.
+TWO_KINDS = {"depths": [2] + [0] * 7, "mul_attn_ratio": 0.5}  # a mutual block and a self block
+THREE_KINDS = {"depths": [3] + [0] * 7, "mul_attn_ratio": 0.4}  # and a shifted one
+# The same graphs, run as they stand: making code of them takes minutes.
+WITHOUT_CODE = ("eager",)
+needs_patience = pytest.mark.skipif(not os.environ.get("SPIKEVRT_SLOW"), reason="five minutes; set SPIKEVRT_SLOW=1")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "backend", "graphs"),
+    [(TWO_KINDS, WITHOUT_CODE, 4), pytest.param(THREE_KINDS, (), 6, marks=needs_patience)],
+    ids=["graphs", "code"],
+)
+def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path, blocks, backend, graphs):
+    options = tmp_path / "options.json"
+    netG = network(
+        **blocks, kernels="plain", fusion="none", drop_path_rate=0.0, use_checkpoint_attn=True, use_checkpoint_ffn=True
+    )
+    options.write_text(json.dumps({"task": "run", "netG": netG, "train": {"G_lossfn_type": "charbonnier"}}))
+
+    result = run_ranks(2, "tests/dist/compile_worker.py", str(options), *backend, limit_s=900)
+
+    assert result.exit_codes == [0, 0], result.text
+    for rank in result.jsons:
+        assert rank["compiled"] == pytest.approx(rank["plain"], rel=1e-4)
+        assert rank["gradient_error"] < 1e-4
+        # One for each kind of block; the second size makes one more, of any size; the third none.
+        assert rank["graphs"] == [0, graphs]

@@ -18,7 +18,7 @@ from main_train_vrt import read_options
 from models.optim import lr_floor
 from tests.clip_files import section, write_info
 from tests.faults.test_disk_full import disk
-from tests.test_show_sample import changed_spikes, home  # noqa: F401
+from tests.test_show_sample import home  # noqa: F401
 from tests.train_files import write_options
 from tests.two_cameras import texture
 from utils.image import imwrite_rgb
@@ -181,24 +181,6 @@ def test_the_wait_for_data_is_answered_with_the_number_of_workers_that_ends_it(t
     assert "num_workers" not in advice(8, 0.3, 8) and "build_clip_cache.py" in advice(8, 0.3, 8)
 
 
-def test_a_wrong_geometry_is_named_before_training(home, tmp_path):  # noqa: F811
-    options = json.loads((home / "options.json").read_text())["datasets"]["train"]
-    spike = options["spike"] | {"h": 48, "w": 48}
-
-    def look(**changes):
-        return warning_of(build_dataset(options | changes, "train", 5), "opt.json")
-
-    assert look() is None
-    turned = look(spike=spike | {"flip": False})
-    assert "4 of 4 training samples" in turned and "upside down (spike.flip)" in turned
-    assert "scripts/show_sample.py --opt opt.json --index 0" in turned
-    changed_spikes(home, tmp_path, lambda spikes: np.roll(spikes, 4, axis=2))
-    assert "shifted by" in look(spike=spike, dataroot_spike=f"{tmp_path}/train")
-    rgb = {key: value for key, value in options.items() if key not in ("spike", "dataroot_spike")}
-    without = build_dataset(rgb | {"dataset_type": "VideoRecurrentTrainDataset"}, "train", 5)
-    assert warning_of(without, "opt.json") is None
-
-
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory):
     """Two clips without sharp frames, in which everything moves by 40 pixels during an exposure."""
@@ -244,6 +226,7 @@ def test_strong_blur_without_sharp_frames_is_no_wrong_geometry(fast, tmp_path, r
         assert look() is None
         assert "upside down (spike.flip)" in look(flip=False)
         assert "They do not agree" in look(exchanged)
+    assert "scripts/show_sample.py --opt opt.json --index 0" in train(flip=False)
 
 
 def test_a_wrong_size_of_a_plane_is_named_before_the_users_own_frames_are_restored(home, tmp_path, capfd):  # noqa: F811

@@ -1,8 +1,10 @@
 """LMDBs in place of folders; files that are damaged or removed after the start: an error that names the file."""
 
 import os
+import tempfile
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -14,7 +16,6 @@ import torch
 from data.files import list_root, read_bytes
 from tests.clip_files import PLANES, build, same, write_clips
 from tests.kair_files import write_files
-from tests.ordinary_user import as_ordinary_user, readable_folder
 from utils.errors import DataError, OptionError
 
 
@@ -167,11 +168,23 @@ def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
         dataset[(0, 0)]
 
 
+@contextmanager
+def as_ordinary_user():
+    """The block runs without root's rights: root reads everything."""
+    user = os.geteuid()
+    os.seteuid(user or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
 @pytest.mark.parametrize("name", [FRAME, SPIKES])
 def test_a_file_without_permission_is_named(name):
-    with readable_folder() as folder:
-        write_clips(folder, "clip0")
-        dataset = build(folder, num_frame=6)
+    with tempfile.TemporaryDirectory() as temporary:  # the folders of pytest belong to one user
+        folder = Path(temporary)
+        folder.chmod(0o755)
+        dataset = build(write_clips(folder, "clip0"), num_frame=6)
         with as_ordinary_user():
             dataset[(0, 0)]
         (folder / name).chmod(0)

@@ -203,18 +203,8 @@ def test_the_launcher_needs_a_number_of_processes(count):
 def fake_python(tmp_path):
     """The environment of a launcher whose python prints its variables and arguments, and ends with 3."""
     python = write_command(tmp_path / "bin/python", 'env\necho "arguments $*"\nexit 3')
-    unset = dict.fromkeys(
-        (
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-            "OMP_NUM_THREADS",
-            "NCCL_IB_DISABLE",
-            "OMP_WAIT_POLICY",
-            "GOMP_SPINCOUNT",
-            "PYTORCH_ALLOC_CONF",
-            "PYTORCH_CUDA_ALLOC_CONF",
-        ),
-        "",
-    )
+    names = "TORCH_NCCL_ASYNC_ERROR_HANDLING OMP_NUM_THREADS NCCL_IB_DISABLE OMP_WAIT_POLICY GOMP_SPINCOUNT"
+    unset = dict.fromkeys([*names.split(), "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"], "")
     return {"VIRTUAL_ENV": str(tmp_path), "PATH": f"{python.parent}:{os.environ['PATH']}", **unset}
 
 

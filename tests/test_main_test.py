@@ -1,8 +1,11 @@
+"""main_test_vrt.py from both of its command lines: what it restores and leaves, on ranks too, and what it refuses."""
+
 import dataclasses
 import json
 import re
 import shutil
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -13,11 +16,12 @@ from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from models.portable import read_saved
 from models.restore.setup import find_weights, parse_test_args, spike_options
 from models.select_network import NETWORKS
+from scripts import demo
 from tests.clip_files import section, write_clip, write_info, write_video
-from tests.dist.launching import run_ranks
+from tests.dist.launching import ROOT, run_ranks
 from tests.tensor_clip import restore_clip
 from tests.train_files import network, odd
-from tests.weights_files import make_home, make_user_home
+from tests.weights_files import make_home, message, save_weights
 from utils.errors import CheckpointError
 from utils.image import imread_rgb, tensor_to_uint8
 from utils.metrics import psnr
@@ -30,7 +34,11 @@ LIMIT_S = 300  # of processes that take seconds on a machine that does nothing e
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    return make_user_home(tmp_path_factory.mktemp("home"))
+    """Clips, also as a user's folders, an option file, and weights with and without spikes."""
+    folder = make_home(tmp_path_factory.mktemp("home"))
+    for clip in ("test0", "test1", "test2"):
+        shutil.copytree(folder / "GOPRO_Large" / "test" / clip / "blur", folder / "clips" / clip)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +83,6 @@ def test_the_numbers_are_those_of_restoring_and_comparing_by_hand(home, tested):
         assert np.abs(imread_rgb(tested / "test2" / f"{i:06d}.png").astype(int) - image).max() <= 1
 
 
-def test_averages_tell_clips_from_frames_and_what_was_found(tested):
-    found = metrics(tested)
-    means = [clip["restored"]["psnr"] for clip in found["clips"].values()]
-    every = [v for clip in found["clips"].values() for v in clip["per_frame"]["restored"]["psnr"]]
-    total = found["averages"]["restored"]
-    assert total["psnr"] == pytest.approx(np.mean(means)) and total["psnr_frame_mean"] == pytest.approx(np.mean(every))
-    assert (total["clips_found"], total["clips_expected"], total["complete"], total["frames"]) == (3, 3, True, 9)
-    assert {"psnr", "ssim", "psnr_y", "ssim_y"} <= total.keys()
-    assert {"weights", "input", "gt", "crop", "border", "tile", "dtype", "SpikeVRT"} <= found["protocol"].keys()
-
-
 def test_a_meta_file_that_leaves_clips_out_makes_the_average_incomplete(home, tmp_path):
     (tmp_path / "meta.txt").write_text("test1 3 0 000000\n")
     changes = (f"datasets.test.meta_info_file={tmp_path / 'meta.txt'}", "datasets.test.num_frame=2")
@@ -106,6 +103,9 @@ def test_what_a_test_leaves(tested):
     assert VideoReader(tested / "test2_comparison.mp4").num_frames == 4
     assert len(list((tested / "strips" / "test2").iterdir())) == 3
     assert "mean over clips" in (tested / "table.txt").read_text()
+    total = (found := metrics(tested))["averages"]["restored"]
+    assert (total["clips_found"], total["clips_expected"], total["complete"], total["frames"]) == (3, 3, True, 9)
+    assert {"weights", "input", "gt", "crop", "border", "tile", "dtype", "SpikeVRT"} <= found["protocol"].keys()
     page = (tested / "report.html").read_text()
     assert page.count('type="range"') == 3 and not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
 
@@ -210,18 +210,6 @@ def test_a_folder_with_spikes_gives_what_the_dataset_gives(home, tested, tmp_pat
 
     assert found["averages"] == metrics(tested)["averages"]
     assert found["protocol"]["weights"].endswith("network from the weights file")
-
-
-def test_one_dat_of_the_whole_clip_is_shared_out_over_the_frames(home, tmp_path):
-    folder = home / "GOPRO_Large_spike_seq" / "test" / "test2" / "spike"
-    (tmp_path / "all.dat").write_bytes(b"".join(p.read_bytes() for p in sorted(folder.iterdir())))
-    frames = home / "clips" / "test2"
-    options = read_saved(home / "spike.pth").spike
-    known = options | {"h": 16, "w": 16, "center": "file", "rate": 1.0}
-    one = user_clips(frames, tmp_path / "all.dat", spike_options=known)[0]
-    many = user_clips(frames, folder, spike_options=options)[0]
-    for index in (3, 0, 2):
-        assert torch.equal(one.frame(index)["spike"], many.frame(index)["spike"])
 
 
 def test_which_planes_the_training_read_is_not_asked_of_the_users_files(home):
@@ -329,3 +317,128 @@ def test_long_clips_and_large_frames_are_restored_in_tiles_unless_0_asks_for_the
     psnr_of = {name: results["averages"]["restored"]["psnr"] for name, results in found.items()}
     assert psnr_of["auto"] == pytest.approx(psnr_of["whole"], abs=0.05), psnr_of
     assert peaks["auto"] + 0.05 < peaks["whole"], peaks
+
+
+def finished(folder):
+    """Files that look like results."""
+    return [p for p in folder.rglob("*") if p.suffix in (".png", ".mp4", ".html") or p.name == "metrics.json"]
+
+
+def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capfd):
+    clip, spikes, out = home / "clips" / "test2", home / "GOPRO_Large_spike_seq/test/test2/spike", tmp_path / "out"
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    (tmp_path / "foreign.pth").write_bytes(b"no weights")
+    torch.save({"params": {"layer.weight": torch.zeros(3)}}, tmp_path / "unknown.pth")
+    shutil.copytree(spikes, tmp_path / "few")
+    (tmp_path / "few" / "000001.dat").unlink()
+    write_clip(tmp_path, "wide", split="test", frames=4, h=16, w=24)
+    rgb, spike = ["--weights", home / "rgb.pth"], ["--weights", home / "spike.pth", "--spike-size", 16, 16]
+    opt = ["--opt", home / "options.json"]
+    cases = {
+        "not a video": (3, [*rgb, "--input", tmp_path / "broken.mp4"]),
+        "no such file or folder": (3, [*rgb, "--input", tmp_path / "none"]),
+        "the folder holds no images": (3, [*rgb, "--input", tmp_path / "few"]),
+        "gt lacks 1 of 4 frames: 000003.png": (3, [*rgb, "--input", clip, "--gt", home / "clips" / "test1"]),
+        "reference of 48x32": (3, [*rgb, "--input", clip, "--gt", tmp_path / "GOPRO_Large/test/wide/sharp"]),
+        "spike lacks 1 of 4 frames: 000001.dat": (3, [*spike, "--input", clip, "--spike", tmp_path / "few"]),
+        "holds no plane of 160 x 160": (3, [*spike[:3], 160, 160, "--input", clip, "--spike", spikes]),
+        "these weights need spikes": (2, [*spike[:2], "--input", clip]),
+        "spike.h is missing": (2, [*spike[:2], "--input", clip, "--spike", tmp_path / "few/000000.dat"]),
+        "no such weights file": (3, ["--weights", tmp_path / "none.pth", "--input", clip]),
+        "not a weights file": (3, ["--weights", tmp_path / "foreign.pth", "--input", clip]),
+        "does not say what network": (3, ["--weights", tmp_path / "unknown.pth", "--input", clip]),
+        "the weights do not fit": (3, [*rgb, "--input", clip, "--opt", home / "options.json", "--spike", spikes]),
+        "do not take a noise level": (2, [*rgb, "--input", clip, "--sigma", 20]),
+        "--tile is 12": (2, [*rgb, "--input", clip, "--tile", 12]),
+        "tiles of 2 that overlap by 2": (2, [*rgb, "--input", clip, "--tile", "2,32"]),
+        "val.batch_tiles is 0": (2, [*rgb, "--input", clip, "--batch-tiles", 0]),
+        "cannot set val.flip_seq": (2, [*spike, "--input", clip, "--spike", spikes, "val.flip_seq=true"]),
+        "spike.gamma is 2.2, the network was trained with 1": (
+            2, [*spike, "--input", clip, "--spike", spikes, "spike.gamma=2.2"]
+        ),
+        "spike.representation is tfp, the network was trained with voxel": (
+            2, [*spike, "--input", clip, "--spike", spikes, "spike.representation=tfp"]
+        ),
+        "the spike channels have gamma 2.2, the weights were trained with 1": (
+            3, [*spike[:2], *opt, "datasets.train.spike.gamma=2.2", "datasets.test.spike.gamma=2.2"]
+        ),
+        "unknown option spike.bins": (2, [*spike, "--input", clip, "--spike", spikes, "spike.bins=3"]),
+        "--output would write over": (2, [*rgb, "--input", clip, "--output", clip]),
+        "--output missing": (2, [*rgb, "--input", clip, "--output"]),
+        "--spike-size without --input": (2, [*opt, "--spike-size", 16, 16]),
+        "--spike-size without --spike": (2, [*rgb, "--input", clip, "--spike-size", 2, 2]),
+        "--gt without --input": (2, [*opt, "--gt", clip]),
+        "--overlap is 2": (2, [*opt, "--overlap", 2]),
+        "unrecognized arguments": (2, [*opt, "--tiles", "2,2"]),
+        "invalid choice": (2, [*opt, "--dtype", "int8"]),
+        "nothing to restore": (2, ["--weights", home / "rgb.pth"]),
+    }  # fmt: skip
+    for expected, (code, args) in cases.items():
+        place = [] if "--output" in args or "nothing" in expected else ["--output", out]
+        args = args[:-1] if args[-1] == "--output" else args
+        text, got = message(capfd, *args, *place)
+        flag = {"holds no plane": "--spike-size H W", "spike.h is": "--spike-size H W", "no such weights": "--weights"}
+        cure = next((word for start, word in flag.items() if expected.startswith(start)), "")
+        assert cure in text.partition("\n  do ")[2] and "null" not in text and '"spike": {' not in text, text
+        assert expected in text and "  expected  " in text and "  do  " in text, text
+        assert got == code, text
+    assert finished(out) == []
+
+
+def test_spike_channels_with_other_settings_than_in_training_are_told(home, tmp_path, capfd):
+    tfi = [f'datasets.{split}.spike.representation={{"type": "tfi", "half_window": 3}}' for split in ("train", "test")]
+    weights = save_weights(home / "options.json", tmp_path / "tfi.pth", *tfi)
+    args = ["--opt", str(home / "options.json"), "--weights", weights, *tfi]
+
+    assert main_test_vrt.main([*args, "--output", str(tmp_path / "same")]) == 0
+    assert "other spike channels" not in capfd.readouterr().out
+    wider = [f"datasets.{split}.spike.representation.half_window=5" for split in ("train", "test")]
+    assert main_test_vrt.main([*args, *wider, "--output", str(tmp_path / "wider")]) == 0
+    assert "other spike channels than the options give: representation.half_window 3 -> 5" in capfd.readouterr().out
+
+
+FULL_DISK = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv.pop(1))
+import main_test_vrt
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+sys.exit(main_test_vrt.main(sys.argv[1:]))
+"""
+
+
+def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path):
+    (tmp_path / "run.py").write_text(FULL_DISK)
+    rng = np.random.default_rng(0)
+    for i in range(2):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        cv2.imwrite(str(tmp_path / "in" / f"{i}.png"), rng.integers(0, 256, (40, 40, 3), np.uint8))
+    args = ["--weights", home / "rgb.pth", "--input", tmp_path / "in", "--output", tmp_path / "out"]
+
+    full = run_ranks(1, tmp_path / "run.py", ROOT, *args, limit_s=LIMIT_S)
+    assert full.exit_codes == [3] and full.text.count("Error: ") == 1, full.text
+    assert "cannot write" in full.text and "the same command" in full.text
+    assert finished(tmp_path / "out") == []
+    assert main_test_vrt.main([str(a) for a in args]) == 0
+    assert len(list((tmp_path / "out" / "in").iterdir())) == 2
+
+
+# The first thing that a user runs.
+def test_the_demo_restores_both_clips_and_shows_them(tmp_path):
+    command = ["--data", str(tmp_path / "data"), "--output", str(tmp_path / "out")]
+    assert demo.main(command) == 0
+    clips = json.loads((tmp_path / "out/metrics.json").read_text())["clips"]
+    for name, scores in clips.items():
+        assert scores["restored"]["psnr"] > scores["input"]["psnr"] + 6
+        video = VideoReader(tmp_path / f"out/{name}_comparison.mp4")
+        height, width = video.read(0).shape[:2]
+        assert video.num_frames == 8 and width > 4 * 256 and height > 256  # blurry, spikes, restored, sharp
+    page = (tmp_path / "out/report.html").read_text()
+    assert len(clips) == 2 and page.count('class="slider') == 2
+    assert page.count('data-show="spikes"') == 2 and page.count('src="data:video/mp4;base64,') == 2
+
+    (tmp_path / "out/report.html").unlink()
+    made_with = json.loads((tmp_path / "out/run.json").read_text())
+    (tmp_path / "out/run.json").write_text(json.dumps(made_with | {"settings": {"fps": 25}}))
+    assert demo.main(command) == 0  # over the results of another version
+    assert (tmp_path / "out/report.html").exists()

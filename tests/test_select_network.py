@@ -39,19 +39,6 @@ def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplo
     assert caplog.text.count("flow starts at zero") == 1
 
 
-def test_a_notebook_gives_a_mapping_in_the_form_of_kair_and_trains():
-    values = {"netG": {"net_type": "vrt", **SMALL, "fusion": "concat"}, "train": {"G_lossfn_type": "l1", "E_decay": 0}}
-    assert define_G(values, spike_channels=2).conv_first.weight.shape[1] == 9 * 5
-
-    model = define_Model(values, spike_channels=2)
-    model.init_train()
-    batch = {"lq": torch.rand(1, 2, 3, 32, 32), "spike": torch.rand(1, 2, 2, 32, 32), "key": ["a/0"]}
-    model.optimize_parameters(1, [{**batch, "gt": 1 - batch["lq"]}])
-    assert model.current_log()["loss"] > 0
-    with pytest.raises(OptionError, match="E_deacy"):
-        define_Model({**values, "train": {"G_lossfn_type": "l1", "E_deacy": 0}})
-
-
 @pytest.mark.parametrize(
     ("changes", "where", "said"),
     [

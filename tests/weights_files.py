@@ -1,7 +1,5 @@
 """Option file, clips and weights to test main_test_vrt.py with, and what it says where it fails."""
 
-import shutil
-
 import pytest
 import torch
 
@@ -25,14 +23,6 @@ def make_home(folder):
     options = write_options(folder)
     save_weights(options, folder / "spike.pth")
     save_weights(options, folder / "rgb.pth", "netG.fusion=none")
-    return folder
-
-
-def make_user_home(folder):
-    """As `make_home`, and the clips as a user's folders."""
-    make_home(folder)
-    for clip in ("test0", "test1", "test2"):
-        shutil.copytree(folder / "GOPRO_Large" / "test" / clip / "blur", folder / "clips" / clip)
     return folder
 
 

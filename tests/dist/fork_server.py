@@ -34,13 +34,8 @@ LAUNCH_VARIABLES = (
     "PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK",
 )  # fmt: skip
 UNSET = (
-    *LAUNCH_VARIABLES,
-    "TORCHELASTIC_RUN_ID",
-    "SLURM_NTASKS",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SPIKEVRT_EXIT_FILE",
-)
+    *LAUNCH_VARIABLES, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SPIKEVRT_EXIT_FILE",
+)  # fmt: skip
 # As tests began: torch adds variables when it compiles, and with others than its own the server could start nothing.
 # Without empty ones (make sets MAKEFLAGS so): to the ranks of a test an empty value means that the variable is removed.
 INHERITED = {key: value for key, value in os.environ.items() if key not in UNSET and value}

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def page(results: dict[str, Any], scale: list[dict[str, Any]]) -> str:
-    return "\n".join([HEAD, *rows(results), "", *exceptions(results), TAIL, *watching_at_scale(scale)])
+def page(results: dict[str, Any], former: str) -> str:
+    """The page with these results. Of the former one its last section stays, a measurement on its own."""
+    return "\n".join([HEAD, *rows(results), "", *exceptions(results), TAIL, former[former.index("\n## Many ranks") :]])
 
 
 HEAD = """# Reliability
@@ -20,27 +21,6 @@ has each trial.
 
 TAIL = """T is `watchdog.stall_s`: 5 s in these trials, 300 s by default. "Named": all ranks name the struck rank, its phase and step, with its stack, and none ends with exit code 0. "Identical": weights,
 average, optimizer and position, bit for bit."""
-
-
-def watching_at_scale(sizes: list[dict[str, Any]]) -> Iterator[str]:
-    """The section on many ranks."""
-    yield SCALE.format(**sizes[-1])
-    for s in sizes:
-        faults = " | ".join(f"{s[kind]['detected_s']} s" for kind in ("silent", "host", "stuck"))
-        yield (
-            f"| {s['ranks']} | {s['beat_s']:g} s ({s['achieved_beat_s']:g}) | {s['stall_s']:g} s | "
-            f"{s['requests_a_second']} | {s['alarms']} | {faults} |"
-        )
-
-
-SCALE = """
-## Many ranks
-
-A beat costs a rank two requests, whatever the number of ranks. Simulated with `python -m tests.faults.scale` on {date}, on {cores} cores: the watchdog of each rank against one real TCPStore, eight ranks to a host. A fault is
-named after:
-
-| ranks | beat (achieved) | T | requests a second | false alarms | a rank silent | a host silent | a rank stuck |
-|---|---|---|---|---|---|---|---|"""
 
 
 def exceptions(results: dict[str, Any]) -> Iterator[str]:

@@ -72,11 +72,8 @@ def train() -> None:
         watchdog.phase("data", step)
         batch = next(loader)
         watchdog.phase("forward", step)
-        strike("forward", step)
-        strike("gil", step)
-        strike("stop", step)
-        strike("kill", step)
-        strike("exception", step)
+        for kind in ("forward", "gil", "stop", "kill", "exception"):
+            strike(kind, step)
         loss = net(batch).sum()
         watchdog.phase("backward", is_sync=True)
         loss.backward()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from main_train_vrt import read_options
-from tests.dist.launching import Ranks, run_into, run_ranks
+from tests.dist.launching import Ranks, run_into
 from tests.train_files import MAIN, experiment, latest, train, write_options
 from utils.errors import CheckpointError
 from utils.files import MARK
@@ -84,33 +84,6 @@ def test_a_full_disk_is_said_with_numbers_and_the_former_file_stays(
         assert re.search(message, str(error.value)), str(error.value)
         assert checkpoint.load(folder / NAME)["step"] == 1
         assert not list(folder.glob(".*"))
-
-
-QUOTA = """
-import resource, signal, sys, torch
-from pathlib import Path
-from utils.errors import CheckpointError
-from utils.run import checkpoint
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-try:
-    checkpoint.save({"step": 2, "weights": torch.zeros(10000)}, Path(sys.argv[1]))
-except CheckpointError as error:
-    print(error)
-"""
-
-
-def test_a_quota_that_ends_a_write_leaves_the_former_file(tmp_path):
-    path = tmp_path / NAME
-    checkpoint.save(state(1), path)
-    script = tmp_path / "save.py"
-    script.write_text(QUOTA)
-
-    result = run_ranks(1, script, path)
-
-    assert "CheckpointError: cannot write the checkpoint" in result.text
-    assert checkpoint.load(path)["step"] == 1
-    assert not list(tmp_path.glob(".*"))
 
 
 def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_the_last_save(tmp_path):

@@ -9,9 +9,6 @@ import pytest
 from tests.dist.launching import Ranks
 from tests.faults.runs import interrupt, reference
 from tests.train_files import MAIN, odd_command, write_odd, write_options
-from utils.dist import preempt
-from utils.dist.launch import LaunchInfo
-from utils.dist.state import RUN
 
 
 @pytest.fixture(scope="module")
@@ -36,31 +33,8 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tm
     assert result.text.count("Ctrl-C again ends it at once") == (first == "SIGINT")
 
 
-@pytest.mark.parametrize(
-    ("names", "is_ignored", "modes", "stops"),
-    [
-        ("SIGTERM SIGUSR1", False, "single platform torchrun slurm", True),
-        ("SIGTERM SIGUSR1", True, "single platform torchrun slurm", True),
-        ("SIGHUP SIGINT", False, "single platform torchrun slurm", True),
-        ("SIGHUP SIGINT", True, "single platform slurm", False),
-        ("SIGHUP", True, "torchrun", False),  # `nohup ./launch_train.sh 2`
-        ("SIGINT", True, "torchrun", True),  # torchrun kills the ranks that go on
-    ],
-)
-def test_which_signals_ask_a_rank_to_save_and_stop(names, is_ignored, modes, stops, monkeypatch):
-    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN if is_ignored else signal.SIG_DFL)
-    handled = []
-    monkeypatch.setattr(signal, "signal", lambda number, _: handled.append(number))
-    for name in names.split():
-        for mode in modes.split():
-            monkeypatch.setattr(RUN, "launch", LaunchInfo(mode))
-            handled.clear()
-            preempt.listen(getattr(signal, name))
-            assert bool(handled) == stops
-
-
 # As nohup starts a run, and the shell the `command &` of a script.
-DEAF = ("bash", "-c", 'trap "" HUP INT; exec "$@"', "bash")
+DEAF = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
 
 
 @pytest.mark.parametrize(
@@ -68,10 +42,13 @@ DEAF = ("bash", "-c", 'trap "" HUP INT; exec "$@"', "bash")
     [
         ("SIGHUP SIGINT", DEAF, 0),
         ("SIGHUP", (), 75),  # its terminal is gone
-        ("SIGTERM SIGTERM", (), 75),  # as scancel sends them
+        ("SIGTERM SIGTERM", DEAF, 75),  # as scancel sends them
+        ("SIGUSR1", DEAF, 75),
     ],
 )
-def test_a_signal_or_two_a_moment_apart_save_and_end_a_run_unless_it_was_started_deaf(tmp_path, names, prefix, code):
+def test_a_signal_or_two_a_moment_apart_save_and_end_a_run_unless_it_was_started_deaf_to_them(
+    tmp_path, names, prefix, code
+):
     command = ("--opt", str(write_options(tmp_path)), f"train.total_iter={1000 if code else 5}", "datasets.test={}")
     with Ranks(1, MAIN, *command, prefix=prefix) as running:
         running.wait_for("Iter: 1,", 0, 120)

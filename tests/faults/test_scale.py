@@ -1,18 +1,86 @@
 """Watching many ranks: what a beat and a start cost each rank, and who sees a whole host fall silent."""
 
+import os
 import threading
 import time
+from collections import Counter
 from functools import partial
+from typing import Any
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
-from tests.faults.scale import Simulated, strike
 from utils.dist import rendezvous
 from utils.dist.launch import LaunchInfo
-from utils.dist.rendezvous import MET
+from utils.dist.rendezvous import MET, Round, meet
+from utils.dist.watchdog import Beats, claim_failure
 
 LONG = 1e6  # seconds
+PER_HOST = 8  # ranks
+HEALTHY = float("inf")  # since when a rank is in its phase: it goes on to the next at once
+
+
+class Counted:
+    """A store that counts requests by name, and the keys that they hold."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.requests, self.keys = store, Counter(), Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.store, name)
+
+        def call(*args: Any) -> Any:
+            self.requests[name] += 1
+            self.keys[name] += len(args[0]) if isinstance(args[0], list) else 1
+            return method(*args)
+
+        return call
+
+
+class Simulated:
+    """One rank. fault: what strikes it ("silent": no beats; "stuck": it alone never enters the collective)."""
+
+    def __init__(self, rank: int, world_size: int, store: Store) -> None:
+        self.rank, self.world_size, self.store = rank, world_size, Counted(store)
+        self.beats = Beats(rank, world_size, self.store, machine_name=f"host{rank // PER_HOST}")
+        self.fault, self.syncs, self.since, self.known_at = "", 0, HEALTHY, 0.0
+        self.publish(5.0)
+
+    def publish(self, stall_s: float) -> None:
+        self.beats.publish({
+            "phase": "simulated", "step": 0, "syncs": self.syncs, "age": max(0.0, time.monotonic() - self.since),
+            "budget": stall_s, "pid": os.getpid(), "host": self.beats.machine, "stack_file": "",
+        })  # fmt: skip
+
+    def turn(self, stall_s: float) -> dict[str, Any] | None:
+        """One beat, as Watchdog does it; the verdict, where this rank is the first to come to one."""
+        if self.fault == "silent" or self.known_at:
+            return None
+        self.publish(stall_s)
+        if self.beats.read():
+            self.known_at = time.time()
+            return None
+        verdict = self.beats.verdict(stall_s)
+        if verdict is None or claim_failure(self.store, verdict[0], 70, self.rank):
+            return None
+        return {"rank": verdict[0], "kind": verdict[1], "at": time.time()}
+
+    def start(self) -> None:
+        """What a rank asks of the store until training begins."""
+        meet(self.store, LaunchInfo("platform", self.rank, 0, self.world_size))
+        for number in range(2):
+            meeting = Round(self.store, f"round/{number}", self.rank, self.world_size)
+            meeting.arrive()
+            meeting.wait()
+
+
+def strike(ranks: list[Simulated], fault: str) -> None:
+    """All are in a phase from now on; half-way, a host or a rank is silent, or has entered one collective less."""
+    first = len(ranks) // 2
+    for rank in ranks:
+        rank.since, rank.syncs = time.monotonic(), 1
+    for rank in ranks[first : first + (PER_HOST if fault == "host" else 1)]:
+        rank.fault, rank.syncs = "stuck" if fault == "stuck" else "silent", 0
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +148,7 @@ def test_a_start_costs_a_rank_the_same_at_8_and_at_64_ranks(server):
 def test_a_host_that_falls_silent_and_a_rank_that_is_waited_for_are_named_once(server, fault):
     n = 64
     ranks = new_ranks(server, fault, n)
-    strike(ranks, fault, n)
+    strike(ranks, fault)
     verdicts = verdicts_of(ranks, 1.5, lambda _: all(rank.known_at or rank.fault == "silent" for rank in ranks))
 
     assert verdicts == [(n // 2, "STUCK" if fault == "stuck" else "SILENT")]

@@ -1,6 +1,7 @@
-"""Steps that wait, stand still or are suspended: a stall is named once, with its stack, and all ranks go."""
+"""Steps that stand still or are suspended: a stall is named once, and all ranks go; what a run tells of its ranks."""
 
 import os
+import re
 import signal
 import time
 
@@ -9,7 +10,7 @@ import torch
 
 from tests.dist.launching import Ranks
 from tests.faults.stalls import run_stall
-from tests.train_files import odd, odd_command, write_odd
+from tests.train_files import experiment, odd, odd_command, write_odd
 from utils.dist.process import children_of, process_state
 
 STALL_S = 3.0
@@ -77,3 +78,60 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
 def _signal(pids: list[int], number: int) -> None:
     for pid in pids:
         os.kill(pid, number)
+
+
+KEY, KEY_OF_OPTIONS = "0123456789abcdef0123456789abcdef01canary", "fedcba9876543210fedcba9876543210canary10"
+SECRET = f"logging.wandb_api_key={KEY_OF_OPTIONS}"
+ENV = {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}
+LINE = re.compile(
+    r"rank (\d) of 2 on \S+, cpu, pid (\d+); step (\d+), [\d.]+ s in phase \"([^\"]+)\"; loss finite; "
+    r"weights ([0-9a-f]{12}) at step (\d+); 4 samples an epoch, first (\d), (\d), (\d)"
+)
+
+
+def files_with_a_key(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [path for path in files if any(key.encode() in path.read_bytes() for key in (KEY, KEY_OF_OPTIONS))]
+
+
+def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_key_does(tmp_path):
+    options = write_odd(tmp_path)
+    changes = ("datasets.test={}", "debug.compare_every=2", "watchdog.stall_s=5", "logging.use_wandb=true", SECRET)
+    status = experiment(options) / "status"
+    with Ranks(2, *odd_command(options, *changes, case="stall", struck=(1, 4)), env=ENV) as running:
+        running.wait_for("Iter: 3,", 0, 120)
+        status.touch()
+        pids = [process.pid for process in running.processes]
+        result = running.wait(60)
+
+    at_start = LINE.findall(result.stdout[0])
+    assert [(rank, int(pid), step) for rank, pid, step, *_ in at_start] == [("0", pids[0], "0"), ("1", pids[1], "0")]
+    assert not set(at_start[0][6:]) & set(at_start[1][6:]) and at_start[0][4] == at_start[1][4]
+    asked = LINE.findall(status.read_text())
+    assert [(line[0], line[2], line[3], line[5]) for line in asked] == [
+        ("0", "3", "backward", "2"), ("1", "3", "forward", "2"),
+    ]  # fmt: skip
+    assert asked[0][4] == asked[1][4] != at_start[0][4]
+    # The run went on to end itself, with stacks.
+    assert result.exit_codes == [70, 70] and "rank 1 is STUCK" in result.text and "odd_worker.py" in result.text
+    assert KEY not in result.text and KEY_OF_OPTIONS not in result.text
+    assert files_with_a_key(tmp_path / "experiments") == []
+
+
+def test_weights_that_drift_apart_end_the_run(tmp_path):
+    changes = ("datasets.test={}", "debug.compare_every=2", "train.total_iter=8")
+    result = odd(write_odd(tmp_path), *changes, case="drift", struck=(1, 3), ranks=2)
+
+    assert result.exit_codes == [2, 2], result.text
+    assert result.text.count("DistError: the weights after iteration 4 differ between the ranks") == 1
+    assert re.search(r"rank 0: '[0-9a-f]{12}'; rank 1: '[0-9a-f]{12}'", result.text)
+    assert "Iter: 4," in result.text and "Iter: 5," not in result.text
+
+
+def test_networks_that_differ_between_the_ranks_are_refused_before_the_first_step(tmp_path):
+    result = odd(write_odd(tmp_path), "datasets.test={}", case="shape", struck=(1, 0), ranks=2)
+
+    assert result.exit_codes == [2, 2], result.text
+    assert result.text.count("DistError: the networks differ between the ranks") == 1
+    assert "Iter: 1," not in result.text and "Traceback" not in result.text

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.model_vrt import define_Model
-from tests.faults.test_status import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
+from tests.faults.test_stalls import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
 from tests.train_files import experiment, network, odd, same, write_odd
 
 

@@ -33,7 +33,7 @@ from tests.faults.stalls import KINDS, Trial, run_stall
 from tests.train_files import odd_command, write_odd, write_options
 
 RESULTS = ROOT / "docs/benchmarks/faults.json"
-SCALE = ROOT / "docs/benchmarks/scale.json"  # tests/faults/scale.py writes it
+PAGE = ROOT / "docs/reliability.md"
 STALL_KINDS = [kind for kind, (verdict, _) in KINDS.items() if verdict in ("STUCK", "SILENT")]
 STALL_S = 5.0
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP")
@@ -106,7 +106,12 @@ def suspensions(share: float) -> dict[str, Any]:
         options = write_odd(Path(folder))
         count = max(1, round(5 * share))
         found = [suspend(options, ranks, seed, STALL_S) for ranks in (1, 2, 4) for seed in range(count)]
-    return {"trials": len(found), "right": found.count(""), "wrong": [text[-500:] for text in found if text]}
+    return told(found)
+
+
+def told(wrong: list[str], **more: Any) -> dict[str, Any]:
+    """The results of trials, by what went wrong in each of them ("": nothing)."""
+    return {"trials": len(wrong), "right": wrong.count(""), **more, "wrong": [text[-500:] for text in wrong if text]}
 
 
 def launcher(share: float) -> dict[str, Any]:
@@ -115,17 +120,13 @@ def launcher(share: float) -> dict[str, Any]:
         options = write_options(Path(folder))
         count = max(1, round(10 * share))
         found = [signal_launcher(options, ranks, seed) for ranks in (2, 4) for seed in range(count)]
-    return {
-        "trials": len(found), "signals": ", ".join(SIGNALS), "right": sum(code == 75 for code, _ in found),
-        "gone_s_max": round(max(seconds for _, seconds in found), 2),
-        "wrong": [f"launch_train.sh ended with {code}" for code, _ in found if code != 75],
-    }  # fmt: skip
+    wrong = ["" if code == 75 else f"launch_train.sh ended with {code}" for code, _ in found]
+    return told(wrong, signals=", ".join(SIGNALS), gone_s_max=round(max(seconds for _, seconds in found), 2))
 
 
 def agents(share: float) -> dict[str, Any]:
     """Two agents of torchrun, one of which alone counts a restart."""
-    found = [restart_of_one_agent() for _ in range(max(1, round(5 * share)))]
-    return {"trials": len(found), "right": found.count(""), "wrong": [text for text in found if text]}
+    return told([restart_of_one_agent() for _ in range(max(1, round(5 * share)))])
 
 
 def environments(share: float) -> dict[str, Any]:
@@ -138,11 +139,8 @@ def environments(share: float) -> dict[str, Any]:
 def broken_files(share: float) -> dict[str, Any]:
     """Files that vanish or are cut while 2 and 4 ranks train on them."""
     found = [break_file(kind, ranks) for _ in range(max(1, round(2 * share))) for ranks in (2, 4) for kind in BROKEN]
-    return {
-        "trials": len(found), "right": sum(t.is_named for t in found),
-        "gone_s_max": round(max(t.seconds for t in found), 2),
-        "wrong": [f"{t.kind}, {t.ranks} ranks: {t.text[-500:]}" for t in found if not t.is_named],
-    }  # fmt: skip
+    wrong = ["" if t.is_named else f"{t.text}\n{t.kind}, {t.ranks} ranks" for t in found]
+    return told(wrong, gone_s_max=round(max(t.seconds for t in found), 2))
 
 
 def epochs(share: float) -> dict[str, Any]:
@@ -228,7 +226,7 @@ def main() -> None:
         print(name, json.dumps(found, indent=2), flush=True)
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    (ROOT / "docs/reliability.md").write_text(page(results, json.loads(SCALE.read_text())) + "\n", encoding="utf-8")
+    PAGE.write_text(page(results, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
