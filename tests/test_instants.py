@@ -132,6 +132,13 @@ def test_a_test_scores_and_shows_every_instant(home):
     assert f"PSNR dB of the instants, mean over clips: {means}" in (folder / "table.txt").read_text()
     assert main_test_vrt.main([*arguments, "--save", "frames", "slowmotion"]) == 0  # complete: nothing to do
 
+    assert main_test_vrt.main([*arguments[:-1], str(home / "exact"), "metric.values=clamped"]) == 0
+    exact = json.loads((home / "exact/metrics.json").read_text())["averages"]
+    for k in range(K):
+        score, rounded = (averages[f"instant {k}"]["psnr"] for averages in (exact, found["averages"]))
+        assert score == pytest.approx(rounded, abs=0.05) and score != rounded
+    assert exact["instant 1"]["psnr"] == exact["restored"]["psnr"]
+
 
 def test_training_compares_every_instant(home):
     result = train(home / "options.json", "train.total_iter=2", "debug.every=1")
