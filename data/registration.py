@@ -22,7 +22,19 @@ from data.spike_grid import scale_of
 
 MOST_PIXELS = 120_000  # of a plane; larger ones are binned
 MOST_OFFSET = 20.0  # planes that are looked for
-STEP = 12  # planes before and after a time by which its change is measured
+STEP, LEAST_ROOM = 12, 3  # planes before and after a time by which its change is measured, and the fewest
+# Small changes of a plane whose half side is 1.
+CHANGES = np.array([
+    [[0, 0, 1], [0, 0, 0], [0, 0, 0]],  # right
+    [[0, 0, 0], [0, 0, 1], [0, 0, 0]],  # down
+    [[1, 0, 0], [0, 1, 0], [0, 0, 0]],  # larger
+    [[0, -1, 0], [1, 0, 0], [0, 0, 0]],  # turned
+    [[1, 0, 0], [0, -1, 0], [0, 0, 0]],  # wider
+    [[0, 1, 0], [1, 0, 0], [0, 0, 0]],  # sheared
+    [[0, 0, 0], [0, 0, 0], [-1, 0, 0]],  # nearer at the right
+    [[0, 0, 0], [0, 0, 0], [0, -1, 0]],  # nearer at the bottom
+], float)  # fmt: skip
+MODELS = {"similarity": 4, "affine": 6, "homography": 8}  # how many of them a matrix may have
 PARTS = 5  # of the plane's larger side, matched on their own
 TIME_SIGMA, FINE_SIGMA = 2.0, 1.2  # in (binned) spike pixels: the finest details for the times, for the matrix
 SPREAD_OFFSET, SPREAD_SHARE, SPREAD_ROLL = 15.0, 0.3, 0.1  # priors: planes, share, share per half of the rows
@@ -38,7 +50,10 @@ LONGER = 1.12
 
 @dataclass(frozen=True)
 class View:
-    """A blurry frame (H, W, 3) uint8, R, G, B, and its spikes (T, h, w): planes before + count of T are its own."""
+    """A blurry frame (H, W, 3) uint8, R, G, B, and its spikes (T, h, w): planes before + count of T are its own.
+
+    A stream of one plane, before 0, may hold the numbers of spikes of an exposure: only the matrix is fitted then.
+    """
 
     frame: np.ndarray
     stream: np.ndarray
@@ -52,7 +67,7 @@ class Found:
     the planes that was exposed. gain, dark: spikes per plane = gain light + dark. errors: standard errors of the place
     in RGB pixels (mean over the plane), of the offset and of the share; infinite where the clip does not show it.
     explained: share of the details' variance that the frames explain. moved: mean distance from the start in RGB
-    pixels.
+    pixels. residuals: distances in RGB pixels of parts of the plane from where the matrix places them.
     """
 
     matrix: np.ndarray
@@ -63,6 +78,7 @@ class Found:
     errors: tuple[float, float, float]
     explained: float
     moved: float
+    residuals: tuple[float, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """As JSON; `of` makes it again."""
@@ -71,7 +87,8 @@ class Found:
     @classmethod
     def of(cls, plain: dict[str, Any]) -> "Found":
         values = {key: plain[key] for key in cls.__dataclass_fields__}
-        return cls(**values | {"matrix": np.array(values["matrix"], float), "errors": tuple(values["errors"])})
+        lists = {key: tuple(values[key]) for key in ("errors", "residuals")}
+        return cls(**values | lists | {"matrix": np.array(values["matrix"], float)})
 
     @property
     def read(self) -> float:
@@ -147,9 +164,12 @@ class Pair:
                 cv2.resize(image[: size[1] * factor, : size[0] * factor], size, interpolation=cv2.INTER_AREA)
                 for image in (self.light, self.bright)
             )
-            stream = stream.reshape(planes, height, factor, width, factor).sum(axis=(2, 4), dtype=np.uint8)
-        self.sums = np.zeros((planes + 1, height, width), np.uint16)
-        np.cumsum(stream, axis=0, dtype=np.uint16, out=self.sums[1:])
+            stream = stream.reshape(planes, height, factor, width, factor).sum(
+                axis=(2, 4), dtype=np.promote_types(np.uint16, stream.dtype)
+            )
+        kind = np.uint16 if planes * int(stream.max()) < 2**16 else np.uint32
+        self.sums = np.zeros((planes + 1, height, width), kind)
+        np.cumsum(stream, axis=0, dtype=kind, out=self.sums[1:])
         # Pixels that always or never fire count as their neighbours.
         total = self.sums[-1].astype(np.float32)
         usual = cv2.medianBlur(total, 5)
@@ -172,18 +192,25 @@ class Pair:
         return below + (times - plane).astype(np.float32)[:, None] * (above - below)
 
 
-def fit(views: Sequence[View], start: np.ndarray, light: str = "linear") -> Found:
+def fit(
+    views: Sequence[View],
+    start: np.ndarray,
+    light: str = "linear",
+    model: str | None = "similarity",
+    most_offset: float = MOST_OFFSET,
+) -> Found:
     """The matrix and times that explain the spikes of the views best. start: the matrix to begin with.
 
-    light: what the spikes integrate, "linear" light or "display" values.
+    light: what the spikes integrate, "linear" light or "display" values. model: what is changed of the matrix at last,
+    see MODELS, before that its shift, scale and turn; None: it stays, and has no error. most_offset: planes.
     """
     height, width = views[0].stream.shape[1:]
     factor = int(np.ceil(np.sqrt(height * width / MOST_PIXELS)))
     pairs = [Pair(view, factor, light) for view in views]
     same = nominal((1, 1), (factor, factor))  # binned pixel -> pixel
-    state = State(pairs, np.linalg.inv(same) @ start @ same)
+    state = State(pairs, np.linalg.inv(same) @ start @ same, model, most_offset)
     coarse = max(6.0, min(pairs[0].sums.shape[1:]) / 10)
-    for sigma, rounds in ((coarse, 8), (3.0, 6), (TIME_SIGMA, 8), (FINE_SIGMA, 4)):
+    for sigma, rounds in ((coarse, 8), (3.0, 6), (TIME_SIGMA, 8), (FINE_SIGMA, 4 if model else 0)):
         state.settle(sigma, rounds)
     moved = same @ state.matrix @ np.linalg.inv(same)
     corners = np.stack(np.meshgrid(np.linspace(0, width - 1, 9), np.linspace(0, height - 1, 9)), axis=-1).reshape(-1, 2)
@@ -192,15 +219,17 @@ def fit(views: Sequence[View], start: np.ndarray, light: str = "linear") -> Foun
     return Found(
         moved, state.middle - pairs[0].count / 2, state.length / pairs[0].count, gain / factor**2, dark / factor**2,
         (state.place_error * factor, *state.time_errors), state.explained,
-        float(np.hypot(*(places[1] - places[0]).T).mean()),
+        float(np.hypot(*(places[1] - places[0]).T).mean()), tuple((state.residuals * factor).tolist()),
     )  # fmt: skip
 
 
 class State:
     """The present estimate, and its rounds of Gauss-Newton."""
 
-    def __init__(self, pairs: Sequence[Pair], matrix: np.ndarray) -> None:
+    def __init__(self, pairs: Sequence[Pair], matrix: np.ndarray, model: str | None, most_offset: float) -> None:
         self.pairs, self.matrix, self.planes = pairs, matrix, pairs[0].count
+        self.changes, self.residuals = CHANGES[: MODELS[model] if model else 0], np.empty(0)
+        self.most_offset = most_offset
         self.middle, self.length, self.roll = self.planes / 2, float(self.planes), 0.0
         height, width = pairs[0].sums.shape[1:]
         self.radius = max(height, width) / 2
@@ -210,7 +239,7 @@ class State:
             [[1, 0, -(width - 1) / 2], [0, 1, -(height - 1) / 2], [0, 0, self.radius]]
         ) / self.radius  # fmt: skip
         # Without planes around any exposure, its time stays as it is.
-        self.has_room = any(min(p.before, len(p.sums) - 1 - p.before - self.planes) >= 3 for p in pairs)
+        self.has_room = any(min(p.before, len(p.sums) - 1 - p.before - self.planes) >= LEAST_ROOM for p in pairs)
         self.place_error, self.time_errors, self.explained = np.inf, (np.inf, np.inf), 0.0
 
     def settle(self, sigma: float, rounds: int) -> None:
@@ -223,14 +252,14 @@ class State:
             if not (rows := [row for row in rows if row is not None and row.inside.any()]):
                 return
             step = self._step_of_parts(rows, sigma) if sigma < TIME_SIGMA else self._step(rows, sigma, with_times)
-            if np.abs(step[:4]).max() * self.radius < 0.003 and np.abs(step[4:]).max() < 0.03:
+            if np.abs(step[:4]).max() * self.radius < 0.003 and np.abs(step[4:]).max(initial=0) < 0.03:
                 break
 
     def _row(self, pair: Pair, features: np.ndarray, bright: np.ndarray, sigma: float) -> "Row | None":
         """The details of a view at the present estimate; None where the stream lacks planes around the exposure."""
         start, end = (self.middle + side * self.length / 2 + self.roll * self.y[:, 0] for side in (-1, 1))
         reach = min(STEP, start.min() + pair.before, len(pair.sums) - 1 - pair.before - end.max())
-        if reach < 3 and self.has_room:
+        if reach < LEAST_ROOM and self.has_room:
             return None
         reach = max(reach, 1.0)
         every = max(1, int(sigma / 1.5))
@@ -239,7 +268,8 @@ class State:
         spikes, first, last = (_band(each, sigma)[::every, ::every] for each in (sums, first, last))
         height, width = bright.shape
         y, x = (np.arange(0, side, every, dtype=np.float32) for side in sums.shape)
-        u, v = ((row[0] * x + row[1] * y[:, None] + row[2]).astype(np.float32) for row in self.matrix[:2])
+        u, v, depth = (row[0] * x + row[1] * y[:, None] + row[2] for row in self.matrix)
+        u, v = (u / depth).astype(np.float32), (v / depth).astype(np.float32)
         margin = (sigma + 1) * scale_of(self.matrix) / 2
         inside = (u > margin) & (v > margin) & (u < width - 1 - margin) & (v < height - 1 - margin)
         inside &= cv2.remap(bright, u, v, cv2.INTER_LINEAR) < 0.02
@@ -284,6 +314,8 @@ class State:
             spread = np.array((SPREAD_OFFSET, SPREAD_SHARE * self.planes, SPREAD_ROLL * self.planes))
             prior[4:7] = residual.mean() * 4 * np.pi * sigma**2 / rows[0].every ** 2 / spread**2
             now[4:7] = self.middle - self.planes / 2, self.length - self.planes, self.roll
+        if not len(self.changes):
+            prior[:4] = 1e9 * np.diag(normal)[:4]
         full = normal + np.diag(prior + 1e-7 * np.diag(normal) + 1e-12)
         step = -np.linalg.solve(full, gradient + prior * now)
         change = self._move(step[:4])
@@ -300,14 +332,15 @@ class State:
 
     def _move(self, step: np.ndarray) -> np.ndarray:
         """The matrix is changed by at most a twentieth of the plane; gives the change, see `_step`."""
-        right, down, scale, turn = change = step * min(1.0, 0.1 / (np.abs(step).max() + 1e-12))
-        unit = np.array([[1 + scale, -turn, right], [turn, 1 + scale, down], [0, 0, 1]])
+        change = step * min(1.0, 0.1 / (np.abs(step).max() + 1e-12))
+        unit = np.eye(3) + np.tensordot(change, CHANGES[: len(change)], 1)
         self.matrix = self.matrix @ np.linalg.inv(self.to_unit) @ unit @ self.to_unit
+        self.matrix /= self.matrix[2, 2]
         return change
 
     def _step_of_parts(self, rows: list["Row"], sigma: float) -> np.ndarray:
         """One round in which each of PARTS x PARTS parts of the plane is shifted on its own; changes the matrix and its
-        error. The changes as `_step` gives them.
+        error. Gives the changes of the matrix.
         """
         mix, left, weights, _ = _explained(rows)
         count = PARTS * PARTS
@@ -327,19 +360,20 @@ class State:
         strength = np.trace(texture, axis1=1, axis2=2)
         usable = (middle[:, 2] > 0.3 * middle[:, 2].max()) & (strength > 1e-3 * np.median(strength[strength > 0]))
         usable &= np.linalg.det(texture) > 1e-4 * strength**2
-        if usable.sum() < 4:
-            self.place_error = np.inf
-            return np.zeros(7)
+        if usable.sum() < len(self.changes):
+            self.place_error, self.residuals = np.inf, np.empty(0)
+            return np.zeros(4)
         inverse, normal, pull = np.linalg.inv(texture[usable]), normal[:, usable], pull[:, usable]
         shifts = -np.einsum("tij,vtj->ti", inverse, pull)
         spread = np.einsum("tij,vtj->vti", inverse, pull + np.einsum("vtij,tj->vti", normal, shifts))
         spread = np.einsum("vti,vtj->tij", spread, spread) * len(rows) / max(len(rows) - 1, 1)
         variances = inverse * noise if len(rows) == 1 else (inverse * noise + spread) / 2
-        step, covariance = _joined(shifts, variances, middle[usable, :2] / middle[usable, 2:])
+        step, covariance, beside = _joined(shifts, variances, middle[usable] / middle[usable, 2:], self.changes)
         errors, radius2 = np.diag(covariance), float((self.x**2 + self.y**2).mean())
-        place = np.sqrt(errors[0] + errors[1] + radius2 * (errors[2] + errors[3]))
-        self.place_error = float(place) * self.radius * scale_of(self.matrix)
-        return np.concatenate((self._move(step), np.zeros(3)))
+        pixel = self.radius * scale_of(self.matrix)
+        self.place_error = pixel * float(np.sqrt(errors[:2].sum() + radius2 * errors[2:].sum()))
+        self.residuals = pixel * np.hypot(*beside.T)
+        return self._move(step)
 
     def _columns(self, row: "Row", shown: np.ndarray) -> list[np.ndarray]:
         """Derivatives of the residual by shift right, down, scale, turn, middle, length and roll, each (h, w)."""
@@ -357,7 +391,7 @@ class State:
 
     def _move_times(self, step: np.ndarray) -> None:
         self.length = float(np.clip(self.length + step[1], 0.4 * self.planes, 1.05 * self.planes))
-        offset = np.clip(self.middle + step[0] - self.planes / 2, -MOST_OFFSET, MOST_OFFSET)
+        offset = np.clip(self.middle + step[0] - self.planes / 2, -self.most_offset, self.most_offset)
         self.middle = self.planes / 2 + float(offset)
         self.roll = float(np.clip(self.roll + step[2], -0.2 * self.planes, 0.2 * self.planes))
 
@@ -369,7 +403,7 @@ class State:
             rates.append(((pair.until(end) - pair.until(start)) / self.length).ravel())
             grey, size = pair.light.mean(axis=2), pair.sums.shape[:0:-1]
             how = {"flags": cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, "borderMode": cv2.BORDER_REPLICATE}
-            light.append(cv2.warpAffine(grey, self.matrix[:2], size, **how).ravel())
+            light.append(cv2.warpPerspective(grey, self.matrix, size, **how).ravel())
         light, rates = (np.concatenate(each).astype(float) for each in (light, rates))
         gain = ((light - light.mean()) * (rates - rates.mean())).mean() / max(light.var(), 1e-9)
         return float(gain), float(rates.mean() - gain * light.mean())
@@ -409,31 +443,32 @@ def _explained(rows: Sequence[Row]) -> tuple[np.ndarray, list[np.ndarray], list[
     return mix, left, weights, float(explained)
 
 
-def _joined(shifts: np.ndarray, variances: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The shift right, down, scale and turn (4,) of the whole plane, and its covariance (4, 4), from shifts (n, 2) of
-    parts at `places` (n, 2) with variances (n, 2, 2).
+def _joined(
+    shifts: np.ndarray, variances: np.ndarray, places: np.ndarray, changes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The amounts (k,) of the `changes` (k, 3, 3) of the plane and their covariance (k, k), from shifts (n, 2) of parts
+    at `places` (n, 3) with variances (n, 2, 2); and what is left of the shifts.
 
     The parts differ by their noise and by a variance of their own, the same for all, for which the residuals are as
     large as expected (Paule and Mandel's estimate).
     """
-    x, y = places.T
-    one, none = np.ones_like(x), np.zeros_like(x)
-    design = np.stack((np.stack((one, none, x, -y), 1), np.stack((none, one, y, x), 1)), axis=1)
+    fields = np.einsum("kij,tj->tki", changes, places)
+    design = (fields[..., :2] - places[:, None, :2] * fields[..., 2:]).swapaxes(1, 2)
 
-    def solve(own: float) -> tuple[np.ndarray, np.ndarray, float]:
+    def solve(own: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
         weights = np.linalg.inv(variances + own * np.eye(2))
         covariance = np.linalg.inv(np.einsum("tia,tij,tjb->ab", design, weights, design))
         found = covariance @ np.einsum("tia,tij,tj->a", design, weights, shifts)
         left = shifts - design @ found
-        return found, covariance, float(np.einsum("ti,tij,tj->", left, weights, left))
+        return found, covariance, left, float(np.einsum("ti,tij,tj->", left, weights, left))
 
     low, high = 0.0, 1.0
     while high > 1e-9:  # of the squared half side of the plane
         middle = (low + high) / 2
-        low, high = (middle, high) if solve(middle)[2] > 2 * len(shifts) - 4 else (low, middle)
+        low, high = (middle, high) if solve(middle)[3] > 2 * len(shifts) - len(changes) else (low, middle)
         if high - low < 1e-3 * high:
             break
-    return solve(high)[:2]
+    return solve(high)[:3]
 
 
 def _blur(image: np.ndarray, sigma: float) -> np.ndarray:

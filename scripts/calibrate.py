@@ -10,16 +10,15 @@ planes of exactly the exposure of the frame. The second takes the geometry from 
 exposure starts later than --planes says; the scene has to move. Each writes the file for `spike.calibration`, and an
 overlay image beside it to look at. Nothing is overwritten. docs/data_format.md, section "Two cameras".
 
-Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring; maximising the correlation of the whole
-images (ECC: Evangelidis and Psarakis, "Parametric Image Alignment Using Enhanced Correlation Coefficient
-Maximization", TPAMI 30, 2008) makes it exact. Patches that are matched on their own, by phase correlation, measure what
+Features (SIFT, RANSAC) give an affine start for any turn, scale and mirroring; the fit of `spike.calibration` "auto"
+(data/registration.py) makes it exact, and finds the time. Parts of the plane that are matched on their own measure what
 is left. All places are (x, y) with pixel centres at whole numbers, see data/spike_grid.py.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -27,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import cv2
 import numpy as np
 
+from data import registration
 from data.augment import Augment
 from data.files import FrameSource
-from data.spike.formats import SpikeGeometry, read_spikes
+from data.spike.formats import SpikeGeometry, count_planes, read_spikes
 from data.spike.simulate import to_display, to_grey
 from data.spike_grid import CalibratedGrid, Calibration, load_calibration, save_calibration, scale_of
 from data.spike_info import spike_errors_as_data_errors
@@ -40,29 +40,41 @@ from utils.files import refuse_existing
 from utils.image import encode_rgb, imwrite_rgb
 
 TILE = 64  # RGB pixels of a square of the overlay
-MODELS = {"similarity": cv2.MOTION_AFFINE, "affine": cv2.MOTION_AFFINE, "homography": cv2.MOTION_HOMOGRAPHY}
 FEATURE_WIDTH = 1200  # wider frames are reduced to find features
 LEAST_INLIERS = 15
-LEAST_CORRELATION = 0.5
 LEAST_PATCHES = 6
 MOST_RESIDUAL = 1.0  # median over the patches, in the larger of the two cameras' pixels
-LEAST_RISE = 0.01  # of the correlation over the offsets searched
-PATCH = 48  # side of a patch in spike pixels
-BLURS = (3.0, 1.0, 1.0)  # sigmas in spike pixels: far from the optimum first; the common view is exact only at last
-BORDER = 2  # spike pixels at the edge of the plane that are not compared
+MOST_OFFSET_ERROR = 1.0  # planes
 
 
 @dataclass(frozen=True)
 class View:
-    """One moment: display values in [0, 1] of the upright spike image (h, w) and of the frame (H, W), float32."""
+    """One moment, see data.registration.View: the spikes (T, h, w) of the upright image, and the frame (H, W, 3) uint8,
+    R, G, B.
+    """
 
-    spikes: np.ndarray
+    stream: np.ndarray
     frame: np.ndarray
+    before: int
+    count: int
+    light: str
+
+    @property
+    def spikes(self) -> np.ndarray:
+        """(h, w) float32: display values in [0, 1]."""
+        rates = self.stream[self.before : self.before + self.count].mean(axis=0, dtype=np.float32)
+        rates /= max(float(np.percentile(rates, 99.5)), 1e-6)
+        return to_display(rates) if self.light == "linear" else np.clip(rates, 0, 1)
+
+    @property
+    def grey(self) -> np.ndarray:
+        """(H, W) float32: display values in [0, 1]."""
+        return to_grey(self.frame).astype(np.float32) / 255
 
     def mirrored(self, mirror: str) -> "View":
         """The view with a mirrored spike image."""
-        axes = {"none": (), "columns": (1,), "rows": (0,), "both": (0, 1)}[mirror]
-        return View(np.ascontiguousarray(np.flip(self.spikes, axes)), self.frame)
+        axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
+        return replace(self, stream=np.ascontiguousarray(np.flip(self.stream, axes)))
 
 
 @with_exit_code
@@ -104,7 +116,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add_geometry(parser)
     add("--planes", type=int, nargs=2, metavar=("FIRST", "COUNT"), help="planes of the exposure; default: all")
     add("--light", choices=("linear", "display"), default="linear", help="what the spike camera integrates")
-    add("--model", choices=tuple(MODELS), default="homography", help="default %(default)s")
+    add("--model", choices=tuple(registration.MODELS), default="homography", help="default %(default)s")
     add("--mirror", choices=("auto", "none", "columns", "rows", "both"), default="auto", help="default: try both ways")
     add("--geometry", type=Path, metavar="FILE", help="calibration to take matrix and mirror from")
     add("--search-planes", type=int, metavar="N", help="with --geometry: offsets from -N to N planes")
@@ -120,21 +132,26 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> "View":
-    stream = read_spikes(path, geometry, *(command.planes or (0, None)))
-    rates = stream.mean(axis=0, dtype=np.float32)
-    rates /= max(float(np.percentile(rates, 99.5)), 1e-6)
+    first, count = command.planes or (0, None)
+    if command.search_planes:  # the change in time is measured around each plane
+        around = command.search_planes + registration.STEP
+        begin, end = max(first - around, 0), min(first + count + around, count_planes(path, geometry))
+        stream, before = read_spikes(path, geometry, begin, max(end, first + count) - begin), first - begin
+    else:
+        stream = read_spikes(path, geometry, first, count).sum(axis=0, dtype=np.uint32)[None]
+        before, count = 0, 1
     frames = FrameSource(frame)
-    grey = np.mean([to_grey(frames.read(i)) for i in range(len(frames))], axis=0, dtype=np.float32) / 255
-    return View(to_display(rates) if command.light == "linear" else np.clip(rates, 0, 1), grey)
+    image = np.mean([frames.read(i) for i in range(len(frames))], axis=0, dtype=np.float32)
+    return View(stream, (image + 0.5).astype(np.uint8), before, count, command.light)
 
 
 def with_geometry(geometry: SpikeGeometry, views: list[View], command: argparse.Namespace) -> Calibration:
     """The calibration that fits all views: the joint matrix of the mirroring with more features that agree.
 
     Rows are mirrored where columns are and the image is turned by 180 degrees. How well it fits is noted in `made`:
-    features that agree, of how many; correlation of the two images, blurred by one spike pixel, without their slow
-    changes of brightness; residual_px, residual_p90_px: median and 90th percentile, over `patches` patches, of the
-    distance in RGB pixels between where a patch is and where it is mapped.
+    features that agree, of how many; correlation of the details of both images; residual_px, residual_p90_px: median
+    and 90th percentile, over `patches` parts of the plane, of the distance in RGB pixels between where one is and where
+    it is mapped.
     Raises DataError where the images do not show the same, or give too little to judge by.
     """
     where, model = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs), command.model
@@ -144,13 +161,10 @@ def with_geometry(geometry: SpikeGeometry, views: list[View], command: argparse.
     start, inliers, matches = starts[mirror]
     if inliers < LEAST_INLIERS:
         raise _wrong(f"only {inliers} of {matches} features match in one position", where)
-    upright = [view.mirrored(mirror) for view in views]
-    refined = [_refined(view, start, model, where) for view in upright]
-    matrix = joint([each[0] for each in refined], model, upright[0].spikes.shape)
-    correlation = float(np.mean([each[1] for each in refined]))
-    if correlation < LEAST_CORRELATION:
+    found = _fitted([view.mirrored(mirror) for view in views], start, model)
+    matrix, correlation, distances = found.matrix, float(np.sqrt(max(found.explained, 0))), found.residuals
+    if found.explained < registration.LEAST_EXPLAINED:
         raise _wrong(f"the correlation of the aligned images is {correlation:.2f}", where)
-    distances = np.concatenate([patch_distances(view, matrix) for view in upright])
     if len(distances) < LEAST_PATCHES:
         raise _wrong(f"only {len(distances)} patches have enough texture to measure the residual", where)
     residual, p90, scale = float(np.median(distances)), float(np.percentile(distances, 90)), scale_of(matrix)
@@ -165,7 +179,7 @@ def with_geometry(geometry: SpikeGeometry, views: list[View], command: argparse.
     return Calibration(
         matrix=matrix[: 3 if model == "homography" else 2].tolist(),
         spike_size=[geometry.height, geometry.width],
-        rgb_size=list(views[0].frame.shape),
+        rgb_size=list(views[0].frame.shape[:2]),
         mirror=mirror,
         tick_hz=command.tick_hz,
         made={
@@ -177,12 +191,19 @@ def with_geometry(geometry: SpikeGeometry, views: list[View], command: argparse.
     )  # fmt: skip
 
 
+def _fitted(
+    views: Sequence[View], start: np.ndarray, model: str | None, most_offset: float = 0.0
+) -> registration.Found:
+    pairs = [registration.View(view.frame, view.stream, view.before, view.count) for view in views]
+    return registration.fit(pairs, start, views[0].light, model, most_offset)
+
+
 def _from_features(views: Sequence[View]) -> tuple[np.ndarray, int, int]:
     """(affine matrix, inliers, matches) from the features of all views together."""
     pairs = np.concatenate([_matches(view) for view in views])
     if len(pairs) < 4:
         return np.eye(3), 0, len(pairs)
-    tolerance = 0.008 * max(views[0].frame.shape)  # the perspective of a homography is no part of an affine matrix
+    tolerance = 0.008 * max(views[0].frame.shape[:2])  # the perspective of a homography is no part of an affine matrix
     cv2.setRNGSeed(0)
     found, used = cv2.estimateAffine2D(
         pairs[:, 0].copy(), pairs[:, 1].copy(), method=cv2.RANSAC, ransacReprojThreshold=tolerance, maxIters=20000,
@@ -197,7 +218,7 @@ def _from_features(views: Sequence[View]) -> tuple[np.ndarray, int, int]:
 def _matches(view: View) -> np.ndarray:
     """(n, 2, 2): places in the spike image and in the frame of features that are each other's nearest."""
     factor, features = max(1, round(view.frame.shape[1] / FEATURE_WIDTH)), []
-    small = cv2.resize(view.frame, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
+    small = cv2.resize(view.grey, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
     sift = cv2.SIFT_create(nfeatures=5000, contrastThreshold=0.02)
     for image in (cv2.GaussianBlur(view.spikes, (0, 0), 0.8), small):
         low, high = np.percentile(image, (0.5, 99.5))
@@ -217,141 +238,23 @@ def _matches(view: View) -> np.ndarray:
     return np.array(places, np.float64).reshape(-1, 2, 2)
 
 
-def _masks(view: View, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where spike pixels lie in the frame (h, w), and where RGB pixels lie in the plane (H, W): 1 or 0, float32."""
-    (h, w), (height, width) = view.spikes.shape, view.frame.shape
-    in_frame = cv2.warpPerspective(
-        np.ones((height, width), np.float32), matrix, (w, h), flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
-    )
-    in_plane = cv2.warpPerspective(np.ones((h, w), np.float32), matrix, (width, height), flags=cv2.INTER_NEAREST)
-    return in_frame, in_plane
-
-
-def _details(view: View, matrix: np.ndarray, blur: float) -> tuple[np.ndarray, np.ndarray]:
-    """The details that both cameras can show, of the spike image (h, w) and of the frame (H, W).
-
-    blur: in spike pixels; an RGB pixel larger than a spike pixel limits it.
-    """
-    scale, (in_frame, in_plane) = scale_of(matrix), _masks(view, matrix)
-    fine = max(blur, 0.7 / scale)
-    # A pixel is a mean over its area, of variance 1 / 12.
-    fine_rgb = np.sqrt(max((fine**2 + 1 / 12) * scale**2 - 1 / 12, 0.25))
-    return _band(view.spikes, in_frame, fine, 8 * fine), _band(view.frame, in_plane, fine_rgb, 8 * fine * scale)
-
-
-def _band(image: np.ndarray, mask: np.ndarray, fine: float, coarse: float) -> np.ndarray:
-    """Details between two sizes, in pixels: without noise, and without slow changes of the brightness.
-
-    Everything outside of the mask, the overlap of the two views, is left out before blurring.
-    """
-    small, large = (
-        cv2.GaussianBlur(image * mask, (0, 0), sigma, borderType=cv2.BORDER_CONSTANT)
-        / np.maximum(cv2.GaussianBlur(mask, (0, 0), sigma, borderType=cv2.BORDER_CONSTANT), 1e-3)
-        for sigma in (fine, coarse)
-    )
-    return (small - large) * mask
-
-
-def _refined(view: View, start: np.ndarray, model: str, where: str) -> tuple[np.ndarray, float]:
-    """(matrix, correlation) where the images of one view correlate best, from `start`."""
-    matrix, correlation, motion = start, 0.0, MODELS[model]
-    rows = 3 if motion == cv2.MOTION_HOMOGRAPHY else 2
-    to_inner = np.array([[1, 0, BORDER], [0, 1, BORDER], [0, 0, 1.0]])
-    criteria = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 200, 1e-7)
-    for blur in BLURS:
-        spikes, frame = _details(view, matrix, blur)
-        in_plane, reach = _masks(view, matrix)[1].astype(np.uint8), max(1, round(scale_of(matrix)))
-        seen = cv2.erode(in_plane, np.ones((3, 3)), iterations=reach)
-        template = np.ascontiguousarray(spikes[BORDER:-BORDER, BORDER:-BORDER])
-        warp = (matrix @ to_inner).astype(np.float32)
-        warp = np.ascontiguousarray(warp[:rows] / warp[2, 2])
-        try:
-            correlation, warp = cv2.findTransformECC(template, frame, warp, motion, criteria, seen, 1)
-        except cv2.error as e:
-            raise _wrong("the images cannot be aligned from their features (ECC does not converge)", where) from e
-        matrix = np.eye(3)
-        matrix[:rows] = warp
-        matrix = matrix @ np.linalg.inv(to_inner)
-    return matrix / matrix[2, 2], float(correlation)
-
-
-def joint(matrices: Sequence[np.ndarray], model: str, size: tuple[int, int]) -> np.ndarray:
-    """The matrix of `model` that is nearest to all matrices over a plane of `size` (h, w): the median of each place."""
-    y, x = np.meshgrid(np.linspace(0, size[0] - 1, 9), np.linspace(0, size[1] - 1, 9), indexing="ij")
-    places = np.stack((x.ravel(), y.ravel()), axis=1)
-    mapped = np.median([cv2.perspectiveTransform(places[None], matrix)[0] for matrix in matrices], axis=0)
-    if model == "homography":
-        return cv2.findHomography(places, mapped, 0)[0]
-    ones = np.ones(len(places))
-    if model == "similarity":  # with complex numbers, x' + i y' = turn (x + i y) + shift
-        turn, shift = np.linalg.lstsq(np.column_stack((places @ [1, 1j], ones)), mapped @ [1, 1j], rcond=None)[0]
-        return np.array([[turn.real, -turn.imag, shift.real], [turn.imag, turn.real, shift.imag], [0, 0, 1.0]])
-    rows = np.linalg.lstsq(np.column_stack((places, ones)), mapped, rcond=None)[0].T
-    return np.vstack((rows, (0, 0, 1.0)))
-
-
-def patch_distances(view: View, matrix: np.ndarray) -> np.ndarray:
-    """Distances in RGB pixels by which patches of a mirrored view lie beside the place that `matrix` maps them to."""
-    scale, (height, width) = scale_of(matrix), view.spikes.shape
-    spikes, frame, seen = _side_by_side(view, matrix)
-    window, found = cv2.createHanningWindow((PATCH, PATCH), cv2.CV_32F), []
-    texture = 0.25 * float(spikes[seen].std()) if seen.any() else 0.0
-    for top in range(0, height - PATCH + 1, PATCH // 2):
-        for left in range(0, width - PATCH + 1, PATCH // 2):
-            place = np.s_[top : top + PATCH, left : left + PATCH]
-            if not seen[place].all() or spikes[place].std() < texture:
-                continue
-            # phaseCorrelate multiplies its arguments by the window in place, and patches overlap.
-            shift, response = cv2.phaseCorrelate(spikes[place].copy(), frame[place].copy(), window)
-            if response > 0.1:
-                found.append(np.hypot(*shift) * scale)
-    return np.array(found)
-
-
-def _side_by_side(view: View, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Details of the spike image, those of the frame on the spike grid, and where both are seen, each (h, w)."""
-    spikes, frame = _details(view, matrix, BLURS[-1])
-    size = view.spikes.shape[::-1]
-    frame = cv2.warpPerspective(frame, matrix, size, flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
-    return spikes, frame, cv2.erode(_masks(view, matrix)[0], np.ones((3, 3))) > 0
-
-
 def with_offset(
     known: Calibration, geometry: SpikeGeometry, views: list[View], command: argparse.Namespace
 ) -> Calibration:
     """The known calibration, with by how many planes the exposures start later than --planes says.
 
-    Each plane of the searched range is tried as the start of the exposures. The offset with the highest correlation of
-    all frames together is taken, by a parabola through its neighbours.
-    Raises DataError where the scene moves too little to tell, and where the best offset is the last one tried.
+    Raises DataError where the scene moves too little to tell, and where the offset is at the end of what is searched.
     """
-    CalibratedGrid(known, geometry, str(command.geometry)).check_size(views[0].frame.shape)
-    first, count = command.planes
+    CalibratedGrid(known, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
     search, where = command.search_planes, ", ".join(str(frame) for _, frame in command.pairs)
     matrix = known.model_copy(update={"mirror": "none"}).to_rgb()
-    found, fine = [], max(BLURS[-1], 0.7 / scale_of(matrix))
-    for (path, _), view in zip(command.pairs, views, strict=True):
-        stream = read_spikes(path, geometry, first - search, count + 2 * search)
-        stream = np.moveaxis(View(np.moveaxis(stream, 0, 2), view.frame).mirrored(known.mirror).spikes, 2, 0)
-        _, frame, seen = _side_by_side(view, matrix)
-        mask, total, scores = _masks(view, matrix)[0], stream[:count].sum(axis=0, dtype=np.int32), []
-        for start in range(2 * search + 1):
-            if start:
-                total += stream[start + count - 1].astype(np.int32) - stream[start - 1]
-            spikes = _band(to_display((total / count).astype(np.float32)), mask, fine, 8 * fine)
-            scores.append(float(np.corrcoef(spikes[seen], frame[seen])[0, 1]))
-        found.append(scores)
-    scores = np.mean(found, axis=0)
-    best = int(scores.argmax())
-    if scores[best] - scores.min() < LEAST_RISE:
-        raise _wrong(f"the scene moves too little: all offsets correlate with {scores[best]:.3f}", where)
-    if not 0 < best < len(scores) - 1:
-        raise _wrong(f"the best offset, {best - search} planes, is the last one searched", where)
-    before, top, after = scores[best - 1 : best + 2]
-    offset = best - search + float((before - after) / (2 * (before - 2 * top + after)))
-    residual = np.concatenate([patch_distances(view.mirrored(known.mirror), matrix) for view in views])
-    text = f", residual there {np.median(residual):.2f} RGB pixels" if len(residual) else ""
-    print(f"the exposures start {offset:+.2f} planes later than plane {first}{text} before the correction")
+    found = _fitted([view.mirrored(known.mirror) for view in views], matrix, None, search)
+    offset, error = found.offset, found.errors[1]
+    if found.explained < registration.LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
+        raise _wrong(f"the scene moves too little: the offset would be {offset:.1f} planes, error {error:.1f}", where)
+    if abs(offset) > search - registration.LEAST_ROOM:
+        raise _wrong(f"the best offset, {offset:.1f} planes, is the last one searched", where)
+    print(f"the exposures start {offset:+.2f} planes later than plane {command.planes[0]}, error {error:.2f}")
     changes = {"time_offset_planes": round(offset, 3), "tick_hz": command.tick_hz or known.tick_hz}
     return known.model_copy(update=changes)
 
@@ -366,10 +269,11 @@ def _wrong(what: str, where: str) -> DataError:
 
 def overlay(view: View, grid: CalibratedGrid, calibration: Calibration) -> np.ndarray:
     """(2 H, W, 3) uint8: frame magenta and spikes green, grey where they agree; below, squares of one and the other."""
-    height, width = view.frame.shape
+    grey = view.grey
+    height, width = grey.shape
     window = grid.window(Augment.whole((height, width)))
     spikes = window.to_rgb(view.spikes[window.crop.slices][None])[0]
-    seen, frame = window.covered, view.frame
+    seen, frame = window.covered, grey
     # Same mean and contrast where both see.
     spikes = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6) * frame[seen].std() + frame[seen].mean()
     spikes = np.where(seen, np.clip(spikes, 0, 1), 0)
