@@ -24,7 +24,7 @@ sample: $(VENV)/.installed
 	@$(VENV)/bin/python scripts/compare_runs.py experiments/$(basename $(notdir $(SAMPLE))) --at-least 3
 
 # The steps of a run from its data to its checkpoint, each where it would be seen first; `make test` has all the rest.
-QUICK := layers option option_files documents manifest preflight several_roots dataset_video_rgbspike \
+QUICK := layers option option_files documents manifest preflight dataset_video_rgbspike \
     spike_represent spike_info tiling metrics fusion weights optim
 QUICK_TESTS := $(QUICK:%=tests/test_%.py) tests/faults/test_steps.py \
     tests/dist/test_dist.py::test_collectives_give_the_same_on_every_rank \

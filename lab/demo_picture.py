@@ -5,16 +5,22 @@ python -m lab.demo_picture    needs Chromium and its driver, and requirements-te
 
 import html
 import re
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import cv2
 import numpy as np
 from PIL import Image
 
 from scripts import plot_history, show_sample, spike_tool
-from tests.pages import headless_browser, show_scalars, tensorboard
+from tests.pages import headless_browser
 from tests.terminal import in_terminal, screen
 from utils.image import imread_rgb, imwrite_rgb, panels_of, side_by_side
 from utils.video import VideoReader
@@ -55,6 +61,43 @@ def top_of_page(page: Path, height: int) -> None:
 
 def enlarged(picture: np.ndarray, factor: int, path: Path) -> None:
     imwrite_rgb(path, cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST))
+
+
+@contextmanager
+def tensorboard(folder: Path) -> Iterator[str]:
+    """The address of a TensorBoard on `folder`."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--host", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen(
+        [*map(str, command), "--load_fast", "false"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        said = ""
+        for line in process.stdout:
+            said += line
+            if address := re.search(r"http://\S+?:\d+/", line):
+                yield address[0]
+                return
+        raise AssertionError(f"TensorBoard did not start:\n{said}")
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def show_scalars(browser: Any, address: str, tags: Sequence[str], limit_s: float = 300) -> str:
+    """Open the page with these scalars; its text without line ends, once all of their names are there.
+
+    The page breaks names into pieces, and draws only the cards that are in sight.
+    """
+    pattern = "|".join(f"^{re.escape(tag)}$" for tag in tags)
+    browser.get(f"{address}?tagFilter={quote(pattern)}#timeseries")
+    deadline = time.monotonic() + limit_s
+    while True:
+        text = browser.find_element("tag name", "body").text.replace("\n", "")
+        if all(tag in text for tag in tags):
+            return text
+        if time.monotonic() > deadline:
+            raise AssertionError(f"the page lacks {[tag for tag in tags if tag not in text]}:\n{text}")
+        time.sleep(0.2)
 
 
 def scalars(run: Path, picture: Path) -> None:

@@ -42,7 +42,6 @@ from models.vrt import block, windows
 from models.vrt.attention import MOST_HEADS
 from models.vrt.deform_align import DeformAlign
 from tests.cuda_autocast import CudaAutocast
-from tests.naive_vrt import NaiveVRT
 
 NETWORK = {  # of the GoPro recipe
     "upscale": 1, "img_size": [6, 192, 192], "window_size": [6, 8, 8], "depths": [8] * 7 + [4] * 4, "pa_frames": 2,
@@ -50,12 +49,9 @@ NETWORK = {  # of the GoPro recipe
 }  # fmt: skip
 CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
 CASES = {
-    "naive, float32": (NaiveVRT, False, {}),
-    "plain, float32": (VRT, False, {"kernels": "plain"}),
-    "auto, bfloat16": (VRT, True, {}),
-    "auto, bfloat16, checkpointed": (VRT, True, CHECKPOINTED),
-    "plain, bfloat16": (VRT, True, {"kernels": "plain"}),
-    "plain, bfloat16, checkpointed": (VRT, True, {"kernels": "plain", **CHECKPOINTED}),
+    "auto, bfloat16": {},
+    "auto, bfloat16, checkpointed": CHECKPOINTED,
+    "plain, bfloat16": {"kernels": "plain"},
 }
 FAKE = FakeTensorMode()
 DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
@@ -213,24 +209,24 @@ def to_gpu(net: nn.Module) -> None:
             setattr(module, name, on_gpu(buffer))
 
 
-def network(make: type[nn.Module], options: dict, batch: int) -> tuple[nn.Module, Tensor]:
+def network(options: dict, batch: int) -> tuple[nn.Module, Tensor]:
     with unset_fake_temporarily():
-        net = make(**NETWORK, **options)
+        net = VRT(**NETWORK, **options)
     to_gpu(net)
     return net, torch.rand(batch, 6, 3, 192, 192, device="cuda")
 
 
-def count(make: type[nn.Module], amp: bool, options: dict, batch: int, kept_only: bool) -> dict[str, Any]:
+def count(options: dict, batch: int, kept_only: bool) -> dict[str, Any]:
     CHOSEN.clear()
     with FAKE:
-        kept = kept_bytes(*network(make, options, batch), amp)
+        kept = kept_bytes(*network(options, batch))
         attention = dict(sorted(CHOSEN.items()))
         with contextlib.nullcontext() if kept_only else hidden_device():
-            figures = {} if kept_only else moved(*network(make, options, batch), amp)
+            figures = {} if kept_only else moved(*network(options, batch))
     return {"kept_gb": kept / 1e9, **figures, "attention": attention}
 
 
-def kept_bytes(net: nn.Module, clip: Tensor, amp: bool) -> int:
+def kept_bytes(net: nn.Module, clip: Tensor) -> int:
     sizes: dict[int, int] = {}
     alive: list[Tensor] = []  # an address counts once only while its tensor lives
 
@@ -243,17 +239,17 @@ def kept_bytes(net: nn.Module, clip: Tensor, amp: bool) -> int:
     own = {t.untyped_storage()._cdata for t in (*net.parameters(), *net.buffers())}
     with (
         torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
-        torch.autocast("cuda", torch.bfloat16, enabled=amp),
+        torch.autocast("cuda", torch.bfloat16),
     ):
         restored = net(clip)
     assert restored.device.type == "cuda" and restored.shape == clip.shape
     return sum(size for address, size in sizes.items() if address not in own)
 
 
-def moved(net: nn.Module, clip: Tensor, amp: bool) -> dict[str, Any]:
+def moved(net: nn.Module, clip: Tensor) -> dict[str, Any]:
     """Counts of a training step without the optimizer. held: activations, and with them the gradients, at the peak."""
     with Counter() as counter:
-        with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+        with torch.autocast("cuda", torch.bfloat16):
             loss = net(clip).float().square().mean()
         held = counter.peak = counter.now
         loss.backward()
@@ -263,7 +259,6 @@ def moved(net: nn.Module, clip: Tensor, amp: bool) -> dict[str, Any]:
         "moved_gb": counter.moved.total() / 1e9,
         "kernels": counter.kernels,
         "copies_from_host": counter.copies_from_host,
-        "by_operation_gb": {name: size / 1e9 for name, size in counter.moved.most_common(24)},
     }
 
 
@@ -355,7 +350,7 @@ def main() -> str:
         return json.dumps([[shape, *alignment(shape, amp)] for shape in ALIGNED for amp in (True, False)])
     if args.shallow:
         NETWORK["depths"] = [2] * 7 + [1] * 4
-    found = {name: count(*CASES[name], args.batch, args.kept_only) for name in args.cases or CASES}
+    found = {name: count(CASES[name], args.batch, args.kept_only) for name in args.cases or CASES}
     return json.dumps(json.loads(json.dumps(found), parse_float=lambda text: round(float(text), 2)), indent=1)
 
 

@@ -14,7 +14,6 @@ from tests.train_files import (
     MAIN,
     events_of,
     experiment,
-    files_of_run,
     history,
     latest,
     same,
@@ -143,18 +142,6 @@ def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
     assert same(state_of(options, "whole"), state_of(options, "parts"))
     whole_loss, parts_loss = history(options, "whole")["train/loss"], history(options, "parts")["train/loss"]
     assert whole_loss == parts_loss
-
-
-def test_a_finished_run_is_validated_again_but_not_overwritten(finished):
-    options, _ = finished
-    # The log goes on, each start notes its options, and the best PSNR of another crop would not count.
-    before = files_of_run(experiment(options))
-
-    again = train(options, "datasets.test.num_frame=2")
-
-    assert again.exit_codes == [0] and "already finished at iter 4" in again.text
-    assert re.search(r"^mean over clips  ", again.text, re.MULTILINE)
-    assert files_of_run(experiment(options)) == before
 
 
 def test_impossible_tiles_are_refused_before_the_first_step(tmp_path):

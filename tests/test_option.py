@@ -187,17 +187,6 @@ def test_a_base_gives_what_the_file_does_not(file, tmp_path):
     assert str(file) in refusal(tmp_path / "trail.json")
 
 
-def test_keys_of_kair_without_meaning_are_accepted_with_one_notice(file, caplog):
-    opt = load(
-        file, "path.pretrained_optimizerG=null", "train.G_optimizer_reuse=true", "train.G_regularizer_orthstep=null",
-        "datasets.train.test_mode=false", "netG.init_type=default",
-    )  # fmt: skip
-    assert not hasattr(opt.train, "G_optimizer_reuse")
-    assert len(caplog.records) == 1
-    for key in ("path.pretrained_optimizerG", "train.G_optimizer_reuse", "datasets.train.test_mode", "netG.init_type"):
-        assert key in caplog.text
-
-
 def test_checks_of_the_caller_get_the_place_added(file):
     def check(opt: Options) -> None:
         raise OptionError("too wide", "netG.width", "4", "do")

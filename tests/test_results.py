@@ -58,11 +58,6 @@ def test_the_averages_are_over_clips_and_over_frames_and_the_table_shows_both():
     ]
 
 
-def test_clips_without_reference_have_no_averages():
-    results = collect([{"name": "a", "frames": 5, "stems": [], "per_frame": {}}], expected=1)
-    assert results["averages"] == {} and score_text(results) == "clip  frames\na          5"
-
-
 def test_the_two_forms_of_the_command_line():
     args = parse_test_args(["--opt", "x.json", "val.save_img=true", "--tile", "12,256", "scale=1"], "")
     assert not args.is_direct and args.tile == (12, 256) and args.overrides == ("val.save_img=true", "scale=1")

@@ -42,10 +42,7 @@ def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplo
 @pytest.mark.parametrize(
     ("changes", "where", "said"),
     [
-        ({"size": 36}, "datasets.train.gt_size", "set it to 32"),
         ({"size": 24}, "datasets.train.gt_size", "set it to 32"),
-        ({"fusion": "concat", "in_chans": 6}, "netG.in_chans",
-         "expected  7, which the fusion operator gives for 3 RGB and 4 spike channels"),
         ({"fusion": "exposure"}, "datasets.train.spike.representation", "exposure cannot use voxel channels"),
     ],
 )  # fmt: skip

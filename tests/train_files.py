@@ -13,12 +13,13 @@ MAIN = "main_train_vrt.py"
 LOADER = {"dataloader_num_workers": 1, "dataloader_batch_size": 1}
 
 
-def write_options(folder: Path, **changes: Any) -> Path:
+def write_options(folder: Path, instants: int = 0, **changes: Any) -> Path:
     """Clips (4 + 4 training frames, 3 test clips of different length) and an option file; returns its path."""
+    how = {"h": 16, "w": 16, "instants": instants}
     for number in range(2):
-        write_clip(folder, f"train{number}", frames=4, h=16, w=16, seed=number)
+        write_clip(folder, f"train{number}", frames=4, seed=number, **how)
     for number in range(3):
-        write_clip(folder, f"test{number}", split="test", frames=2 + number, h=16, w=16, seed=10 + number)
+        write_clip(folder, f"test{number}", split="test", frames=2 + number, seed=10 + number, **how)
     write_info(folder, h=16, w=16)
     options = {
         "task": "run",
