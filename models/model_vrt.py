@@ -35,7 +35,6 @@ from utils.options.load import read_options
 from utils.options.models import AmpOptions, Options
 from utils.random_streams import mix_seed
 from utils.run import checkpoint
-from utils.run.checkpoint import differences
 from utils.run.measure import DeviceClock
 
 logger = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ class ModelVRT:
             try:
                 load_weights(net, state["model_state_dict"], "the checkpoint to resume from", strict=True)
             except CheckpointError as e:
-                changed = ", ".join(differences(state["options"]["netG"], self.opt.netG.plain(), "netG."))
+                changed = ", ".join(checkpoint.differences(state["options"]["netG"], self.opt.netG.plain(), "netG."))
                 e.expected = "the network that the checkpoint was trained with"
                 e.do = f"undo the change of {changed or 'netG'}, or start a new task with path.pretrained_netG"
                 raise

@@ -158,7 +158,9 @@ class VRT(nn.Module):
             return
         if spynet_path is None:
             self.notes.append("netG.spynet_path is null: optical flow starts at zero and is learned")
-            self.spynet.start_at_zero()
+            for level in self.spynet.basic_module:  # a random flow would misalign the features
+                nn.init.zeros_(level.basic_module[-1].weight)
+                nn.init.zeros_(level.basic_module[-1].bias)
             return
         is_here = Path(spynet_path).is_file()
         if not is_here and spynet_path != PUBLISHED_FLOW:

@@ -10,8 +10,6 @@ row for each; they must have scored the same frames. With --at-least: exit code 
 gains fewer dB over its input.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

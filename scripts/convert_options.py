@@ -9,8 +9,6 @@ Files of KAIR need no conversion; docs/coming_from.md has a table for those of B
     python scripts/convert_options.py theirs.yml path.root=runs --out ours.json --drop train.lora_rank
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import functools

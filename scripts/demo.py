@@ -8,8 +8,6 @@ A made scene, and a photograph under a moving camera (NASA's portrait of Eileen 
 blur and their spikes are simulated. Results: experiments/demo/report.html, and a video of each clip beside it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -10,8 +10,6 @@
 Each finding that is not ok says what to do. docs/troubleshooting.md lists the known failures.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -9,15 +9,13 @@ plane, in linear light: the mean over an exposure is the blurry frame, its middl
 image at half resolution is the input of an integrate-and-fire sensor. The result depends on the seed only.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -144,29 +142,26 @@ def instant_planes(count: int) -> list[int]:
     return [round(GT_PLANE + (k - count // 2) * PLANES / count) for k in range(count)]
 
 
-class Recording:
-    """One clip below `root` of both cameras: {blur,sharp}/NNNNNN.png and spike/NNNNNN.dat, one of each per frame.
+def record(
+    root: Path, split: str, name: str, scene: Scene, frames: int, rng: np.random.Generator, instants: int, side: int
+) -> None:
+    """Write a clip of both cameras below `root`: {blur,sharp}/NNNNNN.png and spike/NNNNNN.dat, one of each per frame.
 
-    rng: draws the noise. instants: number of sharp pictures per exposure that are written to instants/NNNNNN_K.png as
-    well. side: of a frame.
+    scene: linear light; above 1 is saturated. rng: draws the noise. instants: number of sharp pictures per exposure
+    that are written to instants/NNNNNN_K.png as well. side: of a frame.
     """
-
-    def __init__(self, root: Path, split: str, name: str, rng: np.random.Generator, instants: int, side: int) -> None:
-        half = side // 2
-        self.instants, self.geometry = instant_planes(instants), SpikeGeometry(half, half)
-        self.sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
-        self.clip, self.spikes = root / RGB / split / name, root / SPIKES / split / name / "spike"
-        self.spikes.mkdir(parents=True)
-
-    def add(self, frame: int, planes: Sequence[np.ndarray]) -> None:
-        """Write frame `frame`. planes: PLANES pictures (side, side, 3) of linear light; above 1 is saturated."""
-        stem = f"{frame:06d}"
-        images = {f"instants/{stem}_{k}": planes[plane] for k, plane in enumerate(self.instants)}
+    half = side // 2
+    sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
+    clip, spikes = root / RGB / split / name, root / SPIKES / split / name / "spike"
+    spikes.mkdir(parents=True)
+    for frame in range(frames):
+        stem, planes = f"{frame:06d}", [scene(frame * PLANES + plane) for plane in range(PLANES)]
+        images = {f"instants/{stem}_{k}": planes[plane] for k, plane in enumerate(instant_planes(instants))}
         images |= {f"sharp/{stem}": planes[GT_PLANE], f"blur/{stem}": np.mean(planes, axis=0)}
-        for name, image in images.items():
-            imwrite_rgb(self.clip / f"{name}.png", simulate.to_uint8(simulate.to_display(image)))
+        for file, image in images.items():
+            imwrite_rgb(clip / f"{file}.png", simulate.to_uint8(simulate.to_display(image)))
         grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
-        write_spikes(self.spikes / f"{stem}.dat", self.sensor.run(grey), self.geometry)
+        write_spikes(spikes / f"{stem}.dat", sensor.run(grey), SpikeGeometry(half, half))
 
 
 @dataclass(frozen=True)
@@ -200,7 +195,7 @@ def make_sample(
 ) -> None:
     """Write the data set to `root`, complete or not at all. An older, unchanged one there is replaced.
 
-    clips, frames: other numbers than those of the size. instants: see `Recording`; 0 or odd.
+    clips, frames: other numbers than those of the size. instants: see `record`; 0 or odd.
     """
     clips, frames = clips or size.clips, frames or size.frames
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -210,10 +205,7 @@ def make_sample(
         jobs = [(number, split, index) for number, (split, count) in enumerate(clips.items()) for index in range(count)]
         for number, split, index in tracked(jobs, len(jobs), "making", "clips"):
             rng, name = published_stream(seed, number, index), f"{size.name.upper()}{index:02d}_{split}"
-            scene = size.scene(rng, frames * PLANES, index)
-            recording = Recording(new, split, name, rng, instants, size.side)
-            for frame in range(frames):
-                recording.add(frame, [scene(frame * PLANES + plane) for plane in range(PLANES)])
+            record(new, split, name, size.scene(rng, frames * PLANES, index), frames, rng, instants, size.side)
         about = {
             "format": 1, "h": size.side // 2, "w": size.side // 2, "flip": True, "planes": PLANES,
             "rate": SENSOR["rate"], "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed,

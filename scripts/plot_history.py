@@ -10,8 +10,6 @@ scalar whose name begins so. The suffix of --out sets the file format; .html: th
 as the run itself writes it at each validation.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -8,8 +8,6 @@ The sample is the one that training gets for (epoch, index); of a test clip, the
 says whether the spikes lie where the frames show the same: look at it before a long run. Nothing is overwritten.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping

@@ -15,8 +15,6 @@ simulate INPUT OUT.dat     a folder of images, an image or a video -> one .dat
     python scripts/spike_tool.py recon capture.dat --planes 150 --out plane150.png method.half_window=5
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence

@@ -11,8 +11,6 @@ ends with its own traceback. SIGUSR1 reaches the ranks, and after a signal they 
 supported version of torchrun.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

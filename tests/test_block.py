@@ -7,7 +7,7 @@ import torch
 
 from models.model_vrt import amp_dtype, choose_dtype
 from models.network_vrt import VRT
-from models.vrt import attention, block, chunks
+from models.vrt import attention, chunks
 from models.vrt.block import Block, BlockGroup
 from models.vrt.deform_align import deform_conv
 from tests.cuda_autocast import CudaAutocast
@@ -24,11 +24,10 @@ SIZES = {"whole windows": (4, 8, 8), "padded": (4, 7, 6)}
 def form(request, monkeypatch):
     """The form for a CPU, or that for a GPU, in chunks of one to five windows."""
     monkeypatch.setattr(chunks, "CPU_TOKENS", 100)
-    monkeypatch.setattr(block, "CPU_TOKENS", 100)
     if request.param == "public attention":
         monkeypatch.setattr(chunks, "PUBLIC_ATTENTION", ("cuda", "cpu"))
         monkeypatch.setattr(attention, "HEAD_BYTES", {"cpu": 64})  # heads of 6 channels get 8
-        monkeypatch.setattr(block, "GPU_TOKENS", 160)
+        monkeypatch.setattr(chunks, "GPU_TOKENS", 160)
     return request.param
 
 

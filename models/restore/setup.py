@@ -21,9 +21,9 @@ from utils import VERSION, utils_dist
 from utils.contract import InputSpec
 from utils.errors import CheckpointError, OptionError, SpikeVRTError
 from utils.files import refuse_overlap, sha256_of
-from utils.options.load import Sources, apply_override
+from utils.options.load import OptionParser, Sources, apply_override
 from utils.options.models import LoaderOptions, PathOptions, ValOptions
-from utils.options.section import read_section, redact
+from utils.options.section import read_section
 from utils.run.checkpoint import differences, own_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -41,14 +41,8 @@ class TestArgs(argparse.Namespace):
         return self.input is not None or (self.method is not None and self.opt is None)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # argparse would print usage and exit, once on every rank
-        what, expected = redact(message, shown="***"), "one of the two forms in --help"
-        raise OptionError(what, "the command line", expected, "see --help, docs/testing.md")
-
-
-def _parser(description: str) -> _Parser:
-    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+def _parser(description: str) -> OptionParser:
+    parser = OptionParser("one of the two forms in --help", "see --help, docs/testing.md", description)
     add = parser.add_argument
     add("--version", action="version", version=f"SpikeVRT {VERSION}")
     add("--opt", metavar="FILE", help="option file: tests on datasets.test; with --input: names the network")

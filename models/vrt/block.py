@@ -16,22 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.vrt import chunks
 from models.vrt.attention import window_attention
-from models.vrt.chunks import (
-    CPU_TOKENS,
-    GPU_TOKENS,
-    GatedMlp,
-    InChunks,
-    Kernels,
-    Tape,
-    Weights,
-    Work,
-    cast,
-    gated,
-    has_public_attention,
-    runs_in_chunks,
-    scaled,
-)
+from models.vrt.chunks import GatedMlp, Kernels, Tape, Weights, Work
 from models.vrt.deform_align import DeformAlign, align_clip
 from models.vrt.layers import LayerNorm, compute_dtype, layer_norm, recomputed
 from models.vrt.windows import Chunk, relative_position_index, sine_positions, take, window_chunks
@@ -47,13 +34,7 @@ class WindowAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        window: tuple[int, int, int],
-        heads: int,
-        qkv_bias: bool,
-        qk_scale: float | None,
-        mutual: bool,
+        self, dim: int, window: tuple[int, int, int], heads: int, qkv_bias: bool, qk_scale: float | None, mutual: bool
     ) -> None:
         super().__init__()
         self.heads, self.mutual = heads, mutual
@@ -112,22 +93,22 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(compute_dtype(x))
-        is_public, factors = has_public_attention(x), self._drop_factors(x)
+        is_public, factors = chunks.has_public_attention(x), self._drop_factors(x)
         tokens = x[0].numel() // x.shape[-1]
         with torch.autocast(x.device.type, enabled=False):
             # A compiled block is the plain form: it pays on a GPU. The window plan is not compiled.
-            if not runs_in_chunks(self.kernels, x) or (self.is_compiled and x.device.type != "cpu"):
+            if not chunks.runs_in_chunks(self.kernels, x) or (self.is_compiled and x.device.type != "cpu"):
                 (chunk,) = window_chunks(tuple(x.shape[1:4]), self.window, self.shift, x.device, len(x))
                 if factors is not None:
                     factors = factors.repeat_interleave(tokens, 1).index_select(1, chunk.results)
                 return self._forward_plain(x, chunk, (None, None) if factors is None else tuple(factors))
             if factors is not None:  # on a CPU, a dropped branch is not computed
                 factors = factors.repeat_interleave(tokens, 1) if is_public else factors.squeeze(2).t().tolist()
-            chunks, records = self.chunks(x), None if is_public else not self.checkpoint_attn
-            weights = self.weights(chunks[0].tokens)
-            work = Work(self._hidden, chunks, tuple(weights), factors, records)
+            parts, records = self.chunks(x), None if is_public else not self.checkpoint_attn
+            weights = self.weights(parts[0].tokens)
+            work = Work(self._hidden, parts, tuple(weights), factors, records)
             rows = x.reshape(1 if is_public else len(x), -1, x.shape[-1])
-            return InChunks.apply(rows, work, *weights.values()).view(x.shape)
+            return chunks.InChunks.apply(rows, work, *weights.values()).view(x.shape)
 
     def compile(self, *args: Any, **options: Any) -> None:
         """torch.compile of the plain form, in place."""
@@ -136,7 +117,7 @@ class Block(nn.Module):
 
     def _forward_plain(self, x: Tensor, chunk: Chunk, factors: tuple[Any, Any]) -> Tensor:
         """chunk: all windows; factors: a column for its results, or None, for each branch."""
-        w, saves = cast(self.weights(chunk.tokens), x.dtype), torch.is_grad_enabled()
+        w, saves = chunks.cast(self.weights(chunk.tokens), x.dtype), torch.is_grad_enabled()
 
         def run(part: Callable[[Tensor], Tensor], tokens: Tensor, recomputes: bool) -> Tensor:
             return recomputed(part, tokens, weights=w.values()) if saves and recomputes else part(tokens)
@@ -145,7 +126,7 @@ class Block(nn.Module):
             return self._attended(tokens, chunk, factors[0], w, None)
 
         def ffn(y: Tensor) -> Tensor:
-            return y + scaled(F.linear(self._gated(y, w), w["fc2"], w["fc2_bias"]), factors[1])
+            return y + chunks.scaled(F.linear(self._gated(y, w), w["fc2"], w["fc2_bias"]), factors[1])
 
         tokens = take(x.flatten(0, 3), chunk.results)
         if chunk.kept is not None:
@@ -182,18 +163,18 @@ class Block(nn.Module):
             # The output at frame 1 comes from frame 2's queries and frame 1's keys and values, and vice versa.
             u = (u.view(-1, t // 2, u.shape[1]) + w["positions"]).view_as(u)
             out = torch.cat((attention(u, "qkv_mut", None, True), out), dim=1)
-        return kept(tokens) + scaled(kept(F.linear(out, w["proj"], w["proj_bias"])), factor)
+        return kept(tokens) + chunks.scaled(kept(F.linear(out, w["proj"], w["proj_bias"])), factor)
 
     def _gated(self, y: Tensor, w: Weights) -> Tensor:
-        return gated(layer_norm(y, w["norm2"], w["norm2_bias"], self.norm2.eps), w)
+        return chunks.gated(layer_norm(y, w["norm2"], w["norm2_bias"], self.norm2.eps), w)
 
     def chunks(self, x: Tensor) -> tuple[Chunk, ...]:
         """The windows of a sample a few at a time on a CPU; on a GPU many of all samples."""
-        size, is_public = tuple(x.shape[1:4]), has_public_attention(x)
+        size, is_public = tuple(x.shape[1:4]), chunks.has_public_attention(x)
         tokens = math.prod(min(s, w) for s, w in zip(size, self.window, strict=True))
-        most = CPU_TOKENS // tokens
+        most = chunks.CPU_TOKENS // tokens
         if is_public:
-            most = min(GPU_TOKENS // tokens, BIAS_BYTES // (self.attn.heads * tokens**2 * x.element_size()))
+            most = min(chunks.GPU_TOKENS // tokens, BIAS_BYTES // (self.attn.heads * tokens**2 * x.element_size()))
         return window_chunks(size, self.window, self.shift, x.device, len(x) if is_public else 1, max(1, most))
 
     def weights(self, tokens: int) -> Weights:
@@ -229,7 +210,7 @@ def block_transient(block: Block, x: Tensor) -> int:
 
     Counted on fake tensors (tests/fake_gpu.py): those of a chunk, and the gradients of the bias, one for each window.
     """
-    if not has_public_attention(x) or not runs_in_chunks(block.kernels, x) or block.is_compiled:
+    if not chunks.has_public_attention(x) or not chunks.runs_in_chunks(block.kernels, x) or block.is_compiled:
         return 0
     x = x.to(compute_dtype(x))
     chunk = max(block.chunks(x), key=lambda chunk: len(chunk.rows))

@@ -100,12 +100,6 @@ class SpyNet(nn.Module):
         self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1))
         self.basic_module = nn.ModuleList(FlowModule() for _ in range(LEVELS))
 
-    def start_at_zero(self) -> None:
-        """Make every flow zero: in training from scratch, a random flow would misalign the features."""
-        for module in self.basic_module:
-            nn.init.zeros_(module.basic_module[-1].weight)
-            nn.init.zeros_(module.basic_module[-1].bias)
-
     def pyramid(self, frames: Tensor) -> list[Tensor]:
         """Normalised frames at six scales, coarsest first. frames: (n, 3 or 1, h, w) -> (n, 3, ...)."""
         height, width = (-(-size // 32) * 32 for size in frames.shape[-2:])

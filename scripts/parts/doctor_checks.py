@@ -1,7 +1,5 @@
 """The checks of doctor.py: host, environment, ranks, and with an option file its data, network and gradients."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Findings of the doctor, and the known failures as they appear in logs: known_failures.json."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """How scripts end, after an error and where nobody reads their output any more; and how far they are."""
 
-from __future__ import annotations
-
 import functools
 import os
 import select

@@ -1,7 +1,5 @@
 """spike_tool.py info: what a spike file most likely is; and, for all scripts, the geometries that fit a file."""
 
-from __future__ import annotations
-
 import argparse
 from contextlib import suppress
 from dataclasses import replace
@@ -11,16 +9,8 @@ import cv2
 import numpy as np
 
 from data.files import check_same_view, read_bgr
-from data.spike.formats import (
-    KNOWN_GEOMETRIES,
-    SPS100_SIDE,
-    SpikeFileError,
-    SpikeGeometry,
-    array_shape,
-    candidate_geometries,
-    open_spikes,
-    refuse_header,
-)
+from data.spike import formats
+from data.spike.formats import SpikeGeometry
 from data.spike.simulate import fit_light, to_grey
 from data.spike_info import nearest_info
 from utils.errors import DataError
@@ -61,30 +51,31 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
     if not path.is_file():
         raise DataError("cannot read: No such file or directory", str(path), "a spike file", "correct the path")
     about, head = nearest_info(path), command.head_columns
-    if (shape := array_shape(path)) is not None:
+    if (shape := formats.array_shape(path)) is not None:
         if len(shape) != 3:
             raise DataError(f"an array of shape {shape}", str(path), "(planes, h, w)", "save the array in this form")
         return [SpikeGeometry(*(command.size or shape[1:]), head_columns=head)]
     flip = not command.no_flip and about.flip is not False and command.layout == "raster"
-    sps100 = (SPS100_SIDE, SPS100_SIDE)
+    sps100 = (formats.SPS100_SIDE, formats.SPS100_SIDE)
     size = command.size or (sps100 if command.layout == "sps100" else (about.h, about.w))
     if all(size):
         return [SpikeGeometry(*size, flip, head, command.bit_order, command.layout)]
     size = path.stat().st_size
-    known = [SpikeGeometry(h, w, flip, head, command.bit_order) for h, w, head, _ in candidate_geometries(size)]
+    fitting = formats.candidate_geometries(size)
+    known = [SpikeGeometry(h, w, flip, head, command.bit_order) for h, w, head, _ in fitting]
     found = []
     for geometry in (*known, SpikeGeometry(*sps100, flipud=False, layout="sps100")):
-        with suppress(SpikeFileError):
-            open_spikes(path, geometry)
+        with suppress(formats.SpikeFileError):
+            formats.open_spikes(path, geometry)
             found.append(geometry)
     if found:
         return found
     with open(path, "rb") as file:
-        refuse_header(file.read(64), path)
+        formats.refuse_header(file.read(64), path)
     if not size:
         raise DataError("the file is empty", str(path), "spike planes", "copy or make the file again")
     expected = "whole planes of h x w / 8 bytes"
-    for h, w, head in KNOWN_GEOMETRIES:
+    for h, w, head in formats.KNOWN_GEOMETRIES:
         planes, left = divmod(size, h * (w + head) // 8)
         name = f"{h} x {w}{f' + {head} head columns' if head else ''}"
         expected += f"\n    {name}: {planes} planes, {left} bytes left over" if planes else ""
@@ -113,7 +104,7 @@ class Candidate:
     """
 
     def __init__(self, path: Path, geometry: SpikeGeometry) -> None:
-        self.file = open_spikes(path, geometry)
+        self.file = formats.open_spikes(path, geometry)
         count = min(self.file.planes, SHOWN_PLANES)
         self.spikes = self.file.read((self.file.planes - count) // 2, count)
         self.rates = self.spikes.mean(axis=0)
@@ -123,11 +114,11 @@ class Candidate:
         head, is_sps100 = geometry.head_columns, geometry.layout == "sps100"
         self.name = f"{geometry.height} x {geometry.width}{f' + {head}' if head else ' (SPS100)' * is_sps100}"
 
-    def doubts(self, best: Candidate) -> list[str]:
+    def doubts(self, best: "Candidate") -> list[str]:
         """What speaks against this candidate."""
         name, least = min(self.smooth.items(), key=lambda item: item[1])
         planes, (h, w), rate = self.file.planes, self.file.size, self.rates.mean()
-        known = {known[:2] for known in KNOWN_GEOMETRIES}
+        known = {known[:2] for known in formats.KNOWN_GEOMETRIES}
         found = {
             f"{planes} x {h} is the size of a camera: (h, w, planes), where (planes, h, w) is expected": (
                 (planes, h) in known and (h, w) not in known
@@ -149,7 +140,7 @@ def candidates(path: Path, command: argparse.Namespace) -> list[Candidate]:
 
 
 def info(command: argparse.Namespace) -> None:
-    path, shape = command.file, array_shape(command.file)
+    path, shape = command.file, formats.array_shape(command.file)
     best, *others = found = candidates(path, command)
     print(f"{path}: {path.stat().st_size} bytes, {f'an array {shape}' if shape else 'packed planes'}")
     print("  smoothness  height x width  planes  spikes per plane and pixel")

@@ -34,8 +34,7 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
 
     OptionError for anything else. usage: what `--help` says before the arguments.
     """
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(description=usage, formatter_class=formatter, allow_abbrev=False)
+    parser = OptionParser("--opt FILE [section.key=value ...]", "see --help", description=usage)
     parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
     parser.add_argument("--opt", required=True, metavar="FILE", help="option file")
     parser.add_argument("--resume", metavar="auto|none|PATH", help="checkpoint to resume from (path.resume)")
@@ -57,10 +56,16 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     return args.opt, overrides
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # argparse would print and exit, once on every rank
-        what, expected = redact(message, shown="***"), "--opt FILE [section.key=value ...]"
-        raise OptionError(what, "the command line", expected, "see --help")
+class OptionParser(argparse.ArgumentParser):
+    """Raises OptionError, with these parts: argparse would print and exit, once on every rank."""
+
+    def __init__(self, expected: str, do: str, description: str | None) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=formatter, allow_abbrev=False)
+        self.expected, self.do = expected, do
+
+    def error(self, message: str) -> None:
+        raise OptionError(redact(message, shown="***"), "the command line", self.expected, self.do)
 
 
 class Sources:

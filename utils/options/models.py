@@ -32,9 +32,7 @@ class LoaderOptions(Section):
     dataloader_persistent_workers: bool = Field(False, description="Keep the loader processes from epoch to epoch.")
     dataloader_prefetch_factor: int = Field(2, ge=1, description="Batches each loader process prepares ahead.")
     dataloader_timeout_s: float | None = Field(
-        None,
-        gt=0,
-        description="A batch that takes longer stops the run; null: 4/5 of watchdog.stall_s.",
+        None, gt=0, description="A batch that takes longer stops the run; null: 4/5 of watchdog.stall_s."
     )
     dataloader_epoch_repeat: int = Field(1, ge=1, description="Passes over the dataset that count as one epoch.")
 
@@ -63,8 +61,7 @@ class PathOptions(Section):
 class AmpOptions(Section):
     enable: bool = Field(False, description="Mixed precision.")
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
-        "auto",
-        description="auto: bfloat16 where all devices compute in it, else float16, with gradient scaling.",
+        "auto", description="auto: bfloat16 where all devices compute in it, else float16, with gradient scaling."
     )
 
 
@@ -73,11 +70,7 @@ class TrainOptions(Section):
 
     manual_seed: int = Field(0, ge=0, description="All randomness of a run follows from it.")
     total_iter: int | None = Field(300000, ge=1, description="Optimizer steps in all; null: those of epochs.")
-    epochs: int | None = Field(
-        None,
-        ge=1,
-        description="Stop after so many epochs, if that comes before total_iter.",
-    )
+    epochs: int | None = Field(None, ge=1, description="Stop after so many epochs, if that comes before total_iter.")
     accumulation_steps: int = Field(1, ge=1, description="Batches per optimizer step.")
 
     G_lossfn_weight: float = Field(1.0, gt=0, description="Factor of the loss.")
@@ -102,11 +95,7 @@ class TrainOptions(Section):
     G_warmup_iter: int = Field(0, ge=0, description="Steps of linear warm-up.")
 
     E_decay: float = Field(0.0, ge=0, lt=1, description="Decay of the averaged weights (EMA); 0: none.")
-    fix_iter: int | None = Field(
-        0,
-        ge=-1,
-        description="Steps during which fix_keys are frozen; null or -1: none.",
-    )
+    fix_iter: int | None = Field(0, ge=-1, description="Steps during which fix_keys are frozen; null or -1: none.")
     fix_lr_mul: float = Field(1.0, ge=0, description="Factor of their learning rate afterwards.")
     fix_keys: list[str] = Field([], description="Parts of parameter names.")
 
@@ -118,10 +107,7 @@ class TrainOptions(Section):
         None,
         description="float32 products of a GPU in TF32: faster, 10 bits precise. null: as torch, convolutions alone.",
     )
-    empty_cache: bool = Field(
-        False,
-        description="Give unused GPU memory back at the start of each epoch; costs time.",
-    )
+    empty_cache: bool = Field(False, description="Give unused GPU memory back at the start of each epoch; costs time.")
     max_nonfinite_steps: int = Field(10, ge=1, description="So many NaN/Inf steps in a row stop the run.")
 
     checkpoint_test: int = Field(5000, ge=1, description="Steps between validations.")
@@ -132,8 +118,7 @@ class TrainOptions(Section):
 
 class ValOptions(Section):
     save_img: bool = Field(
-        False,
-        description="Write restored frames; in training those of the clips that rank 0 validates, to images/.",
+        False, description="Write restored frames; in training those of the clips that rank 0 validates, to images/."
     )
     pad_seq: bool = Field(False, description="Repeat the last frame once before restoring.")
     flip_seq: bool = Field(False, description="Restore the clip followed by its time-reversed copy, and average.")
@@ -143,8 +128,7 @@ class ValOptions(Section):
     )
     num_frame_overlapping: int = Field(2, ge=0, description="Frames shared by neighbouring parts.")
     size_patch_testing: Literal["auto"] | Count = Field(
-        "auto",
-        description='Side of a spatial tile; "auto": 256, halved where memory is short. 0: the whole frame.',
+        "auto", description='Side of a spatial tile; "auto": 256, halved where memory is short. 0: the whole frame.'
     )
     size_patch_overlapping: int = Field(20, ge=0, description="Pixels shared by neighbouring tiles.")
     batch_tiles: int = Field(1, ge=1, description="Spatial tiles that go through the network at once.")
@@ -164,14 +148,12 @@ class MetricOptions(Section):
 
 class LoggingOptions(Section):
     progress: Literal["bar", "line", "none"] = Field(
-        "bar",
-        description="A bar on a terminal; a plain line at each tenth; nothing, also with TQDM_DISABLE=1.",
+        "bar", description="A bar on a terminal; a plain line at each tenth; nothing, also with TQDM_DISABLE=1."
     )
     use_tensorboard: bool = Field(True, description="Write tb_logger/.")
     writers: list[str | dict[str, Any]] = Field([], description="Further writers of your own; see docs/extending.md.")
     use_wandb: bool = Field(
-        False,
-        description="Report to Weights & Biases; offline into wandb/, for a later `wandb sync`.",
+        False, description="Report to Weights & Biases; offline into wandb/, for a later `wandb sync`."
     )
     wandb_project: str = Field("spikevrt", min_length=1, description="W&B project.")
     wandb_entity: str | None = Field(None, description="W&B team or user.")
@@ -250,11 +232,7 @@ class Options(Section):
     dist: bool = Field(False, description="For the reader only: what the launch says wins.")
     find_unused_parameters: bool = Field(False, description="Passed to DistributedDataParallel.")
     use_static_graph: bool = Field(False, description="Passed to DistributedDataParallel.")
-    dist_timeout_s: float = Field(
-        1800,
-        gt=0,
-        description="Time-out of the process group (NCCL_TIMEOUT wins).",
-    )
+    dist_timeout_s: float = Field(1800, gt=0, description="Time-out of the process group (NCCL_TIMEOUT wins).")
     scale: int = Field(1, ge=1, description="Size of the output over size of the input.")
     n_channels: int = Field(3, ge=1, description="Channels of the picture.")
     path: PathOptions = PathOptions()
