@@ -4,12 +4,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 
 from models.select_network import NETWORKS
 from models.weights import load_weights, read_weights
@@ -61,14 +61,12 @@ def identify(weights: Mapping[str, Tensor]) -> str | None:
     Several networks differ only in their training data; the first of them is returned.
     """
     shapes = {key: value.shape for key, value in weights.items()}
-    return next((name for name in RELEASED if _shapes_of(name) == shapes), None)
-
-
-@cache
-def _shapes_of(name: str) -> dict[str, Size]:
-    with torch.device("meta"):
-        net = NETWORKS.build({"net_type": "vrt", **RELEASED[name]}, "netG", spike_channels=0)
-    return {key: value.shape for key, value in net.state_dict().items()}
+    for name, options in RELEASED.items():
+        with torch.device("meta"):
+            net = NETWORKS.build({"net_type": "vrt", **options}, "netG", spike_channels=0)
+        if shapes == {key: value.shape for key, value in net.state_dict().items()}:
+            return name
+    return None
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ STATE = {
     "models.losses.LOSSES": _REGISTRY,
     "models.select_network.NETWORKS": _REGISTRY,
     "utils.run.writers.WRITERS": _REGISTRY,
-    "models.portable._shapes_of": "cache: the tensors of a published network never change",
     "models.vrt.deform_align._tap_positions": _SHAPES,
     "models.vrt.flow.pixel_grid": _SHAPES,
     "models.vrt.flow.unit_scale": _SHAPES,
