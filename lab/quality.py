@@ -63,6 +63,7 @@ def main(argv: list[str]) -> int:
     add("--videos", type=Path, help="real: folder of the eleven videos")
     add("--photos", type=Path, help="real: folder of photographs to train on (default: none)")
     add("--part", choices=("choose", "report"), default="report", help="real: the videos to test on")
+    add("--conditions", nargs="+", choices=CONDITIONS, default=CONDITIONS, help="real: of the test (default: all)")
     add("--opt", type=Path, nargs="+", metavar="FILE", help="default: all of options/benchmark")
     add("--only", nargs="+", metavar="NAME", help="train these only (names without .json)")
     add("--seeds", type=int, nargs="+", default=[0, 1], help="default 0 1")
@@ -155,7 +156,7 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
     asked = [VIDEOS, CLIPS, SHARES, FRAMES, [file.name for file in sources["photos"]]]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
     train = {folder: share for folder, share in train.items() if folder.exists()}
-    return Data(train, {each: out / f"data/{args.part}_{each}" for each in CONDITIONS}, "train", digest)
+    return Data(train, {each: out / f"data/{args.part}_{each}" for each in args.conditions}, "train", digest)
 
 
 def roots(folder: Path, split: str) -> dict[str, str]:
@@ -272,13 +273,15 @@ class Outcome:
     def clips(self, condition: str, metric: str, kind: str = "restored", seeds: Collection[int] = ()) -> dict:
         """Clip -> its mean over the seeds; without those that lack the metric."""
         runs = [self.runs[seed]["clips"] for seed in (seeds or self.runs)]
-        names = [name for name in runs[0] if name.startswith(f"{condition}/")]
-        values = {name: [clips[name][kind].get(metric) for clips in runs] for name in names}
+        tested = [clips for clips in runs if any(name.startswith(f"{condition}/") for name in clips)]
+        names = [name for name in (tested[0] if tested else ()) if name.startswith(f"{condition}/")]
+        values = {name: [clips[name][kind].get(metric) for clips in tested] for name in names}
         return {name: statistics.fmean(each) for name, each in values.items() if None not in each}
 
     def seeds(self, condition: str, metric: str) -> list[float]:
-        """The mean over the clips for each seed."""
-        return [statistics.fmean(self.clips(condition, metric, seeds=[seed]).values()) for seed in self.runs]
+        """The mean over the clips for each seed that was tested under the condition."""
+        found = [self.clips(condition, metric, seeds=[seed]) for seed in self.runs]
+        return [statistics.fmean(clips.values()) for clips in found if clips]
 
     def gain(self, condition: str, metric: str) -> tuple[float, float | None] | None:
         return difference(self.clips(condition, metric), self.clips(condition, metric, "input"))
@@ -345,8 +348,8 @@ def tables(outcomes: Sequence[Outcome], conditions: Sequence[str]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None] | None:
+    return (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None) if values else None
 
 
 def _cell(value: tuple[float, float | None] | None, sign: str = "") -> str:

@@ -12,6 +12,7 @@ from models.select_network import NETWORKS, define_G
 from models.weights import load_pretrained, load_weights, read_weights
 from tests import golden
 from tests.clip_files import section, write_info
+from tests.dist.launching import ROOT
 from tests.test_vrt_modules import SMALL
 from tests.train_files import network
 from utils.errors import CheckpointError, OptionError
@@ -73,6 +74,15 @@ def test_an_operator_trained_alone_starts_the_fusion_of_a_network(tmp_path):
     assert all(torch.equal(net.state_dict()[key], value) for key, value in operator.state_dict().items())
     with pytest.raises(CheckpointError, match="do not fit"):
         load_weights(net, operator.state_dict(), "operator.pth", strict=True)
+
+
+@pytest.mark.parametrize("name", ["operator", "vrt_small"])
+def test_shipped_weights_hold_their_network_and_restore_in_float32(name):
+    saved = read_saved(ROOT / f"weights/{name}.pth")
+    frames, ratios = torch.full((1, 2, 3, 32, 32), 0.5), torch.ones(1, 2, saved.spike_channels, 32, 32)
+    with torch.no_grad():
+        restored = saved.build()(frames, ratios)
+    assert restored.dtype == torch.float32 and (restored - frames).abs().max() < 0.1  # nothing moves
 
 
 def test_an_operator_alone_is_not_begun_with_half_of_its_tensors():
