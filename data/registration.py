@@ -4,10 +4,11 @@ What the spikes of an exposure sum up to, moved to where the RGB camera sees it,
 (shift, rotation, scale), the time offset and the share of the planes that was exposed are those with which the frames
 explain the sums best: Gauss-Newton on details between two sizes, from coarse to fine, over all frames together. At
 last parts of the plane are matched on their own, and count alike where they differ by more than their noise: layers at
-other depths are seen elsewhere (parallax), and how much the parts differ is how sure the matrix is. The
-mix of the colours, the response curve and the blur of the spike camera's lens are fitted along, linearly. Where the
-pixels are exposed depends on the row (rolling shutter), fitted as well.
-What cannot be told from the clip stays as it is: see `Found.is_sure`.
+other depths are seen elsewhere (parallax), and how much the parts differ is how sure the matrix is. The mix of the
+colours, the response curve and the blur of the spike camera's lens are fitted along, linearly. Where the pixels are
+exposed depends on the row (rolling shutter), fitted as well.
+What cannot be told from the clip stays as it is: see `Found.is_changed`. Where all moves at one speed, as in a pan, a
+shift looks like a time offset: only both together are right.
 """
 
 from collections.abc import Sequence
