@@ -23,7 +23,7 @@ from data.spike_grid import scale_of
 
 MOST_PIXELS = 120_000  # of a plane; larger ones are binned
 MOST_OFFSET = 20.0  # planes that are looked for
-STEP, LEAST_ROOM = 12, 3  # planes before and after a time by which its change is measured, and the fewest
+STEP, LEAST_ROOM = 8, 3  # planes before and after a time by which its change is measured, and the fewest
 # Small changes of a plane whose half side is 1.
 CHANGES = np.array([
     [[0, 0, 1], [0, 0, 0], [0, 0, 0]],  # right
@@ -41,7 +41,7 @@ TIME_SIGMA, FINE_SIGMA = 2.0, 1.2  # in (binned) spike pixels: the finest detail
 SPREAD_OFFSET, SPREAD_SHARE, SPREAD_ROLL = 15.0, 0.3, 0.1  # priors: planes, share, share per half of the rows
 # Shown: the details of the frames explain as much of the variance, and the place is as exact. Sure: errors are at most
 # these; of 100 random rigs, 95 % of the places that are sure lie within 0.2 px.
-LEAST_EXPLAINED, LARGEST_PX, MOST_PX, MOST_PLANES, MOST_SHARE = 0.25, 0.5, 0.15, 0.7, 0.02
+LEAST_EXPLAINED, LARGEST_PX, MOST_PX, MOST_PLANES, MOST_SHARE = 0.25, 0.5, 0.15, 0.7, 0.03
 # Changes below these, or below three times their error, are none.
 LEAST_PX, LEAST_PLANES, LEAST_SHARE = 0.15, 0.75, 0.04
 # Windows of several planes, pixels and lens weaken ratios to the mean of the exposure; one of more planes makes up for
