@@ -228,9 +228,10 @@ def _check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
             what = f"{folder.name} is not the mean of the {spikes.light} values that the spikes integrate"
             found.append(f"{what}, so frame x ratio is not the sharp frame (about 1 dB): set lq_folder to {fitting}")
         windows = spikes.options.get("half_windows", ())
-        if len(windows) > 1 and (2 * max(windows) + 1) * rate < 1:
+        planes = [half * own.count / 2 if half < 1 else half for half in windows]
+        if len(windows) > 1 and (2 * max(planes) + 1) * rate < 1:
             found.append(
-                f"{rate:.3f} spikes per plane: the windows of half_windows {list(windows)}, in planes, mostly lie "
-                "between the same two spikes (spike.representation.half_windows): take wider ones"
+                f"{rate:.3f} spikes per plane: the windows of half_windows {list(windows)} mostly lie between the same "
+                "two spikes (spike.representation.half_windows): take wider ones"
             )
     return [Problem(clip.name, what, path) for what in found]

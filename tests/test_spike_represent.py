@@ -56,6 +56,7 @@ def test_a_stream_too_short_and_options_that_contradict_one_another_are_refused(
         ("relative", 12, {"half_windows": []}, "half_windows"),
         ("relative", 12, {"half_windows": [-1]}, "half_windows"),
         ("relative", 12, {"half_windows": [11]}, "half_windows"),
+        ("relative", 12, {"half_windows": [1.5]}, "whole or below 1"),
         ("relative", 12, {"half_windows": [5], "half_exposure": 5}, "half_windows"),
         ("relative", 12, {"half_windows": [5], "half_exposure": 12}, "half_windows"),
         ("raw", 1, {"window": 5}, "outside"),
@@ -192,6 +193,15 @@ def test_relative_light_undoes_the_blur_of_a_moving_edge_whatever_the_threshold(
     assert np.allclose(display[0], ratios[1] ** (1 / 2.2), rtol=1e-5)
     same = represent("relative", spikes, 80, half_windows=[4], light="display", gamma=2.2)
     assert np.array_equal(same[0], ratios[1])
+
+
+def test_windows_may_be_shares_of_the_exposure():
+    s = (np.random.default_rng(0).random((176, 4, 4)) < 0.3).astype(np.uint8)
+    for planes, halves in ((88, [2, 6, 12]), (176, [4, 12, 24]), (44, [1, 3, 6])):
+        shares, numbers = (
+            represent("relative", s[:planes], planes // 2, half_windows=half) for half in ([0.0465, 0.14, 0.28], halves)
+        )
+        assert np.array_equal(shares, numbers)
 
 
 def test_parts_of_relative_light_show_when_it_changed_and_are_one_where_nothing_changes_or_is_seen():

@@ -298,15 +298,15 @@ def exposure_estimate(blurry: np.ndarray, rates: np.ndarray) -> np.ndarray:
 def relative(
     stream: np.ndarray,
     center: int,
-    half_windows: Numbers = (2, 6, 12),
+    half_windows: tuple[int | float, ...] | list[int | float] = (2, 6, 12),
     half_exposure: int | None = None,
     num_bins: int = 0,
 ) -> np.ndarray:
     """Ratios of the light around the sharp frame, and in parts of the exposure, to that of the exposure; a confidence.
 
-    half_windows: planes on each side of center, one channel for each; 1 where there are too few spikes. half_exposure:
-    planes of the exposure on each side of center; null: as many as there are, without plane 0. num_bins: channels more,
-    of so many equal parts of the exposure.
+    half_windows: planes on each side of center, or below 1 a share of half_exposure; one channel for each, 1 where
+    there are too few spikes. half_exposure: planes of the exposure on each side of center; null: as many as there are,
+    without plane 0. num_bins: channels more, of so many equal parts of the exposure.
 
     The last channel is n / (n + 4), n spikes in the exposure.
     Light is 1 / interval in all planes between two spikes, so a window may be shorter than an interval; spike.context
@@ -315,11 +315,13 @@ def relative(
     """
     around = min(center - 1, len(stream) - 1 - center)
     half_exposure = around if half_exposure is None else half_exposure
-    if num_bins < 0 or not half_windows or not 0 <= min(half_windows) <= max(half_windows) < half_exposure <= around:
+    halves = [round(half * half_exposure) if half < 1 else int(half) for half in half_windows]
+    is_whole = all(half < 1 or half % 1 == 0 for half in half_windows)
+    if num_bins < 0 or not (halves and is_whole and 0 <= min(halves) <= max(halves) < half_exposure <= around):
         needed = f"0 <= half_windows {list(half_windows)} < half_exposure {half_exposure} <= {around} planes"
-        raise ValueError(f"{needed} are needed, and num_bins {num_bins} >= 0")
+        raise ValueError(f"{needed} are needed, whole or below 1, and num_bins {num_bins} >= 0")
     first, planes = center - half_exposure, 2 * half_exposure + 1
-    windows = [(half_exposure - half, half_exposure + half + 1) for half in half_windows]
+    windows = [(half_exposure - half, half_exposure + half + 1) for half in halves]
     windows += [(i * planes // num_bins, -(-(i + 1) * planes // num_bins)) for i in range(num_bins)]
     spikes, *light = window_light(stream, [(first + a, first + b) for a, b in [(0, planes), *windows]])
     means = [part / (b - a) for part, (a, b) in zip(light, windows, strict=True)]
