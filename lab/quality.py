@@ -2,7 +2,7 @@
 """Which method restores best: trains option files alike, tests them under several cameras and compares them.
 
     python lab/quality.py --suite sample
-    python lab/quality.py --suite real --videos VIDEOS --photos PHOTOS --steps 500
+    python lab/quality.py --suite real --videos VIDEOS --steps 500
 
 `real` trains on seven of eleven real videos, on photographs and made scenes under random rigs, and reports on two
 other videos under the conditions of data/rig.py; two more (`--part choose`) are for choosing. `sample` is a smoke test
@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ VIDEOS = {
     "train": ("bedroom", "blocks", "cups", "juggle", "karma", "kick", "laptop"),
     "choose": ("coffee", "walker"), "report": ("camel", "park"),
 }  # fmt: skip
+# Photographs in the public domain or under CC0, which packages hold.
+PHOTOS = {
+    "skimage": ("astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "retina.jpg", "rocket.jpg"),
+    "matplotlib": ("grace_hopper.jpg",),
+}
 CLIPS = {"random": 6, "ideal": 3, "photos": 2, "choose": 2, "report": 3}  # of a video or photograph
 SHARES = {"made": 3, "random": 4, "photos": 2, "ideal": 3}  # of the training samples
 CONDITIONS = ("ideal", "other", "rig", "dim")
@@ -61,7 +67,6 @@ def main(argv: list[str]) -> int:
     add = parser.add_argument
     add("--suite", choices=("sample", "real"), default="sample", help="default %(default)s")
     add("--videos", type=Path, help="real: folder of the eleven videos")
-    add("--photos", type=Path, help="real: folder of photographs to train on (default: none)")
     add("--part", choices=("choose", "report"), default="report", help="real: the videos to test on")
     add("--conditions", nargs="+", choices=CONDITIONS, default=CONDITIONS, help="real: of the test (default: all)")
     add("--opt", type=Path, nargs="+", metavar="FILE", help="default: all of options/benchmark")
@@ -137,7 +142,8 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
     if lacking := {name for names in VIDEOS.values() for name in names} - videos.keys():
         sys.exit(f"--videos {args.videos} has no {', '.join(sorted(lacking))}")
     sources = {part: [videos[name] for name in names] for part, names in VIDEOS.items()}
-    sources["photos"] = sorted(args.photos.iterdir()) if args.photos else []
+    packages = {name: Path(find_spec(name).origin).parent for name in PHOTOS}
+    sources["photos"] = [next(packages[name].rglob(photo)) for name, photos in PHOTOS.items() for photo in photos]
     for part, files in sources.items():
         (out / "sources" / part).mkdir(parents=True, exist_ok=True)
         for file in files:
@@ -147,15 +153,14 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
     tests = {f"{part}_{each}": (part, each) for part in ("choose", "report") for each in CONDITIONS}
     for name, (part, rig) in (random | tests).items():
         clips, source = CLIPS.get(name, CLIPS.get(part)), out / "sources" / part
-        if sources[part] and (name in random or part == args.part):
+        if name in random or part == args.part:
             asked = {"source": source, "rig": rig, "clips": clips, "frames": FRAMES, "out": out / "data" / name}
             more = [word for key, value in asked.items() for word in (f"--{key}", str(value))]
             call("scripts/prepare_gopro_spike.py", out, name, "--test-share", "0", "--workers", "1", *more)
     [made] = make_made(out).train
     train = {out / "data" / name: share for name, share in SHARES.items() if name != "made"} | {made: SHARES["made"]}
-    asked = [VIDEOS, CLIPS, SHARES, FRAMES, [file.name for file in sources["photos"]]]
+    asked = [VIDEOS, CLIPS, SHARES, FRAMES, PHOTOS]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
-    train = {folder: share for folder, share in train.items() if folder.exists()}
     return Data(train, {each: out / f"data/{args.part}_{each}" for each in args.conditions}, "train", digest)
 
 
@@ -191,9 +196,12 @@ def read_method(file: Path, data: Data, steps: int) -> Method:
 
 
 def finished(out: Path, data: Data, method: Method, seed: int) -> dict[str, Any] | None:
-    """The result of a finished run on these test clips, of this machine or committed."""
+    """The result of a finished run under all these conditions, of this machine or committed."""
     name = f"{method.run_name(seed)}_{next(iter(data.tests.values())).name.partition('_')[0]}.json"
-    return next((read_json(folder / name) for folder in (out / "results", COMMITTED) if (folder / name).exists()), None)
+    places = [folder / name for folder in (out / "results", COMMITTED) if (folder / name).exists()]
+    result = read_json(places[0]) if places else {"clips": ()}
+    tested = {clip.partition("/")[0] for clip in result["clips"]}
+    return result if tested >= data.tests.keys() else None
 
 
 def run_one(out: Path, data: Data, method: Method, seed: int) -> None:
