@@ -7,7 +7,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from data.rgb_camera import RgbCamera
+from data.rig import RgbCamera
+from data.spike.formats import Crop
 from data.spike.simulate import change_threshold, to_linear
 from utils.errors import OptionError
 from utils.options.section import Registry, import_parts
@@ -15,17 +16,13 @@ from utils.random_streams import random_stream
 
 
 @dataclass(frozen=True)
-class Augment:
+class Augment(Crop):
     """The crop, in pixels of the lq frame, and the flips; the same for every frame of a sample.
 
     Order: crop, hflip (left-right), vflip (up-down), transpose (swaps the two axes; with the flips this gives all
     rotations by 90 degrees). reverse plays the clip backwards, spikes included.
     """
 
-    top: int
-    left: int
-    height: int
-    width: int
     hflip: bool = False
     vflip: bool = False
     transpose: bool = False

@@ -2,10 +2,9 @@
 moving camera sees.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import cv2
 import numpy as np
@@ -37,8 +36,7 @@ class LightPath:
     """
 
     def __init__(self, light: Callable[[int], np.ndarray], count: int, method: str = "flow") -> None:
-        self.light, self.count, self.method = light, count, method
-        self._lights: dict[int, np.ndarray] = {}
+        self.light, self.count, self.method = lru_cache(2)(light), count, method
         self._flows: tuple[int, np.ndarray, np.ndarray] | None = None
         self._dis = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
 
@@ -48,10 +46,10 @@ class LightPath:
         index = min(int(time), max(self.count - 2, 0))
         part = time - index
         if part < 1e-9:
-            return self._light(index)
+            return self.light(index)
         if part > 1 - 1e-9:
-            return self._light(index + 1)
-        before, after = self._light(index), self._light(index + 1)
+            return self.light(index + 1)
+        before, after = self.light(index), self.light(index + 1)
         if self.method == "linear":
             return (1 - part) * before + part * after
         if self._flows is None or self._flows[0] != index:
@@ -62,13 +60,6 @@ class LightPath:
             self._flows = (index, self._dis.calc(a, b, None), self._dis.calc(b, a, None))
         part, (_, forward, backward) = np.float32(part), self._flows
         return (1 - part) * _warp(before, -part * forward) + part * _warp(after, (part - 1) * backward)
-
-    def _light(self, index: int) -> np.ndarray:
-        if index not in self._lights:
-            self._lights[index] = self.light(index)
-            for old in [i for i in self._lights if abs(i - index) > 1]:
-                del self._lights[old]
-        return self._lights[index]
 
 
 def _warp(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
@@ -81,27 +72,8 @@ def _warp(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
 def grey_light(frames: FrameSource, size: tuple[int, int], gamma: float) -> Callable[[int], np.ndarray]:
     """Number of a frame -> its grey light (h, w) of `size`; gamma: exponent from display values to light."""
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, gamma)
-
-    def light(number: int) -> np.ndarray:
-        return cv2.resize(to_grey(cv2.LUT(frames.read(number), curve)), size[::-1], interpolation=cv2.INTER_AREA)
-
-    return light
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """The frame intervals of a clip: their number, and the spike planes of each; the sharp instant is in its middle."""
-
-    count: int
-    planes: int
-
-    @property
-    def total(self) -> int:
-        return self.count * self.planes
-
-    @property
-    def sharp(self) -> range:
-        return range(self.planes // 2, self.total, self.planes)
+    how = {"dsize": size[::-1], "interpolation": cv2.INTER_AREA}
+    return lambda number: cv2.resize(to_grey(cv2.LUT(frames.read(number), curve)), **how)
 
 
 @dataclass(frozen=True)
@@ -122,12 +94,12 @@ def scaled(picture: np.ndarray, side: int) -> np.ndarray:
 
 
 def find_cuts(
-    frames: FrameSource, intervals: Intervals, sides: tuple[int, int], average: int | None, rng: np.random.Generator
+    frames: FrameSource, count: int, sides: tuple[int, int], average: int | None, rng: np.random.Generator
 ) -> list[Cut]:
     """The parts of a video that can be interpolated, without a change of the scene.
 
-    sides: the shortest and the longest shorter side of its scaled frames: the shorter, the smaller the motion.
-    average: frames of an interval; None: 1 to MOST_AVERAGE, drawn for each part.
+    count: frame intervals of a part. sides: the shortest and the longest shorter side of its scaled frames: the
+    shorter, the smaller the motion. average: frames of an interval; None: 1 to MOST_AVERAGE, drawn for each part.
     """
     steps, before = [], None
     dis, side = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST), min(sides[1], *frames.size)
@@ -139,92 +111,78 @@ def find_cuts(
             steps.append(np.inf if is_cut else float(np.percentile(np.hypot(*flow.transpose(2, 0, 1)), 95)))
         before = grey
     cuts, first = [], 0
-    while (most := (len(frames) - first - 2) // intervals.count) >= (average or 1):
+    while (most := (len(frames) - first - 2) // count) >= (average or 1):
         each = average or int(rng.integers(1, min(most, MOST_AVERAGE) + 1))
-        part = np.array(steps[first : first + each * intervals.count + 1])
+        part = np.array(steps[first : first + each * count + 1])
         if wrong := np.flatnonzero(part > MOST_STEP * side / sides[0]).tolist():
             first += wrong[-1] + 1
             continue
         slow = side * MOST_STEP / max(float(part.max()), MOST_STEP)
         cuts.append(Cut(first, each, max(sides[0], int(slow))))
-        first += each * intervals.count
+        first += each * count
     return cuts
 
 
-class VideoScene:
-    """Call it with a plane of a cut for the light (crop, crop, 3) float32; the crop moves as a hand would move it.
+def video_scene(
+    frames: FrameSource, cut: Cut, count: int, planes: int, crop: int, rng: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """The light (crop, crop, 3) float32 of each plane of a cut: `count` frame intervals of `planes` planes.
 
-    At the sharp instants it is a part of a frame of the video, scaled, without interpolation: it lies on whole pixels.
+    The crop moves as a hand would move it. At the sharp instants, plane planes // 2 of each interval, it is a part of a
+    frame of the video, scaled, without interpolation: it lies on whole pixels.
     """
-
-    def __init__(
-        self, frames: FrameSource, cut: Cut, intervals: Intervals, crop: int, rng: np.random.Generator
-    ) -> None:
-        def light(number: int) -> np.ndarray:
-            return cv2.LUT(scaled(frames.read(cut.first + number), cut.side), LIGHT)
-
-        self._path = LightPath(light, cut.average * intervals.count + 2)
-        self._cut, self._intervals, self._crop = cut, intervals, crop
-        free = np.array(self._path.at(0.0).shape[1::-1]) - crop
-        self._corners = np.empty((intervals.total, 2))
-        for axis, most in enumerate(free):
-            amplitude = rng.uniform(0.1, 1.0) * min(free) / 2
-            walk = smooth_walk(rng, intervals.total, amplitude, (2.0 * intervals.planes, 8.0 * intervals.planes))
-            walk += rng.uniform(amplitude, most - amplitude)
-            walk += np.interp(range(intervals.total), intervals.sharp, (np.round(walk) - walk)[intervals.sharp])
-            self._corners[:, axis] = np.clip(walk, 0, most)
-
-    def __call__(self, plane: int) -> np.ndarray:
-        each, planes = self._cut.average, self._intervals.planes
-        light = self._path.at((each + 1) // 2 + each * (plane - planes // 2) / planes)
-        middle = self._corners[plane] + (self._crop - 1) / 2
-        return cv2.getRectSubPix(light, (self._crop, self._crop), tuple(middle.tolist()))
+    path = LightPath(
+        lambda number: cv2.LUT(scaled(frames.read(cut.first + number), cut.side), LIGHT), cut.average * count + 2
+    )
+    total, sharp = count * planes, range(planes // 2, count * planes, planes)
+    free, corners = np.array(path.at(0.0).shape[1::-1]) - crop, np.empty((count * planes, 2))
+    for axis, most in enumerate(free):
+        amplitude = rng.uniform(0.1, 1.0) * min(free) / 2
+        walk = smooth_walk(rng, total, amplitude, (2.0 * planes, 8.0 * planes))
+        walk += rng.uniform(amplitude, most - amplitude)
+        walk += np.interp(range(total), sharp, (np.round(walk) - walk)[sharp])
+        corners[:, axis] = np.clip(walk, 0, most)
+    for plane, corner in enumerate(corners):
+        light = path.at((cut.average + 1) // 2 + cut.average * (plane - planes // 2) / planes)
+        yield cv2.getRectSubPix(light, (crop, crop), tuple((corner + (crop - 1) / 2).tolist()))
 
 
-class PhotoScene:
-    """Call it with a plane for the light (crop, crop, 3) float32 of a photograph that a moving camera sees.
+def photo_scene(
+    picture: np.ndarray, side: int, count: int, planes: int, crop: int, rng: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """The light (crop, crop, 3) float32 of each plane of a photograph that a moving camera sees.
 
     The camera pans, zooms, turns and tilts. Two pieces of the photograph, nearer than the rest, move more and on their
-    own. picture: (H, W, 3) uint8, scaled down to a shorter side of FINE x side.
+    own. picture: (H, W, 3) uint8, scaled down to a shorter side of FINE x side. count, planes: see `video_scene`.
     """
-
-    def __init__(
-        self, picture: np.ndarray, side: int, intervals: Intervals, crop: int, rng: np.random.Generator
-    ) -> None:
-        self._crop = crop
-        light = cv2.LUT(scaled(picture, FINE * side), LIGHT)
-        size = np.array(light.shape[1::-1])
-
-        def walk(amplitude: float) -> np.ndarray:
-            return smooth_walk(rng, intervals.total, amplitude, (2.0 * intervals.planes, 8.0 * intervals.planes))
-
-        time = (np.arange(intervals.total) / intervals.total - 0.5)[:, None] * intervals.count  # in intervals
-        shake = FINE * np.stack([walk(rng.uniform(2, crop / 6)) for _ in range(2)], axis=1)
-        self._angle, self._zoom = walk(0.1), rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
-        self._tilt = np.stack([walk(0.1), walk(0.1)], axis=1) / (FINE * crop)
-        self._layers = []
-        for depth in range(3):
-            place, own, opacity = size / 2, 0.0, np.ones((*light.shape[:2], 1), np.float32)
-            if depth:
-                middle, own = rng.uniform(0.3, 0.7, 2) * size, FINE * crop * rng.uniform(-0.05, 0.05, 2)
-                place = middle + FINE * crop * rng.uniform(-0.3, 0.3, 2)
-                corners = middle + FINE * crop * rng.uniform(-0.2, 0.2, (8, 2))
-                hull = cv2.convexHull(corners.astype(np.int32))
-                opacity = cv2.GaussianBlur(cv2.fillPoly(0 * opacity, [hull], 1.0, cv2.LINE_AA), (0, 0), 0.8)[..., None]
-            sheet = np.concatenate((light * opacity, opacity), axis=2)
-            self._layers.append((sheet, place + (1 + 0.35 * depth) * shake + own * time))
-
-    def __call__(self, plane: int) -> np.ndarray:
-        side, angle = FINE * self._crop, self._angle[plane]
+    light = cv2.LUT(scaled(picture, FINE * side), LIGHT)
+    total, fine, size = count * planes, FINE * crop, np.array(light.shape[1::-1])
+    walk = partial(smooth_walk, rng, total, periods=(2.0 * planes, 8.0 * planes))
+    time = (np.arange(total) / total - 0.5)[:, None] * count  # in intervals
+    shake = FINE * np.stack([walk(rng.uniform(2, crop / 6)) for _ in range(2)], axis=1)
+    angles, zooms = walk(0.1), rng.uniform(1.0, 1.3) * np.exp(walk(0.08))
+    tilts = np.stack([walk(0.1), walk(0.1)], axis=1) / fine
+    layers = []
+    for depth in range(3):
+        place, own, opacity = size / 2, 0.0, np.ones((*light.shape[:2], 1), np.float32)
+        if depth:
+            middle, own = rng.uniform(0.3, 0.7, 2) * size, fine * rng.uniform(-0.05, 0.05, 2)
+            place = middle + fine * rng.uniform(-0.3, 0.3, 2)
+            corners = middle + fine * rng.uniform(-0.2, 0.2, (8, 2))
+            hull = cv2.convexHull(corners.astype(np.int32))
+            opacity = cv2.GaussianBlur(cv2.fillPoly(0 * opacity, [hull], 1.0, cv2.LINE_AA), (0, 0), 0.8)[..., None]
+        border = cv2.BORDER_CONSTANT if depth else cv2.BORDER_REFLECT_101
+        sheet = np.concatenate((light * opacity, opacity), axis=2)
+        layers.append((sheet, place + (1 + 0.35 * depth) * shake + own * time, border))
+    to_middle = np.array([[1, 0, -fine / 2], [0, 1, -fine / 2], [0, 0, 1]])
+    for plane, (angle, zoom, tilt) in enumerate(zip(angles, zooms, tilts, strict=True)):
         turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
-        turn[:2] /= self._zoom[plane]
-        turn[2, :2] = self._tilt[plane]
-        to_middle = np.array([[1, 0, -side / 2], [0, 1, -side / 2], [0, 0, 1]])
-        canvas = np.zeros((side, side, 3), np.float32)
-        for sheet, places in self._layers:
+        turn[:2] /= zoom
+        turn[2, :2] = tilt
+        canvas = np.zeros((fine, fine, 3), np.float32)
+        for sheet, places, border in layers:
             to_sheet = np.array([[1, 0, places[plane, 0]], [0, 1, places[plane, 1]], [0, 0, 1]]) @ turn @ to_middle
             flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-            border = cv2.BORDER_CONSTANT if sheet is not self._layers[0][0] else cv2.BORDER_REFLECT_101
-            seen = cv2.warpPerspective(sheet, to_sheet, (side, side), flags=flags, borderMode=border)
+            seen = cv2.warpPerspective(sheet, to_sheet, (fine, fine), flags=flags, borderMode=border)
             canvas = canvas * (1 - seen[..., 3:]) + seen[..., :3]
-        return cv2.resize(canvas, (self._crop, self._crop), interpolation=cv2.INTER_AREA)
+        yield cv2.resize(canvas, (crop, crop), interpolation=cv2.INTER_AREA)

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from data.files import FrameSource, clips_in, image_size
-from data.moving import Cut, Intervals, LightPath, PhotoScene, VideoScene, find_cuts, grey_light
+from data.moving import Cut, LightPath, find_cuts, grey_light, photo_scene, video_scene
 from data.rig import Rig
 from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_linear
@@ -85,7 +84,7 @@ class Recipe(Section):
         """The rig that records a clip; without --rig, what is known of the sensor."""
         if self.has_rig:
             return Rig.asked(self.rig, random_stream(f"rig of clip {clip}", self.seed))
-        return Rig.of(rate=self.rate, light=self.light)
+        return Rig(rate=self.rate, light=self.light)
 
     def average_of(self, clip: str) -> int:
         found = re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)
@@ -144,9 +143,8 @@ def cuts_of(raw: RawClip, recipe: Recipe) -> list[Cut] | DataError:
         if raw.is_photo:
             return [Cut(number, 1, recipe.side) for number in range(recipe.clips)]
         sides = (min(round(MARGIN * recipe.crop), recipe.side), recipe.side)
-        intervals = Intervals(recipe.frames, recipe.planes)
         rng = random_stream(f"cuts of {raw.name}", recipe.seed)
-        cuts = find_cuts(frames, intervals, sides, recipe.average, rng)
+        cuts = find_cuts(frames, recipe.frames, sides, recipe.average, rng)
     except DataError as e:
         return e
     if not cuts:
@@ -271,24 +269,14 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> float:
 
 def record_scene(job: Job, recipe: Recipe, pictures: Path, spikes: Path) -> None:
     """Write what the rig of the clip records: blur, the mean of the linear light, sharp and spikes."""
-    rig, intervals = recipe.rig_of(job.name), Intervals(recipe.frames, recipe.planes)
     frames, rng = FrameSource(job.raw.path), random_stream(f"scene of clip {job.name}", recipe.seed)
-    if job.raw.is_photo:
-        scene = PhotoScene(frames.read(0), job.cut.side, intervals, recipe.crop, rng)
-    else:
-        scene = VideoScene(frames, job.cut, intervals, recipe.crop, rng)
+    how = (recipe.frames, recipe.planes, recipe.crop, rng)
+    lights = photo_scene(frames.read(0), job.cut.side, *how) if job.raw.is_photo else video_scene(frames, job.cut, *how)
     geometry = SpikeGeometry(recipe.crop // recipe.ratio, recipe.crop // recipe.ratio)
-
-    def lights() -> Iterator[np.ndarray]:
-        for plane in range(intervals.total):
-            light = scene(plane)
-            if plane in intervals.sharp:
-                imwrite_rgb(pictures / f"sharp/{plane // recipe.planes:06d}.png", rig.rgb.develop(light))
-            yield light
-
-    recorded = rig.record(lights(), recipe.planes, (geometry.height, geometry.width))
-    for number, (blurry, stream) in enumerate(recorded):
+    recorded = recipe.rig_of(job.name).record(lights, recipe.planes, (geometry.height, geometry.width))
+    for number, (blurry, sharp, stream) in enumerate(recorded):
         imwrite_rgb(pictures / f"blur/{number:06d}.png", blurry)
+        imwrite_rgb(pictures / f"sharp/{number:06d}.png", sharp)
         write_spikes(spikes / f"{number:06d}.dat", stream, geometry)
 
 

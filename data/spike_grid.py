@@ -19,9 +19,8 @@ import cv2
 import numpy as np
 from pydantic import Field
 
-from data.augment import Augment
 from data.spike.formats import Crop, SpikeGeometry
-from utils import utils_dist
+from utils.dist.state import RUN
 from utils.errors import DataError, OptionError
 from utils.files import write_whole
 from utils.options.section import Section, read_section
@@ -173,7 +172,7 @@ class ScaledGrid:
         self.pixel, self.region = self.step, (0, 0, *size)
         self._geometry, self._interpolation = geometry, interpolation
 
-    def window(self, aug: Augment) -> ScaledWindow:
+    def window(self, aug: Crop) -> ScaledWindow:
         """Only the crop is read, with a border of one spike pixel, which interpolation needs."""
         if self._is_stretched:
             whole = Crop(0, 0, self._geometry.height, self._geometry.width)
@@ -243,12 +242,12 @@ class CalibratedGrid:
         self.pixel = max(1, round(scale_of(calibration.to_rgb())))
         self._to_spike = np.linalg.inv(calibration.to_rgb())
         # Spike pixels across an RGB pixel in the middle of the frame, rounded up: 1 where they are larger.
-        middle = Augment((self.size[0] - 1) // 2, (self.size[1] - 1) // 2, 1, 1)
+        middle = Crop((self.size[0] - 1) // 2, (self.size[1] - 1) // 2, 1, 1)
         here, right, below = (np.ravel(self._centres(middle, *step)) for step in ((0, 0), (1, 0), (0, 1)))
         across = max(np.hypot(*(right - here)), np.hypot(*(below - here)))
         self._samples = 1 if nearest else max(1, int(np.ceil(across - 0.05)))
         self._last: tuple[tuple[int, ...], CalibratedWindow] | None = None
-        covered = self._covered(*self._centres(Augment.whole(self.size)))
+        covered = self._covered(*self._centres(Crop(0, 0, *self.size)))
         self.coverage, largest = float(covered.mean()), largest_rectangle(covered)
         if largest is None:
             what = "the calibration maps all spike pixels outside of the frame"
@@ -266,7 +265,7 @@ class CalibratedGrid:
             expected, do = "frames as they were in the calibration, not resized or cropped", "calibrate with these"
             raise DataError(what, self._path, expected, do)
 
-    def window(self, aug: Augment) -> CalibratedWindow:
+    def window(self, aug: Crop) -> CalibratedWindow:
         place = (aug.top, aug.left, aug.height, aug.width)
         if self._last is None or self._last[0] != place:  # all frames of a sample have the same crop
             shifts, (height, width) = (np.arange(self._samples) + 0.5) / self._samples - 0.5, self._plane
@@ -291,7 +290,7 @@ class CalibratedGrid:
             self._last = (place, CalibratedWindow(crop, samples, self._covered(*self._centres(aug))))
         return self._last[1]
 
-    def _centres(self, aug: Augment, dx: float = 0.0, dy: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    def _centres(self, aug: Crop, dx: float = 0.0, dy: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
         """Spike coordinates x and y, each (H, W), of the crop's RGB pixels moved by (dx, dy).
 
         float64 of coordinates in the whole frame: the same numbers in every crop that contains the pixel.
@@ -325,7 +324,7 @@ def warn_uncovered(grid: Grid, what: str, where: str) -> None:
             f"at least {LEAST_COVERAGE:.0%}: elsewhere the edge of the spike plane is repeated",
             f"crop the frames to {seen}, and calibrate with such frames",
         )  # fmt: skip
-    if utils_dist.is_main_process():
+    if RUN.launch.rank == 0:
         text = "%s: the spike camera sees %.1f %% of the frame; elsewhere the edge of the spike plane is repeated"
         logger.warning(f"{text}. Results hold in %s", what, 100 * grid.coverage, seen)
 

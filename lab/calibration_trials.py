@@ -5,6 +5,7 @@ true matrix map a pixel; planes: of the middle of the exposure; share: of the pl
 """
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 
@@ -21,16 +22,16 @@ def trial(number: int) -> dict[str, object]:
     rng = np.random.default_rng([26, number])
     rig, layers = Rig.random(rng), make_layers(rng, PLANES * FRAMES, SIDE)
     clip = list(rig.record((render(layers, plane) for plane in range(PLANES * FRAMES)), PLANES, SPIKE))
-    stream, views = np.concatenate([spikes for _, spikes in clip]), []
-    for index, (frame, _) in enumerate(clip):
+    stream, views = np.concatenate([spikes for *_, spikes in clip]), []
+    for index, (frame, *_) in enumerate(clip):
         first = max(0, index * PLANES - AROUND)
         views.append(View(frame, stream[first : (index + 1) * PLANES + AROUND], index * PLANES - first, PLANES))
-    found, true = fit(views, nominal(SPIKE, RGB), rig.spike.light), rig.spike.matrix(SPIKE, RGB)
+    found, true = fit(views, nominal(SPIKE, RGB), rig.light), rig.matrix(SPIKE, RGB)
     y, x = np.indices(SPIKE).reshape(2, -1)
     offsets = (found.matrix - true) @ np.stack((x, y, np.ones_like(x)))
-    errors = np.hypot(*offsets[:2]).mean(), found.offset - rig.spike.time_offset, found.share - rig.rgb.exposure
+    errors = np.hypot(*offsets[:2]).mean(), found.offset - rig.time_offset, found.share - rig.exposure
     errors = {key: round(float(error), 3) for key, error in zip(LIMITS, errors, strict=True)}
-    return {"number": number, **errors, "sure": list(map(bool, found.is_sure)), "rig": rig.plain()}
+    return {"number": number, **errors, "sure": list(map(bool, found.is_sure)), "rig": asdict(rig)}
 
 
 def table(trials: list[dict], title: str) -> None:

@@ -264,11 +264,11 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
         clips[job.name] = {"split": job.split, "planes": planes, "gt_plane": gt_plane}
         if job.cut:
             rig = recipe.rig_of(job.name)
-            about = {"source": job.raw.name, "cut": asdict(job.cut), "rate": rig.spike.rate, "light": rig.spike.light}
+            about = {"source": job.raw.name, "cut": asdict(job.cut), "rate": rig.rate, "light": rig.light}
             clips[job.name] |= about | {"calibration": rig.calibration((height, width), plan.size).plain()}
     counts = Counter(clip["planes"] for clip in clips.values())
     common = next(clip for clip in clips.values() if clip["planes"] == counts.most_common(1)[0][0])
-    rig = None if recipe.rig.startswith("random") else recipe.rig_of("").spike
+    rig = None if recipe.rig.startswith("random") else recipe.rig_of("")
     about: dict[str, Any] = {
         "format": FORMAT, "h": height, "w": width, "flip": True, "planes": common["planes"],
         "gt_plane": common["gt_plane"], "rate": rig and rig.rate, "light": rig.light if rig else "linear",

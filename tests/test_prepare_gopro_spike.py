@@ -296,7 +296,7 @@ def test_any_video_and_photograph_becomes_clips_of_a_rig_that_training_reads(tmp
         assert clip.spikes.rate == own["rate"] and clip.spikes.calibration.matrix == own["calibration"]["matrix"]
     for name, clip in clips.items():
         cut, calibration = clip["cut"], read_section(Calibration, clip["calibration"], "")
-        again = Rig.of(**calibration.made["rig"]).calibration((24, 24), (48, 48))
+        again = Rig(**calibration.made["rig"]).calibration((24, 24), (48, 48))
         assert again.digest() == calibration.digest()
         assert cut["first"] + 3 * cut["average"] + 2 <= 16 or cut["first"] >= 16 or "photo" in name
     before = files(out)

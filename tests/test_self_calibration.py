@@ -25,16 +25,15 @@ RIGS = {"aligned": {}, "moved": MOVED}
 
 def write_clip(root, name, lights, **rig):
     """The clip in the GoPro layout: blur, sharp and spike."""
-    camera = Rig.of(3, rate=0.3, jitter=0.02, pattern=0.02, read=0.002, **rig)
+    camera = Rig(seed=3, rate=0.3, jitter=0.02, pattern=0.02, read=0.002, **rig)
     clip, spikes = root / "rgb" / name, root / "spikes" / name / "spike"
     for folder in (clip / "blur", clip / "sharp", spikes):
         folder.mkdir(parents=True)
-    for number, (frame, stream) in enumerate(camera.record(lights, PLANES, SPIKE)):
-        sharp = camera.rgb.develop(lights[number * PLANES + PLANES // 2])
+    for number, (frame, sharp, stream) in enumerate(camera.record(lights, PLANES, SPIKE)):
         for folder, image in (("blur", frame), ("sharp", sharp)):
             assert cv2.imwrite(str(clip / folder / f"{number:06d}.png"), image[..., ::-1])
         write_spikes(spikes / f"{number:06d}.dat", stream, SpikeGeometry(*SPIKE))
-    true = camera.calibration(SPIKE, (SIDE, SIDE)).model_copy(update={"exposure_share": camera.rgb.exposure})
+    true = camera.calibration(SPIKE, (SIDE, SIDE)).model_copy(update={"exposure_share": camera.exposure})
     save_calibration(root / f"{name}.json", true)
     info = {"format": 1, "h": SPIKE[0], "w": SPIKE[1], "flip": True, "planes": PLANES, "gt_plane": PLANES // 2}
     (root / "spikes" / "dataset.json").write_text(json.dumps(info | {"rate": 0.3, "light": "linear"}))

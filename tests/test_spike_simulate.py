@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from data.augment import CAMERAS, CameraDraw
 from data.loader import ResumableDistributedSampler
-from data.rgb_camera import RgbCamera
+from data.rig import RgbCamera
 from data.select_dataset import build_dataset
 from data.spike import simulate
 from data.spike.intervals import plane_light, window_light

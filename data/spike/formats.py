@@ -126,7 +126,7 @@ class SpikeGeometry:
 
 @dataclass(frozen=True)
 class Crop:
-    """A rectangle in spike pixels of the upright image (row 0 at the top)."""
+    """A rectangle in the pixels of an upright image (row 0 at the top)."""
 
     top: int
     left: int
