@@ -61,10 +61,6 @@ class DatasetInfo:
     def of_clip(self, clip: str) -> "DatasetInfo":
         """What is known of the spikes of one clip: its own h, w, flip, rate, light, calibration, else those of all."""
         own = {key: value for key, value in self.clips.get(clip, {}).items() if key in OF_CLIP and value is not None}
-        try:
-            _checked(own)
-        except ValueError as e:
-            raise _unusable(e, self.path, f"clip {clip}: ") from e
         return dataclasses.replace(self, **own) if own else self
 
     @property
@@ -110,9 +106,9 @@ def nearest_info(path: Path) -> DatasetInfo:
 def load_info(dataroot_spike: str) -> DatasetInfo:
     """The dataset.json in the spike folder or its parent (which holds the splits); empty where there is none.
 
-    Raises DataError for a file that is no JSON object of this format.
+    Raises DataError for a file that is no JSON object of this format, and for values of a wrong type.
     """
-    root = Path(dataroot_spike)
+    root, whose = Path(dataroot_spike), ""
     path = next((p for p in (root / FILE_NAME, root.parent / FILE_NAME) if p.is_file()), None)
     if path is None:
         return DatasetInfo()
@@ -123,21 +119,21 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
         recipe = table.get("recipe") or {}
         # Older files of scripts/prepare_gopro_spike.py name the light in their recipe only.
         table = {"light": recipe.get("light"), **table, "path": str(path), "interpolate": recipe.get("interpolate")}
-        return _checked(table)
+        info = _known_of(table)
+        for clip, own in info.clips.items():
+            whose = f"clip {clip}: "
+            _known_of({key: own.get(key) for key in OF_CLIP})
+        return info
     except (OSError, ValueError, TypeError, AttributeError) as e:
-        raise _unusable(e, str(path)) from e
+        what = f"dataset.json cannot be used: {whose}{_in_words(e)}"
+        expected = f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"'
+        raise DataError(what, str(path), expected, "correct it, or make the data set again") from e
 
 
-def _checked(table: dict[str, Any]) -> DatasetInfo:
+def _known_of(table: dict[str, Any]) -> DatasetInfo:
     """The values of `table` that are known. Raises ValueError for one of a wrong type."""
     known = {f.name: table[f.name] for f in dataclasses.fields(DatasetInfo) if table.get(f.name) is not None}
     return TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
-
-
-def _unusable(e: Exception, path: str, whose: str = "") -> DataError:
-    what = f"dataset.json cannot be used: {whose}{_in_words(e)}"
-    expected = f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"'
-    return DataError(what, path, expected, "correct it, or make the data set again")
 
 
 def _in_words(e: Exception) -> str:
@@ -227,9 +223,8 @@ class Timing:
                 what = f"lists {len(table.rows)} frames of" if table else "does not list"
                 what, expected = f"spike.exposure {what} clip {clip}, which has a frame {frame}", "one for every frame"
                 raise DataError(what, f"clip {clip}", expected, "complete spike.exposure")
-            first, count = table.planes_of(frame, self.offset)
-            begin, kept = self._exposed(count)
-            span = Span(first + begin, kept, begin, count, (count - 1) / 2)
+            start, count = table.planes_of(frame, self.offset)
+            origin, length = 0, count
         else:
             count = min(self.count or planes, planes) if self.first == "central" else self.count
             first = (planes - count) // 2 if self.first == "central" else self.first
@@ -240,23 +235,18 @@ class Timing:
                 origin, count = 0, after - first
                 length = count
             start = first + nearest_plane(self.offset)
-            begin, kept = self._exposed(count)
-            lo, hi = start + begin, start + begin + kept
-            if self.count is None:  # to the end of the file: what it lacks is left out
-                lo, hi = min(max(lo, 0), planes), min(hi, planes)
-            span = Span(lo, hi - lo, origin + lo - start, length, origin + (count - 1) / 2)
-        if span.first < 0 or span.count < 1 or span.first + span.count > planes:
+        exposed = max(min(count, 1), nearest_plane(count * self.share))
+        lo = start + (count - exposed) // 2
+        hi = lo + exposed
+        if self.exposures is None and self.count is None:  # to the end of the file: what it lacks is left out
+            lo, hi = min(max(lo, 0), planes), min(hi, planes)
+        if lo < 0 or hi <= lo or hi > planes:
             keys = "spike.exposure" if self.is_one_file else "spike.first, spike.count"
             shift = f", time offset {self.offset:g}" if self.offset else ""
-            needed = f"planes {span.first} to {span.first + span.count - 1} ({keys}{shift})"
-            what = f"frame {frame} of clip {clip} needs {needed}, the file has {planes} planes"
-            raise DataError(what, f"clip {clip}", f"within 0 to {planes - 1}", f"correct {keys}, or restore the file")
-        return span
-
-    def _exposed(self, count: int) -> tuple[int, int]:
-        """(first, number) of the planes among `count` in which the frame was exposed."""
-        kept = max(min(count, 1), nearest_plane(count * self.share))
-        return (count - kept) // 2, kept
+            what = f"frame {frame} of clip {clip} needs planes {lo} to {hi - 1} ({keys}{shift})"
+            what, expected = f"{what}, the file has {planes} planes", f"within 0 to {planes - 1}"
+            raise DataError(what, f"clip {clip}", expected, f"correct {keys}, or restore the file")
+        return Span(lo, hi - lo, origin + lo - start, length, origin + (count - 1) / 2)
 
     def describe(self) -> str:
         """What differs from reading whole files of one frame each, for digests; "" for nothing."""
@@ -271,6 +261,7 @@ def nearest_plane(time: float) -> int:
 Start = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Length = Annotated[float, Field(strict=True, ge=0.5, allow_inf_nan=False)]  # rounded: at least one plane
 Rows = Annotated[list[tuple[Start, Length]], Field(min_length=1)]
+Tables = Annotated[dict[str, Any], Field(min_length=1)]  # clip, "" for every other one -> Regular or Rows
 
 
 class Regular(BaseModel, extra="forbid"):
@@ -285,7 +276,7 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     """`spike.exposure` of the options. Raises OptionError for a wrong form, DataError for an unreadable file."""
     if value is None:
         return None
-    where = "spike.exposure"
+    where, found, clip = "spike.exposure", {}, ""
     if isinstance(value, str):
         try:
             where, value = value, json.loads(Path(value).read_text(encoding="utf-8"))
@@ -293,9 +284,8 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
             what = f"cannot read the exposures: {_in_words(e)}"
             raise DataError(what, value, EXPOSURE_FORM, "correct spike.exposure") from e
     is_one = isinstance(value, dict) and value.keys() & Regular.model_fields
-    found, clip = {}, ""
     try:
-        for clip, entry in TypeAdapter(dict[str, Any]).validate_python({"": value} if is_one else value).items():
+        for clip, entry in TypeAdapter(Tables).validate_python({"": value} if is_one else value).items():
             if isinstance(entry, list):
                 found[clip] = Exposures(rows=tuple(TypeAdapter(Rows).validate_python(entry)))
             else:
@@ -303,6 +293,4 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
     except ValidationError as e:
         what = f"spike.exposure is not of the expected form{f' for clip {clip}' if clip else ''}: {_in_words(e)}"
         raise OptionError(what, where, EXPOSURE_FORM, "correct spike.exposure") from e
-    if not found:
-        raise OptionError("spike.exposure is empty", where, EXPOSURE_FORM, "correct spike.exposure")
     return found
