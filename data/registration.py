@@ -12,8 +12,7 @@ shift looks like a time offset: only both together are right.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -80,16 +79,6 @@ class Found:
     explained: float
     moved: float
     residuals: tuple[float, ...] = ()
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON; `of` makes it again."""
-        return asdict(self) | {"matrix": self.matrix.tolist()}
-
-    @classmethod
-    def of(cls, plain: dict[str, Any]) -> "Found":
-        values = {key: plain[key] for key in cls.__dataclass_fields__}
-        lists = {key: tuple(values[key]) for key in ("errors", "residuals")}
-        return cls(**values | lists | {"matrix": np.array(values["matrix"], float)})
 
     @property
     def read(self) -> float:
@@ -266,7 +255,8 @@ class State:
         every = max(1, int(sigma / 1.5))
         sums = pair.until(end) - pair.until(start)
         first, last = (pair.until(time + reach) - pair.until(time - reach) for time in (start, end))
-        spikes, first, last = (_band(each, sigma)[::every, ::every] for each in (sums, first, last))
+        side, blurred = int(8 * sigma) | 1, [_blur(each, sigma) for each in (sums, first, last)]
+        spikes, first, last = ((each - cv2.blur(each, (side, side)))[::every, ::every] for each in blurred)
         height, width = bright.shape
         y, x = (np.arange(0, side, every, dtype=np.float32) for side in sums.shape)
         u, v, depth = (row[0] * x + row[1] * y[:, None] + row[2] for row in self.matrix)
@@ -279,9 +269,9 @@ class State:
         moved = cv2.remap(features, u, v, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
         side = int(8 * sigma / every) | 1
         rates = np.maximum(_blur(sums, 3.0), 0) / self.length
-        # Expected noise of the counts: whole spikes of a light whose phase is random.
-        filtered = inside.sum() / (4 * np.pi * sigma**2)
-        noise = filtered * _rounding(rates * self.length), filtered * _rounding(rates * 2 * reach)
+        # Expected noise of the counts: whole spikes of a light whose phase is random, so of variance p (1 - p).
+        filtered, parts = inside.sum() / (4 * np.pi * sigma**2), (rates * self.length % 1, rates * 2 * reach % 1)
+        noise = [filtered * float((part * (1 - part)).mean()) for part in parts]
         shown = moved - cv2.blur(moved, (side, side))
         return Row(spikes, shown, first / (2 * reach), last / (2 * reach), inside, noise, reach, every)
 
@@ -321,7 +311,11 @@ class State:
         step = -np.linalg.solve(full, gradient + prior * now)
         change = self._move(step[:4])
         if with_times:
-            self._move_times(np.clip(step[4:7], -8, 8))
+            later, longer, rolled = np.clip(step[4:7], -8, 8)
+            offset = np.clip(self.middle + later - self.planes / 2, -self.most_offset, self.most_offset)
+            self.middle = self.planes / 2 + float(offset)
+            self.length = float(np.clip(self.length + longer, 0.4 * self.planes, 1.05 * self.planes))
+            self.roll = float(np.clip(self.roll + rolled, -0.2 * self.planes, 0.2 * self.planes))
             # The normal matrix holds the noise of the changes too, which shows no motion.
             seen = np.diag(normal)[4:6] - hidden[:2]
             real = np.maximum(seen / np.diag(normal)[4:6], 1e-3)
@@ -390,12 +384,6 @@ class State:
         columns, rows = (np.clip((each + 1) * count / 2, 0, count - 0.01).astype(int) for each in (x, y))
         return count * rows + columns
 
-    def _move_times(self, step: np.ndarray) -> None:
-        self.length = float(np.clip(self.length + step[1], 0.4 * self.planes, 1.05 * self.planes))
-        offset = np.clip(self.middle + step[0] - self.planes / 2, -self.most_offset, self.most_offset)
-        self.middle = self.planes / 2 + float(offset)
-        self.roll = float(np.clip(self.roll + step[2], -0.2 * self.planes, 0.2 * self.planes))
-
     def gain_and_dark(self) -> tuple[float, float]:
         """Spikes per plane of a (binned) pixel = gain light + dark, by least squares over all views."""
         light, rates = [], []
@@ -422,7 +410,7 @@ class Row:
     first: np.ndarray
     last: np.ndarray
     inside: np.ndarray
-    noise: tuple[float, float]
+    noise: Sequence[float]
     reach: float
     every: int
 
@@ -474,14 +462,3 @@ def _joined(
 
 def _blur(image: np.ndarray, sigma: float) -> np.ndarray:
     return cv2.GaussianBlur(image, (0, 0), float(sigma))
-
-
-def _band(image: np.ndarray, sigma: float) -> np.ndarray:
-    """Details between two sizes."""
-    small, side = _blur(image, sigma), int(8 * sigma) | 1
-    return small - cv2.blur(small, (side, side))
-
-
-def _rounding(counts: np.ndarray) -> float:
-    """Mean variance of whole counts of which these are the expectations, their phase being random."""
-    return float((counts % 1 * (1 - counts % 1)).mean())

@@ -22,6 +22,7 @@ from data.registration import Found, View, fit, nominal
 from data.spike.formats import Crop
 from data.spike_grid import Calibration
 from data.spike_info import spike_errors_as_data_errors
+from data.spike_source import DatSpikes
 from utils import utils_dist
 from utils.dist import watchdog
 from utils.dist.state import RUN
@@ -62,8 +63,11 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
         watchdog.go_on()
         for i, one in zip(together, utils_dist.gather_objects([_fitted(clips[i], files) for i in mine]), strict=False):
             found[i] = one[0]
-            if is_main and places[i]:
-                _keep(places[i], one[0])
+            if is_main and places[i] and not places[i].exists():  # what is there cannot be read, and may not be ours
+                try:
+                    write_whole(places[i], json.dumps(dataclasses.asdict(one[0]), default=np.ndarray.tolist).encode())
+                except DataError as e:
+                    logger.info("the calibration cannot be kept: %s", e)
     if is_main and RUN.kept:
         text = "spike.calibration auto: %d clips fitted in %.1f s, %d known from an earlier run"
         logger.info(text, len(missing), time.monotonic() - begin, len(clips) - len(missing))
@@ -72,14 +76,14 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
 
 def _compared(clip: Clip) -> list[tuple[int, Exposure]]:
     """The frames of a clip that are compared, each with the planes around its exposure."""
-    known, shared = list(clip.spike_files.items()), _is_shared(clip)
-    around = clip.spikes.changed(context=AROUND).exposures(clip.name, known, len(clip), shared)
+    around = _exposures(clip, clip.spikes.changed(context=AROUND))
     return [(index, around[index]) for index in sorted({round(i) for i in np.linspace(0, len(clip) - 1, FRAMES)})]
 
 
-def _is_shared(clip: Clip) -> bool:
-    """Whether the frames share the planes of one file evenly."""
-    return len(clip.spike_files) == 1 < len(clip) and not clip.spikes.timing.is_one_file
+def _exposures(clip: Clip, spikes: DatSpikes) -> tuple[Exposure, ...]:
+    """The planes of each frame, as `spikes` reads them; without spike.exposure, frames share one file evenly."""
+    shared = len(clip.spike_files) == 1 < len(clip) and not clip.spikes.timing.is_one_file
+    return spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip), shared)
 
 
 def _fitted(clip: Clip, files: Any) -> Found:
@@ -97,7 +101,7 @@ def _with(clip: Clip, found: Found) -> Clip:
     """The clip with those parts of what was found that change it."""
     if not any(changed := found.is_changed):
         return clip
-    spikes, known, shared = clip.spikes, list(clip.spike_files.items()), _is_shared(clip)
+    spikes = clip.spikes
     size = (spikes.geometry.height, spikes.geometry.width)
     matrix = found.matrix if changed[0] else nominal(size, clip.size)
     calibration = Calibration(
@@ -107,11 +111,11 @@ def _with(clip: Clip, found: Found) -> Clip:
     )  # fmt: skip
     try:
         own = spikes.changed(calibration)
-        exposures = own.exposures(clip.name, known, len(clip), shared)
+        exposures = _exposures(clip, own)
     except DataError as e:  # planes that the files lack
         logger.warning("spikes of %s, calibration: the times stay as they were: %s", clip.name, e.what)
         own = spikes.changed(calibration.model_copy(update={"time_offset_planes": 0.0, "exposure_share": 1.0}))
-        exposures = own.exposures(clip.name, known, len(clip), shared)
+        exposures = _exposures(clip, own)
     return dataclasses.replace(clip, spikes=own, exposures=exposures)
 
 
@@ -134,15 +138,7 @@ def _place(clip: Clip, files: Any) -> Path | None:
 
 def _kept(place: Path | None) -> Found | None:
     try:
-        return Found.of(json.loads(place.read_text(encoding="utf-8"))) if place else None
+        table = json.loads(place.read_text(encoding="utf-8")) if place else {}
+        return Found(**table | {"matrix": np.array(table["matrix"], float)})
     except (OSError, ValueError, KeyError, TypeError):
         return None  # never fitted, or no file of ours
-
-
-def _keep(place: Path, found: Found) -> None:
-    if place.exists():  # what is there cannot be read, and may not be ours
-        return
-    try:
-        write_whole(place, json.dumps(found.plain()).encode())
-    except DataError as e:
-        logger.info("the calibration cannot be kept: %s", e)

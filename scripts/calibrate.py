@@ -18,7 +18,7 @@ is left. All places are (x, y) with pixel centres at whole numbers, see data/spi
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -27,9 +27,9 @@ import cv2
 import numpy as np
 
 from data import registration
-from data.augment import Augment
 from data.files import FrameSource
-from data.spike.formats import SpikeGeometry, count_planes, read_spikes
+from data.registration import View
+from data.spike.formats import Crop, SpikeGeometry, count_planes, read_spikes
 from data.spike.simulate import to_display, to_grey
 from data.spike_grid import CalibratedGrid, Calibration, load_calibration, save_calibration, scale_of
 from data.spike_info import spike_errors_as_data_errors
@@ -45,36 +45,6 @@ LEAST_INLIERS = 15
 LEAST_PATCHES = 6
 MOST_RESIDUAL = 1.0  # median over the patches, in the larger of the two cameras' pixels
 MOST_OFFSET_ERROR = 1.0  # planes
-
-
-@dataclass(frozen=True)
-class View:
-    """One moment, see data.registration.View: the spikes (T, h, w) of the upright image, and the frame (H, W, 3) uint8,
-    R, G, B.
-    """
-
-    stream: np.ndarray
-    frame: np.ndarray
-    before: int
-    count: int
-    light: str
-
-    @property
-    def spikes(self) -> np.ndarray:
-        """(h, w) float32: display values in [0, 1]."""
-        rates = self.stream[self.before : self.before + self.count].mean(axis=0, dtype=np.float32)
-        rates /= max(float(np.percentile(rates, 99.5)), 1e-6)
-        return to_display(rates) if self.light == "linear" else np.clip(rates, 0, 1)
-
-    @property
-    def grey(self) -> np.ndarray:
-        """(H, W) float32: display values in [0, 1]."""
-        return to_grey(self.frame).astype(np.float32) / 255
-
-    def mirrored(self, mirror: str) -> "View":
-        """The view with a mirrored spike image."""
-        axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
-        return replace(self, stream=np.ascontiguousarray(np.flip(self.stream, axes)))
 
 
 @with_exit_code
@@ -98,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     grid = CalibratedGrid(calibration, geometry, str(command.out))
     calibration = calibration.model_copy(update={"region": list(grid.region)})
     save_calibration(command.out, calibration)
-    imwrite_rgb(command.overlay, overlay(views[0], grid, calibration))
+    imwrite_rgb(command.overlay, overlay(views[0], command.light, grid, calibration))
     top, left, height, width = grid.region
     print(
         f"{command.out}: the spikes cover {grid.coverage:.1%} of the frame; rows {top} to {top + height - 1}, columns "
@@ -131,7 +101,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return command
 
 
-def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> "View":
+def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> View:
     first, count = command.planes or (0, None)
     if command.search_planes:  # the change in time is measured around each plane
         around = command.search_planes + registration.STEP
@@ -142,7 +112,7 @@ def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.
         before, count = 0, 1
     frames = FrameSource(frame)
     image = np.mean([frames.read(i) for i in range(len(frames))], axis=0, dtype=np.float32)
-    return View(stream, (image + 0.5).astype(np.uint8), before, count, command.light)
+    return View((image + 0.5).astype(np.uint8), stream, before, count)
 
 
 def with_geometry(geometry: SpikeGeometry, views: list[View], command: argparse.Namespace) -> Calibration:
@@ -156,12 +126,12 @@ def with_geometry(geometry: SpikeGeometry, views: list[View], command: argparse.
     """
     where, model = ", ".join(f"{spikes} and {frame}" for spikes, frame in command.pairs), command.model
     mirrors = ("none", "columns") if command.mirror == "auto" else (command.mirror,)
-    starts = {mirror: _from_features([view.mirrored(mirror) for view in views]) for mirror in mirrors}
+    starts = {mirror: _from_features(mirrored(views, mirror), command.light) for mirror in mirrors}
     mirror = max(starts, key=lambda name: starts[name][1])
     start, inliers, matches = starts[mirror]
     if inliers < LEAST_INLIERS:
         raise _wrong(f"only {inliers} of {matches} features match in one position", where)
-    found = _fitted([view.mirrored(mirror) for view in views], start, model)
+    found = registration.fit(mirrored(views, mirror), start, command.light, model, most_offset=0.0)
     matrix, correlation, distances = found.matrix, float(np.sqrt(max(found.explained, 0))), found.residuals
     if found.explained < registration.LEAST_EXPLAINED:
         raise _wrong(f"the correlation of the aligned images is {correlation:.2f}", where)
@@ -191,51 +161,52 @@ def with_geometry(geometry: SpikeGeometry, views: list[View], command: argparse.
     )  # fmt: skip
 
 
-def _fitted(
-    views: Sequence[View], start: np.ndarray, model: str | None, most_offset: float = 0.0
-) -> registration.Found:
-    pairs = [registration.View(view.frame, view.stream, view.before, view.count) for view in views]
-    return registration.fit(pairs, start, views[0].light, model, most_offset)
+def mirrored(views: Sequence[View], mirror: str) -> list[View]:
+    """The views with mirrored spike images."""
+    axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
+    return [replace(view, stream=np.ascontiguousarray(np.flip(view.stream, axes))) for view in views]
 
 
-def _from_features(views: Sequence[View]) -> tuple[np.ndarray, int, int]:
-    """(affine matrix, inliers, matches) from the features of all views together."""
-    pairs = np.concatenate([_matches(view) for view in views])
+def images_of(view: View, light: str) -> tuple[np.ndarray, np.ndarray]:
+    """The spikes (h, w) and the frame (H, W), grey float32: display values in [0, 1]."""
+    rates = view.stream[view.before : view.before + view.count].mean(axis=0, dtype=np.float32)
+    rates /= max(float(np.percentile(rates, 99.5)), 1e-6)
+    spikes = to_display(rates) if light == "linear" else np.clip(rates, 0, 1)
+    return spikes, to_grey(view.frame).astype(np.float32) / 255
+
+
+def _from_features(views: Sequence[View], light: str) -> tuple[np.ndarray, int, int]:
+    """(affine matrix, inliers, matches) from features of all views together, those that are each other's nearest."""
+    pairs = []  # places in the spike image and in the frame
+    for spikes, grey in (images_of(view, light) for view in views):
+        factor, features = max(1, round(grey.shape[1] / FEATURE_WIDTH)), []
+        small = cv2.resize(grey, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
+        sift = cv2.SIFT_create(nfeatures=5000, contrastThreshold=0.02)
+        for image in (cv2.GaussianBlur(spikes, (0, 0), 0.8), small):
+            low, high = np.percentile(image, (0.5, 99.5))
+            stretched = 255 * np.clip((image - low) / max(high - low, 1e-6), 0, 1)
+            features.append(sift.detectAndCompute(stretched.astype(np.uint8), None))
+        (ours, a), (theirs, b) = features
+        if a is None or b is None or len(b) < 2:
+            continue
+        matcher = cv2.BFMatcher(cv2.NORM_L2)
+        back = {match.queryIdx: match.trainIdx for match in matcher.match(b, a)}
+        for first, second in matcher.knnMatch(a, b, k=2):
+            if first.distance < 0.85 * second.distance and back[first.trainIdx] == first.queryIdx:
+                place = (np.array(theirs[first.trainIdx].pt) + 0.5) * factor - 0.5
+                pairs.append((ours[first.queryIdx].pt, place))
     if len(pairs) < 4:
         return np.eye(3), 0, len(pairs)
     tolerance = 0.008 * max(views[0].frame.shape[:2])  # the perspective of a homography is no part of an affine matrix
     cv2.setRNGSeed(0)
     found, used = cv2.estimateAffine2D(
-        pairs[:, 0].copy(), pairs[:, 1].copy(), method=cv2.RANSAC, ransacReprojThreshold=tolerance, maxIters=20000,
-        confidence=0.9999,
+        *np.array(pairs, np.float64).swapaxes(0, 1).copy(), method=cv2.RANSAC, ransacReprojThreshold=tolerance,
+        maxIters=20000, confidence=0.9999,
     )  # fmt: skip
     # A mirrored image is tried on its own; what collapses or mirrors is no view of the same scene.
     if found is None or not 1e-3 < np.linalg.det(found[:, :2]) < 1e3:
         return np.eye(3), 0, len(pairs)
     return np.vstack((found, (0, 0, 1))), int(used.sum()), len(pairs)
-
-
-def _matches(view: View) -> np.ndarray:
-    """(n, 2, 2): places in the spike image and in the frame of features that are each other's nearest."""
-    factor, features = max(1, round(view.frame.shape[1] / FEATURE_WIDTH)), []
-    small = cv2.resize(view.grey, None, fx=1 / factor, fy=1 / factor, interpolation=cv2.INTER_AREA)
-    sift = cv2.SIFT_create(nfeatures=5000, contrastThreshold=0.02)
-    for image in (cv2.GaussianBlur(view.spikes, (0, 0), 0.8), small):
-        low, high = np.percentile(image, (0.5, 99.5))
-        stretched = 255 * np.clip((image - low) / max(high - low, 1e-6), 0, 1)
-        features.append(sift.detectAndCompute(stretched.astype(np.uint8), None))
-    (ours, a), (theirs, b) = features
-    if a is None or b is None or len(b) < 2:
-        return np.empty((0, 2, 2))
-    matcher = cv2.BFMatcher(cv2.NORM_L2)
-    back = {match.queryIdx: match.trainIdx for match in matcher.match(b, a)}
-    found = [
-        first
-        for first, second in matcher.knnMatch(a, b, k=2)
-        if first.distance < 0.85 * second.distance and back[first.trainIdx] == first.queryIdx
-    ]
-    places = [(ours[m.queryIdx].pt, (np.array(theirs[m.trainIdx].pt) + 0.5) * factor - 0.5) for m in found]
-    return np.array(places, np.float64).reshape(-1, 2, 2)
 
 
 def with_offset(
@@ -248,7 +219,7 @@ def with_offset(
     CalibratedGrid(known, geometry, str(command.geometry)).check_size(views[0].frame.shape[:2])
     search, where = command.search_planes, ", ".join(str(frame) for _, frame in command.pairs)
     matrix = known.model_copy(update={"mirror": "none"}).to_rgb()
-    found = _fitted([view.mirrored(known.mirror) for view in views], matrix, None, search)
+    found = registration.fit(mirrored(views, known.mirror), matrix, command.light, None, search)
     offset, error = found.offset, found.errors[1]
     if found.explained < registration.LEAST_EXPLAINED or error > MOST_OFFSET_ERROR:
         raise _wrong(f"the scene moves too little: the offset would be {offset:.1f} planes, error {error:.1f}", where)
@@ -267,13 +238,12 @@ def _wrong(what: str, where: str) -> DataError:
     )  # fmt: skip
 
 
-def overlay(view: View, grid: CalibratedGrid, calibration: Calibration) -> np.ndarray:
+def overlay(view: View, light: str, grid: CalibratedGrid, calibration: Calibration) -> np.ndarray:
     """(2 H, W, 3) uint8: frame magenta and spikes green, grey where they agree; below, squares of one and the other."""
-    grey = view.grey
-    height, width = grey.shape
-    window = grid.window(Augment.whole((height, width)))
-    spikes = window.to_rgb(view.spikes[window.crop.slices][None])[0]
-    seen, frame = window.covered, grey
+    rates, frame = images_of(view, light)
+    height, width = frame.shape
+    window = grid.window(Crop(0, 0, height, width))
+    spikes, seen = window.to_rgb(rates[window.crop.slices][None])[0], window.covered
     # Same mean and contrast where both see.
     spikes = (spikes - spikes[seen].mean()) / max(spikes[seen].std(), 1e-6) * frame[seen].std() + frame[seen].mean()
     spikes = np.where(seen, np.clip(spikes, 0, 1), 0)
