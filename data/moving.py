@@ -59,14 +59,12 @@ class LightPath:
             )
             self._flows = (index, self._dis.calc(a, b, None), self._dis.calc(b, a, None))
         part, (_, forward, backward) = np.float32(part), self._flows
-        return (1 - part) * _warp(before, -part * forward) + part * _warp(after, (part - 1) * backward)
-
-
-def _warp(light: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """Light (h, w, ...) sampled at (x, y) + shift(x, y), with shift (h, w, 2)."""
-    height, width = light.shape[:2]
-    x, y = np.meshgrid(np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32))
-    return cv2.remap(light, x + shift[..., 0], y + shift[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+        x, y = np.meshgrid(*(np.arange(side, dtype=np.float32) for side in before.shape[1::-1]))
+        before, after = (
+            cv2.remap(light, x + shift[..., 0], y + shift[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+            for light, shift in ((before, -part * forward), (after, (part - 1) * backward))
+        )
+        return (1 - part) * before + part * after
 
 
 def grey_light(frames: FrameSource, size: tuple[int, int], gamma: float) -> Callable[[int], np.ndarray]:

@@ -19,7 +19,6 @@ from data.moving import Cut, LightPath, find_cuts, grey_light, photo_scene, vide
 from data.rig import Rig
 from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_linear
-from utils.dist.process import peak_process_gb
 from utils.errors import DataError
 from utils.files import natural_key, publish_folder, scratch_folder, write_whole
 from utils.image import IMAGE_SUFFIXES, imwrite_rgb
@@ -93,9 +92,6 @@ class Recipe(Section):
     def planes_of(self, clip: str) -> int:
         return self.planes if self.has_rig else self.interpolate * self.average_of(clip)
 
-    def gt_plane_of(self, clip: str) -> int:
-        return self.planes // 2 if self.has_rig else self.interpolate * (self.average_of(clip) // 2)
-
 
 class RawClip(NamedTuple):
     """A source of clips: a folder of images, a video file or, with a rig, a photograph. split: "" without folders."""
@@ -165,12 +161,9 @@ class Job:
     cut: Cut | None = None
 
     @property
-    def rgb(self) -> Path:
-        return self.out / "GOPRO_Large" / self.split / self.name
-
-    @property
-    def spikes(self) -> Path:
-        return self.out / "GOPRO_Large_spike_seq" / self.split / self.name
+    def folders(self) -> tuple[Path, Path]:
+        """Of the frames, and of the spikes."""
+        return tuple(self.out / name / self.split / self.name for name in ("GOPRO_Large", "GOPRO_Large_spike_seq"))
 
 
 @dataclass(frozen=True)
@@ -231,7 +224,7 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
 
 def _is_made(job: Job, record: dict[str, Any]) -> bool:
     """Whether both folders exist. Raises DataError for one not made from this source with this recipe."""
-    folders = [folder for folder in (job.spikes, job.rgb) if os.path.lexists(folder)]
+    folders = [folder for folder in job.folders if os.path.lexists(folder)]
     for folder in folders:
         try:
             made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
@@ -245,26 +238,22 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
     return len(folders) == 2
 
 
-def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> float:
-    """Make the pictures and the spikes of one clip; each folder appears when it is complete.
-
-    Returns the peak memory of the process, in GB.
-    """
+def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
+    """Make the pictures and the spikes of one clip; each folder appears when it is complete."""
     cv2.setNumThreads(1)
-    scratch = {folder: scratch_folder(folder.with_name(f".{job.name}.tmp")) for folder in (job.rgb, job.spikes)}
-    (scratch[job.spikes] / "spike").mkdir()
+    pictures, spikes = scratch = [scratch_folder(folder.with_name(f".{job.name}.tmp")) for folder in job.folders]
+    (spikes / "spike").mkdir()
     if job.cut:
-        record_scene(job, recipe, scratch[job.rgb], scratch[job.spikes] / "spike")
+        record_scene(job, recipe, pictures, spikes / "spike")
     else:
-        make_images(job, recipe, scratch[job.rgb])
-        make_spikes(job, recipe, scratch[job.spikes] / "spike")
-    for folder, made in scratch.items():
+        make_images(job, recipe, pictures)
+        make_spikes(job, recipe, spikes / "spike")
+    for folder, made in zip(job.folders, scratch, strict=True):
         write_whole(made / RECORD, (json.dumps(record, indent=2) + "\n").encode())
         if os.path.lexists(folder):  # a killed run made only this one
             shutil.rmtree(made)
         else:
             publish_folder(made, folder)
-    return peak_process_gb()
 
 
 def record_scene(job: Job, recipe: Recipe, pictures: Path, spikes: Path) -> None:

@@ -67,25 +67,18 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in SEVERAL}
 
 
-@dataclass(frozen=True)
 class Reconstruction:
     """A method (see utils.contract.Method) whose frames follow from one frame of the input and its spikes alone.
 
     representation: name and options, from `method_options`.
     """
 
-    representation: dict[str, Any]
-    center_frame_only: bool
-
     can_cut, instants = True, 1
 
-    @property
-    def formula(self) -> Formula:
-        return METHODS[self.representation["type"]]
-
-    @property
-    def is_grey(self) -> bool:
-        return self.formula.is_grey
+    def __init__(self, representation: dict[str, Any], center_frame_only: bool) -> None:
+        self.representation, self.center_frame_only = representation, center_frame_only
+        self.formula = METHODS[representation["type"]]
+        self.is_grey = self.formula.is_grey
 
     def frames_of(self, count: int) -> range:
         return range(count // 2, count // 2 + 1) if self.center_frame_only else range(count)

@@ -205,7 +205,15 @@ def fit(
     moved = same @ state.matrix @ np.linalg.inv(same)
     corners = np.stack(np.meshgrid(np.linspace(0, width - 1, 9), np.linspace(0, height - 1, 9)), axis=-1).reshape(-1, 2)
     places = [cv2.perspectiveTransform(corners[None], matrix)[0] for matrix in (start, moved)]
-    gain, dark = state.gain_and_dark()
+    light, rates = [], []  # spikes per plane of a (binned) pixel = gain light + dark, by least squares
+    for pair in pairs:
+        begin, end = (np.full(len(state.y), state.middle + side * state.length / 2) for side in (-1, 1))
+        rates.append(((pair.until(end) - pair.until(begin)) / state.length).ravel())
+        how = {"flags": cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, "borderMode": cv2.BORDER_REPLICATE}
+        light.append(cv2.warpPerspective(pair.light.mean(axis=2), state.matrix, pair.sums.shape[:0:-1], **how).ravel())
+    light, rates = (np.concatenate(each).astype(float) for each in (light, rates))
+    gain = float(((light - light.mean()) * (rates - rates.mean())).mean() / max(light.var(), 1e-9))
+    dark = float(rates.mean() - gain * light.mean())
     return Found(
         moved, state.middle - pairs[0].count / 2, state.length / pairs[0].count, gain / factor**2, dark / factor**2,
         (state.place_error * factor, *state.time_errors), state.explained,
@@ -383,19 +391,6 @@ class State:
         x, y = (each[:: row.every, :: row.every][row.inside] for each in (self.x, self.y))
         columns, rows = (np.clip((each + 1) * count / 2, 0, count - 0.01).astype(int) for each in (x, y))
         return count * rows + columns
-
-    def gain_and_dark(self) -> tuple[float, float]:
-        """Spikes per plane of a (binned) pixel = gain light + dark, by least squares over all views."""
-        light, rates = [], []
-        for pair in self.pairs:
-            start, end = (np.full(len(self.y), self.middle + side * self.length / 2) for side in (-1, 1))
-            rates.append(((pair.until(end) - pair.until(start)) / self.length).ravel())
-            grey, size = pair.light.mean(axis=2), pair.sums.shape[:0:-1]
-            how = {"flags": cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP, "borderMode": cv2.BORDER_REPLICATE}
-            light.append(cv2.warpPerspective(grey, self.matrix, size, **how).ravel())
-        light, rates = (np.concatenate(each).astype(float) for each in (light, rates))
-        gain = ((light - light.mean()) * (rates - rates.mean())).mean() / max(light.var(), 1e-9)
-        return float(gain), float(rates.mean() - gain * light.mean())
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from data.spike import represent as rp
 from data.spike.formats import SpikeFileError, SpikeGeometry
 from data.spike.simulate import DISPLAY_GAMMA, LUMA, to_linear
 from data.spike_grid import CalibratedGrid, Calibration, Grid, ScaledGrid, Window, load_calibration
-from data.spike_info import DatasetInfo, Span, Timing, read_exposures, spike_errors_as_data_errors
+from data.spike_info import DatasetInfo, Timing, read_exposures, spike_errors_as_data_errors
 from utils.errors import DataError, OptionError
 from utils.options.section import Registry, import_parts
 
@@ -97,7 +97,8 @@ class DatSpikes:
         if calibration not in (None, "auto", None if recorded else "recorded"):
             path = info.path if recorded else calibration
             self._calibrate(load_calibration(path, recorded), path)
-        self.name, self.options = _name_and_options(representation)
+        self.options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
+        self.name = self.options.pop("type")
         self.channels = channels_of(representation)
         self.ignored = rp.REPRESENTATIONS[self.name].ignored(**self.options)
         given = {"rate": rate, "light": light, "gamma": gamma != 1.0, "center": center != "gt", "context": context}
@@ -134,6 +135,7 @@ class DatSpikes:
         """The planes of each of the frames of a clip, checked: they lie in their file and can be represented.
 
         files: path and planes of a file per frame, or of one for all. shared: the frames share its planes evenly.
+        The plane of the sharp frame is counted in the planes of the exposure; x.5 lies between two.
         Raises OptionError where the plane of the sharp frame is unknown, DataError for all else.
         """
         found, checked = [], set()
@@ -149,7 +151,19 @@ class DatSpikes:
                 begin, stop = max(lo - start, 0), min(hi - start, length)
                 pieces += [Piece(file, begin, stop - begin)] if begin < stop else []
                 start += length
-            center = self.center_plane(clip, span)
+            last = span.origin + span.count - 1
+            named = {"gt": self.info.gt_plane_of(clip, span.length), "file": span.middle}
+            center = named.get(self.center, self.center)
+            if "center" in self.ignored:
+                center = span.origin + (span.count - 1) / 2
+            if center is None or not span.origin <= center <= last:
+                what = "is not known" if center is None else f"{center} is outside of {span.origin} to {last}"
+                raise OptionError(
+                    f"the plane of the sharp frame {what} for clip {clip}", "spike.center",
+                    '"gt" with gt_plane in dataset.json or Spk-GoPro clip names; else "file" or a plane number',
+                    'set it to "file" or to the number; leave out a frame whose middle the file lacks',
+                )  # fmt: skip
+            center -= span.origin
             own_planes = Piece(path, span.first, span.count)
             found.append(Exposure(own_planes, tuple(pieces), before, center, span.origin))
             if (span.count, center) not in checked:
@@ -161,25 +175,6 @@ class DatSpikes:
                     expected = f"planes for {self.options} around plane {center:g}"
                     raise DataError(what, path, expected, "use smaller windows, or another spike.center") from e
         return tuple(found)
-
-    def center_plane(self, clip: str, span: Span) -> float:
-        """The time of the sharp frame, counted in the planes of `span`; x.5 lies between two.
-
-        Raises OptionError where it is unknown.
-        """
-        if "center" in self.ignored:
-            return (span.count - 1) / 2
-        named = {"gt": self.info.gt_plane_of(clip, span.length), "file": span.middle}
-        center = named.get(self.center, self.center)
-        first, last = span.origin, span.origin + span.count - 1
-        if center is None or not first <= center <= last:
-            what = "is not known" if center is None else f"{center} is outside of {first} to {last}"
-            raise OptionError(
-                f"the plane of the sharp frame {what} for clip {clip}", "spike.center",
-                '"gt" with gt_plane in dataset.json or Spk-GoPro clip names; else "file" or a plane number',
-                'set it to "file" or to the number; leave out a frame whose middle the file lacks',
-            )  # fmt: skip
-        return center - first
 
     def rate_of(self, stream: np.ndarray, frame: np.ndarray, window: Window) -> float:
         """Spikes per plane at full light. stream (T, h, w); frame (H, W, 3) uint8, B, G, R: its blurry frame there.
@@ -298,19 +293,14 @@ def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo,
 
 def channels_of(representation: dict[str, Any] | str) -> int:
     """S of a spike.representation section. Raises OptionError for options that contradict one another."""
-    name, options = _name_and_options(representation)
+    options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
+    name = options.pop("type")
     try:
         return rp.channel_count(name, **options)
     except ValueError as e:
         expected = str(inspect.signature(rp.REPRESENTATIONS[name].function))
         what = f"spike.representation {name} cannot be made: {e}"
         raise OptionError(what, "spike.representation", expected, "correct its options") from e
-
-
-def _name_and_options(representation: Any) -> tuple[str, dict[str, Any]]:
-    """(name, options) of a spike.representation section."""
-    options = REPRESENTATIONS.resolve(representation, "spike.representation").plain()
-    return options.pop("type"), options
 
 
 def _agreed(key: str, option: Any, info: DatasetInfo, default: Any = None) -> Any:

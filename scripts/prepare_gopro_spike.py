@@ -69,9 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     todo.sort(key=lambda job: -plans[job].frames)
     calls = [(job, recipe, plans[job].record) for job in todo]
     counts = [plans[job].frames for job in todo]
-    peaks = run_counted(command.workers, prepare.make_clip, calls, counts, "making", "frames")
-    if peaks:
-        print(f"peak memory of a process: {1000 * max(peaks):.0f} MB")
+    run_counted(command.workers, prepare.make_clip, calls, counts, "making", "frames")
     print(
         f"made {command.out}: look at it with scripts/show_sample.py, check it with scripts/doctor.py --data --opt FILE"
     )
@@ -260,7 +258,8 @@ def write_info(out: Path, table: dict[str, Any], recipe: Recipe, plans: dict[Job
         raise DataError(what, str(out / INFO), "one size of spikes in a data set", "choose another --out")
     clips = table["clips"]
     for job, plan in plans.items():
-        planes, gt_plane = recipe.planes_of(job.name), recipe.gt_plane_of(job.name)
+        planes = recipe.planes_of(job.name)
+        gt_plane = planes // 2 if job.cut else recipe.interpolate * (recipe.average_of(job.name) // 2)
         clips[job.name] = {"split": job.split, "planes": planes, "gt_plane": gt_plane}
         if job.cut:
             rig = recipe.rig_of(job.name)
