@@ -272,17 +272,16 @@ class CalibratedGrid:
             corners = []  # of each sample, rows, columns and weights of the spike pixels around it, (neighbours, H W)
             for x, y in (self._centres(aug, dx, dy) for dy in shifts for dx in shifts):
                 x, y = np.clip(x.ravel(), 0, width - 1), np.clip(y.ravel(), 0, height - 1)
-                half = 0.5 if self._nearest else 0.0
-                row, col = np.floor(y + half).astype(np.int64), np.floor(x + half).astype(np.int64)
                 if self._nearest:
-                    corners.append((row[None], col[None], np.ones((1, len(row)), np.float32)))
-                    continue
+                    x, y = np.floor(x + 0.5), np.floor(y + 0.5)
+                row, col = y.astype(np.int64), x.astype(np.int64)
                 down, right = y - row, x - col
-                # A neighbour beyond the edge has weight 0.
-                below, beside = np.minimum(row + 1, height - 1), np.minimum(col + 1, width - 1)
+                # Only a neighbour with a weight is another pixel: none is beyond the edge.
+                below, beside = row + (down > 0), col + (right > 0)
                 weights = ((1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right)
-                rows, cols = np.stack((row, row, below, below)), np.stack((col, beside, col, beside))
-                corners.append((rows, cols, np.stack(weights).astype(np.float32)))
+                stacks = [(row, row, below, below), (col, beside, col, beside), weights]
+                rows, cols, weights = (np.stack(stack[: 1 if self._nearest else 4]) for stack in stacks)
+                corners.append((rows, cols, weights.astype(np.float32)))
             top, left = (min(int(c[axis].min()) for c in corners) for axis in (0, 1))
             bottom, right = (max(int(c[axis].max()) for c in corners) for axis in (0, 1))
             crop = Crop(top, left, bottom - top + 1, right - left + 1)

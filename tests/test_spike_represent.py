@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from data.augment import Augment
 from data.spike.formats import Crop
-from data.spike.intervals import plane_light
 from data.spike.represent import (
     REPRESENTATIONS,
     channel_count,
@@ -15,7 +14,7 @@ from data.spike.represent import (
     exposure_rates,
     represent,
 )
-from data.spike.simulate import IntegrateAndFire, to_display
+from data.spike.simulate import IntegrateAndFire, plane_light, to_display
 
 
 def stream(planes=24, height=6, width=5, seed=0, density=0.3):

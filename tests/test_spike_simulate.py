@@ -15,7 +15,7 @@ from data.loader import ResumableDistributedSampler
 from data.rig import RgbCamera
 from data.select_dataset import build_dataset
 from data.spike import simulate
-from data.spike.intervals import plane_light, window_light
+from data.spike.simulate import plane_light, window_light
 from tests.clip_files import section, write_clip, write_info
 from utils.errors import OptionError
 from utils.random_streams import random_stream

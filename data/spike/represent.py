@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .intervals import window_light
-from .simulate import DISPLAY_GAMMA, to_display, to_linear
+from .simulate import DISPLAY_GAMMA, to_display, to_linear, window_light
 
 Numbers = tuple[int, ...] | list[int]
 HALF_TRUST = 4.0  # spikes in the exposure that give `relative` the confidence 1/2
