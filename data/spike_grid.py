@@ -35,34 +35,26 @@ Row = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
 class Calibration(Section):
-    """The contents of a calibration file."""
+    """The contents of a calibration file.
 
-    format: Literal[1] = Field(1, description="Format of this file.")
-    matrix: list[Row] = Field(
-        min_length=2,
-        max_length=3,
-        description="Mirrored spike pixel (x, y, 1) -> RGB pixel: 2 rows of 3 (affine) or 3 rows of 3 (homography).",
-    )
-    spike_size: Size = Field(description="Height and width of a spike plane.")
-    rgb_size: Size = Field(description="Height and width of the RGB frames.")
-    mirror: Literal["none", "columns", "rows", "both"] = Field(
-        "none", description="What is mirrored in the upright spike image before `matrix` applies."
-    )
-    region: Annotated[list[int], Field(min_length=4, max_length=4)] | None = Field(
-        None,
-        description="[top, left, height, width] in RGB pixels: the part of the frame with usable spikes; null: the "
-        "largest rectangle that the planes cover.",
-    )
-    time_offset_planes: float = Field(
-        0.0,
-        description="Added to the number of the plane at which an exposure should start: > 0 where the spike camera "
-        "started first.",
-    )
-    exposure_share: float = Field(
-        1.0, gt=0, le=1, description="Part of the planes of a frame, in their middle, during which it was exposed."
-    )
-    tick_hz: float | None = Field(None, gt=0, description="Planes per second; null: unknown.")
-    made: dict[str, Any] = Field(default_factory=dict, description="How the file was made; no effect.")
+    matrix: mirrored spike pixel (x, y, 1) -> RGB pixel: 2 rows of 3 (affine) or 3 rows of 3 (homography). mirror: what
+    is mirrored in the upright spike image before `matrix` applies. spike_size, rgb_size: height and width.
+    region: (top, left, height, width) in RGB pixels: the part of the frame with usable spikes; None: the largest
+    rectangle that the planes cover. time_offset_planes: added to the number of the plane at which an exposure should
+    start: > 0 where the spike camera started first. exposure_share: part of the planes of a frame, in their middle,
+    during which it was exposed. tick_hz: planes per second; None: unknown. made: how the file was made; no effect.
+    """
+
+    format: Literal[1] = 1
+    matrix: Annotated[list[Row], Field(min_length=2, max_length=3)]
+    spike_size: Size
+    rgb_size: Size
+    mirror: Literal["none", "columns", "rows", "both"] = "none"
+    region: Annotated[list[int], Field(min_length=4, max_length=4)] | None = None
+    time_offset_planes: float = 0.0
+    exposure_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    tick_hz: Annotated[float, Field(gt=0)] | None = None
+    made: dict[str, Any] = Field(default_factory=dict)
 
     def to_rgb(self) -> np.ndarray:
         """(3, 3) float64: spike pixel (x, y, 1) of the upright image, not mirrored -> RGB pixel."""
@@ -247,7 +239,7 @@ class CalibratedGrid:
         across = max(np.hypot(*(right - here)), np.hypot(*(below - here)))
         self._samples = 1 if nearest else max(1, int(np.ceil(across - 0.05)))
         self._last: tuple[tuple[int, ...], CalibratedWindow] | None = None
-        covered = self._covered(*self._centres(Crop(0, 0, *self.size)))
+        covered = self._covered(Crop(0, 0, *self.size))
         self.coverage, largest = float(covered.mean()), largest_rectangle(covered)
         if largest is None:
             what = "the calibration maps all spike pixels outside of the frame"
@@ -286,7 +278,7 @@ class CalibratedGrid:
             bottom, right = (max(int(c[axis].max()) for c in corners) for axis in (0, 1))
             crop = Crop(top, left, bottom - top + 1, right - left + 1)
             samples = tuple(((rows - top) * crop.width + cols - left, weights) for rows, cols, weights in corners)
-            self._last = (place, CalibratedWindow(crop, samples, self._covered(*self._centres(aug))))
+            self._last = (place, CalibratedWindow(crop, samples, self._covered(aug)))
         return self._last[1]
 
     def _centres(self, aug: Crop, dx: float = 0.0, dy: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
@@ -299,8 +291,8 @@ class CalibratedGrid:
         u, v, depth = (row[0] * x + row[1] * y + row[2] for row in self._to_spike)
         return u / depth, v / depth
 
-    def _covered(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        height, width = self._plane
+    def _covered(self, aug: Crop) -> np.ndarray:
+        (height, width), (x, y) = self._plane, self._centres(aug)
         return (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
 
 
