@@ -197,11 +197,10 @@ def open_spikes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error
     remainder: "error" refuses bytes after the last whole packed plane, "truncate" ignores them.
     """
     with _file_errors(path):
-        if is_array(path):
-            shape, dtype, load = _find_array(path)
-        else:  # an empty file cannot be mapped
+        if not is_array(path):  # an empty file cannot be mapped
             data = np.memmap(path, np.uint8, "r") if os.stat(path).st_size else np.empty(0, np.uint8)
             return packed_planes(data, path, geometry, remainder)
+        shape, dtype, load = _find_array(path)
     is_type, widths = dtype in (np.uint8, np.bool_), (geometry.width, geometry.line_width)
     if is_type and len(shape) == 3 and shape[0] and shape[1] == geometry.height and shape[2] in widths:
         return SpikeFile(str(path), geometry, shape[0], None, functools.cache(load))
@@ -307,9 +306,7 @@ def _file_errors(path: PathLike) -> Iterator[None]:
         raise SpikeFileError(what, str(path), expected, do) from e
 
 
-def _write_array(
-    file: IO[bytes], parts: Iterable[np.ndarray], geometry: SpikeGeometry
-) -> tuple[int, tuple[int, int, int]]:
+def _write_array(file: IO[bytes], parts: Iterable[np.ndarray], geometry: SpikeGeometry) -> tuple[int, tuple[int, ...]]:
     """Write a .npy; the length of its header, and the shape of the array."""
     header = {"descr": "|u1", "fortran_order": False, "shape": (0, geometry.height, geometry.width)}
     np.lib.format.write_array_header_1_0(file, header)
@@ -418,21 +415,15 @@ def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarr
     # Stored rows start at the bottom of the image.
     row = geometry.height - crop.top - crop.height if geometry.flipud else crop.top
     if line % 8 == 0:
-        lo, hi = crop.left // 8, -(-(crop.left + crop.width) // 8)
+        lo, hi, left = crop.left // 8, -(-(crop.left + crop.width) // 8), crop.left % 8
         window = packed.reshape(planes, geometry.height, line // 8)[:, row : row + crop.height, lo:hi]
-        if geometry.flipud:
-            window = window[:, ::-1]
-        bits = np.unpackbits(np.ascontiguousarray(window), axis=-1, bitorder=order)
-        skip = crop.left - 8 * lo
-        return bits[:, :, skip : skip + crop.width]
-    # Rows that do not end on a byte: unpack whole rows, then crop.
-    start, stop = row * line, (row + crop.height) * line
-    lo, hi = start // 8, -(-stop // 8)
-    bits = np.unpackbits(np.ascontiguousarray(packed[:, lo:hi]), axis=-1, bitorder=order)
-    rows = bits[:, start - 8 * lo : stop - 8 * lo].reshape(planes, crop.height, line)
-    if geometry.flipud:
-        rows = rows[:, ::-1]
-    return rows[:, :, crop.left : crop.left + crop.width]
+        rows = np.unpackbits(np.ascontiguousarray(window), axis=-1, bitorder=order)
+    else:  # rows that do not end on a byte: unpack whole rows, then crop
+        start, stop, left = row * line, (row + crop.height) * line, crop.left
+        bits = np.unpackbits(np.ascontiguousarray(packed[:, start // 8 : -(-stop // 8)]), axis=-1, bitorder=order)
+        rows = bits[:, start % 8 :][:, : stop - start].reshape(planes, crop.height, line)
+    rows = rows[:, ::-1] if geometry.flipud else rows
+    return rows[:, :, left : left + crop.width]
 
 
 def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
@@ -448,6 +439,5 @@ def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
 def _check_shape(spikes: np.ndarray, geometry: SpikeGeometry) -> None:
     """Raise SpikeFileError for an array that is not (T >= 1, H, W)."""
     if spikes.ndim != 3 or spikes.shape[1:] != (geometry.height, geometry.width) or spikes.shape[0] == 0:
-        raise SpikeFileError(
-            f"spikes of shape {spikes.shape}", expected=f"(planes >= 1, {geometry.height}, {geometry.width})"
-        )
+        expected = f"(planes >= 1, {geometry.height}, {geometry.width})"
+        raise SpikeFileError(f"spikes of shape {spikes.shape}", "", expected)
