@@ -106,10 +106,7 @@ class RawClip(NamedTuple):
 
 
 def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
-    """The clips in `source` or, where there are such folders, in its `train` and `test`. Raises DataError for none.
-
-    photos: image files beside videos and folders are sources, too.
-    """
+    """The clips in `source`, or in its `train` and `test`; photos: also image files. Raises DataError for none."""
     if source.is_file():
         return [RawClip(source.stem, source, "")]
     splits = [(source / split, split) for split in SPLITS if (source / split).is_dir()]

@@ -53,10 +53,7 @@ METHODS = {
 
 
 def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's section {"type": name, ...}, completed with the defaults of the representation of the same name.
-
-    Raises OptionError for an unknown name or key, and for values that contradict one another.
-    """
+    """A method's section {"type": name, ...}, completed by the defaults of its representation. Raises OptionError."""
     name = section["type"]
     if name not in METHODS:
         raise OptionError(f"method.type is {name!r}", "method.type", f"one of {', '.join(METHODS)}", "choose one")
@@ -68,10 +65,7 @@ def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Reconstruction:
-    """A method (see utils.contract.Method) whose frames follow from one frame of the input and its spikes alone.
-
-    representation: name and options, from `method_options`.
-    """
+    """A method (utils.contract.Method) that needs one frame and its spikes. representation: of `method_options`."""
 
     can_cut, instants = True, 1
 

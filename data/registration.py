@@ -98,10 +98,7 @@ class Found:
 
     @property
     def is_changed(self) -> tuple[bool, bool, bool]:
-        """Whether matrix, offset and share are to be changed: more than their errors, and sure.
-
-        The matrix also where it is not: it is then still nearer than before.
-        """
+        """Whether to change matrix, offset and share: by more than their errors, and sure (the matrix: shown)."""
         sizes = (self.moved, LEAST_PX), (abs(self.offset), LEAST_PLANES), (1 - self.read, LEAST_SHARE)
         trusted = zip((self.is_shown, *self.is_sure[1:]), sizes, self.errors, strict=True)
         return tuple(known and size >= max(least, 3 * error) for known, (size, least), error in trusted)
@@ -136,10 +133,7 @@ def nominal(spike: Sequence[int], rgb: Sequence[int]) -> np.ndarray:
 
 
 class Pair:
-    """A view, prepared: light and overexposure of the frame, and the sums of the spikes up to each plane.
-
-    factor: spike pixels, and RGB pixels, that become one, each way.
-    """
+    """Light and overexposure of a frame, and its spikes summed up to each plane; factor: pixels that become one."""
 
     def __init__(self, view: View, factor: int, light: str) -> None:
         values = view.frame.astype(np.float32) / 255

@@ -129,10 +129,7 @@ class Rig(RgbCamera):
 
     @classmethod
     def asked(cls, text: str, rng: np.random.Generator) -> "Rig":
-        """The rig of --rig: a name in NAMED, or random, with other values behind it as in "rig,parallax=0,rate=0.2".
-
-        Raises OptionError.
-        """
+        """The rig of --rig: a name in NAMED, or random, and other values behind it. Raises OptionError."""
         name, *changes = text.split(",")
         try:
             own = cls.random(rng) if name == "random" else cls(seed=int(rng.integers(2**31)), **NAMED[name])
@@ -163,10 +160,7 @@ class Rig(RgbCamera):
         return matrix
 
     def views(self, lights: Iterable[np.ndarray], spike: Size) -> Iterator[np.ndarray]:
-        """Light (H, W, 3) -> what the sensor integrates (h, w) float32, plane by plane. The frame's edge is mirrored.
-
-        Each pixel is the mean of as many points as it covers RGB pixels.
-        """
+        """Light (H, W, 3) -> what the sensor integrates (h, w) float32: means over each pixel; edges are mirrored."""
         mix, places = np.array(self.mix, np.float32) / np.float32(sum(self.mix)), None
         for light in lights:
             rgb = light.shape[:2]

@@ -120,10 +120,7 @@ def _with(clip: Clip, found: Found) -> Clip:
 
 
 def _place(clip: Clip, files: Any) -> Path | None:
-    """The file for what is found in a clip; None where nothing is kept.
-
-    Its name changes with the compared files, how they are read, and FORMAT.
-    """
+    """The file for what is found in a clip, named by all that decides it; None where nothing is kept."""
     if not RUN.kept:
         return None
     spikes, compared = clip.spikes, _compared(clip)

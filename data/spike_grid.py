@@ -86,10 +86,7 @@ def scale_of(matrix: np.ndarray) -> float:
 
 
 def load_calibration(path: str | Path, table: dict[str, Any] | None = None) -> Calibration:
-    """The calibration in the JSON file `path`, or `table`, which is a part of that file.
-
-    Raises DataError for what is not a complete, usable calibration.
-    """
+    """The calibration in the JSON file `path`, or `table`, a part of it. Raises DataError for one of no use."""
     try:
         if table is None and not isinstance(table := json.loads(Path(path).read_text(encoding="utf-8")), dict):
             raise ValueError("it is no JSON object")
@@ -301,10 +298,7 @@ Grid = ScaledGrid | CalibratedGrid
 
 
 def warn_uncovered(grid: Grid, what: str, where: str) -> None:
-    """Warn that a part of whole frames has no spikes. Raises DataError where it is more than half.
-
-    what: whose frames, for the message.
-    """
+    """Warn that a part of whole frames, of `what`, has no spikes. Raises DataError where it is more than half."""
     if grid.coverage == 1.0:
         return
     top, left, height, width = grid.region

@@ -187,10 +187,7 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
 
 
 def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
-    """Source name -> split. Where the source has none, `share` of them are for testing: at least one, never all.
-
-    Clips of an earlier start keep their split: those in dataset.json, which is written before any clip is made.
-    """
+    """Source name -> split: its own, that of an earlier start, else `share` of all test: at least one, never all."""
     names = [clip.name for clip in raw if not clip.split]
     here = {n: s for s in prepare.SPLITS for n in names if (out / "GOPRO_Large" / s / n).is_dir()}
     made = {clip.get("source", name): clip.get("split") for name, clip in read_info(out)["clips"].items()}
@@ -230,10 +227,7 @@ def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
 
 
 def read_info(out: Path, recipe: Recipe | None = None) -> dict[str, Any]:
-    """The dataset.json of an earlier run; empty where there is none.
-
-    Raises DataError if another program, or this one with another recipe, made it.
-    """
+    """The dataset.json of an earlier run, or an empty one. Raises DataError for another program's or recipe's."""
     path = out / INFO
     try:
         table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"recipe": None, "clips": {}}

@@ -222,10 +222,7 @@ def read_spikes(
 
 
 def count_planes(path: PathLike, geometry: SpikeGeometry, remainder: str = "error", size: int | None = None) -> int:
-    """The number of planes in a file: of raster planes from its size alone, of others from their headers or words.
-
-    size: in bytes, where it is known. Raises SpikeFileError as `open_spikes`.
-    """
+    """Planes in a file, of raster planes from its size alone, which may be given. Raises SpikeFileError."""
     if is_array(path) or geometry.layout != "raster":
         return open_spikes(path, geometry, remainder).planes
     with _file_errors(path):
