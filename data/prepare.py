@@ -29,7 +29,6 @@ SPLITS = ("train", "test")
 # To be raised when the same recipe and source give other files than before (2: the sensor's modulo reset).
 VERSION = 2
 RECORD = "made.json"
-KINDS = ("blur", "blur_gamma", "sharp")
 # Settings that have no effect with a rig, and without one.
 RAW_ONLY = {
     "interpolate", "method", "gamma", "light", "rate", "threshold", "initial_charge", "shot_noise", "dark_rate",
@@ -213,10 +212,9 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
                 raise DataError(f"clip {job.name} has {what}", str(file), need, "remove it, or make it again")
     except DataError as e:
         return e
-    png = (
-        len(cv2.imencode(".png", source.read(0))[1]) * (len(KINDS) + recipe.instants) if source else 3 * recipe.crop**2
-    )
-    return Plan(size, count * (png + recipe.planes_of(job.name) * height * width // 8), todo, frames, record)
+    each = recipe.planes_of(job.name) * height * width // 8  # bytes of the spikes of a frame, and of its three images
+    each += len(cv2.imencode(".png", source.read(0))[1]) * (3 + recipe.instants) if source else 3 * recipe.crop**2
+    return Plan(size, count * each, todo, frames, record)
 
 
 def _is_made(job: Job, record: dict[str, Any]) -> bool:
@@ -238,13 +236,14 @@ def _is_made(job: Job, record: dict[str, Any]) -> bool:
 def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     """Make the pictures and the spikes of one clip; each folder appears when it is complete."""
     cv2.setNumThreads(1)
+    frames = FrameSource(job.raw.path)
     pictures, spikes = scratch = [scratch_folder(folder.with_name(f".{job.name}.tmp")) for folder in job.folders]
     (spikes / "spike").mkdir()
     if job.cut:
-        record_scene(job, recipe, pictures, spikes / "spike")
+        record_scene(job, recipe, frames, pictures, spikes / "spike")
     else:
-        make_images(job, recipe, pictures)
-        make_spikes(job, recipe, spikes / "spike")
+        make_images(recipe.average_of(job.name), recipe, frames, pictures)
+        make_spikes(job.name, recipe, frames, spikes / "spike")
     for folder, made in zip(job.folders, scratch, strict=True):
         write_whole(made / RECORD, (json.dumps(record, indent=2) + "\n").encode())
         if os.path.lexists(folder):  # a killed run made only this one
@@ -253,10 +252,9 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
             publish_folder(made, folder)
 
 
-def record_scene(job: Job, recipe: Recipe, pictures: Path, spikes: Path) -> None:
+def record_scene(job: Job, recipe: Recipe, frames: FrameSource, pictures: Path, spikes: Path) -> None:
     """Write what the rig of the clip records: blur, the mean of the linear light, sharp and spikes."""
-    frames, rng = FrameSource(job.raw.path), random_stream(f"scene of clip {job.name}", recipe.seed)
-    how = (recipe.frames, recipe.planes, recipe.crop, rng)
+    how = (recipe.frames, recipe.planes, recipe.crop, random_stream(f"scene of clip {job.name}", recipe.seed))
     lights = photo_scene(frames.read(0), job.cut.side, *how) if job.raw.is_photo else video_scene(frames, job.cut, *how)
     geometry = SpikeGeometry(recipe.crop // recipe.ratio, recipe.crop // recipe.ratio)
     recorded = recipe.rig_of(job.name).record(lights, recipe.planes, (geometry.height, geometry.width))
@@ -266,13 +264,13 @@ def record_scene(job: Job, recipe: Recipe, pictures: Path, spikes: Path) -> None
         write_spikes(spikes / f"{number:06d}.dat", stream, geometry)
 
 
-def make_images(job: Job, recipe: Recipe, folder: Path) -> None:
+def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
     """Write the frames of all exposures, each of `average` raw frames, below `folder`.
 
     blur: mean of the display values, as in GoPro; blur_gamma: mean of linear light; sharp: the middle raw frame;
     instants: the raw frames nearest to the middles of equal parts of the exposure.
     """
-    average, instants, frames = recipe.average_of(job.name), recipe.instants, FrameSource(job.raw.path)
+    instants = recipe.instants
     # round() takes halves to the even number on both sides of 0, so that reversed time has the same instants.
     offsets = [average // 2 + round((k - instants // 2) * average / instants) for k in range(instants)]
     curve = to_linear(np.arange(256, dtype=np.float32) / 255.0, recipe.gamma)
@@ -296,13 +294,13 @@ def make_images(job: Job, recipe: Recipe, folder: Path) -> None:
             imwrite_rgb(folder / f"{name}.png", image)
 
 
-def make_spikes(job: Job, recipe: Recipe, folder: Path) -> None:
+def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
     """Write one .dat per exposure. After the last raw frame the light is unknown, so the last file may be short."""
-    average, planes, frames = recipe.average_of(job.name), recipe.planes_of(job.name), FrameSource(job.raw.path)
+    average, planes = recipe.average_of(clip), recipe.planes_of(clip)
     size = (frames.size[0] // recipe.ratio, frames.size[1] // recipe.ratio)
     light = grey_light(frames, size, recipe.gamma if recipe.light == "linear" else 1.0)
     path = LightPath(light, len(frames), recipe.method)
-    rng = published_stream(recipe.seed, *job.name.encode())
+    rng = published_stream(recipe.seed, *clip.encode())
     sensor = IntegrateAndFire(
         *size, rate=recipe.rate, threshold=recipe.threshold, rng=rng, initial_charge=recipe.initial_charge,
         shot_noise=recipe.shot_noise, dark_rate=recipe.dark_rate, threshold_mismatch=recipe.threshold_mismatch,
