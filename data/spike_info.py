@@ -161,8 +161,11 @@ class Span:
     middle: float
 
 
-@dataclass(frozen=True)
-class Exposures:
+Start = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Length = Annotated[float, Field(strict=True, ge=0.5, allow_inf_nan=False)]  # rounded: at least one plane
+
+
+class Exposures(BaseModel, frozen=True, extra="forbid"):
     """The exposures of the frames of a clip in planes of its one file: (start, length) of frame i.
 
     period: start + i period, length; else rows: row i. Times may lie between planes, for instance with the period
@@ -170,10 +173,10 @@ class Exposures:
     number of planes the rounded length, so rounding errors do not add up and all exposures of one length have as many.
     """
 
-    start: float = 0.0
-    length: float = 0.0
-    period: float = 0.0
-    rows: tuple[tuple[float, float], ...] = ()
+    start: Start = 0.0
+    length: Length = 0.0
+    period: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = 0.0
+    rows: Annotated[tuple[tuple[Start, Length], ...], Field(min_length=1)] = ()
 
     def planes_of(self, frame: int, offset: float = 0.0) -> tuple[int, int]:
         """(first plane, number of planes) of frame `frame`. offset: planes by which the start moves."""
@@ -258,18 +261,8 @@ def nearest_plane(time: float) -> int:
     return math.floor(time + 0.5)
 
 
-Start = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-Length = Annotated[float, Field(strict=True, ge=0.5, allow_inf_nan=False)]  # rounded: at least one plane
-Rows = Annotated[list[tuple[Start, Length]], Field(min_length=1)]
-Tables = Annotated[dict[str, Any], Field(min_length=1)]  # clip, "" for every other one -> Regular or Rows
-
-
-class Regular(BaseModel, extra="forbid"):
-    """Exposures at regular times, as `spike.exposure` gives them."""
-
-    start: Start
-    length: Length
-    period: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Tables = Annotated[dict[str, dict[str, Any] | list[Any]], Field(min_length=1)]  # by clip, "" for every other one
+REGULAR = dict.fromkeys(("start", "length", "period"))  # all are needed
 
 
 def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] | None:
@@ -283,13 +276,10 @@ def read_exposures(value: dict[str, Any] | str | None) -> dict[str, Exposures] |
         except (OSError, ValueError) as e:
             what = f"cannot read the exposures: {_in_words(e)}"
             raise DataError(what, value, EXPOSURE_FORM, "correct spike.exposure") from e
-    is_one = isinstance(value, dict) and value.keys() & Regular.model_fields
+    is_one = isinstance(value, dict) and value.keys() & REGULAR.keys()
     try:
         for clip, entry in TypeAdapter(Tables).validate_python({"": value} if is_one else value).items():
-            if isinstance(entry, list):
-                found[clip] = Exposures(rows=tuple(TypeAdapter(Rows).validate_python(entry)))
-            else:
-                found[clip] = Exposures(**Regular.model_validate(entry).model_dump())
+            found[clip] = Exposures.model_validate(REGULAR | entry if isinstance(entry, dict) else {"rows": entry})
     except ValidationError as e:
         what = f"spike.exposure is not of the expected form{f' for clip {clip}' if clip else ''}: {_in_words(e)}"
         raise OptionError(what, where, EXPOSURE_FORM, "correct spike.exposure") from e
