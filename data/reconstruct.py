@@ -44,12 +44,8 @@ class Formula:
 
 # The first channel, whatever the blurry frame is.
 GREY = Formula(lambda _, channels: np.repeat(np.clip(channels[0], 0, 1)[..., None], 3, axis=2), True, DISPLAY_GAMMA)
-METHODS = {
-    "tfp": GREY,
-    "tfi": GREY,
-    "tfstp": GREY,
-    "exposure": Formula(exposure_estimate, is_grey=False, gamma=1.0),  # a product of linear light
-}
+EXPOSURE = Formula(exposure_estimate, is_grey=False, gamma=1.0)  # a product of linear light
+METHODS = {"tfp": GREY, "tfi": GREY, "tfstp": GREY, "exposure": EXPOSURE}
 
 
 def method_options(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,10 +108,8 @@ def spike_section(section: Section, method: Reconstruction, recorded: float | No
     spike = SPIKE_SOURCES.resolve({**section.plain(), **dict(channels)}, "spike")
     if spike.rate is not None or recorded is not None:
         return spike
-    logger.warning(
-        "the firing rate at full light is not known and measured from the brightness of the frames "
-        "(spike.rate=match); give spike.rate if you know it"
-    )
+    measured = "measured from the brightness of the frames (spike.rate=match)"
+    logger.warning("the firing rate at full light is not known and %s; give spike.rate if you know it", measured)
     return spike.model_copy(update={"rate": "match"})
 
 

@@ -206,9 +206,7 @@ class Rig(RgbCamera):
             plane[place >= 1 - self.hot] = 1
             yield plane
 
-    def record(
-        self, lights: Iterable[np.ndarray], planes: int, spike: Size
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def record(self, lights: Iterable[np.ndarray], planes: int, spike: Size) -> Iterator[tuple[np.ndarray, ...]]:
         """The blurry and the sharp frame (H, W, 3) uint8 and the spikes (planes, h, w) uint8 of each frame interval.
 
         lights: (H, W, 3) linear light, `planes` for each interval; what remains after the last whole one is left out.
@@ -219,9 +217,7 @@ class Rig(RgbCamera):
         while len(part := list(islice(stream, planes))) == planes:
             yield *frames.popleft(), np.stack(part)
 
-    def _exposed(
-        self, lights: Iterable[np.ndarray], planes: int, frames: deque[tuple[np.ndarray, np.ndarray]]
-    ) -> Iterator[np.ndarray]:
+    def _exposed(self, lights: Iterable[np.ndarray], planes: int, frames: deque[Any]) -> Iterator[np.ndarray]:
         """The lights; each whole interval adds its blurry and its sharp frame to `frames`."""
         rng, length, plane = random_stream("frames of a rig", self.seed), self.exposure * planes, np.arange(planes)
         for number, light in enumerate(lights):

@@ -21,7 +21,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
@@ -45,10 +45,11 @@ INFO = Path("GOPRO_Large_spike_seq", FILE_NAME)
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
+    recipe, out = command.recipe, command.out
     for name in ("GOPRO_Large_spike_seq", "GOPRO_Large"):
-        refuse_overlap(command.out / name, {"--source": command.source}, "--out")
-    recipe, jobs = command.recipe, find_jobs(command)
-    info = read_info(command.out, recipe)
+        refuse_overlap(out / name, {"--source": command.source}, "--out")
+    jobs = find_jobs(command)
+    info = read_info(out, recipe)
     plans = plan_all(jobs, recipe, command.workers)
     todo = [job for job in jobs if plans[job].todo]
     total = sum(plans[job].bytes for job in todo)
@@ -60,19 +61,16 @@ def main(arguments: list[str] | None = None) -> int:
             planes = recipe.planes_of(job.name)
             print(f"  {state}  {job.split}/{job.name}: {average} frames averaged, {planes} planes a file")
         return 0
-    command.out.mkdir(parents=True, exist_ok=True)
-    if total > 0.95 * (free := free_bytes(command.out)):
+    out.mkdir(parents=True, exist_ok=True)
+    if total > 0.95 * (free := free_bytes(out)):
         what = f"about {total / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free"
-        raise DataError(what, str(command.out), "enough free space", "choose another disk")
-    write_info(command.out, info, recipe, plans)
+        raise DataError(what, str(out), "enough free space", "choose another disk")
+    write_info(out, info, recipe, plans)
     # The longest come first, so that no process is left alone with one at the end.
     todo.sort(key=lambda job: -plans[job].frames)
     calls = [(job, recipe, plans[job].record) for job in todo]
-    counts = [plans[job].frames for job in todo]
-    run_counted(command.workers, prepare.make_clip, calls, counts, "making", "frames")
-    print(
-        f"made {command.out}: look at it with scripts/show_sample.py, check it with scripts/doctor.py --data --opt FILE"
-    )
+    run_counted(command.workers, prepare.make_clip, calls, "making", "frames", [plans[job].frames for job in todo])
+    print(f"made {out}: look at it with scripts/show_sample.py, check it with scripts/doctor.py --data --opt FILE")
     return 0
 
 
@@ -87,9 +85,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name, setting in Recipe.model_fields.items():
         kind = int if setting.default is None else type(setting.default)
         choices = get_args(setting.annotation) or None if kind is str else None
-        add(
-            f"--{name.replace('_', '-')}", type=kind, default=setting.default, choices=choices, help=setting.description
-        )
+        how = {"type": kind, "default": setting.default, "choices": choices, "help": setting.description}
+        add(f"--{name.replace('_', '-')}", **how)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     add("--workers", type=int, default=cores, help="processes; default: one for each core")
     add("--dry-run", action="store_true", help="print what would be made, and its size")
@@ -117,14 +114,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run_counted(
-    workers: int, function: Callable[..., Any], calls: list[tuple[Any, ...]], counts: list[int], name: str, unit: str
+    workers: int, function: Callable[..., Any], calls: Sequence[Any], name: str, unit: str, counts: Sequence[int] = ()
 ) -> list[Any]:
     """The results of function(*call) in order, from parallel processes, while the progress over all calls is shown.
 
-    counts: units of work of each call. The calls are begun in their order; one worker or a single call runs in this
-    process. The first error is raised and ends the other calls. Raises DataError where a process dies.
+    counts: units of work of each call, 1 by default. The calls are begun in their order; one worker or a single call
+    runs in this process. The first error is raised and ends the other calls. Raises DataError where a process dies.
     """
-    results: list[Any] = [None] * len(calls)
+    results, counts = [None] * len(calls), counts or [1] * len(calls)
     with shown(sum(counts), name, unit, quiet_s=0) as progress:
         workers = min(workers, len(calls))
         if workers <= 1:
@@ -164,9 +161,7 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
     splits = choose_splits(raw, command.test_share, command.out)
     jobs = [Job(clip.name, splits[clip.name], clip, command.out) for clip in raw]
     if recipe.has_rig:
-        found = run_counted(
-            command.workers, prepare.cuts_of, [(c, recipe) for c in raw], [1] * len(raw), "cutting", "clips"
-        )
+        found = run_counted(command.workers, prepare.cuts_of, [(clip, recipe) for clip in raw], "cutting", "clips")
         whole, jobs = jobs, []
         for job, cuts in zip(whole, found, strict=True):
             if isinstance(cuts, DataError):
@@ -201,9 +196,7 @@ def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]
 
 def plan_all(jobs: list[Job], recipe: Recipe, workers: int) -> dict[Job, Plan]:
     """Check every clip, before anything is written. Raises DataError with the problems of all clips."""
-    results = run_counted(
-        workers, prepare.plan_clip, [(job, recipe) for job in jobs], [1] * len(jobs), "checking", "clips"
-    )
+    results = run_counted(workers, prepare.plan_clip, [(job, recipe) for job in jobs], "checking", "clips")
     found: dict[Job, Plan | DataError] = dict(zip(jobs, results, strict=True))
     errors = {job: error for job, error in found.items() if isinstance(error, DataError)}
     plans = {job: plan for job, plan in found.items() if job not in errors}
