@@ -163,21 +163,14 @@ class ScaledGrid:
 
     def window(self, aug: Crop) -> ScaledWindow:
         """Only the crop is read, with a border of one spike pixel, which interpolation needs."""
+        (height, width), ratio = (self._geometry.height, self._geometry.width), self.step
         if self._is_stretched:
-            whole = Crop(0, 0, self._geometry.height, self._geometry.width)
-            inner = (slice(aug.top, aug.top + aug.height), slice(aug.left, aug.left + aug.width))
-            return ScaledWindow(whole, self.region[2:], inner, self._interpolation)
-        ratio, spans, inner = self.step, [], []
-        for start, length, limit in (
-            (aug.top // ratio, aug.height // ratio, self._geometry.height),
-            (aug.left // ratio, aug.width // ratio, self._geometry.width),
-        ):
-            lo, hi = max(start - 1, 0), min(start + length + 1, limit)
-            spans.append((lo, hi - lo))
-            inner.append(slice((start - lo) * ratio, (start - lo + length) * ratio))
-        (top, height), (left, width) = spans
-        crop, size = Crop(top, left, height, width), (height * ratio, width * ratio)
-        return ScaledWindow(crop, size, (inner[0], inner[1]), self._interpolation)
+            return ScaledWindow(Crop(0, 0, height, width), self.region[2:], aug.slices, self._interpolation)
+        top, left = max(aug.top // ratio - 1, 0), max(aug.left // ratio - 1, 0)
+        bottom, right = (aug.top + aug.height) // ratio + 1, (aug.left + aug.width) // ratio + 1
+        crop = Crop(top, left, min(bottom, height) - top, min(right, width) - left)
+        inner = Crop(aug.top - top * ratio, aug.left - left * ratio, aug.height, aug.width)
+        return ScaledWindow(crop, (crop.height * ratio, crop.width * ratio), inner.slices, self._interpolation)
 
 
 @dataclass(frozen=True)
