@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         views = [view_of(spikes, frame, geometry, command) for spikes, frame in command.pairs]
         sizes = {view.frame.shape: frame for view, (_, frame) in zip(views, command.pairs, strict=True)}
         if len(sizes) > 1:
-            found = ", ".join(f"{path} has {height} x {width}" for (height, width), path in sizes.items())
+            found = ", ".join(f"{path} has {height} x {width}" for (height, width, _), path in sizes.items())
             what = f"the frames differ in size: {found}"
             raise DataError(what, "--pair", "frames of one camera", "leave out the others")
         if command.geometry:

@@ -54,10 +54,13 @@ def test_pictures_of_different_scenes_are_refused(tmp_path, capsys):
         assert calibrate("--pair", spikes, frame, *SIZE, "--out", out) == 3
         error = capsys.readouterr().err
         assert "cannot be calibrated" in error and "expected" in error and str(frame) in error
+    imwrite_rgb(tmp_path / "small.png", other[:90])
+    assert calibrate(*pair, "--pair", pair[1], tmp_path / "small.png", *SIZE, "--out", out) == 3
+    assert "differ in size" in capsys.readouterr().err
     missing = tmp_path / "none.npy"
     assert calibrate("--pair", missing, tmp_path / "other.png", "--out", out) == 3
     assert str(missing) in capsys.readouterr().err
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".dat", ".dat", ".png", ".png"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".dat", ".dat", ".png", ".png", ".png"]
 
 
 @pytest.mark.parametrize("motion", [(14, 6), (0, 0)])
