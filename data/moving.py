@@ -129,11 +129,10 @@ def video_scene(
     The crop moves as a hand would move it. At the sharp instants, plane planes // 2 of each interval, it is a part of a
     frame of the video, scaled, without interpolation: it lies on whole pixels.
     """
-    path = LightPath(
-        lambda number: cv2.LUT(scaled(frames.read(cut.first + number), cut.side), LIGHT), cut.average * count + 2
-    )
-    total, sharp = count * planes, range(planes // 2, count * planes, planes)
-    free, corners = np.array(path.at(0.0).shape[1::-1]) - crop, np.empty((count * planes, 2))
+    total, length = count * planes, cut.average * count + 2
+    path = LightPath(lambda number: cv2.LUT(scaled(frames.read(cut.first + number), cut.side), LIGHT), length)
+    free, corners = np.array(path.at(0.0).shape[1::-1]) - crop, np.empty((total, 2))
+    sharp = range(planes // 2, total, planes)
     for axis, most in enumerate(free):
         amplitude = rng.uniform(0.1, 1.0) * min(free) / 2
         walk = smooth_walk(rng, total, amplitude, (2.0 * planes, 8.0 * planes))

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from pydantic import Field
 
-from data.files import FrameSource, clips_in, image_size
+from data.files import FrameSource, clips_in, image_size, stamp
 from data.moving import Cut, LightPath, find_cuts, grey_light, photo_scene, video_scene
 from data.rig import Rig
 from data.spike.formats import SpikeGeometry, write_spikes
@@ -200,8 +200,7 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
         digest = hashlib.sha256()  # changes with the name, size or time of change of any file of the source
         files = source.files if source else sorted(path.iterdir()) if path.is_dir() else [path]
         for file in dict.fromkeys(files):
-            about = file.stat()
-            digest.update(f"raw/{file.name} {about.st_size} {about.st_mtime_ns}\n".encode())
+            digest.update("raw/{} {} {}\n".format(file.name, *stamp(str(file))).encode())
         record = {"version": VERSION, "recipe": recipe.record(), "source": digest.hexdigest()[:16]}
         todo = not _is_made(job, record)
         # Only the headers of PNGs are read. Frames of other formats are checked when they are decoded.

@@ -105,10 +105,8 @@ class Found:
 
     def sentence(self) -> str:
         if not self.is_shown:
-            return (
-                f"not sure (the frames explain {self.explained:.0%} of the spikes' details, error of the place "
-                f"{self.errors[0]:.2f} px): nothing is changed"
-            )
+            shown = f"explain {self.explained:.0%} of the spikes' details, error of the place {self.errors[0]:.2f} px"
+            return f"not sure (the frames {shown}): nothing is changed"
         angle = np.degrees(np.arctan2(self.matrix[1, 0], self.matrix[0, 0]))
         texts = (
             f"moved by {self.moved:.2f} px, turned by {angle:.2f} degrees, {scale_of(self.matrix):.4f} RGB pixels per "

@@ -272,10 +272,8 @@ def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo,
     """
     source = SPIKE_SOURCES.build(section, "spike", info=info)
     if trained and trained.get("calibration") and not (source.calibration or source.is_auto):
-        logger.warning(
-            "spikes of %s: taken as aligned with the frames; the network was trained on those of a second camera: give "
-            "spike.calibration if these are, too", clip,
-        )  # fmt: skip
+        text = "spikes of %s: taken as aligned with the frames; the network was trained on those of a second camera"
+        logger.warning(f"{text}: give spike.calibration if these are, too", clip)
     if "light" in source.ignored:
         return source
     changes = {"light": section.light or info.light or (trained or {}).get("light")}
@@ -285,9 +283,8 @@ def user_spikes(section: Any, trained: dict[str, Any] | None, info: DatasetInfo,
             changes["rate"] = "match"
             how = "measured from the brightness of the frames, which show %s light as in training (spike.rate=match)"
             how %= changes["light"]
-        logger.warning(
-            "spikes of %s: the firing rate at full light is not known and %s; give spike.rate if you know it", clip, how
-        )
+        text = "spikes of %s: the firing rate at full light is not known and %s; give spike.rate if you know it"
+        logger.warning(text, clip, how)
     return SPIKE_SOURCES.build(section.model_copy(update=changes), "spike", info=info)
 
 
