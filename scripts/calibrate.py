@@ -28,7 +28,6 @@ import numpy as np
 
 from data import registration
 from data.files import FrameSource
-from data.registration import View
 from data.spike.formats import Crop, SpikeGeometry, count_planes, read_spikes
 from data.spike.simulate import to_display, to_grey
 from data.spike_grid import CalibratedGrid, Calibration, load_calibration, save_calibration, scale_of
@@ -68,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     grid = CalibratedGrid(calibration, geometry, str(command.out))
     calibration = calibration.model_copy(update={"region": list(grid.region)})
     save_calibration(command.out, calibration)
-    imwrite_rgb(command.overlay, overlay(views[0], command.light, grid, calibration))
+    imwrite_rgb(command.overlay, overlay(views[0], command.light, grid))
     top, left, height, width = grid.region
     print(
         f"{command.out}: the spikes cover {grid.coverage:.1%} of the frame; rows {top} to {top + height - 1}, columns "
@@ -101,7 +100,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return command
 
 
-def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> View:
+def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.Namespace) -> registration.View:
     first, count = command.planes or (0, None)
     if command.search_planes:  # the change in time is measured around each plane
         around = command.search_planes + registration.STEP
@@ -112,10 +111,10 @@ def view_of(path: Path, frame: Path, geometry: SpikeGeometry, command: argparse.
         before, count = 0, 1
     frames = FrameSource(frame)
     image = np.mean([frames.read(i) for i in range(len(frames))], axis=0, dtype=np.float32)
-    return View((image + 0.5).astype(np.uint8), stream, before, count)
+    return registration.View((image + 0.5).astype(np.uint8), stream, before, count)
 
 
-def with_geometry(geometry: SpikeGeometry, views: list[View], command: argparse.Namespace) -> Calibration:
+def with_geometry(geometry: SpikeGeometry, views: list[registration.View], command: argparse.Namespace) -> Calibration:
     """The calibration that fits all views: the joint matrix of the mirroring with more features that agree.
 
     Rows are mirrored where columns are and the image is turned by 180 degrees. How well it fits is noted in `made`:
@@ -161,13 +160,13 @@ def with_geometry(geometry: SpikeGeometry, views: list[View], command: argparse.
     )  # fmt: skip
 
 
-def mirrored(views: Sequence[View], mirror: str) -> list[View]:
+def mirrored(views: Sequence[registration.View], mirror: str) -> list[registration.View]:
     """The views with mirrored spike images."""
     axes = {"none": (), "columns": (2,), "rows": (1,), "both": (1, 2)}[mirror]
     return [replace(view, stream=np.ascontiguousarray(np.flip(view.stream, axes))) for view in views]
 
 
-def images_of(view: View, light: str) -> tuple[np.ndarray, np.ndarray]:
+def images_of(view: registration.View, light: str) -> tuple[np.ndarray, np.ndarray]:
     """The spikes (h, w) and the frame (H, W), grey float32: display values in [0, 1]."""
     rates = view.stream[view.before : view.before + view.count].mean(axis=0, dtype=np.float32)
     rates /= max(float(np.percentile(rates, 99.5)), 1e-6)
@@ -175,7 +174,7 @@ def images_of(view: View, light: str) -> tuple[np.ndarray, np.ndarray]:
     return spikes, to_grey(view.frame).astype(np.float32) / 255
 
 
-def _from_features(views: Sequence[View], light: str) -> tuple[np.ndarray, int, int]:
+def _from_features(views: Sequence[registration.View], light: str) -> tuple[np.ndarray, int, int]:
     """(affine matrix, inliers, matches) from features of all views together, those that are each other's nearest."""
     pairs = []  # places in the spike image and in the frame
     for spikes, grey in (images_of(view, light) for view in views):
@@ -210,7 +209,7 @@ def _from_features(views: Sequence[View], light: str) -> tuple[np.ndarray, int, 
 
 
 def with_offset(
-    known: Calibration, geometry: SpikeGeometry, views: list[View], command: argparse.Namespace
+    known: Calibration, geometry: SpikeGeometry, views: list[registration.View], command: argparse.Namespace
 ) -> Calibration:
     """The known calibration, with by how many planes the exposures start later than --planes says.
 
@@ -238,7 +237,7 @@ def _wrong(what: str, where: str) -> DataError:
     )  # fmt: skip
 
 
-def overlay(view: View, light: str, grid: CalibratedGrid, calibration: Calibration) -> np.ndarray:
+def overlay(view: registration.View, light: str, grid: CalibratedGrid) -> np.ndarray:
     """(2 H, W, 3) uint8: frame magenta and spikes green, grey where they agree; below, squares of one and the other."""
     rates, frame = images_of(view, light)
     height, width = frame.shape
@@ -253,11 +252,6 @@ def overlay(view: View, light: str, grid: CalibratedGrid, calibration: Calibrati
     image = np.ascontiguousarray((255 * image + 0.5).astype(np.uint8))
     top, left, rows, cols = grid.region
     cv2.rectangle(image, (left, top), (left + cols - 1, top + rows - 1), (255, 255, 0), 1)
-    made = calibration.made
-    if "residual_px" in made:
-        text = f"residual {made['residual_px']:.2f} px (90%: {made['residual_p90_px']:.2f}), {made['patches']} patches"
-        cv2.rectangle(image, (0, 0), (min(width, 9 * len(text)), 28), (0, 0, 0), -1)
-        cv2.putText(image, text, (8, 20), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (255, 255, 0), 1, cv2.LINE_AA)
     return image
 
 

@@ -105,10 +105,8 @@ def to_uint8(picture: np.ndarray) -> np.ndarray:
 
 def bin_pixels(light: np.ndarray, factor: int) -> np.ndarray:
     """Light (H, W) -> (H / factor, W / factor): the mean of each factor x factor block, as for a larger pixel."""
-    height, width = light.shape
-    if height % factor or width % factor:
-        raise ValueError(f"{height} x {width} is not divisible by {factor}")
-    return light.reshape(height // factor, factor, width // factor, factor).mean(axis=(1, 3), dtype=np.float32)
+    rows, columns = (side // factor for side in light.shape)
+    return light.reshape(rows, factor, columns, factor).mean(axis=(1, 3), dtype=np.float32)
 
 
 # Fractions of an interval are rounded to 1 / STEPS. So all sums are exact, and equal in both directions of time.
