@@ -145,11 +145,11 @@ class ClipDataset(Dataset):
     """
 
     is_training = False
-    septuplets = other_images = False  # see `Source`
+    septuplets = other_images = False  # see `Source`; a training sample of septuplets is the middle of a clip
 
-    def __init__(self, section: FileReading, seed: int = 0) -> None:
+    def __init__(self, section: Any, seed: int = 0) -> None:
         self.sources = self.sources_of(section)
-        self.seed = seed
+        self.seed, self.num_frame = seed, section.num_frame
         self.options = section.plain()  # for those of a subclass; a section cannot be sent to another process
         camera = getattr(section, "camera", None)
         self.camera = CAMERAS.build(camera, "camera") if camera else None
@@ -235,11 +235,12 @@ class ClipDataset(Dataset):
         """Check the data: a report of each root. how: see data.preflight.check_source."""
         reports = []
         for source in cls.sources_of(section):
+            name = f"{split} {source.part}".rstrip(" /")
             if section.io_backend.type == "cache":  # a cache is checked by the digest of its source files
                 clips = IO_BACKENDS.build(section.io_backend, "io_backend").clips(source)
-                report = Report(split, source, clips, note=f"{len(clips)} cached clips")
+                report = Report(name, source, clips, note=f"{len(clips)} cached clips")
             else:
-                report = check_source(source, split, **how)
+                report = check_source(source, name, **how)
             if source.spikes and not source.spikes.is_rate_known and source.spikes.info.trained_rate is None:
                 what = "neither dataset.json nor spike.rate gives the firing rate at full light; 1 is assumed"
                 report.warnings.append(Problem("spikes", what, source.dataroot_spike))
@@ -279,31 +280,28 @@ class ClipDataset(Dataset):
         return item
 
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
-        """Which of the frames of a sample, in the order of playing, are read of kind "lq" or "gt"."""
+        """Which frames of a sample, in the order of playing, are read of kind "lq" or "gt"; may be overridden."""
         return frames
 
 
 class TrainClips(ClipDataset):
-    """Random crops of clips. Clips shorter than num_frame are played back and forth."""
+    """Random crops of clips, one sample from each frame on. Clips shorter than num_frame are played back and forth."""
 
     is_training = True
 
     def __init__(self, section: Any, seed: int = 0) -> None:
         super().__init__(section, seed)
-        self.num_frame, self.gt_size = section.num_frame, section.gt_size
-        self.intervals = section.interval_list
+        self.gt_size, self.intervals = section.gt_size, section.interval_list
         self.turns = {"hflip": section.use_hflip, "rot": section.use_rot, "reverse": section.random_reverse}
-        self.ends = np.cumsum([self.samples_of(clip) for clip in self.clips])
+        self.ends = np.cumsum([1 if self.septuplets else len(clip) for clip in self.clips])
         # Samples up to the end of each root: those that there are, and those of an epoch, by the shares.
         self.has = self.takes = self.ends[self.ends_of_roots - 1]
         if shares := getattr(section, "dataroot_share", None):
             self.takes = np.rint(np.cumsum(shares) / sum(shares) * len(self)).astype(int)
             if 0 in (epoch := np.diff(self.takes, prepend=0).tolist()):
-                what, key = (
-                    f"dataroot_share {shares} gives {epoch} samples in an epoch",
-                    "datasets.train.dataroot_share",
-                )
-                raise OptionError(what, key, "at least one of each root", "raise the small shares")
+                what = f"dataroot_share {shares} gives {epoch} samples in an epoch"
+                expected = "at least one of each root"
+                raise OptionError(what, "datasets.train.dataroot_share", expected, "raise the small shares")
         usual = self.clips[0]
         for clip in self.clips:
             if (clip.scale, clip.instants) != (usual.scale, usual.instants):
@@ -341,19 +339,8 @@ class TrainClips(ClipDataset):
         about += [f"samples of the roots {self.takes}"] if self.takes is not self.has else []
         return about + [f"{clip.name}/{stem}" for clip in self.clips for stem in clip.stems]
 
-    # What datasets of another kind override: `frames_of` above, and these three.
-
-    def samples_of(self, clip: Clip) -> int:
-        """Number of samples of a clip: one for every frame, its first one."""
-        return len(clip)
-
-    def first_of(self, sample: int, last: int, rng: np.random.Generator) -> int:
-        """The first frame of this sample of a clip. last: the last one from which the sample fits (it may be < 0)."""
-        redrawn = int(rng.integers(0, max(last, 0) + 1))
-        return sample if sample <= last else redrawn
-
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """The finished sample. rng: that of the sample, after the crop and the flips have been drawn."""
+        """The finished sample; to be overridden. rng: of the sample, after the crop and the flips have been drawn."""
         return item
 
     def __len__(self) -> int:
@@ -387,10 +374,13 @@ class TrainClips(ClipDataset):
         place = self.place_of(epoch, index)
         number = int(np.searchsorted(self.ends, place, side="right"))
         clip = self.clips[number]
-        sample = place - int(self.ends[number] - self.samples_of(clip))
         interval = int(rng.choice(self.intervals))
-        last = len(clip) - 1 - (self.num_frame - 1) * interval
-        first = self.first_of(sample, last, rng)
+        last = len(clip) - 1 - (self.num_frame - 1) * interval  # the last one from which the sample fits, or < 0
+        if self.septuplets:
+            first = max(last, 0) // 2
+        else:
+            first, redrawn = place - int(self.ends[number]) + len(clip), int(rng.integers(0, max(last, 0) + 1))
+            first = first if first <= last else redrawn
         (top, left, height, width), step = clip.croppable
         patch = self.gt_size // clip.scale
         aug = Augment.draw(rng, (height, width), patch, step, origin=(top, left), **self.turns)
@@ -409,7 +399,6 @@ class TestClips(ClipDataset):
 
     def __init__(self, section: Any, seed: int = 0) -> None:
         super().__init__(section, seed)
-        self.num_frame = section.num_frame
         first = {clip.size: clip for clip in reversed(self.clips) if clip.spikes}
         for clip in first.values():
             warn_uncovered(clip.grid, f"clip {clip.name} and all others of its size", clip.lq[0])
@@ -454,15 +443,13 @@ def check_clips(dataset: Dataset, split: str, scale: int, instants: int | None) 
 
     instants: None where any number will do.
     """
-    clips = getattr(dataset, "clips", ())
-    clip = next((clip for clip in clips if clip.gt and clip.scale != scale), None)
-    if clip:
-        sizes = "gt of {} x {} for lq of {} x {}".format(*clip.gt_size, *clip.size)
-        what = f"datasets.{split} has {sizes} in clip {clip.name}, but scale is {scale}"
-        do = f"correct datasets.{split}.dataroot_gt or dataroot_lq, or scale and netG.upscale"
-        raise DataError(what, clip.gt[0], f"sharp frames {scale} times as large as the lq frames", do)
-    clip = next((clip for clip in clips if instants and clip.instants not in (0, instants)), None)
-    if clip:
-        found = f"{clip.instants} sharp frames for each blurry one in clip {clip.name}"
-        what, do = f"datasets.{split} has {found}, but netG.out_instants is {instants}", "correct one of them"
-        raise DataError(what, clip.gt_instants[0], f"{instants} for each", do)
+    for clip in getattr(dataset, "clips", ()):
+        if clip.gt and clip.scale != scale:
+            sizes = "gt of {} x {} for lq of {} x {}".format(*clip.gt_size, *clip.size)
+            what = f"datasets.{split} has {sizes} in clip {clip.name}, but scale is {scale}"
+            do = f"correct datasets.{split}.dataroot_gt or dataroot_lq, or scale and netG.upscale"
+            raise DataError(what, clip.gt[0], f"sharp frames {scale} times as large as the lq frames", do)
+        if instants and clip.instants not in (0, instants):
+            found = f"{clip.instants} sharp frames for each blurry one in clip {clip.name}"
+            what, do = f"datasets.{split} has {found}, but netG.out_instants is {instants}", "correct one of them"
+            raise DataError(what, clip.gt_instants[0], f"{instants} for each", do)

@@ -8,7 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from data.clip import Clip
 from data.clip_dataset import ClipFiles, Crops, Root, SharpFiles, Spikes, TestClips, TrainClips, WholeClips
 from data.select_dataset import DATASETS
 from utils.errors import OptionError
@@ -124,25 +123,15 @@ class Septuplets(ClipFiles):
     meta_info_file: Root = Field(description="List of the clips to use.")
 
 
-class TrainSeptuplets(TrainClips):
-    """One sample for each clip: its middle num_frame frames."""
-
-    septuplets = True
-
-    def samples_of(self, clip: Clip) -> int:
-        return 1
-
-    def first_of(self, sample: int, last: int, rng: np.random.Generator) -> int:
-        return max(last, 0) // 2
-
-
 class VimeoTrainKeys(Crops, SharpFiles, Septuplets):
     pad_sequence: bool = Field(False, description="Repeat the last frame: 7 frames become 8.")
 
 
 @DATASETS.register("VideoRecurrentTrainVimeoDataset", given=("seed",), section=VimeoTrainKeys)
-class VideoRecurrentTrainVimeoDataset(TrainSeptuplets):
+class VideoRecurrentTrainVimeoDataset(TrainClips):
     """Random crops of Vimeo-90K clips and their sharp frames, one sample for each clip; KAIR's name and keys."""
+
+    septuplets = True
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         if not self.options["pad_sequence"]:
@@ -159,12 +148,14 @@ class VFIKeys(Crops, SharpFiles, Septuplets):
 
 
 @DATASETS.register("VideoRecurrentTrainVimeoVFIDataset", given=("seed",), section=VFIKeys)
-class VideoRecurrentTrainVimeoVFIDataset(TrainSeptuplets):
+class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
     """Samples for frame interpolation from Vimeo-90K, one for each clip; KAIR's name and keys.
 
     lq (n, 3, h, w): every second of num_frame frames, im1, im3, im5, im7 of seven; gt (1, 3, h, w): the one in the
     middle, im4. n is netG.img_size[0].
     """
+
+    septuplets = True
 
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
         return frames[::2] if kind == "lq" else [frames[len(frames) // 2]]

@@ -24,7 +24,7 @@ import numpy as np
 from data.augment import Augment
 from data.clip import IMAGE_KINDS, Clip, Piece, checked_name
 from data.files import open_spike_file, read_bgr
-from data.manifest import Source, digest, find_clips, list_source, read_meta
+from data.manifest import Source, digest, list_source, raise_problems, scan
 from data.spike.formats import Crop, SpikeFile, SpikeGeometry, pack
 from data.spike_info import spike_errors_as_data_errors
 from utils.errors import DataError
@@ -56,7 +56,9 @@ class DiskFiles:
 
     def clips(self, source: Source) -> list[Clip]:
         """The clips of the source, checked. Raises DataError with all problems."""
-        clips = [dataclasses.replace(clip, name=source.part + clip.name) for clip in find_clips(source)]
+        clips, problems = scan(source)
+        raise_problems([(source, problems)])
+        clips = [dataclasses.replace(clip, name=source.part + clip.name) for clip in clips]
         if not self.cache_data:
             return clips
         # Forked workers inherit this memory; it is allocated as images are decoded.
@@ -127,7 +129,7 @@ class CacheReader:
             raise self._stale(f"it holds no {', '.join(missing)}")
         if spikes and SpikeGeometry(**index["spike"]) != spikes.geometry.stored_as_raster:
             raise self._stale(f"its spikes are {index['spike']}")
-        if index["selection"] != _selection(source):
+        if index["selection"] != [source.listed or {}, sorted(source.left_out)]:
             raise self._stale("it was built for another selection of clips (meta_info_file, val_partition)")
         here = [kind for kind, (root, _, _) in kinds.items() if os.path.exists(root)]
         found = list_source(source, here)
@@ -140,7 +142,8 @@ class CacheReader:
         clips = []
         for record in index["clips"]:
             values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-            clip = Clip(**{key: values[key] for key in STORED} | unused, spikes=source.spikes_of(record["name"]))
+            own = source.own_spikes.get(record["name"], spikes)
+            clip = Clip(**{key: values[key] for key in STORED} | unused, spikes=own)
             for kind, shape in _arrays(clip).items():
                 path = Path(self.path, source.part, clip.name, f"{kind}.u8")
                 found, need = path.stat().st_size if path.exists() else 0, math.prod(shape)
@@ -191,7 +194,8 @@ def build_cache(source: Source, path: str, track: Callable[[list[Clip]], Iterabl
     """
     target = Path(os.path.abspath(path))
     refuse_overlap(target, source.roots(), "--out")
-    cached, clips = _cached_clips(target), find_clips(source)
+    cached, (clips, problems) = _cached_clips(target), scan(source)
+    raise_problems([(source, problems)])
     if cached and not cached & {clip.name for clip in clips}:
         what = f"the folder holds the cache of other clips: {min(cached)} and {len(cached) - 1} more"
         raise DataError(what, str(target), "a cache of the same clips", "choose another --out for each split")
@@ -199,7 +203,7 @@ def build_cache(source: Source, path: str, track: Callable[[list[Clip]], Iterabl
     index = {
         "format": FORMAT,
         "source": {kind: digest({kind: found}) for kind, found in list_source(source).items()},
-        "selection": _selection(source),
+        "selection": [source.listed or {}, sorted(source.left_out)],
         "spike": dataclasses.asdict(source.spikes.geometry.stored_as_raster) if source.spikes else None,
         "clips": [{key: getattr(clip, key) for key in STORED} for clip in clips],
     }
@@ -263,12 +267,6 @@ def _arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
     if clip.spike:
         shapes["spike"] = (sum(clip.spike_files.values()), clip.spikes.geometry.stored_as_raster.plane_bytes)
     return shapes
-
-
-def _selection(source: Source) -> list[Any]:
-    """The clips and frames that the meta file selects, and the clips left out."""
-    listed = read_meta(source.meta) if source.meta else {}
-    return [{name: list(frames) for name, frames in listed.items()}, sorted(source.left_out)]
 
 
 def _load_index(path: str, any_format: bool = False) -> dict[str, Any]:

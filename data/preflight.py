@@ -25,7 +25,7 @@ import numpy as np
 from data.augment import Augment
 from data.clip import IMAGE_KINDS, Clip
 from data.files import FROM_START, LMDB_MARK, PNG_SIGNATURE, image_size, is_read_from_start, read_bgr, reduction
-from data.manifest import Problem, Source, digest, joined_errors, list_source, raise_problems, read_meta, scan
+from data.manifest import Problem, Source, digest, joined_errors, list_source, raise_problems, scan
 from data.spike.formats import SpikeFileError, open_spikes, read_spikes
 from data.spike.represent import REPRESENTATIONS
 from data.spike.simulate import fit_light
@@ -48,21 +48,17 @@ PNG_END = b"IEND\xaeB`\x82"
 
 @dataclass
 class Report:
-    """The result for one split: its clips without problems, the problems, and the warnings.
+    """The result for one root of a split: its clips without problems, the problems, and the warnings.
 
     note: replaces the counts in the log where no file was read.
     """
 
-    split: str
+    name: str
     source: Source
     clips: list[Clip]
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
     note: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.split} {self.source.part}".rstrip(" /")
 
     def counts(self) -> str:
         """One line: clips, frames, sizes, planes."""
@@ -101,9 +97,9 @@ def preflight(datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN) -> N
 
 
 def check_source(
-    source: Source, split: str, stored: Path | None = None, decode: bool = False, show: Show = HIDDEN
+    source: Source, name: str, stored: Path | None = None, decode: bool = False, show: Show = HIDDEN
 ) -> Report:
-    """Check clips in folders or LMDBs.
+    """Check clips in folders or LMDBs. name: of the split and the root.
 
     stored: folder of earlier results; a data set that has not changed since is not read again.
     decode: decode every image, which also finds flipped bits; otherwise only its header and its end are read.
@@ -114,7 +110,7 @@ def check_source(
         # Changes with the files and with every option that the check depends on.
         asked = [
             FORMAT, digest(list_source(source)), source.kinds(), source.filename_tmpl, sorted(source.left_out),
-            read_meta(source.meta) if source.meta else None,
+            source.listed,
             [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name,
              repr(spikes.options), spikes.rate, spikes.light, spikes.timing.describe()] if spikes else None,
         ]  # fmt: skip
@@ -124,15 +120,15 @@ def check_source(
         try:
             before = json.loads(file.read_text(encoding="utf-8"))
             warnings = [Problem(*warning) for warning in before["warnings"]]
-            return Report(split, source, [], warnings=warnings, note=f"{before['counts']}, as checked before")
+            return Report(name, source, [], warnings=warnings, note=f"{before['counts']}, as checked before")
         except (OSError, ValueError, KeyError, TypeError):
             pass  # never checked, or a result that cannot be read
     clips, problems = scan(source)
-    report = Report(split, source, clips, problems, source.notes(len(clips)))
+    report = Report(name, source, clips, problems, source.notes(len(clips)))
     places = [(clip, kind) for kinds in (IMAGE_KINDS, ("spike_files",)) for clip in clips for kind in kinds]
     jobs = ((clip, kind, path) for clip, kind in places for path in getattr(clip, kind))
     total = sum(len(getattr(clip, kind)) for clip, kind in places)
-    with ThreadPoolExecutor(THREADS) as pool, show(total, f"checking {split}", "files") as progress:
+    with ThreadPoolExecutor(THREADS) as pool, show(total, f"checking {name}", "files") as progress:
         while some := list(itertools.islice(jobs, 4096)):  # the pool's record of a million jobs would take gigabytes
             for problem in pool.map(lambda job: _check_file(*job, decode), some):
                 progress.update()
