@@ -10,18 +10,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from data import files, io_backend
+from data import files, io_backend, manifest, spike_info, spike_source
 from data.clip import Clip
 from data.clip_dataset import TestClips
-from data.manifest import ClipCheck, Source, raise_problems
 from data.self_calibration import calibrated
 from data.spike.formats import FORMATS, array_shape
 from data.spike_grid import warn_uncovered
-from data.spike_info import DatasetInfo, nearest_info, spike_errors_as_data_errors
-from data.spike_source import SPIKE_SOURCES, DatSpikes, user_spikes
 from utils.errors import DataError
-from utils.files import natural_key
-from utils.image import IMAGE_SUFFIXES
 from utils.options.section import Section
 from utils.video import VIDEO_SUFFIXES
 
@@ -35,8 +30,8 @@ class DatasetClip:
         self.clip = clip = dataset.clips[index]
         self.dataset, self.index = dataset, index
         self.name, self.stems = clip.name, clip.stems[: dataset.frame_count(index)]
-        paths = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
-        self.origin = clip.origin or {kind: str(Path(files[0]).parent) for kind, files in paths.items() if files}
+        places = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
+        self.origin = clip.origin or {kind: str(Path(paths[0]).parent) for kind, paths in places.items() if paths}
         self.fps, self.times = (clip.opened["lq"].fps, clip.opened["lq"].times) if clip.opened else (None, None)
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
@@ -62,17 +57,17 @@ class DatasetClip:
         return table.hexdigest()[:16]
 
 
-def dataset_clips(dataset: Any) -> list[DatasetClip]:
-    """The clips of a test dataset (see data.clip_dataset)."""
+def dataset_clips(dataset: TestClips) -> list[DatasetClip]:
     return [DatasetClip(dataset, index) for index in range(len(dataset))]
 
 
+@dataclasses.dataclass(eq=False)
 class UserClips(TestClips):
     """The clips of a user's files."""
 
-    def __init__(self, clips: list[Clip]) -> None:
-        self.clips, self.files = clips, io_backend.DiskFiles()
-        self.camera, self.seed, self.num_frame = None, 0, -1
+    clips: list[Clip]
+    files: io_backend.DiskFiles = dataclasses.field(default_factory=io_backend.DiskFiles)
+    camera, seed, num_frame = None, 0, -1
 
 
 def user_clips(
@@ -93,10 +88,8 @@ def user_clips(
     root = Path(path)
     if not root.exists():
         raise DataError("no such file or folder", str(root), "a folder of frames or a video", "check --input")
-    if root.is_file() and root.suffix.lower() not in VIDEO_SUFFIXES + IMAGE_SUFFIXES:
-        logger.info("%s has no known suffix of a video; trying to decode it", root)
     places: dict[str, tuple[Path, str | Path | None, str | Path | None]] = {}  # clip -> frames, spikes, sharp frames
-    for name, frames in files.clips_in(root, "blur") if root.is_dir() and not files.images_in(root) else ():
+    for name, frames in files.clips_in(root, "blur") if root.is_dir() and not files.files_in(root) else ():
         if name in places:
             where = f"{places[name][0]}, {frames}"
             raise DataError(f"two clips are named {name}", where, "names that differ", "rename one of them")
@@ -106,13 +99,13 @@ def user_clips(
         folder = root.resolve()  # <clip>/blur is named after the clip
         inner = folder.parent.name if folder.name.startswith("blur") else folder.name
         places[root.stem if root.is_file() else inner] = root, spike, gt
-    section = None if spike_options is None else SPIKE_SOURCES.resolve(spike_options, "spike")
+    section = None if spike_options is None else spike_source.SPIKE_SOURCES.resolve(spike_options, "spike")
     clips = []
     for name, (frames, spike, gt) in places.items():
         images, source = files.FrameSource(frames), None
         if section is not None and spike is not None:
             own_section, info = described(section, Path(spike), name)
-            source = user_spikes(own_section, trained, info, name)
+            source = spike_source.user_spikes(own_section, trained, info, name)
         clips.append(user_clip(name, images, gt, spike, source, trained, scale))
     clips = calibrated(clips, io_backend.DiskFiles())
     for clip in clips:
@@ -126,7 +119,7 @@ def user_clip(
     frames: files.FrameSource,
     gt: str | Path | None = None,
     spike: str | Path | None = None,
-    spikes: DatSpikes | None = None,
+    spikes: spike_source.DatSpikes | None = None,
     trained: dict[str, Any] | None = None,
     scale: int = 1,
 ) -> Clip:
@@ -154,11 +147,11 @@ def user_clip(
         listing[kind] = {stem: entries[path] for stem, path in zip(stems, paths, strict=True)}
     roots = {f"dataroot_{kind}": place for kind, place in places.items()}
     gt_size = opened.get("gt", frames).size
-    source = Source(**roots, spikes=spikes, is_own=True, trained=trained)
-    check = ClipCheck(name, source, listing, (frames.size, gt_size))
-    with spike_errors_as_data_errors():
+    source = manifest.Source(**roots, spikes=spikes, is_own=True, trained=trained)
+    check = manifest.ClipCheck(name, source, listing, (frames.size, gt_size))
+    with spike_info.spike_errors_as_data_errors():
         clip = check.run(None)
-    raise_problems([(source, check.problems)])
+    manifest.raise_problems([(source, check.problems)])
     wanted = (frames.size[0] * scale, frames.size[1] * scale)
     if gt is not None and gt_size != wanted:
         what = "reference of {1}x{0} for frames of {3}x{2}".format(*gt_size, *frames.size)
@@ -178,22 +171,21 @@ def spike_files(path: Path) -> list[Path]:
     """The spike files of a folder in natural order, of the first of `FORMATS` that it holds; a file for itself."""
     if not path.is_dir():
         return [path]
-    found = [[p for p in path.iterdir() if p.suffix.lower() == suffix] for suffix in FORMATS]
-    return sorted(next(filter(None, found), []), key=lambda p: natural_key(p.name))
+    return next((found for suffix in FORMATS if (found := files.files_in(path, (suffix,)))), [])
 
 
-def described(section: Section, spike: Path, clip: str = "") -> tuple[Section, DatasetInfo]:
+def described(section: Section, spike: Path, clip: str = "") -> tuple[Section, spike_info.DatasetInfo]:
     """The spike section, and what the nearest dataset.json of spikes of its size says of the clip.
 
     Where nobody gives the size of a plane, the section gets that of the arrays (.npy, .npz).
     """
-    info = nearest_info(spike).of_clip(clip)
+    info = spike_info.nearest_info(spike).of_clip(clip)
     files = spike_files(spike)
     if files and {section.h, section.w, info.h, info.w} == {None}:
-        with spike_errors_as_data_errors():
+        with spike_info.spike_errors_as_data_errors():
             shape = array_shape(files[0])
         if shape and len(shape) == 3:
             section = section.model_copy(update={"h": shape[1], "w": shape[2]})
     sizes = ((section.h, info.h), (section.w, info.w))
     is_of_another_size = any(None not in pair and pair[0] != pair[1] for pair in sizes)
-    return section, DatasetInfo() if is_of_another_size else info
+    return section, spike_info.DatasetInfo() if is_of_another_size else info

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from data.clip_dataset import ClipFiles, Crops, Root, SharpFiles, Spikes, TestClips, TrainClips, WholeClips
 from data.select_dataset import DATASETS
@@ -141,10 +140,7 @@ class VideoRecurrentTrainVimeoDataset(TrainClips):
 
 class VFIKeys(Crops, SharpFiles, Septuplets):
     temporal_scale: Literal[2] = Field(2, description="2: the network gets every second frame (interpolation).")
-    color_jitter: bool = Field(
-        False,
-        description="Change brightness, contrast, saturation and hue by up to 5 %.",
-    )
+    color_jitter: bool = Field(False, description="Change brightness, contrast, saturation and hue by up to 5 %.")
 
 
 @DATASETS.register("VideoRecurrentTrainVimeoVFIDataset", given=("seed",), section=VFIKeys)
@@ -167,7 +163,7 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
         return {"lq": frames[:-1], "gt": frames[-1:]}
 
 
-def jitter_colors(frames: Tensor, rng: np.random.Generator) -> Tensor:
+def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """(T, 3, h, w) in [0, 1] -> the same with other brightness, contrast, saturation and hue, in random order."""
     from torchvision.transforms import functional as F  # imports torch's compiler, which takes seconds
 
@@ -198,7 +194,7 @@ class VideoTestVimeo90KDataset(TestClips):
     septuplets = True
 
 
-def add_noise(frames: Tensor, sigma: float, rng: np.random.Generator) -> Tensor:
+def add_noise(frames: torch.Tensor, sigma: float, rng: np.random.Generator) -> torch.Tensor:
     """`frames` in [0, 1] plus white Gaussian noise of standard deviation sigma / 255, not clipped."""
     noise = rng.standard_normal(frames.shape, dtype=np.float32)
     return frames + torch.from_numpy(noise).mul_(sigma / 255)

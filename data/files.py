@@ -6,7 +6,6 @@ An LMDB holds one value per file under the key "<clip>/<frame>", and beside data
 
 import os
 import re
-import struct
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -104,44 +103,41 @@ def list_root(
     names: list these clips only, wherever they are below the root; None: every clip.
     Raises DataError for a root that cannot be read or holds no clip, and for names unfit for output files.
     """
-    listing = _list_lmdb(root, names) if is_lmdb(root) else _list_folder(root, folder, suffixes, single_files, names)
+    if is_lmdb(root):
+        listing = _list_lmdb(root, names)
+    else:
+        with reading(root, "a folder with one folder per clip", _FIND), os.scandir(root) as entries:
+            visible = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: natural_key(e.name))
+        listing = {}
+        for name in [entry.name for entry in visible] if names is None else names:
+            path = os.path.join(root, name)
+            if os.path.isdir(path):
+                files, folders = _list_clip(path, folder, suffixes)
+                if not folders:
+                    listing[name] = files
+                for inner in sorted(folders, key=natural_key):
+                    listing[f"{name}/{inner}"] = _list_clip(os.path.join(path, inner), folder, suffixes)[0]
+        single = [entry for entry in visible if entry.name.lower().endswith(suffixes) and entry.is_file()]
+        for suffix in suffixes if single_files else ():
+            for entry in single:
+                stem = entry.name[: -len(suffix)]
+                if entry.name.lower().endswith(suffix) and not listing.get(stem):
+                    listing[stem] = {stem: entry_of(entry.path)}
+        if not listing:
+            what, do = "the data folder holds no clip", "correct the dataroot"
+            if single:
+                some = ", ".join(entry.name for entry in single[:3]) + ", ..." * (len(single) > 3)
+                what += f", but {len(single)} files ({some})"
+                do = "put the files of each clip into a folder of its own, or correct the dataroot"
+                if folder == "spike":
+                    each = "if each file holds all planes of a clip, give spike.exposure (docs/data_format.md)"
+                    do = f"{each}; otherwise {do}"
+            raise DataError(what, root, "one folder per clip", do)
     for clip, files in listing.items():
         checked_name(clip, root)
         for stem in files:
             checked_name(stem, os.path.join(root, clip))
     return listing
-
-
-def _list_folder(
-    root: str, folder: str, suffixes: tuple[str, ...], single_files: bool, names: Collection[str] | None
-) -> Listing:
-    with reading(root, "a folder with one folder per clip", _FIND), os.scandir(root) as entries:
-        visible = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: natural_key(e.name))
-    listing: Listing = {}
-    for name in [entry.name for entry in visible] if names is None else names:
-        path = os.path.join(root, name)
-        if os.path.isdir(path):
-            files, folders = _list_clip(path, folder, suffixes)
-            if not folders:
-                listing[name] = files
-            for inner in sorted(folders, key=natural_key):
-                listing[f"{name}/{inner}"] = _list_clip(os.path.join(path, inner), folder, suffixes)[0]
-    single = [entry for entry in visible if entry.name.lower().endswith(suffixes) and entry.is_file()]
-    for suffix in suffixes if single_files else ():
-        for entry in single:
-            stem = entry.name[: -len(suffix)]
-            if entry.name.lower().endswith(suffix) and not listing.get(stem):
-                listing[stem] = {stem: entry_of(entry.path)}
-    if listing:
-        return listing
-    what, do = "the data folder holds no clip", "correct the dataroot"
-    if single:
-        some = ", ".join(entry.name for entry in single[:3]) + ", ..." * (len(single) > 3)
-        what += f", but {len(single)} files ({some})"
-        do = "put the files of each clip into a folder of its own, or correct the dataroot"
-    if single and folder == "spike":
-        do = f"if each file holds all planes of a clip, give spike.exposure (docs/data_format.md); otherwise {do}"
-    raise DataError(what, root, "one folder per clip", do)
 
 
 def _list_clip(clip: str, folder: str, suffixes: tuple[str, ...]) -> tuple[dict[str, FileEntry], list[str]]:
@@ -268,8 +264,8 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
 def image_size(path: str) -> tuple[int, int]:
     """(height, width) of an image; a PNG is not decoded, only its header is read."""
     head = read_bytes(path, 24)
-    width, height = struct.unpack(">II", head[16:]) if head[:8] == PNG_SIGNATURE and len(head) == 24 else (0, 0)
-    return (height, width) if width and height else read_bgr(path).shape[:2]
+    width, height = int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+    return (height, width) if head[:8] == PNG_SIGNATURE and width and height else read_bgr(path).shape[:2]
 
 
 def reduction(path: str) -> str:
@@ -296,7 +292,7 @@ class FrameSource:
             self.files = [path] * count
             self.stems = [f"{i:0{max(6, len(str(count)))}d}" for i in range(count)]
         else:
-            self.files = images_in(path) if path.is_dir() else [path]
+            self.files = files_in(path) if path.is_dir() else [path]
             self.stems = [file.stem for file in self.files]
             if not self.files:
                 expected = f"frames as {', '.join(IMAGE_SUFFIXES)}"
@@ -313,9 +309,9 @@ class FrameSource:
         return np.ascontiguousarray(read_bgr(str(self.files[index]), self.size)[..., ::-1])
 
 
-def images_in(folder: Path) -> list[Path]:
-    """The image files of a folder in the natural order of their names."""
-    found = [path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES]
+def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
+    """The files of a folder with these endings, by default its images, in the natural order of their names."""
+    found = [path for path in folder.iterdir() if path.suffix.lower() in suffixes]
     return sorted(found, key=lambda path: natural_key(path.name))
 
 
@@ -331,7 +327,7 @@ def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
             continue
         if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
             found.append((path.stem, path))
-        elif place.is_dir() and images_in(place):
+        elif place.is_dir() and files_in(place):
             found.append((path.name, place))
     return found
 

@@ -68,9 +68,8 @@ class Source:
     filename_ext: str = "png"
     other_images: bool = False  # where a clip has none with this ending, those with another
     spikes: DatSpikes | None = None
-    own_spikes: dict[str, DatSpikes] = field(
-        default_factory=dict
-    )  # of the clips that differ, see `DatasetInfo.of_clip`
+    # Of the clips that differ, see `DatasetInfo.of_clip`.
+    own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
     septuplets: bool = False  # Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size; only those listed are read
     part: str = ""  # of one of several roots: its number and "/", which come before the names of its clips

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.files import FrameSource, images_in
+from data.files import FrameSource, files_in
 from data.spike.formats import SpikeGeometry, write_spikes
 from tests.clip_files import picture, write_video
 from utils.errors import DataError, OptionError
@@ -87,7 +87,7 @@ def test_names_that_are_taken_are_refused_even_by_a_link_to_nothing(tmp_path):
 def test_a_png_comes_back_as_it_went_out(tmp_path):
     imwrite_rgb(tmp_path / "a" / "x.png", picture())
     assert np.array_equal(cv2.imread(str(tmp_path / "a" / "x.png"))[..., ::-1], picture())
-    assert [p.name for p in images_in(tmp_path / "a")] == ["x.png"]
+    assert [p.name for p in files_in(tmp_path / "a")] == ["x.png"]
 
 
 def test_a_folder_without_images_is_named(tmp_path):
