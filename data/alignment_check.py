@@ -94,7 +94,7 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
         own = [Exposure(e.own, (e.own,), 0, (e.own.count - 1) / 2, e.origin) for e in draw.clip.exposures]
         clip = dataclasses.replace(draw.clip, exposures=tuple(own), spikes=spikes)
         draw = dataclasses.replace(draw, clip=clip)
-    played, pairs = list(zip(*draw.played, strict=True)), []
+    played, pairs = list(zip(draw.frames, draw.backwards, strict=True)), []
     middle = len(played) // 2
     for place in sorted({middle, *_spread(len(played), count)}):
         frame, back = played[place]

@@ -162,11 +162,8 @@ class CameraPerturb:
             raise OptionError(what, "camera.threshold_range", expected, "for instance [0.5, 4.0]")
         self.threshold_prob, self.range, self.known_rate = threshold_prob, low_high, known_rate
         self.drop, self.hot, self.dead = (drop_prob, drop_max), (hot_prob, hot_max), (dead_prob, dead_max)
-        self.dark, self.rgb, self.jpeg = (
-            (dark_prob, dark_max),
-            (rgb_prob, rgb_shot_max, rgb_read_max),
-            (jpeg_prob, jpeg_min),
-        )
+        self.dark, self.jpeg = (dark_prob, dark_max), (jpeg_prob, jpeg_min)
+        self.rgb = (rgb_prob, rgb_shot_max, rgb_read_max)
 
     def draw(self, seed: Sequence[int]) -> CameraDraw:
         """The camera of one sample, from its seed alone."""

@@ -2,31 +2,24 @@
 
 import itertools
 import logging
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 from torch.utils.data import Dataset
 
+from data import files, preflight, spike_grid, spike_info, spike_source
 from data.augment import CAMERAS, Augment, CameraDraw
 from data.clip import Clip
-from data.files import is_lmdb, list_root
 from data.io_backend import IO_BACKENDS
 from data.manifest import HELD_OUT, Problem, Source
-from data.preflight import Report, check_source
 from data.self_calibration import calibrated
-from data.spike_grid import load_calibration, warn_uncovered
-from data.spike_info import load_info
-from data.spike_source import SPIKE_SOURCES, channels_of
-from utils import utils_dist
-from utils.contract import middle_instant
+from utils import contract, random_streams, utils_dist
 from utils.errors import DataError, OptionError
 from utils.options.section import Section
-from utils.random_streams import random_stream
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +39,7 @@ class ClipFiles(FileReading):
 
     dataroot_lq: Root = Field(description="Folder (or LMDB) of the blurry frames; a list: those of several roots.")
     dataroot_gt: Root | None = Field(
-        None,
-        description="Folder of the sharp frames; null: none, to test on or to train with a loss without gt.",
+        None, description="Folder of the sharp frames; null: none, to test on or to train with a loss without gt."
     )
     lq_folder: Root = Field("blur", description="Folder of the blurry frames within a clip, if any.")
     meta_info_file: Root | None = Field(None, description="List of the clips to use; null: all folders.")
@@ -69,7 +61,7 @@ class SharpFiles(Section):
 class Spikes(Section):
     """The meaning of the spikes."""
 
-    spike: Annotated[Any, SPIKE_SOURCES] = Field(
+    spike: Annotated[Any, spike_source.SPIKE_SOURCES] = Field(
         "dat", description="What the spikes mean, and how they become channels."
     )
     camera: Annotated[Any, CAMERAS] = Field(
@@ -117,9 +109,9 @@ def split_by_root(section: Any) -> list[Any]:
 class Draw:
     """What a sample is made of.
 
-    frames: of the clip, before `aug.reverse` plays them backwards. backwards: whether time runs backwards within each
-    frame, before that. camera: the simulated spike camera, None for the recording one. rng: that of the sample, after
-    the crop and the flips have been drawn; None in testing.
+    frames: of the clip, in the order in which the network sees them. backwards: whether time runs backwards within
+    each of them. camera: the simulated spike camera, None for the recording one. rng: that of the sample, after the
+    crop and the flips have been drawn; None in testing.
     """
 
     clip: Clip
@@ -129,27 +121,20 @@ class Draw:
     camera: CameraDraw | None
     rng: np.random.Generator | None = None
 
-    @property
-    def played(self) -> tuple[list[int], list[bool]]:
-        """frames and backwards in the order in which the network sees them."""
-        if self.aug.reverse:
-            return self.frames[::-1], [not back for back in self.backwards[::-1]]
-        return self.frames, self.backwards
-
 
 class ClipDataset(Dataset):
     """What the training and test datasets share: the clips, and reading consecutive frames of one clip.
 
-    A dataset with other folders or keys overrides `places`; one with other kinds of files also `source` and `check`.
+    A dataset with other folders or keys overrides `places`; one with other kinds of files `sources_of` and `check`.
     Files are opened when a sample is read and closed at once, so that a fork inherits no open file.
     """
 
     is_training = False
-    septuplets = other_images = False  # see `Source`
+    septuplets = other_images = False  # see `Source`; a training sample of septuplets is the middle of a clip
 
-    def __init__(self, section: FileReading, seed: int = 0) -> None:
+    def __init__(self, section: Any, seed: int = 0) -> None:
         self.sources = self.sources_of(section)
-        self.seed = seed
+        self.seed, self.num_frame = seed, section.num_frame
         self.options = section.plain()  # for those of a subclass; a section cannot be sent to another process
         camera = getattr(section, "camera", None)
         self.camera = CAMERAS.build(camera, "camera") if camera else None
@@ -163,6 +148,9 @@ class ClipDataset(Dataset):
         found = [self.files.clips(source) for source in self.sources]
         self.clips: list[Clip] = calibrated([*itertools.chain(*found)], self.files)
         self.ends_of_roots = np.cumsum([len(clips) for clips in found])
+        first = {clip.size: clip for clip in reversed(self.clips) if clip.spikes}
+        for clip in () if self.is_training else first.values():  # training draws no crop that has none
+            spike_grid.warn_uncovered(clip.grid, f"clip {clip.name} and all others of its size", clip.lq[0])
 
     # The class methods are called before a dataset is built; `section` holds its resolved options.
 
@@ -172,37 +160,32 @@ class ClipDataset(Dataset):
         return {key.name: getattr(section, key.name) for key in fields(Source) if hasattr(section, key.name)}
 
     @classmethod
-    def source(cls, section: Any) -> Source:
-        """Where the clips are and what their spikes mean. Reads at most the dataset.json beside the spikes."""
-        places = cls.places(section)
-        if places.get("dataroot_gt_instants") and not places["dataroot_gt"]:
-            what, expected = "dataroot_gt_instants without dataroot_gt", "both: gt is the middle one of gt_instants"
-            raise OptionError(what, "dataroot_gt_instants", expected, "set dataroot_gt too")
-        spikes, own = None, {}
-        if hasattr(section, "spike"):
-            folder, do = places["dataroot_spike"], "correct dataroot_spike, or make the data (docs/data_format.md)"
-            if section.spike.h is None and not Path(folder).is_dir():
-                raise DataError("no such folder of spikes", folder, "a folder with one folder per clip", do)
-            info = load_info(folder)
-            spikes = SPIKE_SOURCES.build(section.spike, "spike", info=info)
-            known = {clip: info.of_clip(clip) for clip in info.clips}
-            of_clips = {name: one for name, one in known.items() if one is not info}
-            own = {clip: SPIKE_SOURCES.build(section.spike, "spike", info=one) for clip, one in of_clips.items()}
-        left_out = HELD_OUT.get(getattr(section, "val_partition", None), frozenset())
-        kind = {"septuplets": cls.septuplets, "other_images": cls.other_images}
-        return Source(**places, **kind, spikes=spikes, own_spikes=own, left_out=left_out)
-
-    @classmethod
     def sources_of(cls, section: Any) -> list[Source]:
-        """The source of each root of the section."""
-        sources = [cls.source(one) for one in split_by_root(section)]
-        parts = [f"{number}/" for number in range(len(sources))] if len(sources) > 1 else [""]
-        return [replace(source, part=part) for source, part in zip(sources, parts, strict=True)]
+        """Where the clips of each root are and what their spikes mean. Reads at most the dataset.json beside these."""
+        sources, roots, build = [], split_by_root(section), spike_source.SPIKE_SOURCES.build
+        for number, one in enumerate(roots):
+            places, spikes, own = cls.places(one), None, {}
+            if places.get("dataroot_gt_instants") and not places["dataroot_gt"]:
+                what, expected = "dataroot_gt_instants without dataroot_gt", "both: gt is the middle one of gt_instants"
+                raise OptionError(what, "dataroot_gt_instants", expected, "set dataroot_gt too")
+            if hasattr(one, "spike"):
+                folder, do = places["dataroot_spike"], "correct dataroot_spike, or make the data (docs/data_format.md)"
+                if one.spike.h is None and not Path(folder).is_dir():
+                    raise DataError("no such folder of spikes", folder, "a folder with one folder per clip", do)
+                info = spike_info.load_info(folder)
+                spikes = build(one.spike, "spike", info=info)
+                known = {clip: info.of_clip(clip) for clip in info.clips}
+                own = {clip: build(one.spike, "spike", info=each) for clip, each in known.items() if each is not info}
+            left_out = HELD_OUT.get(getattr(one, "val_partition", None), frozenset())
+            kind = {"septuplets": cls.septuplets, "other_images": cls.other_images, "left_out": left_out}
+            part = f"{number}/" if len(roots) > 1 else ""
+            sources.append(Source(**places, **kind, spikes=spikes, own_spikes=own, part=part))
+        return sources
 
     @classmethod
     def spike_channels(cls, section: Any) -> int:
         """S of the samples; 0 for RGB. Reads no file."""
-        return channels_of(section.spike.representation) if hasattr(section, "spike") else 0
+        return spike_source.channels_of(section.spike.representation) if hasattr(section, "spike") else 0
 
     @classmethod
     def spike_data(cls, section: Any) -> dict[str, Any] | None:
@@ -217,41 +200,42 @@ class ClipDataset(Dataset):
             return None
         spike, found = section.spike, []
         for one in split_by_root(section):
-            info = load_info(cls.places(one)["dataroot_spike"])
+            info = spike_info.load_info(cls.places(one)["dataroot_spike"])
             rate = info.trained_rate if spike.rate is None else spike.rate
             light = spike.light or info.light or "linear"
             about = {"rate": rate, "light": light, "center": spike.center}
             about |= {"planes": info.planes, "gt_plane": info.gt_plane}
             recorded = info.calibration if spike.calibration == "recorded" else None
             if spike.calibration not in (None, "auto", None if recorded else "recorded"):
-                about["calibration"] = load_calibration(spike.calibration, recorded).plain()
+                about["calibration"] = spike_grid.load_calibration(spike.calibration, recorded).plain()
             found.append(about)
         several = {"rate": None if None in [each["rate"] for each in found] else "match", "light": "linear"}
         differ = [key for key in found[0] if any(each.get(key) != found[0][key] for each in found)]
         return found[0] | {key: several.get(key) for key in differ}
 
     @classmethod
-    def check(cls, section: Any, split: str, **how: Any) -> list[Report]:
+    def check(cls, section: Any, split: str, **how: Any) -> list[preflight.Report]:
         """Check the data: a report of each root. how: see data.preflight.check_source."""
         reports = []
         for source in cls.sources_of(section):
+            name = f"{split} {source.part}".rstrip(" /")
             if section.io_backend.type == "cache":  # a cache is checked by the digest of its source files
                 clips = IO_BACKENDS.build(section.io_backend, "io_backend").clips(source)
-                report = Report(split, source, clips, note=f"{len(clips)} cached clips")
+                report = preflight.Report(name, source, clips, note=f"{len(clips)} cached clips")
             else:
-                report = check_source(source, split, **how)
+                report = preflight.check_source(source, name, **how)
             if source.spikes and not source.spikes.is_rate_known and source.spikes.info.trained_rate is None:
                 what = "neither dataset.json nor spike.rate gives the firing rate at full light; 1 is assumed"
                 report.warnings.append(Problem("spikes", what, source.dataroot_spike))
             reports.append(report)
         return reports
 
-    def read(self, draw: Draw) -> dict[str, Tensor]:
+    def read(self, draw: Draw) -> dict[str, torch.Tensor]:
         """lq (T, 3, h, w), gt (T, 3, s h, s w) in [0, 1] and spike (T, S, h, w) of a draw, cropped and flipped.
 
         Where there are any, also gt_instants (T, 3 K, s h, s w).
         """
-        clip, aug, (frames, backwards) = draw.clip, draw.aug, draw.played
+        clip, aug, frames, backwards = draw.clip, draw.aug, draw.frames, draw.backwards
         wanted = {kind: self.frames_of(kind, frames) for kind in clip.image_kinds}
         if clip.instants:
             numbers = range(clip.instants)  # in the order of playing
@@ -269,7 +253,7 @@ class ClipDataset(Dataset):
         item = {kind: torch.from_numpy(values).to(torch.float32).div_(255.0) for kind, values in flipped.items()}
         if clip.instants:
             item["gt_instants"] = item["gt_instants"].unflatten(0, (len(frames), -1)).flatten(1, 2)
-            item["gt"] = middle_instant(item["gt_instants"], clip.instants)
+            item["gt"] = contract.middle_instant(item["gt_instants"], clip.instants)
         if spikes := clip.spikes:
             channels = [
                 spikes.read(self.files, clip, i, aug, image, back, draw.camera)
@@ -279,31 +263,28 @@ class ClipDataset(Dataset):
         return item
 
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
-        """Which of the frames of a sample, in the order of playing, are read of kind "lq" or "gt"."""
+        """Which frames of a sample, in the order of playing, are read of kind "lq" or "gt"; may be overridden."""
         return frames
 
 
 class TrainClips(ClipDataset):
-    """Random crops of clips. Clips shorter than num_frame are played back and forth."""
+    """Random crops of clips, one sample from each frame on. Clips shorter than num_frame are played back and forth."""
 
     is_training = True
 
     def __init__(self, section: Any, seed: int = 0) -> None:
         super().__init__(section, seed)
-        self.num_frame, self.gt_size = section.num_frame, section.gt_size
-        self.intervals = section.interval_list
+        self.gt_size, self.intervals = section.gt_size, section.interval_list
         self.turns = {"hflip": section.use_hflip, "rot": section.use_rot, "reverse": section.random_reverse}
-        self.ends = np.cumsum([self.samples_of(clip) for clip in self.clips])
+        self.ends = np.cumsum([1 if self.septuplets else len(clip) for clip in self.clips])
         # Samples up to the end of each root: those that there are, and those of an epoch, by the shares.
         self.has = self.takes = self.ends[self.ends_of_roots - 1]
         if shares := getattr(section, "dataroot_share", None):
             self.takes = np.rint(np.cumsum(shares) / sum(shares) * len(self)).astype(int)
             if 0 in (epoch := np.diff(self.takes, prepend=0).tolist()):
-                what, key = (
-                    f"dataroot_share {shares} gives {epoch} samples in an epoch",
-                    "datasets.train.dataroot_share",
-                )
-                raise OptionError(what, key, "at least one of each root", "raise the small shares")
+                what = f"dataroot_share {shares} gives {epoch} samples in an epoch"
+                expected = "at least one of each root"
+                raise OptionError(what, "datasets.train.dataroot_share", expected, "raise the small shares")
         usual = self.clips[0]
         for clip in self.clips:
             if (clip.scale, clip.instants) != (usual.scale, usual.instants):
@@ -341,19 +322,8 @@ class TrainClips(ClipDataset):
         about += [f"samples of the roots {self.takes}"] if self.takes is not self.has else []
         return about + [f"{clip.name}/{stem}" for clip in self.clips for stem in clip.stems]
 
-    # What datasets of another kind override: `frames_of` above, and these three.
-
-    def samples_of(self, clip: Clip) -> int:
-        """Number of samples of a clip: one for every frame, its first one."""
-        return len(clip)
-
-    def first_of(self, sample: int, last: int, rng: np.random.Generator) -> int:
-        """The first frame of this sample of a clip. last: the last one from which the sample fits (it may be < 0)."""
-        redrawn = int(rng.integers(0, max(last, 0) + 1))
-        return sample if sample <= last else redrawn
-
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """The finished sample. rng: that of the sample, after the crop and the flips have been drawn."""
+        """The finished sample; to be overridden. rng: of the sample, after the crop and the flips have been drawn."""
         return item
 
     def __len__(self) -> int:
@@ -366,7 +336,7 @@ class TrainClips(ClipDataset):
         """
         draw = self.draw(sample_id)
         item = self.transform(self.read(draw), draw.rng)
-        return {**item, "key": f"{draw.clip.name}/{draw.clip.stems[draw.frames[0]]}"}
+        return {**item, "key": f"{draw.clip.name}/{draw.clip.stems[draw.frames[-1 if draw.aug.reverse else 0]]}"}
 
     def place_of(self, epoch: int, index: int) -> int:
         """The place, among the samples of all clips, of sample `index`.
@@ -383,21 +353,25 @@ class TrainClips(ClipDataset):
     def draw(self, sample_id: tuple[int, int]) -> Draw:
         """The clip, frames, crop, flips and camera of a sample."""
         epoch, index = sample_id
-        rng = random_stream("sample", self.seed, epoch, index)
+        rng = random_streams.random_stream("sample", self.seed, epoch, index)
         place = self.place_of(epoch, index)
         number = int(np.searchsorted(self.ends, place, side="right"))
         clip = self.clips[number]
-        sample = place - int(self.ends[number] - self.samples_of(clip))
         interval = int(rng.choice(self.intervals))
-        last = len(clip) - 1 - (self.num_frame - 1) * interval
-        first = self.first_of(sample, last, rng)
+        last = len(clip) - 1 - (self.num_frame - 1) * interval  # the last one from which the sample fits, or < 0
+        if self.septuplets:
+            first = max(last, 0) // 2
+        else:
+            first, redrawn = place - int(self.ends[number]) + len(clip), int(rng.integers(0, max(last, 0) + 1))
+            first = first if first <= last else redrawn
         (top, left, height, width), step = clip.croppable
         patch = self.gt_size // clip.scale
         aug = Augment.draw(rng, (height, width), patch, step, origin=(top, left), **self.turns)
         # Played back and forth: 0 1 2 1 0 1 ...
         period = max(2 * (len(clip) - 1), 1)
         phases = [(first + i * interval) % period for i in range(self.num_frame)]
-        frames, backwards = [min(p, period - p) for p in phases], [p >= len(clip) for p in phases]
+        phases = phases[::-1] if aug.reverse else phases
+        frames, backwards = [min(p, period - p) for p in phases], [(p >= len(clip)) != aug.reverse for p in phases]
         camera = self.camera.draw([self.seed, epoch, index]) if self.camera else None
         return Draw(clip, frames, backwards, aug, camera, rng)
 
@@ -407,21 +381,15 @@ class TestClips(ClipDataset):
 
     __test__ = False  # not a test case for pytest
 
-    def __init__(self, section: Any, seed: int = 0) -> None:
-        super().__init__(section, seed)
-        self.num_frame = section.num_frame
-        first = {clip.size: clip for clip in reversed(self.clips) if clip.spikes}
-        for clip in first.values():
-            warn_uncovered(clip.grid, f"clip {clip.name} and all others of its size", clip.lq[0])
-
     def __len__(self) -> int:
         return len(self.clips)
 
     def count_folders(self) -> int:
         """Number of clips in the data folder, including those that the meta file does not list; 0: nobody knows."""
         places = [source.kinds()["lq"] for source in self.sources]  # root, folder within a clip, endings of the names
-        is_counted = all(Path(root).is_dir() and not is_lmdb(root) for root, _, _ in places) and not self.septuplets
-        return sum(len(list_root(*place)) for place in places) if is_counted else 0
+        if self.septuplets or any(files.is_lmdb(root) or not Path(root).is_dir() for root, _, _ in places):
+            return 0
+        return sum(len(files.list_root(*place)) for place in places)
 
     def frame_count(self, index: int) -> int:
         """How many frames of clip `index` are read: all, or the first num_frame."""
@@ -454,15 +422,13 @@ def check_clips(dataset: Dataset, split: str, scale: int, instants: int | None) 
 
     instants: None where any number will do.
     """
-    clips = getattr(dataset, "clips", ())
-    clip = next((clip for clip in clips if clip.gt and clip.scale != scale), None)
-    if clip:
-        sizes = "gt of {} x {} for lq of {} x {}".format(*clip.gt_size, *clip.size)
-        what = f"datasets.{split} has {sizes} in clip {clip.name}, but scale is {scale}"
-        do = f"correct datasets.{split}.dataroot_gt or dataroot_lq, or scale and netG.upscale"
-        raise DataError(what, clip.gt[0], f"sharp frames {scale} times as large as the lq frames", do)
-    clip = next((clip for clip in clips if instants and clip.instants not in (0, instants)), None)
-    if clip:
-        found = f"{clip.instants} sharp frames for each blurry one in clip {clip.name}"
-        what, do = f"datasets.{split} has {found}, but netG.out_instants is {instants}", "correct one of them"
-        raise DataError(what, clip.gt_instants[0], f"{instants} for each", do)
+    for clip in getattr(dataset, "clips", ()):
+        if clip.gt and clip.scale != scale:
+            sizes = "gt of {} x {} for lq of {} x {}".format(*clip.gt_size, *clip.size)
+            what = f"datasets.{split} has {sizes} in clip {clip.name}, but scale is {scale}"
+            do = f"correct datasets.{split}.dataroot_gt or dataroot_lq, or scale and netG.upscale"
+            raise DataError(what, clip.gt[0], f"sharp frames {scale} times as large as the lq frames", do)
+        if instants and clip.instants not in (0, instants):
+            found = f"{clip.instants} sharp frames for each blurry one in clip {clip.name}"
+            what, do = f"datasets.{split} has {found}, but netG.out_instants is {instants}", "correct one of them"
+            raise DataError(what, clip.gt_instants[0], f"{instants} for each", do)

@@ -4,37 +4,19 @@ import dataclasses
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from data import files, io_backend, manifest, spike_info, spike_source
 from data.clip import Clip
 from data.clip_dataset import TestClips
-from data.files import (
-    FROM_START,
-    FileEntry,
-    FrameSource,
-    check_same_view,
-    clips_in,
-    holds_images,
-    is_read_from_start,
-    stamp,
-    subfolder,
-)
-from data.io_backend import INDEX as CACHE_INDEX
-from data.io_backend import CacheReader, DiskFiles
-from data.manifest import ClipCheck, Source, raise_problems
 from data.self_calibration import calibrated
 from data.spike.formats import FORMATS, array_shape
 from data.spike_grid import warn_uncovered
-from data.spike_info import DatasetInfo, nearest_info, spike_errors_as_data_errors
-from data.spike_source import SPIKE_SOURCES, DatSpikes, user_spikes
 from utils.errors import DataError
-from utils.files import natural_key
-from utils.image import IMAGE_SUFFIXES
 from utils.options.section import Section
 from utils.video import VIDEO_SUFFIXES
 
@@ -48,8 +30,8 @@ class DatasetClip:
         self.clip = clip = dataset.clips[index]
         self.dataset, self.index = dataset, index
         self.name, self.stems = clip.name, clip.stems[: dataset.frame_count(index)]
-        paths = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
-        self.origin = clip.origin or {kind: str(Path(files[0]).parent) for kind, files in paths.items() if files}
+        places = {"input": clip.lq, "gt": clip.gt, "spike": clip.spike}
+        self.origin = clip.origin or {kind: str(Path(paths[0]).parent) for kind, paths in places.items() if paths}
         self.fps, self.times = (clip.opened["lq"].fps, clip.opened["lq"].times) if clip.opened else (None, None)
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
@@ -67,25 +49,25 @@ class DatasetClip:
         table.update(spikes.timing.describe().encode() if spikes else b"")
         if spikes and spikes.calibration:
             table.update(spikes.calibration.digest().encode())
-        parts = [source.part for source in self.dataset.sources] if isinstance(reader, CacheReader) else []
-        cache = [str(Path(reader.path, part, CACHE_INDEX)) for part in parts]
+        sources = self.dataset.sources if isinstance(reader, io_backend.CacheReader) else []
+        cache = [str(Path(reader.path, source.part, io_backend.INDEX)) for source in sources]
         for file in dict.fromkeys([*cache, *clip.lq, *clip.gt, *clip.gt_instants, *clip.spike]):
-            size, time = stamp(file)
+            size, time = files.stamp(file)
             table.update(f"{Path(file).name} {size} {time}\n".encode())
         return table.hexdigest()[:16]
 
 
-def dataset_clips(dataset: Any) -> list[DatasetClip]:
-    """The clips of a test dataset (see data.clip_dataset)."""
+def dataset_clips(dataset: TestClips) -> list[DatasetClip]:
     return [DatasetClip(dataset, index) for index in range(len(dataset))]
 
 
+@dataclasses.dataclass(eq=False)
 class UserClips(TestClips):
     """The clips of a user's files."""
 
-    def __init__(self, clips: list[Clip]) -> None:
-        self.clips, self.files = clips, DiskFiles()
-        self.camera, self.seed, self.num_frame = None, 0, -1
+    clips: list[Clip]
+    files: io_backend.DiskFiles = dataclasses.field(default_factory=io_backend.DiskFiles)
+    camera, seed, num_frame = None, 0, -1
 
 
 def user_clips(
@@ -106,27 +88,26 @@ def user_clips(
     root = Path(path)
     if not root.exists():
         raise DataError("no such file or folder", str(root), "a folder of frames or a video", "check --input")
-    if root.is_file() and root.suffix.lower() not in VIDEO_SUFFIXES + IMAGE_SUFFIXES:
-        logger.info("%s has no known suffix of a video; trying to decode it", root)
     places: dict[str, tuple[Path, str | Path | None, str | Path | None]] = {}  # clip -> frames, spikes, sharp frames
-    for name, frames in clips_in(root, "blur") if root.is_dir() and not holds_images(root) else ():
+    for name, frames in files.clips_in(root, "blur") if root.is_dir() and not files.files_in(root) else ():
         if name in places:
             where = f"{places[name][0]}, {frames}"
             raise DataError(f"two clips are named {name}", where, "names that differ", "rename one of them")
-        places[name] = frames, _beside(spike, "spike", name, tuple(FORMATS)), _beside(gt, "sharp", name, VIDEO_SUFFIXES)
+        beside = ((spike, "spike", FORMATS), (gt, "sharp", VIDEO_SUFFIXES))
+        places[name] = frames, *(base and files.clip_place(Path(base, name), *place) for base, *place in beside)
     if not places:
         folder = root.resolve()  # <clip>/blur is named after the clip
         inner = folder.parent.name if folder.name.startswith("blur") else folder.name
         places[root.stem if root.is_file() else inner] = root, spike, gt
-    section = None if spike_options is None else SPIKE_SOURCES.resolve(spike_options, "spike")
+    section = None if spike_options is None else spike_source.SPIKE_SOURCES.resolve(spike_options, "spike")
     clips = []
     for name, (frames, spike, gt) in places.items():
-        images, source = FrameSource(frames), None
+        images, source = files.FrameSource(frames), None
         if section is not None and spike is not None:
             own_section, info = described(section, Path(spike), name)
-            source = user_spikes(own_section, trained, info, name)
+            source = spike_source.user_spikes(own_section, trained, info, name)
         clips.append(user_clip(name, images, gt, spike, source, trained, scale))
-    clips = calibrated(clips, DiskFiles())
+    clips = calibrated(clips, io_backend.DiskFiles())
     for clip in clips:
         if clip.spikes:
             warn_uncovered(clip.grid, f"clip {clip.name}", str(clip.opened["lq"].path))
@@ -135,10 +116,10 @@ def user_clips(
 
 def user_clip(
     name: str,
-    frames: FrameSource,
+    frames: files.FrameSource,
     gt: str | Path | None = None,
     spike: str | Path | None = None,
-    spikes: DatSpikes | None = None,
+    spikes: spike_source.DatSpikes | None = None,
     trained: dict[str, Any] | None = None,
     scale: int = 1,
 ) -> Clip:
@@ -149,74 +130,62 @@ def user_clip(
     `spike.exposure` says; without it, the frames share all planes evenly. trained, scale: see `user_clips`.
     Raises DataError where they do not belong together.
     """
-    reference = FrameSource(Path(gt)) if gt is not None else frames
-    opened, listing = {"lq": frames, **({"gt": reference} if gt is not None else {})}, {}
-    for kind, images in opened.items():
-        if len(set(images.stems)) < len(images):
-            twice = ", ".join(stem for stem, count in Counter(images.stems).items() if count > 1)
-            raise DataError(f"frames with the same name: {twice}", str(images.path), "one file per frame", "remove one")
-        listing[kind] = _listed(images.files, images.stems, frames if images.is_video or frames.is_video else None)
+    opened, places = {"lq": frames}, {"lq": frames.path, "gt": gt, "spike": spike if spikes else None}
+    if gt is not None:
+        opened["gt"] = files.FrameSource(Path(gt))
+    found = {kind: (images.files, images.stems) for kind, images in opened.items()}
     if spikes:
-        files = spike_files(Path(spike))
-        listing["spike"] = _listed(files, [file.stem for file in files], frames if frames.is_video else None)
-    places = {"lq": frames.path, "gt": gt, "spike": spike if spikes else None}
-    roots = {f"dataroot_{kind}": str(place) for kind, place in places.items() if place}
-    source = Source(**roots, spikes=spikes, is_own=True, trained=trained)
-    check = ClipCheck(name, source, listing, (frames.size, reference.size))
-    with spike_errors_as_data_errors():
+        found["spike"] = spike_files(Path(spike)), [path.stem for path in spike_files(Path(spike))]
+    listing, places = {}, {kind: str(place) for kind, place in places.items() if place}
+    for kind, (paths, stems) in found.items():
+        if twice := [stem for stem, count in Counter(stems).items() if count > 1]:
+            what = f"frames with the same name: {', '.join(twice)}"
+            raise DataError(what, places[kind], "one file per frame", "remove one")
+        if frames.is_video or (kind == "gt" and opened["gt"].is_video):  # by order
+            stems = [*frames.stems[: len(paths)], *stems[len(frames) :]]
+        entries = {path: files.entry_of(str(path)) for path in set(paths)}
+        listing[kind] = {stem: entries[path] for stem, path in zip(stems, paths, strict=True)}
+    roots = {f"dataroot_{kind}": place for kind, place in places.items()}
+    gt_size = opened.get("gt", frames).size
+    source = manifest.Source(**roots, spikes=spikes, is_own=True, trained=trained)
+    check = manifest.ClipCheck(name, source, listing, (frames.size, gt_size))
+    with spike_info.spike_errors_as_data_errors():
         clip = check.run(None)
-    raise_problems([(source, check.problems)])
+    manifest.raise_problems([(source, check.problems)])
     wanted = (frames.size[0] * scale, frames.size[1] * scale)
-    if gt is not None and reference.size != wanted:
-        what = "reference of {1}x{0} for frames of {3}x{2}".format(*reference.size, *frames.size)
+    if gt is not None and gt_size != wanted:
+        what = "reference of {1}x{0} for frames of {3}x{2}".format(*gt_size, *frames.size)
         expected = f"{wanted[1]}x{wanted[0]}, as the network enlarges by {scale}"
         raise DataError(what, str(gt), expected, "check --gt")
     if spikes:
-        if len(clip.spike_files) == 1 < len(clip) and is_read_from_start(clip.spike[0]):
-            logger.warning("spikes of %s: %s", name, FROM_START)
+        if len(clip.spike_files) == 1 < len(clip) and files.is_read_from_start(clip.spike[0]):
+            logger.warning("spikes of %s: %s", name, files.FROM_START)
         spikes.is_stretched = True
         if spikes.calibration is None:
-            check_same_view(frames.size, (spikes.geometry.height, spikes.geometry.width), str(spike))
-    origin = {"input" if kind == "lq" else kind: str(place) for kind, place in places.items() if place}
+            files.check_same_view(frames.size, (spikes.geometry.height, spikes.geometry.width), str(spike))
+    origin = {"input" if kind == "lq" else kind: place for kind, place in places.items()}
     return dataclasses.replace(clip, opened=opened, origin=origin)
-
-
-def _listed(files: Sequence[Path], stems: Sequence[str], frames: FrameSource | None) -> dict[str, FileEntry]:
-    """Stem -> file; in the order of `frames`, under their names, where these are given."""
-    names = [*frames.stems[: len(files)], *stems[len(frames) :]] if frames else stems
-    about = {file: file.stat() for file in set(files)}
-    entries = (FileEntry(str(file), about[file].st_size, about[file].st_mtime_ns) for file in files)
-    return dict(zip(names, entries, strict=True))
 
 
 def spike_files(path: Path) -> list[Path]:
     """The spike files of a folder in natural order, of the first of `FORMATS` that it holds; a file for itself."""
     if not path.is_dir():
         return [path]
-    found = [[p for p in path.iterdir() if p.suffix.lower() == suffix] for suffix in FORMATS]
-    return sorted(next(filter(None, found), []), key=lambda p: natural_key(p.name))
+    return next((found for suffix in FORMATS if (found := files.files_in(path, (suffix,)))), [])
 
 
-def described(section: Section, spike: Path, clip: str = "") -> tuple[Section, DatasetInfo]:
+def described(section: Section, spike: Path, clip: str = "") -> tuple[Section, spike_info.DatasetInfo]:
     """The spike section, and what the nearest dataset.json of spikes of its size says of the clip.
 
     Where nobody gives the size of a plane, the section gets that of the arrays (.npy, .npz).
     """
-    info = nearest_info(spike).of_clip(clip)
+    info = spike_info.nearest_info(spike).of_clip(clip)
     files = spike_files(spike)
     if files and {section.h, section.w, info.h, info.w} == {None}:
-        with spike_errors_as_data_errors():
+        with spike_info.spike_errors_as_data_errors():
             shape = array_shape(files[0])
         if shape and len(shape) == 3:
             section = section.model_copy(update={"h": shape[1], "w": shape[2]})
     sizes = ((section.h, info.h), (section.w, info.w))
     is_of_another_size = any(None not in pair and pair[0] != pair[1] for pair in sizes)
-    return section, DatasetInfo() if is_of_another_size else info
-
-
-def _beside(base: str | Path | None, kind: str, name: str, suffixes: Sequence[str]) -> Path | None:
-    """The spikes or the sharp frames of clip `name` in `base`: a file of this name, else a folder."""
-    if base is None:
-        return None
-    files = [Path(base) / f"{name}{suffix}" for suffix in suffixes]
-    return next((file for file in files if file.is_file()), subfolder(Path(base) / name, kind))
+    return section, spike_info.DatasetInfo() if is_of_another_size else info

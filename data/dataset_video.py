@@ -6,9 +6,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from data.clip import Clip
 from data.clip_dataset import ClipFiles, Crops, Root, SharpFiles, Spikes, TestClips, TrainClips, WholeClips
 from data.select_dataset import DATASETS
 from utils.errors import OptionError
@@ -124,25 +122,15 @@ class Septuplets(ClipFiles):
     meta_info_file: Root = Field(description="List of the clips to use.")
 
 
-class TrainSeptuplets(TrainClips):
-    """One sample for each clip: its middle num_frame frames."""
-
-    septuplets = True
-
-    def samples_of(self, clip: Clip) -> int:
-        return 1
-
-    def first_of(self, sample: int, last: int, rng: np.random.Generator) -> int:
-        return max(last, 0) // 2
-
-
 class VimeoTrainKeys(Crops, SharpFiles, Septuplets):
     pad_sequence: bool = Field(False, description="Repeat the last frame: 7 frames become 8.")
 
 
 @DATASETS.register("VideoRecurrentTrainVimeoDataset", given=("seed",), section=VimeoTrainKeys)
-class VideoRecurrentTrainVimeoDataset(TrainSeptuplets):
+class VideoRecurrentTrainVimeoDataset(TrainClips):
     """Random crops of Vimeo-90K clips and their sharp frames, one sample for each clip; KAIR's name and keys."""
+
+    septuplets = True
 
     def transform(self, item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         if not self.options["pad_sequence"]:
@@ -152,19 +140,18 @@ class VideoRecurrentTrainVimeoDataset(TrainSeptuplets):
 
 class VFIKeys(Crops, SharpFiles, Septuplets):
     temporal_scale: Literal[2] = Field(2, description="2: the network gets every second frame (interpolation).")
-    color_jitter: bool = Field(
-        False,
-        description="Change brightness, contrast, saturation and hue by up to 5 %.",
-    )
+    color_jitter: bool = Field(False, description="Change brightness, contrast, saturation and hue by up to 5 %.")
 
 
 @DATASETS.register("VideoRecurrentTrainVimeoVFIDataset", given=("seed",), section=VFIKeys)
-class VideoRecurrentTrainVimeoVFIDataset(TrainSeptuplets):
+class VideoRecurrentTrainVimeoVFIDataset(TrainClips):
     """Samples for frame interpolation from Vimeo-90K, one for each clip; KAIR's name and keys.
 
     lq (n, 3, h, w): every second of num_frame frames, im1, im3, im5, im7 of seven; gt (1, 3, h, w): the one in the
     middle, im4. n is netG.img_size[0].
     """
+
+    septuplets = True
 
     def frames_of(self, kind: str, frames: list[int]) -> list[int]:
         return frames[::2] if kind == "lq" else [frames[len(frames) // 2]]
@@ -176,7 +163,7 @@ class VideoRecurrentTrainVimeoVFIDataset(TrainSeptuplets):
         return {"lq": frames[:-1], "gt": frames[-1:]}
 
 
-def jitter_colors(frames: Tensor, rng: np.random.Generator) -> Tensor:
+def jitter_colors(frames: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """(T, 3, h, w) in [0, 1] -> the same with other brightness, contrast, saturation and hue, in random order."""
     from torchvision.transforms import functional as F  # imports torch's compiler, which takes seconds
 
@@ -207,7 +194,7 @@ class VideoTestVimeo90KDataset(TestClips):
     septuplets = True
 
 
-def add_noise(frames: Tensor, sigma: float, rng: np.random.Generator) -> Tensor:
+def add_noise(frames: torch.Tensor, sigma: float, rng: np.random.Generator) -> torch.Tensor:
     """`frames` in [0, 1] plus white Gaussian noise of standard deviation sigma / 255, not clipped."""
     noise = rng.standard_normal(frames.shape, dtype=np.float32)
     return frames + torch.from_numpy(noise).mul_(sigma / 255)

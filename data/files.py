@@ -6,9 +6,8 @@ An LMDB holds one value per file under the key "<clip>/<frame>", and beside data
 
 import os
 import re
-import struct
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from data.clip import checked_name
 from data.spike.formats import SpikeFile, SpikeGeometry, open_spikes, packed_planes
 from utils.errors import DataError, OptionError, address_of
 from utils.files import natural_key
-from utils.image import IMAGE_SUFFIXES, list_images
+from utils.image import IMAGE_SUFFIXES
 from utils.video import VIDEO_SUFFIXES, VideoReader
 
 LMDB_MARK = ".lmdb::"
@@ -74,6 +73,13 @@ def reading(
         raise DataError(f"cannot read: {e.strerror or e}", str(e.filename or path), expected, do) from e
 
 
+def entry_of(path: str) -> FileEntry:
+    """Raises DataError where there is no such file, or a link whose target is gone."""
+    with reading(path):
+        about = os.stat(path)
+    return FileEntry(path, about.st_size, about.st_mtime_ns)
+
+
 def stamp(file: str) -> tuple[int, int]:
     """Size and time of change in ns of a file, or of the LMDB that holds it; zeros where this machine has neither."""
     root, mark, _ = file.partition(LMDB_MARK)
@@ -97,44 +103,41 @@ def list_root(
     names: list these clips only, wherever they are below the root; None: every clip.
     Raises DataError for a root that cannot be read or holds no clip, and for names unfit for output files.
     """
-    listing = _list_lmdb(root, names) if is_lmdb(root) else _list_folder(root, folder, suffixes, single_files, names)
+    if is_lmdb(root):
+        listing = _list_lmdb(root, names)
+    else:
+        with reading(root, "a folder with one folder per clip", _FIND), os.scandir(root) as entries:
+            visible = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: natural_key(e.name))
+        listing = {}
+        for name in [entry.name for entry in visible] if names is None else names:
+            path = os.path.join(root, name)
+            if os.path.isdir(path):
+                files, folders = _list_clip(path, folder, suffixes)
+                if not folders:
+                    listing[name] = files
+                for inner in sorted(folders, key=natural_key):
+                    listing[f"{name}/{inner}"] = _list_clip(os.path.join(path, inner), folder, suffixes)[0]
+        single = [entry for entry in visible if entry.name.lower().endswith(suffixes) and entry.is_file()]
+        for suffix in suffixes if single_files else ():
+            for entry in single:
+                stem = entry.name[: -len(suffix)]
+                if entry.name.lower().endswith(suffix) and not listing.get(stem):
+                    listing[stem] = {stem: entry_of(entry.path)}
+        if not listing:
+            what, do = "the data folder holds no clip", "correct the dataroot"
+            if single:
+                some = ", ".join(entry.name for entry in single[:3]) + ", ..." * (len(single) > 3)
+                what += f", but {len(single)} files ({some})"
+                do = "put the files of each clip into a folder of its own, or correct the dataroot"
+                if folder == "spike":
+                    each = "if each file holds all planes of a clip, give spike.exposure (docs/data_format.md)"
+                    do = f"{each}; otherwise {do}"
+            raise DataError(what, root, "one folder per clip", do)
     for clip, files in listing.items():
         checked_name(clip, root)
         for stem in files:
             checked_name(stem, os.path.join(root, clip))
     return listing
-
-
-def _list_folder(
-    root: str, folder: str, suffixes: tuple[str, ...], single_files: bool, names: Collection[str] | None
-) -> Listing:
-    with reading(root, "a folder with one folder per clip", _FIND), os.scandir(root) as entries:
-        visible = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: natural_key(e.name))
-    listing: Listing = {}
-    for name in [entry.name for entry in visible] if names is None else names:
-        path = os.path.join(root, name)
-        if os.path.isdir(path):
-            files, folders = _list_clip(path, folder, suffixes)
-            if not folders:
-                listing[name] = files
-            for inner in sorted(folders, key=natural_key):
-                listing[f"{name}/{inner}"] = _list_clip(os.path.join(path, inner), folder, suffixes)[0]
-    single = [entry for entry in visible if entry.name.lower().endswith(suffixes) and entry.is_file()]
-    for suffix in suffixes if single_files else ():
-        for entry in single:
-            stem = entry.name[: -len(suffix)]
-            if entry.name.lower().endswith(suffix) and not listing.get(stem):
-                listing[stem] = {stem: _entry(entry)}
-    if listing:
-        return listing
-    what, do = "the data folder holds no clip", "correct the dataroot"
-    if single:
-        some = ", ".join(entry.name for entry in single[:3]) + ", ..." * (len(single) > 3)
-        what += f", but {len(single)} files ({some})"
-        do = "put the files of each clip into a folder of its own, or correct the dataroot"
-    if single and folder == "spike":
-        do = f"if each file holds all planes of a clip, give spike.exposure (docs/data_format.md); otherwise {do}"
-    raise DataError(what, root, "one folder per clip", do)
 
 
 def _list_clip(clip: str, folder: str, suffixes: tuple[str, ...]) -> tuple[dict[str, FileEntry], list[str]]:
@@ -148,19 +151,13 @@ def _list_clip(clip: str, folder: str, suffixes: tuple[str, ...]) -> tuple[dict[
                 continue
             suffix = next((suffix for suffix in suffixes if entry.name.lower().endswith(suffix)), None)
             if suffix is not None:
-                found[suffix][os.path.splitext(entry.name)[0]] = _entry(entry)
+                found[suffix][os.path.splitext(entry.name)[0]] = entry_of(entry.path)
             elif not has_inner and entry.is_dir():
                 folders.append(entry.name)
             else:
                 others = True
     files = next(filter(None, found.values()), {})
     return files, [] if files or others or PARTS & set(folders) else folders
-
-
-def _entry(entry: os.DirEntry[str]) -> FileEntry:
-    with reading(entry.path):  # for instance a link whose target is gone
-        about = entry.stat()
-    return FileEntry(entry.path, about.st_size, about.st_mtime_ns)
 
 
 def _list_lmdb(root: str, names: Collection[str] | None) -> Listing:
@@ -246,17 +243,18 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
 
     size: the expected (H, W), that of the first frame of the clip; None: any. Raises DataError naming the file.
     """
-    encoded = read_bytes(path)
+    encoded, image, reason = read_bytes(path), None, ""
     if encoded[:2] == b"\xff\xd8" and b"\xff\xd9" not in encoded[-64:]:
         # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
-        raise _no_image(path, f"JPEG of {len(encoded)} bytes is cut short")
-    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    try:
-        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags) if encoded else None
-    except cv2.error as e:  # for instance a damaged header that states too many pixels
-        raise _no_image(path, str(e).splitlines()[0]) from e
+        reason = f"JPEG of {len(encoded)} bytes is cut short"
+    elif encoded:
+        try:
+            image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        except cv2.error as e:  # for instance a damaged header that states too many pixels
+            reason = str(e).splitlines()[0]
     if image is None:
-        raise _no_image(path, f"{len(encoded)} bytes that are no whole image")
+        what = f"cannot read image: {reason or f'{len(encoded)} bytes that are no whole image'}"
+        raise DataError(what, path, "a whole PNG or JPEG file", "restore the file, or remove its clip")
     if size is not None and image.shape[:2] != size:
         what, expected = "frame of {} x {}".format(*image.shape), "{} x {}, as the first of its clip".format(*size)
         raise DataError(what, path, expected, "remove the frame, or make it again")
@@ -266,12 +264,8 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
 def image_size(path: str) -> tuple[int, int]:
     """(height, width) of an image; a PNG is not decoded, only its header is read."""
     head = read_bytes(path, 24)
-    if head[:8] != PNG_SIGNATURE or len(head) < 24:
-        return read_bgr(path).shape[:2]
-    width, height = struct.unpack(">II", head[16:24])
-    if not width or not height:
-        raise _no_image(path, f"its header says {height} x {width}")
-    return height, width
+    width, height = int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+    return (height, width) if head[:8] == PNG_SIGNATURE and width and height else read_bgr(path).shape[:2]
 
 
 def reduction(path: str) -> str:
@@ -280,11 +274,6 @@ def reduction(path: str) -> str:
     depth, color = head[24:26] if head[:8] == PNG_SIGNATURE and len(head) > 25 else (8, 2)
     grey = "is a grey image: its value is used for R, G and B" if color in (0, 4) else ""
     return "has 16 bits: they are cut to 8" if depth == 16 else grey
-
-
-def _no_image(path: str, reason: str) -> DataError:
-    what, do = f"cannot read image: {reason}", "restore the file, or remove its clip"
-    return DataError(what, path, "a whole PNG or JPEG file", do)
 
 
 class FrameSource:
@@ -303,8 +292,11 @@ class FrameSource:
             self.files = [path] * count
             self.stems = [f"{i:0{max(6, len(str(count)))}d}" for i in range(count)]
         else:
-            self.files = list_images(path) if path.is_dir() else [path]
+            self.files = files_in(path) if path.is_dir() else [path]
             self.stems = [file.stem for file in self.files]
+            if not self.files:
+                expected = f"frames as {', '.join(IMAGE_SUFFIXES)}"
+                raise DataError("the folder holds no images", str(path), expected, "check the path")
         self.size = self.read(0).shape[:2]
 
     def __len__(self) -> int:
@@ -317,27 +309,33 @@ class FrameSource:
         return np.ascontiguousarray(read_bgr(str(self.files[index]), self.size)[..., ::-1])
 
 
+def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
+    """The files of a folder with these endings, by default its images, in the natural order of their names."""
+    found = [path for path in folder.iterdir() if path.suffix.lower() in suffixes]
+    return sorted(found, key=lambda path: natural_key(path.name))
+
+
 def clips_in(root: Path, inner: str = "") -> list[tuple[str, Path]]:
     """(name, path) of the clips in the folder `root`, in natural order: videos and folders of images.
 
     inner: the images may also lie in a folder of this name within the folder of the clip.
     """
     found = []
-    for path in sorted(root.iterdir(), key=lambda p: natural_key(p.name)):
-        if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES and not path.name.startswith("."):
+    for path in sorted(root.iterdir(), key=lambda path: natural_key(path.name)):
+        place = clip_place(path, inner)
+        if path.name.startswith("."):
+            continue
+        if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
             found.append((path.stem, path))
-        elif holds_images(subfolder(path, inner)) and not path.name.startswith("."):
-            found.append((path.name, subfolder(path, inner)))
+        elif place.is_dir() and files_in(place):
+            found.append((path.name, place))
     return found
 
 
-def holds_images(folder: Path) -> bool:
-    return folder.is_dir() and any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir())
-
-
-def subfolder(folder: Path, name: str) -> Path:
-    """The folder `name` within `folder`, or `folder` itself where there is none."""
-    return folder / name if (folder / name).is_dir() else folder
+def clip_place(path: Path, inner: str, suffixes: Sequence[str] = ()) -> Path:
+    """Where the files of the clip at `path` are: in one file `path` + suffix, in the folder `inner`, or in `path`."""
+    places = [file for suffix in suffixes if (file := path.with_name(f"{path.name}{suffix}")).is_file()]
+    return next(iter(places), path / inner if (path / inner).is_dir() else path)
 
 
 def check_same_view(frame: tuple[int, int], spikes: tuple[int, int], where: str) -> None:

@@ -7,7 +7,6 @@ A clip cache holds every clip as raw arrays on disk, from which a sample reads o
 <path>/<clip>/spike.u8  the planes of all spike files, packed as in a .dat: (all planes, plane_bytes) uint8
 """
 
-import dataclasses
 import itertools
 import json
 import logging
@@ -16,15 +15,16 @@ import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data import files, manifest
 from data.augment import Augment
 from data.clip import IMAGE_KINDS, Clip, Piece, checked_name
-from data.files import open_spike_file, read_bgr
-from data.manifest import Source, digest, find_clips, list_source, read_meta
+from data.manifest import Source
 from data.spike.formats import Crop, SpikeFile, SpikeGeometry, pack
 from data.spike_info import spike_errors_as_data_errors
 from utils.errors import DataError
@@ -41,53 +41,52 @@ BUILD = "python scripts/build_clip_cache.py --opt FILE --split SPLIT"
 
 
 @IO_BACKENDS.register("disk", given=("cache_data",))
+@dataclass
 class DiskFiles:
     """PNG or JPEG and spike files, each opened when it is read.
 
     cache_data: decoded images stay in memory, shared by all loader workers of a rank.
     """
 
-    def __init__(self, cache_data: bool = False) -> None:
-        self.cache_data = cache_data
-        self._kept: dict[str, np.ndarray] = {}  # path -> a byte that is 1 once the image is there, and its values
+    cache_data: bool = False
+    # Clip and kind -> for each frame, a byte that is 1 once its image is there, and the image.
+    _kept: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": {}}  # only forked processes share memory; others fill their own
+        return {"cache_data": False, "_kept": {}}  # only forked processes share memory; others read the files
 
     def clips(self, source: Source) -> list[Clip]:
         """The clips of the source, checked. Raises DataError with all problems."""
-        clips = [dataclasses.replace(clip, name=source.part + clip.name) for clip in find_clips(source)]
+        clips, problems = manifest.scan(source)
+        manifest.raise_problems([(source, problems)])
+        clips = [replace(clip, name=source.part + clip.name) for clip in clips]
         if not self.cache_data:
             return clips
         # Forked workers inherit this memory; it is allocated as images are decoded.
         kinds = [(clip, kind) for clip in clips for kind in clip.image_kinds]
-        sizes = {path: 3 * math.prod(clip.size_of(kind)) + 1 for clip, kind in kinds for path in getattr(clip, kind)}
-        total, memory = sum(sizes.values()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if (kept := total + sum(map(len, self._kept.values()))) > 0.8 * memory:
-            logger.warning(
-                "cache_data is ignored: it would keep %.1f GB of images, this host has %.1f GB of memory; "
-                'use io_backend "cache" instead', kept / 1e9, memory / 1e9,
-            )  # fmt: skip
+        shapes = [(len(getattr(clip, kind)), 1 + 3 * math.prod(clip.size_of(kind))) for clip, kind in kinds]
+        total = sum(map(math.prod, shapes)) + sum(kept.size for kept in self._kept.values())
+        if total > 0.8 * (memory := os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE):
+            text = "cache_data is ignored: it would keep %.1f GB of images, this host has %.1f GB of memory; "
+            logger.warning(text + 'use io_backend "cache" instead', total / 1e9, memory / 1e9)
             self.cache_data = False
             return clips
-        images = np.frombuffer(mmap.mmap(-1, total), np.uint8)
-        ends = itertools.accumulate(sizes.values())
-        self._kept |= {path: images[end - sizes[path] : end] for path, end in zip(sizes, ends, strict=True)}
+        for (clip, kind), shape in zip(kinds, shapes, strict=True):
+            self._kept[clip.name, kind] = np.frombuffer(mmap.mmap(-1, math.prod(shape)), np.uint8).reshape(shape)
         return clips
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
         """The crop of `aug` in images of one kind (data.clip.IMAGE_KINDS): (T, h, w, 3) uint8, B, G, R."""
-        found, size = [], clip.size_of(kind)
+        found, size, paths = [], clip.size_of(kind), getattr(clip, kind)
         for number in frames:
-            path = getattr(clip, kind)[number]
             if clip.opened:
                 image = clip.opened[kind].read(number)[..., ::-1]
             elif not self.cache_data:
-                image = read_bgr(path, size)
+                image = files.read_bgr(paths[number], size)
             else:
-                kept = self._kept.setdefault(path, np.zeros(3 * math.prod(size) + 1, np.uint8))
+                kept = self._kept[clip.name, kind][number]
                 if not kept[0]:  # two processes may fill it at once: they write the same bytes
-                    kept[1:] = read_bgr(path, size).ravel()
+                    kept[1:] = files.read_bgr(paths[number], size).ravel()
                     kept[0] = 1
                 image = kept[1:].reshape(*size, 3)
             found.append(aug.crop(image, size[0] // clip.size[0]))
@@ -95,7 +94,7 @@ class DiskFiles:
 
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
-        file, known = open_spike_file(piece.file, clip.spikes.geometry, clip.spikes.remainder), clip.spike_files
+        file, known = files.open_spike_file(piece.file, clip.spikes.geometry, clip.spikes.remainder), clip.spike_files
         if file.planes != known[piece.file]:
             what, expected = f"spike file has {file.planes} planes now", f"{known[piece.file]}, as at the start"
             raise DataError(what, piece.file, expected, "restore the file")
@@ -108,14 +107,14 @@ class LmdbFiles(DiskFiles):
 
 
 @IO_BACKENDS.register("cache")
+@dataclass
 class CacheReader:
     """A clip cache made by scripts/build_clip_cache.py in the folder `path`.
 
     Each read maps its file and releases it afterwards, so memory does not grow.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    path: str
 
     def clips(self, source: Source) -> list[Clip]:
         """The cached clips, after a check that the cache still matches the source.
@@ -127,11 +126,11 @@ class CacheReader:
             raise self._stale(f"it holds no {', '.join(missing)}")
         if spikes and SpikeGeometry(**index["spike"]) != spikes.geometry.stored_as_raster:
             raise self._stale(f"its spikes are {index['spike']}")
-        if index["selection"] != _selection(source):
+        if index["selection"] != [source.listed or {}, sorted(source.left_out)]:
             raise self._stale("it was built for another selection of clips (meta_info_file, val_partition)")
         here = [kind for kind, (root, _, _) in kinds.items() if os.path.exists(root)]
-        found = list_source(source, here)
-        changed = [kind for kind in found if index["source"][kind] != digest({kind: found[kind]})]
+        found = manifest.list_source(source, here)
+        changed = [kind for kind in found if index["source"][kind] != manifest.digest({kind: found[kind]})]
         if changed:
             raise self._stale(f"{', '.join(changed)} files of the source have changed since")
         if len(here) < len(kinds):
@@ -140,7 +139,8 @@ class CacheReader:
         clips = []
         for record in index["clips"]:
             values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-            clip = Clip(**{key: values[key] for key in STORED} | unused, spikes=source.spikes_of(record["name"]))
+            own = source.own_spikes.get(record["name"], spikes)
+            clip = Clip(**{key: values[key] for key in STORED} | unused, spikes=own)
             for kind, shape in _arrays(clip).items():
                 path = Path(self.path, source.part, clip.name, f"{kind}.u8")
                 found, need = path.stat().st_size if path.exists() else 0, math.prod(shape)
@@ -152,26 +152,25 @@ class CacheReader:
                     held = "one spike file" if is_one_file else "a spike file of each frame"
                     raise self._stale(f"it holds {held} of clip {clip.name} (spike.exposure)")
                 exposures = clip.spikes.exposures(clip.name, list(clip.spike_files.items()), len(clip))
-                clip = dataclasses.replace(clip, exposures=exposures)
-            clips.append(dataclasses.replace(clip, name=source.part + clip.name))
+                clip = replace(clip, exposures=exposures)
+            clips.append(replace(clip, name=source.part + clip.name))
         return clips
 
     def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
         """The crop of `aug` in images of one kind (data.clip.IMAGE_KINDS): (T, h, w, 3) uint8, B, G, R."""
         size = clip.size_of(kind)
-        stored = self._map(clip, kind, (len(getattr(clip, kind)), *size, 3))
+        stored = self._map(clip, kind)
         return np.stack([aug.crop(stored[i], size[0] // clip.size[0]) for i in frames])
 
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
         """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
-        geometry = clip.spikes.geometry.stored_as_raster
-        stored = self._map(clip, "spike", (sum(clip.spike_files.values()), geometry.plane_bytes))
+        geometry, stored = clip.spikes.geometry.stored_as_raster, self._map(clip, "spike")
         before = itertools.takewhile(lambda file: file != piece.file, clip.spike_files)
         first = sum(clip.spike_files[file] for file in before) + piece.first
         return SpikeFile(piece.file, geometry, len(stored), stored).read(first, piece.count, crop)
 
-    def _map(self, clip: Clip, kind: str, shape: tuple[int, ...]) -> np.ndarray:
-        path = Path(self.path, clip.name, f"{kind}.u8")
+    def _map(self, clip: Clip, kind: str) -> np.ndarray:
+        path, shape = Path(self.path, clip.name, f"{kind}.u8"), _arrays(clip)[kind]
         try:
             return np.memmap(path, np.uint8, "r", shape=shape)
         except (OSError, ValueError) as e:
@@ -191,16 +190,17 @@ def build_cache(source: Source, path: str, track: Callable[[list[Clip]], Iterabl
     """
     target = Path(os.path.abspath(path))
     refuse_overlap(target, source.roots(), "--out")
-    cached, clips = _cached_clips(target), find_clips(source)
+    cached, (clips, problems) = _cached_clips(target), manifest.scan(source)
+    manifest.raise_problems([(source, problems)])
     if cached and not cached & {clip.name for clip in clips}:
         what = f"the folder holds the cache of other clips: {min(cached)} and {len(cached) - 1} more"
         raise DataError(what, str(target), "a cache of the same clips", "choose another --out for each split")
     partial = target.with_name(f".{target.name}.partial")
     index = {
         "format": FORMAT,
-        "source": {kind: digest({kind: found}) for kind, found in list_source(source).items()},
-        "selection": _selection(source),
-        "spike": dataclasses.asdict(source.spikes.geometry.stored_as_raster) if source.spikes else None,
+        "source": {kind: manifest.digest({kind: found}) for kind, found in manifest.list_source(source).items()},
+        "selection": [source.listed or {}, sorted(source.left_out)],
+        "spike": asdict(source.spikes.geometry.stored_as_raster) if source.spikes else None,
         "clips": [{key: getattr(clip, key) for key in STORED} for clip in clips],
     }
     begun, wanted = partial / INDEX, json.dumps(index)
@@ -228,7 +228,7 @@ def _cached_clips(target: Path) -> set[str]:
     """
     if not os.path.lexists(target):
         return set()
-    index = _load_index(str(target), any_format=True) if (target / INDEX).is_file() else {"clips": ()}
+    index = _load_index(str(target)) if (target / INDEX).is_file() else {"clips": ()}
     clips = {clip["name"] for clip in index["clips"]}
     names = {INDEX, *(f"{clip}/{kind}.u8" for clip in clips for kind in (*IMAGE_KINDS, "spike"))}
     refuse_foreign(target, {n: (target / n).stat().st_size for n in names if (target / n).is_file()}, "a clip cache")
@@ -242,13 +242,13 @@ def _write_clip(clip: Clip, folder: Path) -> None:
     for kind in clip.image_kinds:
         with open(temporary / f"{kind}.u8", "wb") as file:
             for path in getattr(clip, kind):
-                file.write(read_bgr(path, clip.size_of(kind)).tobytes())
+                file.write(files.read_bgr(path, clip.size_of(kind)).tobytes())
     if clip.spike:
         geometry = clip.spikes.geometry
         stored = geometry.stored_as_raster
         with open(temporary / "spike.u8", "wb") as file, spike_errors_as_data_errors():
             for path in clip.spike_files:
-                planes = open_spike_file(path, geometry, clip.spikes.remainder)
+                planes = files.open_spike_file(path, geometry, clip.spikes.remainder)
                 if planes.packed is not None and geometry == stored:
                     file.write(planes.packed)
                 else:
@@ -265,23 +265,16 @@ def _arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _selection(source: Source) -> list[Any]:
-    """The clips and frames that the meta file selects, and the clips left out."""
-    listed = read_meta(source.meta) if source.meta else {}
-    return [{name: list(frames) for name, frames in listed.items()}, sorted(source.left_out)]
-
-
-def _load_index(path: str, any_format: bool = False) -> dict[str, Any]:
+def _load_index(path: str) -> dict[str, Any]:
     where = Path(path, INDEX)
     try:
         index = json.loads(where.read_text(encoding="utf-8"))
-        found = index["format"]
+        if index["format"] != FORMAT:
+            raise ValueError(f"format {index['format']}, not {FORMAT}")
         for clip in index["clips"]:
             checked_name(clip["name"], str(where))
     except (OSError, ValueError, KeyError, TypeError) as e:
         why = f"no {e}" if isinstance(e, KeyError) else str(e)
         what, expected = f"cannot read the clip cache: {why}", "a folder made by scripts/build_clip_cache.py"
         raise DataError(what, str(where), expected, f"build it: {BUILD}") from e
-    if found != FORMAT and not any_format:
-        raise DataError(f"clip cache of format {found}", path, f"format {FORMAT}", "build the cache again")
     return index

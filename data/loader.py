@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import cv2
@@ -10,11 +11,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
-from utils.dist import watchdog
-from utils.dist.process import die_with_parent, leave_signals_to_parent, signals_held
+from utils import random_streams, utils_dist
+from utils.dist import process, watchdog
 from utils.errors import DataError, OptionError, SpikeVRTError
 from utils.options.models import LoaderOptions
-from utils.random_streams import published_stream
 from utils.run.checkpoint import DataOrder
 
 
@@ -50,7 +50,7 @@ class ResumableDistributedSampler(Sampler[tuple[int, int]]):
         """(dataset_len,) sample indices of all ranks in the order of this epoch."""
         if not self.shuffle:
             return np.arange(self.dataset_len)
-        return published_stream(self.seed, self.epoch).permutation(self.dataset_len)
+        return random_streams.published_stream(self.seed, self.epoch).permutation(self.dataset_len)
 
     def __len__(self) -> int:
         """How many samples this rank has left in this epoch."""
@@ -72,29 +72,20 @@ class TrainLoader:
     """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        section: LoaderOptions,
-        *,
-        accumulation_steps: int,
-        seed: int,
-        rank: int,
-        world_size: int,
-        stall_s: float = 300,
+        self, dataset: Dataset, section: LoaderOptions, accumulation_steps: int, seed: int, stall_s: float = 300
     ) -> None:
         """stall_s: time limit of the watchdog. The loader, which can name the samples, must raise its error earlier."""
-        self.dataset, self.accumulation_steps = dataset, accumulation_steps
+        self.dataset, self.section, self.accumulation_steps = dataset, section, accumulation_steps
+        self.rank, workers = utils_dist.get_rank(), section.dataloader_num_workers
         self.sampler = ResumableDistributedSampler(
             len(dataset) * section.dataloader_epoch_repeat,
-            world_size=world_size,
-            rank=rank,
+            world_size=utils_dist.get_world_size(),
+            rank=self.rank,
             batch_size=section.dataloader_batch_size * accumulation_steps,
             seed=seed,
             shuffle=section.dataloader_shuffle,
         )
         self.steps_per_epoch = self.sampler.batches_per_epoch
-        workers = section.dataloader_num_workers
-        self.rank, self.section = rank, section
         self.timeout_s = section.dataloader_timeout_s or 0.8 * stall_s
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
@@ -120,8 +111,8 @@ class TrainLoader:
     def start(self, epoch: int, batch: int) -> Iterator[list[dict[str, Any]]]:
         """An iterator over the steps of `epoch` from `batch` on, with its workers already started."""
         self.sampler.seek(epoch, batch)
-        with signals_held():
-            iterator = self._answer_of(self._start_workers, 0)
+        with process.signals_held():  # not within the generator, which would start them at its first next()
+            iterator = self._answer_of(lambda: iter(self.loader), 0)
         return self._steps(iterator)
 
     def _steps(self, iterator: Iterator[Any]) -> Iterator[list[dict[str, Any]]]:
@@ -141,13 +132,6 @@ class TrainLoader:
                 yield step
                 step = []
 
-    def _start_workers(self) -> Iterator[Any]:
-        try:
-            return iter(self.loader)  # a generator alone would start them at its first next()
-        except RuntimeError:
-            self.loader._iterator = None  # kept workers that did not answer: the next iterator starts others
-            raise
-
     def _answer_of(self, read: Callable[[], Any], count: int) -> Any:
         """read(); again where torch's time-out passed while the run was suspended.
 
@@ -158,6 +142,7 @@ class TrainLoader:
             try:
                 return read()
             except RuntimeError as e:
+                self.loader._iterator = None  # kept workers that did not answer: the next iterator starts others
                 is_late = "timed out" in str(e)
                 if is_late and watchdog.awake_s() - begin <= self.timeout_s / 2:
                     continue
@@ -171,11 +156,11 @@ class TrainLoader:
                 raise DataError(f"no batch: {str(e).splitlines()[0]}", where, expected, do) from e
 
 
+@dataclass
 class _ErrorsAsItems(Dataset):
     """Returns an error of the project as the item: torch would hide its message in a worker's traceback."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+    dataset: Dataset
 
     def __getitem__(self, sample_id: tuple[int, int]) -> Any:
         try:
@@ -191,7 +176,7 @@ def _collate(items: list[Any]) -> Any:
 
 
 def _init_worker(worker_id: int) -> None:
-    die_with_parent()
-    leave_signals_to_parent()
+    process.die_with_parent()
+    process.leave_signals_to_parent()
     # OpenCV's threads would compete with the other workers for the cores, and can deadlock after a fork.
     cv2.setNumThreads(0)

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,8 @@ class Source:
     filename_ext: str = "png"
     other_images: bool = False  # where a clip has none with this ending, those with another
     spikes: DatSpikes | None = None
-    own_spikes: dict[str, DatSpikes] = field(
-        default_factory=dict
-    )  # of the clips that differ, see `DatasetInfo.of_clip`
+    # Of the clips that differ, see `DatasetInfo.of_clip`.
+    own_spikes: dict[str, DatSpikes] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()  # clips in the folders that are not part of the data set
     septuplets: bool = False  # Vimeo-90K: clips <a>/<b> of im1 ... im7, all of one size; only those listed are read
     part: str = ""  # of one of several roots: its number and "/", which come before the names of its clips
@@ -93,19 +93,11 @@ class Source:
         """Option key -> data root."""
         return {f"dataroot_{kind}": root for kind, (root, _, _) in self.kinds().items()}
 
-    def spikes_of(self, clip: str) -> DatSpikes | None:
-        """What the spikes of a clip mean."""
-        return self.own_spikes.get(clip, self.spikes)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the frames share the planes of one file evenly: that of a user's clip without spike.exposure."""
-        return self.is_own and not (self.spikes.timing.is_one_file or os.path.isdir(self.dataroot_spike))
-
     @property
     def has_one_spike_file(self) -> bool:
-        """Whether the planes of all frames of a clip are in one file."""
-        return self.spikes is not None and (self.spikes.timing.is_one_file or self.is_shared)
+        """Whether the planes of all frames of a clip are in one file; a user's may be without spike.exposure."""
+        is_own_file = self.is_own and self.spikes is not None and not os.path.isdir(self.dataroot_spike)
+        return is_own_file or (self.spikes is not None and self.spikes.timing.is_one_file)
 
     @property
     def meta(self) -> str | None:
@@ -119,15 +111,40 @@ class Source:
         if self.meta_info_file and not self.meta:
             what = f"the list of the clips is missing: all {clips} in the folders are used, KAIR's list has "
             found.append(Problem("meta_info_file", f"{what}{KAIR_LISTS[self.meta_info_file]}", self.meta_info_file))
-        if gone and (gone := sorted(gone & (self.listed() or list_source(self, ("lq",))["lq"]).keys())):
+        if gone and (gone := sorted(gone & (self.listed or list_source(self, ("lq",))["lq"]).keys())):
             what = f"{len(gone)} of {clips + len(gone)} clips are left out, {', '.join(gone)}"
             found.append(Problem("val_partition", f"{what}: KAIR trains on them, as null does here", self.dataroot_lq))
         return found
 
-    def listed(self) -> dict[str, tuple[int, str]] | None:
-        """Clip -> (number of frames, first frame) of the meta file; None without one. Raises DataError."""
-        first = "1" if self.septuplets else "0"
-        return read_meta(self.meta, first, is_required=self.septuplets) if self.meta else None
+    @cached_property
+    def listed(self) -> dict[str, list[Any]] | None:
+        """Clip -> [number of frames, number of the first one as written, else "0"], of the meta file; None without one.
+
+        Raises DataError, naming the line.
+        """
+        if (path := self.meta) is None:
+            return None
+        try:
+            lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as e:
+            what = f"cannot read the meta file: {getattr(e, 'strerror', None) or 'it is not UTF-8 text'}"
+            do = "correct meta_info_file" if isinstance(e, OSError) else "save it as UTF-8"
+            do += ("" if self.septuplets else ", or set meta_info_file to null to use all folders") + address_of(path)
+            raise DataError(what, path, "a text file with one line per clip", do) from e
+        clips: dict[str, list[Any]] = {}
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            found = _LINE.fullmatch(line.strip())
+            if not found or int(found[2]) < 1:
+                raise DataError(f"line {number} is {line!r}", path, _FORM, "correct the line")
+            name = checked_name(found[1], f"{path}, line {number}")
+            if name in clips:
+                raise DataError(f"line {number} lists clip {name} again", path, "one line per clip", "join the lines")
+            clips[name] = [int(found[2]), found[3] or "0"]
+        if not clips:
+            raise DataError("the meta file lists no clip", path, "one line per clip", "correct meta_info_file")
+        return clips
 
     def wanted(self) -> str:
         """The files that every clip must have, in words."""
@@ -155,41 +172,6 @@ class Source:
         return "".join(f"\n    {path}  {what}".rstrip() for path, what in lines.items())
 
 
-def read_meta(path: str, first: str = "0", is_required: bool = False) -> dict[str, tuple[int, str]]:
-    """Clip name -> (number of frames, number of the first one as written). Raises DataError, naming the line.
-
-    first: the number of the first frame where a line gives none. is_required: the folders cannot replace the list.
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        reason = getattr(e, "strerror", None) or "it is not UTF-8 text"
-        do = "correct meta_info_file" if isinstance(e, OSError) else "save it as UTF-8"
-        do += ("" if is_required else ", or set meta_info_file to null to use all folders") + address_of(path)
-        raise DataError(f"cannot read the meta file: {reason}", path, "a text file with one line per clip", do) from e
-    clips: dict[str, tuple[int, str]] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        found = _LINE.fullmatch(line.strip())
-        if not found or int(found[2]) < 1:
-            raise DataError(f"line {number} is {line!r}", path, _FORM, "correct the line")
-        name = checked_name(found[1], f"{path}, line {number}")
-        if name in clips:
-            raise DataError(f"line {number} lists clip {name} again", path, "one line per clip", "join the lines")
-        clips[name] = (int(found[2]), found[3] or first)
-    if not clips:
-        raise DataError("the meta file lists no clip", path, "one line per clip", "correct meta_info_file")
-    return clips
-
-
-def find_clips(source: Source) -> list[Clip]:
-    """All clips of the source, ordered by name. Raises one DataError with every problem."""
-    clips, problems = scan(source)
-    raise_problems([(source, problems)])
-    return clips
-
-
 def raise_problems(found: Iterable[tuple[Source, Sequence[Problem]]], shown: int = SHOWN_PROBLEMS) -> None:
     """Raise one DataError with a table of the problems of all sources, or of the first `shown`, if there are any."""
     found = [(source, problems) for source, problems in found if problems]
@@ -215,15 +197,14 @@ def scan(source: Source) -> tuple[list[Clip], list[Problem]]:
 
     Raises DataError where a whole root or the meta file is missing.
     """
-    found = list_source(source)
-    listed = source.listed()
+    found, listed = list_source(source), source.listed
     names = sorted(set(listed or set().union(*found.values())) - source.left_out, key=natural_key)
     clips, problems = [], []
     for name in names:
         # With 64,612 clips, as in Vimeo-90K, reading a header of each at every start would take minutes.
         sizes = (clips[0].size, clips[0].gt_size) if source.septuplets and clips else None
         check = ClipCheck(name, source, {kind: listing.get(name) for kind, listing in found.items()}, sizes)
-        clip = check.run(listed[name] if listed is not None else None)
+        clip = check.run(listed and listed[name])
         problems += check.problems
         if clip and not check.problems:
             clips.append(clip)
@@ -241,7 +222,7 @@ def list_source(source: Source, kinds: Collection[str] | None = None) -> dict[st
     """
     found, names, errors = {}, None, []
     try:
-        listed = source.listed()
+        listed = source.listed
         names = listed if source.septuplets else None
     except DataError as e:
         errors.append(e)
@@ -296,10 +277,10 @@ class ClipCheck:
     # kind -> frame -> stem: 47.png and 000047.dat are one frame
     stems: dict[str, dict[FrameKey, str]] = field(default_factory=dict)
 
-    def run(self, listed: tuple[int, str] | None) -> Clip | None:
+    def run(self, listed: Sequence[Any] | None) -> Clip | None:
         """The clip, None where no frame is complete. listed: number of frames and first frame, of the meta file."""
         self.kinds, one_file = self.source.kinds(), self.source.has_one_spike_file
-        self.spikes = self.source.spikes_of(self.name)
+        self.spikes = self.source.own_spikes.get(self.name, self.source.spikes)
         for kind, (root, _, suffixes) in self.kinds.items():
             if self.files[kind] is None:
                 missing = f"key {self.name}/<frame>" if is_lmdb(root) else f"folder {self.name}"
@@ -350,15 +331,15 @@ class ClipCheck:
             where = root if self.source.is_own else where
         self.problems.append(Problem(self.name, what, where))
 
-    def _frames(self, listed: tuple[int, str] | None) -> list[FrameKey]:
+    def _frames(self, listed: Sequence[Any] | None) -> list[FrameKey]:
         """The frames of the clip in order. Reports missing files, gaps and wrong names."""
         known = {key: stem for stems in reversed(self.stems.values()) for key, stem in stems.items()}
         every = set(known)
         if listed is not None:
-            count, first = listed
+            count, first = listed[0], int(listed[1]) or int(self.source.septuplets)  # im1 is the first of a septuplet
             affixes = {(before, after) for before, _, after in self.stems["lq"]}
             before, after = affixes.pop() if len(affixes) == 1 else ("", "")
-            every = {(before, int(first) + i, after) for i in range(count)}
+            every = {(before, first + i, after) for i in range(count)}
         numbers = [found[2] for stem in known.values() if (found := _NUMBERED.fullmatch(stem))]
         digits = max((len(number) for number in numbers if number.startswith("0")), default=1)
         names = {key: known.get(key) or f"{key[0]}{key[1]:0{digits}d}{key[2]}" for key in every}
@@ -386,16 +367,16 @@ class ClipCheck:
 
         All files must have as many planes, but the last one may lack the last interpolated planes.
         """
-        spikes = self.spikes
+        source, spikes = self.source, self.spikes
         planes: dict[FileEntry, int] = {}
         for file in dict.fromkeys(files):
             try:
                 planes[file] = count_planes(file.path, spikes.geometry, spikes.remainder, file.size)
             except SpikeFileError as e:
-                if self.source.is_own:
+                if source.is_own:
                     raise
                 self._report(f"{e.what}; {e.expected}", file.path)
-        if planes and not self.source.has_one_spike_file and not self.source.is_own:
+        if planes and not source.has_one_spike_file and not source.is_own:
             usual = Counter(planes.values()).most_common(1)[0][0]
             expected, fewest = spikes.info.planes_of(self.name, usual)
             for file, count in planes.items():
@@ -414,7 +395,8 @@ class ClipCheck:
 
     def _exposures(self, known: list[tuple[str, int]], frames: int) -> tuple[Exposure, ...]:
         """The planes of each frame. known: path and planes of each file. Raises OptionError, DataError."""
-        source, spikes, shared = self.source, self.spikes, self.source.is_shared
+        source, spikes = self.source, self.spikes
+        shared = source.has_one_spike_file and not spikes.timing.is_one_file
         try:
             return spikes.exposures(self.name, known, frames, shared)
         except OptionError:

@@ -4,17 +4,14 @@ The result for a data set is stored under <path.root>/.preflight by a digest of 
 of its files, so that the next start of a run only lists the folders.
 """
 
-import dataclasses
 import hashlib
 import itertools
 import json
 import logging
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +19,11 @@ from typing import Any
 import cv2
 import numpy as np
 
+from data import files, manifest
 from data.augment import Augment
 from data.clip import IMAGE_KINDS, Clip
-from data.files import FROM_START, LMDB_MARK, PNG_SIGNATURE, image_size, is_read_from_start, read_bgr, reduction
-from data.manifest import Problem, Source, digest, joined_errors, list_source, raise_problems, read_meta, scan
-from data.spike.formats import SpikeFileError, open_spikes, read_spikes
-from data.spike.represent import REPRESENTATIONS
-from data.spike.simulate import fit_light
+from data.manifest import Problem, Source
+from data.spike import formats, represent, simulate
 from utils.errors import DataError
 from utils.files import write_whole
 from utils.options.models import DatasetsOptions
@@ -36,7 +31,7 @@ from utils.run.progress import open_progress
 
 logger = logging.getLogger(__name__)
 
-Show = Callable[[int, str, str], AbstractContextManager[Any]]  # (total, name, unit) -> a progress
+Show = Callable[[int, str, str], Any]  # (total, name, unit) -> a progress, for a `with`
 HIDDEN: Show = partial(open_progress, "none")
 
 FORMAT = 4  # to be raised when the check finds more than before: stored results of older checks are then ignored
@@ -48,21 +43,17 @@ PNG_END = b"IEND\xaeB`\x82"
 
 @dataclass
 class Report:
-    """The result for one split: its clips without problems, the problems, and the warnings.
+    """The result for one root of a split: its clips without problems, the problems, and the warnings.
 
     note: replaces the counts in the log where no file was read.
     """
 
-    split: str
+    name: str
     source: Source
     clips: list[Clip]
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
     note: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.split} {self.source.part}".rstrip(" /")
 
     def counts(self) -> str:
         """One line: clips, frames, sizes, planes."""
@@ -89,21 +80,21 @@ def preflight(datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN) -> N
             unreadable.append(e)
             continue
         reports += found
-        for warning in (warning for report in found for warning in report.warnings):
-            logger.warning("data %s: %s", split, warning)
         for report in found:
+            for warning in report.warnings:
+                logger.warning("data %s: %s", split, warning)
             if not report.problems:
                 note = report.note or f"{report.counts()}, checked in {time.monotonic() - start:.1f} s"
                 logger.info("data %s: %s", report.name, note)
     if unreadable:
-        raise joined_errors(unreadable)
-    raise_problems((report.source, report.problems) for report in reports)
+        raise manifest.joined_errors(unreadable)
+    manifest.raise_problems((report.source, report.problems) for report in reports)
 
 
 def check_source(
-    source: Source, split: str, stored: Path | None = None, decode: bool = False, show: Show = HIDDEN
+    source: Source, name: str, stored: Path | None = None, decode: bool = False, show: Show = HIDDEN
 ) -> Report:
-    """Check clips in folders or LMDBs.
+    """Check clips in folders or LMDBs. name: of the split and the root.
 
     stored: folder of earlier results; a data set that has not changed since is not read again.
     decode: decode every image, which also finds flipped bits; otherwise only its header and its end are read.
@@ -113,8 +104,8 @@ def check_source(
     if stored:
         # Changes with the files and with every option that the check depends on.
         asked = [
-            FORMAT, digest(list_source(source)), source.kinds(), source.filename_tmpl, sorted(source.left_out),
-            read_meta(source.meta) if source.meta else None,
+            FORMAT, manifest.digest(manifest.list_source(source)), source.kinds(), source.filename_tmpl,
+            sorted(source.left_out), source.listed,
             [repr(spikes.geometry), repr(spikes.info), spikes.center, spikes.remainder, spikes.name,
              repr(spikes.options), spikes.rate, spikes.light, spikes.timing.describe()] if spikes else None,
         ]  # fmt: skip
@@ -124,15 +115,15 @@ def check_source(
         try:
             before = json.loads(file.read_text(encoding="utf-8"))
             warnings = [Problem(*warning) for warning in before["warnings"]]
-            return Report(split, source, [], warnings=warnings, note=f"{before['counts']}, as checked before")
+            return Report(name, source, [], warnings=warnings, note=f"{before['counts']}, as checked before")
         except (OSError, ValueError, KeyError, TypeError):
             pass  # never checked, or a result that cannot be read
-    clips, problems = scan(source)
-    report = Report(split, source, clips, problems, source.notes(len(clips)))
+    clips, problems = manifest.scan(source)
+    report = Report(name, source, clips, problems, source.notes(len(clips)))
     places = [(clip, kind) for kinds in (IMAGE_KINDS, ("spike_files",)) for clip in clips for kind in kinds]
     jobs = ((clip, kind, path) for clip, kind in places for path in getattr(clip, kind))
     total = sum(len(getattr(clip, kind)) for clip, kind in places)
-    with ThreadPoolExecutor(THREADS) as pool, show(total, f"checking {split}", "files") as progress:
+    with ThreadPoolExecutor(THREADS) as pool, show(total, f"checking {name}", "files") as progress:
         while some := list(itertools.islice(jobs, 4096)):  # the pool's record of a million jobs would take gigabytes
             for problem in pool.map(lambda job: _check_file(*job, decode), some):
                 progress.update()
@@ -142,17 +133,17 @@ def check_source(
     for clip in clips:
         for kind in clip.image_kinds:
             path = getattr(clip, kind)[0]
-            if what := reduction(path):
+            if what := files.reduction(path):
                 lossy.setdefault(what, Problem(clip.name, f"{kind} {what}", path))
     report.warnings += lossy.values()
     if spikes:
         for clip in clips:
             report.warnings += _check_spikes(clip, is_first=clip is clips[0])
-        slow = [clip for clip in clips if source.has_one_spike_file and is_read_from_start(clip.spike[0])]
-        report.warnings += [Problem(clip.name, FROM_START, clip.spike[0]) for clip in slow[:1]]
+        slow = [clip for clip in clips if source.has_one_spike_file and files.is_read_from_start(clip.spike[0])]
+        report.warnings += [Problem(clip.name, files.FROM_START, clip.spike[0]) for clip in slow[:1]]
     if file and not report.problems:
         try:
-            warnings = [dataclasses.astuple(warning) for warning in report.warnings]
+            warnings = [astuple(warning) for warning in report.warnings]
             write_whole(file, json.dumps({"counts": report.counts(), "warnings": warnings}).encode())
         except DataError as e:
             logger.info("the result of the data check cannot be stored: %s", e)
@@ -163,21 +154,20 @@ def _check_file(clip: Clip, kind: str, path: str, decode: bool) -> Problem | Non
     """kind: of data.clip.IMAGE_KINDS, or "spike_files". Spikes in an LMDB are not read."""
     try:
         if kind == "spike_files":
-            if LMDB_MARK not in path:  # a header, or the lines of another sensor
-                open_spikes(path, clip.spikes.geometry, clip.spikes.remainder)
+            if files.LMDB_MARK not in path:  # a header, or the lines of another sensor
+                formats.open_spikes(path, clip.spikes.geometry, clip.spikes.remainder)
             return None
-        size, found = clip.size_of(kind), read_bgr(path).shape[:2] if decode else image_size(path)
+        size, found = clip.size_of(kind), files.read_bgr(path).shape[:2] if decode else files.image_size(path)
         if found != size:
             what = f"{kind} frame of {found[0]} x {found[1]}, the first of the clip has {size[0]} x {size[1]}"
             return Problem(clip.name, what, path)
-        if not decode and LMDB_MARK not in path:
+        if not decode and files.LMDB_MARK not in path:
             with open(path, "rb") as file:
-                is_png = file.read(8) == PNG_SIGNATURE
-                length = file.seek(0, os.SEEK_END)
+                is_png, length = file.read(8) == files.PNG_SIGNATURE, Path(path).stat().st_size
                 file.seek(max(0, length - len(PNG_END)))
                 if is_png and file.read() != PNG_END:
                     return Problem(clip.name, f"PNG of {length} bytes is cut short", path)
-    except (DataError, SpikeFileError) as e:
+    except (DataError, formats.SpikeFileError) as e:
         return Problem(clip.name, e.what, path)
     except OSError as e:
         return Problem(clip.name, f"cannot read: {e.strerror or e}", path)
@@ -192,13 +182,13 @@ def _check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
     """
     own, grid, spikes = clip.exposures[0].own, clip.grid, clip.spikes
     path = own.file
-    if LMDB_MARK in path:
+    if files.LMDB_MARK in path:
         return []
     try:
-        stream = read_spikes(path, spikes.geometry, own.first, own.count, remainder=spikes.remainder)
+        stream = formats.read_spikes(path, spikes.geometry, own.first, own.count, remainder=spikes.remainder)
         rates = stream.mean(axis=0, dtype=np.float32)
-        grey = cv2.cvtColor(read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
-    except (SpikeFileError, DataError) as e:
+        grey = cv2.cvtColor(files.read_bgr(clip.lq[0]), cv2.COLOR_BGR2GRAY)
+    except (formats.SpikeFileError, DataError) as e:
         return [Problem(clip.name, f"not compared with its frame: {e.what}", path)]
     if rates.std() == 0:
         return [Problem(clip.name, f"all pixels of the spike file have the same firing rate {rates.mean():.3f}", path)]
@@ -218,11 +208,12 @@ def _check_spikes(clip: Clip, is_first: bool) -> list[Problem]:
         found.append(f"spikes look upside down: {seen} (spike.flip)")
     elif spikes.calibration and as_read < 0.5:
         found.append(f"spikes do not resemble the frame: correlation {as_read:.2f} (spike.calibration)")
-    fit = fit_light(rates, grey / 255.0)
+    fit = simulate.fit_light(rates, grey / 255.0)
     if is_first and not spikes.is_light_known and fit.is_clear and fit.light != spikes.light:
         seen = f"{fit.light} light of rate {fit.rate:.2f}"
         found.append(f"spikes look like {seen}, {spikes.light} is assumed (spike.light)")
-    if is_first and REPRESENTATIONS[spikes.name].is_ratio:  # of light to that of the exposure, the blurry frame
+    # Ratios are of light to that of the exposure, which is the blurry frame.
+    if is_first and represent.REPRESENTATIONS[spikes.name].is_ratio:
         folder, fitting, rate = Path(clip.lq[0]).parent, FITTING[spikes.light], float(rates.mean())
         if folder.name in FITTING.values() and folder.name != fitting and folder.with_name(fitting).is_dir():
             what = f"{folder.name} is not the mean of the {spikes.light} values that the spikes integrate"

@@ -175,7 +175,7 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         both |= {"num_frame": args.frames, "gt_size": args.crop, "use_hflip": True, "use_rot": True}
         both |= {"random_reverse": True}
         options = DATASETS.resolve(both | spikes, "datasets.train")
-        build_cache(options.constructor.source(options), str(root / "cache"))
+        build_cache(options.constructor.sources_of(options)[0], str(root / "cache"))
         cached = {"io_backend": {"type": "cache", "path": str(root / "cache")}}
         kinds = {"png": rgb, "png + .dat": spikes, "cache, RGB": rgb | cached, "cache, RGB + spikes": spikes | cached}
         datasets = {name: build_dataset(both | changes, "train", 0) for name, changes in kinds.items()}

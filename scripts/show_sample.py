@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
 def facts(dataset: Any, draw: Draw) -> dict[str, str]:
     """How the sample was drawn, in words."""
     aug, clip, spikes = draw.aug, draw.clip, draw.clip.spikes
-    frames, backwards = draw.played
+    frames, backwards = draw.frames, draw.backwards
     flips = {"mirrored left to right": aug.hflip, "mirrored top to bottom": aug.vflip, "axes swapped": aug.transpose}
     about = {
         "frames": ", ".join(clip.stems[i] for i in frames) + (" (played backwards)" if aug.reverse else ""),
@@ -131,7 +131,7 @@ def sections(
     dataset: Any, draw: Draw, item: dict[str, Any], found: Comparison | None
 ) -> list[tuple[str, list[tuple[str, Images]]]]:
     """Title and rows of each section of the page, a row being a name and its images. found: None without spikes."""
-    frames, _ = draw.played
+    frames = draw.frames
     stems = {kind: [draw.clip.stems[i] for i in dataset.frames_of(kind, frames)] for kind in ("lq", "gt")}
 
     def name(kind: str, number: int) -> str:
@@ -146,7 +146,7 @@ def sections(
     parts = [(f"Whole frame {stems['lq'][0]}", [("", whole_frame(dataset, draw))])]
     if found:
         middle = len(item["spike"]) // 2
-        frame, back = (played[middle] for played in draw.played)
+        frame, back = frames[middle], draw.backwards[middle]
         pixel = draw.clip.grid.pixel
         sharp = draw.clip.spikes.sharp_image(item["spike"][middle].numpy(), draw.clip.exposures[frame], back)
         overlays = []
@@ -174,7 +174,7 @@ def sections(
 
 def whole_frame(dataset: Any, draw: Draw) -> Images:
     """The first lq frame with the crop and, for cameras with different views, the region that crops are drawn from."""
-    whole = dataset.files.images(draw.clip, "lq", draw.played[0][:1], Augment.whole(draw.clip.size))[0]
+    whole = dataset.files.images(draw.clip, "lq", draw.frames[:1], Augment.whole(draw.clip.size))[0]
     image, aug, note = enlarged(whole[..., ::-1]), draw.aug, "yellow: the crop"
     factor = image.shape[1] // whole.shape[1]
     boxes = {YELLOW: (aug.top, aug.left, aug.height, aug.width)}

@@ -130,7 +130,7 @@ def build(root: Path, split: str = "train", seed: int = 0, **changes: object) ->
 
 
 def source_of(values: dict[str, object]) -> Source:
-    return resolved(values).constructor.source(resolved(values))
+    return resolved(values).constructor.sources_of(resolved(values))[0]
 
 
 def cached(values: dict[str, object], path: Path) -> dict[str, object]:

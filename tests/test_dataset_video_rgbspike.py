@@ -144,7 +144,7 @@ def test_pictures_kept_in_memory_outlive_the_loader_processes_that_decoded_them(
     write_clips(tmp_path, "clip0", frames=6)
     kept, plain = build(tmp_path, cache_data=True), build(tmp_path)
     loading = LoaderOptions(dataloader_shuffle=False)
-    loader = TrainLoader(kept, loading, accumulation_steps=1, seed=0, rank=0, world_size=1)
+    loader = TrainLoader(kept, loading, accumulation_steps=1, seed=0)
     expected = [plain[(1, index)] for index in range(len(plain))]
     assert len(list(loader.start(0, 0))) == 6
     for path in (tmp_path / "GOPRO_Large").rglob("*.png"):

@@ -13,11 +13,12 @@ import cv2
 import numpy as np
 import pytest
 
+from data.files import FrameSource, files_in
 from data.spike.formats import SpikeGeometry, write_spikes
 from tests.clip_files import picture, write_video
 from utils.errors import DataError, OptionError
 from utils.files import publish_folder, refuse_existing, refuse_links, remove_files, scratch_folder, write_whole
-from utils.image import LABEL_HEIGHT, comparison, comparison_strip, imwrite_rgb, list_images
+from utils.image import LABEL_HEIGHT, comparison, comparison_strip, imwrite_rgb
 from utils.video import VideoReader, VideoWriter
 
 
@@ -86,14 +87,14 @@ def test_names_that_are_taken_are_refused_even_by_a_link_to_nothing(tmp_path):
 def test_a_png_comes_back_as_it_went_out(tmp_path):
     imwrite_rgb(tmp_path / "a" / "x.png", picture())
     assert np.array_equal(cv2.imread(str(tmp_path / "a" / "x.png"))[..., ::-1], picture())
-    assert [p.name for p in list_images(tmp_path / "a")] == ["x.png"]
+    assert [p.name for p in files_in(tmp_path / "a")] == ["x.png"]
 
 
 def test_a_folder_without_images_is_named(tmp_path):
     with pytest.raises(DataError, match="holds no images"):
-        list_images(tmp_path)
-    with pytest.raises(DataError, match="no such folder"):
-        list_images(tmp_path / "none")
+        FrameSource(tmp_path)
+    with pytest.raises(DataError, match="no such file"):
+        FrameSource(tmp_path / "none")
 
 
 def test_a_strip_shows_what_there_is():

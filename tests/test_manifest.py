@@ -290,7 +290,7 @@ def test_a_sample_of_several_roots_is_that_of_its_own_root(roots):
 def test_batches_of_several_roots_have_one_shape(roots):
     values = resolved(joined(roots, dataloader_batch_size=4, dataloader_num_workers=0))
     dataset = build_dataset(values, "train", 0)
-    loader = TrainLoader(dataset, values, accumulation_steps=1, seed=0, rank=0, world_size=1)
+    loader = TrainLoader(dataset, values, accumulation_steps=1, seed=0)
     shapes = {tuple(batch["spike"].shape) for (batch,) in loader.start(0, 0)}
     assert shapes == {(4, 3, 1, 8, 8)}
 

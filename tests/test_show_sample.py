@@ -100,7 +100,7 @@ def test_the_page_shows_the_sample_of_training(home, tmp_path, epoch):
     words = {"mirrored left to right": aug.hflip, "mirrored top to bottom": aug.vflip, "axes swapped": aug.transpose}
     assert all((word in page) == is_on for word, is_on in words.items())
     # Enlarged 6 times; the first picture named so is the alignment, of the frame in the middle.
-    stem = draw.clip.stems[draw.played[0][0]]
+    stem = draw.clip.stems[draw.frames[0]]
     for number, name in enumerate(("lq", "gt")):
         shown, expected = picture(page, stem, number), tensor_to_uint8(item[name][0])
         assert shown.shape == (288, 288, 3) and np.abs(shown[3::6, 3::6].astype(int) - expected).mean() < 3

@@ -250,7 +250,8 @@ def middle(found):
 def seen(dataset, epoch, index):
     """Everything that is drawn for a sample, as numbers none of which follows from another."""
     draw = dataset.draw((epoch, index))
-    aug, camera, interval = draw.aug, draw.camera, draw.frames[1] - draw.frames[0]
+    aug, camera, frames = draw.aug, draw.camera, sorted(draw.frames)
+    interval = frames[1] - frames[0]
     # Full light: planes without spikes were lost, pixels without any spike are dead. Darkness: hot pixels fire.
     plain, rgb = dataclasses.replace(camera, threshold=1.0, dark=0.0), camera.rgb or RgbCamera()
     white, black = (plain.apply(np.full((24, 16, 16), value, np.uint8), 0) for value in (1, 0))
@@ -261,7 +262,7 @@ def seen(dataset, epoch, index):
     order = ResumableDistributedSampler(24 * DRAWS, world_size=1, rank=0, batch_size=1, seed=dataset.seed)
     order.seek(epoch)
     return {
-        "interval": interval, "first frame": draw.frames[0] / (23 - 2 * interval),
+        "interval": interval, "first frame": frames[0] / (23 - 2 * interval),
         "top": aug.top, "left": aug.left, "hflip": aug.hflip, "vflip": aug.vflip, "transpose": aug.transpose,
         "reverse": aug.reverse, "threshold": np.log(camera.threshold), "lost share": camera.drop,
         "hot share": camera.hot, "dead share": camera.dead, "dark": camera.dark, "noise": rgb.shot, "quality": rgb.jpeg,

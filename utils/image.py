@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from utils.errors import DataError
-from utils.files import natural_key, write_whole
+from utils.files import write_whole
 
 if TYPE_CHECKING:  # programs that only prepare data start without torch
     from torch import Tensor
@@ -66,17 +66,6 @@ def data_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
         image = cv2.resize(image, (max_width, height), interpolation=cv2.INTER_AREA)
     _, encoded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 93])
     return f"data:image/jpeg;base64,{base64.b64encode(encoded).decode('ascii')}"
-
-
-def list_images(folder: str | Path) -> list[Path]:
-    """The images of a folder in the natural order of their names. Raises DataError where there is none."""
-    folder = Path(folder)
-    found = [p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES] if folder.is_dir() else []
-    found.sort(key=lambda path: natural_key(path.name))
-    if not found:
-        what = "the folder holds no images" if folder.is_dir() else "no such folder"
-        raise DataError(what, str(folder), f"frames as {', '.join(IMAGE_SUFFIXES)}", "check the path")
-    return found
 
 
 def comparison(
