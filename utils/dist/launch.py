@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from utils.errors import DistError
-
 
 # torchrun's names for a node, which Kubeflow sets in part, and the names that other platforms give the same.
 NODE_NAMES = {
@@ -16,7 +16,10 @@ NODE_NAMES = {
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """mode: "single", "torchrun", "platform" (variables injected by hand or by a cloud) or "slurm"."""
+    """mode: "single", "torchrun", "platform" (variables injected by hand or by a cloud) or "slurm".
+
+    by_agent: torchrun's agent hosts the store on that port; it outlives the ranks of its node, not those of the others.
+    """
 
     mode: str
     rank: int = 0
@@ -24,6 +27,7 @@ class LaunchInfo:
     world_size: int = 1
     master_addr: str = ""
     master_port: int = 0
+    by_agent: bool = False
 
 
 def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMMAND") -> LaunchInfo:
@@ -71,7 +75,18 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
                 f"{'':<12}one process per node: NPROC_PER_NODE={gpu_count} {command}",
             )
     _refuse(faults, env)
-    return LaunchInfo(mode, rank, local_rank, world_size, addr, port)
+    by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return LaunchInfo(mode, rank, local_rank, world_size, addr, port, by_agent)
+
+
+def seconds_of(env: Mapping[str, str], name: str, default: float) -> float:
+    """A time in the environment. Raises DistError."""
+    if not (text := env.get(name)):
+        return default
+    with suppress(ValueError):
+        if 0 < float(text) < 10**6:
+            return float(text)
+    raise DistError(f"{name} is {text!r}", "the environment", "seconds > 0", f"correct or unset {name}")
 
 
 def node_variables(env: Mapping[str, str], gpu_count: int = 0) -> dict[str, str]:
@@ -131,15 +146,9 @@ def first_host(nodelist: str) -> str:
 
 
 def _number(
-    env: Mapping[str, str],
-    name: str,
-    faults: list[str],
-    *,
+    env: Mapping[str, str], name: str, faults: list[str], low: int, high: int | None = None, bound: str = "",
     default: int | None = None,
-    low: int,
-    high: int | None = None,
-    bound: str = "",
-) -> int:
+) -> int:  # fmt: skip
     """The variable as an integer within [low, high]; after a fault, which is added to `faults`, `low`."""
     text = env.get(name, "").strip()
     if not text:

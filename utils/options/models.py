@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from utils import VERSION
-from utils.errors import DistError, OptionError
+from utils.errors import OptionError
 from utils.files import write_whole
 from utils.options.section import Section, redact
 
@@ -194,18 +194,6 @@ class WatchdogOptions(Section):
     def timeout_s(self, least_s: float) -> float:
         """The time-out of a process group that the watchdog comes before: least_s (dist_timeout_s) or more."""
         return max(least_s, 1.2 * max(self.stall_s, *map(self.limit, MULTIPLES)))
-
-    def check_against(self, timeout_s: float) -> str:
-        """What to warn of, where the process group's time-out ends a run, without a name, before the watchdog can.
-
-        Raises DistError where it always would.
-        """
-        late = [f"{name} is {s:g} s" for name in ("stall_s", *MULTIPLES) if (s := self.limit(name)) >= timeout_s]
-        what = f"watchdog: {', '.join(late)}; the time-out of the process group is {timeout_s:g} s"
-        if self.stall_s >= timeout_s:
-            expected = "the watchdog first: only it can say which rank stands still, and where"
-            raise DistError(what, "NCCL_TIMEOUT", expected, "raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s")
-        return f"{what}: a rank that takes so long is ended without a name" if late else ""
 
 
 class DatasetsOptions(Section):
