@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
         with utils_dist.all_ranks_or_none():
             opt = read_options(argv)
         utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept)
-        preempt.install()
+        preempt.listen(*preempt.SIGNALS)
         with only_run_in(opt.folder):
             with utils_dist.all_ranks_or_none():
                 run = Training(opt)
@@ -226,7 +226,7 @@ class Training:
     def step(self, micro_batches: list[dict[str, Any]]) -> bool:
         """One optimizer step, and the log line, save and validation due then. False: a signal ends it. Collective."""
         train, debug, progress = self.opt.train, self.opt.debug, self.progress
-        vote = preempt.StopVote()
+        is_stop = preempt.stop_vote()
         with self.timer.part("compute"):
             self.model.optimize_parameters(progress.step + 1, micro_batches)
         progress.step, progress.batch, progress.validation_stops = progress.step + 1, progress.batch + 1, 0
@@ -250,7 +250,7 @@ class Training:
                 "resume from a checkpoint before this iteration; run scripts/doctor.py on these hosts: memory, GPU or "
                 "network of the odd one may be faulty",
             )  # fmt: skip
-        if vote.is_stop():
+        if is_stop():
             return False
         if progress.step == self.total_iter:
             return True  # `finish` saves and validates

@@ -107,6 +107,7 @@ def ranks(log: bool = True) -> Iterator[None]:
         if dist.is_initialized():
             dist.destroy_process_group()
         RUN.store, RUN.watchdog, RUN.launch, RUN.rounds, RUN.kept = None, None, LaunchInfo("single"), 0, None
+        RUN.stop_requested = 0.0
     except SystemExit:
         raise
     except BaseException as e:

@@ -72,7 +72,8 @@ def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None
             if first:
                 # A collective to the watchdog: a rank that waits here for a slower one is not reported as stuck.
                 with watchdog.collective("stop vote"):
-                    if preempt.is_stop_requested():
+                    is_stop = preempt.stop_vote()
+                    if is_stop():
                         return None
             if (index := first + rank) < len(clips):
                 watchdog.phase(f"validate: clip {index}")

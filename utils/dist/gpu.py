@@ -63,10 +63,7 @@ def require_usable_gpus() -> None:
             return
     # A container without GPUs still sees the host's /proc/driver/nvidia, but no device files.
     gpus = sum(os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob("nvidia[0-9]*"))
-    version = None
-    with suppress(OSError):
-        version = re.search(r"\s(\d+\.\d+[\d.]*)\s", Path("/proc/driver/nvidia/version").read_text(errors="replace"))
-    driver = version[1] if version else "unknown"
+    driver = "unknown"
     if program := shutil.which("nvidia-smi"):
         command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
         with suppress(OSError, subprocess.SubprocessError):  # the driver and its library may differ

@@ -4,9 +4,9 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,28 +23,23 @@ REPEATED_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
 logger = logging.getLogger(__name__)
 
 
-def listen(number: int) -> None:
-    """From now on this signal asks for a stop; a repeated one, see REPEATED_S, ends this rank.
+def listen(*numbers: signal.Signals) -> None:
+    """From now on these signals ask for a stop; a repeated one, see REPEATED_S, ends this rank.
 
     `nohup` starts a program so that it ignores SIGHUP, and a shell script starts `command &` so that it ignores Ctrl-C:
     it goes on. But torchrun takes Ctrl-C in any case, passes it on and kills the ranks that do not end.
     """
-    is_meant = number in (signal.SIGTERM, signal.SIGUSR1) or signal.getsignal(number) is not signal.SIG_IGN
-    if is_meant or (number == signal.SIGINT and RUN.launch.mode == "torchrun"):
-        signal.signal(number, _on_signal)
-
-
-def install() -> None:
-    """From now on the first of SIGNALS requests a stop."""
-    RUN.stop_requested = 0.0
+    is_torchrun = RUN.launch.mode == "torchrun"
     handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch 2.8 does not set it
-    if RUN.launch.mode == "torchrun" and "SIGUSR1" not in handled and utils_dist.is_main_process():
+    if signal.SIGUSR1 in numbers and is_torchrun and "SIGUSR1" not in handled and utils_dist.is_main_process():
         logger.warning(
             "SIGUSR1 would kill torchrun before the ranks can save: "
             "start scripts/torchrun_quiet.py in its place, which takes the same arguments"
         )
-    for number in SIGNALS:
-        listen(number)
+    for number in numbers:
+        is_meant = number in (signal.SIGTERM, signal.SIGUSR1) or signal.getsignal(number) is not signal.SIG_IGN
+        if is_meant or (number == signal.SIGINT and is_torchrun):
+            signal.signal(number, _on_signal)
 
 
 def _on_signal(number: int, _: FrameType | None) -> None:
@@ -57,38 +52,29 @@ def _on_signal(number: int, _: FrameType | None) -> None:
     RUN.stop_requested = RUN.stop_requested or time.monotonic()
 
 
-class StopVote:
-    """Whether any rank was asked to stop, exchanged while the step computes. Collective.
+def stop_vote() -> Callable[[], bool]:
+    """Whether any rank was asked to stop, exchanged while the step computes: the answer, the same on all ranks, when called.
 
-    All ranks must stop after the same step: one that stops earlier leaves the others in a collective.
+    Collective. All ranks must stop after the same step: one that stops earlier leaves the others in a collective.
     """
+    device, work, copied = utils_dist.get_device(), None, None
+    # Filled there: a tensor made from a Python number is copied to a GPU, and the copy waits for the last step.
+    flag = torch.full((), float(RUN.stop_requested > 0), device=device)
+    if dist.is_initialized():
+        work = dist.all_reduce(flag, async_op=True)  # a sum: gloo's MAX loses NaN, and sums do as well
+    if device.type == "cuda":
+        # Copied before the step's own work, so that the answer waits for no more than this.
+        if work is not None:
+            work.wait()  # only the stream waits
+        flag = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
 
-    def __init__(self) -> None:
-        device = utils_dist.get_device()
-        # Filled there: a tensor made from a Python number is copied to a GPU, and the copy waits for the last step.
-        self.flag = torch.full((), float(RUN.stop_requested > 0), device=device)
-        self.work: Any = None
-        self.copied: torch.cuda.Event | None = None
-        if dist.is_initialized():
-            self.work = dist.all_reduce(self.flag, async_op=True)  # a sum: gloo's MAX loses NaN, and sums do as well
-        if device.type == "cuda":
-            # Copied before the step's own work, so that the answer waits for no more than this.
-            if self.work is not None:
-                self.work.wait()  # only the stream waits
-                self.work = None
-            self.flag = torch.empty((), pin_memory=True).copy_(self.flag, non_blocking=True)
-            self.copied = torch.cuda.Event()
-            self.copied.record()
+    def is_stop() -> bool:
+        if copied is not None:
+            copied.synchronize()
+        elif work is not None:
+            work.wait()
+        return bool(flag > 0)
 
-    def is_stop(self) -> bool:
-        """The answer, the same on all ranks."""
-        if self.work is not None:
-            self.work.wait()
-        if self.copied is not None:
-            self.copied.synchronize()
-        return bool(self.flag > 0)
-
-
-def is_stop_requested() -> bool:
-    """Whether any rank was asked to stop; for use between two clips of a validation. Collective."""
-    return StopVote().is_stop()
+    return is_stop
