@@ -94,7 +94,7 @@ def ranks(log: bool = True) -> Iterator[None]:
         if launch.mode == "torchrun":
             process.die_with_parent()
         if launch.world_size > 1:
-            RUN.store, RUN.leaves_last = rendezvous.open_store(launch)
+            RUN.store = rendezvous.open_store(launch)
             RUN.watchdog = Watchdog()
             rendezvous.meet(RUN.store, launch)
             # If rank 0 and its store are lost before its first beat is read, it can be named.

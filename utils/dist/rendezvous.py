@@ -34,8 +34,8 @@ MET = "met"  # store key: all ranks have arrived
 T = TypeVar("T")
 
 
-def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
-    """(the store of all ranks, whether the store may end with this process). Raises DistError within the time limits."""
+def open_store(launch: LaunchInfo) -> Store:
+    """The store of all ranks. Raises DistError within the time limits."""
     hosts, address = launch.rank == 0 and not launch.by_agent, (launch.master_addr, launch.master_port)
     clock, limit_s = AwakeClock(), min(CHECK_S, _limit_s())
     while True:
@@ -60,8 +60,7 @@ def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
         do += "" if in_use else f"; torch says: {str(e).splitlines()[0]}"
         raise DistError(what, _place(launch), "a free MASTER_PORT on the host of rank 0", do) from e
     tcp = tcp or _connect(launch)
-    name = _name_of_start(tcp, launch) if launch.by_agent else ""
-    return PrefixStore(f"spikevrt/{name}", tcp), hosts or launch.by_agent
+    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if launch.by_agent else ''}", tcp)
 
 
 def _connect(launch: LaunchInfo) -> TCPStore:

@@ -41,13 +41,11 @@ class Run:
 
     rounds: calls of `all_ranks_or_none`, equal on all ranks. timeout_s: of the process group. stage: " in <name>" within
     `watchdog.stage`. facts: what `tell` was given. stop_requested: when, by a signal; 0: not. reported: the error
-    that ends this process, and its exit code. leaving: held by the thread that ends this process. leaves_last: the store
-    may end with this process. kept: folder of what was found in the data, for later runs; None: nothing is kept.
+    that ends this process, and its exit code. leaving: held by the thread that ends this process. kept: folder of what was found in the data, for later runs; None: nothing is kept.
     """
 
     launch: LaunchInfo = field(default_factory=lambda: LaunchInfo("single"))
     store: "Store | None" = None
-    leaves_last: bool = False
     kept: Path | None = None
     watchdog: Any = None  # utils.dist.watchdog.Watchdog, which imports this module
     timeout_s: float = float("inf")

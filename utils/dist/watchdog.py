@@ -200,7 +200,6 @@ class Watchdog(threading.Thread):
         self.ending = False  # the main thread has finished: a peer whose process is gone is not DEAD
         self.failure: State | None = None  # the failure that ends the run, once it is known
         self.stopped = threading.Event()
-        self.hurried, self.has_turned = threading.Event(), threading.Event()  # of the next turn
         self.turns = 0
         self.guard: subprocess.Popen | None = None  # the process; it has a heartbeat from each turn
         self.place, self.entered = RUN.place, self.beats.clock.now()  # the phase of the last beat, and when it began
@@ -228,12 +227,8 @@ class Watchdog(threading.Thread):
 
     def run(self) -> None:
         threading.Thread(target=self._guard, daemon=True, name="watchdog's guard").start()
-        while True:
-            self.hurried.wait(self.interval_s)
-            self.hurried.clear()
-            if self.stopped.is_set():
-                return
-            self.turns, is_watching = self.turns + 1, self.budgets is not None
+        while not self.stopped.wait(self.interval_s):
+            self.turns += 1
             if self.guard:
                 with suppress(OSError):
                     self.guard.stdin.write(b".")
@@ -243,8 +238,6 @@ class Watchdog(threading.Thread):
                 if self.ending or self.stopped.wait(0.3):
                     return
                 self._store_lost()
-            if is_watching:
-                self.has_turned.set()
 
     def watch(self, budgets: WatchdogOptions) -> None:
         """From now on a stall ends the run."""
@@ -255,13 +248,10 @@ class Watchdog(threading.Thread):
         self.guard = process.start_guard(self.rank, budgets.stall_s + 4, self.stack_file.name, is_alone=self.store is None)
         self.budgets = budgets
         # Others report a silent rank only once its beat has shown that it is watched: beat before going on.
-        self.has_turned.clear()
-        self.hurried.set()
-        self.has_turned.wait(budgets.stall_s)
+        self.beats.publish(self._own_state())
 
     def stop(self) -> None:
         self.stopped.set()
-        self.hurried.set()
         self.join()
         faulthandler.unregister(signal.SIGUSR2)
         if self.guard:
@@ -425,9 +415,10 @@ def leave(code: int, store: Store | None) -> NoReturn:
             store.set(f"left/{RUN.launch.rank}", "1")
             count, deadline = store.add("left", 1), time.monotonic() + 3
             # A rank that may take the store along waits for all ranks that are alive.
-            states = read_states(store, RUN.launch.world_size) if RUN.leaves_last and store.check([MET]) else {}
+            is_last = RUN.launch.rank == 0 or RUN.launch.by_agent
+            states = read_states(store, RUN.launch.world_size) if is_last and store.check([MET]) else {}
             gone: dict[int, bool] = {}  # rank whose process is gone -> whether it ended without signing off
-            while RUN.leaves_last and count + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
+            while is_last and count + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
                 time.sleep(0.02)
                 new = [rank for rank, state in states.items() if rank not in gone and is_gone(state)]
                 gone |= {rank: not store.check([f"left/{rank}"]) for rank in new}

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,16 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     parser = OptionParser("--opt FILE [section.key=value ...]", "see --help", description=usage)
     parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
     parser.add_argument("--opt", required=True, metavar="FILE", help="option file")
-    parser.add_argument("--resume", metavar="auto|none|PATH", help="checkpoint to resume from (path.resume)")
-    parser.add_argument("--use_amp", action="store_true", help="train.amp.enable=true")
+    add_flag = partial(parser.add_argument, dest="flags", action="append", default=[])
+    resume = {"metavar": "auto|none|PATH", "help": "checkpoint to resume from (path.resume)"}
+    add_flag("--resume", type=lambda path: f"path.resume={'null' if path == 'none' else path}", **resume)
+    add_flag("--use_amp", action="append_const", const="train.amp.enable=true", help="train.amp.enable=true")
     for flag, key in SHORT_FLAGS.items():
-        parser.add_argument(f"--{flag}", metavar="N", help=key)
+        add_flag(f"--{flag}", type=f"{key}={{}}".format, metavar="N", help=key)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="any option")
     args = parser.parse_intermixed_args(list(argv))
 
-    overrides = [f"{key}={getattr(args, flag)}" for flag, key in SHORT_FLAGS.items() if getattr(args, flag) is not None]
-    if args.use_amp:
-        overrides.append("train.amp.enable=true")
-    if args.resume is not None:
-        overrides.append(f"path.resume={'null' if args.resume == 'none' else args.resume}")
-    overrides = [*args.overrides, *overrides]
+    overrides = [*args.overrides, *args.flags]
     given = dict(override.partition("=")[::2] for override in overrides)
     if given.get("train.epochs", "null") != "null" and "train.total_iter" not in given:
         overrides.append("train.total_iter=null")  # the file must not end the run before these epochs
@@ -270,7 +268,7 @@ def read_options(
     is_of_kair = any(key.rpartition(".")[2] not in FORMERLY_OURS for key in dropped)
     loader = _section_of(raw, "datasets.train") or {}
     totals = [key for key in TOTALS if is_of_kair and key in loader and f"datasets.train.{key}" not in overridden]
-    wrong: dict[str, OptionError] = {}
+    wrong: list[OptionError] = []
     for where, kind in PART_SECTIONS.items():
         outer, _, name = where.rpartition(".")
         holder = _section_of(raw, outer)
@@ -287,14 +285,14 @@ def read_options(
         try:
             holder[name] = registry.resolve(own, where)
         except OptionError as e:
-            wrong[where] = e
+            wrong.append(e)
+            holder[name] = registry.base.model_construct()  # the rest is checked as well
     try:
         opt = read_section(Options, {**raw, "opt_path": opt_path, "kair_totals": totals}, "")
     except OptionError as e:
-        others = [single for single in e.found or (e,) if single.where not in wrong]
-        raise joined([*others, *wrong.values()]) from e
+        wrong.insert(0, e)
     if wrong:
-        raise joined(wrong.values())
+        raise joined(wrong)
     return opt
 
 

@@ -167,6 +167,8 @@ class DebugOptions(Section):
 
 # Limits that follow from watchdog.stall_s where they are null: so many times as long, and of 300 s at least.
 MULTIPLES = {"start_s": 3, "validate_s": 5, "save_s": 3}
+LIMITS = {"start": "start_s", "first step": "start_s", "save": "save_s"}  # phase -> its limit
+LIMITS |= dict.fromkeys(("validate", "restore", "score"), "validate_s")
 
 
 class WatchdogOptions(Section):
@@ -187,9 +189,7 @@ class WatchdogOptions(Section):
 
     def of(self, name: str) -> float:
         outermost = name.partition(":")[0].rpartition(" in ")[2]  # what follows the colon names a clip
-        options = {"start": "start_s", "first step": "start_s", "save": "save_s"}
-        options |= dict.fromkeys(("validate", "restore", "score"), "validate_s")
-        return max(self.stall_s, self.limit(options[outermost]) if outermost in options else 0.0)
+        return max(self.stall_s, self.limit(LIMITS[outermost]) if outermost in LIMITS else 0.0)
 
     def timeout_s(self, least_s: float) -> float:
         """The time-out of a process group that the watchdog comes before: least_s (dist_timeout_s) or more."""
