@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed import DistNetworkError, PrefixStore
 
 from utils.dist import gpu, process, rendezvous, watchdog
-from utils.dist.launch import LaunchInfo, node_variables, read_launch, seconds_of
+from utils.dist.launch import LaunchInfo, node_variables, read_launch
 from utils.dist.rendezvous import Round
 from utils.dist.state import RUN
 from utils.dist.watchdog import Watchdog
@@ -147,7 +147,7 @@ def _fitted(budgets: WatchdogOptions) -> WatchdogOptions:
     Raises DistError where it always would before the watchdog can; warns where it does in slow phases.
     """
     names, notes = ("stall_s", *MULTIPLES), []
-    if os.environ.get("NCCL_TIMEOUT"):
+    if RUN.launch.timeout_s:
         # Slow ranks are allowed so much: they may need it while the others wait.
         unset = [name for name in MULTIPLES if getattr(budgets, name) is None]
         budgets = budgets.model_copy(update={name: max(budgets.limit(name), 0.9 * RUN.timeout_s) for name in unset})
@@ -177,7 +177,7 @@ def init_dist(timeout_s: float = 1800) -> None:
         gpu.require_kernels(device)
     if launch.world_size == 1:
         return
-    RUN.timeout_s = seconds_of(os.environ, "NCCL_TIMEOUT", timeout_s)
+    RUN.timeout_s = launch.timeout_s or timeout_s
     if device.type == "cuda":
         torch.cuda.set_device(device)
         gpu.claim(RUN.store, launch.rank, str(torch.cuda.get_device_properties(device).uuid))

@@ -19,6 +19,7 @@ class LaunchInfo:
     """mode: "single", "torchrun", "platform" (variables injected by hand or by a cloud) or "slurm".
 
     by_agent: torchrun's agent hosts the store on that port; it outlives the ranks of its node, not those of the others.
+    join_s: how long the ranks wait for one another. timeout_s: NCCL_TIMEOUT, of a collective; 0: not given.
     """
 
     mode: str
@@ -28,6 +29,8 @@ class LaunchInfo:
     master_addr: str = ""
     master_port: int = 0
     by_agent: bool = False
+    join_s: float = 300
+    timeout_s: float = 0
 
 
 def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMMAND") -> LaunchInfo:
@@ -76,16 +79,15 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
             )
     _refuse(faults, env)
     by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return LaunchInfo(mode, rank, local_rank, world_size, addr, port, by_agent)
+    join_s, timeout_s = _seconds(env, "SPIKEVRT_JOIN_TIMEOUT", 300), _seconds(env, "NCCL_TIMEOUT", 0)
+    return LaunchInfo(mode, rank, local_rank, world_size, addr, port, by_agent, join_s, timeout_s)
 
 
-def seconds_of(env: Mapping[str, str], name: str, default: float) -> float:
-    """A time in the environment. Raises DistError."""
-    if not (text := env.get(name)):
-        return default
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name)
     with suppress(ValueError):
-        if 0 < float(text) < 10**6:
-            return float(text)
+        if not text or 0 < float(text) < 10**6:
+            return float(text or default)
     raise DistError(f"{name} is {text!r}", "the environment", "seconds > 0", f"correct or unset {name}")
 
 

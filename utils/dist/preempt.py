@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1, SIGHUP and Ctrl-C: save and exit, to be started again. All ranks stop after the same step, whichever got it."""
+"""SIGTERM, SIGUSR1, SIGHUP and Ctrl-C, to any rank: all save after the same step and exit, to be started again."""
 
 import logging
 import os
@@ -53,9 +53,10 @@ def _on_signal(number: int, _: FrameType | None) -> None:
 
 
 def stop_vote() -> Callable[[], bool]:
-    """Whether any rank was asked to stop, exchanged while the step computes: the answer, the same on all ranks, when called.
+    """Whether any rank was asked to stop, exchanged while the step computes; call the result for the answer.
 
-    Collective. All ranks must stop after the same step: one that stops earlier leaves the others in a collective.
+    Collective; the answer is the same on all ranks. All must stop after the same step: one that stops earlier leaves
+    the others in a collective.
     """
     device, work, copied = utils_dist.get_device(), None, None
     # Filled there: a tensor made from a Python number is copied to a GPU, and the copy waits for the last step.

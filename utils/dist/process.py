@@ -42,8 +42,8 @@ CLAIMS: list[socket.socket] = []  # of this process
 class AwakeClock:
     """Seconds in which this process ran, for limits of time. Ask it at least every slice_s seconds.
 
-    Ctrl-Z, `scontrol suspend`, `docker pause` and the stop of a virtual machine suspend a process while all clocks of the
-    system go on; so the time between two questions counts as slice_s at most.
+    Ctrl-Z, `scontrol suspend`, `docker pause` and the stop of a virtual machine suspend a process while all clocks of
+    the system go on; so the time between two questions counts as slice_s at most.
     """
 
     def __init__(self, slice_s: float = 5.0) -> None:
@@ -132,7 +132,7 @@ def leave_signals_to_parent() -> None:
 def first_to_claim(name: str) -> bool:
     """Whether no other living process of its host has claimed the name; it alone reports.
 
-    Before it ends, it calls `outlast_siblings`. A claim is an abstract address: no file, and free once its process ends.
+    Before it ends, it calls `outlast_siblings`. A claim is an abstract address: no file, free once its process ends.
     """
     claim = socket.socket(socket.AF_UNIX)
     digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()
@@ -165,7 +165,7 @@ def _has_siblings() -> bool:
 
 
 def kill_children(pids: Iterable[int] | None = None) -> None:
-    """SIGKILL to these processes and their descendants; None: the processes of multiprocessing, which have nothing to save.
+    """SIGKILL to these processes and what they started; None: to those of multiprocessing, which have nothing to save.
 
     Exit handlers would send those two SIGTERMs and join: where both come before a loader process looks, they count as
     one, which it ignores (`leave_signals_to_parent`), and the join never ends.
@@ -220,8 +220,8 @@ def start_guard(rank: int, limit_s: float, stack_file: str, is_alone: bool) -> s
 
     None where the system starts no more processes. It keeps the signals of GROUP_SIGNALS blocked, as it starts.
     """
-    arguments, root = json.dumps([rank, os.getpid(), limit_s, stack_file, is_alone]), Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-S", "-m", "utils.dist.process", arguments]
+    arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, is_alone])
+    command, root = [sys.executable, "-S", "-m", "utils.dist.process", arguments], Path(__file__).resolve().parents[2]
     with suppress(OSError), signals_held():
         process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, bufsize=0)
         os.set_blocking(process.stdin.fileno(), False)  # no beat waits for the guard
@@ -277,7 +277,7 @@ def _signal_dump(pid: int, file: Any, title: str = "") -> None:
         status = Path(f"/proc/{pid}/status").read_text()
         caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
         if "State:\tT" in status:
-            file.write(title.encode() + b"(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)\n")
+            file.write(f"{title}(stopped by a signal, so it has no stack; kill -CONT lets it go on)\n".encode())
         elif caught >> (signal.SIGUSR2 - 1) & 1:
             file.write(title.encode())
             before = os.fstat(file.fileno()).st_size

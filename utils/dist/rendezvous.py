@@ -6,7 +6,6 @@ and does not name the ranks that are missing.
 
 import errno
 import logging
-import os
 import socket
 import threading
 import time
@@ -20,14 +19,14 @@ from typing import TypeVar
 from torch.distributed import DistError as TorchDistError
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from utils.dist.launch import LaunchInfo, seconds_of
+from utils.dist.launch import LaunchInfo
 from utils.dist.process import AwakeClock
 from utils.errors import DistError
 
 logger = logging.getLogger(__name__)
 
-# Time limit of each check (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter): with the start of Python and torch, a fault is
-# reported within 15 s.
+# Time limit of each check (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter): with the start of Python and torch, a fault
+# is reported within 15 s.
 CHECK_S = 10.0
 JOINED = "joined"  # store key: number of processes that have joined; a rank that joined twice counts twice
 MET = "met"  # store key: all ranks have arrived
@@ -37,7 +36,7 @@ T = TypeVar("T")
 def open_store(launch: LaunchInfo) -> Store:
     """The store of all ranks. Raises DistError within the time limits."""
     hosts, address = launch.rank == 0 and not launch.by_agent, (launch.master_addr, launch.master_port)
-    clock, limit_s = AwakeClock(), min(CHECK_S, _limit_s())
+    clock, limit_s = AwakeClock(), min(CHECK_S, launch.join_s)
     while True:
         try:
             _within(limit_s - clock.now(), lambda: socket.getaddrinfo(*address))
@@ -66,14 +65,14 @@ def open_store(launch: LaunchInfo) -> Store:
 def _connect(launch: LaunchInfo) -> TCPStore:
     """A client of rank 0's store; waits for rank 0 to open it."""
     address, clock, told = (launch.master_addr, launch.master_port), AwakeClock(), False
-    limit_s, check_s = _limit_s(), min(CHECK_S, _limit_s())
+    check_s = min(CHECK_S, launch.join_s)
     while True:
         try:
             socket.create_connection(address, timeout=5).close()
             break
         except OSError as e:
             waited = clock.now()
-            if waited > limit_s:
+            if waited > launch.join_s:
                 reason = errno.errorcode.get(e.errno, e)
                 what = f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({reason})"
                 do = "check that rank 0 was started, that MASTER_ADDR is its host, and that no firewall blocks the port"
@@ -99,19 +98,20 @@ def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
     """
     mine = uuid.uuid4().hex
     if launch.rank == 0:
-        threading.Thread(target=_answer_requests, args=(tcp.clone(), mine), daemon=True, name="rendezvous").start()
+        request = tcp.clone(), mine, launch.join_s
+        threading.Thread(target=_answer_requests, args=request, daemon=True, name="rendezvous").start()
         return mine
     tcp.set(f"request/{tcp.add('requests', 1)}", mine)
-    if not wait_for(tcp, f"answer/{mine}", _limit_s(), lambda: "rank 0"):
+    if not wait_for(tcp, f"answer/{mine}", launch.join_s, lambda: "rank 0"):
         raise _not_arrived("rank 0", launch)
     return tcp.get(f"answer/{mine}").decode()
 
 
-def _answer_requests(tcp: Store, name: str) -> None:
+def _answer_requests(tcp: Store, name: str, limit_s: float) -> None:
     """In a thread of rank 0, until all ranks have met. Nobody reads the answers to ranks of an earlier start."""
     heard, unanswered, clock = 0, set(), AwakeClock(1.0)
     with suppress(RuntimeError):  # the store is lost
-        while clock.now() < _limit_s() and not tcp.check([f"spikevrt/{name}/{MET}"]):
+        while clock.now() < limit_s and not tcp.check([f"spikevrt/{name}/{MET}"]):
             count = tcp.add("requests", 0)
             unanswered |= set(range(heard + 1, count + 1))
             heard = count
@@ -138,20 +138,20 @@ def meet(store: Store, launch: LaunchInfo) -> None:
         ranks = [rank for rank in range(launch.world_size) if not store.check([f"arrived/{rank}"])]
         return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {launch.world_size}"
 
-    # Only rank 0 looks up the missing ranks. The others end after its report; if rank 0 itself is missing, they report it.
+    # Only rank 0 looks up the missing ranks. The others end after its report; if rank 0 is missing, they report it.
     is_first = launch.rank == 0
-    if not wait_for(store, MET, _limit_s() + (0 if is_first else 3), missing if is_first else None):
+    if not wait_for(store, MET, launch.join_s + (0 if is_first else 3), missing if is_first else None):
         raise _not_arrived(missing() if is_first else "rank 0", launch)
 
 
 def _not_arrived(ranks: str, launch: LaunchInfo) -> DistError:
-    what = f"{ranks} did not arrive in {_limit_s():.0f} s"
+    what = f"{ranks} did not arrive in {launch.join_s:.0f} s"
     do = "look into the logs of these ranks; SPIKEVRT_JOIN_TIMEOUT sets the seconds to wait"
     return DistError(what, _place(launch), "WORLD_SIZE processes, each with its own RANK", do)
 
 
 class Round:
-    """A barrier at which each rank reports success or failure: a few requests per rank, whatever the number of ranks."""
+    """A barrier at which each rank reports success or failure: a few requests per rank, however many ranks."""
 
     def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
@@ -167,7 +167,7 @@ class Round:
             self.store.set(self.over, "1")
 
     def wait(self, seconds: float = float("inf")) -> tuple[int, int] | None:
-        """The lowest rank that failed and its exit code, once all have arrived or the time is over; None if none failed."""
+        """The lowest rank that failed, and its exit code, once all have arrived or the time is over; None if none."""
         wait_for(self.store, self.over, seconds)
         failed = self.store.get(self.failed).decode()
         return tuple(map(int, failed.split())) if failed else None
@@ -189,10 +189,6 @@ def wait_for(store: Store, key: str, seconds: float, missing: Callable[[], str] 
         time.sleep(pause_s)
         pause_s = min(0.25, 1.3 * pause_s)
     return True
-
-
-def _limit_s() -> float:
-    return seconds_of(os.environ, "SPIKEVRT_JOIN_TIMEOUT", 300)
 
 
 def _place(launch: LaunchInfo) -> str:

@@ -1,4 +1,4 @@
-"""The state of this process within its run, and one line about every rank: at the start, and after ``touch <run>/status``.
+"""The state of this process in its run, and one line about every rank: at the start, and after ``touch <run>/status``.
 
 utils_dist and the modules beside this one change the state, nothing else does. The watchdog of each rank publishes it
 with every beat. A thread of rank 0, with its own connection, reads the beats and writes the lines into the file that
@@ -39,9 +39,10 @@ class Place(NamedTuple):
 class Run:
     """Written by the main thread only; the threads of the watchdog and of the status file read it.
 
-    rounds: calls of `all_ranks_or_none`, equal on all ranks. timeout_s: of the process group. stage: " in <name>" within
-    `watchdog.stage`. facts: what `tell` was given. stop_requested: when, by a signal; 0: not. reported: the error
-    that ends this process, and its exit code. leaving: held by the thread that ends this process. kept: folder of what was found in the data, for later runs; None: nothing is kept.
+    rounds: calls of `all_ranks_or_none`, equal on all ranks. timeout_s: of the process group. stage: " in <name>"
+    within `watchdog.stage`. facts: what `tell` was given. stop_requested: when, by a signal; 0: not. reported: the
+    error that ends this process, and its exit code. leaving: held by the thread that ends this process. kept: folder of
+    what was found in the data, for later runs; None: nothing is kept.
     """
 
     launch: LaunchInfo = field(default_factory=lambda: LaunchInfo("single"))

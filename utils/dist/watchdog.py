@@ -164,7 +164,7 @@ class Beats:
     def _cause(self, rank: int, quiet_s: float) -> Verdict | None:
         """Whether `rank` is stuck, or waits for a silent rank that entered as few collectives; None: not known yet.
 
-        The age that a rank published does not grow after it fell silent: the oldest one may be that of a rank that waits.
+        The age that a rank published does not grow after it fell silent: the oldest may be that of a rank that waits.
         """
         now, is_known = self.clock.now(), True
         for other, state in self.states.items():
@@ -245,7 +245,8 @@ class Watchdog(threading.Thread):
         self.interval_s = min(0.5, budgets.stall_s / 6)
         self.beats.clock.slice_s = 2 * self.interval_s
         # After the other ranks, which see more.
-        self.guard = process.start_guard(self.rank, budgets.stall_s + 4, self.stack_file.name, is_alone=self.store is None)
+        is_alone = self.store is None
+        self.guard = process.start_guard(self.rank, budgets.stall_s + 4, self.stack_file.name, is_alone)
         self.budgets = budgets
         # Others report a silent rank only once its beat has shown that it is watched: beat before going on.
         self.beats.publish(self._own_state())
@@ -309,7 +310,7 @@ class Watchdog(threading.Thread):
         leave(STALL_CODE, self.store)
 
     def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
-        """Its own ones; those that another rank puts into the store in this time, or, on this machine, gives at a signal."""
+        """Its own; those that another rank puts into the store in this time, or, on this machine, gives at a signal."""
         state, key = self.beats.states[rank], f"stacks/{rank}"
         if rank == self.rank:
             return process.dump_stacks(self.stack_file)
@@ -335,10 +336,10 @@ class Watchdog(threading.Thread):
         )
         lines = [str(error), "", "rank  host              pid  step  seconds  collectives  phase"]
         for other, s in sorted(self.beats.states.items()):
-            age = s["age"] + (now - self.beats.seen[other][1] if other in self.beats.seen else 0.0)
-            lines.append(
-                f"{other:>4}  {s['host'][:12]:<12} {s['pid']:>8} {s['step']:>5} {age:>8.1f} {s['syncs']:>12}  {s['phase']}"
-            )
+            age, host = s["age"], s["host"][:12]
+            age += now - self.beats.seen[other][1] if other in self.beats.seen else 0.0
+            numbers = f"{s['pid']:>8} {s['step']:>5} {age:>8.1f} {s['syncs']:>12}"
+            lines.append(f"{other:>4}  {host:<12} {numbers}  {s['phase']}")
         say("\n".join([*lines, *([f"\nStacks of rank {rank}:", stacks] if stacks else []), ""]))
 
     def _store_lost(self) -> None:
@@ -350,9 +351,11 @@ class Watchdog(threading.Thread):
         if not process.first_to_claim(f"lost {self.host} {launch.master_port} {first and first['pid']}"):
             time.sleep(2.0)  # for the rank that reports; torchrun ends all ranks when the first has ended
         elif first is None or launch.by_agent:
-            what, where_it_is = f"rank {self.rank} has lost the store of the run", f"{launch.master_addr}:{launch.master_port}"
-            place, do = f"host {self.host}; the store is at {where_it_is}", "look at the network and at the logs of that node"
-            say(str(StallError(what, place, "torchrun's first node alive and connected", do)))
+            say(str(StallError(
+                f"rank {self.rank} has lost the store of the run",
+                f"host {self.host}; the store is at {launch.master_addr}:{launch.master_port}",
+                "torchrun's first node alive and connected", "look at the network and at the logs of that node",
+            )))  # fmt: skip
         elif is_gone(first):
             self._say(0, "DEAD", f"its process {first['pid']} is gone, and the store with it", "")
         else:

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,14 +67,18 @@ class OptionParser(argparse.ArgumentParser):
         raise OptionError(redact(message, shown="***"), "the command line", self.expected, self.do)
 
 
+@dataclass
 class Sources:
-    """Where each option came from: dotted key -> "FILE, line N" or the override."""
+    """Where each option came from.
 
-    def __init__(self, main_file: str) -> None:
-        self.main_file = main_file
-        self.places: dict[str, str] = {}
-        self.overridden: set[str] = set()  # dotted keys that the command line gives
-        self.soft: set[str] = set()  # inherited keys of a replaced part: dropped unless the new part has them
+    places: dotted key -> "FILE, line N" or the override. overridden: dotted keys that the command line gives. soft:
+    inherited keys of a replaced part, dropped unless the new part has them.
+    """
+
+    main_file: str
+    places: dict[str, str] = field(default_factory=dict)
+    overridden: set[str] = field(default_factory=set)
+    soft: set[str] = field(default_factory=set)
 
     def place(self, where: str) -> str:
         """The place of dotted key `where`, else of a key in it, else of the nearest section around it."""
