@@ -1,4 +1,4 @@
-"""The ranks of a run: start, identity, collectives, and how all of them end together.
+"""The ranks of a run: start, identity, collectives, and how all of them end together, by an error or by a signal.
 
 In a single process, which has no process group, every function works the same.
 """
@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shlex
+import signal
 import sys
 import textwrap
 import threading
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -36,6 +38,11 @@ from utils.options.models import MULTIPLES, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
+PREEMPTED = 75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# From the first signal on, another of these ends the rank at once. scancel sends SIGTERM to the step and to the job, a
+# moment apart, and some launchers pass on the SIGINT that a terminal has sent to all: that is one request.
+REPEATED_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
 CLOSE_S = 5.0  # for what is closed after an error; less than watchdog.EXIT_S, in which this rank has to end
 PATIENCE_S = 3.0  # for the report of the rank that failed first
 
@@ -146,22 +153,21 @@ def _fitted(budgets: WatchdogOptions) -> WatchdogOptions:
 
     Raises DistError where it always would before the watchdog can; warns where it does in slow phases.
     """
-    names, notes = ("stall_s", *MULTIPLES), []
+    names = ("stall_s", *MULTIPLES)
     if RUN.launch.timeout_s:
         # Slow ranks are allowed so much: they may need it while the others wait.
         unset = [name for name in MULTIPLES if getattr(budgets, name) is None]
         budgets = budgets.model_copy(update={name: max(budgets.limit(name), 0.9 * RUN.timeout_s) for name in unset})
         limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in names)
-        said = f"NCCL_TIMEOUT is {RUN.timeout_s:g} s; the limits of the watchdog are then: {limits}"
-        notes.append((logging.INFO, said))
+        if is_main_process():
+            logger.info("NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits)
     if late := [f"{name} is {s:g} s" for name in names if (s := budgets.limit(name)) >= RUN.timeout_s]:
         what = f"watchdog: {', '.join(late)}; the time-out of the process group is {RUN.timeout_s:g} s"
         if budgets.stall_s >= RUN.timeout_s:
             expected = "the watchdog first: only it can say which rank stands still, and where"
             raise DistError(what, "NCCL_TIMEOUT", expected, "raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s")
-        notes.append((logging.WARNING, f"{what}: a rank that takes so long is ended without a name"))
-    for level, note in notes if is_main_process() else ():
-        logger.log(level, "%s", note)
+        if is_main_process():
+            logger.warning("%s: a rank that takes so long is ended without a name", what)
     return budgets
 
 
@@ -379,3 +385,61 @@ def _lost_contact(error: BaseException) -> StallError:
         )
     where, do = suspects or f"rank {get_rank()}", f"look into the logs of the other ranks; torch says:\n{error}"
     return StallError("lost contact with another rank", where, "all ranks alive and connected", do)
+
+
+def stop_on(*numbers: signal.Signals) -> None:
+    """From now on these signals ask for a stop; a repeated one, see REPEATED_S, ends this rank.
+
+    `nohup` starts a program so that it ignores SIGHUP, and a shell script starts `command &` so that it ignores Ctrl-C:
+    it goes on. But torchrun takes Ctrl-C in any case, passes it on and kills the ranks that do not end.
+    """
+    is_torchrun = RUN.launch.mode == "torchrun"
+    handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch 2.8 does not set it
+    if signal.SIGUSR1 in numbers and is_torchrun and "SIGUSR1" not in handled and is_main_process():
+        logger.warning(
+            "SIGUSR1 would kill torchrun before the ranks can save: "
+            "start scripts/torchrun_quiet.py in its place, which takes the same arguments"
+        )
+    for number in numbers:
+        is_meant = number in (signal.SIGTERM, signal.SIGUSR1) or signal.getsignal(number) is not signal.SIG_IGN
+        if is_meant or (number == signal.SIGINT and is_torchrun):
+            signal.signal(number, _on_signal)
+
+
+def _on_signal(number: int, _: FrameType | None) -> None:
+    since = time.monotonic() - RUN.stop_requested
+    if RUN.stop_requested and since > REPEATED_S.get(number, float("inf")):
+        os._exit(128 + number)
+    if number == signal.SIGINT and not RUN.stop_requested and is_main_process():
+        with suppress(OSError):
+            os.write(2, b"\nCtrl-C: the run saves after this step and ends; Ctrl-C again ends it at once\n")
+    RUN.stop_requested = RUN.stop_requested or time.monotonic()
+
+
+def stop_vote() -> Callable[[], bool]:
+    """Whether any rank was asked to stop, exchanged while the step computes; call the result for the answer.
+
+    Collective; the answer is the same on all ranks. All must stop after the same step: one that stops earlier leaves
+    the others in a collective.
+    """
+    device, work, copied = get_device(), None, None
+    # Filled there: a tensor made from a Python number is copied to a GPU, and the copy waits for the last step.
+    flag = torch.full((), float(RUN.stop_requested > 0), device=device)
+    if dist.is_initialized():
+        work = dist.all_reduce(flag, async_op=True)  # a sum: gloo's MAX loses NaN, and sums do as well
+    if device.type == "cuda":
+        # Copied before the step's own work, so that the answer waits for no more than this.
+        if work is not None:
+            work.wait()  # only the stream waits
+        flag = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+    def is_stop() -> bool:
+        if copied is not None:
+            copied.synchronize()
+        elif work is not None:
+            work.wait()
+        return bool(flag > 0)
+
+    return is_stop

@@ -71,10 +71,9 @@ def stage(name: str) -> Iterator[None]:
     RUN.stage = f" in {name}"
     try:
         yield
+    finally:
         RUN.stage, inner = "", RUN.place.phase.removesuffix(RUN.stage)
         phase(inner)
-    finally:
-        RUN.stage = ""
 
 
 @contextmanager
