@@ -27,9 +27,8 @@ from torch import Tensor
 from torch.distributed import DistNetworkError, PrefixStore
 
 from utils.dist import gpu, process, rendezvous, watchdog
-from utils.dist.launch import LaunchInfo, node_variables, read_launch
 from utils.dist.rendezvous import Round
-from utils.dist.state import RUN
+from utils.dist.state import RUN, LaunchInfo, node_variables, read_launch
 from utils.dist.watchdog import Watchdog
 from utils.errors import DistError, SpikeVRTError, StallError
 from utils.logger import setup_logging
@@ -159,8 +158,7 @@ def _fitted(budgets: WatchdogOptions) -> WatchdogOptions:
         unset = [name for name in MULTIPLES if getattr(budgets, name) is None]
         budgets = budgets.model_copy(update={name: max(budgets.limit(name), 0.9 * RUN.timeout_s) for name in unset})
         limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in names)
-        if is_main_process():
-            logger.info("NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits)
+        logger.info("NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits)
     if late := [f"{name} is {s:g} s" for name in names if (s := budgets.limit(name)) >= RUN.timeout_s]:
         what = f"watchdog: {', '.join(late)}; the time-out of the process group is {RUN.timeout_s:g} s"
         if budgets.stall_s >= RUN.timeout_s:

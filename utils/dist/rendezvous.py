@@ -19,8 +19,8 @@ from typing import TypeVar
 from torch.distributed import DistError as TorchDistError
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from utils.dist.launch import LaunchInfo
 from utils.dist.process import AwakeClock
+from utils.dist.state import LaunchInfo
 from utils.errors import DistError
 
 logger = logging.getLogger(__name__)

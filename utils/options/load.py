@@ -92,23 +92,22 @@ class Sources:
 
 
 def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
-    raw = _read_file(path, sources)
+    raw, sources.places = _read_file(path)
     if "base" not in raw:
         return raw
     if not isinstance(raw["base"], str):
         raise OptionError(f"base is {raw['base']!r}", str(path), "the path of an option file", "correct base")
     base_path = path.parent / raw.pop("base")
-    own = sources.places
-    sources.places = {}
-    base = _read_file(base_path, sources)
+    base, places = _read_file(base_path)
     if "base" in base:
         do = f"name the base of {base_path} in {path}, or copy"
         raise OptionError("a base has a base", str(base_path), "one level of inheritance", do)
-    sources.places |= own
+    sources.places = places | sources.places
     return _merge(base, raw, "", sources)
 
 
-def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """(its values, dotted key -> place)."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as e:
@@ -119,11 +118,12 @@ def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
         what, expected = f"cannot read the option file: {e.strerror}", f"a JSON file{nearest(str(path), siblings)}"
         do = "give its path with --opt (a base is relative to the file that names it)"
         raise OptionError(what, str(path), expected, do) from e
+    places: dict[str, str] = {}
     for key, line in _key_lines(text):
-        if key in sources.places:
-            expected = f"each key once (first on line {sources.places[key].rpartition('line ')[2]})"
+        if key in places:
+            expected = f"each key once (first on line {places[key].rpartition('line ')[2]})"
             raise OptionError(f"{key} is given twice", f"{path}, line {line}", expected, "remove one of the two")
-        sources.places[key] = f"{path}, line {line}"
+        places[key] = f"{path}, line {line}"
     try:
         raw = json5.loads(text)
     except (ValueError, RecursionError) as e:
@@ -133,7 +133,7 @@ def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
         raise OptionError("the option file is no valid JSON", str(path), expected, do) from e
     if not isinstance(raw, dict):
         raise OptionError("the option file holds no object", str(path), '{ "task": ..., ... }', "correct the file")
-    return {key: value for key, value in raw.items() if key not in NO_OPTIONS}
+    return {key: value for key, value in raw.items() if key not in NO_OPTIONS}, places
 
 
 _TOKEN = re.compile(
