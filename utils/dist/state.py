@@ -97,7 +97,7 @@ def tell(**facts: Any) -> None:
 
 
 def status_line(rank: int | None = None, state: dict[str, Any] | None = None) -> str:
-    """Host, process, place in the run, weights and share of the data: of a rank with this newest beat, or of this one."""
+    """Host, process, place in the run, weights and share of the data; of a rank with this beat, or of this one."""
     if state is None:
         place = RUN.place
         state = {
