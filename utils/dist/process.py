@@ -130,14 +130,14 @@ def leave_signals_to_parent() -> None:
 
 
 def first_to_claim(name: str) -> bool:
-    """Whether no other living process of its host has claimed the name; it alone reports.
+    """Whether no other living process of its machine has claimed the name; it alone reports.
 
     Before it ends, it calls `outlast_siblings`. A claim is an abstract address: no file, free once its process ends.
     """
     claim = socket.socket(socket.AF_UNIX)
-    digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()
+    text = f"{os.getuid()} {machine()} {name}".encode(errors="replace")  # containers may share addresses
     try:
-        claim.bind(f"\0spikevrt-{os.getuid()}-{digest}")
+        claim.bind(f"\0spikevrt-{hashlib.sha256(text).hexdigest()}")
     except OSError as e:  # where nothing can be claimed, reporting twice is better than not at all
         return e.errno != errno.EADDRINUSE
     CLAIMS.append(claim)

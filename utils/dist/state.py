@@ -183,8 +183,9 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
             port = 15000 + _number(env, "SLURM_JOB_ID", faults, low=0) % 10000
     else:
         mode, rank, addr, port = "single", 0, "", 0
-    local_rank = 0
+    local_rank, join_s, timeout_s = 0, 300.0, 0.0
     if mode != "single":
+        join_s, timeout_s = _seconds(env, "SPIKEVRT_JOIN_TIMEOUT", join_s), _seconds(env, "NCCL_TIMEOUT", timeout_s)
         name = "LOCAL_RANK" if env.get("LOCAL_RANK") else "SLURM_LOCALID"
         high = gpu_count - 1 if gpu_count > 1 else None
         local_rank = _number(env, name, faults, default=0, low=0, high=high, bound="the number of GPUs on this host")
@@ -198,7 +199,6 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
             )
     _refuse(faults, env)
     by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    join_s, timeout_s = _seconds(env, "SPIKEVRT_JOIN_TIMEOUT", 300), _seconds(env, "NCCL_TIMEOUT", 0)
     return LaunchInfo(mode, rank, local_rank, world_size, addr, port, by_agent, join_s, timeout_s)
 
 

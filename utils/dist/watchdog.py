@@ -347,7 +347,7 @@ class Watchdog(threading.Thread):
             leave(self.failure["code"], None)
         launch, first = RUN.launch, self.beats.states.get(0)
         # Ranks notice it up to seconds apart; the same port and process are the same run.
-        if not process.first_to_claim(f"lost {self.host} {launch.master_port} {first and first['pid']}"):
+        if not process.first_to_claim(f"lost {launch.master_port} {first and first['pid']}"):
             time.sleep(2.0)  # for the rank that reports; torchrun ends all ranks when the first has ended
         elif first is None or launch.by_agent:
             say(str(StallError(
