@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -223,15 +223,13 @@ def shown_argument(argument: str) -> str:
 
 
 # Sections that name a registered part, and the registry's key in `parts`.
+Parts = Mapping[str, Registry]
 PART_SECTIONS = {"netG": "netG", "train": "train", "datasets.train": "datasets", "datasets.test": "datasets"}
 TOTALS = ("dataloader_batch_size", "dataloader_num_workers")  # over all GPUs in KAIR, per GPU here
 
 
 def load_options(
-    path: str | Path,
-    overrides: Sequence[str],
-    parts: Mapping[str, Registry],
-    check: Sequence[Callable[[Options], object]] = (),
+    path: str | Path, overrides: Sequence[str], parts: Parts, check: Sequence[Callable[[Options], object]] = ()
 ) -> Options:
     """The options of file `path`, completed with every default.
 
@@ -245,7 +243,7 @@ def load_options(
     for override in overrides:
         apply_override(raw, override, sources)
     try:
-        opt = read_options(raw, parts, sources.soft, str(path), sources.overridden)
+        opt = read_options(raw, parts, sources)
         for function in check:
             function(opt)
     except OptionError as e:
@@ -253,26 +251,17 @@ def load_options(
     return opt
 
 
-def read_options(
-    values: Mapping[str, Any],
-    parts: Mapping[str, Registry],
-    soft: Collection[str] = (),
-    opt_path: str = "",
-    overridden: Collection[str] = (),
-) -> Options:
-    """The options of a mapping in the form of an option file, completed with every default.
-
-    soft: dotted keys that are dropped where the part of their section does not have them. overridden: dotted keys that
-    the command line gives. Raises OptionError.
-    """
+def read_options(values: Mapping[str, Any], parts: Parts, sources: Sources | None = None) -> Options:
+    """The options of a mapping in the form of an option file, completed with every default. Raises OptionError."""
+    sources = sources or Sources("")
     raw = copy.deepcopy(dict(values))
     dropped = drop_without_effect(raw, parts)
     # Every rank reads the options; only rank 0 warns.
     if dropped and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         logger.warning("Options that have no effect here: %s", ", ".join(dropped))
-    is_of_kair = any(key.rpartition(".")[2] not in FORMERLY_OURS for key in dropped)
-    loader = _section_of(raw, "datasets.train") or {}
-    totals = [key for key in TOTALS if is_of_kair and key in loader and f"datasets.train.{key}" not in overridden]
+    totals, loader = [], _section_of(raw, "datasets.train") or {}
+    if any(key.rpartition(".")[2] not in FORMERLY_OURS for key in dropped):  # a file of KAIR
+        totals = [key for key in TOTALS if key in loader and f"datasets.train.{key}" not in sources.overridden]
     wrong: list[OptionError] = []
     for where, kind in PART_SECTIONS.items():
         outer, _, name = where.rpartition(".")
@@ -286,14 +275,14 @@ def read_options(
         registry = parts[kind]
         part = section.get(registry.type_key)
         known = registry.model(part).model_fields if part in registry.names() else section
-        own = {key: value for key, value in section.items() if key in known or f"{where}.{key}" not in soft}
+        own = {key: value for key, value in section.items() if key in known or f"{where}.{key}" not in sources.soft}
         try:
             holder[name] = registry.resolve(own, where)
         except OptionError as e:
             wrong.append(e)
             holder[name] = registry.base.model_construct()  # the rest is checked as well
     try:
-        opt = read_section(Options, {**raw, "opt_path": opt_path, "kair_totals": totals}, "")
+        opt = read_section(Options, {**raw, "opt_path": sources.main_file, "kair_totals": totals}, "")
     except OptionError as e:
         wrong.insert(0, e)
     if wrong:
@@ -301,7 +290,7 @@ def read_options(
     return opt
 
 
-def drop_without_effect(raw: dict[str, Any], parts: Mapping[str, Registry]) -> list[str]:
+def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     """Remove the keys of KAIR that say nothing to the part of their section; their dotted names."""
     dropped = []
     for where, keys in KAIR_ONLY.items():
