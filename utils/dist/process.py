@@ -277,7 +277,8 @@ def _signal_dump(pid: int, file: Any, title: str = "") -> None:
         status = Path(f"/proc/{pid}/status").read_text()
         caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
         if "State:\tT" in status:
-            file.write(f"{title}(stopped by a signal, so it has no stack; kill -CONT lets it go on)\n".encode())
+            said = "(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)"
+            file.write(f"{title}{said}\n".encode())
         elif caught >> (signal.SIGUSR2 - 1) & 1:
             file.write(title.encode())
             before = os.fstat(file.fileno()).st_size
