@@ -11,9 +11,6 @@
 # node. More in docs/testing.md. The exit code is the run's own.
 set -euo pipefail
 
-if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit; fi
-count=''
-if [[ -z ${PET_NPROC_PER_NODE:-${NPROC_PER_NODE:-}} || ${1:-} =~ ^[0-9]+$ ]]; then count=${1:-}; shift || true; fi
-if [[ ${1:-} == *.json || ${1:-} == *.json5 ]]; then set -- --opt "$@"; fi
-here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
-exec "$here/scripts/launch.sh" launch_test.sh main_test_vrt.py "$count" "$@"
+main=main_test_vrt.py default=''
+# shellcheck source=scripts/launch.sh
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/launch.sh"

@@ -10,10 +10,6 @@
 # FILE defaults to the GoPro reference experiment. The exit code is the run's own.
 set -euo pipefail
 
-if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit; fi
-count=''
-if [[ -z ${PET_NPROC_PER_NODE:-${NPROC_PER_NODE:-}} || ${1:-} =~ ^[0-9]+$ ]]; then count=${1:-}; shift || true; fi
-here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
-file=$here/options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json
-if [[ ${1:-} == *.json || ${1:-} == *.json5 ]]; then file=$1; shift; fi
-exec "$here/scripts/launch.sh" launch_train.sh main_train_vrt.py "$count" --opt "$file" "$@"
+main=main_train_vrt.py default=options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json
+# shellcheck source=scripts/launch.sh
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/launch.sh"

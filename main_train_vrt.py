@@ -37,7 +37,7 @@ from models.restore.validation import validate
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
 from utils.contract import input_spec
-from utils.dist import gpu, preempt, process, state, watchdog
+from utils.dist import gpu, process, state, watchdog
 from utils.errors import DataError
 from utils.logger import setup_logging
 from utils.options.load import load_options, parse_command_line
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
         with utils_dist.all_ranks_or_none():
             opt = read_options(argv)
         utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept)
-        preempt.install()
+        utils_dist.stop_on(*utils_dist.STOP_SIGNALS)
         with only_run_in(opt.folder):
             with utils_dist.all_ranks_or_none():
                 run = Training(opt)
@@ -80,7 +80,7 @@ def read_options(argv: list[str]) -> Options:
 
 def train(run: "Training") -> int:
     """Step until the planned end, with logs, saves and validations. Exit code. Collective."""
-    preempt.listen(signal.SIGINT)  # before the first step nothing is lost: KeyboardInterrupt ends the run
+    utils_dist.stop_on(signal.SIGINT)  # before the first step nothing is lost: KeyboardInterrupt ends the run
     run.announce()
     with utils_dist.closed_after_report(run.begin()) as experiment, state.answering(run.opt.folder):
         # A validation that was interrupted comes first; `finish` has that of the last step.
@@ -226,7 +226,7 @@ class Training:
     def step(self, micro_batches: list[dict[str, Any]]) -> bool:
         """One optimizer step, and the log line, save and validation due then. False: a signal ends it. Collective."""
         train, debug, progress = self.opt.train, self.opt.debug, self.progress
-        vote = preempt.StopVote()
+        is_stop = utils_dist.stop_vote()
         with self.timer.part("compute"):
             self.model.optimize_parameters(progress.step + 1, micro_batches)
         progress.step, progress.batch, progress.validation_stops = progress.step + 1, progress.batch + 1, 0
@@ -250,7 +250,7 @@ class Training:
                 "resume from a checkpoint before this iteration; run scripts/doctor.py on these hosts: memory, GPU or "
                 "network of the odd one may be faulty",
             )  # fmt: skip
-        if vote.is_stop():
+        if is_stop():
             return False
         if progress.step == self.total_iter:
             return True  # `finish` saves and validates
@@ -300,8 +300,8 @@ class Training:
         if self.progress.saved != self.progress.step:
             self.save()
         logger.info("stopped by a signal at iter %d; the same command resumes here", self.progress.step)
-        process.write_exit_file(preempt.PREEMPTED)
-        return preempt.PREEMPTED
+        process.write_exit_file(utils_dist.PREEMPTED)
+        return utils_dist.PREEMPTED
 
     def finish(self) -> int:
         """The last save and validation, and the table of scores. Exit code. Collective.

@@ -1,24 +1,19 @@
-#!/usr/bin/env bash
-# Start a main script on N processes of this machine; launch_train.sh and launch_test.sh end here.
-#
-# usage: scripts/launch.sh LAUNCHER MAIN N ARGUMENTS...
-#
-#   scripts/launch.sh launch_train.sh main_train_vrt.py 2 --opt FILE
-#   scripts/launch.sh launch_test.sh main_test_vrt.py 1 --opt FILE
-#
-# N=1: plain python; N>1: torchrun. LAUNCHER is the name to use in messages. The exit code is the run's own.
-set -euo pipefail
-if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit; fi
-launcher=$1 main=$2 count=$3; shift 3
+# shellcheck shell=bash disable=SC2154
+# Sourced by launch_train.sh and launch_test.sh: starts $main on N processes; $default: its option file, where none is given.
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[1]}"; exit; fi
+
+# A platform that starts one process per node (PAI-DLC, Kubeflow) says how many GPUs a node has.
+per_node=${PET_NPROC_PER_NODE:-${NPROC_PER_NODE:-}} count=''
+if [[ -z $per_node || ${1:-} =~ ^[0-9]+$ ]]; then count=${1:-}; shift || true; fi
 # Relative paths belong to the caller's folder, so the programs have absolute ones outside the repository.
 here=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")/
+if [[ ${1:-} == *.json || ${1:-} == *.json5 ]]; then set -- --opt "$@"
+elif [[ -n $default ]]; then set -- --opt "$here$default" "$@"; fi
 [[ ! . -ef $here ]] || here=''
-main=$here$main
+main=$here$main launcher=${BASH_SOURCE[1]##*/}
 
 fail() { printf 'DistError: %s\n  in        %s\n  expected  %s\n  do        %s\n' "$1" "$launcher" "$2" "$3" >&2; exit 2; }
 
-# A platform that starts one process per node (PAI-DLC, Kubeflow) says how many GPUs a node has.
-per_node=${PET_NPROC_PER_NODE:-${NPROC_PER_NODE:-}}
 if [[ -n ${LOCAL_RANK:-} ]]; then per_node=''; fi
 count=${count:-$per_node}
 [[ $count =~ ^([1-9][0-9]*|auto|gpu)$ ]] || fail "N is '$count'" "./$launcher N [FILE] [key=value ...]" "give the number of processes"

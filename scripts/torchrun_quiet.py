@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import tempfile
-from argparse import Namespace
 from pathlib import Path
 from types import FrameType
 
@@ -29,15 +28,20 @@ SIGNALS = "SIGTERM,SIGINT,SIGQUIT,SIGUSR1"
 GRACE_S = 180
 
 
-def parse_args(argv: list[str]) -> Namespace:
-    """torchrun's arguments, with SIGNALS and GRACE_S: by torchrun's own flags where this version has them."""
-    from torch.distributed import run  # not before --help
+def main(argv: list[str]) -> int:
+    if argv[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
+    import torch  # not before --help
+    from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     def on_signal(number: int, _: FrameType | None) -> None:
         # What torchrun's handlers do: the agent passes the signal on to the ranks and waits for them.
         raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
 
+    # SIGNALS and GRACE_S by torchrun's own flags where this version has them.
     known = run.get_args_parser().format_help()
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # the ranks inherit it where torchrun leaves it alone
     own, handled = [], SIGNALS if is_nohup else f"{SIGNALS},SIGHUP"
@@ -51,19 +55,7 @@ def parse_args(argv: list[str]) -> Namespace:
         own.append(f"--shutdown-timeout={GRACE_S}")
     else:  # the agent calls close(signal): the time is the default of the argument `timeout`
         PContext.close.__defaults__ = (None, GRACE_S)
-    return run.parse_args([*own, *argv])
-
-
-def main(argv: list[str]) -> int:
-    if argv[:1] in (["-h"], ["--help"]):
-        print(__doc__)
-        return 0
-    import torch
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    args, gpus = parse_args(argv), torch.cuda.device_count()
+    args, gpus = run.parse_args([*own, *argv]), torch.cuda.device_count()
     if args.nproc_per_node.isdigit() and 0 < gpus < int(args.nproc_per_node):
         what = f"{args.nproc_per_node} ranks on {gpus} GPUs"
         print(DistError(what, "this machine", "at most one rank per GPU", f"start {gpus}"), file=sys.stderr)

@@ -19,8 +19,7 @@ from models.select_network import NETWORKS
 from models.weights import read_weights
 from tests.dist.launching import run_ranks
 from tests.train_files import write_options
-from utils.dist.launch import LaunchInfo
-from utils.dist.state import RUN
+from utils.dist.state import RUN, LaunchInfo
 from utils.errors import CheckpointError, DataError, OptionError
 from utils.files import MARK
 from utils.options.models import TrainOptions, WatchdogOptions

@@ -13,8 +13,7 @@ from scripts.parts.doctor_checks import check_ranks
 from tests.dist.launching import write_command
 from tests.train_files import train, write_options
 from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
-from utils.dist.launch import LaunchInfo
-from utils.dist.state import RUN, status_line
+from utils.dist.state import RUN, LaunchInfo, status_line
 from utils.errors import DistError
 from utils.run.measure import Measured, log_values
 

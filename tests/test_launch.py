@@ -11,8 +11,7 @@ import torch
 from tests.dist.launching import ROOT, run_command, run_ranks, write_command
 from tests.train_files import write_options
 from utils import utils_dist
-from utils.dist.launch import LaunchInfo, first_host, node_variables, read_launch
-from utils.dist.state import RUN
+from utils.dist.state import RUN, LaunchInfo, first_host, node_variables, read_launch
 from utils.errors import DistError
 
 PLATFORM = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}

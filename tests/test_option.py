@@ -234,8 +234,8 @@ def test_the_command_line_has_short_flags_for_the_commonest_options():
          "--num_workers", "0", "--resume", "none"]
     )  # fmt: skip
     assert path == "f.json" and overrides == [
-        "a.b=1", "c=2", "datasets.train.dataloader_batch_size=4", "datasets.train.dataloader_num_workers=0",
-        "train.epochs=2", "train.G_optimizer_lr=1e-3", "train.amp.enable=true", "path.resume=null",
+        "a.b=1", "c=2", "train.amp.enable=true", "datasets.train.dataloader_batch_size=4",
+        "train.G_optimizer_lr=1e-3", "train.epochs=2", "datasets.train.dataloader_num_workers=0", "path.resume=null",
         "train.total_iter=null",
     ]  # fmt: skip
     both = parse_command_line(["--opt", "f.json", "--epochs", "2", "train.total_iter=9"])

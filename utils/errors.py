@@ -76,6 +76,6 @@ class NonFiniteError(SpikeVRTError):
 
 
 class StallError(SpikeVRTError):
-    """A rank stands still, is silent or is gone."""
+    """A rank is stuck, silent or dead."""
 
     exit_code = 70

@@ -1,34 +1,35 @@
-"""The ranks of a run: start, identity, collectives, and how all of them end together.
+"""The ranks of a run: start, identity, collectives, and how all of them end together, by an error or by a signal.
 
 In a single process, which has no process group, every function works the same.
 """
 
-import hashlib
 import json
 import logging
 import os
 import re
 import shlex
+import signal
 import sys
+import textwrap
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import DistNetworkError, PrefixStore, Store
+from torch.distributed import DistNetworkError, PrefixStore
 
 from utils.dist import gpu, process, rendezvous, watchdog
-from utils.dist.launch import LaunchInfo, node_variables, read_launch
-from utils.dist.rendezvous import JOINED, MET, Round
-from utils.dist.state import RUN
-from utils.dist.watchdog import EXIT_S, FAILURE, REPORTED, Watchdog, claim_failure, is_gone, read_states, say, where
+from utils.dist.rendezvous import Round
+from utils.dist.state import RUN, LaunchInfo, node_variables, read_launch
+from utils.dist.watchdog import Watchdog
 from utils.errors import DistError, SpikeVRTError, StallError
 from utils.logger import setup_logging
 from utils.options.load import shown_argument
@@ -36,7 +37,12 @@ from utils.options.models import MULTIPLES, WatchdogOptions
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S = 5.0  # for what is closed after an error; less than EXIT_S, in which the other ranks expect this one to end
+PREEMPTED = 75  # exit code: "temporary failure, try again" (sysexits.h); submit_job.sh requeues on it
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# From the first signal on, another of these ends the rank at once. scancel sends SIGTERM to the step and to the job, a
+# moment apart, and some launchers pass on the SIGINT that a terminal has sent to all: that is one request.
+REPEATED_S = {signal.SIGTERM: 2.0, signal.SIGINT: 0.5}
+CLOSE_S = 5.0  # for what is closed after an error; less than watchdog.EXIT_S, in which this rank has to end
 PATIENCE_S = 3.0  # for the report of the rank that failed first
 
 # Messages of gloo, NCCL and the store about a peer that is gone or does not answer. NCCL's other errors, such as a GPU
@@ -48,11 +54,7 @@ OF_A_PEER = re.compile(
 
 
 class _PeerFailed(BaseException):
-    """Another rank failed and has reported it; this one ends without a message."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
+    """Another rank failed with this exit code and has reported it; this one ends without a message."""
 
 
 def get_rank() -> int:
@@ -98,8 +100,8 @@ def ranks(log: bool = True) -> Iterator[None]:
         if launch.mode == "torchrun":
             process.die_with_parent()
         if launch.world_size > 1:
-            RUN.store, RUN.leaves_last = rendezvous.open_store(launch)
-            _start_watchdog()
+            RUN.store = rendezvous.open_store(launch)
+            RUN.watchdog = Watchdog()
             rendezvous.meet(RUN.store, launch)
             # If rank 0 and its store are lost before its first beat is read, it can be named.
             RUN.watchdog.beats.states.setdefault(0, json.loads(RUN.store.get("beat/0")))
@@ -111,20 +113,18 @@ def ranks(log: bool = True) -> Iterator[None]:
         if dist.is_initialized():
             dist.destroy_process_group()
         RUN.store, RUN.watchdog, RUN.launch, RUN.rounds, RUN.kept = None, None, LaunchInfo("single"), 0, None
+        RUN.stop_requested = 0.0
     except SystemExit:
         raise
     except BaseException as e:
         code = _report(e)
         RUN.reported = None  # its frames hold the tensors of the run
-        if RUN.store is not None:
-            _leave(code, RUN.store)
+        if get_world_size() > 1:
+            watchdog.leave(code, RUN.store)
         process.write_exit_file(code)
-        process.drop_claims()
-        sys.stdout.flush()
-        process.kill_loader_processes()
-        if get_world_size() == 1:
-            sys.exit(code)
-        os._exit(code)
+        process.outlast_siblings()
+        process.kill_children()
+        sys.exit(code)
 
 
 def begin(
@@ -141,27 +141,32 @@ def begin(
     if not budgets and get_world_size() == 1:
         return  # it may be as slow as it likes: no other rank waits for it
     budgets = budgets or WatchdogOptions()
-    if RUN.watchdog is None:
-        _start_watchdog()
-    if get_world_size() > 1 and (wanted_s := _nccl_timeout_s()):
-        # Slow ranks are allowed so much: they may need it while the others wait.
-        unset = [name for name in MULTIPLES if getattr(budgets, name) is None]
-        budgets = budgets.model_copy(update={name: max(budgets.limit(name), 0.9 * wanted_s) for name in unset})
-        if is_main_process():
-            limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in ("stall_s", *MULTIPLES))
-            logger.info("NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", wanted_s, limits)
-    warning = budgets.check_against(RUN.timeout_s)
-    if warning and is_main_process():
-        logger.warning(warning)
+    if get_world_size() > 1:
+        budgets = _fitted(budgets)
+    RUN.watchdog = RUN.watchdog or Watchdog()
     RUN.watchdog.watch(budgets)
 
 
-def _start_watchdog() -> None:
-    store = RUN.store.clone() if RUN.store else None
-    if store:
-        store.set_timeout(timedelta(days=365))  # a pause is no failure; the watchdog's guard has the limit
-    RUN.watchdog = Watchdog(get_rank(), get_world_size(), store, _leave)
-    RUN.watchdog.start()
+def _fitted(budgets: WatchdogOptions) -> WatchdogOptions:
+    """The limits of the watchdog beside the process group's time-out, which ends a run without a name.
+
+    Raises DistError where it always would before the watchdog can; warns where it does in slow phases.
+    """
+    names = ("stall_s", *MULTIPLES)
+    if RUN.launch.timeout_s:
+        # Slow ranks are allowed so much: they may need it while the others wait.
+        unset = [name for name in MULTIPLES if getattr(budgets, name) is None]
+        budgets = budgets.model_copy(update={name: max(budgets.limit(name), 0.9 * RUN.timeout_s) for name in unset})
+        limits = ", ".join(f"{name} {budgets.limit(name):g}" for name in names)
+        logger.info("NCCL_TIMEOUT is %g s; the limits of the watchdog are then: %s", RUN.timeout_s, limits)
+    if late := [f"{name} is {s:g} s" for name in names if (s := budgets.limit(name)) >= RUN.timeout_s]:
+        what = f"watchdog: {', '.join(late)}; the time-out of the process group is {RUN.timeout_s:g} s"
+        if budgets.stall_s >= RUN.timeout_s:
+            expected = "the watchdog first: only it can say which rank stands still, and where"
+            raise DistError(what, "NCCL_TIMEOUT", expected, "raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s")
+        if is_main_process():
+            logger.warning("%s: a rank that takes so long is ended without a name", what)
+    return budgets
 
 
 def init_dist(timeout_s: float = 1800) -> None:
@@ -176,7 +181,7 @@ def init_dist(timeout_s: float = 1800) -> None:
         gpu.require_kernels(device)
     if launch.world_size == 1:
         return
-    RUN.timeout_s = _nccl_timeout_s() or timeout_s
+    RUN.timeout_s = launch.timeout_s or timeout_s
     if device.type == "cuda":
         torch.cuda.set_device(device)
         gpu.claim(RUN.store, launch.rank, str(torch.cuda.get_device_properties(device).uuid))
@@ -204,17 +209,6 @@ def init_dist(timeout_s: float = 1800) -> None:
     with suppress(OSError):  # the output may go to a full disk
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), text.encode())  # one write, so that ranks do not interleave
-
-
-def _nccl_timeout_s() -> float | None:
-    """NCCL_TIMEOUT in seconds; None where it is not set. Raises DistError."""
-    text = os.environ.get("NCCL_TIMEOUT", "")
-    if not text:
-        return None
-    with suppress(ValueError):
-        if 0 < float(text) < 10**6:
-            return float(text)
-    raise DistError(f"NCCL_TIMEOUT is {text!r}", "the environment", "seconds > 0", "correct or unset NCCL_TIMEOUT")
 
 
 def barrier() -> None:
@@ -313,55 +307,60 @@ def closed_after_report(resource: Any) -> Iterator[Any]:
 
     This rank then ends within CLOSE_S, whether it hangs or not.
     """
-    try:
-        yield resource
-    except SystemExit:
-        resource.close()
-        raise
-    except BaseException as e:
-        limit = threading.Timer(CLOSE_S, _leave, (_report(e), RUN.store))
-        limit.daemon = True
-        limit.start()
+    limit = threading.Timer(CLOSE_S, lambda: watchdog.leave(RUN.reported[1], RUN.store))
+    limit.daemon = True
+    with ExitStack() as last:
+        last.callback(limit.cancel)
+        last.callback(resource.close)
         try:
-            resource.close()
-        finally:
-            limit.cancel()
-        raise
-    else:
-        resource.close()
+            yield resource
+        except BaseException as e:
+            _report(e)
+            limit.start()
+            raise
 
 
 def _report(error: BaseException) -> int:
     """The exit code of the error that ends this rank, once reported here or by the first rank that failed."""
     if RUN.reported and RUN.reported[0] is error:
         return RUN.reported[1]
-    code, cause = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1), error
-    if RUN.store is None:
+    code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+    cause, is_first = error, False
+    if isinstance(error, _PeerFailed):
+        code = error.args[0]
+    elif RUN.store is None:
         # Before joining there is no store to ask. A single process reports always, and of the ranks that one launcher
         # started on this host the first with this error at this place; a process that started later reports again.
         env = os.environ
         size = env.get("WORLD_SIZE") or (env.get("SLURM_NTASKS") if "SLURM_PROCID" in env else "") or "1"
         place = re.sub(r"rank \d+", "rank", getattr(error, "where", ""))  # what differs between ranks is no other place
-        said = f"{getattr(error, 'what', error)} {place} {os.getppid()}".encode(errors="replace")
-        if size.strip() == "1" or process.first_to_claim(f"said-{hashlib.sha256(said).hexdigest()[:16]}"):
-            say(_text_of(error))
-    elif not isinstance(error, _PeerFailed):
+        said = f"{getattr(error, 'what', error)} {place} {os.getppid()}"
+        is_first = size.strip() == "1" or process.first_to_claim(said)
+    else:
         # An error that follows from the failure of another rank, which that rank or a watchdog reports.
         is_of_peer = isinstance(error, DistNetworkError) or OF_A_PEER.search(str(error))
         if isinstance(error, RuntimeError) and is_of_peer:
             cause = _lost_contact(error)
             code = cause.exit_code
         try:
-            noted = claim_failure(RUN.store, get_rank(), code, get_rank())
+            noted = watchdog.claim_failure(RUN.store, get_rank(), code, get_rank())
         except RuntimeError:  # the store is gone with its rank; the watchdog reports that
             noted = {"code": StallError.exit_code}
-        if not noted:
-            say(_text_of(cause))
-            with suppress(RuntimeError):
-                RUN.store.set(REPORTED, "1")  # the other ranks wait for this before they end
-        elif noted["code"] == StallError.exit_code:
+        is_first, code = noted is None, noted["code"] if noted else code
+        if noted and code == StallError.exit_code:
             time.sleep(10)  # a watchdog thread, here or on another rank, ends this process
-        code = noted["code"] if noted else code
+    if is_first:
+        if isinstance(cause, SpikeVRTError):
+            text = str(cause)
+        elif isinstance(cause, KeyboardInterrupt):
+            text = "Interrupted (Ctrl-C). The same command continues from what was saved last."
+        else:
+            prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
+            text = textwrap.indent("".join(traceback.format_exception(cause)).rstrip(), prefix, lambda line: True)
+        watchdog.say(text)
+        with suppress(RuntimeError):
+            if RUN.store is not None:
+                RUN.store.set(watchdog.REPORTED, "1")  # the other ranks wait for this before they end
     RUN.reported = error, code
     return code
 
@@ -372,13 +371,13 @@ def _lost_contact(error: BaseException) -> StallError:
     with suppress(RuntimeError):  # the store is lost as well
         # One rank compares the beats of all ranks before and after the wait; the others give it time to report.
         looks = store.add("lost contact", 1) == 1
-        before = read_states(store, get_world_size()) if looks else {}
+        before = watchdog.read_states(store, get_world_size()) if looks else {}
         deadline = time.monotonic() + (PATIENCE_S if looks else 2 * PATIENCE_S)
-        while not store.get(FAILURE) and time.monotonic() < deadline:
+        while not store.get(watchdog.FAILURE) and time.monotonic() < deadline:
             time.sleep(0.1)
-        after = read_states(store, get_world_size()) if looks and not store.get(FAILURE) else {}
+        after = watchdog.read_states(store, get_world_size()) if looks and not store.get(watchdog.FAILURE) else {}
         suspects = "; ".join(
-            f"rank {other} on {state['host']}, last seen in {where(state)}"
+            f"rank {other} on {state['host']}, last seen in {watchdog.where(state)}"
             for other, state in after.items()
             if other != get_rank() and state["beat"] == before[other]["beat"]
         )
@@ -386,40 +385,59 @@ def _lost_contact(error: BaseException) -> StallError:
     return StallError("lost contact with another rank", where, "all ranks alive and connected", do)
 
 
-def _text_of(error: BaseException) -> str:
-    """The four parts of an error of this project, else the whole traceback with the rank before each line."""
-    if isinstance(error, SpikeVRTError):
-        return str(error)
-    if isinstance(error, KeyboardInterrupt):
-        return "Interrupted (Ctrl-C). The same command continues from what was saved last."
-    prefix = f"[rank {get_rank()}] " if get_world_size() > 1 else ""
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    return "\n".join(prefix + line for line in lines)
+def stop_on(*numbers: signal.Signals) -> None:
+    """From now on these signals ask for a stop; a repeated one, see REPEATED_S, ends this rank.
+
+    `nohup` starts a program so that it ignores SIGHUP, and a shell script starts `command &` so that it ignores Ctrl-C:
+    it goes on. But torchrun takes Ctrl-C in any case, passes it on and kills the ranks that do not end.
+    """
+    is_torchrun = RUN.launch.mode == "torchrun"
+    handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # torch 2.8 does not set it
+    if signal.SIGUSR1 in numbers and is_torchrun and "SIGUSR1" not in handled and is_main_process():
+        logger.warning(
+            "SIGUSR1 would kill torchrun before the ranks can save: "
+            "start scripts/torchrun_quiet.py in its place, which takes the same arguments"
+        )
+    for number in numbers:
+        is_meant = number in (signal.SIGTERM, signal.SIGUSR1) or signal.getsignal(number) is not signal.SIG_IGN
+        if is_meant or (number == signal.SIGINT and is_torchrun):
+            signal.signal(number, _on_signal)
 
 
-def _leave(code: int, store: Store | None) -> NoReturn:
-    """End this rank at once, or once the others have seen the failure where they would report the loss of the store."""
-    # The main thread and the watchdog may both come here; a rank that signs off twice lets the host leave too early.
-    if not RUN.leaving.acquire(timeout=EXIT_S):
-        os._exit(code)  # the other thread hangs
-    with suppress(Exception):
-        process.write_exit_file(code)
-        if store is not None:
-            store.set(f"left/{get_rank()}", "1")
-            count, deadline = store.add("left", 1), time.monotonic() + 3
-            # A rank that may take the store along waits for all ranks that are alive.
-            states = read_states(store, get_world_size()) if RUN.leaves_last and store.check([MET]) else {}
-            gone: dict[int, bool] = {}  # rank whose process is gone -> whether it ended without signing off
-            while RUN.leaves_last and count + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
-                time.sleep(0.02)
-                new = [rank for rank, state in states.items() if rank not in gone and is_gone(state)]
-                gone |= {rank: not store.check([f"left/{rank}"]) for rank in new}
-                count = store.add("left", 0)
-        process.drop_claims()  # with the loader processes alive: their end would raise an error in the main thread
-    process.ignore_ended_children()
-    for child in process.children_of(os.getpid()):
-        process.kill_tree(child)
-    with suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+def _on_signal(number: int, _: FrameType | None) -> None:
+    since = time.monotonic() - RUN.stop_requested
+    if RUN.stop_requested and since > REPEATED_S.get(number, float("inf")):
+        os._exit(128 + number)
+    if number == signal.SIGINT and not RUN.stop_requested and is_main_process():
+        with suppress(OSError):
+            os.write(2, b"\nCtrl-C: the run saves after this step and ends; Ctrl-C again ends it at once\n")
+    RUN.stop_requested = RUN.stop_requested or time.monotonic()
+
+
+def stop_vote() -> Callable[[], bool]:
+    """Whether any rank was asked to stop, exchanged while the step computes; call the result for the answer.
+
+    Collective; the answer is the same on all ranks. All must stop after the same step: one that stops earlier leaves
+    the others in a collective.
+    """
+    device, work, copied = get_device(), None, None
+    # Filled there: a tensor made from a Python number is copied to a GPU, and the copy waits for the last step.
+    flag = torch.full((), float(RUN.stop_requested > 0), device=device)
+    if dist.is_initialized():
+        work = dist.all_reduce(flag, async_op=True)  # a sum: gloo's MAX loses NaN, and sums do as well
+    if device.type == "cuda":
+        # Copied before the step's own work, so that the answer waits for no more than this.
+        if work is not None:
+            work.wait()  # only the stream waits
+        flag = torch.empty((), pin_memory=True).copy_(flag, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+    def is_stop() -> bool:
+        if copied is not None:
+            copied.synchronize()
+        elif work is not None:
+            work.wait()
+        return bool(flag > 0)
+
+    return is_stop

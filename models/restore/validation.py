@@ -15,7 +15,7 @@ from models.model_vrt import ModelVRT
 from models.restore.tiling import Interpolator, Restorer, Tiling, scored_clips
 from utils import utils_dist
 from utils.contract import FrameReader, Tick, input_spec, middle_instant
-from utils.dist import preempt, watchdog
+from utils.dist import watchdog
 from utils.image import comparison, imwrite_rgb, scored_values, tensor_to_uint8
 from utils.logger import best_effort
 from utils.metrics import Scores, add_scores, collect, score_text
@@ -72,7 +72,8 @@ def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None
             if first:
                 # A collective to the watchdog: a rank that waits here for a slower one is not reported as stuck.
                 with watchdog.collective("stop vote"):
-                    if preempt.is_stop_requested():
+                    is_stop = utils_dist.stop_vote()
+                    if is_stop():
                         return None
             if (index := first + rank) < len(clips):
                 watchdog.phase(f"validate: clip {index}")

@@ -11,8 +11,8 @@ import pytest
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from utils.dist import rendezvous
-from utils.dist.launch import LaunchInfo
 from utils.dist.rendezvous import MET, Round, meet
+from utils.dist.state import LaunchInfo
 from utils.dist.watchdog import Beats, claim_failure
 
 LONG = 1e6  # seconds

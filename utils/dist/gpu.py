@@ -1,4 +1,4 @@
-"""Which GPUs a process uses, decided before CUDA starts; an error where torch cannot use them; and how busy they are."""
+"""Which GPUs a process uses, decided before CUDA starts; errors where torch cannot use them; how busy they are."""
 
 import logging
 import os
@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch.distributed import Store
 
-from utils.errors import DistError
 from utils.dist.state import RUN
+from utils.errors import DistError
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +63,7 @@ def require_usable_gpus() -> None:
             return
     # A container without GPUs still sees the host's /proc/driver/nvidia, but no device files.
     gpus = sum(os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob("nvidia[0-9]*"))
-    version = None
-    with suppress(OSError):
-        version = re.search(r"\s(\d+\.\d+[\d.]*)\s", Path("/proc/driver/nvidia/version").read_text(errors="replace"))
-    driver = version[1] if version else "unknown"
+    driver = "unknown"
     if program := shutil.which("nvidia-smi"):
         command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
         with suppress(OSError, subprocess.SubprocessError):  # the driver and its library may differ
@@ -91,9 +88,13 @@ def require_kernels(device: torch.device) -> None:
     """DistError where this torch was not built for the GPU: its first kernel would find "no kernel image"."""
     capability, built_for = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
     if advice := missing_wheel(capability, built_for):
-        what = f"this torch has no kernels for the {device_name(device)} (compute capability {'%d.%d' % capability})"
-        where, do = f"torch {torch.__version__}, built for {' '.join(built_for)}", f"{advice} (https://pytorch.org/get-started)"
-        raise DistError(what, where, "a torch that was built for this GPU", do)
+        major, minor = capability
+        raise DistError(
+            f"this torch has no kernels for the {device_name(device)} (compute capability {major}.{minor})",
+            f"torch {torch.__version__}, built for {' '.join(built_for)}",
+            "a torch that was built for this GPU",
+            f"{advice} (https://pytorch.org/get-started)",
+        )
 
 
 def missing_wheel(capability: tuple[int, int], built_for: Sequence[str]) -> str:

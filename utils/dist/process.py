@@ -7,18 +7,21 @@ counts the time in which the process is suspended, and says "Timeout (0:00:10)!"
 
 import atexit
 import ctypes
+import errno
 import faulthandler
+import hashlib
+import json
 import multiprocessing
 import os
+import re
 import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -33,14 +36,14 @@ if not sys.platform.startswith("linux"):
 run_exit_handlers = getattr(atexit, "_run_exitfuncs", None)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CLAIM_S = 10.0  # ranks of one start that fail alike do so within this time
-CLAIMS: list[Path] = []  # of this process
+CLAIMS: list[socket.socket] = []  # of this process
 
 
 class AwakeClock:
     """Seconds in which this process ran, for limits of time. Ask it at least every slice_s seconds.
 
-    Ctrl-Z, `scontrol suspend`, `docker pause` and the stop of a virtual machine suspend a process while all clocks of the
-    system go on; so the time between two questions counts as slice_s at most.
+    Ctrl-Z, `scontrol suspend`, `docker pause` and the stop of a virtual machine suspend a process while all clocks of
+    the system go on; so the time between two questions counts as slice_s at most.
     """
 
     def __init__(self, slice_s: float = 5.0) -> None:
@@ -127,35 +130,29 @@ def leave_signals_to_parent() -> None:
 
 
 def first_to_claim(name: str) -> bool:
-    """Whether no process of its host has claimed the name since this one started; it alone reports.
+    """Whether no other living process of its machine has claimed the name; it alone reports.
 
-    Before it ends, it calls `drop_claims`.
+    Before it ends, it calls `outlast_siblings`. A claim is an abstract address: no file, free once its process ends.
     """
-    claim = Path(tempfile.gettempdir()) / f"spikevrt-{os.getuid()}-{name}"
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    claim = socket.socket(socket.AF_UNIX)
+    text = f"{os.getuid()} {machine()} {name}".encode(errors="replace")  # containers may share addresses
     try:
-        if claim.exists() and claim.stat().st_mtime < started:
-            claim.unlink()  # of an earlier start, which was killed
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    except OSError:  # no process can claim a name here: reporting twice is better than not at all
-        return True
+        claim.bind(f"\0spikevrt-{hashlib.sha256(text).hexdigest()}")
+    except OSError as e:  # where nothing can be claimed, reporting twice is better than not at all
+        return e.errno != errno.EADDRINUSE
     CLAIMS.append(claim)
     return True
 
 
-def drop_claims() -> None:
-    """Remove this process's claims once the other ranks on its host, which would report the same, have gone too."""
+def outlast_siblings() -> None:
+    """With a claim: wait until the other ranks on this host, which would report the same, have gone."""
+    if not CLAIMS:
+        return
     deadline = time.monotonic() + CLAIM_S
-    if CLAIMS:
-        with suppress(ValueError):  # in another thread than the main one
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it as soon as one of the others has gone
-    while CLAIMS and _has_siblings() and time.monotonic() < deadline:
+    with suppress(ValueError):  # in another thread than the main one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it as soon as one of the others has gone
+    while _has_siblings() and time.monotonic() < deadline:
         time.sleep(0.02)
-    while CLAIMS:
-        CLAIMS.pop().unlink(missing_ok=True)
 
 
 def _has_siblings() -> bool:
@@ -167,21 +164,16 @@ def _has_siblings() -> bool:
     return False
 
 
-def ignore_ended_children() -> None:
-    """torch's handler of SIGCHLD would raise an error for each loader process that is killed."""
-    with suppress(ValueError):  # in another thread than the main one; the handler raises in the main one only
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def kill_children(pids: Iterable[int] | None = None) -> None:
+    """SIGKILL to these processes and what they started; None: to those of multiprocessing, which have nothing to save.
 
-
-def kill_loader_processes() -> None:
-    """SIGKILL to the processes of multiprocessing, which have nothing to save.
-
-    Exit handlers would send two SIGTERMs and join: where both come before a loader process looks, they count as one,
-    which it ignores (`leave_signals_to_parent`), and the join never ends.
+    Exit handlers would send those two SIGTERMs and join: where both come before a loader process looks, they count as
+    one, which it ignores (`leave_signals_to_parent`), and the join never ends.
     """
-    ignore_ended_children()
-    for child in multiprocessing.active_children():
-        child.kill()
+    with suppress(ValueError):  # in another thread than the main one; the handler raises in the main one only
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would raise an error for each loader process
+    for pid in pids if pids is not None else [child.pid for child in multiprocessing.active_children()]:
+        kill_tree(pid)
 
 
 def end(code: int) -> NoReturn:
@@ -191,7 +183,7 @@ def end(code: int) -> NoReturn:
     without an active exception"), and a finished run would seem to have failed: pytorch#190489.
     Where Python has no function to run the handlers, this is sys.exit(code).
     """
-    kill_loader_processes()
+    kill_children()
     if run_exit_handlers is None:
         sys.exit(code)
     run_exit_handlers()
@@ -228,12 +220,10 @@ def start_guard(rank: int, limit_s: float, stack_file: str, is_alone: bool) -> s
 
     None where the system starts no more processes. It keeps the signals of GROUP_SIGNALS blocked, as it starts.
     """
-    arguments = map(str, (rank, os.getpid(), limit_s, stack_file, int(is_alone)))
-    root = Path(__file__).resolve().parents[2]
+    arguments = json.dumps([rank, os.getpid(), limit_s, stack_file, is_alone])
+    command, root = [sys.executable, "-S", "-m", "utils.dist.process", arguments], Path(__file__).resolve().parents[2]
     with suppress(OSError), signals_held():
-        process = subprocess.Popen(
-            [sys.executable, "-S", "-m", "utils.dist.process", *arguments], cwd=root, stdin=subprocess.PIPE, bufsize=0
-        )
+        process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, bufsize=0)
         os.set_blocking(process.stdin.fileno(), False)  # no beat waits for the guard
         return process
     return None
@@ -283,12 +273,12 @@ def dump_stacks(file: Any, pid: int | None = None) -> str:
 
 def _signal_dump(pid: int, file: Any, title: str = "") -> None:
     """Ask `pid` for its stacks if it handles SIGUSR2, which would kill it otherwise."""
-    state = process_state(pid)
-    with suppress(OSError, StopIteration):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        caught = int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16)
-        if state == "T":
-            file.write(title.encode() + b"(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)\n")
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
+        if "State:\tT" in status:
+            said = "(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)"
+            file.write(f"{title}{said}\n".encode())
         elif caught >> (signal.SIGUSR2 - 1) & 1:
             file.write(title.encode())
             before = os.fstat(file.fileno()).st_size
@@ -301,4 +291,4 @@ def _signal_dump(pid: int, file: Any, title: str = "") -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    guard(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], sys.argv[5] == "1")
+    guard(*json.loads(sys.argv[1]))

@@ -6,12 +6,12 @@ and does not name the ranks that are missing.
 
 import errno
 import logging
-import os
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
@@ -19,29 +19,27 @@ from typing import TypeVar
 from torch.distributed import DistError as TorchDistError
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from utils.errors import DistError
-from utils.dist.launch import LaunchInfo
 from utils.dist.process import AwakeClock
+from utils.dist.state import LaunchInfo
+from utils.errors import DistError
 
 logger = logging.getLogger(__name__)
 
-# Time limit of each check (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter): with the start of Python and torch, a fault is
-# reported within 15 s.
+# Time limit of each check (or SPIKEVRT_JOIN_TIMEOUT, if that is shorter): with the start of Python and torch, a fault
+# is reported within 15 s.
 CHECK_S = 10.0
 JOINED = "joined"  # store key: number of processes that have joined; a rank that joined twice counts twice
 MET = "met"  # store key: all ranks have arrived
 T = TypeVar("T")
 
 
-def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
-    """(the store of all ranks, whether the store may end with this process). Raises DistError within the time limits."""
-    # torchrun's agent already hosts a store on that port. It outlives the ranks of its node, not those of the others.
-    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    hosts = launch.rank == 0 and not by_agent
-    clock, limit_s = AwakeClock(), _check_s()
+def open_store(launch: LaunchInfo) -> Store:
+    """The store of all ranks. Raises DistError within the time limits."""
+    hosts, address = launch.rank == 0 and not launch.by_agent, (launch.master_addr, launch.master_port)
+    clock, limit_s = AwakeClock(), min(CHECK_S, launch.join_s)
     while True:
         try:
-            _within(limit_s - clock.now(), lambda: socket.getaddrinfo(launch.master_addr, launch.master_port))
+            _within(limit_s - clock.now(), lambda: socket.getaddrinfo(*address))
             break
         except (OSError, TimeoutError) as e:
             # A job's DNS entry may appear a moment after its containers.
@@ -49,9 +47,8 @@ def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
                 what, do = f"MASTER_ADDR does not resolve: {launch.master_addr}", f"correct MASTER_ADDR ({e})"
                 raise DistError(what, _place(launch), "the name or address of the host of rank 0", do) from e
         time.sleep(0.5)
-    address = (launch.master_addr, launch.master_port)
     try:
-        tcp = _within(_check_s(), lambda: TCPStore(*address, is_master=True, wait_for_workers=False)) if hosts else None
+        tcp = _within(limit_s, lambda: TCPStore(*address, is_master=True, wait_for_workers=False)) if hosts else None
     except TimeoutError as e:
         what, do = f"rank 0 cannot reach its own store at {address[0]}:{address[1]}", "correct MASTER_ADDR"
         raise DistError(what, _place(launch), "MASTER_ADDR names the host that rank 0 runs on", do) from e
@@ -62,31 +59,31 @@ def open_store(launch: LaunchInfo) -> tuple[Store, bool]:
         do += "" if in_use else f"; torch says: {str(e).splitlines()[0]}"
         raise DistError(what, _place(launch), "a free MASTER_PORT on the host of rank 0", do) from e
     tcp = tcp or _connect(launch)
-    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if by_agent else ''}", tcp), hosts or by_agent
+    return PrefixStore(f"spikevrt/{_name_of_start(tcp, launch) if launch.by_agent else ''}", tcp)
 
 
 def _connect(launch: LaunchInfo) -> TCPStore:
     """A client of rank 0's store; waits for rank 0 to open it."""
     address, clock, told = (launch.master_addr, launch.master_port), AwakeClock(), False
-    limit_s = _limit_s()
+    check_s = min(CHECK_S, launch.join_s)
     while True:
         try:
             socket.create_connection(address, timeout=5).close()
             break
         except OSError as e:
             waited = clock.now()
-            if waited > limit_s:
+            if waited > launch.join_s:
                 reason = errno.errorcode.get(e.errno, e)
                 what = f"nobody answers at {address[0]}:{address[1]} after {waited:.0f} s ({reason})"
                 do = "check that rank 0 was started, that MASTER_ADDR is its host, and that no firewall blocks the port"
                 raise DistError(what, _place(launch), "rank 0 listening on MASTER_ADDR:MASTER_PORT", do) from e
-            if waited > _check_s() and not told:
+            if waited > check_s and not told:
                 told = True
                 logger.warning("rank %d waits for rank 0 at %s:%d", launch.rank, *address)
         time.sleep(0.1)
     try:
         # Another program may accept and never answer; torch ignores its own time-out then.
-        return _within(_check_s(), lambda: TCPStore(*address, is_master=False, timeout=timedelta(seconds=_check_s())))
+        return _within(check_s, lambda: TCPStore(*address, is_master=False, timeout=timedelta(seconds=check_s)))
     except (TimeoutError, TorchDistError) as e:
         what = f"what listens at {address[0]}:{address[1]} is not the store of this run"
         do = "choose another MASTER_PORT, the same on all ranks"
@@ -101,19 +98,20 @@ def _name_of_start(tcp: Store, launch: LaunchInfo) -> str:
     """
     mine = uuid.uuid4().hex
     if launch.rank == 0:
-        threading.Thread(target=_answer_requests, args=(tcp.clone(), mine), daemon=True, name="rendezvous").start()
+        request = tcp.clone(), mine, launch.join_s
+        threading.Thread(target=_answer_requests, args=request, daemon=True, name="rendezvous").start()
         return mine
     tcp.set(f"request/{tcp.add('requests', 1)}", mine)
-    if not wait_for(tcp, f"answer/{mine}", _limit_s(), lambda: logger.warning("rank %d waits for rank 0", launch.rank)):
-        raise _not_arrived([0], launch)
+    if not wait_for(tcp, f"answer/{mine}", launch.join_s, lambda: "rank 0"):
+        raise _not_arrived("rank 0", launch)
     return tcp.get(f"answer/{mine}").decode()
 
 
-def _answer_requests(tcp: Store, name: str) -> None:
+def _answer_requests(tcp: Store, name: str, limit_s: float) -> None:
     """In a thread of rank 0, until all ranks have met. Nobody reads the answers to ranks of an earlier start."""
     heard, unanswered, clock = 0, set(), AwakeClock(1.0)
     with suppress(RuntimeError):  # the store is lost
-        while clock.now() < _limit_s() and not tcp.check([f"spikevrt/{name}/{MET}"]):
+        while clock.now() < limit_s and not tcp.check([f"spikevrt/{name}/{MET}"]):
             count = tcp.add("requests", 0)
             unanswered |= set(range(heard + 1, count + 1))
             heard = count
@@ -136,30 +134,24 @@ def meet(store: Store, launch: LaunchInfo) -> None:
     if store.add("arrived", 1) == launch.world_size:
         store.set(MET, "1")
 
-    def missing() -> list[int]:
-        return [rank for rank in range(launch.world_size) if not store.check([f"arrived/{rank}"])]
+    def missing() -> str:
+        ranks = [rank for rank in range(launch.world_size) if not store.check([f"arrived/{rank}"])]
+        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {launch.world_size}"
 
-    def warn() -> None:
-        if launch.rank == 0:
-            logger.warning("waiting for %s of %d", _names(missing()), launch.world_size)
-
-    # Only rank 0 looks up the missing ranks. The others end after its report; if rank 0 itself is missing, they report it.
-    if not wait_for(store, MET, _limit_s() + (0 if launch.rank == 0 else 3), warn):
-        raise _not_arrived(missing() if launch.rank == 0 else [0], launch)
+    # Only rank 0 looks up the missing ranks. The others end after its report; if rank 0 is missing, they report it.
+    is_first = launch.rank == 0
+    if not wait_for(store, MET, launch.join_s + (0 if is_first else 3), missing if is_first else None):
+        raise _not_arrived(missing() if is_first else "rank 0", launch)
 
 
-def _not_arrived(missing: list[int], launch: LaunchInfo) -> DistError:
-    what = f"{_names(missing)} of {launch.world_size} did not arrive in {_limit_s():.0f} s"
+def _not_arrived(ranks: str, launch: LaunchInfo) -> DistError:
+    what = f"{ranks} did not arrive in {launch.join_s:.0f} s"
     do = "look into the logs of these ranks; SPIKEVRT_JOIN_TIMEOUT sets the seconds to wait"
     return DistError(what, _place(launch), "WORLD_SIZE processes, each with its own RANK", do)
 
 
-def _names(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
 class Round:
-    """A barrier at which each rank reports success or failure: a few requests per rank, whatever the number of ranks."""
+    """A barrier at which each rank reports success or failure: a few requests per rank, however many ranks."""
 
     def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
@@ -175,14 +167,14 @@ class Round:
             self.store.set(self.over, "1")
 
     def wait(self, seconds: float = float("inf")) -> tuple[int, int] | None:
-        """The lowest rank that failed and its exit code, once all have arrived or the time is over; None if none failed."""
+        """The lowest rank that failed, and its exit code, once all have arrived or the time is over; None if none."""
         wait_for(self.store, self.over, seconds)
         failed = self.store.get(self.failed).decode()
         return tuple(map(int, failed.split())) if failed else None
 
 
-def wait_for(store: Store, key: str, seconds: float, warn: Callable[[], None] = lambda: None) -> bool:
-    """Whether the key comes within this time. warn: called once, after 10 s.
+def wait_for(store: Store, key: str, seconds: float, missing: Callable[[], str] | None = None) -> bool:
+    """Whether the key comes within this time. missing: what to say after 10 s that this waits for.
 
     Polls, in the end four times a second: torch's own wait ignores Ctrl-C, and prints when the time is over.
     """
@@ -191,24 +183,12 @@ def wait_for(store: Store, key: str, seconds: float, warn: Callable[[], None] = 
         waited = clock.now()
         if waited > seconds:
             return False
-        if waited > _check_s() and not told:
+        if missing and waited > CHECK_S and not told:
             told = True
-            warn()
+            logger.warning("waiting for %s", missing())
         time.sleep(pause_s)
         pause_s = min(0.25, 1.3 * pause_s)
     return True
-
-
-def _check_s() -> float:
-    return min(CHECK_S, _limit_s())
-
-
-def _limit_s() -> float:
-    text = os.environ.get("SPIKEVRT_JOIN_TIMEOUT") or "300"
-    with suppress(ValueError):
-        if float(text) > 0:
-            return float(text)
-    raise DistError(f"SPIKEVRT_JOIN_TIMEOUT is {text!r}", "the environment", "seconds > 0", "correct or unset it")
 
 
 def _place(launch: LaunchInfo) -> str:
@@ -217,21 +197,9 @@ def _place(launch: LaunchInfo) -> str:
 
 def _within(seconds: float, function: Callable[[], T]) -> T:
     """function(), or TimeoutError; a call that hangs stays behind in its thread, which cannot be ended."""
-    box: list[T | BaseException] = []
-
-    def call() -> None:
-        try:
-            box.append(function())
-        except BaseException as e:
-            box.append(e)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    clock = AwakeClock(1.0)
-    while thread.is_alive() and clock.now() < seconds:
-        thread.join(min(0.5, max(0.0, seconds - clock.now())))
-    if not box:
+    call, clock = futures.ThreadPoolExecutor(1).submit(function), AwakeClock(1.0)
+    while not call.done() and (left_s := seconds - clock.now()) > 0:
+        futures.wait([call], min(0.5, left_s))
+    if not call.done():
         raise TimeoutError(f"no answer in {seconds:.0f} s")
-    if isinstance(box[0], BaseException):
-        raise box[0]
-    return box[0]
+    return call.result()

@@ -22,14 +22,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from datetime import timedelta
+from typing import Any, NoReturn
 
 from torch.distributed import Store
 
 from utils.dist import process
-from utils.dist.rendezvous import MET, wait_for
+from utils.dist.rendezvous import JOINED, MET, wait_for
 from utils.dist.state import RUN, Place
 from utils.errors import StallError
 from utils.options.models import WatchdogOptions
@@ -70,10 +71,9 @@ def stage(name: str) -> Iterator[None]:
     RUN.stage = f" in {name}"
     try:
         yield
+    finally:
         RUN.stage, inner = "", RUN.place.phase.removesuffix(RUN.stage)
         phase(inner)
-    finally:
-        RUN.stage = ""
 
 
 @contextmanager
@@ -125,11 +125,6 @@ class Beats:
                 self.seen[rank] = (state["beat"], self.clock.now())
         return json.loads(found[0]) if found[0] else None
 
-    def read_all(self) -> None:
-        """Reads the states of all ranks, where all have met."""
-        if self.store is not None and self.watched is not None:
-            self.states.update(read_states(self.store, self.world_size))
-
     def verdict(self, stall_s: float | None) -> Verdict | None:
         """What stops the run, or None. stall_s: None before the watch has begun, when only deaths count.
 
@@ -141,22 +136,22 @@ class Beats:
         for rank, (_, when) in self.seen.items():
             state = self.states[rank]
             if is_gone(state):
-                return rank, "DEAD", f"its process {state['pid']} is gone; last seen in {where(state)}"
+                return rank, "DEAD", f"its process {state['pid']} is gone"
             # A beat is half a second. How long a rank has been in its phase counts only beside the others.
-            if stall_s is not None and state["budget"] and now - when > stall_s - 0.5:
-                silent = silent or (rank, now - when)
+            if not silent and stall_s is not None and state["budget"] and now - when > stall_s - 0.5:
+                silent = rank, "SILENT", f"no beat for {now - when:.1f} s"
         if silent:
-            return self._silent(*silent)
+            return silent
         own, mine = self.states[self.rank], str(self.rank)
         if stall_s is None or not 0 < own["budget"] < own["age"]:
             self.stop_looking()
             return None
         # It has been too long in its phase itself: it looks for the cause, unless another rank does already.
-        if self.store is not None and not self.is_looking:
-            self.is_looking = self.store.compare_set(LOOKING, "", mine).decode() == mine
+        if self.store is not None:
+            self.is_looking = self.is_looking or self.store.compare_set(LOOKING, "", mine).decode() == mine
             if not self.is_looking:
                 return None
-        self.read_all()
+            self.states.update(read_states(self.store, self.world_size))
         states = self.states
         if not all(state["budget"] for state in states.values()):
             return None  # one has not called `watch` yet
@@ -168,7 +163,7 @@ class Beats:
     def _cause(self, rank: int, quiet_s: float) -> Verdict | None:
         """Whether `rank` is stuck, or waits for a silent rank that entered as few collectives; None: not known yet.
 
-        The age that a rank published does not grow after it fell silent: the oldest one may be that of a rank that waits.
+        The age that a rank published does not grow after it fell silent: the oldest may be that of a rank that waits.
         """
         now, is_known = self.clock.now(), True
         for other, state in self.states.items():
@@ -178,13 +173,9 @@ class Beats:
             if other not in self.seen and beat != state["beat"]:
                 continue  # heard since the first look
             if now - when > quiet_s:
-                return self._silent(other, now - when)
+                return other, "SILENT", f"no beat for {now - when:.1f} s"
             is_known &= other in self.seen
-        state = self.states[rank]
-        return (rank, "STUCK", f"{state['age']:.1f} s in {where(state)}") if is_known else None
-
-    def _silent(self, rank: int, silent_s: float) -> Verdict:
-        return rank, "SILENT", f"no beat for {silent_s:.1f} s; last seen in {where(self.states[rank])}"
+        return (rank, "STUCK", f"{self.states[rank]['age']:.1f} s") if is_known else None
 
     def stop_looking(self) -> None:
         """Let another rank look for the cause."""
@@ -195,32 +186,30 @@ class Beats:
 
 
 class Watchdog(threading.Thread):
-    """The watchdog thread of one rank. leave: ends this process with an exit code and must not return; it is given the
-    store, or None where that does not answer."""
+    """The watchdog thread of this rank, with a connection of its own to the store; it runs once it is made."""
 
-    def __init__(
-        self, rank: int, world_size: int, store: Store | None, leave: Callable[[int, Store | None], None]
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__(daemon=True, name="watchdog")
-        self.rank, self.store, self.leave = rank, store, leave
-        self.beats = Beats(rank, world_size, store)
+        self.rank, self.store = RUN.launch.rank, RUN.store.clone() if RUN.store else None
+        if self.store is not None:
+            self.store.set_timeout(timedelta(days=365))  # a pause is no failure; the guard has the limit
+        self.beats = Beats(self.rank, RUN.launch.world_size, self.store)
         self.budgets: WatchdogOptions | None = None  # None until `watch`: follows failures and deaths only
         self.interval_s = 0.5
         self.ending = False  # the main thread has finished: a peer whose process is gone is not DEAD
         self.failure: State | None = None  # the failure that ends the run, once it is known
         self.stopped = threading.Event()
-        self.hurried, self.has_turned = threading.Event(), threading.Event()  # of the next turn
         self.turns = 0
         self.guard: subprocess.Popen | None = None  # the process; it has a heartbeat from each turn
         self.place, self.entered = RUN.place, self.beats.clock.now()  # the phase of the last beat, and when it began
         self.host = socket.gethostname()
-        self.by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then the store outlives rank 0
         # In memory, so that nothing is left on the disk; others open it by its name.
         descriptor = os.memfd_create("spikevrt-stack")
         self.stack_file = open(f"/proc/{os.getpid()}/fd/{descriptor}", "a+b", buffering=0)  # noqa: SIM115
         # The C-level handler answers even while another thread holds the GIL; loader processes inherit it.
         faulthandler.register(signal.SIGUSR2, file=self.stack_file, all_threads=True, chain=False)
         self.beats.publish(self._own_state())
+        self.start()
 
     def _guard(self) -> None:
         """End the process if the thread hangs in a call to the store: if packets are dropped, its time-out fails."""
@@ -230,19 +219,15 @@ class Watchdog(threading.Thread):
             if seen != self.turns or self.budgets is None or self.ending:
                 seen, since = self.turns, now
                 continue
-            host = None if self.by_agent else self.beats.states.get(0)
+            host = None if RUN.launch.by_agent else self.beats.states.get(0)
             patience_s = min(1.5, self.budgets.stall_s) if host and is_gone(host) else self.budgets.stall_s
             if now - since > (EXIT_S if self.failure else patience_s):
                 self._store_lost()
 
     def run(self) -> None:
         threading.Thread(target=self._guard, daemon=True, name="watchdog's guard").start()
-        while True:
-            self.hurried.wait(self.interval_s)
-            self.hurried.clear()
-            if self.stopped.is_set():
-                return
-            self.turns, is_watching = self.turns + 1, self.budgets is not None
+        while not self.stopped.wait(self.interval_s):
+            self.turns += 1
             if self.guard:
                 with suppress(OSError):
                     self.guard.stdin.write(b".")
@@ -252,8 +237,6 @@ class Watchdog(threading.Thread):
                 if self.ending or self.stopped.wait(0.3):
                     return
                 self._store_lost()
-            if is_watching:
-                self.has_turned.set()
 
     def watch(self, budgets: WatchdogOptions) -> None:
         """From now on a stall ends the run."""
@@ -261,16 +244,14 @@ class Watchdog(threading.Thread):
         self.interval_s = min(0.5, budgets.stall_s / 6)
         self.beats.clock.slice_s = 2 * self.interval_s
         # After the other ranks, which see more.
-        self.guard = process.start_guard(self.rank, budgets.stall_s + 4, self.stack_file.name, is_alone=self.store is None)
+        is_alone = self.store is None
+        self.guard = process.start_guard(self.rank, budgets.stall_s + 4, self.stack_file.name, is_alone)
         self.budgets = budgets
         # Others report a silent rank only once its beat has shown that it is watched: beat before going on.
-        self.has_turned.clear()
-        self.hurried.set()
-        self.has_turned.wait(budgets.stall_s)
+        self.beats.publish(self._own_state())
 
     def stop(self) -> None:
         self.stopped.set()
-        self.hurried.set()
         self.join()
         faulthandler.unregister(signal.SIGUSR2)
         if self.guard:
@@ -278,12 +259,26 @@ class Watchdog(threading.Thread):
             self.guard.wait()
 
     def _turn(self) -> None:
+        """Beat; where another rank failed, or reports a stall, end after its report; else look for the first stall."""
         self.beats.publish(self._own_state())
-        if failure := self.beats.read():
-            self._follow(failure)
+        failure, verdict = self.beats.read(), None
         if self.ending:
             self.beats.stop_looking()
-        elif verdict := self.beats.verdict(self.budgets.stall_s if self.budgets else None):
+        elif not failure:
+            verdict = self.beats.verdict(self.budgets.stall_s if self.budgets else None)
+        if verdict and self.store is not None:
+            failure = claim_failure(self.store, verdict[0], STALL_CODE, self.rank)
+        if failure:
+            self.failure = failure
+            if failure["by"] == self.rank:
+                self.stopped.wait()  # the main thread is ending this process
+                return
+            if failure["code"] == STALL_CODE:
+                if failure["rank"] == self.rank:
+                    self.store.set(f"stacks/{self.rank}", process.dump_stacks(self.stack_file))
+                wait_for(self.store, REPORTED, 5.0)
+            leave(failure["code"], self.store)
+        elif verdict:
             self._report(*verdict)
 
     def _own_state(self) -> State:
@@ -296,96 +291,77 @@ class Watchdog(threading.Thread):
             "pid": os.getpid(), "host": self.host, "stack_file": self.stack_file.name, "facts": RUN.facts,
         }  # fmt: skip
 
-    def _follow(self, failure: State) -> None:
-        """Another rank failed, or saw a stall: give it our stacks if it asks for them, and end after its report."""
-        self.failure = failure
-        if failure["by"] == self.rank:
-            self.stopped.wait()  # the main thread is ending this process
-            return
-        if failure["code"] == STALL_CODE:
-            if failure["rank"] == self.rank:
-                self.store.set(f"stacks/{self.rank}", process.dump_stacks(self.stack_file))
-            wait_for(self.store, REPORTED, 5.0)
-        self.leave(failure["code"], self.store)
-
     def _report(self, rank: int, kind: str, what: str) -> None:
+        state, stacks = self.beats.states[rank], ""
         if self.store is not None:
-            if noted := claim_failure(self.store, rank, STALL_CODE, self.rank):
-                self._follow(noted)
-                return
-            self.beats.read_all()
-        stacks, key = "", f"stacks/{rank}"
-        if rank == self.rank:
-            stacks = process.dump_stacks(self.stack_file)
-        elif kind != "DEAD":
+            self.beats.states.update(read_states(self.store, self.beats.world_size))
+        if kind != "DEAD":
             # A silent rank will hardly answer; half a second is for one that is only slow.
-            answers = wait_for(self.store, key, 0.5 if kind == "SILENT" else 1.5)
-            stacks = self.store.get(key).decode() if answers else self._stacks_by_signal(rank)
-            stacks = stacks or "(it does not answer)"
-        say(self._message(rank, kind, what, stacks))
+            stacks = self._stacks_of(rank, 0.5 if kind == "SILENT" else 1.5) or "(it does not answer)"
+        self._say(rank, kind, what, stacks)
         # Set only now: the guard would end this process while it still collects stacks.
         self.failure = {"rank": rank, "code": STALL_CODE, "by": self.rank}
         if self.store is not None:
             self.store.set(REPORTED, "1")
-            if rank != self.rank and is_here(self.beats.states[rank]) and kind != "DEAD":
+            if rank != self.rank and is_here(state) and kind != "DEAD":
                 time.sleep(0.5)  # it ends by itself if it can
-                process.kill_tree(self.beats.states[rank]["pid"])
-        self.leave(STALL_CODE, self.store)
+                process.kill_tree(state["pid"])
+        leave(STALL_CODE, self.store)
 
-    def _message(self, rank: int, kind: str, what: str, stacks: str) -> str:
-        state = self.beats.states[rank]
-        error = StallError(
-            f"rank {rank} is {kind}: {what}",
-            f"host {state['host']}, pid {state['pid']}",
-            {"DEAD": "all ranks alive", "SILENT": "a beat of every rank each half second (option watchdog.stall_s)"}.get(
-                kind, f"a new phase within {state['budget']:.0f} s (options watchdog.*)"
-            ),
-            "see its stack below" if stacks else "look for the out-of-memory killer or a signal on that host",
-        )
-        lines = [str(error), "", "rank  host              pid  step  seconds  collectives  phase"]
-        now = self.beats.clock.now()
-        for other, s in sorted(self.beats.states.items()):
-            unheard_s = now - self.beats.seen[other][1] if other in self.beats.seen else 0.0
-            age, host = s["age"] + unheard_s, s["host"][:12]
-            lines.append(
-                f"{other:>4}  {host:<12} {s['pid']:>8} {s['step']:>5} {age:>8.1f} {s['syncs']:>12}  {s['phase']}"
-            )
-        return "\n".join([*lines, *([f"\nStacks of rank {rank}:", stacks] if stacks else []), ""])
-
-    def _stacks_by_signal(self, rank: int) -> str:
-        """The same, from a silent rank on this machine; '' for one elsewhere."""
-        state = self.beats.states[rank]
+    def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
+        """Its own; those that another rank puts into the store in this time, or, on this machine, gives at a signal."""
+        state, key = self.beats.states[rank], f"stacks/{rank}"
+        if rank == self.rank:
+            return process.dump_stacks(self.stack_file)
+        if wait_s and wait_for(self.store, key, wait_s):
+            return self.store.get(key).decode()
         if is_here(state):
             with suppress(OSError), open(state["stack_file"], "a+b", buffering=0) as file:
                 return process.dump_stacks(file, state["pid"])
         return ""
 
+    def _say(self, rank: int, kind: str, what: str, stacks: str) -> None:
+        """Name the rank that ends the run, with its stacks and the last place of every rank."""
+        state, now = self.beats.states[rank], self.beats.clock.now()
+        expected = {
+            "DEAD": "all ranks alive", "SILENT": "a beat of every rank each half second (option watchdog.stall_s)",
+            "STUCK": f"a new phase within {state['budget']:.0f} s (options watchdog.*)",
+        }  # fmt: skip
+        error = StallError(
+            f"rank {rank} is {kind}: {what}{' in' if kind == 'STUCK' else '; last seen in'} {where(state)}",
+            f"host {state['host']}, pid {state['pid']}",
+            expected[kind],
+            "see its stack below" if stacks else "look for the out-of-memory killer or a signal on that host",
+        )
+        lines = [str(error), "", "rank  host              pid  step  seconds  collectives  phase"]
+        for other, s in sorted(self.beats.states.items()):
+            age, host = s["age"], s["host"][:12]
+            age += now - self.beats.seen[other][1] if other in self.beats.seen else 0.0
+            numbers = f"{s['pid']:>8} {s['step']:>5} {age:>8.1f} {s['syncs']:>12}"
+            lines.append(f"{other:>4}  {host:<12} {numbers}  {s['phase']}")
+        say("\n".join([*lines, *([f"\nStacks of rank {rank}:", stacks] if stacks else []), ""]))
+
     def _store_lost(self) -> None:
         """The store does not answer any more; one rank of each host reports it."""
         if self.failure:  # known, and reported by another rank
-            self.leave(self.failure["code"], None)
-        names = [os.environ.get(key, "") for key in ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
-        # Ranks notice it up to seconds apart; the same port, restart and process are the same run.
-        pid = self.beats.states[0]["pid"] if 0 in self.beats.states else 0
-        if not process.first_to_claim(f"lost-{self.host}-{'-'.join(names)}-{pid}"):
+            leave(self.failure["code"], None)
+        launch, first = RUN.launch, self.beats.states.get(0)
+        # Ranks notice it up to seconds apart; the same port and process are the same run.
+        if not process.first_to_claim(f"lost {launch.master_port} {first and first['pid']}"):
             time.sleep(2.0)  # for the rank that reports; torchrun ends all ranks when the first has ended
-            self.leave(STALL_CODE, None)
-        host = None if self.by_agent else self.beats.states.get(0)
-        if host is None:
-            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        elif first is None or launch.by_agent:
             say(str(StallError(
-                f"rank {self.rank} has lost the store of the run", f"host {self.host}; the store is at {address}",
+                f"rank {self.rank} has lost the store of the run",
+                f"host {self.host}; the store is at {launch.master_addr}:{launch.master_port}",
                 "torchrun's first node alive and connected", "look at the network and at the logs of that node",
             )))  # fmt: skip
-        elif is_gone(host):
-            what = f"its process {host['pid']} is gone, and the store with it; last seen in {where(host)}"
-            say(self._message(0, "DEAD", what, ""))
+        elif is_gone(first):
+            self._say(0, "DEAD", f"its process {first['pid']} is gone, and the store with it", "")
         else:
-            what = f"its store does not answer; last seen in {where(host)}"
-            say(self._message(0, "SILENT", what, self._stacks_by_signal(0)))
-            if is_here(host):
-                process.kill_tree(host["pid"])
-        self.leave(STALL_CODE, None)
+            self._say(0, "SILENT", "its store does not answer", self._stacks_of(0))
+            if is_here(first):
+                process.kill_tree(first["pid"])
+        leave(STALL_CODE, None)
 
 
 def say(text: str) -> None:
@@ -425,3 +401,33 @@ def is_here(state: State) -> bool:
 
 def where(state: State) -> str:
     return f'phase "{state["phase"]}" at step {state["step"]}'
+
+
+def leave(code: int, store: Store | None) -> NoReturn:
+    """End this rank at once, or once the others have seen the failure where they would report the loss of the store.
+
+    store: None where it does not answer.
+    """
+    # The main thread and the watchdog may both come here; a rank that signs off twice lets the host leave too early.
+    if not RUN.leaving.acquire(timeout=EXIT_S):
+        os._exit(code)  # the other thread hangs
+    with suppress(Exception):
+        process.write_exit_file(code)
+        if store is not None:
+            store.set(f"left/{RUN.launch.rank}", "1")
+            count, deadline = store.add("left", 1), time.monotonic() + 3
+            # A rank that may take the store along waits for all ranks that are alive.
+            is_last = RUN.launch.rank == 0 or RUN.launch.by_agent
+            states = read_states(store, RUN.launch.world_size) if is_last and store.check([MET]) else {}
+            gone: dict[int, bool] = {}  # rank whose process is gone -> whether it ended without signing off
+            while is_last and count + sum(gone.values()) < store.add(JOINED, 0) and time.monotonic() < deadline:
+                time.sleep(0.02)
+                new = [rank for rank, state in states.items() if rank not in gone and is_gone(state)]
+                gone |= {rank: not store.check([f"left/{rank}"]) for rank in new}
+                count = store.add("left", 0)
+        process.outlast_siblings()  # with the loader processes alive: their end would raise an error in the main thread
+    process.kill_children(process.children_of(os.getpid()))
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -11,7 +11,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +39,16 @@ def parse_command_line(argv: Sequence[str], usage: str | None = None) -> tuple[s
     parser = OptionParser("--opt FILE [section.key=value ...]", "see --help", description=usage)
     parser.add_argument("--version", action="version", version=f"SpikeVRT {VERSION}")
     parser.add_argument("--opt", required=True, metavar="FILE", help="option file")
-    parser.add_argument("--resume", metavar="auto|none|PATH", help="checkpoint to resume from (path.resume)")
-    parser.add_argument("--use_amp", action="store_true", help="train.amp.enable=true")
+    add_flag = partial(parser.add_argument, dest="flags", action="append", default=[])
+    resume = {"metavar": "auto|none|PATH", "help": "checkpoint to resume from (path.resume)"}
+    add_flag("--resume", type=lambda path: f"path.resume={'null' if path == 'none' else path}", **resume)
+    add_flag("--use_amp", action="append_const", const="train.amp.enable=true", help="train.amp.enable=true")
     for flag, key in SHORT_FLAGS.items():
-        parser.add_argument(f"--{flag}", metavar="N", help=key)
+        add_flag(f"--{flag}", type=f"{key}={{}}".format, metavar="N", help=key)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="any option")
     args = parser.parse_intermixed_args(list(argv))
 
-    overrides = [f"{key}={getattr(args, flag)}" for flag, key in SHORT_FLAGS.items() if getattr(args, flag) is not None]
-    if args.use_amp:
-        overrides.append("train.amp.enable=true")
-    if args.resume is not None:
-        overrides.append(f"path.resume={'null' if args.resume == 'none' else args.resume}")
-    overrides = [*args.overrides, *overrides]
+    overrides = [*args.overrides, *args.flags]
     given = dict(override.partition("=")[::2] for override in overrides)
     if given.get("train.epochs", "null") != "null" and "train.total_iter" not in given:
         overrides.append("train.total_iter=null")  # the file must not end the run before these epochs
@@ -68,14 +67,18 @@ class OptionParser(argparse.ArgumentParser):
         raise OptionError(redact(message, shown="***"), "the command line", self.expected, self.do)
 
 
+@dataclass
 class Sources:
-    """Where each option came from: dotted key -> "FILE, line N" or the override."""
+    """Where each option came from.
 
-    def __init__(self, main_file: str) -> None:
-        self.main_file = main_file
-        self.places: dict[str, str] = {}
-        self.overridden: set[str] = set()  # dotted keys that the command line gives
-        self.soft: set[str] = set()  # inherited keys of a replaced part: dropped unless the new part has them
+    places: dotted key -> "FILE, line N" or the override. overridden: dotted keys that the command line gives. soft:
+    inherited keys of a replaced part, dropped unless the new part has them.
+    """
+
+    main_file: str
+    places: dict[str, str] = field(default_factory=dict)
+    overridden: set[str] = field(default_factory=set)
+    soft: set[str] = field(default_factory=set)
 
     def place(self, where: str) -> str:
         """The place of dotted key `where`, else of a key in it, else of the nearest section around it."""
@@ -89,23 +92,22 @@ class Sources:
 
 
 def read_with_base(path: Path, sources: Sources) -> dict[str, Any]:
-    raw = _read_file(path, sources)
+    raw, sources.places = _read_file(path)
     if "base" not in raw:
         return raw
     if not isinstance(raw["base"], str):
         raise OptionError(f"base is {raw['base']!r}", str(path), "the path of an option file", "correct base")
     base_path = path.parent / raw.pop("base")
-    own = sources.places
-    sources.places = {}
-    base = _read_file(base_path, sources)
+    base, places = _read_file(base_path)
     if "base" in base:
         do = f"name the base of {base_path} in {path}, or copy"
         raise OptionError("a base has a base", str(base_path), "one level of inheritance", do)
-    sources.places |= own
+    sources.places = places | sources.places
     return _merge(base, raw, "", sources)
 
 
-def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """(its values, dotted key -> place)."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as e:
@@ -116,11 +118,12 @@ def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
         what, expected = f"cannot read the option file: {e.strerror}", f"a JSON file{nearest(str(path), siblings)}"
         do = "give its path with --opt (a base is relative to the file that names it)"
         raise OptionError(what, str(path), expected, do) from e
+    places: dict[str, str] = {}
     for key, line in _key_lines(text):
-        if key in sources.places:
-            expected = f"each key once (first on line {sources.places[key].rpartition('line ')[2]})"
+        if key in places:
+            expected = f"each key once (first on line {places[key].rpartition('line ')[2]})"
             raise OptionError(f"{key} is given twice", f"{path}, line {line}", expected, "remove one of the two")
-        sources.places[key] = f"{path}, line {line}"
+        places[key] = f"{path}, line {line}"
     try:
         raw = json5.loads(text)
     except (ValueError, RecursionError) as e:
@@ -130,7 +133,7 @@ def _read_file(path: Path, sources: Sources) -> dict[str, Any]:
         raise OptionError("the option file is no valid JSON", str(path), expected, do) from e
     if not isinstance(raw, dict):
         raise OptionError("the option file holds no object", str(path), '{ "task": ..., ... }', "correct the file")
-    return {key: value for key, value in raw.items() if key not in NO_OPTIONS}
+    return {key: value for key, value in raw.items() if key not in NO_OPTIONS}, places
 
 
 _TOKEN = re.compile(
@@ -220,15 +223,13 @@ def shown_argument(argument: str) -> str:
 
 
 # Sections that name a registered part, and the registry's key in `parts`.
+Parts = Mapping[str, Registry]
 PART_SECTIONS = {"netG": "netG", "train": "train", "datasets.train": "datasets", "datasets.test": "datasets"}
 TOTALS = ("dataloader_batch_size", "dataloader_num_workers")  # over all GPUs in KAIR, per GPU here
 
 
 def load_options(
-    path: str | Path,
-    overrides: Sequence[str],
-    parts: Mapping[str, Registry],
-    check: Sequence[Callable[[Options], object]] = (),
+    path: str | Path, overrides: Sequence[str], parts: Parts, check: Sequence[Callable[[Options], object]] = ()
 ) -> Options:
     """The options of file `path`, completed with every default.
 
@@ -242,7 +243,7 @@ def load_options(
     for override in overrides:
         apply_override(raw, override, sources)
     try:
-        opt = read_options(raw, parts, sources.soft, str(path), sources.overridden)
+        opt = read_options(raw, parts, sources)
         for function in check:
             function(opt)
     except OptionError as e:
@@ -250,27 +251,18 @@ def load_options(
     return opt
 
 
-def read_options(
-    values: Mapping[str, Any],
-    parts: Mapping[str, Registry],
-    soft: Collection[str] = (),
-    opt_path: str = "",
-    overridden: Collection[str] = (),
-) -> Options:
-    """The options of a mapping in the form of an option file, completed with every default.
-
-    soft: dotted keys that are dropped where the part of their section does not have them. overridden: dotted keys that
-    the command line gives. Raises OptionError.
-    """
+def read_options(values: Mapping[str, Any], parts: Parts, sources: Sources | None = None) -> Options:
+    """The options of a mapping in the form of an option file, completed with every default. Raises OptionError."""
+    sources = sources or Sources("")
     raw = copy.deepcopy(dict(values))
     dropped = drop_without_effect(raw, parts)
     # Every rank reads the options; only rank 0 warns.
     if dropped and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         logger.warning("Options that have no effect here: %s", ", ".join(dropped))
-    is_of_kair = any(key.rpartition(".")[2] not in FORMERLY_OURS for key in dropped)
-    loader = _section_of(raw, "datasets.train") or {}
-    totals = [key for key in TOTALS if is_of_kair and key in loader and f"datasets.train.{key}" not in overridden]
-    wrong: dict[str, OptionError] = {}
+    totals, loader = [], _section_of(raw, "datasets.train") or {}
+    if any(key.rpartition(".")[2] not in FORMERLY_OURS for key in dropped):  # a file of KAIR
+        totals = [key for key in TOTALS if key in loader and f"datasets.train.{key}" not in sources.overridden]
+    wrong: list[OptionError] = []
     for where, kind in PART_SECTIONS.items():
         outer, _, name = where.rpartition(".")
         holder = _section_of(raw, outer)
@@ -283,22 +275,22 @@ def read_options(
         registry = parts[kind]
         part = section.get(registry.type_key)
         known = registry.model(part).model_fields if part in registry.names() else section
-        own = {key: value for key, value in section.items() if key in known or f"{where}.{key}" not in soft}
+        own = {key: value for key, value in section.items() if key in known or f"{where}.{key}" not in sources.soft}
         try:
             holder[name] = registry.resolve(own, where)
         except OptionError as e:
-            wrong[where] = e
+            wrong.append(e)
+            holder[name] = registry.base.model_construct()  # the rest is checked as well
     try:
-        opt = read_section(Options, {**raw, "opt_path": opt_path, "kair_totals": totals}, "")
+        opt = read_section(Options, {**raw, "opt_path": sources.main_file, "kair_totals": totals}, "")
     except OptionError as e:
-        others = [single for single in e.found or (e,) if single.where not in wrong]
-        raise joined([*others, *wrong.values()]) from e
+        wrong.insert(0, e)
     if wrong:
-        raise joined(wrong.values())
+        raise joined(wrong)
     return opt
 
 
-def drop_without_effect(raw: dict[str, Any], parts: Mapping[str, Registry]) -> list[str]:
+def drop_without_effect(raw: dict[str, Any], parts: Parts) -> list[str]:
     """Remove the keys of KAIR that say nothing to the part of their section; their dotted names."""
     dropped = []
     for where, keys in KAIR_ONLY.items():

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from utils import VERSION
-from utils.errors import DistError, OptionError
+from utils.errors import OptionError
 from utils.files import write_whole
 from utils.options.section import Section, redact
 
@@ -167,6 +167,8 @@ class DebugOptions(Section):
 
 # Limits that follow from watchdog.stall_s where they are null: so many times as long, and of 300 s at least.
 MULTIPLES = {"start_s": 3, "validate_s": 5, "save_s": 3}
+LIMITS = {"start": "start_s", "first step": "start_s", "save": "save_s"}  # phase -> its limit
+LIMITS |= dict.fromkeys(("validate", "restore", "score"), "validate_s")
 
 
 class WatchdogOptions(Section):
@@ -187,25 +189,11 @@ class WatchdogOptions(Section):
 
     def of(self, name: str) -> float:
         outermost = name.partition(":")[0].rpartition(" in ")[2]  # what follows the colon names a clip
-        options = {"start": "start_s", "first step": "start_s", "save": "save_s"}
-        options |= dict.fromkeys(("validate", "restore", "score"), "validate_s")
-        return max(self.stall_s, self.limit(options[outermost]) if outermost in options else 0.0)
+        return max(self.stall_s, self.limit(LIMITS[outermost]) if outermost in LIMITS else 0.0)
 
     def timeout_s(self, least_s: float) -> float:
         """The time-out of a process group that the watchdog comes before: least_s (dist_timeout_s) or more."""
         return max(least_s, 1.2 * max(self.stall_s, *map(self.limit, MULTIPLES)))
-
-    def check_against(self, timeout_s: float) -> str:
-        """What to warn of, where the process group's time-out ends a run, without a name, before the watchdog can.
-
-        Raises DistError where it always would.
-        """
-        late = [f"{name} is {s:g} s" for name in ("stall_s", *MULTIPLES) if (s := self.limit(name)) >= timeout_s]
-        what = f"watchdog: {', '.join(late)}; the time-out of the process group is {timeout_s:g} s"
-        if self.stall_s >= timeout_s:
-            expected = "the watchdog first: only it can say which rank stands still, and where"
-            raise DistError(what, "NCCL_TIMEOUT", expected, "raise or unset NCCL_TIMEOUT, or lower watchdog.stall_s")
-        return f"{what}: a rank that takes so long is ended without a name" if late else ""
 
 
 class DatasetsOptions(Section):

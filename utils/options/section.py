@@ -221,16 +221,17 @@ class Registry:
     def model(self, name: str) -> type[Section]:
         """The options of part `name` as a frozen model: its type, the keys of `base`, those of its constructor."""
         if name not in self._models:
-            parameters = self._parameters(name)
             fields: dict[str, Any] = {self.type_key: (Literal[name], ...)}
-            for key, parameter in parameters.items():
+            shared = []  # sections whose keys stand beside the others
+            for key, parameter in self._parameters(name).items():
                 default = ... if parameter.default is inspect.Parameter.empty else parameter.default
                 annotation = parameter.annotation
                 # A nested part is a resolved section in the model, whatever an option file may hold.
                 nested = [m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Registry)]
-                if not _is_flat(parameter):
+                if isinstance(annotation, type) and issubclass(annotation, Section):
+                    shared.append(annotation)
+                else:
                     fields[key] = (Annotated[Any, nested[0]] if nested else annotation, default)
-            shared = [parameter.annotation for parameter in parameters.values() if _is_flat(parameter)]
             model = create_model(name, __base__=(*shared, self.base), **fields)
             model.constructor = self._parts[name][0]
             self._models[name] = model
@@ -279,8 +280,8 @@ class Registry:
         name = getattr(options, self.type_key)
         constructor, names, _ = self._parts[name]
         values = {
-            key: options if _is_flat(parameter) else getattr(options, key)
-            for key, parameter in self._parameters(name).items()
+            key: getattr(options, key) if key in type(options).model_fields else options
+            for key in self._parameters(name)
         }
         return constructor(**values, **{key: value for key, value in given.items() if key in names})
 
@@ -301,8 +302,3 @@ def import_parts(package: str, pattern: str) -> None:
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if fnmatch.fnmatch(module.name, pattern):
             importlib.import_module(f"{package}.{module.name}")
-
-
-def _is_flat(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter stands for the keys of a section."""
-    return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Section)
