@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import logging
-import math
 import os
 import platform
 import socket
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +26,7 @@ import torch
 from utils import VERSION, utils_dist
 from utils.dist.gpu import device_name
 from utils.dist.state import STATUS_NAME
-from utils.errors import DataError, OptionError
+from utils.errors import OptionError
 from utils.files import OTHER_ROOT, claim_run_folder, write_whole, writing
 from utils.image import comparison_strip, imwrite_rgb
 from utils.logger import best_effort
@@ -36,7 +35,6 @@ from utils.options.models import LoggingOptions
 from utils.options.section import Registry, flat, import_parts
 from utils.run import checkpoint, history
 from utils.run.checkpoint import DataOrder, Progress, own_checkpoint
-from utils.run.history import HISTORY_NAME, LINES_NAME, entry_of, read_history
 from utils.run.measure import Health, Measured, StepTimer, log_values
 from utils.run.progress import duration
 
@@ -45,11 +43,10 @@ logger = logging.getLogger(__name__)
 HPARAMS, METRICS = ("datasets", "netG", "train"), ("val/psnr", "val/ssim", "train/loss")
 
 WRITERS = Registry("log writer")  # of `logging.writers`; the others have keys of their own
-Panels = dict[str, np.ndarray]  # see utils.image.comparison
 
 # What a run writes into its folder.
 WRITTEN = (
-    "log", "options", "checkpoints", "models", "images", LINES_NAME, HISTORY_NAME, history.CURVES_NAME,
+    "log", "options", "checkpoints", "models", "images", history.LINES_NAME, history.HISTORY_NAME, history.CURVES_NAME,
     history.REPORT_NAME, history.ENVIRONMENT_NAME, STATUS_NAME, "tb_logger", "wandb", ".lock", "nonfinite_*.json",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,25 +55,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S, PATIENCE_WITH_HOSTS_S = 3.0, 180.0
 
 
-class Writer:
-    """Takes what a run measures. tag: e.g. "train/loss"; step: optimizer steps so far."""
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        raise NotImplementedError
-
-    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        """rgb: (H, W, 3) uint8."""
-
-    def close(self) -> None: ...
-
-
 class Experiment:
     """The log line, numbers, images and checkpoints of a run. Only rank 0 writes."""
 
     def __init__(
-        self, folder: Path, options: dict[str, Any], order: DataOrder, health: Health, writers: Sequence[Writer] = ()
+        self, folder: Path, options: dict[str, Any], order: DataOrder, health: Health, writers: Sequence[Any] = ()
     ) -> None:
-        """options: all of them, plain and without secrets, for each checkpoint."""
+        """options: all of them, plain and without secrets, for each checkpoint. writers: see docs/extending.md."""
         self.folder, self.options, self.order, self.health = folder, options, order, health
         self.writers, self.is_main = list(writers), utils_dist.is_main_process()
         self.table = ""  # of the newest validation
@@ -155,7 +140,8 @@ class Experiment:
         TensorBoard or W&B (a full disk, a lost connection) ends a run."""
         for writer in tuple(self.writers):
             try:
-                getattr(writer, method)(*values)
+                if hasattr(writer, method):  # the history takes no images
+                    getattr(writer, method)(*values)
             except Exception as e:
                 self.writers.remove(writer)
                 name = type(writer).__name__
@@ -239,101 +225,7 @@ def write_environment(folder: Path, parameters: int) -> None:
         write_whole(path, f"{json.dumps(known, indent=2)}\n".encode())
 
 
-class HistoryWriter(Writer):
-    """Appends a line per entry, at once: a process that dies loses at most the line that it is writing.
-
-    An entry costs the same at any length of the file.
-    At a resume, lines of later steps and a last line that was cut off are dropped, once.
-    step: of the checkpoint that the run resumes from, or 0.
-    """
-
-    def __init__(self, folder: Path, step: int) -> None:
-        self.folder, self.file, self.start = folder, folder / LINES_NAME, step
-        self.is_ready = False
-        with best_effort(str(self.file)):
-            self._prepare()
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        with best_effort(str(self.file)):
-            self._prepare()
-            if step == self.start:
-                # A validation that was killed after its entry, and before its save, is done again.
-                self._keep(lambda entry: entry["step"] < step or entry.keys().isdisjoint(values))
-            line = _line(step, values)
-            with writing(self.file, OTHER_ROOT), open(self.file, "ab", buffering=0) as file:
-                size = file.seek(0, os.SEEK_END)
-                try:
-                    if file.write(line) < len(line):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                except OSError:  # all of the line, or nothing of it
-                    file.truncate(size)
-                    raise
-
-    def _prepare(self) -> None:
-        """Drop what a resume writes again. Later than at the start where the disk was full then."""
-        if self.is_ready:
-            return
-        with writing(self.file, OTHER_ROOT):
-            if self.file.exists():
-                self._keep(lambda entry: entry["step"] <= self.start)
-            elif self.start and (whole := self.folder / HISTORY_NAME).is_file():  # of an older version
-                lines: list[bytes] = []
-                with suppress(DataError):
-                    lines = [_line(step, values) for step, values in history.read_whole(whole) if step <= self.start]
-                write_whole(self.file, b"".join(lines))
-        self.is_ready = True
-
-    def _keep(self, is_kept: Callable[[dict[str, Any]], bool]) -> None:
-        """Replace the file, whole or not at all, by the lines that are `is_kept`. Lines that are no entry go too."""
-        kept, broken = [], 0
-        lines = self.file.read_bytes().splitlines(keepends=True) if self.file.exists() else []
-        for number, line in enumerate(lines, 1):
-            entry = entry_of(line)
-            if entry is not None and line.endswith(b"\n"):
-                kept += [line] if is_kept(entry) else []
-            elif number < len(lines):
-                broken += 1
-        if broken:
-            logger.warning("%s: %d lines are no entries and are left out", self.file, broken)
-        if len(kept) < len(lines):
-            write_whole(self.file, b"".join(kept))
-
-
-def _line(step: int, values: Mapping[str, float | None]) -> bytes:
-    plain = {tag: _plain(value) for tag, value in values.items()}
-    return f"{json.dumps({'step': step, **plain}, allow_nan=False)}\n".encode()
-
-
-def _plain(value: float | None) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
-class ReportWriter(Writer):
-    """Writes the three files after each validation and at the end: a run that is killed later has them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.is_behind = folder, False
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        self.is_behind = True
-        if "val/psnr" in values:
-            self.close()
-
-    def close(self) -> None:
-        """Bring the files up to date."""
-        if not self.is_behind:
-            return
-        self.is_behind = False
-        with best_effort("the report of the run"):
-            found = read_history(self.folder)
-            curves = history.encoded(history.draw_panels({"": found}))
-            plain = {tag: [[step, _plain(value)] for step, value in entries] for tag, entries in found.items()}
-            write_whole(self.folder / HISTORY_NAME, json.dumps(plain, allow_nan=False).encode())
-            write_whole(self.folder / history.CURVES_NAME, curves)
-            write_whole(self.folder / history.REPORT_NAME, history.build_report(self.folder, found, curves).encode())
-
-
-class TensorBoardWriter(Writer):
+class TensorBoardWriter:
     """Scalars and pictures for TensorBoard; entries after the step of a start are hidden (`purge_step`).
 
     options: without secrets; shown as text, and those of HPARAMS as hyperparameters beside the newest METRICS.
@@ -368,7 +260,7 @@ class TensorBoardWriter(Writer):
         self.writer.close()
 
 
-class WandbWriter(Writer):
+class WandbWriter:
     """Weights & Biases; continues the same W&B run after a resume.
 
     The key reaches wandb through the environment of this process only: its own login would write it to a file.
@@ -413,12 +305,11 @@ class WandbWriter(Writer):
         self.run.finish()
 
 
-def build_writers(section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress) -> list[Writer]:
+def build_writers(section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress) -> list[Any]:
     """The writers of `logging`. progress: where the run starts; its W&B run is continued, or noted there."""
-    # The report reads what the history has written.
-    writers: list[Writer] = [HistoryWriter(folder, progress.step), ReportWriter(folder)]
-    for wanted in section.writers:
-        writers.append(WRITERS.build(wanted, "logging.writers", folder=folder, step=progress.step))
+    given = {"folder": folder, "step": progress.step}
+    own = [WRITERS.build(wanted, "logging.writers", **given) for wanted in section.writers]
+    writers: list[Any] = [history.HistoryWriter(folder, progress.step), *own]
     if section.use_tensorboard:
         writers.append(TensorBoardWriter(folder / "tb_logger", progress.step, options))
     if section.use_wandb:
