@@ -337,14 +337,9 @@ def build_data(opt: Options) -> tuple[TrainLoader, Any]:
     for split, data in (("train", dataset), ("test", clips)):
         check_clips(data, split, opt.scale, getattr(opt.netG, "out_instants", 1))
     loader = TrainLoader(
-        dataset,
-        sections.train,
-        accumulation_steps=opt.train.accumulation_steps,
-        seed=seed,
-        rank=utils_dist.get_rank(),
-        world_size=utils_dist.get_world_size(),
-        stall_s=opt.watchdog.stall_s,
-    )
+        dataset, sections.train, accumulation_steps=opt.train.accumulation_steps, seed=seed,
+        rank=utils_dist.get_rank(), world_size=utils_dist.get_world_size(), stall_s=opt.watchdog.stall_s,
+    )  # fmt: skip
     if clips is not None and (without := [clip.name for clip in clips.clips if not clip.gt]):
         what = f"{len(without)} test clips have no sharp frames to validate against, {without[0]} among them"
         do = "set datasets.test.dataroot_gt, or leave datasets.test out and test with main_test_vrt.py"

@@ -13,7 +13,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import av.logging
 import cv2
 import numpy as np

@@ -49,7 +49,7 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     Raises CheckpointError where `state` holds anything but plain types and tensors (it could not be loaded with
     ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
     """
-    need_mb, sidecar = 1.2 * _plain_bytes(state) / 2**20, _sidecar(path)
+    need_mb, sidecar = 1.2 * _plain_bytes(state) / 2**20, Path(f"{path}.sha256")
     temp, sidecar_temp = (file.with_name(f".{file.name}.{os.getpid()}.tmp") for file in (path, sidecar))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,10 +66,12 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
         sidecar_temp.write_text(f"{sha256_of(temp)}\n")
         _sync(sidecar_temp)
         if keep and path.exists() and _fault(path) is None:  # a damaged newest one is not kept
+            endings = ("", *range(2, keep + 1))
+            versions = [path, *(path.with_name(f"{path.stem}_previous{end}{path.suffix}") for end in endings)]
             for number in range(keep, 0, -1):  # each version becomes the one before
-                newer, older = _previous(path, number - 1), _previous(path, number)
+                newer, older = versions[number - 1], versions[number]
                 if newer.exists():
-                    _link(_sidecar(newer), _sidecar(older))
+                    _link(Path(f"{newer}.sha256"), Path(f"{older}.sha256"))
                     _link(newer, older)
         sidecar.unlink(missing_ok=True)  # meanwhile the file, old or new, is taken as it is
         os.replace(temp, path)
@@ -135,7 +137,7 @@ def _plain_bytes(value: Any, where: str = "state") -> int:
 
 def _fault(path: Path) -> str | None:
     """What is wrong with the file, or None."""
-    sidecar = _sidecar(path)
+    sidecar = Path(f"{path}.sha256")
     try:
         if not sidecar.exists():
             return None  # weights from elsewhere have no sidecar
@@ -174,17 +176,6 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _sidecar(path: Path) -> Path:
-    return path.with_name(path.name + ".sha256")
-
-
-def _previous(path: Path, number: int) -> Path:
-    """The former version, number 1 the newest; 0: `path` itself."""
-    if number == 0:
-        return path
-    return path.with_name(f"{path.stem}_previous{number if number > 1 else ''}{path.suffix}")
 
 
 def _versions(path: Path) -> list[Path]:

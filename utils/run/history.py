@@ -9,12 +9,10 @@ JSON: NaN and Inf are null there.
 from __future__ import annotations
 
 import base64
-import errno
 import io
 import json
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -65,10 +63,10 @@ class HistoryWriter:
                 self._drop_repeated(values, step)
             line = _line({"step": step} | {tag: _plain(value) for tag, value in values.items()})
             with open(self.file, "ab", buffering=0) as file:
-                size = file.seek(0, os.SEEK_END)
+                size = file.tell()
                 try:
                     if file.write(line) < len(line):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                        raise OSError("the disk is full")
                 except OSError:  # all of the line, or nothing of it
                     file.truncate(size)
                     raise
@@ -234,7 +232,13 @@ def draw_panels(histories: Mapping[str, History]) -> Figure:
             axis.text(0.5, 0.5, f"no {tag} yet", transform=axis.transAxes, ha="center", va="center", color=GREY)
     # Places where curves seldom are; to search for an empty one takes long with many entries.
     for axis, place in ((loss, "upper right"), (psnr, "center right"), (speed, "center left")):
-        _explain(axis, place, None if is_one else GREY)
+        lines, names = axis.get_legend_handles_labels()
+        if kinds := dict(
+            zip(names, lines, strict=True)
+        ):  # each kind once, grey where the colours are those of the runs
+            legend = axis.legend(kinds.values(), kinds.keys(), loc=place, fontsize="small", framealpha=0.8)
+            for line in () if is_one else legend.get_lines():
+                line.set_color(GREY)
     return figure
 
 
@@ -305,17 +309,6 @@ def _empty_figure(
         lines = [Line2D([], [], color=f"C{number % 10}", linewidth=3) for number in range(len(histories))]
         figure.legend(lines, list(histories), loc="outside upper center", ncols=min(4, len(histories)))
     return figure, axes
-
-
-def _explain(axis: Axes, place: str, colour: str | None) -> None:
-    """A legend of the kinds of lines, each once. colour: of its lines, where the colours are those of several runs."""
-    lines, names = axis.get_legend_handles_labels()
-    kinds = dict(zip(names, lines, strict=True))
-    if not kinds:
-        return
-    legend = axis.legend(kinds.values(), kinds.keys(), loc=place, fontsize="small", framealpha=0.8)
-    for line in legend.get_lines() if colour else ():
-        line.set_color(colour)
 
 
 def build_report(folder: Path, history: History, curves: bytes) -> str:

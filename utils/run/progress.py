@@ -35,15 +35,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def open_progress(
-    kind: str,
-    total: int,
-    name: str,
-    unit: str = "it",
-    *,
-    say: Callable[[str], object] = logger.info,
-    quiet_s: float = QUIET_S,
-    is_kept: bool = False,
-) -> Iterator[Bar | Lines]:
+    kind: str, total: int, name: str, unit: str = "it", *,
+    say: Callable[[str], object] = logger.info, quiet_s: float = QUIET_S, is_kept: bool = False,
+) -> Iterator[Bar | Lines]:  # fmt: skip
     """kind: "bar" (lines where stderr is no terminal), "line", "none". TQDM_DISABLE=1 means none.
 
     say: takes a line. quiet_s: seconds before the first line. is_kept: the finished bar stays on the screen.

@@ -1,14 +1,12 @@
 """What a run writes into its folder: log lines, numbers and pictures (`Experiment`), by writers; one run at a time.
 
-Writers are the history, the report, TensorBoard, W&B, and those of `logging.writers`. Only rank 0 has writers.
+Writers are the history with its report, TensorBoard, W&B, and those of `logging.writers`. Only rank 0 has writers.
 """
 
-import errno
 import fcntl
 import json
 import logging
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -24,8 +22,7 @@ import numpy as np
 import torch
 
 from utils import VERSION, utils_dist
-from utils.dist.gpu import device_name
-from utils.dist.state import STATUS_NAME
+from utils.dist import gpu, state
 from utils.errors import OptionError
 from utils.files import OTHER_ROOT, claim_run_folder, write_whole, writing
 from utils.image import comparison_strip, imwrite_rgb
@@ -34,7 +31,7 @@ from utils.options.load import shown_argument
 from utils.options.models import LoggingOptions
 from utils.options.section import Registry, flat, import_parts
 from utils.run import checkpoint, history
-from utils.run.checkpoint import DataOrder, Progress, own_checkpoint
+from utils.run.checkpoint import DataOrder, Progress
 from utils.run.measure import Health, Measured, StepTimer, log_values
 from utils.run.progress import duration
 
@@ -47,7 +44,7 @@ WRITERS = Registry("log writer")  # of `logging.writers`; the others have keys o
 # What a run writes into its folder.
 WRITTEN = (
     "log", "options", "checkpoints", "models", "images", history.LINES_NAME, history.HISTORY_NAME, history.CURVES_NAME,
-    history.REPORT_NAME, history.ENVIRONMENT_NAME, STATUS_NAME, "tb_logger", "wandb", ".lock", "nonfinite_*.json",
+    history.REPORT_NAME, history.ENVIRONMENT_NAME, state.STATUS_NAME, "tb_logger", "wandb", ".lock", "nonfinite_*.json",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 # A rank that was killed a moment ago may still be ending. The lock of a host that crashed lasts until the file server
@@ -113,10 +110,10 @@ class Experiment:
             self.to_writers("image", f"val/{name}", strip, progress.step)
         self.to_writers("scalars", scalars, progress.step)  # last: the report shows the pictures
 
-    def save(self, name: str, state: Callable[[], dict[str, Any]], progress: Progress) -> None:
+    def save(self, name: str, state_of: Callable[[], dict[str, Any]], progress: Progress) -> None:
         """checkpoints/checkpoint_<name>.pth: the state of the model plus the position, the options and the versions.
 
-        state: called on rank 0 only, for it copies all weights and moments to the CPU.
+        state_of: called on rank 0 only, for it copies all weights and moments to the CPU.
         """
         is_again = name == "latest" and progress.saved == progress.step
         if name == "latest":
@@ -124,11 +121,11 @@ class Experiment:
         if not self.is_main:
             return
         begin = time.perf_counter()
-        path = own_checkpoint(self.folder, name)
+        path = checkpoint.own_checkpoint(self.folder, name)
         position = {**asdict(progress), "order": asdict(self.order), "world_size": utils_dist.get_world_size()}
         position["version"] = VERSION
         keep = 0 if is_again else self.options["train"]["keep_checkpoints"]
-        checkpoint.save({**state(), **position, "options": self.options}, path, keep)
+        checkpoint.save({**state_of(), **position, "options": self.options}, path, keep)
         logger.info("saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin)
 
     def close(self) -> None:
@@ -179,11 +176,11 @@ def _take_lock(path: Path) -> BinaryIO:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
         except OSError as e:
-            if e.errno not in (errno.EACCES, errno.EAGAIN):
-                logger.warning("%s cannot be locked (%s): start no second run in this folder", path, e.strerror)
-                return file
-        file.seek(0)
+            logger.warning("%s cannot be locked (%s): start no second run in this folder", path, e.strerror)
+            return file
         holder = file.read().decode(errors="replace").strip()
         is_elsewhere = holder.startswith("process ") and f" on {socket.gethostname()}," not in holder
         if is_elsewhere and not is_told:
@@ -212,10 +209,10 @@ def write_environment(folder: Path, parameters: int) -> None:
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
         "SpikeVRT": VERSION,
         "commit": commit.strip() or None,
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
         "torch": torch.__version__,
         "CUDA": torch.version.cuda if device.type == "cuda" else None,
-        "device": device_name(device),
+        "device": gpu.device_name(device),
         "ranks": utils_dist.get_world_size(),
         "parameters": f"{parameters / 1e6:.2f} M",
     }
@@ -232,8 +229,7 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, step: int, options: dict[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams
+        from torch.utils.tensorboard import SummaryWriter, summary
 
         before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
@@ -246,8 +242,8 @@ class TensorBoardWriter:
         with best_effort(str(folder)):
             self.writer.add_text("options", "\n".join(f"    {line}" for line in lines), step)  # indented: verbatim
             # add_hparams would write a second run. TensorBoard takes the metrics from the scalars of this one.
-            for summary in hparams(values, dict.fromkeys(METRICS)):
-                self.writer.file_writer.add_summary(summary)
+            for part in summary.hparams(values, dict.fromkeys(METRICS)):
+                self.writer.file_writer.add_summary(part)
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items():
@@ -278,7 +274,7 @@ class WandbWriter:
             "project": section.wandb_project, "entity": section.wandb_entity, "name": options["task"],
             "dir": str(folder), "id": run_id, "resume": "allow" if run_id else None, "config": options,
         }  # fmt: skip
-        stdin = sys.stdin
+        self.image_of, stdin = wandb.Image, sys.stdin
         try:
             # On a terminal, without a key, wandb would wait for one, and store it.
             with open(os.devnull, encoding="utf-8") as sys.stdin:
@@ -297,9 +293,7 @@ class WandbWriter:
         self.run.log(values, step=step)
 
     def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        import wandb
-
-        self.run.log({tag: wandb.Image(rgb)}, step=step)
+        self.run.log({tag: self.image_of(rgb)}, step=step)
 
     def close(self) -> None:
         self.run.finish()
