@@ -116,6 +116,14 @@ def test_a_full_disk_cuts_no_line_and_later_entries_are_written_again(tmp_path):
     assert [strict(line)["step"] for line in (tmp_path / LINES_NAME).read_text().splitlines()] == [1, 4]
 
 
+def test_curves_that_cannot_be_drawn_cost_no_entry_of_the_history(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # not installed
+    write(tmp_path, [1, 2], tag="val/psnr")
+
+    assert steps_of(tmp_path, "val/psnr") == [1, 2]
+    assert caplog.text.count("cannot write the report of the run") == 1
+
+
 def write_run(folder, scalars, factor=1.0):
     folder.mkdir(parents=True)
     history = HistoryWriter(folder, 0)

@@ -23,11 +23,11 @@ _unwritten: set[str] = set()  # what could not be written at the last attempt
 
 
 @contextmanager
-def best_effort(what: str) -> Iterator[None]:
-    """The body writes something that the run does not need: on an error warn once and go on."""
+def best_effort(what: str, *errors: type[Exception]) -> Iterator[None]:
+    """The body writes what the run does not need: on an error of writing, or one of `errors`, warn once and go on."""
     try:
         yield
-    except (OSError, DataError) as e:
+    except (OSError, DataError, *errors) as e:
         if what not in _unwritten:
             _unwritten.add(what)
             text = str(e.what if isinstance(e, DataError) else e)

@@ -3,7 +3,6 @@
 Images are (H, W, 3) uint8 RGB.
 """
 
-import itertools
 import logging
 import math
 import os
@@ -67,7 +66,7 @@ class VideoReader:
             if not stamps:
                 raise OSError(0, "no frame can be decoded")
         self.num_frames, self.fps = len(stamps), float(fps)
-        if None in stamps or any(a >= b for a, b in itertools.pairwise(stamps)):
+        if None in stamps or stamps != sorted(set(stamps)):
             logger.warning("%s: the frames have no usable time stamps; taken as %.3f a second", path, self.fps)
             stamps = [i / fps for i in range(len(stamps))]
         self.times: list[Fraction] = stamps

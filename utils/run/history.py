@@ -92,7 +92,7 @@ class HistoryWriter:
         if not self.is_behind:
             return
         self.is_behind = False
-        with best_effort("the report of the run"):
+        with best_effort("the report of the run", Exception):  # nor does a fault of the plot cost the history
             history = read_history(self.folder)
             curves = encoded(draw_panels({"": history}))
             plain = {tag: [[step, _plain(value)] for step, value in entries] for tag, entries in history.items()}

@@ -58,7 +58,7 @@ def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int = 3, w
 def peak_memory_gb() -> float:
     """Most memory so far, in GB (1e9 bytes): of torch's tensors on this rank's GPU, of the process without one."""
     if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated() / 1e9
+        return torch.cuda.max_memory_allocated() / GB
     return process.peak_process_gb()
 
 
