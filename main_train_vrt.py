@@ -15,7 +15,6 @@ import math
 import signal
 import socket
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -154,8 +153,7 @@ class Training:
         """Task and results, ranks, data, batch, network and schedule in words. Collective."""
         opt, train, section, loader = self.opt, self.opt.train, self.opt.datasets.train, self.loader
         places = utils_dist.gather_objects((socket.gethostname(), gpu.device_name(self.model.device)))
-        ranks, hosts = len(places), len({host for host, _ in places})
-        kinds = Counter(device for _, device in places)
+        ranks, hosts, devices = len(places), len({host for host, _ in places}), [device for _, device in places]
 
         values, channels = section.plain(), opt.spike_channels
         spike = values.get("spike")
@@ -172,7 +170,7 @@ class Training:
         return {
             "Task": f"{opt.task} ({opt.opt_path}), results in {opt.folder}",
             "Ranks": f"{ranks} on {hosts} host{'s' * (hosts > 1)}: "
-            + ", ".join(f"{count} x {device}" for device, count in kinds.items()),
+            + ", ".join(f"{devices.count(device)} x {device}" for device in dict.fromkeys(devices)),
             "Data": f"{loader.sampler.dataset_len:,} samples an epoch{size}; {spikes}; {test}",
             "Batch": f"{batch} a rank x {ranks} ranks x {accumulated} accumulated = {batch * ranks * accumulated}; "
             f"{section.dataloader_num_workers * ranks} loader workers in all",

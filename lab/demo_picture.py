@@ -22,7 +22,7 @@ from PIL import Image
 from scripts import plot_history, show_sample, spike_tool
 from tests.pages import headless_browser
 from tests.terminal import in_terminal, screen
-from utils.image import imread_rgb, imwrite_rgb, panels_of, side_by_side
+from utils.image import comparison_strip, imread_rgb, imwrite_rgb, panels_of
 from utils.video import VideoReader
 
 OUT, SAMPLE = Path("docs/images"), "options/vrt/000_train_vrt_sample_rgbspike.json"
@@ -45,8 +45,7 @@ def moving_picture(path: Path) -> None:
         rows = []
         for strip in strips:
             panels = panels_of(strip[:, : strip.shape[1] // 4 * 4], PANELS)
-            shown = {name: panels[name] for name in PANELS[:3]}
-            rows.append(side_by_side(list(shown.values()), list(shown), shown["restored"].shape[:2]))
+            rows.append(comparison_strip({name: panels[name] for name in PANELS[:3]}))
         pictures.append(Image.fromarray(np.concatenate(rows)))
     rest = [*pictures[1:], *pictures[-2:0:-1]]  # there and back
     pictures[0].save(path, save_all=True, append_images=rest, duration=200, loop=0, quality=60, method=6)

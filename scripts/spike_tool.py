@@ -35,7 +35,7 @@ from scripts.parts.exit_codes import tracked, with_exit_code
 from scripts.parts.spike_guess import Candidate, add_geometry, candidates, in_words, info, the_geometry
 from utils.errors import DataError, OptionError
 from utils.files import publish_folder, refuse_existing, scratch_folder
-from utils.image import IMAGE_SUFFIXES, imwrite_rgb, side_by_side
+from utils.image import IMAGE_SUFFIXES, comparison_strip, imwrite_rgb
 from utils.options.load import Sources, apply_override
 from utils.video import VIDEO_SUFFIXES, VideoWriter
 
@@ -229,8 +229,8 @@ def panels(images: dict[str, np.ndarray]) -> np.ndarray:
     """Grey images (h, w) uint8 side by side under their names, enlarged where small: (H, W, 3) uint8."""
     height, width = next(iter(images.values())).shape
     factor = max(1, LEAST_HEIGHT // height)
-    shown = [np.repeat(image[..., None], 3, axis=2) for image in images.values()]
-    return side_by_side(shown, list(images), (factor * height, factor * width))
+    shown = {name: np.repeat(image[..., None], 3, axis=2) for name, image in images.items()}
+    return comparison_strip(shown, (factor * height, factor * width))
 
 
 def convert(command: argparse.Namespace) -> None:

@@ -13,8 +13,7 @@ from lab import compare_curves
 from scripts.compare_runs import main as compare
 from scripts.plot_history import main
 from utils.errors import DataError
-from utils.run.history import HISTORY_NAME, LINES_NAME, read_history, smoothed
-from utils.run.writers import HistoryWriter, ReportWriter
+from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter, read_history, smoothed
 
 
 def write(folder, steps, start=0, tag="train/loss", factor=1.0):
@@ -39,8 +38,9 @@ def test_values_that_are_not_finite_are_null_in_the_files_and_nan_for_readers(tm
     assert strict((tmp_path / LINES_NAME).read_text()) == {"step": 5, "a": None, "b": None, "c": 0.1}
     history = read_history(tmp_path)
     assert math.isnan(history["a"][0][1]) and math.isnan(history["b"][0][1]) and history["c"] == [[5, 0.1]]
-    ReportWriter(tmp_path).scalars({"val/psnr": math.nan}, 5)
-    assert strict((tmp_path / HISTORY_NAME).read_text()) == {"a": [[5, None]], "b": [[5, None]], "c": [[5, 0.1]]}
+    HistoryWriter(tmp_path, 5).scalars({"val/psnr": math.nan}, 6)
+    whole = {"a": [[5, None]], "b": [[5, None]], "c": [[5, 0.1]], "val/psnr": [[6, None]]}
+    assert strict((tmp_path / HISTORY_NAME).read_text()) == whole
 
 
 def test_a_resume_drops_later_entries_once_and_doubles_no_step(tmp_path):
@@ -101,7 +101,7 @@ def test_a_run_of_an_older_version_is_read_and_continued(tmp_path):
 
 def test_a_full_disk_cuts_no_line_and_later_entries_are_written_again(tmp_path):
     script = (
-        "import resource, signal, sys; from pathlib import Path; from utils.run.writers import HistoryWriter\n"
+        "import resource, signal, sys; from pathlib import Path; from utils.run.history import HistoryWriter\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); writer = HistoryWriter(Path(sys.argv[1]), 0)\n"
         "limits = resource.getrlimit(resource.RLIMIT_FSIZE); writer.scalars({'a': 1.0}, 1)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (30, limits[1]))\n"
@@ -116,13 +116,20 @@ def test_a_full_disk_cuts_no_line_and_later_entries_are_written_again(tmp_path):
     assert [strict(line)["step"] for line in (tmp_path / LINES_NAME).read_text().splitlines()] == [1, 4]
 
 
+def test_curves_that_cannot_be_drawn_cost_no_entry_of_the_history(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # not installed
+    write(tmp_path, [1, 2], tag="val/psnr")
+
+    assert steps_of(tmp_path, "val/psnr") == [1, 2]
+    assert caplog.text.count("cannot write the report of the run") == 1
+
+
 def write_run(folder, scalars, factor=1.0):
     folder.mkdir(parents=True)
-    history, report = HistoryWriter(folder, 0), ReportWriter(folder)
+    history = HistoryWriter(folder, 0)
     for step in (1, 2, 3):
         history.scalars(dict.fromkeys(scalars, factor * step), step)
-    report.scalars({"train/loss": 0.0}, 3)  # without a validation: the files are written at the end
-    report.close()
+    history.close()  # without a validation: the files are written at the end
     return folder
 
 

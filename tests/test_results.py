@@ -20,7 +20,7 @@ from utils.image import comparison, comparison_strip, imwrite_rgb
 from utils.logger import setup_logging
 from utils.metrics import METRICS, collect, json_bytes, score_text
 from utils.options.load import shown_argument
-from utils.run.writers import HistoryWriter, ReportWriter
+from utils.run.history import HistoryWriter
 
 
 def entry(name, values, bonus=3.0):
@@ -157,7 +157,7 @@ def run(tmp_path):
     before = root.handlers[:], root.level
     setup_logging(0, folder / "log" / "train.log")
     log = logging.getLogger("utils.run")
-    writers = HistoryWriter(folder, 0), ReportWriter(folder)
+    writer = HistoryWriter(folder, 0)
     (folder / "options").mkdir()
     (folder / "options" / "options.json").write_text(json.dumps({"task": "<first>"}))
     (folder / "environment.json").write_text(json.dumps({"command": "main_train_vrt.py --opt <file>", "torch": "2"}))
@@ -171,8 +171,7 @@ def run(tmp_path):
             for clip in CLIPS:
                 imwrite_rgb(folder / "images" / clip / f"{step}.png", strip(value=120 if step == 200 else 90))
             values |= {"val/psnr": 31.0 - step / 100, "val/psnr_input": 25.0, "val/ssim": 0.9, "val/ssim_input": 0.7}
-        for writer in writers:
-            writer.scalars(values, step)
+        writer.scalars(values, step)
     for handler in root.handlers:
         handler.close()
     root.handlers[:], root.level = before
@@ -217,8 +216,7 @@ def test_twelve_large_clips_make_a_page_of_bounded_size(tmp_path):
     for clip in range(1, 12):
         (tmp_path / "images" / str(clip)).mkdir()
         os.link(tmp_path / "images" / "0" / "1.png", tmp_path / "images" / str(clip) / "1.png")
-    for writer in (HistoryWriter(tmp_path, 0), ReportWriter(tmp_path)):
-        writer.scalars({"val/psnr": 30.0}, 1)
+    HistoryWriter(tmp_path, 0).scalars({"val/psnr": 30.0}, 1)
 
     assert (tmp_path / "report.html").read_text().count('type="range"') == 12
     assert (tmp_path / "report.html").stat().st_size < 16e6

@@ -39,25 +39,30 @@ def write_whole(path: str | Path, content: bytes) -> None:
     """Write a file that is whole or absent, also on a full disk or after a kill. Makes the folder."""
     path = Path(path)
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # one of tempfile ignores the umask
+        temporary = temporary_beside(path)
         try:
-            with open(temporary, "xb") as file:
-                file.write(content)
+            temporary.write_bytes(content)
             os.replace(temporary, path)
-        except BaseException:
+        finally:
             temporary.unlink(missing_ok=True)
-            raise
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name for a file that becomes `path` once it is whole. Makes the folder. One of tempfile ignores the umask."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}")
 
 
 @contextmanager
 def writing(
-    path: Path, do: str = "free some space or choose another folder, then start the same command again"
+    path: Path,
+    do: str = "free some space or choose another folder, then start the same command again",
+    errors: tuple[type[Exception], ...] = (OSError,),
 ) -> Iterator[None]:
-    """An OSError in the block becomes a DataError about the file or folder `path`. do: the advice of that error."""
+    """One of `errors` in the block becomes a DataError about the file or folder `path`. do: its advice."""
     try:
         yield
-    except OSError as e:
+    except errors as e:
         needed = "room on the disk, and permission to write"
         raise DataError(f"cannot write: {e.strerror or e}", str(path), needed, do) from e
 

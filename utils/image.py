@@ -88,27 +88,25 @@ def comparison(
     return panels
 
 
-def comparison_strip(panels: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The panels of `comparison` side by side at the size of "restored", (H', W', 3) uint8."""
-    return side_by_side(list(panels.values()), list(panels), panels["restored"].shape[:2])
+def comparison_strip(panels: Mapping[str, np.ndarray], size: tuple[int, int] | None = None) -> np.ndarray:
+    """Panels (h, w, 3) uint8 in one row under their names, each enlarged by repetition: (H', W', 3) uint8.
 
-
-def side_by_side(images: Sequence[np.ndarray], labels: Sequence[str], size: tuple[int, int]) -> np.ndarray:
-    """Images (h, w, 3) in one row, each enlarged to `size` (height, width) by repetition; names above them."""
-    (height, width), white, font = size, (255, 255, 255), cv2.FONT_HERSHEY_SIMPLEX
+    size: (height, width) of a panel; default: that of "restored".
+    """
+    (height, width), white, font = size or panels["restored"].shape[:2], (255, 255, 255), cv2.FONT_HERSHEY_SIMPLEX
     gap = np.full((LABEL_HEIGHT + height, GAP, 3), 255, np.uint8)
     row = []
-    for text, image in zip(labels, images, strict=True):
+    for name, image in panels.items():
         label = np.full((LABEL_HEIGHT, width, 3), 32, np.uint8)
-        cv2.putText(label, text, (4, LABEL_HEIGHT - 5), font, 0.42, white, 1, cv2.LINE_AA)
-        if image.shape[:2] != size:
+        cv2.putText(label, name, (4, LABEL_HEIGHT - 5), font, 0.42, white, 1, cv2.LINE_AA)
+        if image.shape[:2] != (height, width):
             image = cv2.resize(image, (width, height), interpolation=cv2.INTER_NEAREST)
         row += [np.concatenate((label, image)), gap]
     return np.concatenate(row[:-1], axis=1)
 
 
 def panels_of(strip: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Name -> (H, W, 3) uint8 of the panels of a strip from `side_by_side` with these labels."""
+    """Name -> (H, W, 3) uint8 of the panels of a strip from `comparison_strip`."""
     step = (strip.shape[1] + GAP) // len(names)
     return {name: strip[LABEL_HEIGHT:, i * step : (i + 1) * step - GAP] for i, name in enumerate(names)}
 

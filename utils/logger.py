@@ -23,11 +23,11 @@ _unwritten: set[str] = set()  # what could not be written at the last attempt
 
 
 @contextmanager
-def best_effort(what: str) -> Iterator[None]:
-    """The body writes something that the run does not need: on an error warn once and go on."""
+def best_effort(what: str, *errors: type[Exception]) -> Iterator[None]:
+    """The body writes what the run does not need: on an error of writing, or one of `errors`, warn once and go on."""
     try:
         yield
-    except (OSError, DataError) as e:
+    except (OSError, DataError, *errors) as e:
         if what not in _unwritten:
             _unwritten.add(what)
             text = str(e.what if isinstance(e, DataError) else e)
@@ -86,16 +86,7 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
     """
     logging.captureWarnings(True)
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of its font cache
-    root = logging.getLogger()
-    root.handlers.clear()
-    if rank != 0:
-        handler: logging.Handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_Line(f"[rank {rank}] %(message)s"))
-        root.addHandler(handler)
-        root.setLevel(logging.WARNING)
-        return
-    root.setLevel(logging.INFO)
-    handlers: list[logging.Handler] = [_Stdout()]
+    handlers: list[logging.Handler] = [_Stdout() if rank == 0 else logging.StreamHandler(sys.stderr)]
     handlers[0].set_name("stdout")
     if log_file is not None:
         with writing(log_file, OTHER_ROOT):
@@ -103,6 +94,9 @@ def setup_logging(rank: int, log_file: Path | None = None) -> None:
             handlers += [_LogFile(log_file), _Warnings(log_file.with_name(Path(WARNINGS_NAME).name))]
         handlers[1].set_name(str(log_file))
         handlers[2].setLevel(logging.WARNING)
+    root = logging.getLogger()
+    root.handlers.clear()
+    root.setLevel(logging.WARNING if rank else logging.INFO)
     for handler in handlers:
-        handler.setFormatter(_Line("[%(asctime)s] %(mark)s%(message)s", TIME))
+        handler.setFormatter(_Line(f"[rank {rank}] %(message)s" if rank else "[%(asctime)s] %(mark)s%(message)s", TIME))
         root.addHandler(handler)

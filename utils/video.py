@@ -3,23 +3,21 @@
 Images are (H, W, 3) uint8 RGB.
 """
 
-import itertools
 import logging
 import math
 import os
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import av.logging
 import cv2
 import numpy as np
 
 from utils.errors import DataError
+from utils.files import temporary_beside, writing
 
 logger = logging.getLogger(__name__)
 
@@ -59,16 +57,16 @@ class VideoReader:
         stamps: list[Fraction | None] = []
         with self._errors("not a video"), open_container(str(self.path)) as container:
             if not container.streams.video:
-                raise self._unreadable("the file holds no video")
+                raise OSError(0, "the file holds no video")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             for frame in container.decode(stream):
                 stamps.append(None if frame.pts is None else frame.pts * frame.time_base)
             fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
-        if not stamps:
-            raise self._unreadable("no frame can be decoded")
+            if not stamps:
+                raise OSError(0, "no frame can be decoded")
         self.num_frames, self.fps = len(stamps), float(fps)
-        if None in stamps or any(a >= b for a, b in itertools.pairwise(stamps)):
+        if None in stamps or stamps != sorted(set(stamps)):
             logger.warning("%s: the frames have no usable time stamps; taken as %.3f a second", path, self.fps)
             stamps = [i / fps for i in range(len(stamps))]
         self.times: list[Fraction] = stamps
@@ -85,41 +83,37 @@ class VideoReader:
             if self._kept:
                 one = next(iter(self._kept.values()))
                 first = index - max(1, KEPT_BYTES // one.nbytes)
-            self._frames, self._next = _decoded(self.path, lambda number: number >= first), 0
+            self._frames, self._next = _decoded(self.path, first), 0
         self._kept = {}
         with self._errors(f"frame {self._next} of {self.num_frames} cannot be decoded"):
             while self._next <= index:
                 frame = next(self._frames, None)
                 if frame is None:
-                    raise self._unreadable(f"frame {self._next} of {self.num_frames} cannot be decoded")
-                if frame.size and self._next >= first:
+                    raise OSError(0, "the video ends there")
+                if self._next >= first:
                     self._kept[self._next] = frame
                 self._next += 1
         return self._kept[index]
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        if not self.path.is_file():
-            raise self._unreadable("no such file")
         try:
             yield
         except FFMPEG_ERRORS as e:
-            raise self._unreadable(f"{what} ({self.path.stat().st_size} bytes): {e.strerror}") from e
-
-    def _unreadable(self, what: str) -> DataError:
-        do = "play it in a player, or give its frames as a folder"
-        return DataError(what, str(self.path), "a video that FFmpeg can decode", do)
+            size = f" ({self.path.stat().st_size} bytes)" if self.path.is_file() else ""
+            expected, do = "a video that FFmpeg can decode", "play it in a player, or give its frames as a folder"
+            raise DataError(f"{what}{size}: {e.strerror}", str(self.path), expected, do) from e
 
 
-def _decoded(path: Path, is_wanted: Callable[[int], bool]) -> Iterator[np.ndarray]:
-    """All frames in order; those that are not wanted as empty arrays, not converted."""
+def _decoded(path: Path, first: int) -> Iterator[np.ndarray]:
+    """All frames in order; those before number `first` as empty arrays, not converted."""
     # Not a method: in a reference cycle with the reader, the file could stay open until a forked worker collects it,
     # and that worker would wait for decoder threads that a fork does not copy.
     with open_container(str(path)) as container:
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         for number, frame in enumerate(container.decode(stream)):
-            if not is_wanted(number):
+            if number < first:
                 yield np.empty(0, np.uint8)
                 continue
             # Of the display matrix: quarter turns, counter-clockwise, as phones write them.
@@ -142,14 +136,12 @@ class VideoWriter:
         self._fps, self._times = Fraction(fps).limit_denominator(100_000), times
         denominators = [time.denominator for time in times] if times else [self._fps.numerator]
         self._clock = min(math.lcm(*denominators), FINEST_CLOCK)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # One of tempfile ignores the umask.
-        self._temporary = self.path.with_name(f".{self.path.stem}.{uuid.uuid4().hex[:8]}{self.path.suffix}")
+        self._temporary = temporary_beside(self.path)
         self._out: av.container.OutputContainer | None = None
         self._count = 0
 
     def write(self, frame: np.ndarray) -> None:
-        with self._errors():
+        with writing(self.path, errors=FFMPEG_ERRORS):
             if self._out is None:
                 self._open(*frame.shape[:2])
             if frame.shape[:2] != (self._stream.height, self._stream.width):
@@ -158,8 +150,8 @@ class VideoWriter:
             image = av.VideoFrame.from_ndarray(frame, format="rgb24")
             image = image.reformat(format=self._stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG")
             image.time_base = Fraction(1, self._clock)
-            image.pts = round(self._time(self._count) * self._clock)
-            image.duration = round(self._time(self._count + 1) * self._clock) - image.pts
+            time = self._times[self._count] if self._times else self._count / self._fps
+            image.pts = round(time * self._clock)
             self._out.mux(self._stream.encode(image))
             self._count += 1
 
@@ -168,7 +160,7 @@ class VideoWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            with self._errors():
+            with writing(self.path, errors=FFMPEG_ERRORS):
                 try:
                     if kind is None and self._out:
                         self._out.mux(self._stream.encode())
@@ -186,14 +178,6 @@ class VideoWriter:
         finally:
             self._temporary.unlink(missing_ok=True)
 
-    def _time(self, number: int) -> Fraction:
-        """Seconds at which frame `number` is shown; the last one is shown as long as the one before it."""
-        if self._times is None:
-            return number / self._fps
-        if number < len(self._times):
-            return self._times[number]
-        return self._times[-1] + (self._times[-1] - self._times[-2] if len(self._times) > 1 else 1 / self._fps)
-
     def _open(self, height: int, width: int) -> None:
         if self.chroma == "420" and (height % 2 or width % 2):
             logger.info("%s: the last row or column is repeated, as %s x %s is odd", self.path, width, height)
@@ -209,11 +193,3 @@ class VideoWriter:
         self._stream.time_base = context.time_base = Fraction(1, self._clock)
         context.color_range = LIMITED
         context.colorspace = context.color_primaries = context.color_trc = BT709
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except FFMPEG_ERRORS as e:
-            do = "free some space, then start the same command again"
-            raise DataError(f"the video could not be written: {e.strerror}", str(self.path), "a whole file", do) from e

@@ -10,7 +10,6 @@ checkpoint come weights, averages, moments, the loss scale, the count of skipped
 """
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -41,8 +40,6 @@ NO_DIFFERENCE = ("opt_path", "task", "path")
 OF_SCORES = ("datasets.test.", "val.", "metric.")
 NO_SCORE = ("val.save_img", "val.batch_tiles", "datasets.test.dataloader_", "datasets.test.cache_data")
 
-_PLAIN = (str, int, float, bool, type(None), torch.Tensor)
-
 
 def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     """Write `state` to `path` atomically. Returns only when file, sidecar and folder are on the disk.
@@ -52,10 +49,7 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
     Raises CheckpointError where `state` holds anything but plain types and tensors (it could not be loaded with
     ``weights_only=True``), where the disk is too full, or where writing fails; the former file is left as it was.
     """
-    check_plain(state)
-    sizes: list[int] = []  # of all tensors: together nearly the size of the file
-    utils_dist.map_tensors(state, lambda tensor: sizes.append(tensor.nbytes))
-    need_mb, sidecar = 1.2 * sum(sizes) / 2**20, _sidecar(path)
+    need_mb, sidecar = 1.2 * _plain_bytes(state) / 2**20, Path(f"{path}.sha256")
     temp, sidecar_temp = (file.with_name(f".{file.name}.{os.getpid()}.tmp") for file in (path, sidecar))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,27 +58,25 @@ def save(state: dict[str, Any], path: Path, keep: int | None = 1) -> None:
             raise CheckpointError(what, str(path), f"at least {need_mb:.0f} MB", ROOM)
         _sweep(path)
         with open(temp, "wb") as file:
-            writer = _HashingWriter(file)
-            torch.save(state, writer)
-            file.flush()
-            os.fsync(file.fileno())
+            torch.save(state, file)
+        _sync(temp)
         if keep is None:
             os.replace(temp, path)
             return
-        with open(sidecar_temp, "w") as file:
-            file.write(writer.sha256.hexdigest() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        sidecar_temp.write_text(f"{sha256_of(temp)}\n")
+        _sync(sidecar_temp)
         if keep and path.exists() and _fault(path) is None:  # a damaged newest one is not kept
+            endings = ("", *range(2, keep + 1))
+            versions = [path, *(path.with_name(f"{path.stem}_previous{end}{path.suffix}") for end in endings)]
             for number in range(keep, 0, -1):  # each version becomes the one before
-                newer, older = _previous(path, number - 1), _previous(path, number)
+                newer, older = versions[number - 1], versions[number]
                 if newer.exists():
-                    _link(_sidecar(newer), _sidecar(older))
+                    _link(Path(f"{newer}.sha256"), Path(f"{older}.sha256"))
                     _link(newer, older)
         sidecar.unlink(missing_ok=True)  # meanwhile the file, old or new, is taken as it is
         os.replace(temp, path)
         os.replace(sidecar_temp, sidecar)
-        _fsync_folder(path.parent)
+        _sync(path.parent)
     except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
         room = f"a writable folder with room for {need_mb:.0f} MB ({free_bytes(path.parent) / 2**20:.0f} MB are free)"
         raise CheckpointError(f"cannot write the checkpoint: {e}", str(path), room, ROOM) from e
@@ -125,37 +117,27 @@ def exists(path: Path) -> bool:
     return os.path.lexists(path) or any(_versions(path))
 
 
-def check_plain(value: Any, where: str = "state") -> None:
-    """Raises CheckpointError, naming the place, for anything that ``weights_only=True`` would refuse."""
+def _plain_bytes(value: Any, where: str = "state") -> int:
+    """Bytes of all tensors in a state: nearly those of its file.
+
+    Raises CheckpointError, naming the place, for anything that ``weights_only=True`` would refuse.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
     if isinstance(value, dict):
-        for key, item in value.items():
-            check_plain(key, f"{where} (a key)")
-            check_plain(item, f"{where}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            check_plain(item, f"{where}[{index}]")
-    elif type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
+        keys = sum(_plain_bytes(key, f"{where} (a key)") for key in value)
+        return keys + sum(_plain_bytes(item, f"{where}[{key!r}]") for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return sum(_plain_bytes(item, f"{where}[{index}]") for index, item in enumerate(value))
+    if type(value) not in (str, int, float, bool, type(None)):
         what = f"{type(value).__name__} in a checkpoint"
         raise CheckpointError(what, where, "plain types and tensors only", "convert it before saving")
-
-
-class _HashingWriter:
-    """A binary file that hashes what is written, so that the bytes need not be read again."""
-
-    def __init__(self, file: Any) -> None:
-        self.file, self.sha256 = file, hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.sha256.update(data)
-        return self.file.write(data)
-
-    def flush(self) -> None:
-        self.file.flush()
+    return 0
 
 
 def _fault(path: Path) -> str | None:
     """What is wrong with the file, or None."""
-    sidecar = _sidecar(path)
+    sidecar = Path(f"{path}.sha256")
     try:
         if not sidecar.exists():
             return None  # weights from elsewhere have no sidecar
@@ -184,8 +166,9 @@ def _link(source: Path, target: Path) -> None:
     os.replace(link, target)
 
 
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until the file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as e:
@@ -193,17 +176,6 @@ def _fsync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _sidecar(path: Path) -> Path:
-    return path.with_name(path.name + ".sha256")
-
-
-def _previous(path: Path, number: int) -> Path:
-    """The former version, number 1 the newest; 0: `path` itself."""
-    if number == 0:
-        return path
-    return path.with_name(f"{path.stem}_previous{number if number > 1 else ''}{path.suffix}")
 
 
 def _versions(path: Path) -> list[Path]:
@@ -282,7 +254,7 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
     named = Path(resume)
     if named.is_dir():  # that of a run, or the one of its checkpoints
         named = own_checkpoint(named.parent if named.name == "checkpoints" else named, "latest")
-    if not has_own or _is_of(named, folder):
+    if not has_own or named.parent.resolve() == latest.parent.resolve():
         if not exists(named):
             expected = "an existing file, auto, or null for a fresh start"
             raise CheckpointError("no such checkpoint", str(named), expected, "correct it")
@@ -302,11 +274,6 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
         "task name", named, state["step"],
     )  # fmt: skip
     return Resumed(latest, state)
-
-
-def _is_of(path: Path, folder: Path) -> bool:
-    """Whether `path` lies with the checkpoints of the run in `folder`."""
-    return path.parent.resolve() == own_checkpoint(folder, "latest").parent.resolve()
 
 
 def own_checkpoint(folder: Path, name: str) -> Path:
@@ -348,7 +315,7 @@ def restore_progress(
     folder: of the run. options: all of them, plain and without secrets; those that differ from the checkpoint's are
     logged.
     """
-    state, is_own = resumed.state, _is_of(resumed.path, folder)
+    state, is_own = resumed.state, resumed.path.parent.resolve() == own_checkpoint(folder, "latest").parent.resolve()
     progress = Progress(**{field.name: state.get(field.name, field.default) for field in fields(Progress)})
     was = DataOrder(**state["order"]) if "order" in state else None  # older versions did not write it
     if progress.batch == (was or order).steps:

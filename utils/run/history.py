@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,19 +21,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from utils.errors import DataError
-from utils.files import natural_key
+from utils.files import natural_key, write_whole
 from utils.image import ERROR, imread_rgb, panels_of, render
-from utils.logger import WARNINGS_NAME
+from utils.logger import WARNINGS_NAME, best_effort
 
 if TYPE_CHECKING:  # matplotlib is imported only where a figure is drawn; pyplot, which wants a display, nowhere
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+logger = logging.getLogger(__name__)
+
 LINES_NAME, HISTORY_NAME = "training_history.jsonl", "training_history.json"
 History = dict[str, list[list[float]]]  # {"train/loss": [[step, value], ...], ...}; a value that is not finite is NaN
-COLOURS = tuple(f"C{number}" for number in range(10))
 # A running mean over a twentieth of the entries: smooth enough to compare runs, short enough to show a change.
 SMOOTHED_SHARE, SMOOTHED_LEAST, SMOOTHED_MOST = 20, 3, 200
+# Of the figure of one run, written after each validation: to have them computed doubles its time.
+MARGINS = {"left": 0.07, "bottom": 0.075, "right": 0.94, "top": 0.945, "wspace": 0.2, "hspace": 0.32}
 GREY = "0.35"
 REPORT_NAME, CURVES_NAME, ENVIRONMENT_NAME = "report.html", "curves.png", "environment.json"
 # At most 12 clips have strips; at this width a page takes about 5 MB, and never more than 16.
@@ -41,11 +45,74 @@ SHOWN_ROWS, SHOWN_WARNINGS = 50, 40  # the newest ones
 PANELS_NAME = "panels.json"  # in images/: names of the panels of a strip, from left to right
 
 
+class HistoryWriter:
+    """Writes the history of a run; after each validation and at the end also its curves and its report.
+
+    An entry is appended at once, at the same cost at any length of the file: a process that dies loses at most the line
+    that it is writing. start: step of the checkpoint that the run resumes from, or 0.
+    """
+
+    def __init__(self, folder: Path, start: int) -> None:
+        self.folder, self.file, self.start = folder, folder / LINES_NAME, start
+        self.is_ready, self.is_behind = False, False
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        self.is_behind = True
+        with best_effort(str(self.file)):
+            if not self.is_ready:
+                self._drop_repeated(values, step)
+            line = _line({"step": step} | {tag: _plain(value) for tag, value in values.items()})
+            with open(self.file, "ab", buffering=0) as file:
+                size = file.tell()
+                try:
+                    if file.write(line) < len(line):
+                        raise OSError("the disk is full")
+                except OSError:  # all of the line, or nothing of it
+                    file.truncate(size)
+                    raise
+        if "val/psnr" in values:
+            self.close()
+
+    def _drop_repeated(self, values: Mapping[str, float], step: int) -> None:
+        """Keep no line that is no entry, and none that the run, which begins with these values, writes again.
+
+        It repeats the steps after its start, and a validation that was killed after its entry and before its save.
+        """
+        path = self.file if self.file.is_file() else self.folder / HISTORY_NAME  # that of an older version
+        entries = _entries(path) if self.start and path.is_file() else []
+        if broken := entries.count(None):
+            logger.warning("%s: %d lines are no entries and are left out", path, broken)
+        before = [entry for entry in entries if entry is not None and entry["step"] <= self.start]
+        kept = [entry for entry in before if entry["step"] < step or entry.keys().isdisjoint(values)]
+        write_whole(self.file, b"".join(map(_line, kept)))
+        self.is_ready = True
+
+    def close(self) -> None:
+        """Bring curves, report and training_history.json up to date."""
+        if not self.is_behind:
+            return
+        self.is_behind = False
+        with best_effort("the report of the run", Exception):  # nor does a fault of the plot cost the history
+            history = read_history(self.folder)
+            curves = encoded(draw_panels({"": history}))
+            plain = {tag: [[step, _plain(value)] for step, value in entries] for tag, entries in history.items()}
+            write_whole(self.folder / HISTORY_NAME, json.dumps(plain, allow_nan=False).encode())
+            write_whole(self.folder / CURVES_NAME, curves)
+            write_whole(self.folder / REPORT_NAME, build_report(self.folder, history, curves).encode())
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    return f"{json.dumps(entry, allow_nan=False)}\n".encode()
+
+
+def _plain(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
 def read_history(run: Path) -> History:
     """The history of a run, given as its folder or as one of its two files. Raises DataError where there is none.
 
-    A last line that is not complete, because the run is writing it or was killed in it, does not count. A run of an
-    older version has only the .json.
+    A run of an older version has only the .json.
     """
     path = run
     if run.suffix not in (".json", ".jsonl"):
@@ -53,14 +120,45 @@ def read_history(run: Path) -> History:
     if not path.is_file():
         expected = f"the folder of a run, or its {LINES_NAME} or {HISTORY_NAME}"
         raise DataError(f"no {path}", "the command line", expected, "correct the path")
-    entries = read_whole(path) if path.suffix == ".json" else _read_lines(path)
     history: History = {}
-    for step, values in entries:
-        for tag, value in values.items():
+    for number, entry in enumerate(_entries(path), 1):
+        if entry is None:
+            raise _no_history(f"line {number} is no entry", path)
+        step = entry.pop("step")
+        for tag, value in entry.items():
             if not isinstance(value, int | float | None):
                 raise _no_history(f"{tag} is {value!r} at step {step}", path)
             history.setdefault(tag, []).append([step, math.nan if value is None else value])
     return history
+
+
+def _entries(path: Path) -> list[dict[str, Any] | None]:
+    """The entries of a file of a history by step; None for a line of a .jsonl that is none.
+
+    A last line that is not complete, because the run is writing it or was killed in it, does not count.
+    """
+    if path.suffix == ".jsonl":
+        entries: list[Any] = []
+        for line in path.read_bytes().splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                entries.append(None)
+                with suppress(ValueError):
+                    entries[-1] = json.loads(line)
+        return [e if isinstance(e, dict) and isinstance(e.get("step"), int) else None for e in entries]
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)  # older versions wrote NaN
+        steps: dict[int, dict[str, Any]] = {}
+        for tag, curve in whole.items():
+            for step, value in curve:
+                steps.setdefault(step, {"step": step})[tag] = value
+        return [steps[step] for step in sorted(steps)]
+    except (ValueError, TypeError, AttributeError) as e:
+        raise _no_history(f"no history: {e}", path) from e
+
+
+def _no_history(what: str, path: Path) -> DataError:
+    expected = f"{HISTORY_NAME} or {LINES_NAME}, as a run writes them"
+    return DataError(what, str(path), expected, "give another run, or a copy of the file")
 
 
 def folder_of(run: Path) -> Path:
@@ -84,83 +182,73 @@ def run_names(runs: list[Path]) -> list[str]:
     return names
 
 
-def entry_of(line: bytes) -> dict[str, Any] | None:
-    """A line's entry; None for anything else."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) and isinstance(entry.get("step"), int) else None
-
-
-def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, float | None]]]:
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            return
-        if (entry := entry_of(line)) is None:
-            raise _no_history(f"line {number} is no entry", path)
-        yield entry.pop("step"), entry
-
-
-def read_whole(path: Path) -> Iterator[tuple[int, dict[str, float | None]]]:
-    try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
-        steps: dict[int, dict[str, float | None]] = {}
-        for tag, entries in whole.items():
-            for step, value in entries:
-                steps.setdefault(step, {})[tag] = value
-    except (ValueError, TypeError, AttributeError) as e:
-        raise _no_history(f"no history: {e}", path) from e
-    return iter(sorted(steps.items()))
-
-
-def _no_history(what: str, path: Path) -> DataError:
-    expected = f"{HISTORY_NAME} or {LINES_NAME}, as a run writes them"
-    return DataError(what, str(path), expected, "give another run, or a copy of the file")
-
-
 def draw_panels(histories: Mapping[str, History]) -> Figure:
     """Four panels over the iteration: loss, PSNR, learning rate, speed. histories: name of the run -> its history."""
-    from matplotlib.figure import Figure
+    is_one = len(histories) == 1
+    titles = ("loss", "PSNR, dB", "learning rate", "speed")
+    figure, axes = _empty_figure(histories, titles, 2, (6, 3.75), MARGINS if is_one else None)
+    loss, psnr, rate, speed = axes
 
-    figure = Figure(figsize=(12, 7.5))
-    if len(histories) == 1:  # written after each validation; to have these margins computed doubles its time
-        figure.subplots_adjust(left=0.07, bottom=0.075, right=0.94, top=0.945, wspace=0.2, hspace=0.32)
-    else:
-        figure.set_layout_engine("constrained")
-    loss, psnr, rate, speed = axes = figure.subplots(2, 2).ravel()
-    for axis, title in zip(axes, ("loss", "PSNR, dB", "learning rate", "speed"), strict=True):
-        _dress(axis, title)
-    _draw_loss(loss, histories)
-    _draw_psnr(psnr, histories)
+    means: list[float] = []
+    for x, y, colour in _curves(histories, "train/loss"):
+        mean, window = smoothed(y)
+        loss.plot(x, y, color=colour, linewidth=0.6, alpha=0.35, label="each entry")
+        loss.plot(x, mean, color=colour, linewidth=2.2, label=f"mean of {window} entries" if is_one else "running mean")
+        means.extend(mean[np.isfinite(mean)])
+    if means and min(means) > 0 and max(means) > 10 * min(means):
+        loss.set_yscale("log")
+
+    star = {"linestyle": "", "marker": "*", "markersize": 14, "markeredgecolor": "white", "label": "best"}
+    for x, y, colour in _curves(histories, "val/psnr"):
+        psnr.plot(x, y, color=colour, marker="o", markersize=3.5, label="restored")
+        if np.isfinite(y).any():
+            best = int(np.nanargmax(np.where(np.isfinite(y), y, np.nan)))
+            psnr.plot(x[best], y[best], color=colour, **star)
+            if is_one:
+                psnr.set_title(f"best {y[best]:.2f} at {x[best]:,.0f}", loc="right", fontsize="medium", color=GREY)
+    for x, y, colour in _curves(histories, "val/psnr_input"):
+        psnr.plot(x, y, color=colour, linestyle="--", label="blurry input")
+
     for x, y, colour in _curves(histories, "train/lr"):
         rate.plot(x, y, color=colour, linewidth=1.8)
     rate.ticklabel_format(axis="y", scilimits=(-2, 3))
     rate.set_ylim(bottom=0)
-    _draw_speed(speed, histories)
+
+    for x, y, colour in _curves(histories, "train/it_per_s"):
+        speed.plot(x, y, color=colour, linewidth=1.2, label="iterations per second")
+    if speed.lines:
+        speed.set_ylim(bottom=0)
+        speed.set_ylabel("iterations per second")
+        waits = speed.twinx()
+        waits.spines[["top"]].set_visible(False)
+        waits.set(ylim=(0, 100), ylabel="data wait, % of the time")
+        for x, y, colour in _curves(histories, "train/data_share"):
+            wait = {"color": "C1" if is_one else colour, "linestyle": ":"}
+            waits.plot(x, 100 * y, **wait)
+            speed.plot([], [], label="data wait", **wait)
+
     for axis, tag in zip(axes, ("train/loss", "val/psnr", "train/lr", "train/it_per_s"), strict=True):
         if not axis.lines:
             axis.text(0.5, 0.5, f"no {tag} yet", transform=axis.transAxes, ha="center", va="center", color=GREY)
-    _name_runs(figure, histories)
+    # Places where curves seldom are; to search for an empty one takes long with many entries.
+    for axis, place in ((loss, "upper right"), (psnr, "center right"), (speed, "center left")):
+        lines, names = axis.get_legend_handles_labels()
+        if kinds := dict(
+            zip(names, lines, strict=True)
+        ):  # each kind once, grey where the colours are those of the runs
+            legend = axis.legend(kinds.values(), kinds.keys(), loc=place, fontsize="small", framealpha=0.8)
+            for line in () if is_one else legend.get_lines():
+                line.set_color(GREY)
     return figure
 
 
 def draw_scalars(histories: Mapping[str, History]) -> Figure:
     """One panel per scalar over the iteration."""
-    from matplotlib.figure import Figure
-
     tags = sorted({tag for history in histories.values() for tag in history})
-    columns = min(3, len(tags))
-    rows = -(-len(tags) // columns)
-    figure = Figure(figsize=(4.5 * columns, 3 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat[len(tags) :]:
-        axis.set_visible(False)
-    for axis, tag in zip(axes.flat, tags, strict=False):
-        _dress(axis, tag)
+    figure, axes = _empty_figure(histories, tags, min(3, len(tags)), (4.5, 3))
+    for axis, tag in zip(axes, tags, strict=True):
         for x, y, colour in _curves(histories, tag):
             axis.plot(x, y, color=colour)
-    _name_runs(figure, histories)
     return figure
 
 
@@ -191,83 +279,36 @@ def _curves(histories: Mapping[str, History], tag: str) -> Iterator[tuple[np.nda
     """(steps, values, colour) of each run that has the scalar."""
     for number, history in enumerate(histories.values()):
         if entries := history.get(tag):
-            yield *np.asarray(entries, float).T, COLOURS[number % len(COLOURS)]
+            yield *np.asarray(entries, float).T, f"C{number % 10}"
 
 
-def _draw_loss(axis: Axes, histories: Mapping[str, History]) -> None:
-    finite, name = [], ""
-    for x, y, colour in _curves(histories, "train/loss"):
-        mean, window = smoothed(y)
-        axis.plot(x, y, color=colour, linewidth=0.6, alpha=0.35)
-        axis.plot(x, mean, color=colour, linewidth=2.2)
-        finite.extend(mean[np.isfinite(mean)])
-        name = f"mean of {window} entries" if len(histories) == 1 else "running mean"
-    if finite and min(finite) > 0 and max(finite) > 10 * min(finite):
-        axis.set_yscale("log")
-    kinds = {name: {"linewidth": 2.2}, "each entry": {"linewidth": 0.6, "alpha": 0.5}}
-    _explain(axis, histories, "upper right", kinds)
-
-
-def _draw_psnr(axis: Axes, histories: Mapping[str, History]) -> None:
-    for x, y, colour in _curves(histories, "val/psnr"):
-        axis.plot(x, y, color=colour, marker="o", markersize=3.5)
-        if np.isfinite(y).any():
-            best = int(np.nanargmax(np.where(np.isfinite(y), y, np.nan)))
-            axis.plot(x[best], y[best], color=colour, marker="*", markersize=14, markeredgecolor="white")
-            if len(histories) == 1:
-                axis.set_title(f"best {y[best]:.2f} at {x[best]:,.0f}", loc="right", fontsize="medium", color=GREY)
-    for x, y, colour in _curves(histories, "val/psnr_input"):
-        axis.plot(x, y, color=colour, linestyle="--")
-    kinds = {"restored": {"marker": "o", "markersize": 3.5}, "blurry input": {"linestyle": "--"}}
-    _explain(axis, histories, "center right", kinds | {"best": {"linestyle": "", "marker": "*", "markersize": 11}})
-
-
-def _draw_speed(axis: Axes, histories: Mapping[str, History]) -> None:
-    for x, y, colour in _curves(histories, "train/it_per_s"):
-        axis.plot(x, y, color=colour, linewidth=1.2)
-    if not axis.lines:
-        return
-    axis.set_ylim(bottom=0)
-    axis.set_ylabel("iterations per second")
-    waits = axis.twinx()
-    waits.spines[["top"]].set_visible(False)
-    waits.set(ylim=(0, 100), ylabel="data wait, % of the time")
-    wait = {"linestyle": ":"} | ({"color": COLOURS[1]} if len(histories) == 1 else {})
-    for x, y, colour in _curves(histories, "train/data_share"):
-        waits.plot(x, 100 * y, **{"color": colour} | wait)
-    kinds = {"iterations per second": {"linewidth": 1.2}, "data wait": wait}
-    _explain(axis, histories, "center left", kinds)
-
-
-def _dress(axis: Axes, title: str) -> None:
-    axis.set_title(title, loc="left", fontweight="bold", fontsize="large")
-    axis.set_xlabel("iteration")
-    axis.xaxis.set_major_formatter("{x:,.0f}")
-    axis.xaxis.get_major_locator().set_params(integer=True)  # no tick between two iterations
-    axis.grid(alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def _explain(axis: Axes, histories: Mapping[str, History], place: str, kinds: Mapping[str, dict]) -> None:
-    """A legend of the kinds of lines of a panel that has any, in grey where the colours are those of several runs.
-
-    place: where curves seldom are; to search for an empty one takes long with many entries.
-    """
+def _empty_figure(
+    histories: Mapping[str, History],
+    titles: Sequence[str],
+    columns: int,
+    size: tuple[float, float],
+    margins: dict[str, float] | None = None,
+) -> tuple[Figure, list[Axes]]:
+    """A figure with an empty panel of `size` (inches) for each title and, where there are several, the runs' names."""
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    if not axis.lines:
-        return
-    colour = COLOURS[0] if len(histories) == 1 else GREY
-    lines = [Line2D([], [], **{"color": colour} | style) for style in kinds.values()]
-    axis.legend(lines, list(kinds), loc=place, fontsize="small", framealpha=0.8)
-
-
-def _name_runs(figure: Figure, histories: Mapping[str, History]) -> None:
-    from matplotlib.lines import Line2D
-
+    rows = -(-len(titles) // columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout=None if margins else "constrained")
+    if margins:
+        figure.subplots_adjust(**margins)
+    axes = [figure.add_subplot(rows, columns, number) for number in range(1, len(titles) + 1)]
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, loc="left", fontweight="bold", fontsize="large")
+        axis.set_xlabel("iteration")
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.xaxis.get_major_locator().set_params(integer=True)  # no tick between two iterations
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
     if len(histories) > 1:
-        lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], linewidth=3) for i in range(len(histories))]
+        lines = [Line2D([], [], color=f"C{number % 10}", linewidth=3) for number in range(len(histories))]
         figure.legend(lines, list(histories), loc="outside upper center", ncols=min(4, len(histories)))
+    return figure, axes
 
 
 def build_report(folder: Path, history: History, curves: bytes) -> str:
@@ -282,46 +323,38 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         last = list(scores.values())[-1]
         state.append(f"PSNR {last:.2f} dB, best {scores[best]:.2f} dB at iteration {best:,}")
     shown = [step for step in steps if step == best or step in steps[-SHOWN_ROWS:]][::-1]
-    environment = {}
+
+    warnings: dict[str, tuple[str, int]] = {}  # text -> time of the last one, how often; the newest last
+    recorded = folder / WARNINGS_NAME
+    for line in recorded.read_text(encoding="utf-8").splitlines() if recorded.is_file() else ():
+        with suppress(ValueError):  # a line that was cut by a kill
+            record = json.loads(line)
+            _, count = warnings.pop(record["text"], ("", 0))
+            warnings[record["text"]] = record["time"], count + 1
+    environment: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # the page of a run without it is shown all the same
         environment = json.loads((folder / ENVIRONMENT_NAME).read_text(encoding="utf-8"))
+    images, clips = folder / "images", {}
+    with suppress(OSError, ValueError, DataError):  # likewise
+        names = json.loads((images / PANELS_NAME).read_text(encoding="utf-8"))
+        for file in sorted(images.rglob(f"{steps[-1]}.png"), key=natural_key) if steps else ():
+            panels = panels_of(imread_rgb(file), names)
+            clips[file.parent.relative_to(images).as_posix()] = {k: v for k, v in panels.items() if k != ERROR}
     return render(
         "run",
         title=f"Training: {folder.resolve().name}",
         state="; ".join(state),
         curves=base64.b64encode(curves).decode("ascii"),
-        warnings=list(_warnings(folder / WARNINGS_NAME).items()),
+        warnings=list(warnings.items()),
         shown_warnings=SHOWN_WARNINGS,
         validations=[[step, *(column.get(step, math.nan) for column in columns)] for step in shown],
         best=best,
         left_out=len(steps) - len(shown),
-        clips=_panels(folder / "images", steps[-1]) if steps else {},
+        clips=clips,
         strip_width=STRIP_WIDTH,
         environment=environment,
         options=newest_options(folder / "options"),
     )
-
-
-def _warnings(path: Path) -> dict[str, tuple[str, int]]:
-    """Text -> (time of the last one, how often) of each recorded warning, the newest last."""
-    found: dict[str, tuple[str, int]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        with suppress(ValueError):  # a line that was cut by a kill
-            record = json.loads(line)
-            _, count = found.pop(record["text"], ("", 0))
-            found[record["text"]] = record["time"], count + 1
-    return found
-
-
-def _panels(images: Path, step: int) -> dict[str, dict[str, np.ndarray]]:
-    """Clip -> name -> (H, W, 3) uint8 of the panels of the strips of one validation, without the error."""
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with suppress(OSError, ValueError, DataError):  # the report of a run must not end it
-        names = json.loads((images / PANELS_NAME).read_text(encoding="utf-8"))
-        for file in sorted(images.rglob(f"{step}.png"), key=natural_key):
-            panels = panels_of(imread_rgb(file), names)
-            found[file.parent.relative_to(images).as_posix()] = {k: v for k, v in panels.items() if k != ERROR}
-    return found
 
 
 def newest_options(folder: Path) -> Path | None:

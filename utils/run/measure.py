@@ -14,15 +14,13 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from utils import utils_dist
-from utils.dist import gpu
-from utils.dist.process import peak_process_gb
+from utils.dist import gpu, process
 from utils.files import free_bytes
 from utils.options.models import DatasetsOptions, TrainOptions
 
@@ -60,8 +58,8 @@ def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int = 3, w
 def peak_memory_gb() -> float:
     """Most memory so far, in GB (1e9 bytes): of torch's tensors on this rank's GPU, of the process without one."""
     if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated() / 1e9
-    return peak_process_gb()
+        return torch.cuda.max_memory_allocated() / GB
+    return process.peak_process_gb()
 
 
 class Span:
@@ -181,9 +179,10 @@ class DeviceClock:
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Use | None:
     """The fullest of the host and the control groups with a limit around this process (containers, SLURM jobs).
 
-    The kernel counts all processes of a group. proc, groups: where the kernel mounts them.
+    The kernel counts all processes of a group. The file cache does not count, also what was read twice: the kernel
+    drops it first. proc, groups: where the kernel mounts them.
     """
-    found: list[Use | None] = []
+    found: list[Use] = []
     with suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         total, free = (int(lines[key].split()[0]) * 1024 / GB for key in ("MemTotal", "MemAvailable"))
@@ -197,23 +196,17 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
                 root, names = groups, ("memory.current", "memory.max", "")
             else:
                 continue
-            inner = root / path.lstrip("/")
+            inner, (used, limit, prefix) = root / path.lstrip("/"), names
             # In a container the path may be that of the host, which the container does not see.
-            folders = [inner, *inner.parents] if inner.is_dir() else [root]
-            found += [_group(folder, *names) for folder in folders if folder.is_relative_to(root)]
-    return max((use for use in found if use and use[1] > 0), key=lambda use: use[0] / use[1], default=None)
-
-
-def _group(folder: Path, used: str, limit: str, prefix: str) -> Use | None:
-    """None without a limit. The file cache does not count, also what was read twice: the kernel drops it first."""
-    with suppress(OSError, ValueError, KeyError):  # "max": no limit
-        total = int((folder / limit).read_text())
-        if total >= 2**60:  # version 1 says so where there is none
-            return None
-        stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
-        cache = sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
-        return (int((folder / used).read_text()) - cache) / GB, total / GB
-    return None
+            for folder in [inner, *inner.parents] if inner.is_dir() else [root]:
+                with suppress(OSError, ValueError, KeyError):  # above the root, or "max": no limit
+                    total = int((folder / limit).read_text())
+                    stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
+                    cache = sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+                    found.append(((int((folder / used).read_text()) - cache) / GB, total / GB))
+    # Version 1 has a limit of 2**63 bytes where there is none.
+    limited = (use for use in found if 0 < use[1] < 2**60 / GB)
+    return max(limited, key=lambda use: use[0] / use[1], default=None)
 
 
 @dataclass(frozen=True)
@@ -379,7 +372,7 @@ class Health:
         self.losses.clear()
         last = self.validations[-FALLS - 1 :]
         psnrs = [psnr for psnr, _ in last]
-        is_falling = all(later < earlier for earlier, later in pairwise(psnrs))
+        is_falling = psnrs == sorted(set(psnrs), reverse=True)
         if len(last) <= FALLS or not is_falling or psnrs[0] - psnrs[-1] < FALL_DB or last[-1][1] >= last[0][1]:
             return
         self._warn(

@@ -35,15 +35,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def open_progress(
-    kind: str,
-    total: int,
-    name: str,
-    unit: str = "it",
-    *,
-    say: Callable[[str], object] = logger.info,
-    quiet_s: float = QUIET_S,
-    is_kept: bool = False,
-) -> Iterator[Bar | Lines]:
+    kind: str, total: int, name: str, unit: str = "it", *,
+    say: Callable[[str], object] = logger.info, quiet_s: float = QUIET_S, is_kept: bool = False,
+) -> Iterator[Bar | Lines]:  # fmt: skip
     """kind: "bar" (lines where stderr is no terminal), "line", "none". TQDM_DISABLE=1 means none.
 
     say: takes a line. quiet_s: seconds before the first line. is_kept: the finished bar stays on the screen.
@@ -129,18 +123,15 @@ class Lines:
     def update(self, count: float = 1) -> None:
         before, self.done = self.done, self.done + count
         now = time.monotonic()
-        is_tenth = self._share(LINES, self.done) > self._share(LINES, before)
+        share, former = ((done + 1e-6) / self.total for done in (self.done, before))  # thirds do not add up to 1
+        is_tenth = int(LINES * share) > int(LINES * former)
         if now < self._quiet_until or not (is_tenth or now >= self._due):
             return
         self._due = now + LINE_S
         rate = max(self.done, 1e-6) / max(now - self._begin, 1e-6)
         pace = f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
         done, left = f"{self.done:.1f}".removesuffix(".0"), duration(max(self.total - self.done, 0) / rate)
-        share = self._share(100, self.done)
-        self._say(f"{self.name}: {share} %, {done} of {self.total} {self.unit}, {pace}, {left} left")
-
-    def _share(self, parts: int, done: float) -> int:
-        return int(parts * done / self.total + 1e-6)  # thirds of a frame do not add up to 1
+        self._say(f"{self.name}: {int(100 * share)} %, {done} of {self.total} {self.unit}, {pace}, {left} left")
 
 
 class RunProgress(ExitStack):

@@ -1,21 +1,18 @@
 """What a run writes into its folder: log lines, numbers and pictures (`Experiment`), by writers; one run at a time.
 
-Writers are the history, the report, TensorBoard, W&B, and those of `logging.writers`. Only rank 0 has writers.
+Writers are the history with its report, TensorBoard, W&B, and those of `logging.writers`. Only rank 0 has writers.
 """
 
-import errno
 import fcntl
 import json
 import logging
-import math
 import os
-import platform
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,9 +22,8 @@ import numpy as np
 import torch
 
 from utils import VERSION, utils_dist
-from utils.dist.gpu import device_name
-from utils.dist.state import STATUS_NAME
-from utils.errors import DataError, OptionError
+from utils.dist import gpu, state
+from utils.errors import OptionError
 from utils.files import OTHER_ROOT, claim_run_folder, write_whole, writing
 from utils.image import comparison_strip, imwrite_rgb
 from utils.logger import best_effort
@@ -35,8 +31,7 @@ from utils.options.load import shown_argument
 from utils.options.models import LoggingOptions
 from utils.options.section import Registry, flat, import_parts
 from utils.run import checkpoint, history
-from utils.run.checkpoint import DataOrder, Progress, own_checkpoint
-from utils.run.history import HISTORY_NAME, LINES_NAME, entry_of, read_history
+from utils.run.checkpoint import DataOrder, Progress
 from utils.run.measure import Health, Measured, StepTimer, log_values
 from utils.run.progress import duration
 
@@ -45,12 +40,11 @@ logger = logging.getLogger(__name__)
 HPARAMS, METRICS = ("datasets", "netG", "train"), ("val/psnr", "val/ssim", "train/loss")
 
 WRITERS = Registry("log writer")  # of `logging.writers`; the others have keys of their own
-Panels = dict[str, np.ndarray]  # see utils.image.comparison
 
 # What a run writes into its folder.
 WRITTEN = (
-    "log", "options", "checkpoints", "models", "images", LINES_NAME, HISTORY_NAME, history.CURVES_NAME,
-    history.REPORT_NAME, history.ENVIRONMENT_NAME, STATUS_NAME, "tb_logger", "wandb", ".lock", "nonfinite_*.json",
+    "log", "options", "checkpoints", "models", "images", history.LINES_NAME, history.HISTORY_NAME, history.CURVES_NAME,
+    history.REPORT_NAME, history.ENVIRONMENT_NAME, state.STATUS_NAME, "tb_logger", "wandb", ".lock", "nonfinite_*.json",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 # A rank that was killed a moment ago may still be ending. The lock of a host that crashed lasts until the file server
@@ -58,25 +52,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S, PATIENCE_WITH_HOSTS_S = 3.0, 180.0
 
 
-class Writer:
-    """Takes what a run measures. tag: e.g. "train/loss"; step: optimizer steps so far."""
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        raise NotImplementedError
-
-    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        """rgb: (H, W, 3) uint8."""
-
-    def close(self) -> None: ...
-
-
 class Experiment:
     """The log line, numbers, images and checkpoints of a run. Only rank 0 writes."""
 
     def __init__(
-        self, folder: Path, options: dict[str, Any], order: DataOrder, health: Health, writers: Sequence[Writer] = ()
+        self, folder: Path, options: dict[str, Any], order: DataOrder, health: Health, writers: Sequence[Any] = ()
     ) -> None:
-        """options: all of them, plain and without secrets, for each checkpoint."""
+        """options: all of them, plain and without secrets, for each checkpoint. writers: see docs/extending.md."""
         self.folder, self.options, self.order, self.health = folder, options, order, health
         self.writers, self.is_main = list(writers), utils_dist.is_main_process()
         self.table = ""  # of the newest validation
@@ -128,10 +110,10 @@ class Experiment:
             self.to_writers("image", f"val/{name}", strip, progress.step)
         self.to_writers("scalars", scalars, progress.step)  # last: the report shows the pictures
 
-    def save(self, name: str, state: Callable[[], dict[str, Any]], progress: Progress) -> None:
+    def save(self, name: str, state_of: Callable[[], dict[str, Any]], progress: Progress) -> None:
         """checkpoints/checkpoint_<name>.pth: the state of the model plus the position, the options and the versions.
 
-        state: called on rank 0 only, for it copies all weights and moments to the CPU.
+        state_of: called on rank 0 only, for it copies all weights and moments to the CPU.
         """
         is_again = name == "latest" and progress.saved == progress.step
         if name == "latest":
@@ -139,11 +121,11 @@ class Experiment:
         if not self.is_main:
             return
         begin = time.perf_counter()
-        path = own_checkpoint(self.folder, name)
+        path = checkpoint.own_checkpoint(self.folder, name)
         position = {**asdict(progress), "order": asdict(self.order), "world_size": utils_dist.get_world_size()}
         position["version"] = VERSION
         keep = 0 if is_again else self.options["train"]["keep_checkpoints"]
-        checkpoint.save({**state(), **position, "options": self.options}, path, keep)
+        checkpoint.save({**state_of(), **position, "options": self.options}, path, keep)
         logger.info("saved %s at iter %d (%.1f s)", path, progress.step, time.perf_counter() - begin)
 
     def close(self) -> None:
@@ -155,7 +137,8 @@ class Experiment:
         TensorBoard or W&B (a full disk, a lost connection) ends a run."""
         for writer in tuple(self.writers):
             try:
-                getattr(writer, method)(*values)
+                if hasattr(writer, method):  # the history takes no images
+                    getattr(writer, method)(*values)
             except Exception as e:
                 self.writers.remove(writer)
                 name = type(writer).__name__
@@ -193,11 +176,11 @@ def _take_lock(path: Path) -> BinaryIO:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
         except OSError as e:
-            if e.errno not in (errno.EACCES, errno.EAGAIN):
-                logger.warning("%s cannot be locked (%s): start no second run in this folder", path, e.strerror)
-                return file
-        file.seek(0)
+            logger.warning("%s cannot be locked (%s): start no second run in this folder", path, e.strerror)
+            return file
         holder = file.read().decode(errors="replace").strip()
         is_elsewhere = holder.startswith("process ") and f" on {socket.gethostname()}," not in holder
         if is_elsewhere and not is_told:
@@ -226,10 +209,10 @@ def write_environment(folder: Path, parameters: int) -> None:
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
         "SpikeVRT": VERSION,
         "commit": commit.strip() or None,
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
         "torch": torch.__version__,
         "CUDA": torch.version.cuda if device.type == "cuda" else None,
-        "device": device_name(device),
+        "device": gpu.device_name(device),
         "ranks": utils_dist.get_world_size(),
         "parameters": f"{parameters / 1e6:.2f} M",
     }
@@ -239,109 +222,14 @@ def write_environment(folder: Path, parameters: int) -> None:
         write_whole(path, f"{json.dumps(known, indent=2)}\n".encode())
 
 
-class HistoryWriter(Writer):
-    """Appends a line per entry, at once: a process that dies loses at most the line that it is writing.
-
-    An entry costs the same at any length of the file.
-    At a resume, lines of later steps and a last line that was cut off are dropped, once.
-    step: of the checkpoint that the run resumes from, or 0.
-    """
-
-    def __init__(self, folder: Path, step: int) -> None:
-        self.folder, self.file, self.start = folder, folder / LINES_NAME, step
-        self.is_ready = False
-        with best_effort(str(self.file)):
-            self._prepare()
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        with best_effort(str(self.file)):
-            self._prepare()
-            if step == self.start:
-                # A validation that was killed after its entry, and before its save, is done again.
-                self._keep(lambda entry: entry["step"] < step or entry.keys().isdisjoint(values))
-            line = _line(step, values)
-            with writing(self.file, OTHER_ROOT), open(self.file, "ab", buffering=0) as file:
-                size = file.seek(0, os.SEEK_END)
-                try:
-                    if file.write(line) < len(line):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                except OSError:  # all of the line, or nothing of it
-                    file.truncate(size)
-                    raise
-
-    def _prepare(self) -> None:
-        """Drop what a resume writes again. Later than at the start where the disk was full then."""
-        if self.is_ready:
-            return
-        with writing(self.file, OTHER_ROOT):
-            if self.file.exists():
-                self._keep(lambda entry: entry["step"] <= self.start)
-            elif self.start and (whole := self.folder / HISTORY_NAME).is_file():  # of an older version
-                lines: list[bytes] = []
-                with suppress(DataError):
-                    lines = [_line(step, values) for step, values in history.read_whole(whole) if step <= self.start]
-                write_whole(self.file, b"".join(lines))
-        self.is_ready = True
-
-    def _keep(self, is_kept: Callable[[dict[str, Any]], bool]) -> None:
-        """Replace the file, whole or not at all, by the lines that are `is_kept`. Lines that are no entry go too."""
-        kept, broken = [], 0
-        lines = self.file.read_bytes().splitlines(keepends=True) if self.file.exists() else []
-        for number, line in enumerate(lines, 1):
-            entry = entry_of(line)
-            if entry is not None and line.endswith(b"\n"):
-                kept += [line] if is_kept(entry) else []
-            elif number < len(lines):
-                broken += 1
-        if broken:
-            logger.warning("%s: %d lines are no entries and are left out", self.file, broken)
-        if len(kept) < len(lines):
-            write_whole(self.file, b"".join(kept))
-
-
-def _line(step: int, values: Mapping[str, float | None]) -> bytes:
-    plain = {tag: _plain(value) for tag, value in values.items()}
-    return f"{json.dumps({'step': step, **plain}, allow_nan=False)}\n".encode()
-
-
-def _plain(value: float | None) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
-class ReportWriter(Writer):
-    """Writes the three files after each validation and at the end: a run that is killed later has them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.is_behind = folder, False
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        self.is_behind = True
-        if "val/psnr" in values:
-            self.close()
-
-    def close(self) -> None:
-        """Bring the files up to date."""
-        if not self.is_behind:
-            return
-        self.is_behind = False
-        with best_effort("the report of the run"):
-            found = read_history(self.folder)
-            curves = history.encoded(history.draw_panels({"": found}))
-            plain = {tag: [[step, _plain(value)] for step, value in entries] for tag, entries in found.items()}
-            write_whole(self.folder / HISTORY_NAME, json.dumps(plain, allow_nan=False).encode())
-            write_whole(self.folder / history.CURVES_NAME, curves)
-            write_whole(self.folder / history.REPORT_NAME, history.build_report(self.folder, found, curves).encode())
-
-
-class TensorBoardWriter(Writer):
+class TensorBoardWriter:
     """Scalars and pictures for TensorBoard; entries after the step of a start are hidden (`purge_step`).
 
     options: without secrets; shown as text, and those of HPARAMS as hyperparameters beside the newest METRICS.
     """
 
     def __init__(self, folder: Path, step: int, options: dict[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams
+        from torch.utils.tensorboard import SummaryWriter, summary
 
         before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
@@ -354,8 +242,8 @@ class TensorBoardWriter(Writer):
         with best_effort(str(folder)):
             self.writer.add_text("options", "\n".join(f"    {line}" for line in lines), step)  # indented: verbatim
             # add_hparams would write a second run. TensorBoard takes the metrics from the scalars of this one.
-            for summary in hparams(values, dict.fromkeys(METRICS)):
-                self.writer.file_writer.add_summary(summary)
+            for part in summary.hparams(values, dict.fromkeys(METRICS)):
+                self.writer.file_writer.add_summary(part)
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items():
@@ -368,7 +256,7 @@ class TensorBoardWriter(Writer):
         self.writer.close()
 
 
-class WandbWriter(Writer):
+class WandbWriter:
     """Weights & Biases; continues the same W&B run after a resume.
 
     The key reaches wandb through the environment of this process only: its own login would write it to a file.
@@ -386,7 +274,7 @@ class WandbWriter(Writer):
             "project": section.wandb_project, "entity": section.wandb_entity, "name": options["task"],
             "dir": str(folder), "id": run_id, "resume": "allow" if run_id else None, "config": options,
         }  # fmt: skip
-        stdin = sys.stdin
+        self.image_of, stdin = wandb.Image, sys.stdin
         try:
             # On a terminal, without a key, wandb would wait for one, and store it.
             with open(os.devnull, encoding="utf-8") as sys.stdin:
@@ -405,20 +293,17 @@ class WandbWriter(Writer):
         self.run.log(values, step=step)
 
     def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        import wandb
-
-        self.run.log({tag: wandb.Image(rgb)}, step=step)
+        self.run.log({tag: self.image_of(rgb)}, step=step)
 
     def close(self) -> None:
         self.run.finish()
 
 
-def build_writers(section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress) -> list[Writer]:
+def build_writers(section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress) -> list[Any]:
     """The writers of `logging`. progress: where the run starts; its W&B run is continued, or noted there."""
-    # The report reads what the history has written.
-    writers: list[Writer] = [HistoryWriter(folder, progress.step), ReportWriter(folder)]
-    for wanted in section.writers:
-        writers.append(WRITERS.build(wanted, "logging.writers", folder=folder, step=progress.step))
+    given = {"folder": folder, "step": progress.step}
+    own = [WRITERS.build(wanted, "logging.writers", **given) for wanted in section.writers]
+    writers: list[Any] = [history.HistoryWriter(folder, progress.step), *own]
     if section.use_tensorboard:
         writers.append(TensorBoardWriter(folder / "tb_logger", progress.step, options))
     if section.use_wandb:
