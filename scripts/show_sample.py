@@ -25,7 +25,7 @@ from data.clip_dataset import Draw
 from data.select_dataset import build_dataset
 from main_train_vrt import PARTS
 from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.spike_guess import in_words
+from scripts.spike_tool import in_words
 from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
 from utils.image import render, tensor_to_uint8
