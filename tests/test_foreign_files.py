@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,8 @@ def home(tmp_path_factory):
 
 
 def small_sample(arguments):
-    make_sample_data.make_sample(Path(arguments[0]), clips={"train": 1}, frames=1)
+    size = replace(make_sample_data.SAMPLE, clips={"train": 1}, frames=1)
+    make_sample_data.make_sample(Path(arguments[0]), size)
 
 
 def programs(home):
