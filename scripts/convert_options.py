@@ -44,14 +44,6 @@ DROPPED = {  # what the whole key of an option or section matches -> why it is l
         "clips are tested one after the other, without a loader"
     ),
 }
-UNSAID = {  # the same -> what a value other than null does in S-VRT, and no option here
-    r"datasets\.\w+\.rgb_normalize": (
-        "S-VRT scales the input to about [-2.1, 2.6] while the sharp frames stay in [0, 1], and VRT adds its input to "
-        "its output; here both are in [0, 1], and weights trained the other way do not fit"
-    ),
-    r"train\.G_regularizer_(orth|clip)step": "there is no such regularizer; its effect has not been measured",
-}
-NULL = "null changes nothing"
 OURS = ("type", "h", "w", "flip", "rate", "gamma", "center", "representation")  # keys of our `spike` section
 ROUNDED = (
     "S-VRT rounds it down to a multiple of 1/255, we do not: our channels, in [0, 1], are 0.002 higher on average, "
@@ -60,6 +52,10 @@ ROUNDED = (
 STRETCHED = (
     "S-VRT averages 2 h planes and stretches each frame to [0, 1] by its minimum and maximum, which loses the "
     "brightness; here it is the mean of 2 h + 1 planes as it is"
+)
+NORMALIZED = (
+    "S-VRT scales the input to about [-2.1, 2.6] while the sharp frames stay in [0, 1], and VRT adds its input to its "
+    "output; here both are in [0, 1], and weights trained the other way do not fit"
 )
 
 
@@ -181,12 +177,8 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
             for pattern, why in DROPPED.items():
                 if re.fullmatch(pattern, place):
                     c.drop(place, why)
-    for pattern, why in UNSAID.items():
-        for key in filter(re.compile(pattern).fullmatch, list(c.values)):
-            value = c.take(key)
-            (c.dropped if value is None else c.unsaid)[key] = NULL if value is None else f"{value!r}: {why}"
     for key in (text for text in command.drop if "=" not in text):
-        if not c.below(key) and key not in (c.dropped | c.unsaid):
+        if not c.below(key) and key not in c.dropped:
             raise OptionError(f"--drop {key}: no such key", command.file, "dotted keys of the file", "correct --drop")
         c.drop(key, "as asked with --drop")
     for split in SPLITS:
@@ -195,8 +187,13 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
         sizes = c.values.get(key := f"{split}.gt_size")
         if isinstance(sizes, list) and sizes and all(size == sizes[0] for size in sizes):
             c.rename(key, key, sizes[0])
+        if kind := c.take(key := f"{split}.rgb_normalize"):
+            c.unsaid[key] = f"{kind!r}: {NORMALIZED}"
     convert_test_split(c)
     convert_network(c)
+    for key in ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep"):
+        if c.values.get(key) is not None:
+            c.unsaid[key] = "there is no such regularizer; its effect has not been measured"
     ids = c.values.get("gpu_ids")
     gpus = len(ids) if c.values.get("dist") and isinstance(ids, list) else 1
     for key in (f"datasets.train.{name}" for name in TOTALS):
@@ -248,16 +245,17 @@ def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> N
         c.rename(f"{spike}_flipud", f"{spike}.flip", flip)
     convert_representation(c, split)
 
-    key = f"{spike}_normalize"
-    mean, std = c.take(f"{key}.mean"), c.take(f"{key}.std")
-    means, stds = (value if isinstance(value, list) else [value] for value in (mean or 0.0, std or 1.0))
-    if any(means) or len(set(stds)) != 1:
-        c.unsaid[key] = f"mean {means}, std {stds}: a scale and offset that the first convolution learns; not applied"
-    elif stds[0] != 1:
-        c.rename(key, f"{spike}.rate", float(stds[0]))
-    elif mean is not None or std is not None:
-        c.dropped[key] = "mean 0 and std 1 change nothing"
-    c.drop(key, NULL)
+    if c.below(key := f"{spike}_normalize"):
+        scale = c.take(key)
+        given = (scale.get(name) for name in ("mean", "std")) if isinstance(scale, dict) else (None, None)
+        means, stds = (value if isinstance(value, list) else [value] for value in given)
+        if any(means) or len(set(stds)) != 1:
+            note = "a scale and offset that the first convolution learns; not applied"
+            c.unsaid[key] = f"mean {means}, std {stds}: {note}"
+        elif stds[0] not in (None, 1):
+            c.rename(key, f"{spike}.rate", float(stds[0]))
+        else:
+            c.dropped[key] = "null, or mean 0 and std 1, change nothing"
 
 
 def convert_representation(c: Conversion, split: str) -> None:
