@@ -86,20 +86,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         add[name]("--out", type=Path, help=text)
         text = "spikes per plane at full light; default: dataset.json, else bright pixels are white"
         add[name]("--rate", type=float, help=text)
-        text = "what the sensor integrates; default: dataset.json, else linear"
-        add[name]("--light", choices=("linear", "display"), help=text)
+        add[name]("--light", choices=("linear", "display"), help="integrated; default: dataset.json, else linear")
     for name in ("recon", "play"):
         text = f"as in main_test_vrt.py --method; tfstp sees the last {HISTORY} planes; default %(default)s"
         add[name]("--method", choices=GREY_METHODS, default="tfp", help=text)
         add[name]("--tick-hz", type=float, help="planes per second, to show the time")
         add[name]("--fps", type=float, default=25.0, help="video frames per second; default %(default)g")
-    text = "the first is 0; default: the one in the middle"
-    add["recon"]("--planes", type=int, nargs="+", metavar="N", help=text)
+    add["recon"]("--planes", type=int, nargs="+", metavar="N", help="the first is 0; default: the one in the middle")
     for name in ("play", "convert"):
         add[name]("--first", type=int, default=0, help="plane")
         add[name]("--count", type=int, help="planes; default: to the end")
-    text = f"planes per video frame; default: 1, or more for at most {LONGEST} video frames"
-    add["play"]("--step", type=int, help=text)
+    add["play"]("--step", type=int, help=f"planes per video frame; default: 1, or more for at most {LONGEST} frames")
     add["convert"]("out", type=Path)
     add["convert"]("--out-no-flip", action="store_true", help="store rows top first")
     add["convert"]("--out-bit-order", choices=("little", "big"), default="little")
@@ -158,9 +155,7 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
     size = command.size or (sps100 if command.layout == "sps100" else (about.h, about.w))
     if all(size):
         return [SpikeGeometry(*size, flip, head, command.bit_order, command.layout)]
-    size = path.stat().st_size
-    fitting = formats.candidate_geometries(size)
-    known = [SpikeGeometry(h, w, flip, head, command.bit_order) for h, w, head, _ in fitting]
+    known = [SpikeGeometry(h, w, flip, head, command.bit_order) for h, w, head in formats.KNOWN_GEOMETRIES]
     found = []
     for geometry in (*known, SpikeGeometry(*sps100, flipud=False, layout="sps100")):
         with suppress(formats.SpikeFileError):
@@ -170,7 +165,7 @@ def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
         return found
     with open(path, "rb") as file:
         formats.refuse_header(file.read(64), path)
-    if not size:
+    if not (size := path.stat().st_size):
         raise DataError("the file is empty", str(path), "spike planes", "copy or make the file again")
     expected = "whole planes of h x w / 8 bytes"
     for h, w, head in formats.KNOWN_GEOMETRIES:
@@ -302,7 +297,7 @@ class Rendering:
         white, gamma = max(float(np.percentile(best.rates, 99.5)), 1e-6), simulate.DISPLAY_GAMMA
         light = command.light or about.light or "linear"
         self.how = {"rate": command.rate or about.rate or white, "light": light, "gamma": gamma, **self.options}
-        self.file = best.file
+        self.file, self.size = best.file, "{} x {}".format(*best.file.size)
         self.last = self.file.planes - 1 - int(REPRESENTATIONS[self.name].lag(**self.options) > 0)
         self.label = ", ".join([self.name, *(f"{key} {value:g}" for key, value in self.options.items())])
 
@@ -334,15 +329,13 @@ def view(command: argparse.Namespace) -> None:
     rendering = Rendering(command, type="tfp", half_window=32)
     _, _, image = next(rendering.images([rendering.file.planes // 2]))
     imwrite_rgb(command.out, panels({"as read": image, "flipped": image[::-1]}))
-    height, width = rendering.file.size
-    print(f"{command.out}: {height} x {width}, left as read, right flipped; the upright one is right")
+    print(f"{command.out}: {rendering.size}, left as read, right flipped; the upright one is right")
 
 
 def recon(command: argparse.Namespace) -> None:
     """Images of a method at the chosen planes."""
     rendering, suffix = Rendering(command), command.out.suffix.lower()
-    file, name = rendering.file, rendering.name
-    planes = sorted(set(command.planes or [file.planes // 2]))
+    planes, name = sorted(set(command.planes or [rendering.file.planes // 2])), rendering.name
     if outside := [plane for plane in planes if not 0 <= plane <= rendering.last]:
         what = f"no {name} at plane {', '.join(map(str, outside))}"
         raise OptionError(what, "--planes", f"0 to {rendering.last}", "correct them")
@@ -360,13 +353,13 @@ def recon(command: argparse.Namespace) -> None:
             imwrite_rgb(path, cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
         if scratch:
             publish_folder(scratch, command.out)
-    print(f"{command.out}: {rendering.label} at {len(planes)} planes of {file.size[0]} x {file.size[1]}")
+    print(f"{command.out}: {rendering.label} at {len(planes)} planes of {rendering.size}")
 
 
 def play(command: argparse.Namespace) -> None:
     """A video of single planes, white where a pixel fired, beside the reconstruction at the same plane."""
     rendering = Rendering(command)
-    last, label, size = rendering.last, rendering.label, "{} x {}".format(*rendering.file.size)
+    last, label = rendering.last, rendering.label
     stop = last + 1 if command.count is None else min(command.first + command.count, last + 1)
     if not 0 <= command.first < stop or (command.step or 1) < 1:
         what, expected = f"planes {command.first} to {stop - 1}", f"planes within 0 to {last}, a step of at least 1"
@@ -378,7 +371,7 @@ def play(command: argparse.Namespace) -> None:
             video.write(panels({f"spikes  {moment(center, command.tick_hz)}": 255 * plane, label: image}))
     slow = f", {command.tick_hz / (step * command.fps):.4g} x slower" if command.tick_hz else ""
     print(
-        f"{command.out}: {len(centers)} video frames of {size}, planes {centers[0]} to {centers[-1]}, "
+        f"{command.out}: {len(centers)} video frames of {rendering.size}, planes {centers[0]} to {centers[-1]}, "
         f"{step} plane{'s' if step > 1 else ''} per video frame{slow}; right: {label}"
     )
 
