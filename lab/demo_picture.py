@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 from selenium.webdriver.support.ui import WebDriverWait
 
-from scripts import plot_history, show_sample, spike_tool
+from scripts import compare_runs, show_sample, spike_tool
 from tests.pages import headless_browser
 from tests.terminal import in_terminal, screen
 from utils.image import imread_rgb, imwrite_rgb, panels_of, side_by_side
@@ -107,7 +107,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         report, sample, video = folder / "training_report.html", folder / "sample_page.html", folder / "play.mp4"
-        plot_history.main([str(RUN), "--out", str(report)])
+        compare_runs.main([str(RUN), "--out", str(report)])
         top_of_page(report, 1700)
         show_sample.main(["--opt", SAMPLE, "--index", "20", "--out", str(sample)])
         top_of_page(sample, 1400)
