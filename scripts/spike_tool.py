@@ -71,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     actions, add = parser.add_subparsers(dest="action", required=True), {}
-    for run in (info, view, recon, play, convert, simulate_stream):
-        name = run.__name__.partition("_")[0]
+    verbs = {"info": info, "view": view, "recon": recon, "play": play, "convert": convert, "simulate": simulate_stream}
+    for name, run in verbs.items():
         action = actions.add_parser(name)
         action.set_defaults(run=run)
         add[name] = action.add_argument
@@ -86,7 +86,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         add[name]("--out", type=Path, help=text)
         text = "spikes per plane at full light; default: dataset.json, else bright pixels are white"
         add[name]("--rate", type=float, help=text)
-        add[name]("--light", choices=("linear", "display"), help="integrated; default: dataset.json, else linear")
+        text = "what the sensor integrates; default: dataset.json, else linear"
+        add[name]("--light", choices=("linear", "display"), help=text)
     for name in ("recon", "play"):
         text = f"as in main_test_vrt.py --method; tfstp sees the last {HISTORY} planes; default %(default)s"
         add[name]("--method", choices=GREY_METHODS, default="tfp", help=text)
