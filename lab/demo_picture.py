@@ -9,17 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import cv2
 import numpy as np
 from PIL import Image
+from selenium.webdriver.support.ui import WebDriverWait
 
-from scripts import plot_history, show_sample, spike_tool
+from scripts import compare_runs, show_sample, spike_tool
 from tests.pages import headless_browser
 from tests.terminal import in_terminal, screen
 from utils.image import comparison_strip, imread_rgb, imwrite_rgb, panels_of
@@ -62,50 +60,24 @@ def enlarged(picture: np.ndarray, factor: int, path: Path) -> None:
     imwrite_rgb(path, cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST))
 
 
-@contextmanager
-def tensorboard(folder: Path) -> Iterator[str]:
-    """The address of a TensorBoard on `folder`."""
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--host", "127.0.0.1", "--port", "0"]
-    process = subprocess.Popen(
-        [*map(str, command), "--load_fast", "false"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def scalars(run: Path, picture: Path) -> None:
+    """TensorBoard's page of a run, once the names of all SHOWN are there; it draws only the cards that are in sight."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(run / "tb_logger"), "--load_fast", "false"]
+    command += ["--host", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        said = ""
-        for line in process.stdout:
-            said += line
-            if address := re.search(r"http://\S+?:\d+/", line):
-                yield address[0]
-                return
-        raise AssertionError(f"TensorBoard did not start:\n{said}")
+        address = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+?:\d+/", line)))
+        tags = "|".join(f"^{re.escape(tag)}$" for tag in SHOWN)
+        with headless_browser(1280, 1160, 2) as browser:
+            browser.get(f"{address}?tagFilter={quote(tags)}#timeseries")
+            body = browser.find_element("tag name", "body")  # its text breaks names into pieces
+            WebDriverWait(browser, 300).until(lambda _: all(tag in body.text.replace("\n", "") for tag in SHOWN))
+            browser.find_element("xpath", "//button[contains(., 'Settings')]").click()  # closes its side bar
+            time.sleep(3)  # the curves are drawn
+            browser.save_screenshot(str(picture))
     finally:
         process.terminate()
         process.wait(30)
-
-
-def show_scalars(browser: Any, address: str, tags: Sequence[str], limit_s: float = 300) -> str:
-    """Open the page with these scalars; its text without line ends, once all of their names are there.
-
-    The page breaks names into pieces, and draws only the cards that are in sight.
-    """
-    pattern = "|".join(f"^{re.escape(tag)}$" for tag in tags)
-    browser.get(f"{address}?tagFilter={quote(pattern)}#timeseries")
-    deadline = time.monotonic() + limit_s
-    while True:
-        text = browser.find_element("tag name", "body").text.replace("\n", "")
-        if all(tag in text for tag in tags):
-            return text
-        if time.monotonic() > deadline:
-            raise AssertionError(f"the page lacks {[tag for tag in tags if tag not in text]}:\n{text}")
-        time.sleep(0.2)
-
-
-def scalars(run: Path, picture: Path) -> None:
-    """TensorBoard's page of a run."""
-    with tensorboard(run / "tb_logger") as address, headless_browser(1280, 1160, 2) as browser:
-        show_scalars(browser, address, SHOWN)
-        browser.find_element("xpath", "//button[contains(., 'Settings')]").click()  # closes its side bar
-        time.sleep(3)  # the curves are drawn
-        browser.save_screenshot(str(picture))
 
 
 def bar(options: str, picture: Path) -> None:
@@ -134,7 +106,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         report, sample, video = folder / "training_report.html", folder / "sample_page.html", folder / "play.mp4"
-        plot_history.main([str(RUN), "--out", str(report)])
+        compare_runs.main([str(RUN), "--out", str(report)])
         top_of_page(report, 1700)
         show_sample.main(["--opt", SAMPLE, "--index", "20", "--out", str(sample)])
         top_of_page(sample, 1400)

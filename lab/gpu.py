@@ -33,17 +33,14 @@ BUDGET_S, MOST_S = 540.0, 150.0  # of all measurements, of each
 Figures = dict[str, Any]
 
 
-def made(
-    device: str,
-    batch: int = 1,
-    dtype: str = "bfloat16",
-    checkpoint: bool = False,
-    net: str = "ours",
-    small: bool = False,
-) -> tuple[Any, Clip, torch.optim.Optimizer]:
-    """(network, clip, optimizer) of benchmark.py, as in the GoPro recipe on a GPU; small on a CPU."""
+def made(device: str, net: str = "ours", small: bool = False, **how: Any) -> tuple[Any, Clip, torch.optim.Optimizer]:
+    """(network, clip, optimizer) of benchmark.py, as in the GoPro recipe on a GPU; small on a CPU.
+
+    how: batch, dtype, checkpoint, as there.
+    """
     options, size = (NAMED["006"], (6, 192, 192)) if device == "cuda" and not small else (NAMED["small"], (2, 32, 32))
-    args = argparse.Namespace(device=device, batch=batch, dtype=dtype, checkpoint=checkpoint, against=net == "naive")
+    usual = {"batch": 1, "dtype": "bfloat16", "checkpoint": False, "against": net == "naive"}
+    args = argparse.Namespace(device=device, **usual | how)
     chosen = networks(args, options)[net].train()
     return chosen, Clip(args, options, size), torch.optim.Adam(chosen.parameters(), lr=1e-4, fused=device == "cuda")
 

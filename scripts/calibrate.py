@@ -33,7 +33,7 @@ from data.spike.simulate import to_display, to_grey
 from data.spike_grid import CalibratedGrid, Calibration, load_calibration, save_calibration, scale_of
 from data.spike_info import spike_errors_as_data_errors
 from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.spike_guess import add_geometry, the_geometry
+from scripts.spike_tool import add_geometry, the_geometry
 from utils.errors import DataError, OptionError
 from utils.files import refuse_existing
 from utils.image import encode_rgb, imwrite_rgb

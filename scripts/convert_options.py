@@ -10,13 +10,11 @@ Files of KAIR need no conversion; docs/coming_from.md has a table for those of B
 """
 
 import argparse
-import copy
-import functools
+import itertools
 import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +29,10 @@ from utils.options.models import KAIR_ONLY
 from utils.options.section import SECRET, redact
 
 SPLITS = ("datasets.train", "datasets.test")
-# Keys of a dataset, and others, that only S-VRT has.
-OWN_OF_DATASETS = {
-    "spike_h", "spike_w", "spike_flipud", "input_pack_mode", "keep_legacy_l", "spike_reconstruction",
-    "middle_tfp_center", "rgb_normalize", "spike_normalize", "spike.reconstruction",
-}  # fmt: skip
-OWN = {"netG.input_mode", "netG.optical_flow", "swanlab", "logfire"}
+OF_SVRT = re.compile(  # how an option begins that only S-VRT has
+    r"(swanlab|logfire|netG\.(input_mode|optical_flow)|datasets\.\w+\.(spike_(h|w|flipud|reconstruction|normalize)"
+    r"|spike\.reconstruction|middle_tfp_center|rgb_normalize|input_pack_mode|keep_legacy_l))(\.|$)"
+)
 DROPPED = {  # what the whole key of an option or section matches -> why it is left out
     r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": (
         "this program reports to TensorBoard and Weights & Biases; nothing of it is copied"
@@ -114,8 +110,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise OptionError("another ending", f"--out {out}", ".json, as launch_train.sh expects", "add it")
     is_yaml = source.suffix.lower() in (".yml", ".yaml")
     values = read_yaml(source) if is_yaml else read_with_base(source, Sources(str(source)))
-    c = Conversion(dict(flattened(redact(values))))
-    is_svrt = any(map(c.below, [*OWN, *(f"{split}.{key}" for split in SPLITS for key in OWN_OF_DATASETS)]))
+    c = Conversion(flattened(redact(values)))
+    is_svrt = any(map(OF_SVRT.match, c.values))
     if not is_svrt and not all(isinstance(values.get(name), dict) for name in ("netG", "datasets")):
         do = "write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR"
         raise OptionError("unknown kind of option file", str(source), "S-VRT: netG, datasets with spike_h, ...", do)
@@ -162,13 +158,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     raise OptionError(what, where, "plain YAML in UTF-8: sections and keys", "correct it, or its path")
 
 
-def flattened(section: dict[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of all options; an empty section is a value."""
+def flattened(section: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """Dotted key -> value of all options; an empty section is a value."""
+    found = {}
     for key, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from flattened(value, f"{where}{key}.")
-        else:
-            yield f"{where}{key}", value
+        is_section = isinstance(value, dict) and value
+        found |= flattened(value, f"{where}{key}.") if is_section else {f"{where}{key}": value}
+    return found
 
 
 def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str, Any]:
@@ -176,22 +172,23 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
 
     Prints what became of each key.
     """
-    for place in dict.fromkeys(key[: end.start()] for key in c.values for end in re.finditer(r"\.|$", key)):
-        for pattern, why in DROPPED.items():
-            if re.fullmatch(pattern, place):
-                c.drop(place, why)
+    for key in list(c.values):
+        for place in itertools.accumulate(key.split("."), "{}.{}".format):
+            for pattern, why in DROPPED.items():
+                if re.fullmatch(pattern, place):
+                    c.drop(place, why)
     for key in (text for text in command.drop if "=" not in text):
         if not c.below(key) and key not in c.dropped:
             raise OptionError(f"--drop {key}: no such key", command.file, "dotted keys of the file", "correct --drop")
         c.drop(key, "as asked with --drop")
     for split in SPLITS:
-        if any(c.below(f"{split}.{key}") for key in (*OWN_OF_DATASETS, "dataroot_spike", "spike")):
+        if any(re.match(rf"{split}\.((dataroot_)?spike|middle_tfp)", key) for key in c.values):
             convert_spikes(c, split, command.spike_size)
-        sizes = c.values.get(f"{split}.gt_size")
+        sizes = c.values.get(key := f"{split}.gt_size")
         if isinstance(sizes, list) and sizes and all(size == sizes[0] for size in sizes):
-            c.rename(f"{split}.gt_size", f"{split}.gt_size", sizes[0])
-        if kind := c.take(f"{split}.rgb_normalize"):
-            c.unsaid[f"{split}.rgb_normalize"] = f"{kind!r}: {NORMALIZED}"
+            c.rename(key, key, sizes[0])
+        if kind := c.take(key := f"{split}.rgb_normalize"):
+            c.unsaid[key] = f"{kind!r}: {NORMALIZED}"
     convert_test_split(c)
     convert_network(c)
     for key in ("train.G_regularizer_orthstep", "train.G_regularizer_clipstep"):
@@ -200,8 +197,7 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
     ids = c.values.get("gpu_ids")
     gpus = len(ids) if c.values.get("dist") and isinstance(ids, list) else 1
     for key in (f"datasets.train.{name}" for name in TOTALS):
-        total = c.values.get(key)
-        if gpus > 1 and isinstance(total, int):
+        if gpus > 1 and isinstance(total := c.values.get(key), int):
             each = max(total // gpus, min(total, 1))
             c.rename(key, key, each, f"{total} for {gpus} GPUs in all -> {each} per GPU, {each * gpus} in all")
             if each * gpus != total:
@@ -209,7 +205,10 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
     values: dict[str, Any] = {}
     for key, value in c.values.items():
         *sections, last = key.split(".")
-        functools.reduce(lambda inner, name: inner.setdefault(name, {}), sections, values)[last] = value
+        section = values
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[last] = value
     for key in drop_without_effect(values, parts):
         where, _, last = key.rpartition(".")
         c.dropped[key] = KAIR_ONLY[where][last]
@@ -246,51 +245,52 @@ def convert_spikes(c: Conversion, split: str, spike_size: list[int] | None) -> N
         c.rename(f"{spike}_flipud", f"{spike}.flip", flip)
     convert_representation(c, split)
 
-    key = f"{spike}_normalize"
-    mean, std = c.take(f"{key}.mean"), c.take(f"{key}.std")
-    means, stds = (value if isinstance(value, list) else [value] for value in (mean or 0.0, std or 1.0))
-    if any(means) or len(set(stds)) != 1:
-        c.unsaid[key] = f"mean {means}, std {stds}: a scale and offset that the first convolution learns; not applied"
-    elif stds[0] != 1:
-        c.rename(key, f"{spike}.rate", float(stds[0]))
-    elif mean is not None or std is not None:
-        c.dropped[key] = "mean 0 and std 1 change nothing"
-    c.drop(key, "null changes nothing")
+    if c.below(key := f"{spike}_normalize"):
+        scale = c.take(key)
+        given = (scale.get(name) for name in ("mean", "std")) if isinstance(scale, dict) else (None, None)
+        means, stds = (value if isinstance(value, list) else [value] for value in given)
+        if any(means) or len(set(stds)) != 1:
+            note = "a scale and offset that the first convolution learns; not applied"
+            c.unsaid[key] = f"mean {means}, std {stds}: {note}"
+        elif stds[0] not in (None, 1):
+            c.rename(key, f"{spike}.rate", float(stds[0]))
+        else:
+            c.dropped[key] = "null, or mean 0 and std 1, change nothing"
 
 
 def convert_representation(c: Conversion, split: str) -> None:
     """`representation`, and `center` where it counts, from spike.reconstruction and the older flat keys."""
-    key, flat_key, center_key = (
-        f"{split}.{name}" for name in ("spike.reconstruction", "spike_reconstruction", "middle_tfp_center")
-    )
-    given = " ".join(filter(c.below, (key, flat_key)))
-    nested, flat = (
-        {"type": value} if isinstance(value, str) else dict(value or {})
-        for value in (c.take(key), c.take(flat_key))
-    )  # fmt: skip
-    for name, value in (flat | {"middle_tfp_center": c.take(center_key)}).items():
-        if value is not None and nested.setdefault(name, value) != value:
-            second = center_key if name == "middle_tfp_center" else flat_key
-            c.problems[f"{second}, {key}.{name}"] = (f"{value!r} and {nested[name]!r} are given", f"--drop {second}")
-    kind, center = str(nested.pop("type", "spikecv_tfp")), nested.pop("middle_tfp_center", None)
-    half, channels = nested.pop("half_window", None), c.take(f"{split}.spike_channels")
-    half = nested.pop("half_win_length", half) or 20
-    bins, window = nested.pop("num_bins", None) or channels or 4, nested.pop("window", None) or 21
+    key, center_key = f"{split}.spike.reconstruction", f"{split}.middle_tfp_center"
+    places = [place for place in (key, f"{split}.spike_reconstruction", center_key) if c.below(place)]
+    known: dict[str, Any] = {}
+    for place in places:
+        found, own = c.take(place), "middle_tfp_center" if place == center_key else "type"
+        for name, value in (found if isinstance(found, dict) else {own: found}).items():
+            if value is not None and known.setdefault(name, value) != value:
+                what = f"{value!r} and {known[name]!r} are given"
+                c.problems[f"{place}, {key}.{name}"] = (what, f"--drop {place}")
+    kind, center = known.pop("type", "spikecv_tfp"), known.pop("middle_tfp_center", None)
+    half, channels = known.pop("half_window", 20), c.take(f"{split}.spike_channels")
+    half = known.pop("half_win_length", half)
+    bins, window = known.pop("num_bins", channels or 4), known.pop("window", 21)
     tfp = {"type": "tfp", "half_window": half}
-    known = {  # name in S-VRT -> our representation, its channels, what differs
-        "spikecv_tfp": (tfp | {"num_bins": bins}, bins, ROUNDED),
-        "middle_tfp": (tfp, 1, f"{STRETCHED}, h = {half}"),
-        "spikecv_tfi": (tfp | {"type": "tfi"}, 1, ROUNDED),
-        "raw_window": ({"type": "raw", "window": window}, window, ""),
-        "encoding25": ({"type": "encoding25", "num_windows": bins}, None, ""),
-    }
-    names = {"tfp": "spikecv_tfp", "tfi": "spikecv_tfi", "middle_tfi": "spikecv_tfi", "raw": "raw_window"}
-    if (name := names.get(kind, kind)) not in known:
-        what = f"{kind!r} has no counterpart; those of {', '.join(known)} do"
-        c.problems[key] = (what, f"--drop {given}, to write tfp with {bins} bins instead")
-        return
-    found, count, note = known[name]
-    for name in nested:
+    match kind:  # our representation, its channels, what differs
+        case "spikecv_tfp" | "tfp":
+            found, count, note = tfp | {"num_bins": bins}, bins, ROUNDED
+        case "middle_tfp":
+            found, count, note = tfp, 1, f"{STRETCHED}, h = {half}"
+        case "spikecv_tfi" | "tfi" | "middle_tfi":
+            found, count, note = tfp | {"type": "tfi"}, 1, ROUNDED
+        case "raw_window" | "raw":
+            found, count, note = {"type": "raw", "window": window}, window, ""
+        case "encoding25":
+            found, count, note = {"type": "encoding25", "num_windows": bins}, None, ""
+        case _:
+            what = f"{kind!r} has no counterpart; those of tfp, middle_tfp, tfi, raw_window and encoding25 do"
+            do = f"--drop {' '.join(places)}, to write tfp with {bins} bins instead"
+            c.problems[key] = (what, do)
+            return
+    for name in known:
         c.problems[f"{key}.{name}"] = ("unknown to this script", f"--drop {key}.{name}, if it may be left out")
     if count and channels not in (None, count):
         what = f"{channels}, but {json.dumps(found)} has {count} channels"
@@ -356,10 +356,9 @@ def judge(c: Conversion, values: dict[str, Any], source: Path, parts: Any) -> No
     """Raises OptionError with the problems so far, and with what the option models and the network refuse."""
     from models.select_network import check_options
 
-    values = copy.deepcopy(values)
     path = c.values.get("netG.spynet_path")
-    if isinstance(path, str) and not Path(path).is_file():
-        values["netG"]["spynet_path"] = None  # it may be on another machine
+    if isinstance(path, str) and not Path(path).is_file():  # it may be on another machine
+        values = {**values, "netG": {**values["netG"], "spynet_path": None}}
     try:
         opt = read_options(values, parts)
         check_options(opt.netG, opt.datasets, opt.val, opt.scale)

@@ -56,18 +56,6 @@ class Layer:
     path: np.ndarray  # (planes, 3): shift x, shift y in pixels, angle in radians
     side: int = SIZE  # of the frame, in pixels
 
-    def at(self, plane: int) -> np.ndarray:
-        """Colour times opacity, and opacity, in the camera frame at `plane`: (side, side, 4) float32."""
-        x, y, angle = self.path[plane]
-        n, c = self.sheet.shape[0], self.side / 2
-        cos, sin = np.cos(angle), np.sin(angle)
-        # Camera pixel -> sheet pixel: rotate about the centre, then shift.
-        inverse = np.array(
-            [[cos, -sin, n / 2 + x - c * cos + c * sin], [sin, cos, n / 2 + y - c * sin - c * cos]], np.float64
-        )
-        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-        return cv2.warpAffine(self.sheet, inverse, (self.side,) * 2, flags=flags, borderMode=cv2.BORDER_REFLECT)
-
 
 def texture(rng: np.random.Generator, n: int) -> np.ndarray:
     """(n, n, 3) display values: coloured 1/f noise with painted edges, smooth at the scale of one spike pixel."""
@@ -130,9 +118,18 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
 
 def render(layers: list[Layer], plane: int) -> np.ndarray:
     """Linear light (side, side, 3) float32 at `plane`."""
-    picture = np.zeros((layers[0].side, layers[0].side, 3), np.float32)
+    side = layers[0].side
+    picture, centre = np.zeros((side, side, 3), np.float32), side / 2
     for layer in layers:
-        seen = layer.at(plane)
+        x, y, angle = layer.path[plane]
+        cos, sin, middle = np.cos(angle), np.sin(angle), layer.sheet.shape[0] / 2
+        # Camera pixel -> sheet pixel: rotate about the centre, then shift.
+        inverse = np.array([
+            [cos, -sin, middle + x - centre * cos + centre * sin],
+            [sin, cos, middle + y - centre * sin - centre * cos],
+        ])  # fmt: skip
+        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        seen = cv2.warpAffine(layer.sheet, inverse, (side, side), flags=flags, borderMode=cv2.BORDER_REFLECT)
         picture = picture * (1.0 - seen[..., 3:]) + seen[..., :3]
     return np.clip(picture, 0.0, 1.0)
 
@@ -142,34 +139,12 @@ def instant_planes(count: int) -> list[int]:
     return [round(GT_PLANE + (k - count // 2) * PLANES / count) for k in range(count)]
 
 
-def record(
-    root: Path, split: str, name: str, scene: Scene, frames: int, rng: np.random.Generator, instants: int, side: int
-) -> None:
-    """Write a clip of both cameras below `root`: {blur,sharp}/NNNNNN.png and spike/NNNNNN.dat, one of each per frame.
-
-    scene: linear light; above 1 is saturated. rng: draws the noise. instants: number of sharp pictures per exposure
-    that are written to instants/NNNNNN_K.png as well. side: of a frame.
-    """
-    half = side // 2
-    sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
-    clip, spikes = root / RGB / split / name, root / SPIKES / split / name / "spike"
-    spikes.mkdir(parents=True)
-    for frame in range(frames):
-        stem, planes = f"{frame:06d}", [scene(frame * PLANES + plane) for plane in range(PLANES)]
-        images = {f"instants/{stem}_{k}": planes[plane] for k, plane in enumerate(instant_planes(instants))}
-        images |= {f"sharp/{stem}": planes[GT_PLANE], f"blur/{stem}": np.mean(planes, axis=0)}
-        for file, image in images.items():
-            imwrite_rgb(clip / f"{file}.png", simulate.to_uint8(simulate.to_display(image)))
-        grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
-        write_spikes(spikes / f"{stem}.dat", sensor.run(grey), SpikeGeometry(half, half))
-
-
 @dataclass(frozen=True)
 class Size:
     """How much is made, of which scenes. name: of the set, for its clips and its dataset.json.
 
-    scene: (generator, planes, number of the clip in its split) -> Scene. version: to be raised when the same seed gives
-    other files than before.
+    clips: number in each split. scene: (generator, planes, number of the clip in its split) -> Scene. version: to be
+    raised when the same seed gives other files than before. side: of a frame.
     """
 
     name: str
@@ -185,27 +160,25 @@ SAMPLE = Size(
 )
 
 
-def make_sample(
-    root: Path,
-    seed: int = 0,
-    clips: dict[str, int] | None = None,
-    frames: int | None = None,
-    instants: int = 0,
-    size: Size = SAMPLE,
-) -> None:
-    """Write the data set to `root`, complete or not at all. An older, unchanged one there is replaced.
+def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 0) -> bool:
+    """Write the data set to `root`, complete or not at all; False if it is there. An older, unchanged one is replaced.
 
-    clips, frames: other numbers than those of the size. instants: see `record`; 0 or odd.
+    instants: 0 or odd. Raises DataError where `root` holds something else, see `check_made`.
     """
-    clips, frames = clips or size.clips, frames or size.frames
+    if root.is_file() or (root.is_dir() and any(root.iterdir())):
+        if check_made(root, size, seed, instants):
+            return False
+        print(f"{root} was made by another version of this script, or without these instants: making it again")
     root.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
     new = temporary / "new"
     try:
-        jobs = [(number, split, index) for number, (split, count) in enumerate(clips.items()) for index in range(count)]
+        splits = enumerate(size.clips.items())
+        jobs = [(number, split, index) for number, (split, count) in splits for index in range(count)]
         for number, split, index in tracked(jobs, len(jobs), "making", "clips"):
             rng, name = published_stream(seed, number, index), f"{size.name.upper()}{index:02d}_{split}"
-            record(new, split, name, size.scene(rng, frames * PLANES, index), frames, rng, instants, size.side)
+            scene = size.scene(rng, size.frames * PLANES, index)
+            record(new / RGB / split / name, new / SPIKES / split / name / "spike", scene, size, rng, instants)
         about = {
             "format": 1, "h": size.side // 2, "w": size.side // 2, "flip": True, "planes": PLANES,
             "rate": SENSOR["rate"], "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed,
@@ -214,12 +187,32 @@ def make_sample(
             **({"size": size.name} if size.name != "sample" else {}),
         }  # fmt: skip
         (new / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        if root.exists() and list(root.iterdir()):
-            check_made(root, seed, size=size)
+        if root.exists() and any(root.iterdir()):
+            check_made(root, size, seed)
             root.rename(temporary / "old")  # of an older version, or without the instants, and unchanged since
         new.rename(root)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+def record(clip: Path, spikes: Path, scene: Scene, size: Size, rng: np.random.Generator, instants: int) -> None:
+    """Write {blur,sharp}/NNNNNN.png below `clip`, and NNNNNN.dat below `spikes`, one of each per frame.
+
+    scene: linear light; above 1 is saturated. rng: draws the noise. instants: number of sharp pictures per exposure
+    that are written to instants/NNNNNN_K.png as well.
+    """
+    half = size.side // 2
+    sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
+    spikes.mkdir(parents=True)
+    for frame in range(size.frames):
+        stem, planes = f"{frame:06d}", [scene(frame * PLANES + plane) for plane in range(PLANES)]
+        images = {f"instants/{stem}_{k}": planes[plane] for k, plane in enumerate(instant_planes(instants))}
+        images |= {f"sharp/{stem}": planes[GT_PLANE], f"blur/{stem}": np.mean(planes, axis=0)}
+        for file, image in images.items():
+            imwrite_rgb(clip / f"{file}.png", simulate.to_uint8(simulate.to_display(image)))
+        grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
+        write_spikes(spikes / f"{stem}.dat", sensor.run(grey), SpikeGeometry(half, half))
 
 
 def digest_of(root: Path) -> str:
@@ -229,7 +222,7 @@ def digest_of(root: Path) -> str:
     return hashlib.sha256(table.encode()).hexdigest()
 
 
-def check_made(root: Path, seed: int, instants: int = 0, size: Size = SAMPLE) -> bool:
+def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
     """Whether `root` is the data set of `seed` and `size`; False if made by another version, or without instants.
 
     Raises DataError for anything else: other data, or a sample set with changed, missing or added files.
@@ -259,18 +252,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--instants", type=int, default=0, metavar="K", help="also K instants of each exposure, K odd")
     command = parser.parse_args(arguments)
-    root, seed, instants = command.root, command.seed, command.instants
+    root, instants = command.root, command.instants
     if instants and not (0 < instants <= PLANES and instants % 2):
         expected = f"0, or an odd number up to {PLANES}: the middle one is the sharp frame"
         raise OptionError(f"--instants is {instants}", "--instants", expected, "choose another number")
-    if root.is_file() or (root.is_dir() and list(root.iterdir())):
-        if check_made(root, seed, instants, SAMPLE):
-            print(f"{root} is complete: nothing to do")
-            return 0
-        print(f"{root} was made by another version of this script, or without these instants: making it again")
-    make_sample(root, seed, instants=instants, size=SAMPLE)
-    clips = SAMPLE.clips
-    print(f"made {root}: {clips['train']} training and {clips['test']} test clips of {SAMPLE.frames} frames")
+    if make_sample(root, SAMPLE, command.seed, instants):
+        train, test = SAMPLE.clips.values()
+        print(f"made {root}: {train} training and {test} test clips of {SAMPLE.frames} frames")
+    else:
+        print(f"{root} is complete: nothing to do")
     return 0
 
 

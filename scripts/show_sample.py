@@ -25,7 +25,7 @@ from data.clip_dataset import Draw
 from data.select_dataset import build_dataset
 from main_train_vrt import PARTS
 from scripts.parts.exit_codes import with_exit_code
-from scripts.parts.spike_guess import in_words
+from scripts.spike_tool import in_words
 from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
 from utils.image import render, tensor_to_uint8
@@ -37,6 +37,7 @@ LEAST_WIDTH = 256  # smaller images are enlarged by repetition
 YELLOW, CYAN, GREEN = (255, 220, 0), (0, 220, 255), (0, 255, 60)
 
 Images = list[tuple[str, np.ndarray]]  # names and (H, W, 3) uint8
+Rows = list[tuple[str, Images]]  # names, each of a few images
 
 
 @with_exit_code
@@ -60,14 +61,14 @@ def main(arguments: list[str] | None = None) -> int:
         what = f"sample {command.index} of epoch {command.epoch} does not exist"
         expected = f"an index of 0 to {len(dataset) - 1}, an epoch of at least 0"
         raise OptionError(what, "--index, --epoch", expected, "correct them")
+    title, found = f"Sample {command.index} of datasets.{command.split}", None
     if dataset.is_training:
-        draw, item = dataset.draw((command.epoch, command.index)), dataset[(command.epoch, command.index)]
+        which = (command.epoch, command.index)
+        draw, item, title = dataset.draw(which), dataset[which], f"{title}, epoch {command.epoch}"
     else:
-        count = min(SHOWN, dataset.frame_count(command.index))
-        draw, item = dataset.draw(command.index, 0, count), dataset.read_frames(command.index, 0, count)
-    epoch = f", epoch {command.epoch}" if dataset.is_training else ""
-    title = f"Sample {command.index} of datasets.{command.split}{epoch}: {item['key']}"
-    verdict, kind, numbers, found = "This data set has no spikes.", "none", "", None
+        which = (command.index, 0, min(SHOWN, dataset.frame_count(command.index)))
+        draw, item = dataset.draw(*which), dataset.read_frames(*which)
+    title, verdict, kind, numbers = f"{title}: {item['key']}", "This data set has no spikes.", "none", ""
     if draw.clip.spikes:
         found = compare(dataset, draw, MEASURED)
         verdict, kind = found.sentence, "right" if found.is_right else "wrong"
@@ -78,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     page = render(
         "sample", title=title, verdict=verdict, verdict_class=kind, numbers=numbers,
-        about={"options": f"{command.opt}; {type(dataset).__name__}", **facts(dataset, draw)},
+        about={"options": f"{command.opt}; {type(dataset).__name__}", **facts(draw)},
         sections=sections(dataset, draw, item, found),
     )  # fmt: skip
     write_whole(command.out, page.encode())
@@ -86,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def facts(dataset: Any, draw: Draw) -> dict[str, str]:
+def facts(draw: Draw) -> dict[str, str]:
     """How the sample was drawn, in words."""
     aug, clip, spikes = draw.aug, draw.clip, draw.clip.spikes
     frames, backwards = draw.frames, draw.backwards
@@ -120,19 +121,17 @@ def facts(dataset: Any, draw: Draw) -> dict[str, str]:
 
 def in_short(values: Mapping[str, Any]) -> str:
     """E.g. "half_windows 2 6 12, num_bins 8"."""
-    lists = {key: np.ravel(value).tolist() for key, value in values.items() if value is not None}
-    words = {
-        key: " ".join(f"{v:.3g}" if isinstance(v, float) else f"{v}" for v in found) for key, found in lists.items()
-    }
-    return ", ".join(f"{key} {value}" for key, value in words.items())
+    words = []
+    for key, value in values.items():
+        if value is not None:
+            found = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in np.ravel(value).tolist())
+            words.append(" ".join([key, *found]))
+    return ", ".join(words)
 
 
-def sections(
-    dataset: Any, draw: Draw, item: dict[str, Any], found: Comparison | None
-) -> list[tuple[str, list[tuple[str, Images]]]]:
-    """Title and rows of each section of the page, a row being a name and its images. found: None without spikes."""
-    frames = draw.frames
-    stems = {kind: [draw.clip.stems[i] for i in dataset.frames_of(kind, frames)] for kind in ("lq", "gt")}
+def sections(dataset: Any, draw: Draw, item: dict[str, Any], found: Comparison | None) -> list[tuple[str, Rows]]:
+    """Title and rows of each section of the page. found: None without spikes."""
+    stems = {k: [draw.clip.stems[i] for i in dataset.frames_of(k, draw.frames)] for k in ("lq", "gt") if k in item}
 
     def name(kind: str, number: int) -> str:
         """Of frame `number`; a padded sequence has more frames than names."""
@@ -142,22 +141,20 @@ def sections(
         values = item[kind]
         return f"{kind}: {' x '.join(map(str, values.shape))}, {float(values.min()):.3g} to {float(values.max()):.3g}"
 
-    kinds = [kind for kind in stems if kind in item]
     parts = [(f"Whole frame {stems['lq'][0]}", [("", whole_frame(dataset, draw))])]
     if found:
         middle = len(item["spike"]) // 2
-        frame, back = frames[middle], draw.backwards[middle]
-        pixel = draw.clip.grid.pixel
+        frame, back = draw.frames[middle], draw.backwards[middle]
         sharp = draw.clip.spikes.sharp_image(item["spike"][middle].numpy(), draw.clip.exposures[frame], back)
-        overlays = []
-        for kind in kinds:
+        pixel, overlays = draw.clip.grid.pixel, []
+        for kind in stems:
             number = min(middle, len(item[kind]) - 1)
             image = tensor_to_uint8(item[kind][number][:3])
             overlays.append((f"{kind} {name(kind, number)}", edges_over(image, sharp, pixel)))
         shown, image, spikes = found.shown
         overlays.append((f"{shown}, before the crop", edges_over(image, spikes, pixel)))
         parts.append(("Alignment: edges of the spikes around the sharp instant over the frame", [("", overlays)]))
-    for kind in kinds:
+    for kind in stems:
         images = [(name(kind, i), enlarged(tensor_to_uint8(frame[:3]))) for i, frame in enumerate(item[kind])]
         noise = f"; channel 3, the noise level, is {item[kind][0, 3].mean():.3f}" if item[kind].shape[1] > 3 else ""
         parts.append((f"{title(kind)}{noise}", [("", images)]))

@@ -18,21 +18,22 @@ simulate INPUT OUT.dat     a folder of images, an image or a video -> one .dat
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import cv2
 import numpy as np
 
-from data.files import FrameSource
+from data.files import FrameSource, check_same_view, read_bgr
 from data.moving import LightPath, grey_light
-from data.spike.formats import FORMATS, SpikeGeometry, is_array, open_spikes, write_spikes
+from data.spike import formats, simulate
+from data.spike.formats import SpikeGeometry
 from data.spike.represent import REPRESENTATIONS, represent
-from data.spike.simulate import DISPLAY_GAMMA, IntegrateAndFire, to_uint8
 from data.spike_info import nearest_info, spike_errors_as_data_errors
 from scripts.parts.exit_codes import tracked, with_exit_code
-from scripts.parts.spike_guess import Candidate, add_geometry, candidates, in_words, info, the_geometry
 from utils.errors import DataError, OptionError
 from utils.files import publish_folder, refuse_existing, scratch_folder
 from utils.image import IMAGE_SUFFIXES, comparison_strip, imwrite_rgb
@@ -43,43 +44,44 @@ GREY_METHODS = ("tfp", "tfi", "tfstp")  # of data/reconstruct.py
 LEAST_HEIGHT = 320  # smaller images are enlarged by repetition, to see single pixels
 HISTORY = 128  # planes on either side that a method without a window gets
 LONGEST = 500  # video frames of `play`, unless --step says otherwise
-VIEW = {"type": "tfp", "half_window": 32}  # the method of `view`
 SUFFIXES = {"view": ".png", "recon": ".png", "play": ".mp4"}  # of the file that a command writes by default
-ALLOWED = {"recon": ("", *IMAGE_SUFFIXES, *VIDEO_SUFFIXES), "play": VIDEO_SUFFIXES, "convert": FORMATS}
-RECON = """one plane: the image; several: .png shows them side by side, a folder gets one .png each, .mp4 a video frame
-each"""
+ALLOWED = {"recon": ("", *IMAGE_SUFFIXES, *VIDEO_SUFFIXES), "play": VIDEO_SUFFIXES, "convert": formats.FORMATS}
+SHOWN_PLANES = 64  # planes in the middle of the file that `info` averages
+SMOOTHER = 0.05  # difference in smoothness that counts
+CLEAR_ORDER = 0.01  # the same for the bit order, which changes the rows alone
+BITS = {name: f"the {bit} significant bit is the first pixel" for name, bit in (("little", "least"), ("big", "most"))}
 
 
 @with_exit_code
 def main(arguments: list[str] | None = None) -> int:
     command = parse(arguments)
-    action = command.action
     with spike_errors_as_data_errors():
         if "out" in command:
+            action, allowed = command.action, ALLOWED.get(command.action)
             command.out = command.out or Path(f"{command.file.stem}_{action}{SUFFIXES[action]}")
             refuse_existing(command.out, "the output")
-            suffix = command.out.suffix.lower()
-            if suffix not in ALLOWED.get(action, (suffix,)):
-                expected = ", ".join(filter(None, ALLOWED[action])) + ", or a folder" * (action == "recon")
+            if allowed and (suffix := command.out.suffix.lower()) not in allowed:
+                expected = ", ".join(filter(None, allowed)) + ", or a folder" * (action == "recon")
                 do = "choose one, or use spike_tool.py recon for images" if action == "play" else "choose one of them"
                 raise OptionError(f"the suffix of the output is {suffix!r}", str(command.out), expected, do)
-        actions = {"info": info, "view": view, "recon": recon, "play": play, "convert": convert, "simulate": simulate}
-        actions[action](command)
+        command.run(command)
     return 0
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    actions = parser.add_subparsers(dest="action", required=True)
-    add = {}
-    for name in ("info", *SUFFIXES, "convert", "simulate"):
+    actions, add = parser.add_subparsers(dest="action", required=True), {}
+    verbs = {"info": info, "view": view, "recon": recon, "play": play, "convert": convert, "simulate": simulate_stream}
+    for name, run in verbs.items():
         action = actions.add_parser(name)
+        action.set_defaults(run=run)
         add[name] = action.add_argument
         if name != "simulate":
             action.add_argument("file", type=Path)
             add_geometry(action)
     add["info"]("--picture", type=Path, help="the frame of the time in the middle of FILE")
-    for name, output in {"view": "image", "recon": RECON, "play": ".mp4"}.items():
+    recon_out = "one plane: the image; several: .png shows them side by side, a folder gets one .png each, .mp4 a video"
+    for name, output in {"view": "image", "recon": recon_out, "play": ".mp4"}.items():
         text = f"{output}; default: FILE's name with _{name}{SUFFIXES[name]}, in this folder"
         add[name]("--out", type=Path, help=text)
         text = "spikes per plane at full light; default: dataset.json, else bright pixels are white"
@@ -91,34 +93,189 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         add[name]("--method", choices=GREY_METHODS, default="tfp", help=text)
         add[name]("--tick-hz", type=float, help="planes per second, to show the time")
         add[name]("--fps", type=float, default=25.0, help="video frames per second; default %(default)g")
-    text = "the first is 0; default: the one in the middle"
-    add["recon"]("--planes", type=int, nargs="+", metavar="N", help=text)
+    add["recon"]("--planes", type=int, nargs="+", metavar="N", help="the first is 0; default: the one in the middle")
     for name in ("play", "convert"):
         add[name]("--first", type=int, default=0, help="plane")
         add[name]("--count", type=int, help="planes; default: to the end")
-    text = f"planes per video frame; default: 1, or more for at most {LONGEST} video frames"
-    add["play"]("--step", type=int, help=text)
+    add["play"]("--step", type=int, help=f"planes per video frame; default: 1, or more for at most {LONGEST} frames")
     add["convert"]("out", type=Path)
     add["convert"]("--out-no-flip", action="store_true", help="store rows top first")
     add["convert"]("--out-bit-order", choices=("little", "big"), default="little")
-    make = add["simulate"]
-    make("input", type=Path)
-    make("out", type=Path)
-    make("--planes-per-frame", type=int, default=8)
-    make("--ratio", type=int, default=1, help="pixels of the input per spike pixel, each way")
-    make("--method", choices=("flow", "linear"), default="flow", help="between the frames")
-    make("--rate", type=float, default=0.5)
-    make("--gamma", type=float, default=2.2, help="of the input; 1: integrate the display values")
-    make("--shot-noise", type=float, default=0.0)
-    make("--dark-rate", type=float, default=0.0)
-    make("--threshold-mismatch", type=float, default=0.0)
-    make("--seed", type=int, default=0)
+    add["simulate"]("input", type=Path)
+    add["simulate"]("out", type=Path)
+    add["simulate"]("--planes-per-frame", type=int, default=8)
+    add["simulate"]("--ratio", type=int, default=1, help="pixels of the input per spike pixel, each way")
+    add["simulate"]("--method", choices=("flow", "linear"), default="flow", help="between the frames")
+    add["simulate"]("--gamma", type=float, default=2.2, help="of the input; 1: integrate the display values")
+    add["simulate"]("--seed", type=int, default=0)
+    for name, default in {"rate": 0.5, "shot-noise": 0.0, "dark-rate": 0.0, "threshold-mismatch": 0.0}.items():
+        add["simulate"](f"--{name}", type=float, default=default)
     # argparse cannot take the overrides method.key=value after a file and options.
     command, command.overrides = parser.parse_known_args(arguments)
     can_override = command.action in ("recon", "play")
     if wrong := [word for word in command.overrides if not can_override or not word.startswith("method.")]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
     return command
+
+
+def add_geometry(parser: argparse.ArgumentParser) -> None:
+    """The options of `geometries`."""
+    add = parser.add_argument
+    text = "of a spike plane; default: of an array its own, else dataset.json, else what fits the file size"
+    add("--size", type=int, nargs=2, metavar=("H", "W"), help=text)
+    add("--head-columns", type=int, default=0)
+    add("--bit-order", choices=("little", "big"), default="little", help="first pixel of a byte")
+    add("--layout", choices=("raster", "sps100"), default="raster", help="of packed planes")
+    add("--no-flip", action="store_true", help="rows are stored top first (default: dataset.json, else bottom first)")
+
+
+def the_geometry(path: Path, command: argparse.Namespace) -> SpikeGeometry:
+    """The only one of `geometries`. Raises DataError where several fit."""
+    found = geometries(path, command)
+    if len(found) > 1:
+        what = f"several geometries fit the file: {', '.join(f'{g.height} x {g.width} {g.layout}' for g in found)}"
+        raise DataError(what, str(path), "one geometry", "give --size H W; spike_tool.py info ranks them")
+    return found[0]
+
+
+def geometries(path: Path, command: argparse.Namespace) -> list[SpikeGeometry]:
+    """The geometry of the array, of the options or of dataset.json, else all known ones that fit. Raises DataError.
+
+    command: with the options of `add_geometry`.
+    """
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "cannot read: No such file or directory"
+        raise DataError(what, str(path), "a spike file", "correct the path")
+    about, head = nearest_info(path), command.head_columns
+    if (shape := formats.array_shape(path)) is not None:
+        if len(shape) != 3:
+            raise DataError(f"an array of shape {shape}", str(path), "(planes, h, w)", "save the array in this form")
+        return [SpikeGeometry(*(command.size or shape[1:]), head_columns=head)]
+    flip = not command.no_flip and about.flip is not False and command.layout == "raster"
+    sps100 = (formats.SPS100_SIDE, formats.SPS100_SIDE)
+    size = command.size or (sps100 if command.layout == "sps100" else (about.h, about.w))
+    if all(size):
+        return [SpikeGeometry(*size, flip, head, command.bit_order, command.layout)]
+    known = [SpikeGeometry(h, w, flip, head, command.bit_order) for h, w, head in formats.KNOWN_GEOMETRIES]
+    found = []
+    for geometry in (*known, SpikeGeometry(*sps100, flipud=False, layout="sps100")):
+        with suppress(formats.SpikeFileError):
+            formats.open_spikes(path, geometry)
+            found.append(geometry)
+    if found:
+        return found
+    with open(path, "rb") as file:
+        formats.refuse_header(file.read(64), path)
+    if not (size := path.stat().st_size):
+        raise DataError("the file is empty", str(path), "spike planes", "copy or make the file again")
+    expected = "whole planes of h x w / 8 bytes"
+    for h, w, head in formats.KNOWN_GEOMETRIES:
+        planes, left = divmod(size, h * (w + head) // 8)
+        name = f"{h} x {w}{f' + {head} head columns' if head else ''}"
+        expected += f"\n    {name}: {planes} planes, {left} bytes left over" if planes else ""
+    do = "copy the file again if it is cut short; give --size H W if the camera is another one"
+    raise DataError(f"no known geometry fits {size} bytes", str(path), expected, do)
+
+
+def in_words(geometry: SpikeGeometry) -> str:
+    """The size and storage of packed planes."""
+    head = f" + {geometry.head_columns} head columns" if geometry.head_columns else ""
+    rows, bit = "bottom" if geometry.flipud else "top", BITS[geometry.bit_order]
+    layout = ", lines of an SPS100" if geometry.layout == "sps100" else ""
+    return f"{geometry.height} x {geometry.width}{head}, {rows} row first, {bit}{layout}"
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Of two pictures; 0 where one of them is even, or has too few pixels to tell."""
+    is_even = min(a.shape) < 2 or a.std() == 0 or b.std() == 0
+    return 0.0 if is_even else float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+
+
+class Candidate:
+    """One way to read a file: the planes in its middle, (at most SHOWN_PLANES, h, w), and how smooth their mean is.
+
+    smooth: correlation of neighbouring columns and of neighbouring rows; lower for a wrong geometry. score: the lesser.
+    """
+
+    def __init__(self, path: Path, geometry: SpikeGeometry) -> None:
+        self.file = formats.open_spikes(path, geometry)
+        count = min(self.file.planes, SHOWN_PLANES)
+        self.spikes = self.file.read((self.file.planes - count) // 2, count)
+        self.rates = self.spikes.mean(axis=0)
+        pairs = {"columns": (self.rates[:, 1:], self.rates[:, :-1]), "rows": (self.rates[1:], self.rates[:-1])}
+        self.smooth = {name: correlation(a, b) for name, (a, b) in pairs.items()}
+        self.score = min(self.smooth.values())
+        head, is_sps100 = geometry.head_columns, geometry.layout == "sps100"
+        self.name = f"{geometry.height} x {geometry.width}{f' + {head}' if head else ' (SPS100)' * is_sps100}"
+
+    def doubts(self, best: "Candidate") -> list[str]:
+        """What speaks against this candidate."""
+        name, least = min(self.smooth.items(), key=lambda item: item[1])
+        planes, (h, w), rate = self.file.planes, self.file.size, self.rates.mean()
+        known = {known[:2] for known in formats.KNOWN_GEOMETRIES}
+        found = {
+            f"{planes} x {h} is the size of a camera: (h, w, planes), where (planes, h, w) is expected": (
+                (planes, h) in known and (h, w) not in known
+            ),
+            f"neighbouring {name} resemble one another less ({least:.2f}, not {best.smooth[name]:.2f})": (
+                least < best.smooth[name] - SMOOTHER
+            ),
+            f"neighbouring {name} do not resemble one another": self.score < 0.3,
+            "a single plane": planes == 1,
+            f"{100 * rate:.0f} % of the pixels fire in each plane": not 0.001 < rate < 0.98,
+        }
+        return [text for text, is_so in found.items() if is_so]
+
+
+def candidates(command: argparse.Namespace) -> list[Candidate]:
+    """All `geometries` of the file, the one with the smoothest picture first."""
+    found = [Candidate(command.file, geometry) for geometry in geometries(command.file, command)]
+    return sorted(found, key=lambda one: -one.score)
+
+
+def info(command: argparse.Namespace) -> None:
+    path, shape = command.file, formats.array_shape(command.file)
+    best, *others = found = candidates(command)
+    print(f"{path}: {path.stat().st_size} bytes, {f'an array {shape}' if shape else 'packed planes'}")
+    print("  smoothness  height x width  planes  spikes per plane and pixel")
+    for one in found:
+        pixels = f"{one.rates.min():.3f} to {one.rates.max():.3f}"
+        print(f"  {one.score:10.3f}  {one.name:>14}  {one.file.planes:6}  {one.rates.mean():.4f} (pixels {pixels})")
+        for text in one.doubts(best):
+            print(f"  {'':10}  {'':>14}  {'':6}  against it: {text}")
+    if others and best.score > others[0].score + SMOOTHER:
+        print(f"  most likely {best.name}: neighbouring pixels resemble one another")
+    if not shape and best.file.geometry.layout == "raster":
+        # A wrong order of the bits mirrors each group of 8 pixels: the rows are less smooth.
+        ways = [Candidate(path, replace(best.file.geometry, bit_order=order)) for order in BITS]
+        little, big = (one.smooth["columns"] for one in ways)
+        order = "little" if little >= big else "big"
+        is_clear = abs(little - big) >= CLEAR_ORDER
+        said = f"bit order {order}: {BITS[order]}" if is_clear else "the bit order cannot be judged"
+        print(f"  {said} (smoothness along rows: little {little:.3f}, big {big:.3f})")
+    pixels, times = np.nonzero(best.spikes.reshape(len(best.spikes), -1).T)
+    intervals = np.diff(times)[np.diff(pixels) == 0]
+    if intervals.size:
+        print(f"  planes between spikes: {intervals.min()} to {intervals.max()}, median {np.median(intervals):.0f}")
+    if command.picture:
+        print(describe_light(best.rates, command.picture))
+    elif not shape:
+        print("  only the image shows whether rows are flipped: spike_tool.py view, or --picture")
+
+
+def describe_light(rates: np.ndarray, picture: Path) -> str:
+    """One line on `light` and `rate` of the spikes, from their mean (h, w) and a frame of the same field of view."""
+    grey = simulate.to_grey(read_bgr(str(picture))[..., ::-1]) / 255.0
+    check_same_view(grey.shape, rates.shape, str(picture))
+    grey = cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA)
+    upright, flipped = (correlation(grey, picture) for picture in (rates, rates[::-1]))
+    if flipped > upright:
+        return f"  the rows seem upside down: correlation with the picture {upright:.2f}, flipped {flipped:.2f}"
+    fit = simulate.fit_light(rates, grey)
+    errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
+    if not fit.is_clear:
+        return f"  the picture does not show which light the spikes integrate (error of the fits: {errors})"
+    return f'  for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of the fits: {errors})'
 
 
 class Rendering:
@@ -128,19 +285,20 @@ class Rendering:
     last: the last plane of the file with an image; one that lies half a plane later needs the next plane.
     """
 
-    def __init__(self, command: argparse.Namespace) -> None:
+    def __init__(self, command: argparse.Namespace, **method: object) -> None:
+        """method: in place of --method, which the command lacks."""
         from data.reconstruct import method_options  # imports torch, which --help and info do not need
 
-        table: dict[str, Any] = {"method": VIEW if command.action == "view" else {"type": command.method}}
+        table = {"method": method or {"type": command.method}}
         for override in command.overrides:
             apply_override(table, override, Sources("the command line"))
         self.options, about = method_options(table["method"]), nearest_info(command.file)
         self.name = self.options.pop("type")
-        best, *_ = candidates(command.file, command)
-        white = max(float(np.percentile(best.rates, 99.5)), 1e-6)
+        best, *_ = candidates(command)
+        white, gamma = max(float(np.percentile(best.rates, 99.5)), 1e-6), simulate.DISPLAY_GAMMA
         light = command.light or about.light or "linear"
-        self.how = {"rate": command.rate or about.rate or white, "light": light, "gamma": DISPLAY_GAMMA, **self.options}
-        self.file = best.file
+        self.how = {"rate": command.rate or about.rate or white, "light": light, "gamma": gamma, **self.options}
+        self.file, self.size = best.file, "{} x {}".format(*best.file.size)
         self.last = self.file.planes - 1 - int(REPRESENTATIONS[self.name].lag(**self.options) > 0)
         self.label = ", ".join([self.name, *(f"{key} {value:g}" for key, value in self.options.items())])
 
@@ -164,23 +322,21 @@ class Rendering:
             except ValueError as e:
                 what, expected = f"no {self.name} of these planes: {e}", "planes on both sides"
                 raise DataError(what, self.file.path, expected, "choose others") from e
-            yield center, held[center - first], to_uint8(values[0])
+            yield center, held[center - first], simulate.to_uint8(values[0])
 
 
 def view(command: argparse.Namespace) -> None:
     """The middle of the file as read and flipped, to see which one is upright."""
-    rendering = Rendering(command)
+    rendering = Rendering(command, type="tfp", half_window=32)
     _, _, image = next(rendering.images([rendering.file.planes // 2]))
     imwrite_rgb(command.out, panels({"as read": image, "flipped": image[::-1]}))
-    height, width = rendering.file.size
-    print(f"{command.out}: {height} x {width}, left as read, right flipped; the upright one is right")
+    print(f"{command.out}: {rendering.size}, left as read, right flipped; the upright one is right")
 
 
 def recon(command: argparse.Namespace) -> None:
     """Images of a method at the chosen planes."""
     rendering, suffix = Rendering(command), command.out.suffix.lower()
-    file, name = rendering.file, rendering.name
-    planes = sorted(set(command.planes or [file.planes // 2]))
+    planes, name = sorted(set(command.planes or [rendering.file.planes // 2])), rendering.name
     if outside := [plane for plane in planes if not 0 <= plane <= rendering.last]:
         what = f"no {name} at plane {', '.join(map(str, outside))}"
         raise OptionError(what, "--planes", f"0 to {rendering.last}", "correct them")
@@ -195,16 +351,16 @@ def recon(command: argparse.Namespace) -> None:
         scratch = None if suffix else scratch_folder(command.out.with_name(f".{command.out.name}.partial"))
         for plane, _, image in images:
             path = scratch / f"{plane:06d}.png" if scratch else command.out
-            imwrite_rgb(path, np.repeat(image[..., None], 3, axis=2))
+            imwrite_rgb(path, cv2.cvtColor(image, cv2.COLOR_GRAY2RGB))
         if scratch:
             publish_folder(scratch, command.out)
-    print(f"{command.out}: {rendering.label} at {len(planes)} planes of {file.size[0]} x {file.size[1]}")
+    print(f"{command.out}: {rendering.label} at {len(planes)} planes of {rendering.size}")
 
 
 def play(command: argparse.Namespace) -> None:
     """A video of single planes, white where a pixel fired, beside the reconstruction at the same plane."""
     rendering = Rendering(command)
-    last, label, size = rendering.last, rendering.label, "{} x {}".format(*rendering.file.size)
+    last, label = rendering.last, rendering.label
     stop = last + 1 if command.count is None else min(command.first + command.count, last + 1)
     if not 0 <= command.first < stop or (command.step or 1) < 1:
         what, expected = f"planes {command.first} to {stop - 1}", f"planes within 0 to {last}, a step of at least 1"
@@ -216,7 +372,7 @@ def play(command: argparse.Namespace) -> None:
             video.write(panels({f"spikes  {moment(center, command.tick_hz)}": 255 * plane, label: image}))
     slow = f", {command.tick_hz / (step * command.fps):.4g} x slower" if command.tick_hz else ""
     print(
-        f"{command.out}: {len(centers)} video frames of {size}, planes {centers[0]} to {centers[-1]}, "
+        f"{command.out}: {len(centers)} video frames of {rendering.size}, planes {centers[0]} to {centers[-1]}, "
         f"{step} plane{'s' if step > 1 else ''} per video frame{slow}; right: {label}"
     )
 
@@ -229,30 +385,28 @@ def panels(images: dict[str, np.ndarray]) -> np.ndarray:
     """Grey images (h, w) uint8 side by side under their names, enlarged where small: (H, W, 3) uint8."""
     height, width = next(iter(images.values())).shape
     factor = max(1, LEAST_HEIGHT // height)
-    shown = {name: np.repeat(image[..., None], 3, axis=2) for name, image in images.items()}
+    shown = {name: cv2.cvtColor(image, cv2.COLOR_GRAY2RGB) for name, image in images.items()}
     return comparison_strip(shown, (factor * height, factor * width))
 
 
 def convert(command: argparse.Namespace) -> None:
     stored = the_geometry(command.file, command)
-    file = open_spikes(command.file, stored)
-    count = file.planes - command.first if command.count is None else command.count
-    made = SpikeGeometry(stored.height, stored.width, not command.out_no_flip, bit_order=command.out_bit_order)
-    if is_array(command.file):
-        print(f"{command.file}: {file.planes} planes of {stored.height} x {stored.width}, an array")
-    else:
-        taken = "" if command.size else " (no --size: from dataset.json, or the only known size that fits)"
-        print(f"{command.file}: {file.planes} planes of {in_words(stored)}{taken}")
     found = Candidate(command.file, stored)
+    count = found.file.planes - command.first if command.count is None else command.count
+    made = SpikeGeometry(stored.height, stored.width, not command.out_no_flip, bit_order=command.out_bit_order)
+    taken = "" if command.size else " (no --size: from dataset.json, or the only known size that fits)"
+    is_array = formats.is_array(command.file)
+    form = f"{stored.height} x {stored.width}, an array" if is_array else in_words(stored) + taken
+    print(f"{command.file}: {found.file.planes} planes of {form}")
     for text in found.doubts(found):
         print(f"  warning: {text}")
-    parts = tracked(file.parts(command.first, count), count, "converting", "planes", len)
-    write_spikes(command.out, parts, made)
-    form = f"{made.height} x {made.width}, an array of uint8" if is_array(command.out) else in_words(made)
+    parts = tracked(found.file.parts(command.first, count), count, "converting", "planes", len)
+    formats.write_spikes(command.out, parts, made)
+    form = f"{made.height} x {made.width}, an array of uint8" if formats.is_array(command.out) else in_words(made)
     print(f"{command.out}: {count} planes of {form}")
 
 
-def simulate(command: argparse.Namespace) -> None:
+def simulate_stream(command: argparse.Namespace) -> None:
     if not 0 < command.rate <= 1:
         raise OptionError(f"--rate is {command.rate}", "--rate", "above 0, at most 1 spike a plane", "correct it")
     if command.planes_per_frame < 1 or command.ratio < 1:
@@ -263,13 +417,14 @@ def simulate(command: argparse.Namespace) -> None:
         what, expected = f"spike planes of {height} x {width} do not fill whole bytes", "pixels divisible by 8"
         raise DataError(what, str(command.input), expected, "choose another --ratio, or crop the input")
     light = LightPath(grey_light(frames, (height, width), command.gamma), len(frames), command.method)
-    sensor = IntegrateAndFire(
+    sensor = simulate.IntegrateAndFire(
         height, width, rate=command.rate, rng=np.random.default_rng(command.seed), shot_noise=command.shot_noise,
         dark_rate=command.dark_rate, threshold_mismatch=command.threshold_mismatch,
     )  # fmt: skip
     count = len(frames) * command.planes_per_frame
     times = (p / command.planes_per_frame for p in tracked(range(count), count, "simulating", "planes"))
-    write_spikes(command.out, sensor.run_parts(light.at(time) for time in times), SpikeGeometry(height, width))
+    parts = sensor.run_parts(light.at(time) for time in times)
+    formats.write_spikes(command.out, parts, SpikeGeometry(height, width))
     print(f"{command.out}: {count} planes of {height} x {width}, rate {command.rate}")
 
 

@@ -1,6 +1,7 @@
 """Samples of training and clips of a test: crops and turns, planes and rates, the order of an epoch, refusals."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from data.preflight import preflight
 from data.select_dataset import build_dataset
 from data.spike.formats import SpikeGeometry
 from data.spike_grid import ScaledGrid
-from scripts.make_sample_data import make_sample
+from scripts.make_sample_data import SAMPLE, make_sample
 from tests.clip_files import PLANES, build, resolved, same, section, write_clip, write_clips, write_info
 from utils.errors import DataError, OptionError
 from utils.options.models import DatasetsOptions, LoaderOptions
@@ -221,7 +222,7 @@ def test_another_camera_changes_the_spikes_and_nothing_else(clips):
 
 
 def test_a_matched_rate_gives_the_frame_s_own_brightness_whatever_the_threshold(tmp_path):
-    make_sample(tmp_path / "sample", clips={"test": 1}, frames=1)
+    make_sample(tmp_path / "sample", replace(SAMPLE, clips={"test": 1}, frames=1))
     values = []
     for factor in (1.0, 2.0, 4.0):
         camera = {"type": "perturb", "threshold_prob": 1.0, "threshold_range": [factor, factor]}

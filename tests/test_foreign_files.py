@@ -4,13 +4,14 @@ import json
 import shutil
 import subprocess
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import main_test_vrt
-from scripts import build_clip_cache, convert_options, make_sample_data, plot_history, show_sample, spike_tool
+from scripts import build_clip_cache, compare_runs, convert_options, make_sample_data, show_sample, spike_tool
 from scripts import prepare_gopro_spike as prepare
 from tests.dist.launching import ROOT
 from tests.foreign import CONTENT, populate, snapshot
@@ -34,7 +35,8 @@ def home(tmp_path_factory):
 
 
 def small_sample(arguments):
-    make_sample_data.make_sample(Path(arguments[0]), clips={"train": 1}, frames=1)
+    size = replace(make_sample_data.SAMPLE, clips={"train": 1}, frames=1)
+    make_sample_data.make_sample(Path(arguments[0]), size)
 
 
 def programs(home):
@@ -54,8 +56,8 @@ def programs(home):
         "recon": (spike_tool.main, ("recon", dat, *size, "--planes", 1, 2, 9, *out), ""),
         "page": (show_sample.main, (*opt, "--index", 0, *out), "a.html"),
         "simulate": (spike_tool.main, ("simulate", home / "clips/clip..1", OUT), "a.dat"),
-        "history": (plot_history.main, (home / "training_history.json", *out), "a.png"),
-        "run report": (plot_history.main, (home, *out), "a.html"),
+        "history": (compare_runs.main, (home / "training_history.json", *out), "a.png"),
+        "run report": (compare_runs.main, (home, *out), "a.html"),
         "convert": (convert_options.main, (ROOT / "tests/data/options/svrt_006.json", *out), "a.json"),
     }
 

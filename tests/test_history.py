@@ -1,4 +1,4 @@
-"""The curves of a run: its files after a resume, a kill, a full disk; scripts/plot_history.py and compare_runs.py."""
+"""The curves of a run: its files after a resume, a kill, a full disk; scripts/compare_runs.py."""
 
 import json
 import math
@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from lab import compare_curves
-from scripts.compare_runs import main as compare
-from scripts.plot_history import main
+from scripts.compare_runs import main
 from utils.errors import DataError
 from utils.run.history import HISTORY_NAME, LINES_NAME, HistoryWriter, read_history, smoothed
 
@@ -225,7 +224,7 @@ def test_training_runs_give_a_table_of_scores_speed_size_and_the_options_that_di
         (folder / "options" / "x.json").write_text(json.dumps(options))
         (folder / "environment.json").write_text('{"parameters": "1.23 M"}')
 
-    assert compare([*folders, *(["--md"] if is_md else [])]) == 0
+    assert main([*folders, *(["--md"] if is_md else [])]) == 0
 
     lines = capsys.readouterr().out.splitlines()
     rows = [line.strip("| ").replace(" | ", "  ").split() for line in lines]
@@ -243,7 +242,7 @@ def test_tests_give_a_table_of_at_most_100_columns(tmp_path, capsys):
         content = {"protocol": weights, "clips": {}, "averages": scores}
         (folder / "metrics.json").write_text(json.dumps(content))
 
-    assert compare(list(map(str, folders))) == 0
+    assert main(list(map(str, folders))) == 0
 
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and all(len(line) <= 100 for line in lines), lines
@@ -258,7 +257,7 @@ def test_a_run_must_gain_three_decibels_in_its_last_validation(tmp_path, capsys,
     scores = {"val_psnr": [[250, 30.0], [500, restored]], "val_psnr_input": [[250, 24.6], [500, 24.6 - 1e-9]]}
     run = write_curves(tmp_path, train_loss=[[1, 0.5]], **(scores if restored is not None else {}))
 
-    assert compare([run, "--at-least", "3"]) == code
+    assert main([run, "--at-least", "3"]) == code
 
     printed = capsys.readouterr()
     assert said in printed.out
@@ -279,6 +278,6 @@ def test_absent_files_files_of_another_form_and_a_run_given_twice_are_refused(tm
             folder.mkdir()
             (folder / name).write_text(content)
         given = [folders[0], folders["twice" not in said]]
-        assert compare(list(map(str, given))) == 3
+        assert main(list(map(str, given))) == 3
         text = capsys.readouterr().err
         assert said in text and text.count("Error: ") == 1 and "Traceback" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from lab import benchmark, gpu, quality
 from lab.quality import Outcome, difference, main, moving_psnr, tables
 from lab.tools import NAMED, ROOT
 from main_train_vrt import read_options
-from scripts.make_sample_data import make_sample
+from scripts.make_sample_data import SAMPLE, make_sample
 from tests.dist.launching import run_ranks
 from tests.train_files import network
 from utils.image import imwrite_rgb
@@ -33,7 +34,7 @@ def write_file(path, **changes):
 def finished(tmp_path_factory):
     """A results folder with two methods, and the arguments of the command."""
     folder = tmp_path_factory.mktemp("quality")
-    make_sample(folder / "out/data/made", clips={"train": 1, "test": 2}, frames=2)
+    make_sample(folder / "out/data/made", replace(SAMPLE, clips={"train": 1, "test": 2}, frames=2))
     files = [write_file(folder / f"{name}.json") for name in ("concat", "none")]
     arguments = ["--opt", *files, *TINY, "--out", str(folder / "out")]
     call = quality.call

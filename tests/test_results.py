@@ -12,7 +12,7 @@ import pytest
 from models.restore.job import build_report, psnr_plot
 from models.restore.outputs import Outputs
 from models.restore.setup import parse_test_args
-from scripts.plot_history import main
+from scripts.compare_runs import main
 from tests.pages import check_offline
 from utils.errors import DataError
 from utils.files import write_whole

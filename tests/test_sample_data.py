@@ -24,17 +24,16 @@ from tests.weights_files import save_weights
 from utils.image import imread_rgb, panels_of
 
 
+def smaller(frames, **clips):
+    """A sample of one clip of each split, or of `clips`."""
+    return dataclasses.replace(make_sample_data.SAMPLE, clips=clips or {"train": 1, "test": 1}, frames=frames)
+
+
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
     root = tmp_path_factory.mktemp("sets") / "sample"
-    make_sample(root, seed=0, clips={"train": 1, "test": 1}, frames=2)
+    make_sample(root, smaller(2))
     return root
-
-
-def smaller(monkeypatch, frames):
-    """Let the program make one clip of each split."""
-    size = dataclasses.replace(make_sample_data.SAMPLE, clips={"train": 1, "test": 1}, frames=frames)
-    monkeypatch.setattr(make_sample_data, "SAMPLE", size)
 
 
 RELATIVE = {"type": "relative", "half_windows": [2, 6, 12], "num_bins": 8}
@@ -74,7 +73,7 @@ def test_the_gopro_layout_is_read_with_blur_that_matters_and_spikes_upright_at_t
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(sample, tmp_path):
     # The path of the camera depends on the length of the clip, so the sample itself cannot be compared here.
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
-        make_sample(tmp_path / name, seed=seed, clips={"train": 1}, frames=1)
+        make_sample(tmp_path / name, smaller(1, train=1), seed)
     one, same, other = (files(tmp_path / name) for name in ("one", "same", "other"))
     spikes = "GOPRO_Large_spike_seq/train/SAMPLE00_train/spike/000000.dat"
     assert one == same and one[spikes] != other[spikes]
@@ -108,7 +107,7 @@ def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older, monkeypa
 
 
 def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(sample, tmp_path, monkeypatch, capsys):
-    smaller(monkeypatch, frames=2)
+    monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(2))
     with_them = ["--root", str(tmp_path / "sample"), "--instants", "5"]
     shutil.copytree(sample, tmp_path / "sample")
     assert make_sample_data.main(with_them) == 0 and "without these instants" in capsys.readouterr().out
@@ -126,7 +125,7 @@ def test_the_sharp_instants_stand_beside_the_same_frames_and_spikes(sample, tmp_
 
 
 def test_a_set_of_another_kind_is_refused_by_its_name(tmp_path, capsys):
-    make_sample(tmp_path / "demo", clips={"test": 1}, frames=1, size=DEMO)
+    make_sample(tmp_path / "demo", dataclasses.replace(DEMO, clips={"test": 1}, frames=1))
     assert make_sample_data.main(["--root", str(tmp_path / "demo")]) == 3 and "size demo" in capsys.readouterr().err
 
 
@@ -139,7 +138,7 @@ def copy(sample, tmp_path):
 @pytest.fixture
 def older(copy, monkeypatch):
     """A copy that another version of the script has made, which now makes less."""
-    smaller(monkeypatch, frames=1)
+    monkeypatch.setattr(make_sample_data, "SAMPLE", smaller(1))
     info = copy / make_sample_data.INFO
     info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 1}))
     return copy
