@@ -87,9 +87,6 @@ class Reconstruction:
     def is_grey(self) -> bool:
         return self.formula.is_grey
 
-    def frames_of(self, count: int) -> range:
-        return range(count // 2, count // 2 + 1) if self.center_frame_only else range(count)
-
     def settings(self) -> dict[str, Any]:
         return {"method": self.representation, "center_frame_only": self.center_frame_only}
 

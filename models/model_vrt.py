@@ -21,10 +21,10 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from models.losses import LOSSES, taken_by
 from models.optim import build_optimizer, fixed_keys, is_fix_key, load_moments, lr_at
+from models.portable import load_pretrained, load_weights
 from models.select_network import NETWORKS, define_G
 from models.vrt.fit_memory import is_out_of_memory, out_of_memory_error
 from models.vrt.layers import tf32
-from models.weights import load_pretrained, load_weights
 from utils import utils_dist
 from utils.contract import input_spec
 from utils.dist import watchdog

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from models.model_vrt import ModelVRT
-from models.restore.tiling import Interpolator, Restorer, Tiling, scored_clips
+from models.restore.outputs import spaced
+from models.restore.tiling import Restorer, Tiling, scored_clips
 from utils import utils_dist
-from utils.contract import FrameReader, Tick, input_spec, middle_instant
+from utils.contract import FrameReader, Tick, input_spec, middle_instant, wanted_frames
 from utils.dist import preempt, watchdog
 from utils.image import comparison, imwrite_rgb, scored_values, tensor_to_uint8
 from utils.logger import best_effort
@@ -52,12 +53,12 @@ def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None
     training, spec = net.training, input_spec(net)
     clips = scored_clips(clips, spec)
     # The clips whose strips rank 0 writes: evenly spaced, always the same.
-    strips = sorted({round(i) for i in np.linspace(0, len(clips) - 1, min(MAX_STRIPS, len(clips)))})
+    strips = spaced(len(clips), MAX_STRIPS)
     mine, panels = [], {}
     # Only rank 0 writes into the folder of a run, and only frames of its own clips.
     out = model.opt.folder / "images" if val.save_img and rank == 0 else None
     # A frame with NaN must not end the training: its score is NaN, and never the best.
-    restorer = (Interpolator if spec.interpolates else Restorer)(
+    restorer = Restorer(
         net, Tiling.of(val, spec, pad_seq=val.pad_seq or getattr(test, "pad_sequence", False)), model.device,
         dtype=str(model.amp_dtype or torch.float32).removeprefix("torch."), finite_only=False,
         noise_sigma=getattr(test, "sigma", None) if spec.noise_map else None,
@@ -65,7 +66,7 @@ def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None
     )  # fmt: skip
     with ExitStack() as stack:
         stack.callback(net.train, training)
-        total = sum(len(restorer.tiling.frames_of(len(clip.stems))) for clip in clips[rank::world])
+        total = sum(len(wanted_frames(len(clip.stems), val.center_frame_only)) for clip in clips[rank::world])
         logger.info("validating %d clips, %s", len(clips), restorer.describe())
         shown = stack.enter_context(open_progress(model.opt.logging.progress, total, "validation", "frames"))
         for first in range(0, len(clips), world):
@@ -104,7 +105,7 @@ def _validate_clip(
     out: the restored frames go to out/<clip>/<stem>.png. values: see `scored_values`.
     """
     cache, nonfinite = restorer.cached(clip), 0
-    wanted = restorer.tiling.frames_of(len(clip.stems))
+    wanted = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
     scores: Scores = {}
     panels = {}
     for index, frame in zip(wanted, restorer.frames(cache, wanted, tick), strict=True):
