@@ -18,7 +18,6 @@ import logging
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from data.alignment_check import warning_of
 from data.clip_dataset import check_clips
@@ -34,7 +33,6 @@ from models.restore.outputs import Outputs
 from models.restore.tiling import InterpolatedClip, scored_clips
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
-from utils.contract import InputSpec
 from utils.dist import process
 from utils.dist.gpu import choose_gpus
 from utils.errors import OptionError, SpikeVRTError
@@ -88,22 +86,22 @@ def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -
     seed = opt.train.manual_seed
     dataset = build_dataset(section, "test", seed)
     check_clips(dataset, "test", opt.scale, None if formula else method.instants)
-    spec = InputSpec() if formula else method.saved.spec
-    clips = scored_clips(dataset_clips(dataset), spec)
+    clips = dataset_clips(dataset) if formula else scored_clips(dataset_clips(dataset), saved.spec)
     folder = Path(args.output or opt.folder / (f"test_{args.method}" if formula else "test"))
     for source in dataset.sources:
         refuse_overlap(folder, source.roots())
     save = args.save or (("frames",) if opt.val.save_img else ())
     first = getattr(section, "num_frame", -1)
     frames = f"the first {first} of each clip" if first > 0 else "all"
-    if spec.interpolates:
+    if not formula and saved.spec.interpolates:
         frames = f"made between every second of {frames}; input: mean of both neighbours"
     read = {key: value for key, value in section.plain().items() if not key.startswith(("dataloader_", "cache_data"))}
     return Job(
         method=method,
         clips=clips,
         outputs=Outputs(folder, tuple(sorted(save)), args.fps, method.instants, opt.metric),
-        args=args,
+        lpips=args.lpips,
+        overwrite=args.overwrite,
         title=f"Test of {args.method or opt.task}" + (f" on the test set of {opt.task}" if formula else ""),
         expected=max(len(clips), dataset.count_folders()),
         section={"datasets.test": read, "train.manual_seed": seed},
@@ -146,7 +144,8 @@ def user_job(args: Namespace, opt: Options | None, formula: Reconstruction | Non
         method=method,
         clips=clips,
         outputs=Outputs(Path(args.output), tuple(sorted(save)), args.fps, method.instants, metric),
-        args=args,
+        lpips=args.lpips,
+        overwrite=args.overwrite,
         title=clips[0].name if len(clips) == 1 else Path(args.input).name,
         expected=len(clips),
         section={"spike": spike},
@@ -156,7 +155,7 @@ def user_job(args: Namespace, opt: Options | None, formula: Reconstruction | Non
 
 def reconstruction(args: Namespace) -> Reconstruction:
     """The formula of --method, with the overrides method.key=value, which it takes from the arguments."""
-    table: dict[str, Any] = {"method": {"type": args.method}}
+    table = {"method": {"type": args.method}}
     mine = [override for override in args.overrides if override.startswith("method.")]
     for override in mine:
         if override.startswith("method.type="):

@@ -6,7 +6,6 @@ These files are those of a training, and those of the nine published networks.
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -190,7 +189,7 @@ def load_pretrained(net: nn.Module, path: str | None, strict: bool, which: str =
     return report
 
 
-def identify(weights: Mapping[str, Tensor]) -> str | None:
+def identify(weights: dict[str, Tensor]) -> str | None:
     """The published network whose tensors have exactly these names and shapes, or None.
 
     Several networks differ only in their training data; the first of them is returned.

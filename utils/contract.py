@@ -56,11 +56,6 @@ def middle_instant(frame: Tensor, instants: int) -> Tensor:
     return frame.unflatten(-3, (instants, -1))[..., instants // 2, :, :, :]
 
 
-def reversed_instants(frame: Tensor, instants: int) -> Tensor:
-    """(..., K C, H, W) of K = `instants` sharp frames -> the same in reversed order of time."""
-    return frame.unflatten(-3, (instants, -1)).flip(-4).flatten(-4, -3)
-
-
 class FrameReader(Protocol):
     """Gives the frames of a clip one by one. stems: their names."""
 

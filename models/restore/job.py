@@ -3,10 +3,8 @@
 import base64
 import json
 import logging
-import math
 import os
 import time
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +38,8 @@ logger = logging.getLogger(__name__)
 class Job:
     """What is restored, how, and where the results go.
 
-    clips: in the order of their names. expected: number of clips that there should be; averages over fewer are marked.
+    clips: in the order of their names. lpips: files of its weights, or none. overwrite: see `claim_folder`.
+    expected: number of clips that there should be; averages over fewer are marked.
     section: resolved options that say what is read of the files and how.
     frames_note: which frames of a clip are restored, for the protocol.
     """
@@ -48,7 +47,8 @@ class Job:
     method: Method
     clips: Sequence[ClipReader]
     outputs: Outputs
-    args: Namespace
+    lpips: Sequence[str]
+    overwrite: bool
     title: str
     expected: int
     section: dict[str, Any]
@@ -86,17 +86,17 @@ def restore_clips(job: Job) -> None:
                 inputs[clip.name] = clip.digest()
                 watchdog.go_on()
             stems = {clip.name: [clip.stems[k] for k in job.frames_of(clip)] for clip in job.clips}
-            lpips = [(name, os.stat(name)) for name in job.args.lpips if os.path.exists(name)]
+            lpips = [(name, os.stat(name)) for name in job.lpips if os.path.exists(name)]
             settings = {
                 **job.method.settings(),
                 "lpips": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in lpips],
-                "save": job.outputs.save, "fps": job.args.fps, **job.section,
+                "save": job.outputs.save, "fps": job.outputs.fps, **job.section,
                 "metric.values": job.outputs.metric.values,
             }  # fmt: skip
-            claim_folder(job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.args.overwrite)
+            claim_folder(job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.overwrite)
             watchdog.phase("start")
         restorer = job.method.restorer(device)
-        more_scores = Lpips.load(job.args.lpips).to(device).score if job.args.lpips else None
+        more_scores = Lpips.load(job.lpips).to(device).score if job.lpips else None
     plan = utils_dist.from_rank(0, plan_work(job) if utils_dist.is_main_process() else None)
     share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
@@ -181,7 +181,7 @@ def write_report(job: Job) -> None:
         "crop": "none", "border": "nothing excluded",
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
         "SpikeVRT": VERSION,
-        "metrics": protocol_text(metric.values, metric.mean) + LPIPS * bool(job.args.lpips),
+        "metrics": protocol_text(metric.values, metric.mean) + LPIPS * bool(job.lpips),
         "device": device_name(utils_dist.get_device()),
         **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
     }  # fmt: skip
@@ -239,13 +239,14 @@ def build_report(
     )
 
 
-def psnr_plot(lines: Mapping[str, Sequence[float]], width: int = 760, height: int = 150) -> dict[str, Any]:
+def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """An SVG of PSNR over the frame number, as the template draws it; infinite values are cut.
 
     lines: "restored" and "input" -> dB per frame.
     """
-    finite = [v for values in lines.values() for v in values if math.isfinite(v)] or [0.0]
-    low, high = math.floor(min(finite)), math.ceil(max(finite)) or 1
+    width, height = 760, 150
+    finite = [v for values in lines.values() for v in values if np.isfinite(v)] or [0.0]
+    low, high = int(np.floor(min(finite))), int(np.ceil(max(finite))) or 1
     high = high if high > low else low + 1
     count = max(len(values) for values in lines.values())
     points = {}

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -192,7 +191,7 @@ def finish_clip(
     own. Each image, and the end of each video, counts as progress for the watchdog.
     """
     scores: Scores = {}
-    values_of = partial(scored_values, values=outputs.metric.values)
+    values = outputs.metric.values
     strips, example = {indices[i] for i in spaced(len(indices))}, indices[len(indices) // 2]
     with ExitStack() as stack:
         videos = _open_videos(clip, outputs, len(indices), stack)
@@ -202,17 +201,17 @@ def finish_clip(
             images = instants or [restored]  # as they are scored
             blurry, sharp = tensor_to_uint8(item["lq"][:3]), tensor_to_uint8(item["gt"]) if "gt" in item else None
             for path in outputs.exact_files(clip.name, [stem]):
-                images = values_of(torch.from_numpy(np.load(path)))
+                images = scored_values(torch.from_numpy(np.load(path)), values)
             watchdog.go_on()
             if sharp is not None:
-                truth = values_of(item["gt"])
+                truth = scored_values(item["gt"], values)
                 middle, metrics = images[len(images) // 2], LUMA_METRICS if is_grey else METRICS
                 add_scores(scores, "restored", middle, truth, metrics, more_scores)
                 watchdog.go_on()
                 if blurry.shape == sharp.shape:
-                    add_scores(scores, "input", values_of(item["lq"][:3]), truth, METRICS, more_scores)
+                    add_scores(scores, "input", scored_values(item["lq"][:3], values), truth, METRICS, more_scores)
             if instants and "gt_instants" in item:
-                truth = values_of(item["gt_instants"].unflatten(0, (len(instants), -1)))
+                truth = scored_values(item["gt_instants"].unflatten(0, (len(instants), -1)), values)
                 for number, (image, sharp_then) in enumerate(zip(images, truth, strict=True)):
                     add_scores(scores, f"instant {number}", image, sharp_then, ("psnr",))
             watchdog.go_on()

@@ -4,14 +4,13 @@ Two blends: "kair", as published, equal weights with trimmed borders; "smooth", 
 visible seam. Networks that take the frames around a gap (VRT with pa_frames 0) make new frames: see Restorer.frames.
 """
 
-import dataclasses
 import itertools
 import logging
 import math
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from models.vrt.fit_memory import is_out_of_memory
-from utils.contract import ClipReader, FrameReader, InputSpec, Tick, reversed_instants
+from utils.contract import ClipReader, FrameReader, InputSpec, Tick
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.options.models import ValOptions
@@ -129,7 +128,8 @@ def stream_clip(
                 store.seek(position * frame.nbytes)
                 stored = torch.frombuffer(bytearray(store.read(frame.nbytes)), dtype=frame.dtype)
                 halves.append(stored.reshape(frame.shape))
-            yield (halves[0] + reversed_instants(halves[1], tiling.spec.out_instants)) / 2
+            # In the channels of the copy, the instants of a frame are in the opposite order.
+            yield (halves[0] + halves[1].unflatten(-3, (tiling.spec.out_instants, -1)).flip(-4).flatten(-4, -3)) / 2
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
@@ -246,16 +246,16 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
     First fewer tiles per pass, then half the side, then half the length.
     """
     if tiling.batch_tiles > 1:
-        return dataclasses.replace(tiling, batch_tiles=tiling.batch_tiles // 2)
+        return replace(tiling, batch_tiles=tiling.batch_tiles // 2)
     step = tiling.spec.multiple
     least = -(-max(tiling.spec.least_size) // step) * step
     side = tiling.size_patch_testing or max(height, width)
     half = max(least, side // 2 // step * step)
     if half < side and half > tiling.size_patch_overlapping:
-        return dataclasses.replace(tiling, size_patch_testing=half)
+        return replace(tiling, size_patch_testing=half)
     half = max(tiling.spec.least_frames, tiling.num_frame_testing // 2)
     if half < tiling.num_frame_testing and half > tiling.num_frame_overlapping:
-        return dataclasses.replace(tiling, num_frame_testing=half)
+        return replace(tiling, num_frame_testing=half)
     return None
 
 
@@ -298,19 +298,20 @@ class Restorer:
 
     def cached(self, reader: FrameReader) -> FrameReader:
         """The reader with a cache for the frames of one tile in time; after `frames`, it has the last input."""
+        is_cached = isinstance(reader, FrameCache) or self.tiling.spec.interpolates  # which has a cache of its own
         capacity = (self.tiling.num_frame_testing or len(reader.stems)) + 2
-        return reader if self.tiling.spec.interpolates else FrameCache(reader, capacity)
+        return reader if is_cached else FrameCache(reader, capacity)
 
     def frames(self, reader: FrameReader, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
         """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
 
         A network that interpolates takes an InterpolatedClip or LeftOutFrames: given frames come back unchanged.
         """
-        length = self.tiling.spec.least_frames
         if not self.tiling.spec.interpolates:
             yield from self._restored(reader, wanted, tick)
             return
         # The network takes `length` frames, half of them before the gap; at the ends of the clip, frames are repeated.
+        length = self.tiling.spec.least_frames
         gaps = [gap for index in wanted if (gap := reader.gaps[index]) is not None]
         window, last = range(1 - length // 2, 1 - length // 2 + length), len(reader.given) - 1
         numbers = [reader.given[min(max(gap + i, 0), last)] for gap in gaps for i in window]

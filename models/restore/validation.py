@@ -3,15 +3,13 @@
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from models.model_vrt import ModelVRT
+from models.model_vrt import ModelVRT, unwrap_ddp
 from models.restore.outputs import spaced
 from models.restore.tiling import Restorer, Tiling, scored_clips
 from utils import utils_dist
@@ -28,8 +26,7 @@ MAX_STRIPS = 12  # per validation: they are sent to rank 0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Validation:
+class Validation(NamedTuple):
     """The scores of all clips, on every rank, and images of some, on rank 0.
 
     scalars: means over what metric.mean says, val/psnr, val/ssim, and val/psnr_input, val/ssim_input of the blurry
@@ -49,7 +46,8 @@ def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None
     clips: of the test split, with sharp frames.
     """
     rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
-    net, val, test = model.net_for_test, model.opt.val, model.opt.datasets.test
+    val, test = model.opt.val, model.opt.datasets.test
+    net = model.netE if model.netE is not None else unwrap_ddp(model.netG)  # as in KAIR
     training, spec = net.training, input_spec(net)
     clips = scored_clips(clips, spec)
     # The clips whose strips rank 0 writes: evenly spaced, always the same.
@@ -113,7 +111,7 @@ def _validate_clip(
         item = cache.frame(index)
         lq, gt = item["lq"], item["gt"]
         if lq.shape != gt.shape:  # super-resolution: the input is scored at the size of the sharp frame
-            lq = F.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
+            lq = torch.nn.functional.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
         is_finite = bool(frame.isfinite().all())
         nonfinite += not is_finite
         frame = middle_instant(frame, restorer.tiling.spec.out_instants)
