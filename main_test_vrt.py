@@ -16,27 +16,26 @@ reconstruction from the spikes takes the place of the network. Several processes
 
 import logging
 import sys
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from data.alignment_check import warning_of
 from data.clip_dataset import check_clips
-from data.clip_reader import DatasetClip, dataset_clips, described, user_clips
+from data.clip_reader import dataset_clips, described, user_clips
 from data.reconstruct import SET_BY_METHOD, Reconstruction, method_options, section_for, spike_clip, spike_section
 from data.select_dataset import DATASETS, build_dataset
 from data.spike_source import SPIKE_SOURCES
 from models.losses import LOSSES
+from models.portable import read_saved
 from models.restore import setup
 from models.restore.job import Job, restore_clips, write_report
 from models.restore.outputs import Outputs
 from models.restore.tiling import InterpolatedClip, scored_clips
 from models.select_network import NETWORKS, check_options
 from utils import utils_dist
-from utils.contract import InputSpec, Method
 from utils.dist import process
 from utils.dist.gpu import choose_gpus
-from utils.errors import OptionError
+from utils.errors import OptionError, SpikeVRTError
 from utils.files import refuse_overlap
 from utils.options.load import Sources, apply_override, load_options
 from utils.options.models import MetricOptions, Options
@@ -52,30 +51,27 @@ def main(argv: list[str]) -> int:
         with utils_dist.all_ranks_or_none():
             args = setup.parse_test_args(argv, __doc__)
             formula = reconstruction(args) if args.method else None
-            # With --input, the overrides are those of the spikes, see spike_options.
-            opt = read_options(args.opt, () if args.is_direct else args.overrides) if args.opt else None
+            opt = None  # with --input, the overrides are those of the spikes, see spike_options
+            if args.opt:
+                checks = [lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale)]
+                opt = load_options(args.opt, () if args.is_direct else args.overrides, parts=PARTS, check=checks)
+                choose_gpus(opt.gpu_ids, opt.opt_path)
         utils_dist.begin(*((opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept) if opt else ()))
         with utils_dist.all_ranks_or_none():
-            if not args.is_direct:
-                job = dataset_job(args, opt, formula)
-            else:
-                with setup.answered_by_flags():
-                    metric = opt.metric if opt else MetricOptions()
-                    job = user_job(args, opt.portable() if opt else None, formula, metric)
+            try:
+                job = user_job(args, opt, formula) if args.is_direct else dataset_job(args, opt, formula)
+            except SpikeVRTError as e:
+                if args.is_direct and (e.where.startswith("spike.h") or "spike height and width" in e.do):
+                    shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
+                    e.do = f"give --spike-size H W; {shows}"
+                raise
         restore_clips(job)
         if utils_dist.is_main_process():
             write_report(job)
     return 0
 
 
-def read_options(path: str, overrides: Sequence[str] = ()) -> Options:
-    checks = [lambda opt: check_options(opt.netG, opt.datasets, opt.val, opt.scale)]
-    opt = load_options(path, overrides, parts=PARTS, check=checks)
-    choose_gpus(opt.gpu_ids, opt.opt_path)
-    return opt
-
-
-def dataset_job(args: setup.TestArgs, opt: Options, formula: Reconstruction | None) -> Job:
+def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -> Job:
     """The clips of datasets.test with the tiles of `val`, or with a formula in the place of the network."""
     section = opt.datasets.test
     if section is None:
@@ -85,27 +81,27 @@ def dataset_job(args: setup.TestArgs, opt: Options, formula: Reconstruction | No
     if formula:
         method, section = formula, section_for(formula, section, args.opt, opt.scale)
     else:
-        saved = setup.network_of(setup.find_weights(opt.path, opt.folder, args.weights), opt.portable())
-        method = setup.method_of_test(saved, args, opt.val, section)
+        saved = read_saved(setup.find_weights(opt.path, opt.folder, args.weights), opt.portable())
+        method = setup.method_of(saved, args, opt.val, section)
     seed = opt.train.manual_seed
     dataset = build_dataset(section, "test", seed)
     check_clips(dataset, "test", opt.scale, None if formula else method.instants)
-    spec = InputSpec() if formula else method.saved.spec
-    clips = scored_clips(dataset_clips(dataset), spec)
+    clips = dataset_clips(dataset) if formula else scored_clips(dataset_clips(dataset), saved.spec)
     folder = Path(args.output or opt.folder / (f"test_{args.method}" if formula else "test"))
     for source in dataset.sources:
         refuse_overlap(folder, source.roots())
     save = args.save or (("frames",) if opt.val.save_img else ())
     first = getattr(section, "num_frame", -1)
     frames = f"the first {first} of each clip" if first > 0 else "all"
-    if spec.interpolates:
+    if not formula and saved.spec.interpolates:
         frames = f"made between every second of {frames}; input: mean of both neighbours"
     read = {key: value for key, value in section.plain().items() if not key.startswith(("dataloader_", "cache_data"))}
     return Job(
         method=method,
         clips=clips,
-        outputs=outputs_of(folder, save, args, method, opt.metric),
-        args=args,
+        outputs=Outputs(folder, tuple(sorted(save)), args.fps, method.instants, opt.metric),
+        lpips=args.lpips,
+        overwrite=args.overwrite,
         title=f"Test of {args.method or opt.task}" + (f" on the test set of {opt.task}" if formula else ""),
         expected=max(len(clips), dataset.count_folders()),
         section={"datasets.test": read, "train.manual_seed": seed},
@@ -113,43 +109,43 @@ def dataset_job(args: setup.TestArgs, opt: Options, formula: Reconstruction | No
     )
 
 
-def user_job(
-    args: setup.TestArgs, network: dict[str, Any] | None, formula: Reconstruction | None, metric: MetricOptions
-) -> Job:
+def user_job(args: Namespace, opt: Options | None, formula: Reconstruction | None) -> Job:
     """A user's own clips, or spikes for a formula, with the frames beside them where there are any.
 
-    network: `Options.portable` of the option file; None: the weights file describes it.
+    opt: of --opt, which describes the network; None: the weights file does.
     """
-    frames, spike = "all", None
+    frames, scale, trained = "all", 1, None
     if not formula:
-        saved = setup.network_of(args.weights, network)
-        setup.check_inputs(saved, args)
-        if args.spike and saved.spike is not None:
-            spike = setup.spike_options(saved, args)
-        clips = own_clips(args, spike, saved.scale, saved.spike_data)
-        method = setup.method_of_user(saved, args)
-        clips = [InterpolatedClip(clip) for clip in clips] if saved.spec.interpolates else clips
+        saved = read_saved(args.weights, opt.portable() if opt else None)
+        spike, method = setup.spike_options(saved, args), setup.method_of(saved, args)
+        scale, trained = saved.scale, saved.spike_data
     else:
         source = SPIKE_SOURCES.resolve(setup.changed_spikes({"type": "dat"}, args, SET_BY_METHOD), "spike")
         _, info = described(source, Path(args.spike))
         source, method = spike_section(source, formula, info.rate), formula
         spike = source.plain()
-        if args.input:
-            clips = own_clips(args, spike)
-        elif formula.is_grey:
-            clips = [spike_clip(args.spike, args.gt, source)]
-            each = "exposure" if source.exposure else "spike file"
-            frames = f"one for each {each}; the input beside it is the mean of all planes of the {each}"
-        else:
-            what, do = f"--method {args.method} needs the blurry frames", "add --input PATH, or use another method"
-            raise OptionError(what, "--input", "the frames of the exposures", do)
+    if args.input:
+        clips = user_clips(args.input, args.spike, args.gt, spike, scale, trained)
+        if utils_dist.is_main_process() and (warning := warning_of(clips)):
+            logger.warning("%s", warning)
+    elif formula.is_grey:
+        clips = [spike_clip(args.spike, args.gt, source)]
+        each = "exposure" if source.exposure else "spike file"
+        frames = f"one for each {each}; the input beside it is the mean of all planes of the {each}"
+    else:
+        what, do = f"--method {args.method} needs the blurry frames", "add --input PATH, or use another method"
+        raise OptionError(what, "--input", "the frames of the exposures", do)
+    if not formula and saved.spec.interpolates:
+        clips = [InterpolatedClip(clip) for clip in clips]
     slow = ("slowmotion",) if method.instants > 1 else ()
     save = args.save or ("video" if clips[0].fps is not None else "frames", "comparison", *slow)
+    metric = opt.metric if opt else MetricOptions()
     return Job(
         method=method,
         clips=clips,
-        outputs=outputs_of(Path(args.output), save, args, method, metric),
-        args=args,
+        outputs=Outputs(Path(args.output), tuple(sorted(save)), args.fps, method.instants, metric),
+        lpips=args.lpips,
+        overwrite=args.overwrite,
         title=clips[0].name if len(clips) == 1 else Path(args.input).name,
         expected=len(clips),
         section={"spike": spike},
@@ -157,30 +153,9 @@ def user_job(
     )
 
 
-def own_clips(
-    args: setup.TestArgs, spike: dict[str, Any] | None, scale: int = 1, trained: dict[str, Any] | None = None
-) -> list[DatasetClip]:
-    """See `user_clips`. Rank 0 warns, as it alone looks, where spikes and frames do not show the same."""
-    clips = user_clips(args.input, args.spike, args.gt, spike, scale, trained)
-    if utils_dist.is_main_process() and (warning := warning_of(clips)):
-        logger.warning("%s", warning)
-    return clips
-
-
-def outputs_of(
-    folder: Path, save: Sequence[str], args: setup.TestArgs, method: Method, metric: MetricOptions
-) -> Outputs:
-    """The files of the test. Raises OptionError for a slow motion of a single instant."""
-    if "slowmotion" in save and method.instants == 1:
-        what = "--save slowmotion, and one sharp frame is restored for each blurry one"
-        expected = "a network with several instants of each exposure (netG.out_instants)"
-        raise OptionError(what, "--save slowmotion", expected, "leave out slowmotion")
-    return Outputs(folder, tuple(sorted(save)), args.fps, method.instants, metric)
-
-
-def reconstruction(args: setup.TestArgs) -> Reconstruction:
+def reconstruction(args: Namespace) -> Reconstruction:
     """The formula of --method, with the overrides method.key=value, which it takes from the arguments."""
-    table: dict[str, Any] = {"method": {"type": args.method}}
+    table = {"method": {"type": args.method}}
     mine = [override for override in args.overrides if override.startswith("method.")]
     for override in mine:
         if override.startswith("method.type="):

@@ -70,9 +70,6 @@ class Reconstruction:
         self.formula = METHODS[representation["type"]]
         self.is_grey = self.formula.is_grey
 
-    def frames_of(self, count: int) -> range:
-        return range(count // 2, count // 2 + 1) if self.center_frame_only else range(count)
-
     def settings(self) -> dict[str, Any]:
         return {"method": self.representation, "center_frame_only": self.center_frame_only}
 

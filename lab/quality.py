@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.tools import ROOT
 from main_train_vrt import read_options
-from models.optim import fixed_keys, is_fix_key
+from models.optim import group_names
 from models.select_network import define_G
 from scripts.make_sample_data import RGB, SPIKES
 from utils.dist.process import die_with_parent
@@ -186,8 +186,9 @@ def read_method(file: Path, data: Data, steps: int) -> Method:
     overrides = tuple(f"{key}={json.dumps(value)}" for key, value in changes.items())
     opt = read_options(["--opt", str(file), *overrides])
     loader = opt.datasets.train
-    frozen = fixed_keys(opt.train.fix_iter, opt.train.fix_keys) if (opt.train.fix_iter or 0) > steps else ()
-    parameters = sum(p.numel() for key, p in define_G(opt).named_parameters() if not is_fix_key(key, frozen))
+    net, train = define_G(opt), opt.train
+    frozen = group_names(net, train.fix_iter, train.fix_keys)[1] if (train.fix_iter or 0) > steps else ()
+    parameters = sum(p.numel() for key, p in net.named_parameters() if key not in frozen)
     work = loader.dataloader_batch_size * opt.train.accumulation_steps * loader.num_frame * loader.gt_size**2
     about = {k: v for k, v in raw.items() if k not in ("task", "path", "logging", "$schema")}
     about["datasets"] = {k: v for k, v in raw["datasets"]["train"].items() if not k.startswith(("dataroot", "name"))}

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import math
-import statistics
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -17,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from models.losses import LOSSES, taken_by
-from models.optim import build_optimizer, fixed_keys, is_fix_key, load_moments, lr_at
+from models.optim import build_optimizer, group_names, load_moments, lr_at
+from models.portable import load_pretrained, load_weights
 from models.select_network import NETWORKS, define_G
 from models.vrt.fit_memory import is_out_of_memory, out_of_memory_error
 from models.vrt.layers import tf32
-from models.weights import load_pretrained, load_weights
 from utils import utils_dist
 from utils.contract import input_spec
 from utils.dist import watchdog
@@ -65,7 +63,7 @@ class ModelVRT:
     """
 
     def __init__(self, opt: Options, spike_channels: int | None = None) -> None:
-        """spike_channels: S of the batches; None: S of the options' datasets."""
+        """spike_channels: see `define_Model`."""
         channels = opt.spike_channels if spike_channels is None else spike_channels
         # torch's layers draw their first weights from the default generator. Seeded: the same on every rank.
         torch.manual_seed(opt.train.manual_seed)
@@ -75,9 +73,12 @@ class ModelVRT:
         self.portable = {**opt.portable(), "spike_channels": channels}  # what a weights file says of netG
         self.opt, self.train_opt = opt, opt.train
         self.amp_dtype = amp_dtype(self.train_opt.amp, self.device)
+        self.autocast = torch.autocast(self.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
         self.nonfinite = NonFiniteSteps(self.train_opt.max_nonfinite_steps, opt.folder)
-        self.line_losses: dict[str, MeanLoss] = {}  # "loss" and, if the loss has several terms, each of them
-        self.epoch_loss = MeanLoss(self.device)
+        # Sum and number of the steps since the last log line, of "loss" and, if it has several terms, of each. No value
+        # leaves the device before it is logged.
+        self.line_losses: dict[str, tuple[Tensor | float, int]] = {}
+        self.epoch_loss, self.epoch_skipped = (0.0, 0), 0  # likewise, since the last epoch
         self.grad_norms: list[float] = []  # of the steps since the last log line, before clipping
         self.forward_clock = DeviceClock(self.device)
         self.is_described = False  # whether the first batch has been printed (debug.every)
@@ -102,7 +103,7 @@ class ModelVRT:
                 raise
         if self.train_opt.E_decay:
             self.netE = copy.deepcopy(net).eval().requires_grad_(False)
-            self.ema_update = get_ema_multi_avg_fn(self.train_opt.E_decay)
+            self.ema_update = torch.optim.swa_utils.get_ema_multi_avg_fn(self.train_opt.E_decay)
         elif path.pretrained_netE and utils_dist.is_main_process():
             logger.warning("path.pretrained_netE has no effect in training while train.E_decay is 0")
         if state is None and self.netE is not None:
@@ -114,10 +115,7 @@ class ModelVRT:
         self.optimizer = build_optimizer(self.netG, self.train_opt)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp_dtype is torch.float16)
         if state is not None:
-            before = state["options"]["train"]
-            was = fixed_keys(before["fix_iter"], before["fix_keys"])
-            now = fixed_keys(self.train_opt.fix_iter, self.train_opt.fix_keys)
-            load_moments(self.optimizer, state["optimizer"], net, was, now)
+            load_moments(self.optimizer, state["optimizer"], net, state["options"]["train"], self.train_opt)
             if state["scaler"]:
                 self.scaler.load_state_dict(state["scaler"])
             if self.netE is not None and state["ema_state_dict"] is not None:
@@ -128,19 +126,14 @@ class ModelVRT:
 
     def training_state(self) -> dict[str, Any]:
         """The state of the model that a resume needs, as plain types and CPU tensors."""
-        return {
-            "model_state_dict": to_cpu(unwrap_ddp(self.netG).state_dict()),
-            "ema_state_dict": to_cpu(self.netE.state_dict()) if self.netE is not None else None,
-            "optimizer": to_cpu(self.optimizer.state_dict()),
-            "scaler": to_cpu(self.scaler.state_dict()),
+        return to_cpu({
+            "model_state_dict": unwrap_ddp(self.netG).state_dict(),
+            "ema_state_dict": self.netE.state_dict() if self.netE is not None else None,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
             "nonfinite_in_a_row": self.nonfinite.in_a_row,
             "network": self.portable,
-        }
-
-    @property
-    def net_for_test(self) -> nn.Module:
-        """netE if there is one, as in KAIR; else netG without DDP."""
-        return self.netE if self.netE is not None else unwrap_ddp(self.netG)
+        })  # fmt: skip
 
     def describe(self) -> str:
         """Kind and size of netG in one line, for the log. Activations depend on the clips: the log gives the peak."""
@@ -169,8 +162,9 @@ class ModelVRT:
         if self.frozen is not None:
             logger.info("iteration %d: %s are trained from now on", step, ", ".join(self.train_opt.fix_keys))
         self.frozen, net = freezes, unwrap_ddp(self.netG)
+        _, fixed = group_names(net, self.train_opt.fix_iter, self.train_opt.fix_keys)
         for name, parameter in net.named_parameters():
-            parameter.requires_grad_(not (freezes and is_fix_key(name, self.train_opt.fix_keys)))
+            parameter.requires_grad_(not freezes or name not in fixed)
         self.fit_memory(batch)
         self.netG = self.wrap(net)
         # DDP rebuilds its buckets before the second pass of each process. With three or more ranks that changes the
@@ -211,7 +205,7 @@ class ModelVRT:
         net = unwrap_ddp(self.netG)
         if hasattr(net, "fit"):
             self.feed_data(batch)
-            with self.autocast():
+            with self.autocast:
                 net.fit(self.lq, self.spike)
 
     def optimize_parameters(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
@@ -253,9 +247,8 @@ class ModelVRT:
         for index, batch in enumerate(micro_batches):
             self.feed_data(batch)
             is_last = index == len(micro_batches) - 1
-            with (
-                nullcontext() if is_last or not isinstance(self.netG, DistributedDataParallel) else self.netG.no_sync()
-            ):
+            reduces = is_last or not isinstance(self.netG, DistributedDataParallel)
+            with nullcontext() if reduces else self.netG.no_sync():
                 watchdog.phase("forward", step - 1)
                 with self.forward_clock.measured():
                     loss = self.loss() / len(micro_batches)
@@ -271,16 +264,15 @@ class ModelVRT:
         self.lq = batch["lq"].to(self.device, non_blocking=True)
         self.spike = batch["spike"].to(self.device, non_blocking=True) if "spike" in batch else None
         # Of a network with several instants, gt is the middle one alone.
-        names = {"gt": "gt_instants" if input_spec(unwrap_ddp(self.netG)).out_instants > 1 else "gt"}
+        gt = "gt_instants" if input_spec(unwrap_ddp(self.netG)).out_instants > 1 else "gt"
+        found = {name: batch.get(gt if name == "gt" else name) for name in self.taken}
         self.compared = {
-            name: batch[names.get(name, name)].to(self.device, non_blocking=True)
-            for name in self.taken
-            if names.get(name, name) in batch
+            name: tensor.to(self.device, non_blocking=True) for name, tensor in found.items() if tensor is not None
         }
 
     def loss(self) -> Tensor:
         """Loss of the current batch: the network runs in the AMP dtype, the loss in float32 (float64 stays)."""
-        with self.autocast():
+        with self.autocast:
             restored = self.netG(self.lq, self.spike)
         restored = restored.float() if restored.dtype in AMP_DTYPES.values() else restored
         found, weight = self.lossfn(restored, *self.compared.values()), self.train_opt.G_lossfn_weight
@@ -289,9 +281,6 @@ class ModelVRT:
             return weight * found
         self.loss_terms = {f"loss_{name}": (weight * term).detach() for name, term in found.items()}
         return weight * sum(found.values())
-
-    def autocast(self) -> Any:
-        return torch.autocast(self.device.type, self.amp_dtype) if self.amp_dtype else nullcontext()
 
     def _apply_gradients(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
         self.scaler.unscale_(self.optimizer)
@@ -303,8 +292,9 @@ class ModelVRT:
         if math.isfinite(norm_value):
             self.nonfinite.passed()
             for name, loss in self.step_losses.items():
-                self.line_losses.setdefault(name, MeanLoss(self.device)).add(loss)
-            self.epoch_loss.add(self.step_losses["loss"])
+                total, count = self.line_losses.get(name, (0.0, 0))
+                self.line_losses[name] = total + loss, count + 1
+            self.epoch_loss = self.epoch_loss[0] + self.step_losses["loss"], self.epoch_loss[1] + 1
             self.grad_norms.append(norm_value)
             if clip:
                 nn.utils.clip_grads_with_norm_(unwrap_ddp(self.netG).parameters(), clip, norm)
@@ -315,7 +305,7 @@ class ModelVRT:
                     self.ema_update(list(self.netE.parameters()), current, None)
         else:
             self.optimizer.zero_grad(set_to_none=True)
-            self.epoch_loss.skipped += 1
+            self.epoch_skipped += 1
             keys = [key for batch in micro_batches for key in batch["key"]]
             lr, scale = self.optimizer.param_groups[0]["lr"], self.scaler.get_scale()
             self.nonfinite.skipped(step, float(self.step_losses["loss"]), keys, norm_value, lr, scale)
@@ -346,32 +336,23 @@ class ModelVRT:
         """Of this rank since the last call: mean `loss`, also of each of its terms, NaN if no step counted; `lr`;
         `grad_norms` of the steps, before clipping; `forward_s`, seconds of all forward passes.
         """
-        losses = {"loss": math.nan} | {name: loss.take_own() for name, loss in self.line_losses.items()}
+        losses = {"loss": math.nan} | {name: mean_of(*found) for name, found in self.line_losses.items()}
+        self.line_losses = dict.fromkeys(self.line_losses, (0.0, 0))
         norms, self.grad_norms = self.grad_norms, []
         lr = self.optimizer.param_groups[0]["lr"]
         return {**losses, "lr": lr, "grad_norms": norms, "forward_s": self.forward_clock.read()}
 
     def epoch_log(self) -> dict[str, float]:
         """`steps` of this process since the last call, those that were `skipped`, and the mean `loss`. Collective."""
-        steps, skipped = self.epoch_loss.count + self.epoch_loss.skipped, self.epoch_loss.skipped
-        loss = statistics.fmean(utils_dist.gather_objects(self.epoch_loss.take_own()))
-        return {"steps": steps, "skipped": skipped, "loss": loss}
+        (total, count), skipped = self.epoch_loss, self.epoch_skipped
+        self.epoch_loss, self.epoch_skipped = (0.0, 0), 0
+        losses = utils_dist.gather_objects(mean_of(total, count))
+        return {"steps": count + skipped, "skipped": skipped, "loss": sum(losses) / len(losses)}
 
 
-class MeanLoss:
-    """The mean of a loss over the steps of this rank. No value leaves the device before `take_own`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.sum, self.count, self.skipped = torch.zeros((), device=device), 0, 0
-
-    def add(self, loss: Tensor) -> None:
-        self.sum, self.count = self.sum + loss, self.count + 1
-
-    def take_own(self) -> float:
-        """The mean since the last call; NaN without a step."""
-        mean = float(self.sum) / self.count if self.count else math.nan
-        self.sum, self.count, self.skipped = torch.zeros_like(self.sum), 0, 0
-        return mean
+def mean_of(total: Tensor | float, count: int) -> float:
+    """The mean of `count` losses; NaN without a step."""
+    return float(total) / count if count else math.nan
 
 
 class NonFiniteSteps:
@@ -395,13 +376,14 @@ class NonFiniteSteps:
     def skipped(self, step: int, loss: float, keys: list[str], grad_norm: float, lr: float, scale: float) -> None:
         """Record a step that all ranks skip, and log the ranks whose loss was not finite. Collective.
 
-        loss, keys: loss and sample names of this rank. grad_norm: of the reduced gradient, the same on all ranks.
+        loss, keys: loss and sample names of this rank. grad_norm: of the reduced gradient, NaN or Inf on all ranks.
         scale: the loss scale in float16, else 1. Raises NonFiniteError on all ranks when the limit is reached.
         """
-        ranks = [
-            {"rank": rank, "loss": _plain(value), "finite": math.isfinite(value), "samples": samples}
-            for rank, (value, samples) in enumerate(utils_dist.gather_objects((loss, keys)))
-        ]
+        ranks = []
+        for rank, (value, samples) in enumerate(utils_dist.gather_objects((loss, keys))):
+            # JSON has no NaN and no Inf.
+            plain, is_finite = (value, True) if math.isfinite(value) else (str(value), False)
+            ranks.append({"rank": rank, "loss": plain, "finite": is_finite, "samples": samples})
         if scale > 1 and all(r["finite"] for r in ranks):
             # Every float16 run starts like this: GradScaler lowers its scale until the gradients are finite.
             logger.info("iteration %d: gradients overflow float16, so the loss scale is lowered", step)
@@ -412,7 +394,7 @@ class NonFiniteSteps:
         kind = "loss" if nonfinite else "gradient"
         names = "; ".join(f"rank {r['rank']}: {', '.join(r['samples'])}" for r in nonfinite or ranks)
         self.records.append(
-            {"step": step, "what": kind, "grad_norm": _plain(grad_norm), "lr": lr, "scale": scale, "ranks": ranks}
+            {"step": step, "what": kind, "grad_norm": str(grad_norm), "lr": lr, "scale": scale, "ranks": ranks}
         )
         if utils_dist.is_main_process():
             logger.warning("iteration %d: %s is NaN or Inf, step skipped on all ranks (%s)", step, kind, names)
@@ -432,11 +414,6 @@ class NonFiniteSteps:
             f"finite numbers, or fewer than {self.limit} skipped steps in a row (train.max_nonfinite_steps)",
             "lower train.G_optimizer_lr, set train.G_optimizer_clipgrad, use bfloat16, or check these samples",
         )  # fmt: skip
-
-
-def _plain(value: float) -> float | str:
-    """`value`, or "nan", "inf", "-inf": JSON has no such numbers."""
-    return value if math.isfinite(value) else str(value)
 
 
 def unwrap_ddp(net: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models import portable
 from models.fusion.operators import FUSIONS
 from models.select_network import NETWORKS
 from models.vrt.block import Block, RefineLayer, Stage
@@ -20,7 +21,6 @@ from models.vrt.chunks import Kernels
 from models.vrt.fit_memory import fit_memory
 from models.vrt.flow import Flows, SpyNet, aligned_input, estimate_flows
 from models.vrt.layers import FrameConv, LayerNorm, Upsample, tf32
-from models.weights import read_weights
 from utils import utils_dist
 from utils.contract import InputSpec
 from utils.errors import PUBLISHED, DataError, OptionError
@@ -176,7 +176,7 @@ class VRT(nn.Module):
                     "netG.spynet_path: no file %s; models/vrt/%s of this project stands in for it (docs/model.md). "
                     "The published weights: %s", PUBLISHED_FLOW, OWN_FLOW.name, PUBLISHED,
                 )  # fmt: skip
-        weights = read_weights(spynet_path, key="netG.spynet_path")
+        weights = portable.read_weights(spynet_path, key="netG.spynet_path")
         # Some files lack the two constants of the normalisation.
         weights = {"mean": self.spynet.mean, "std": self.spynet.std, **weights}
         try:

@@ -16,30 +16,19 @@ from utils.options.models import TrainOptions
 logger = logging.getLogger(__name__)
 
 
-def is_fix_key(name: str, fix_keys: Sequence[str]) -> bool:
-    """Whether parameter `name` is in the `train.fix_keys` group: frozen until `fix_iter`, then at lr * `fix_lr_mul`."""
-    return any(key in name for key in fix_keys)
-
-
-def fixed_keys(fix_iter: int | None, fix_keys: Sequence[str]) -> Sequence[str]:
-    """`train.fix_keys`, empty where `train.fix_iter` (null or -1) switches them off."""
-    return () if fix_iter in (None, -1) else fix_keys
-
-
 def build_optimizer(net: nn.Module, train: TrainOptions) -> torch.optim.Optimizer:
     """Adam or AdamW over two groups: the ordinary parameters, and those of `fix_keys` at lr * `fix_lr_mul`.
 
     Frozen parameters are included from the start: the optimizer skips parameters without a gradient. Warns where one of
     `fix_keys` names none.
     """
-    keys = fixed_keys(train.fix_iter, train.fix_keys)
     base, mul, named = train.G_optimizer_lr, train.fix_lr_mul, dict(net.named_parameters())
-    unknown = [key for key in keys if not any(key in name for name in named)]
-    if unknown and utils_dist.is_main_process():
+    unknown = [key for key in train.fix_keys if not any(key in name for name in named)]
+    if unknown and train.fix_iter not in (None, -1) and utils_dist.is_main_process():
         logger.warning("train.fix_keys: no parameter of the network has %s in its name", " or ".join(unknown))
     groups = [
         {"params": [named[name] for name in names], "initial_lr": lr, "lr": lr}
-        for names, lr in zip(group_names(net, keys), (base, base * mul), strict=True)
+        for names, lr in zip(group_names(net, train.fix_iter, train.fix_keys), (base, base * mul), strict=True)
         if names
     ]
     cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.G_optimizer_type]
@@ -51,26 +40,31 @@ def build_optimizer(net: nn.Module, train: TrainOptions) -> torch.optim.Optimize
     return cls(groups, betas=tuple(train.G_optimizer_betas), weight_decay=train.G_optimizer_wd, fused=fused)
 
 
-def group_names(net: nn.Module, fix_keys: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names of the ordinary parameters and of those of `fix_keys`, in the order of the optimizer's groups."""
+def group_names(net: nn.Module, fix_iter: int | None, fix_keys: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names of the ordinary parameters and of those of `train.fix_keys`, in the order of the optimizer's groups.
+
+    The second group is frozen until `fix_iter`; null or -1 leave it empty.
+    """
+    keys = () if fix_iter in (None, -1) else fix_keys
     groups: tuple[list[str], list[str]] = ([], [])
     for name, _ in net.named_parameters():
-        groups[is_fix_key(name, fix_keys)].append(name)
+        groups[any(key in name for key in keys)].append(name)
     return groups
 
 
 def load_moments(
-    optimizer: torch.optim.Optimizer, saved: dict[str, Any], net: nn.Module, was: Sequence[str], now: Sequence[str]
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any], net: nn.Module, was: dict[str, Any], train: TrainOptions
 ) -> None:
     """Load Adam's moments from the state dict `saved` by parameter name; lr, betas and weight decay stay as they are.
 
-    was, now: `fixed_keys` of `saved` and of `optimizer`. A state dict names parameters by their index in the
-    groups, which depends on them.
+    was: the `train` section that `saved` was made with. A state dict names parameters by their index in the groups,
+    which depends on `fix_iter` and `fix_keys`.
     """
     own = optimizer.state_dict()
+    groups = group_names(net, was["fix_iter"], was["fix_keys"]), group_names(net, train.fix_iter, train.fix_keys)
     then, here = (
-        dict(zip(chain(*group_names(net, keys)), chain(*(g["params"] for g in state["param_groups"])), strict=True))
-        for state, keys in ((saved, was), (own, now))
+        dict(zip(chain(*names), chain(*(g["params"] for g in state["param_groups"])), strict=True))
+        for names, state in zip(groups, (saved, own), strict=True)
     )
     state = {n: saved["state"][then[name]] for name, n in here.items() if then[name] in saved["state"]}
     optimizer.load_state_dict({"state": state, "param_groups": own["param_groups"]})

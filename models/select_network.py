@@ -1,7 +1,7 @@
 """define_G builds the network of an option file; a new network is a new file models/network_<net_type>.py."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -65,12 +65,22 @@ def _check_spikes(netG: Section, spikes: dict[str, Any], spec: InputSpec) -> Non
             where, do = f"datasets.{name}.spike.representation", "set it, or choose another netG.fusion"
             raise OptionError(what, where, wanted, do)
     if spec.spike_channels and all(spikes.values()):
-        kinds = [{"representation": s.representation.type, "gamma": s.gamma} for s in spikes.values()]
-        for key, learned in kinds[0].items():
-            if kinds[1][key] != learned:  # as many channels of another kind would pass unseen
-                what = f"datasets.test.spike has the {key} {kinds[1][key]}, datasets.train.spike {learned}"
-                expected = f"{learned}, because one network takes both"
-                raise OptionError(what, f"datasets.test.spike.{key}", expected, "set it to that")
+        for key, learned, given in other_kinds(*(spike.plain() for spike in spikes.values())):
+            what = f"datasets.test.spike has the {key} {given}, datasets.train.spike {learned}"
+            expected = f"{learned}, because one network takes both"
+            raise OptionError(what, f"datasets.test.spike.{key}", expected, "set it to that")
+
+
+def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(key, learned, given) where two spike sections differ in what a network can take of one value alone.
+
+    As many channels of another kind would pass unseen. The sections may lack defaults.
+    """
+    for key, default in (("representation", "voxel"), ("gamma", 1.0)):
+        both = [section.get(key, default) for section in (learned, given)]
+        both = [value["type"] if isinstance(value, dict) else value for value in both]
+        if both[0] != both[1]:
+            yield key, *both
 
 
 def _check_task(

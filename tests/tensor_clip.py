@@ -3,7 +3,7 @@
 import torch
 
 from models.restore.tiling import Tiling, stream_clip
-from utils.contract import InputSpec
+from utils.contract import InputSpec, wanted_frames
 
 VRT_LIKE = {"stride": 8, "window_size": (6, 8, 8), "least_size": (64, 64), "least_frames": 2}
 
@@ -29,5 +29,6 @@ def reader(lq, spike=None, spike_reversed=None):
 def restore_clip(net, lq, spike=None, spike_reversed=None, **tiling):
     """lq (B, T, C, H, W) -> (B, T, C', sH, sW); T is 1 with center_frame_only. tiling: see `tiles`."""
     cut, count = tiles(**tiling), lq.shape[1]
-    frames = stream_clip(net, reader(lq, spike, spike_reversed), count, cut, cut.frames_of(count))
+    wanted = wanted_frames(count, cut.center_frame_only)
+    frames = stream_clip(net, reader(lq, spike, spike_reversed), count, cut, wanted)
     return torch.stack(list(frames), dim=1)

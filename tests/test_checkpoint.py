@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from main_train_vrt import build_data, read_options
 from models.model_vrt import ModelVRT
+from models.portable import read_weights
 from models.select_network import NETWORKS
-from models.weights import read_weights
 from tests.dist.launching import run_ranks
 from tests.train_files import write_options
 from utils.dist.state import RUN, LaunchInfo

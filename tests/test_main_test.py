@@ -254,7 +254,7 @@ def test_a_video_goes_in_and_a_video_of_the_same_name_and_rate_comes_out(home, t
     write_video(tmp_path / "holiday.mp4", 5, height=35, width=45)
     out = tmp_path / "out"
     args = ("--weights", home / "rgb.pth", "--input", tmp_path / "holiday.mp4", "--tile", "3,32", "--overlap", "1,8")
-    found = restore(out, *args)
+    found = restore(out, *args, "--blend", "kair")
 
     video, source = VideoReader(out / "holiday.mp4"), VideoReader(tmp_path / "holiday.mp4")
     assert (video.num_frames, video.fps, video.read(0).shape) == (5, 12.5, source.read(0).shape)
@@ -262,6 +262,7 @@ def test_a_video_goes_in_and_a_video_of_the_same_name_and_rate_comes_out(home, t
     assert np.abs(video.read(2) - restored).mean() < 0.5 * np.abs(source.read(2) - restored).mean()
     assert VideoReader(out / "holiday_comparison.mp4").num_frames == 5
     assert not (out / "holiday").exists() and not (out / ".work").exists()
+    assert found["protocol"]["tile"].endswith("kair blend")
     assert found["averages"] == {} and "PSNR" not in (out / "table.txt").read_text()
 
 

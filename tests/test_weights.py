@@ -7,9 +7,8 @@ import torch
 
 from main_train_vrt import PARTS
 from models.network_vrt import VRT
-from models.portable import RELEASED, RELEASED_TILES, identify, read_saved
+from models.portable import RELEASED, RELEASED_TILES, identify, load_pretrained, load_weights, read_saved, read_weights
 from models.select_network import NETWORKS, define_G
-from models.weights import load_pretrained, load_weights, read_weights
 from tests import golden
 from tests.clip_files import section, write_info
 from tests.dist.launching import ROOT

@@ -6,11 +6,12 @@ import torch
 import main_test_vrt
 from models.select_network import define_G
 from tests.train_files import write_options
+from utils.options.load import load_options
 
 
 def save_weights(options, path, *overrides):
     """Random weights of the option file's network, with a tail that changes the picture."""
-    opt = main_test_vrt.read_options(str(options), overrides)
+    opt = load_options(str(options), overrides, parts=main_test_vrt.PARTS)
     torch.manual_seed(3)
     net = define_G(opt)
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)

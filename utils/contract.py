@@ -1,7 +1,7 @@
 """The interfaces between data, networks and programs."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -46,14 +46,14 @@ def input_spec(net: Any) -> InputSpec:
     return getattr(net, "input_spec", InputSpec())
 
 
+def wanted_frames(count: int, only_middle: bool) -> range:
+    """The frames to restore of a clip of `count` frames: all, or the middle one."""
+    return range(count // 2, count // 2 + 1) if only_middle else range(count)
+
+
 def middle_instant(frame: Tensor, instants: int) -> Tensor:
     """(..., K C, H, W) of K = `instants` sharp frames -> the middle one, (..., C, H, W)."""
     return frame.unflatten(-3, (instants, -1))[..., instants // 2, :, :, :]
-
-
-def reversed_instants(frame: Tensor, instants: int) -> Tensor:
-    """(..., K C, H, W) of K = `instants` sharp frames -> the same in reversed order of time."""
-    return frame.unflatten(-3, (instants, -1)).flip(-4).flatten(-4, -3)
 
 
 class FrameReader(Protocol):
@@ -94,39 +94,21 @@ class ClipReader(FrameReader, Protocol):
 Tick = Callable[[float], object]
 
 
-class FrameRestorer(Protocol):
-    """Restores frames on one device."""
-
-    def frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
-        """The restored frames `wanted` of a clip, in order, each (K C, sH, sW) float32 on the CPU, K instants."""
-        ...
-
-    def describe(self) -> str:
-        """How the frames are cut into tiles, for the protocol."""
-        ...
-
-
 class Method(Protocol):
     """How a test restores its frames: a network, or a formula.
 
     is_grey: its frames have no colour, so that only luma can be scored. can_cut: a frame does not depend on which other
     frames of its clip are restored with it. instants: sharp frames for each frame, one after the other in the channels.
+    center_frame_only: see `wanted_frames`.
+    settings: everything of the method that the frames depend on, as plain JSON. protocol: the method in words, for the
+    report. restorer: what restores on a device; it has frames(reader, wanted, tick), which gives the frames `wanted` of
+    a clip in order, each (K C, sH, sW) float32 on the CPU, K instants, and describe(), the tiles in words.
     """
 
     is_grey: bool
     can_cut: bool
     instants: int
-
-    def frames_of(self, count: int) -> range:
-        """The frames to restore of a clip of `count` frames."""
-        ...
-
-    def settings(self) -> dict[str, Any]:
-        """Everything of the method that the frames depend on, as plain JSON."""
-        ...
-
-    def protocol(self) -> dict[str, str]:
-        """The method in words, for the report."""
-        ...
-
-    def restorer(self, device: torch.device) -> FrameRestorer: ...
+    center_frame_only: bool
+    settings: Callable[[], dict[str, Any]]
+    protocol: Callable[[], dict[str, str]]
+    restorer: Callable[[torch.device], Any]

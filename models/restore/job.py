@@ -3,7 +3,6 @@
 import base64
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +13,11 @@ import numpy as np
 
 from models.restore.lpips import Lpips
 from models.restore.outputs import Outputs, claim_folder, finish_clip
-from models.restore.setup import TestArgs
 from utils import VERSION, utils_dist
-from utils.contract import ClipReader, FrameRestorer, Method
+from utils.contract import ClipReader, Method, wanted_frames
 from utils.dist import watchdog
 from utils.dist.gpu import device_name
+from utils.errors import OptionError
 from utils.files import write_whole
 from utils.image import ERROR, comparison, imread_rgb, render, tensor_to_uint8
 from utils.metrics import COLUMNS, collect, instants_psnr, json_bytes, protocol_text, score_table, score_text
@@ -39,7 +38,8 @@ logger = logging.getLogger(__name__)
 class Job:
     """What is restored, how, and where the results go.
 
-    clips: in the order of their names. expected: number of clips that there should be; averages over fewer are marked.
+    clips: in the order of their names. lpips: files of its weights, or none. overwrite: see `claim_folder`.
+    expected: number of clips that there should be; averages over fewer are marked.
     section: resolved options that say what is read of the files and how.
     frames_note: which frames of a clip are restored, for the protocol.
     """
@@ -47,17 +47,15 @@ class Job:
     method: Method
     clips: Sequence[ClipReader]
     outputs: Outputs
-    args: TestArgs
+    lpips: Sequence[str]
+    overwrite: bool
     title: str
     expected: int
     section: dict[str, Any]
     frames_note: str = "all"
 
     def frames_of(self, clip: ClipReader) -> range:
-        return self.method.frames_of(len(clip.stems))
-
-    def stems_of(self, clip: ClipReader) -> list[str]:
-        return [clip.stems[k] for k in self.frames_of(clip)]
+        return wanted_frames(len(clip.stems), self.method.center_frame_only)
 
 
 @dataclass(frozen=True)
@@ -72,28 +70,33 @@ class Work:
 def restore_clips(job: Job) -> None:
     """Restore the missing frames, score each clip and write its videos. Collective.
 
-    Raises where the output folder contains other files or results, see `claim_folder`.
+    Raises where the output folder contains other files or results, see `claim_folder`, and for a slow motion where
+    there is a single instant.
     """
     device = utils_dist.get_device()
     with utils_dist.all_ranks_or_none():
+        if "slowmotion" in job.outputs.save and job.method.instants == 1:
+            what = "--save slowmotion, and one sharp frame is restored for each blurry one"
+            expected = "a network with several instants of each exposure (netG.out_instants)"
+            raise OptionError(what, "--save slowmotion", expected, "leave out slowmotion")
         if utils_dist.is_main_process():
             watchdog.phase("check results")  # reads every result of an earlier run; each file counts as progress
             inputs = {}
             for clip in job.clips:
                 inputs[clip.name] = clip.digest()
                 watchdog.go_on()
-            stems = {clip.name: job.stems_of(clip) for clip in job.clips}
-            lpips = [(name, os.stat(name)) for name in job.args.lpips if os.path.exists(name)]
+            stems = {clip.name: [clip.stems[k] for k in job.frames_of(clip)] for clip in job.clips}
+            lpips = [(name, os.stat(name)) for name in job.lpips if os.path.exists(name)]
             settings = {
                 **job.method.settings(),
                 "lpips": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in lpips],
-                "save": job.outputs.save, "fps": job.args.fps, **job.section,
+                "save": job.outputs.save, "fps": job.outputs.fps, **job.section,
                 "metric.values": job.outputs.metric.values,
             }  # fmt: skip
-            claim_folder(job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.args.overwrite)
+            claim_folder(job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.overwrite)
             watchdog.phase("start")
         restorer = job.method.restorer(device)
-        more_scores = Lpips.load(job.args.lpips).to(device).score if job.args.lpips else None
+        more_scores = Lpips.load(job.lpips).to(device).score if job.lpips else None
     plan = utils_dist.from_rank(0, plan_work(job) if utils_dist.is_main_process() else None)
     share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():
@@ -109,18 +112,19 @@ def plan_work(job: Job) -> list[Work]:
 
     With fewer clips than ranks, clips are cut in time. The restored frames do not depend on the cuts, bit for bit.
     """
-    todo = []
+    outputs, todo, plan = job.outputs, [], []
     for index, clip in enumerate(job.clips):
-        files = [job.outputs.file("clip", clip.name), *job.outputs.results(clip.name, job.stems_of(clip))]
+        stems = [clip.stems[k] for k in job.frames_of(clip)]
+        files = [outputs.file("clip", clip.name), *outputs.results(clip.name, stems)]
         todo += [] if all(path.exists() for path in files) else [index]
-    done = len(job.clips) - len(todo)
-    if done:
+    if done := len(job.clips) - len(todo):
         logger.info("%d of %d clips are finished already", done, len(job.clips))
     pieces = -(-utils_dist.get_world_size() // len(todo)) if todo and job.method.can_cut else 1
-    plan = []
     for index in todo:
-        clip = job.clips[index]
-        missing = [k for k in job.frames_of(clip) if not job.outputs.is_restored(clip.name, clip.stems[k])]
+        clip, missing = job.clips[index], []
+        for k in job.frames_of(clip):
+            files = [outputs.file("frame", clip.name, clip.stems[k]), *outputs.exact_files(clip.name, [clip.stems[k]])]
+            missing += [] if all(path.exists() for path in files) else [k]
         left = range(missing[0], missing[-1] + 1) if missing else range(0)
         size = -(-len(left) // pieces) or 1
         cuts = [left[i : i + size] for i in range(0, len(left), size)] or [left]
@@ -128,8 +132,11 @@ def plan_work(job: Job) -> list[Work]:
     return sorted(plan, key=lambda work: (-len(work.frames), work.clip, work.frames.start))
 
 
-def restore_share(job: Job, restorer: FrameRestorer, mine: Sequence[Work], more_scores: MoreScores | None) -> None:
-    """Restore this rank's parts. Each frame is written as soon as it is restored; whole clips are finished."""
+def restore_share(job: Job, restorer: Any, mine: Sequence[Work], more_scores: MoreScores | None) -> None:
+    """Restore this rank's parts. Each frame is written as soon as it is restored; whole clips are finished.
+
+    restorer: see utils.contract.Method.
+    """
     total = sum(len(work.frames) for work in mine)
     seconds, count = 0.0, 0
     logger.info("restoring %d frames of %d clips (%s)", total, len(mine), restorer.describe())
@@ -151,7 +158,7 @@ def restore_share(job: Job, restorer: FrameRestorer, mine: Sequence[Work], more_
             )  # fmt: skip
 
 
-def finish(job: Job, restorer: FrameRestorer, clip: ClipReader, more: MoreScores | None, pace_s: float | None) -> None:
+def finish(job: Job, restorer: Any, clip: ClipReader, more: MoreScores | None, pace_s: float | None) -> None:
     """See `finish_clip`. pace_s: seconds per frame; None where this rank has not restored the whole clip."""
     watchdog.phase(f"score: {clip.name}")
     notes = {"s_per_frame": pace_s, "tile": restorer.describe()}
@@ -174,7 +181,7 @@ def write_report(job: Job) -> None:
         "crop": "none", "border": "nothing excluded",
         "tile": ", or ".join(sorted({entry["tile"] for entry in entries})),
         "SpikeVRT": VERSION,
-        "metrics": protocol_text(metric.values, metric.mean) + LPIPS * bool(job.args.lpips),
+        "metrics": protocol_text(metric.values, metric.mean) + LPIPS * bool(job.lpips),
         "device": device_name(utils_dist.get_device()),
         **({"speed": f"{np.mean(paces):.3f} s/frame per process"} if paces else {}),
     }  # fmt: skip
@@ -232,13 +239,14 @@ def build_report(
     )
 
 
-def psnr_plot(lines: Mapping[str, Sequence[float]], width: int = 760, height: int = 150) -> dict[str, Any]:
+def psnr_plot(lines: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """An SVG of PSNR over the frame number, as the template draws it; infinite values are cut.
 
     lines: "restored" and "input" -> dB per frame.
     """
-    finite = [v for values in lines.values() for v in values if math.isfinite(v)] or [0.0]
-    low, high = math.floor(min(finite)), math.ceil(max(finite)) or 1
+    width, height = 760, 150
+    finite = [v for values in lines.values() for v in values if np.isfinite(v)] or [0.0]
+    low, high = int(np.floor(min(finite))), int(np.ceil(max(finite))) or 1
     high = high if high > low else low + 1
     count = max(len(values) for values in lines.values())
     points = {}

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.weights import read_weights
+from models.portable import read_weights
 from utils.errors import CheckpointError
 
 # The ReLUs of torchvision's AlexNet after which features are compared, and their channels.

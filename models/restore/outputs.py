@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -66,9 +65,6 @@ class Outputs:
         """What else is kept of the restored frames with these names until their clip is scored."""
         return [] if self.metric.values == "uint8" else [self.file("exact", clip, stem) for stem in stems]
 
-    def is_restored(self, clip: str, stem: str) -> bool:
-        return all(path.exists() for path in (self.file("frame", clip, stem), *self.exact_files(clip, [stem])))
-
     def results(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """The files to save of a clip with these frames."""
         frames = self.frame_files(clip, stems) if "frames" in self.save else []
@@ -77,7 +73,7 @@ class Outputs:
     def planned(self, clip: str, stems: Sequence[str]) -> list[Path]:
         """Every file written for a clip with these frames, each once."""
         files = [*self.results(clip, stems), *self.frame_files(clip, stems), *self.exact_files(clip, stems)]
-        files += [self.file("strip", clip, stems[i]) for i in _spaced(len(stems))]
+        files += [self.file("strip", clip, stems[i]) for i in spaced(len(stems))]
         return list(dict.fromkeys([*files, self.file("clip", clip), self.file("example", clip)]))
 
     def load_clip(self, clip: str) -> dict[str, Any] | None:
@@ -91,13 +87,10 @@ class Outputs:
         for path in self.exact_files(clip, [stem]):
             np.save(content := BytesIO(), instants.numpy())
             write_whole(path, content.getvalue())
-        for path, image in zip(self.frame_files(clip, [stem]), _with_middle(tensor_to_uint8(instants)), strict=True):
+        images = [*tensor_to_uint8(instants)]
+        images += [images[len(images) // 2]] if len(images) > 1 else []
+        for path, image in zip(self.frame_files(clip, [stem]), images, strict=True):
             imwrite_rgb(path, image)
-
-
-def _with_middle(instants: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The images of `Outputs.frame_files`: where there are several, the middle one follows once more."""
-    return [*instants, instants[len(instants) // 2]] if len(instants) > 1 else [*instants]
 
 
 def claim_folder(
@@ -198,26 +191,28 @@ def finish_clip(
     own. Each image, and the end of each video, counts as progress for the watchdog.
     """
     scores: Scores = {}
-    values_of = partial(scored_values, values=outputs.metric.values)
-    strips, example = {indices[i] for i in _spaced(len(indices))}, indices[len(indices) // 2]
+    values = outputs.metric.values
+    strips, example = {indices[i] for i in spaced(len(indices))}, indices[len(indices) // 2]
     with ExitStack() as stack:
         videos = _open_videos(clip, outputs, len(indices), stack)
         for index in indices:
             item, stem = clip.frame(index), clip.stems[index]
-            *instants, restored = images = [imread_rgb(path) for path in outputs.frame_files(clip.name, [stem])]
+            *instants, restored = (imread_rgb(path) for path in outputs.frame_files(clip.name, [stem]))
+            images = instants or [restored]  # as they are scored
             blurry, sharp = tensor_to_uint8(item["lq"][:3]), tensor_to_uint8(item["gt"]) if "gt" in item else None
             for path in outputs.exact_files(clip.name, [stem]):
-                images = _with_middle(values_of(torch.from_numpy(np.load(path))))
+                images = scored_values(torch.from_numpy(np.load(path)), values)
             watchdog.go_on()
             if sharp is not None:
-                truth = values_of(item["gt"])
-                add_scores(scores, "restored", images[-1], truth, LUMA_METRICS if is_grey else METRICS, more_scores)
+                truth = scored_values(item["gt"], values)
+                middle, metrics = images[len(images) // 2], LUMA_METRICS if is_grey else METRICS
+                add_scores(scores, "restored", middle, truth, metrics, more_scores)
                 watchdog.go_on()
                 if blurry.shape == sharp.shape:
-                    add_scores(scores, "input", values_of(item["lq"][:3]), truth, METRICS, more_scores)
+                    add_scores(scores, "input", scored_values(item["lq"][:3], values), truth, METRICS, more_scores)
             if instants and "gt_instants" in item:
-                truth = values_of(item["gt_instants"].unflatten(0, (len(instants), -1)))
-                for number, (image, sharp_then) in enumerate(zip(images, truth, strict=False)):
+                truth = scored_values(item["gt_instants"].unflatten(0, (len(instants), -1)), values)
+                for number, (image, sharp_then) in enumerate(zip(images, truth, strict=True)):
                     add_scores(scores, f"instant {number}", image, sharp_then, ("psnr",))
             watchdog.go_on()
             if "video" in videos:
@@ -243,9 +238,9 @@ def finish_clip(
     remove_files(outputs.folder, passing + outputs.exact_files(clip.name, clip.stems))
 
 
-def _spaced(count: int) -> list[int]:
-    """Positions of the strips, evenly spaced over `count` frames."""
-    return np.linspace(0, count - 1, min(STRIPS_PER_CLIP, count)).round().astype(int).tolist()
+def spaced(count: int, most: int = STRIPS_PER_CLIP) -> list[int]:
+    """At most `most` positions, evenly spaced over `count` frames or clips: those of the strips."""
+    return np.linspace(0, count - 1, min(most, count)).round().astype(int).tolist()
 
 
 def _open_videos(clip: ClipReader, outputs: Outputs, count: int, stack: ExitStack) -> dict[str, VideoWriter]:

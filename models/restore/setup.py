@@ -4,41 +4,29 @@ Of four sources the first that says something wins: the command line; the option
 its network and training spikes, or is a published one with its authors' tiles; the dataset.json beside the spikes.
 """
 
-import argparse
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from models.portable import RELEASED_TILES, SavedNetwork, read_saved
+from models.portable import RELEASED_TILES, SavedNetwork
 from models.restore.outputs import VIDEOS
-from models.restore.tiling import DTYPES, Interpolator, Restorer, Tiling
+from models.restore.tiling import DTYPES, Restorer, Tiling
+from models.select_network import other_kinds
 from utils import VERSION, utils_dist
-from utils.contract import InputSpec
-from utils.errors import CheckpointError, OptionError, SpikeVRTError
+from utils.errors import CheckpointError, OptionError
 from utils.files import refuse_overlap, sha256_of
 from utils.options.load import OptionParser, Sources, apply_override
 from utils.options.models import LoaderOptions, PathOptions, ValOptions
 from utils.options.section import read_section
-from utils.run.checkpoint import differences, own_checkpoint
+from utils.run.checkpoint import own_checkpoint
 
 logger = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).resolve().parents[2] / "weights/operator.pth"  # of a user's clip, unless others are given
-
-
-class TestArgs(argparse.Namespace):
-    """The values of the command line, see `_parser`; paths as given. None or empty: the default of the form."""
-
-    __test__ = False  # pytest would collect a class of this name
-
-    @property
-    def is_direct(self) -> bool:
-        return self.input is not None or (self.method is not None and self.opt is None)
 
 
 def _parser(description: str) -> OptionParser:
@@ -84,16 +72,21 @@ def _parser(description: str) -> OptionParser:
     return parser
 
 
-def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
-    """Raises OptionError for unknown flags, wrong values and flags that exclude each other."""
+def parse_test_args(argv: Sequence[str], description: str) -> Namespace:
+    """The values of the command line, see `_parser`; paths as given. None or empty: the default of the form.
+
+    is_direct: whether the clips are a user's own, not those of datasets.test.
+    Raises OptionError for unknown flags, wrong values and flags that exclude each other.
+    """
     # Options key=value that follow --save or --lpips are no part of these lists.
     front, rest, is_list = [], [], False
     for argument in argv:
         is_list = argument in ("--save", "--lpips") if argument.startswith("--") else is_list
         (front if is_list and "=" in argument else rest).append(argument)
     parser = _parser(description)
-    args = parser.parse_intermixed_args([*front, *rest], TestArgs())
+    args = parser.parse_intermixed_args([*front, *rest])
     given = [key for key, value in vars(args).items() if value != parser.get_default(key)]
+    args.is_direct = args.input is not None or (args.method is not None and args.opt is None)
     for key in ("overrides", "lpips", "save", "spike_size"):
         setattr(args, key, tuple(getattr(args, key) or ()))
     for key in ("tile", "overlap"):
@@ -132,29 +125,18 @@ def parse_test_args(argv: Sequence[str], description: str) -> TestArgs:
     return args
 
 
-@dataclass(frozen=True)
 class NetworkMethod:
     """Restores frames with a network; see utils.contract.Method.
 
     dtype: see Restorer. sigma: noise level 0..255 given to a non-blind denoiser.
     """
 
-    saved: SavedNetwork
-    tiling: Tiling
-    dtype: str
-    sigma: float | None
-    is_grey: ClassVar[bool] = False
+    is_grey = False
 
-    @property
-    def can_cut(self) -> bool:
-        return bool(self.tiling.num_frame_testing) and not self.tiling.flip_seq and not self.tiling.center_frame_only
-
-    @property
-    def instants(self) -> int:
-        return self.saved.spec.out_instants
-
-    def frames_of(self, count: int) -> range:
-        return self.tiling.frames_of(count)
+    def __init__(self, saved: SavedNetwork, tiling: Tiling, dtype: str, sigma: float | None) -> None:
+        self.saved, self.tiling, self.dtype, self.sigma = saved, tiling, dtype, sigma
+        self.instants, self.center_frame_only = saved.spec.out_instants, tiling.center_frame_only
+        self.can_cut = bool(tiling.num_frame_testing) and not tiling.flip_seq and not tiling.center_frame_only
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -165,24 +147,12 @@ class NetworkMethod:
 
     def protocol(self) -> dict[str, str]:
         weights = f"{self.saved.path} (sha256 {sha256_of(self.saved.path)[:12]}), network from {self.saved.known_from}"
-        frames = {"frames": "the middle one"} if self.tiling.center_frame_only else {}
+        frames = {"frames": "the middle one"} if self.center_frame_only else {}
         noise = {"noise level": f"{self.sigma:g} of 255"} if self.sigma is not None else {}
         return {"weights": weights, "dtype": self.dtype, **noise, **frames}
 
     def restorer(self, device: torch.device) -> Restorer:
-        kind = Interpolator if self.saved.spec.interpolates else Restorer
-        return kind(self.saved.build(), self.tiling, device, dtype=self.dtype, noise_sigma=self.sigma)
-
-
-@contextmanager
-def answered_by_flags() -> Iterator[None]:
-    """Errors of the form with --input: a missing or wrong size of the spike planes is answered by --spike-size."""
-    try:
-        yield
-    except SpikeVRTError as e:
-        if e.where.startswith("spike.h") or "spike height and width" in e.do:
-            e.do = "give --spike-size H W; scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
-        raise
+        return Restorer(self.saved.build(), self.tiling, device, dtype=self.dtype, noise_sigma=self.sigma)
 
 
 def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
@@ -206,41 +176,12 @@ def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
     return str(found)
 
 
-def network_of(weights: str, options: dict[str, Any] | None) -> SavedNetwork:
-    """The weights, as the network of the option file; without one, as the network that their file describes.
+def spike_options(saved: SavedNetwork, args: Namespace) -> dict[str, Any] | None:
+    """How a user's spikes are read: as in the training, with the changes of the command line; None: not at all.
 
-    options: `Options.portable` of the option file. Raises CheckpointError where these give spike channels of another
-    kind than those of the training: as many of them would pass unseen. Warns where other settings differ.
+    Raises OptionError where an input that the network needs is missing, or one that it does not take is given, and for
+    channels of another kind than those of the training.
     """
-    saved = read_saved(weights, options)
-    if options is None or saved.spike is None or saved.learned is None or not saved.spec.spike_channels:
-        return saved
-    for key, learned, given in _other_kinds(saved.learned, saved.spike):
-        what = f"the spike channels have {key} {given}, the weights were trained with {learned}"
-        raise CheckpointError(what, weights, "the same", f"take other weights, or set spike.{key} to {learned}")
-    changed = ", ".join(
-        f"{key} {learned} -> {given}" for key, (learned, given) in differences(saved.learned, saved.spike).items()
-        if key.startswith("representation.") or key in ("context", "resize")
-    )  # fmt: skip
-    if changed and utils_dist.is_main_process():
-        logger.warning("the weights were trained with other spike channels than the options give: %s", changed)
-    return saved
-
-
-def _other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(key, learned, given) where two spike sections differ in what a network can take of one value alone.
-
-    They may lack defaults.
-    """
-    for key, default in (("representation", "voxel"), ("gamma", 1.0)):
-        both = [section.get(key, default) for section in (learned, given)]
-        both = [value["type"] if isinstance(value, dict) else value for value in both]
-        if both[0] != both[1]:
-            yield key, *both
-
-
-def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
-    """Raises OptionError where an input that the network needs is missing, or one that it does not take is given."""
     spec, path = saved.spec, str(saved.path)
     if spec.interpolates and (args.gt or args.center_frame_only):
         raise OptionError("these weights interpolate new frames", path, "no --gt, --center-frame-only", "drop the flag")
@@ -250,15 +191,11 @@ def check_inputs(saved: SavedNetwork, args: TestArgs) -> None:
     if spec.spike_channels and not args.spike:
         do = "add --spike PATH --spike-size H W, or use weights trained on RGB alone"
         raise OptionError("these weights need spikes", "--spike", "a .dat of the clip, or a folder of .dat files", do)
-    if args.spike and saved.spike is None:
+    if not args.spike:
+        return None
+    if saved.spike is None:
         logger.warning("these weights take no spikes: --spike is not read")
-
-
-def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
-    """The spike section of the network's training, with the changes of the command line.
-
-    Raises OptionError for channels of another kind than those of the training.
-    """
+        return None
     spike = {"type": saved.spike} if isinstance(saved.spike, str) else dict(saved.spike)
     # What describes the training data is not true of the user's.
     if saved.spike_data is not None and spike.get("rate") != "match":
@@ -266,13 +203,13 @@ def spike_options(saved: SavedNetwork, args: TestArgs) -> dict[str, Any]:
     for key in ("calibration", "exposure", "first", "count"):
         spike.pop(key, None)
     changed = changed_spikes(spike, args)
-    for key, learned, given in _other_kinds(spike, changed):
+    for key, learned, given in other_kinds(spike, changed):
         what = f"spike.{key} is {given}, the network was trained with {learned}"
         raise OptionError(what, f"spike.{key}", f"{learned}, as in the training", f"leave spike.{key} out")
     return changed
 
 
-def changed_spikes(spike: dict[str, Any], args: TestArgs, own: Sequence[str] = ()) -> dict[str, Any]:
+def changed_spikes(spike: dict[str, Any], args: Namespace, own: Sequence[str] = ()) -> dict[str, Any]:
     """A spike section with the changes of the command line in the form with --input.
 
     own: keys that --method sets itself. Raises OptionError for a change of these.
@@ -291,36 +228,38 @@ def changed_spikes(spike: dict[str, Any], args: TestArgs, own: Sequence[str] = (
     return table["spike"]
 
 
-def tiling_of(val: ValOptions, spec: InputSpec, args: TestArgs, **defaults: Any) -> Tiling:
-    """The tiles of `val`, with the changes of the command line. defaults: fields that `val` does not have."""
-    tile = args.tile if isinstance(args.tile, tuple) else ()
-    asked = dict(zip(("num_frame_testing", "size_patch_testing"), tile, strict=False))
+def method_of(
+    saved: SavedNetwork, args: Namespace, val: ValOptions | None = None, section: LoaderOptions | None = None
+) -> NetworkMethod:
+    """The network with its tiles, which the command line may change.
+
+    For datasets.test, `section`, the tiles are those of `val`. For a user's clips (both None), published weights have
+    the tiles of their authors, others large ones.
+    """
+    fields: dict[str, Any] = {}
+    if val is not None:
+        sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
+        changes = {"pad_seq": True} if getattr(section, "pad_sequence", False) else {}
+        if args.tile == "auto":
+            changes |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
+        asked = val.plain() | changes
+    else:
+        sigma, asked = args.sigma, ValOptions().plain()
+        fields = {"blend": "smooth", "is_halved": args.tile in (None, "auto")}
+        if saved.released and args.tile is None:
+            tile = RELEASED_TILES[saved.released[:3]]
+            asked |= dict(zip(("num_frame_testing", "size_patch_testing"), tile, strict=True))
+        elif utils_dist.get_device().type == "cuda":
+            # A full GPU raises an error and the tiles are halved; a CPU that runs out of memory starts to swap.
+            asked["size_patch_testing"] = 0
+    fields |= {"blend": args.blend} if args.blend else {}
+    if isinstance(args.tile, tuple):
+        asked |= dict(zip(("num_frame_testing", "size_patch_testing"), args.tile, strict=True))
     asked |= dict(zip(("num_frame_overlapping", "size_patch_overlapping"), args.overlap or (), strict=False))
     flags = {key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only", "batch_tiles")}
     asked |= {key: value for key, value in flags.items() if value is not None and value is not False}
-    val = read_section(ValOptions, val.plain() | asked, "val")
-    if spec.interpolates and (val.flip_seq or val.pad_seq):
+    val = read_section(ValOptions, asked, "val")
+    if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
         raise OptionError("these weights interpolate new frames", "--flip-seq, --pad-seq", "neither", "drop them")
-    return Tiling.of(val, spec, **defaults, **({"blend": args.blend} if args.blend else {}))
-
-
-def method_of_test(saved: SavedNetwork, args: TestArgs, val: ValOptions, section: LoaderOptions) -> NetworkMethod:
-    """The network for datasets.test, `section`, with the tiles of `val`."""
-    changes: dict[str, Any] = {"pad_seq": True} if getattr(section, "pad_sequence", False) else {}
-    if args.tile == "auto":
-        changes |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
-    sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
-    return NetworkMethod(saved, tiling_of(val.model_copy(update=changes), saved.spec, args), args.dtype, sigma)
-
-
-def method_of_user(saved: SavedNetwork, args: TestArgs) -> NetworkMethod:
-    """The network for a user's clips: published weights with the tiles of their authors, others with large ones."""
-    val, is_halved = ValOptions(), args.tile in (None, "auto")
-    if saved.released and args.tile is None:
-        frames, side = RELEASED_TILES[saved.released[:3]]
-        val = ValOptions(num_frame_testing=frames, size_patch_testing=side)
-    elif utils_dist.get_device().type == "cuda":
-        # A full GPU raises an error and the tiles are halved; a CPU that runs out of memory starts to swap.
-        val = ValOptions(size_patch_testing=0)
-    tiling = tiling_of(val, saved.spec, args, blend="smooth", is_halved=is_halved)
-    return NetworkMethod(saved, tiling, args.dtype, args.sigma)
+    tiling = Tiling.of(val, saved.spec, **fields)
+    return NetworkMethod(saved, tiling, args.dtype, sigma)

@@ -1,17 +1,16 @@
 """Restores clips of any length and size in tiles of time and space, with memory bounded by the tile.
 
 Two blends: "kair", as published, equal weights with trimmed borders; "smooth", ramps over the overlap, which leave no
-visible seam. Networks that take the frames around a gap (VRT with pa_frames 0) make new frames: see Interpolator.
+visible seam. Networks that take the frames around a gap (VRT with pa_frames 0) make new frames: see Restorer.frames.
 """
 
-import dataclasses
 import itertools
 import logging
 import math
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from models.vrt.fit_memory import is_out_of_memory
-from utils.contract import ClipReader, FrameReader, InputSpec, Tick, reversed_instants
+from utils.contract import ClipReader, FrameReader, InputSpec, Tick
 from utils.dist import watchdog
 from utils.errors import DataError, OptionError
 from utils.options.models import ValOptions
@@ -87,10 +86,6 @@ class Tiling:
             fields |= {"num_frame_testing": spec.least_frames, "num_frame_overlapping": 0}
         return cls(spec, **fields)
 
-    def frames_of(self, count: int) -> range:
-        """The frames to restore of a clip of `count` frames: all, or the middle one."""
-        return range(count // 2, count // 2 + 1) if self.center_frame_only else range(count)
-
     def describe(self) -> str:
         """The tiles in words, for the log and the protocol."""
         frames = f"{self.num_frame_testing} frames" if self.num_frame_testing else "the whole clip"
@@ -133,7 +128,8 @@ def stream_clip(
                 store.seek(position * frame.nbytes)
                 stored = torch.frombuffer(bytearray(store.read(frame.nbytes)), dtype=frame.dtype)
                 halves.append(stored.reshape(frame.shape))
-            yield (halves[0] + reversed_instants(halves[1], tiling.spec.out_instants)) / 2
+            # In the channels of the copy, the instants of a frame are in the opposite order.
+            yield (halves[0] + halves[1].unflatten(-3, (tiling.spec.out_instants, -1)).flip(-4).flatten(-4, -3)) / 2
 
 
 def tile_starts(length: int, size: int, overlap: int) -> list[int]:
@@ -250,27 +246,29 @@ def smaller(tiling: Tiling, height: int, width: int) -> Tiling | None:
     First fewer tiles per pass, then half the side, then half the length.
     """
     if tiling.batch_tiles > 1:
-        return dataclasses.replace(tiling, batch_tiles=tiling.batch_tiles // 2)
+        return replace(tiling, batch_tiles=tiling.batch_tiles // 2)
     step = tiling.spec.multiple
     least = -(-max(tiling.spec.least_size) // step) * step
     side = tiling.size_patch_testing or max(height, width)
     half = max(least, side // 2 // step * step)
     if half < side and half > tiling.size_patch_overlapping:
-        return dataclasses.replace(tiling, size_patch_testing=half)
+        return replace(tiling, size_patch_testing=half)
     half = max(tiling.spec.least_frames, tiling.num_frame_testing // 2)
     if half < tiling.num_frame_testing and half > tiling.num_frame_overlapping:
-        return dataclasses.replace(tiling, num_frame_testing=half)
+        return replace(tiling, num_frame_testing=half)
     return None
 
 
 class FrameCache:
-    """A reader that keeps the last frames, so that overlapping tiles and scores decode each frame only once."""
+    """The frames `numbers` of a clip, the last ones of which are kept: where tiles overlap, a frame is decoded once."""
 
-    def __init__(self, reader: FrameReader, capacity: int) -> None:
-        self.name, self.stems, self._frame = reader.name, reader.stems, lru_cache(capacity)(reader.frame)
+    def __init__(self, clip: FrameReader, capacity: int, numbers: Sequence[int] | None = None) -> None:
+        """numbers: in any order, also several times; None: all frames."""
+        self.name, self.stems = clip.name, clip.stems if numbers is None else numbers
+        self._numbers, self._frame = numbers, lru_cache(capacity)(clip.frame)
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        return self._frame(index, reverse)
+        return self._frame(index if self._numbers is None else self._numbers[index], reverse)
 
 
 class Restorer:
@@ -298,24 +296,38 @@ class Restorer:
     def describe(self) -> str:
         return self.tiling.describe()
 
-    def run(self, *inputs: Tensor) -> Tensor:
-        """The network on padded tiles, in its dtype."""
-        watchdog.go_on()  # each tile counts as progress: it may take long, and a clip may have many
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-            return self.net(*(x.to(self.device, non_blocking=True) for x in inputs))
-
     def cached(self, reader: FrameReader) -> FrameReader:
-        """The reader with a cache for the frames of one tile in time."""
-        return FrameCache(reader, (self.tiling.num_frame_testing or len(reader.stems)) + 2)
+        """The reader with a cache for the frames of one tile in time; after `frames`, it has the last input."""
+        is_cached = isinstance(reader, FrameCache) or self.tiling.spec.interpolates  # which has a cache of its own
+        capacity = (self.tiling.num_frame_testing or len(reader.stems)) + 2
+        return reader if is_cached else FrameCache(reader, capacity)
 
     def frames(self, reader: FrameReader, wanted: range, tick: Tick = lambda _: None) -> Iterator[Tensor]:
         """The restored frames `wanted` of a clip, in order, each (C, sH, sW) float32 on the CPU.
 
-        The tile in time bounds the memory. A reader from `cached` still has the input of the frame restored last. Where
-        the tiles are halved, smaller ones follow an out-of-memory error; all of a clip have the same size, so if memory
-        suffices for the first frame, it does for the last.
+        A network that interpolates takes an InterpolatedClip or LeftOutFrames: given frames come back unchanged.
         """
-        cache = reader if isinstance(reader, FrameCache) else self.cached(reader)
+        if not self.tiling.spec.interpolates:
+            yield from self._restored(reader, wanted, tick)
+            return
+        # The network takes `length` frames, half of them before the gap; at the ends of the clip, frames are repeated.
+        length = self.tiling.spec.least_frames
+        gaps = [gap for index in wanted if (gap := reader.gaps[index]) is not None]
+        window, last = range(1 - length // 2, 1 - length // 2 + length), len(reader.given) - 1
+        numbers = [reader.given[min(max(gap + i, 0), last)] for gap in gaps for i in window]
+        windows = FrameCache(reader.clip, length + 2, numbers)
+        made = self._restored(windows, range(len(numbers)), lambda done: tick(done * len(wanted) / len(numbers)))
+        made = itertools.islice(made, 0, None, length)
+        for index in wanted:
+            yield reader.frame(index)["lq"] if reader.gaps[index] is None else next(made)
+
+    def _restored(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
+        """What the network makes of the frames `wanted`, in memory that is bounded by the tile in time.
+
+        Where the tiles are halved, smaller ones follow an out-of-memory error; all of a clip have the same size, so if
+        memory suffices for the first frame, it does for the last.
+        """
+        cache = self.cached(reader)
 
         def read(moments: Sequence[Moment]) -> tuple[Tensor, ...]:
             items = [cache.frame(*moment) for moment in moments]
@@ -329,7 +341,7 @@ class Restorer:
             shrunk = None
             try:
                 for frame in stream_clip(
-                    self.run, read, len(cache.stems), self.tiling, wanted, lambda part: tick(part * len(wanted))
+                    self._run, read, len(cache.stems), self.tiling, wanted, lambda part: tick(part * len(wanted))
                 ):
                     is_started = True
                     if self.finite_only and not torch.isfinite(frame).all():
@@ -352,27 +364,25 @@ class Restorer:
             self.tiling = shrunk
             logger.warning("out of memory; trying again with %s", shrunk.describe())
 
-
-class ChosenFrames:
-    """The frames `numbers` of a clip, in this order."""
-
-    def __init__(self, clip: FrameReader, numbers: Sequence[int]) -> None:
-        self.name, self.stems, self._clip = clip.name, numbers, clip
-
-    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        return self._clip.frame(self.stems[index])
+    def _run(self, *inputs: Tensor) -> Tensor:
+        """The network on padded tiles, in its dtype."""
+        watchdog.go_on()  # each tile counts as progress: it may take long, and a clip may have many
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            out = self.net(*(x.to(self.device, non_blocking=True) for x in inputs))
+        # The one new frame, repeated for every input frame, as the tiles expect it.
+        return out[:, :1].expand(-1, inputs[0].shape[1], -1, -1, -1) if self.tiling.spec.interpolates else out
 
 
 class InterpolatedClip:
     """A clip of n frames as one of 2 n - 1: the new frame between "000003" and "000004" is "000003_5". Without gt.
 
-    given: the frames between which others are made. gaps: of each frame, the gap between them in which it lies, 0 for
-    the first; None for a given frame. frame: the given frame at or before that time, to compare with.
+    given: the frames of `clip` between which others are made. gaps: of each frame, the gap between them in which it
+    lies, 0 for the first; None for a given frame. frame: the given frame at or before that time, to compare with.
     """
 
     def __init__(self, clip: ClipReader) -> None:
-        self.given, self.name, self.origin = clip, clip.name, {"input": clip.origin["input"]}
-        self.times, self.digest = None, clip.digest
+        self.clip, self.name, self.origin = clip, clip.name, {"input": clip.origin["input"]}
+        self.given, self.times, self.digest = range(len(clip.stems)), None, clip.digest
         self.fps = None if clip.fps is None else 2 * clip.fps
         if clip.times is not None:
             between = [(a + b) / 2 for a, b in itertools.pairwise(clip.times)]
@@ -381,7 +391,7 @@ class InterpolatedClip:
         self.gaps = [i // 2 if i % 2 else None for i in range(len(self.stems))]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        return {"lq": self.given.frame(index // 2)["lq"]}
+        return {"lq": self.clip.frame(index // 2)["lq"]}
 
 
 class LeftOutFrames:
@@ -397,43 +407,18 @@ class LeftOutFrames:
     def __init__(self, clip: ClipReader, length: int) -> None:
         """length: frames that the network takes."""
         self.clip, self.name, self.origin, self.digest = clip, clip.name, clip.origin, clip.digest
-        self.given = ChosenFrames(clip, range(0, len(clip.stems), 2))
-        first = length // 2 - 1
-        self.gaps = range(first, first + len(self.given.stems) - length + 1)
+        self.given, first = range(0, len(clip.stems), 2), length // 2 - 1
+        self.gaps = range(first, first + len(self.given) - length + 1)
         if not self.gaps:
             expected = f"at least {2 * length - 1}: {length} given frames and those between"
             raise DataError(f"clip {clip.name} has {len(clip.stems)} frames", clip.name, expected, "leave it out")
         self.stems = [clip.stems[2 * gap + 1] for gap in self.gaps]
 
     def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        gap = self.gaps[index]
-        before, after = (self.given.frame(i)["lq"] for i in (gap, gap + 1))
-        return {"lq": (before + after) / 2, "gt": self.clip.frame(2 * gap + 1)["gt"]}
+        before, made, after = (self.clip.frame(2 * self.gaps[index] + i) for i in range(3))
+        return {"lq": (before["lq"] + after["lq"]) / 2, "gt": made["gt"]}
 
 
 def scored_clips(clips: Sequence[ClipReader], spec: InputSpec) -> Sequence[ClipReader]:
     """Clips with sharp frames as a network with `spec` is scored on them."""
     return [LeftOutFrames(clip, spec.least_frames) for clip in clips] if spec.interpolates else clips
-
-
-class Interpolator(Restorer):
-    """Restorer of clips with gaps: given frames are returned unchanged, the others come from the network."""
-
-    def run(self, lq: Tensor) -> Tensor:
-        """The one output frame, repeated for every input frame, as the tiles expect it."""
-        return super().run(lq)[:, :1].expand(-1, lq.shape[1], -1, -1, -1)
-
-    def cached(self, reader: FrameReader) -> FrameReader:
-        return reader  # the given frames have a cache, below
-
-    def frames(self, reader: InterpolatedClip | LeftOutFrames, wanted: range, tick: Tick) -> Iterator[Tensor]:
-        length = self.tiling.spec.least_frames  # that the network takes, half of them before the gap
-        gaps = [gap for index in wanted if (gap := reader.gaps[index]) is not None]
-        last = len(reader.given.stems) - 1  # at the ends of the clip, frames are repeated
-        window = range(1 - length // 2, 1 - length // 2 + length)
-        numbers = [min(max(gap + i, 0), last) for gap in gaps for i in window]
-        clip = ChosenFrames(FrameCache(reader.given, length + 2), numbers)
-        made = super().frames(clip, range(len(numbers)), lambda done: tick(done * len(wanted) / len(numbers)))
-        made = itertools.islice(made, 0, None, length)
-        for index in wanted:
-            yield reader.frame(index)["lq"] if reader.gaps[index] is None else next(made)

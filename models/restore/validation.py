@@ -3,18 +3,17 @@
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from models.model_vrt import ModelVRT
-from models.restore.tiling import Interpolator, Restorer, Tiling, scored_clips
+from models.model_vrt import ModelVRT, unwrap_ddp
+from models.restore.outputs import spaced
+from models.restore.tiling import Restorer, Tiling, scored_clips
 from utils import utils_dist
-from utils.contract import FrameReader, Tick, input_spec, middle_instant
+from utils.contract import FrameReader, Tick, input_spec, middle_instant, wanted_frames
 from utils.dist import watchdog
 from utils.image import comparison, imwrite_rgb, scored_values, tensor_to_uint8
 from utils.logger import best_effort
@@ -27,8 +26,7 @@ MAX_STRIPS = 12  # per validation: they are sent to rank 0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Validation:
+class Validation(NamedTuple):
     """The scores of all clips, on every rank, and images of some, on rank 0.
 
     scalars: means over what metric.mean says, val/psnr, val/ssim, and val/psnr_input, val/ssim_input of the blurry
@@ -48,16 +46,17 @@ def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None
     clips: of the test split, with sharp frames.
     """
     rank, world = utils_dist.get_rank(), utils_dist.get_world_size()
-    net, val, test = model.net_for_test, model.opt.val, model.opt.datasets.test
+    val, test = model.opt.val, model.opt.datasets.test
+    net = model.netE if model.netE is not None else unwrap_ddp(model.netG)  # as in KAIR
     training, spec = net.training, input_spec(net)
     clips = scored_clips(clips, spec)
     # The clips whose strips rank 0 writes: evenly spaced, always the same.
-    strips = sorted({round(i) for i in np.linspace(0, len(clips) - 1, min(MAX_STRIPS, len(clips)))})
+    strips = spaced(len(clips), MAX_STRIPS)
     mine, panels = [], {}
     # Only rank 0 writes into the folder of a run, and only frames of its own clips.
     out = model.opt.folder / "images" if val.save_img and rank == 0 else None
     # A frame with NaN must not end the training: its score is NaN, and never the best.
-    restorer = (Interpolator if spec.interpolates else Restorer)(
+    restorer = Restorer(
         net, Tiling.of(val, spec, pad_seq=val.pad_seq or getattr(test, "pad_sequence", False)), model.device,
         dtype=str(model.amp_dtype or torch.float32).removeprefix("torch."), finite_only=False,
         noise_sigma=getattr(test, "sigma", None) if spec.noise_map else None,
@@ -65,7 +64,7 @@ def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None
     )  # fmt: skip
     with ExitStack() as stack:
         stack.callback(net.train, training)
-        total = sum(len(restorer.tiling.frames_of(len(clip.stems))) for clip in clips[rank::world])
+        total = sum(len(wanted_frames(len(clip.stems), val.center_frame_only)) for clip in clips[rank::world])
         logger.info("validating %d clips, %s", len(clips), restorer.describe())
         shown = stack.enter_context(open_progress(model.opt.logging.progress, total, "validation", "frames"))
         for first in range(0, len(clips), world):
@@ -105,7 +104,7 @@ def _validate_clip(
     out: the restored frames go to out/<clip>/<stem>.png. values: see `scored_values`.
     """
     cache, nonfinite = restorer.cached(clip), 0
-    wanted = restorer.tiling.frames_of(len(clip.stems))
+    wanted = wanted_frames(len(clip.stems), restorer.tiling.center_frame_only)
     scores: Scores = {}
     panels = {}
     for index, frame in zip(wanted, restorer.frames(cache, wanted, tick), strict=True):
@@ -113,7 +112,7 @@ def _validate_clip(
         item = cache.frame(index)
         lq, gt = item["lq"], item["gt"]
         if lq.shape != gt.shape:  # super-resolution: the input is scored at the size of the sharp frame
-            lq = F.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
+            lq = torch.nn.functional.interpolate(lq[None], gt.shape[-2:], mode="bicubic")[0]
         is_finite = bool(frame.isfinite().all())
         nonfinite += not is_finite
         frame = middle_instant(frame, restorer.tiling.spec.out_instants)
