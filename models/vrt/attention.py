@@ -1,10 +1,7 @@
-"""softmax(scale q k^T + bias + mask) v inside windows: torch's public attention, and on a CPU our own gradient."""
+"""softmax(scale q k^T + bias + mask) v inside windows: torch's public attention, and on a CPU one of our own."""
 
-import logging
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from models.vrt.chunks import Tape
 from models.vrt.windows import Span
 
-logger = logging.getLogger(__name__)
-
-# Bytes of the T x T matrices that are computed at once: they should fit the last-level cache of a CPU, or a core's own.
-BLOCK_BYTES, CORE_BYTES = 4_000_000, 1_500_000
+# Bytes of the T x T matrices that are computed at once: they should fit the cache.
+CORE_BYTES = 3_000_000
 # Windows times heads of one call: an axis of a GPU's grid of thread blocks has this limit.
 MOST_HEADS = 65_535
 LOG2_E = math.log2(math.e)
@@ -29,88 +24,14 @@ HEAD_BYTES = {"cuda": 16}
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def public_attention(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """softmax(scale q k^T + added) v, and the log-sum-exp of each row of logits.
-
-    q, k, v: (n, heads, T, hd); added: (1, heads or 1, T, T) or None -> (n, heads, T, hd), (n, heads, T), the latter
-    float32 at least. No autograd. In bfloat16 it takes half the time of torch's fused kernel on a CPU.
-    """
-    n, heads, t, d = q.shape
-    q = q * (scale * LOG2_E)
-    v = torch.cat((v, v.new_ones(()).expand(n, heads, t, 1)), dim=3)  # of ones: the sum of each row
-    step = min(n, max(1, CORE_BYTES // (heads * t * t * q.element_size())))
-    tiled = None if added is None else (added * LOG2_E).expand(step, heads, t, t).reshape(-1, t, t)
-    # No row can hold a larger logit: where 2 to this power is finite, none has to be subtracted before exp2.
-    bound = math.prod(float(torch.linalg.vector_norm(x, dim=3).max()) for x in (q, k))
-    bound += 0.0 if added is None else float(tiled.max())
-    overflows = bound > 0.9 * math.log2(torch.finfo(q.dtype).max)
-    weights, out = q.new_empty(step * heads, t, t), q.new_empty(n, heads, t, d + 1)
-    top = q.new_zeros(n, heads, t, 1)
-    for first in range(0, n, step):
-        now = slice(first, min(first + step, n))
-        qb, kb, vb = (x[now].reshape(-1, t, x.shape[3]) for x in (q, k, v))
-        p = weights[: len(qb)]
-        if tiled is None:
-            torch.bmm(qb, kb.transpose(1, 2), out=p)
-        else:
-            torch.baddbmm(tiled[: len(qb)], qb, kb.transpose(1, 2), out=p)
-        if overflows:
-            top[now] = p.amax(2, keepdim=True).view_as(top[now])
-            p.sub_(top[now].view(-1, t, 1))
-        torch.bmm(p.exp2_(), vb, out=out[now].view(-1, t, d + 1))
-    out, total = out.split((d, 1), dim=3)
-    sums = total.to(torch.promote_types(q.dtype, torch.float32)).log2().add_(top).div_(LOG2_E)
-    return out / total, sums.squeeze(3)
-
-
-def public_softmax_backward(grad: Tensor, weights: Tensor) -> Tensor:
-    """In place: from the gradient of `weights`, a softmax over the last dimension, to that of its logits."""
-    grad.mul_(weights)
-    return grad.addcmul_(weights, grad.sum(-1, keepdim=True), value=-1)
-
-
-def _private_attention(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    # The function behind scaled_dot_product_attention on a CPU. Only this private form returns the log-sum-exp.
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return fused(q, k, v, 0.0, False, attn_mask=added, scale=scale)
-
-
-def _private_softmax_backward(grad: Tensor, weights: Tensor) -> Tensor:
-    return torch.ops.aten._softmax_backward_data.out(grad, weights, -1, grad.dtype, grad_input=grad)
-
-
-def choose(private: Callable[..., Any], public: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:
-    """`private` if it gives the numbers of `public` on a copy of `inputs`; else `public`, with a warning."""
-
-    def trial(function: Callable[..., Any]) -> Tensor:
-        results = function(*(x.clone() if isinstance(x, Tensor) else x for x in inputs))
-        return torch.cat([x.flatten() for x in results])
-
-    try:
-        found, expected = trial(private), trial(public)
-        if found.shape == expected.shape and torch.allclose(found, expected, atol=1e-5):
-            return private
-        reason = "its numbers differ"
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as e:
-        reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-    names = public.__name__, private.__name__
-    logger.warning("torch %s: %s is used for %s (%s); slower", torch.__version__, *names, reason)
-    return public
-
-
-_QKV = torch.linspace(-1, 1, 72, device="cpu").view(3, 1, 2, 3, 4)
-fused_attention = choose(_private_attention, public_attention, *_QKV, _QKV.new_ones(1, 2, 3, 3).tril(), 0.5)
-softmax_backward = choose(_private_softmax_backward, public_softmax_backward, _QKV[0], torch.full_like(_QKV[0], 0.25))
-
-
 def heads_of(qkv: Tensor, mutual: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v of packed heads (n, T, 3, heads, hd): (n, T, heads, hd), of which k and v are views.
+    """q, k, v of packed heads (n, T, 3, heads, hd): (n, heads, T, hd), of which k and v are views.
 
-    mutual: each frame of a window of two counts as a window, (2 n, T / 2, heads, hd), with the queries of the other.
+    mutual: each frame of a window of two counts as a window, (2 n, heads, T / 2, hd), with the queries of the other.
     """
     if not mutual:
-        return qkv.unbind(2)
-    q, k, v = qkv.unflatten(1, (2, -1)).unbind(3)
+        return qkv.transpose(1, 3).unbind(2)
+    q, k, v = qkv.unflatten(1, (2, -1)).transpose(2, 4).unbind(3)
     return q.flip(1).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
 
 
@@ -130,32 +51,31 @@ def window_attention(
             out = CpuAttention.apply(part, bias, mask, scale, mutual, tape)
         else:
             out = attend(*heads_of(part, mutual), scale, bias, mask)
-        parts.append(out.reshape(len(part), qkv.shape[1], -1))
+        parts.append(out.transpose(1, 2).reshape(len(part), qkv.shape[1], -1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, mask: Tensor | None) -> Tensor:
-    """q, k, v: (n, T, heads, hd) -> (n, T, heads, hd); bias (heads, T, T) and mask (T, T) for all n, or None."""
+    """q, k, v: (n, heads, T, hd) -> (n, heads, T, hd); bias (heads, T, T) and mask (T, T) for all n, or None."""
     added = logit_offset(bias, mask, q.dtype)
-    n, _, heads, d = q.shape
+    n, heads, _, d = q.shape
     # Channels of zeros change no logit; `scale` stays that of the true head.
     padding = -d % max(1, HEAD_BYTES.get(q.device.type, 0) // q.element_size())
     q, k, v = (F.pad(x, (0, padding)) if padding else x for x in (q, k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     parts, step = [], max(1, MOST_HEADS // heads)
     with sdpa_kernel(BACKENDS) if q.device.type == "cuda" else nullcontext():
         for first in range(0, n, step):
             part = (x[first : first + step] for x in (q, k, v))
             parts.append(F.scaled_dot_product_attention(*part, attn_mask=added, scale=scale))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return out[..., :d].transpose(1, 2)
+    return out[..., :d]
 
 
-def logit_offset(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Sum of bias and mask, which is added to the logits: (1, heads, T, T), (1, 1, T, T) or None."""
+def logit_offset(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype, factor: float = 1.0) -> Tensor | None:
+    """Sum of bias and mask, which is added to the logits, times `factor`: (1, heads or 1, T, T), or None."""
     if mask is not None:
         bias = mask[None] if bias is None else bias + mask
-    return None if bias is None else bias[None].to(dtype)
+    return None if bias is None else (bias[None] * factor).to(dtype)
 
 
 class CpuAttention(torch.autograd.Function):
@@ -165,73 +85,117 @@ class CpuAttention(torch.autograd.Function):
     def forward(
         ctx, qkv: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, mutual: bool, tape: Tape
     ) -> Tensor:
+        q, k, v = heads_of(qkv, mutual)
+        key = bias is None, None if mask is None else mask.data_ptr()
+        if key not in tape.offsets:
+            tape.offsets[key] = tiled_offset(q, bias, mask)
         if tape.recorded is not None:
             out, sums = next(tape.recorded), next(tape.recorded)
         else:
-            q, k, v = (x.transpose(1, 2) for x in heads_of(qkv, mutual))
-            # torch has no fused attention with a bias that requires a gradient, not even in here.
-            attention = public_attention if qkv.dtype == torch.bfloat16 else fused_attention
-            out, sums = attention(q, k, v, logit_offset(bias, mask, qkv.dtype), scale)
+            out, sums = cpu_attention(q, k, v, tape.offsets[key], scale)
             if tape.keeps:
                 tape.results += [out, sums]
-        ctx.save_for_backward(qkv, bias, mask, sums)
+        ctx.save_for_backward(qkv, bias, out, sums, tape.offsets[key])
         ctx.args = scale, mutual
-        return out.transpose(1, 2)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
         scale, mutual = ctx.args
-        qkv, bias, mask, sums = ctx.saved_tensors
+        qkv, bias, out, sums, offset = ctx.saved_tensors
         grad_qkv = torch.empty_like(qkv)
         targets = list(heads_of(grad_qkv, mutual))
-        added = logit_offset(bias, mask, qkv.dtype)
-        grad_bias = attend_backward(grad, *heads_of(qkv, mutual), scale, added, sums.transpose(1, 2), targets)
+        grad_bias = cpu_attention_backward(grad, *heads_of(qkv, mutual), out, sums, offset, scale, targets)
         if mutual:  # the queries are a copy, in the order of the other frame
-            grad_qkv.unflatten(1, (2, -1))[:, :, :, 0] = targets[0].unflatten(0, (-1, 2)).flip(1)
+            frames = grad_qkv.unflatten(1, (2, -1))[:, :, :, 0]
+            frames[:] = targets[0].unflatten(0, (-1, 2)).flip(1).transpose(2, 3)
         return grad_qkv, grad_bias if bias is not None else None, None, None, None, None
 
 
-def attend_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None, sums: Tensor, out: list[Tensor]
+def windows_at_once(q: Tensor) -> int:
+    heads, t = q.shape[1:3]
+    return max(1, CORE_BYTES // (heads * t * t * q.element_size()))
+
+
+def tiled_offset(q: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """LOG2_E (bias + mask) for all windows that are computed at once, (windows * heads, T, T), or None."""
+    added = logit_offset(bias, mask, q.dtype, LOG2_E)
+    t = q.shape[2]
+    return None if added is None else added.expand(windows_at_once(q), q.shape[1], t, t).reshape(-1, t, t)
+
+
+def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tensor) -> Tensor:
+    """scale q k^T + offset, of (n, T, hd), written to `out`."""
+    added = out if offset is None else offset[: len(q)]
+    return torch.baddbmm(added, q, k.transpose(1, 2), beta=0 if offset is None else 1, alpha=scale, out=out)
+
+
+def cpu_attention(
+    q: Tensor, k: Tensor, v: Tensor, offset: Tensor | None, scale: float, subtracts: bool = False
+) -> tuple[Tensor, Tensor]:
+    """softmax(scale q k^T + offset / LOG2_E) v, and LOG2_E times the log-sum-exp of each row of logits.
+
+    q, k, v: (n, heads, T, hd); offset: of `tiled_offset` -> (n, heads, T, hd), (n, heads, T, 1), the latter float32 at
+    least. subtracts: the largest logit of each row from all of them, before exp2. No autograd.
+    """
+    n, heads, t, d = q.shape
+    step = windows_at_once(q)
+    # Transposing thin matrices costs less than a product with a thin result. The row of ones gives the sum of each row.
+    v_ones = q.new_ones(n, heads, d + 1, t)
+    v_ones[:, :, :d] = v.transpose(2, 3)
+    weights, out, top = q.new_empty(min(step, n) * heads, t, t), torch.empty_like(v_ones), q.new_zeros(n, heads, t, 1)
+    for first in range(0, n, step):
+        now = slice(first, first + step)
+        qb, kb = (x[now].reshape(-1, t, d) for x in (q, k))
+        p = logits(qb, kb, offset, scale * LOG2_E, weights[: len(qb)])
+        if subtracts:
+            top[now] = p.amax(2, keepdim=True).view_as(top[now])
+            p.sub_(top[now].view(-1, t, 1))
+        torch.bmm(v_ones[now].view(-1, d + 1, t), p.exp2_().transpose(1, 2), out=out[now].view(-1, d + 1, t))
+    out, total = out.split((d, 1), dim=2)
+    least, most = total.aminmax()
+    limit = torch.finfo(q.dtype).max ** 0.5
+    if not subtracts and not 1 / limit < least <= most < limit:
+        return cpu_attention(q, k, v, offset, scale, subtracts=True)
+    sums = total.to(torch.promote_types(q.dtype, torch.float32)).log2()
+    return (out / total).transpose(2, 3), sums.transpose(2, 3).add_(top)
+
+
+def cpu_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, offset: Tensor | None, scale: float,
+    targets: list[Tensor],
 ) -> Tensor | None:  # fmt: skip
-    """Gradients of `attend`: writes those of q, k, v to the views `out`, returns that of `added`.
+    """Gradients of `cpu_attention`: writes those of q, k, v to the views `targets`, returns that of the logits' bias.
 
     The logits are recomputed for a few windows at a time, so that they stay in the cache and the forward pass saves no
-    T x T matrices. q, k, v, grad: (n, T, heads, hd); added: (1, heads or 1, T, T) or None; sums: log-sum-exp of the
-    logits, (n, T, heads). The gradient is (heads, T, T), float32 at least, or None.
+    T x T matrices. grad, q, k, v, out: (n, heads, T, hd); sums: (n, heads, T, 1). The gradient is (heads, T, T),
+    float32 at least, or None.
     """
-    n, t, heads, d = q.shape
-    step = min(n, max(1, BLOCK_BYTES // (heads * t * t * q.element_size())))
-    precise = torch.promote_types(q.dtype, torch.float32)
-    grad_added = None if added is None else q.new_zeros(heads, t, t, dtype=precise)
-    weights, grads = q.new_empty(2, step * heads, t, t)
-    # exp2 is twice as fast as exp. The log-sum-exp is subtracted by the matrix product, as one more channel.
-    tiled = None if added is None else (added * LOG2_E).expand(step, heads, t, t).reshape(-1, t, t)
-    q, k, v, grad, sums = (x.transpose(1, 2) for x in (q, k, v, grad, sums))
-    sums = (sums * -LOG2_E).unsqueeze(3)
-    rounded = [sums.to(q.dtype)]
-    if q.dtype != sums.dtype:  # bfloat16 would be off by 2 %: what its rounding leaves is one more channel
-        rounded.append((sums - rounded[0]).to(q.dtype))
-    q_sums = torch.cat((q * (scale * LOG2_E), *rounded), dim=3)
-    k_ones = torch.cat((k, q.new_ones(()).expand(n, heads, t, len(rounded))), dim=3)
+    n, heads, t, d = q.shape
+    step, precise = windows_at_once(q), sums.dtype
+    grad_added = None if offset is None else q.new_zeros(heads, t, t, dtype=precise)
+    weights, grads = q.new_empty(2, min(step, n) * heads, t, t)
+    # The products subtract the log-sum-exp from the logits and, as sum(weights * grads) of a row is sum(grad * out),
+    # this from the gradient of the weights, as channels: two each, as bfloat16 alone would be off by 2 %.
+    of_rows = sums / (-scale * LOG2_E), -(grad.to(precise) * out).sum(3, keepdim=True)
+    of_rows = [
+        torch.cat((x, column.to(q.dtype), (column - column.to(q.dtype)).to(q.dtype)), dim=3)
+        for x, column in zip((q, grad), of_rows, strict=True)
+    ]
+    ones = q.new_ones(()).expand(n, heads, t, 2)
+    of_columns = [torch.cat((x, ones), dim=3) for x in (k, v)]
     for first in range(0, n, step):
-        now = slice(first, min(first + step, n))
-        qb, kb, vb, gb = (x[now].reshape(-1, t, x.shape[3]) for x in (q_sums, k_ones, v, grad))
-        p, x = weights[: len(qb)], grads[: len(qb)]
-        if tiled is None:
-            torch.bmm(qb, kb.transpose(1, 2), out=p)
-        else:
-            torch.baddbmm(tiled[: len(qb)], qb, kb.transpose(1, 2), out=p)
-        p.exp2_()
+        now = slice(first, first + step)
+        qb, gb, kb, vb = (x[now].reshape(-1, t, d + 2) for x in (*of_rows, *of_columns))
+        p = logits(qb, kb, offset, scale * LOG2_E, weights[: len(qb)]).exp2_()
         # Transposing a thin matrix costs less than transposing a T x T matrix.
-        grad_v = torch.bmm(gb.transpose(1, 2).contiguous(), p)
-        torch.bmm(gb, vb.transpose(1, 2), out=x)
-        softmax_backward(x, p)
-        grad_k = torch.bmm(qb[..., :d].transpose(1, 2).contiguous(), x).div_(LOG2_E)
+        grad_v = torch.bmm(gb[..., :d].transpose(1, 2).contiguous(), p)
+        x = torch.bmm(gb, vb.transpose(1, 2), out=grads[: len(qb)]).mul_(p)
+        grad_k = torch.bmm(qb[..., :d].transpose(1, 2).contiguous(), x).mul_(scale)
         grad_q = torch.bmm(x, kb[..., :d]).mul_(scale)
-        for target, value in zip(out, (grad_q, grad_k.transpose(1, 2), grad_v.transpose(1, 2)), strict=True):
-            target[now] = value.reshape(-1, heads, t, d).transpose(1, 2)
+        for target, value in zip(targets, (grad_q, grad_k.transpose(1, 2), grad_v.transpose(1, 2)), strict=True):
+            target[now] = value.reshape(-1, heads, t, d)
         if grad_added is not None:
             grad_added += x if len(x) == heads else x.view(-1, heads, t, t).sum(0)
     return grad_added

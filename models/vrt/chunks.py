@@ -44,10 +44,14 @@ def cast(weights: Weights, dtype: torch.dtype) -> Weights:
 
 @dataclass
 class Tape:
-    """Results of our own attention: the forward pass may keep them, and backward reads them in the same order."""
+    """Results of our own attention: the forward pass may keep them, and backward reads them in the same order.
+
+    offsets: what is added to the logits, by mask: a pass over a block computes it once.
+    """
 
     keeps: bool
     results: list[Tensor] = field(default_factory=list)
+    offsets: dict[Any, Tensor | None] = field(default_factory=dict)
     recorded: Iterator[Tensor] | None = None
 
 
@@ -85,7 +89,9 @@ class InChunks(torch.autograd.Function):
         w = {name: None if t is None else t.detach() for name, t in zip(work.names, weights, strict=True)}
         w = cast(w, x.dtype)
         out = x.new_empty(*x.shape[:2], len(w["fc2"]))
-        tape = None if work.records is None else Tape(work.records and ctx.needs_input_grad[0])
+        # Without a backward pass to come, torch's attention is as fast, except in bfloat16.
+        has_tape = work.records is not None and (ctx.needs_input_grad[0] or x.dtype is torch.bfloat16)
+        tape = Tape(work.records and ctx.needs_input_grad[0]) if has_tape else None
         for sample, chunk, factors in work.pieces(len(x)):
             y, h = work.hidden(_take(x[sample], chunk.rows), chunk, factors, w, tape)
             if h is not None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.vrt.flow import flow_warp
-from models.vrt.layers import recomputed
+from models.vrt.layers import compute_dtype, recomputed
 
 TAPS = 9
 
@@ -21,8 +21,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     image.
     Returns (n, c', h, w), under autocast in the autocast dtype. Differentiable in all tensors.
     """
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    kind, dtype = x.device.type, compute_dtype(x)
     if kind == "cpu":
         return sampled_conv(x, offset, mask.to(x.dtype), weight, bias).to(dtype)
     from torchvision.ops import deform_conv2d  # takes seconds to import, so only when it is needed
@@ -44,12 +43,12 @@ def sampled_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: 
     dy, dx = offset.view(n * groups, TAPS, 2, h, w).unbind(2)
     base_y, base_x = _tap_positions(h, w, offset.dtype, x.device)
     scale_y, scale_x = 2.0 / max(h - 1, 1), 2.0 / max(w - 1, 1)
-    grid = torch.stack(((dx + base_x) * scale_x - 1.0, (dy + base_y) * scale_y - 1.0), dim=-1)
-    samples = F.grid_sample(
-        x.reshape(n * groups, c // groups, h, w).to(grid.dtype), grid.view(n * groups, TAPS * h, w, 2),
-        align_corners=True,
-    )  # fmt: skip
-    columns = samples.view(n, groups, c // groups, TAPS, h * w) * mask.view(n, groups, 1, TAPS, h * w)
+    # Two planes of coordinates, not pairs: grid_sample reads both, and planes are faster to write.
+    grid = torch.stack(((dx + base_x) * scale_x - 1.0, (dy + base_y) * scale_y - 1.0), dim=1)
+    grid = grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)
+    samples = F.grid_sample(x.reshape(n * groups, -1, h, w).to(grid.dtype), grid, align_corners=True)
+    samples, factors = samples.view(n, groups, -1, TAPS, h * w), mask.view(n, groups, 1, TAPS, h * w)
+    columns = samples * factors if torch.is_grad_enabled() else samples.mul_(factors)
     weight_groups = c // weight.shape[1]
     columns = columns.view(n, weight_groups, -1, h * w)
     out = weight.view(weight_groups, len(weight) // weight_groups, -1) @ columns
