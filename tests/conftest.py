@@ -13,7 +13,7 @@ from tests.pages import headless_browser
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Or glibc gives the memory of each large tensor back, and the system fills it with zeros anew: a third of a core's time.
+# Or glibc gives back the memory of each large tensor, and the system fills it with zeros anew: a third of the time.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 for _threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
     ctypes.CDLL(None).mallopt(_threshold, 1 << 30)

@@ -80,19 +80,15 @@ def test_the_option_files_of_the_project_and_of_kair_follow_the_schema(tmp_path)
 @pytest.mark.parametrize(
     ("key", "value", "place"),
     [
-        ("tsak", "a", "tsak"),
-        ("train.G_optimizer_lrr", 1e-4, "train.G_optimizer_lrr"),
-        ("train.G_optimizer_lr", "fast", "train.G_optimizer_lr"),
-        ("train.amp", {"enable": 1}, "train.amp.enable"),
+        ("tsak", "a", "tsak"), ("train.G_optimizer_lrr", 1e-4, "train.G_optimizer_lrr"),
+        ("train.G_optimizer_lr", "fast", "train.G_optimizer_lr"), ("train.amp", {"enable": 1}, "train.amp.enable"),
         ("train.G_lossfn_type", "l1", "train.G_charbonnier_eps"),
-        ("train.checkpoint_save", 0, "train.checkpoint_save"),
-        ("netG.depths", "8", "netG.depths"),
+        ("train.checkpoint_save", 0, "train.checkpoint_save"), ("netG.depths", "8", "netG.depths"),
         ("netG.fusion", {"type": "concat", "features": 32}, "netG.fusion.features"),
-        ("netG.fusion", "gate", "netG.fusion"),
+        ("netG.fusion", "gate", "netG.fusion"), ("datasets.test.gt_size", 64, "datasets.test.gt_size"),
         ("datasets.train.dataset_type", "TrainDataset", "datasets.train.dataset_type"),
         ("datasets.train.spike.representation.num_bin", 8, "datasets.train.spike.representation.num_bin"),
         ("datasets.train.spike.representation.num_bins", 8.5, "datasets.train.spike.representation.num_bins"),
-        ("datasets.test.gt_size", 64, "datasets.test.gt_size"),
     ],
 )  # fmt: skip
 def test_the_schema_and_the_programs_refuse_the_same_wrong_keys_and_types(tmp_path, key, value, place):

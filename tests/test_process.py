@@ -45,7 +45,7 @@ with utils_dist.ranks():
     utils_dist.begin(WatchdogOptions())
     print("watched")
 """
-FRESH = ("env",)  # no fork of a process with torch in it
+FRESH, LINUX = ("env",), "SpikeVRT runs on Linux (on Windows: in WSL)"  # env: no fork of a process with torch in it
 LIBRARIES = """
 import sys, main_train_vrt, main_test_vrt
 print("loaded", *({"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"} & sys.modules.keys()))
@@ -62,12 +62,7 @@ print("loaded", *({"torch._dynamo", "torchvision", "matplotlib", "tensorboard", 
         (UNWATCHED, (), 0, "watched\n"),
         # torchvision imports the compiler of torch: half of the time in which each rank, worker and tool starts.
         (LIBRARIES, FRESH, 0, "loaded\n"),
-        (
-            "import sys; sys.platform = 'darwin'; import utils.dist.process",
-            FRESH,
-            1,
-            "SpikeVRT runs on Linux (on Windows: in WSL), not on darwin\n",
-        ),
+        ("import sys; sys.platform = 'darwin'; import utils.dist.process", FRESH, 1, f"{LINUX}, not on darwin\n"),
     ],
     ids=["threads in torch", "without a private function of Python", "stderr is no file", "imports", "other system"],
 )

@@ -115,12 +115,8 @@ def test_alignment_of_a_clip_and_its_gradients(name):
     module.load_state_dict(golden.entries(t, "sd/pa_deform."))
     inputs = {k: t[k].requires_grad_() for k in t if k == "x" or k.startswith("flow_")}
 
-    later, earlier = align_clip(
-        module,
-        inputs["x"],
-        [inputs[f"flow_backward/{d}"] for d in range(reach)],
-        [inputs[f"flow_forward/{d}"] for d in range(reach)],
-    )
+    flows = ([inputs[f"flow_{way}/{d}"] for d in range(reach)] for way in ("backward", "forward"))
+    later, earlier = align_clip(module, inputs["x"], *flows)
     ((later * golden.cotangent(later)).sum() + 2 * (earlier * golden.cotangent(earlier)).sum()).backward()
 
     compare({"x_backward": later, "x_forward": earlier, **gradients(inputs.items())}, t)
@@ -180,22 +176,16 @@ def test_a_fresh_network_moves_everywhere_as_soon_as_its_last_convolution_has_mo
 @pytest.mark.parametrize(
     "change, key",
     [
-        ({"num_heads": [3] * 9}, "netG.embed_dims[0]"),
-        ({"depths": [2] * 7}, "netG.depths"),
-        ({"embed_dims": [16] * 8}, "netG.embed_dims"),
+        ({"num_heads": [3] * 9}, "netG.embed_dims[0]"), ({"depths": [2] * 7}, "netG.depths"),
+        ({"embed_dims": [16] * 8}, "netG.embed_dims"), ({"embed_dims": [16] * 8 + [20]}, "netG.embed_dims"),
         ({"embed_dims": [10] * 9, "num_heads": [2] * 9}, "netG.embed_dims[0]"),
-        ({"embed_dims": [16] * 6 + [20] * 3}, "netG.embed_dims[6]"),
-        ({"embed_dims": [16] * 8 + [20]}, "netG.embed_dims"),
-        ({"deformable_groups": 5}, "netG.deformable_groups"),
-        ({"pa_frames": 6}, "netG.embed_dims[0]"),
+        ({"embed_dims": [16] * 6 + [20] * 3}, "netG.embed_dims[6]"), ({"pa_frames": 6}, "netG.embed_dims[0]"),
+        ({"deformable_groups": 5}, "netG.deformable_groups"), ({"window_size": [6, 4]}, "netG.window_size"),
         ({"pa_frames": 4, "deformable_groups": 1, "embed_dims": [16] * 9}, "netG.deformable_groups"),
-        ({"window_size": [6, 4]}, "netG.window_size"),
-        ({"upscale": 6}, "netG.upscale"),
-        ({"indep_reconsts": [11]}, "netG.indep_reconsts"),
-        ({"out_chans": 1}, "netG.out_chans"),
-        ({"in_chans": 2}, "netG.in_chans"),
+        ({"upscale": 6}, "netG.upscale"), ({"indep_reconsts": [11]}, "netG.indep_reconsts"),
+        ({"out_chans": 1}, "netG.out_chans"), ({"in_chans": 2}, "netG.in_chans"),
     ],
-)
+)  # fmt: skip
 def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
     with pytest.raises(OptionError) as refused:
         VRT(**{**SMALL, **change})
@@ -205,12 +195,10 @@ def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
 @pytest.mark.parametrize(
     "shape, expected",
     [
-        ((1, 3, 3, 36, 32), "multiples of 8"),
-        ((1, 3, 3, 24, 32), "at least 32 x 32"),
-        ((1, 1, 3, 32, 32), "at least 2 frames"),
-        ((1, 3, 4, 32, 32), "(B, N, 3, H, W)"),
+        ((1, 3, 3, 36, 32), "multiples of 8"), ((1, 3, 3, 24, 32), "at least 32 x 32"),
+        ((1, 1, 3, 32, 32), "at least 2 frames"), ((1, 3, 4, 32, 32), "(B, N, 3, H, W)"),
     ],
-)
+)  # fmt: skip
 def test_clips_that_cannot_go_through_are_refused(shape, expected):
     with pytest.raises(DataError) as refused:
         VRT(**SMALL)(torch.rand(shape))
