@@ -48,11 +48,7 @@ NETWORK = {  # of the GoPro recipe
     "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4, "num_heads": [6] * 11, "deformable_groups": 16,
 }  # fmt: skip
 CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
-CASES = {
-    "auto, bfloat16": {},
-    "auto, bfloat16, checkpointed": CHECKPOINTED,
-    "plain, bfloat16": {"kernels": "plain"},
-}
+CASES = {"auto, bfloat16": {}, "auto, bfloat16, checkpointed": CHECKPOINTED, "plain, bfloat16": {"kernels": "plain"}}
 FAKE = FakeTensorMode()
 DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
 # Without a kernel, though their schema does not say that they are views.
@@ -232,10 +228,7 @@ def kept_bytes(net: nn.Module, clip: Tensor) -> int:
         return tensor
 
     own = {t.untyped_storage()._cdata for t in (*net.parameters(), *net.buffers())}
-    with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
-        torch.autocast("cuda", torch.bfloat16),
-    ):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), torch.autocast("cuda", torch.bfloat16):
         restored = net(clip)
     assert restored.device.type == "cuda" and restored.shape == clip.shape
     return sum(size for address, size in sizes.items() if address not in own)

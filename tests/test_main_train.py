@@ -10,17 +10,7 @@ import torch
 from main_train_vrt import read_options
 from tests.dist.launching import ROOT, run_ranks
 from tests.terminal import in_terminal
-from tests.train_files import (
-    MAIN,
-    events_of,
-    experiment,
-    history,
-    latest,
-    same,
-    state_of,
-    train,
-    write_options,
-)
+from tests.train_files import MAIN, events_of, experiment, history, latest, same, state_of, train, write_options
 from utils.run.history import newest_options
 
 

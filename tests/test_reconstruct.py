@@ -1,20 +1,18 @@
 """main_test_vrt.py --method: frames from spikes without weights, on made clips."""
 
-import json
 import shutil
 
 import cv2
 import numpy as np
 import pytest
 
-import main_test_vrt
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import exposure_estimate, represent
 from scripts.compare_runs import main as compare_runs
 from tests.clip_files import write_info
 from tests.dist.launching import run_ranks
 from tests.train_files import write_options
-from tests.weights_files import message
+from tests.weights_files import message, metrics, restore
 from utils.image import imread_rgb
 from utils.metrics import psnr, rgb_to_y, ssim
 
@@ -37,18 +35,11 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tested(home):
     """method -> its output folder in the form with --opt."""
-    for method in (*GREY, "exposure"):
-        args = ["--method", method, "--opt", home / "options.json", "--output", home / f"test_{method}"]
-        restore(*args, *(["method.half_window=5"] if method != "tfstp" else []), *RELATIVE, "--save", "frames")
-    return {method: home / f"test_{method}" for method in (*GREY, "exposure")}
-
-
-def restore(*arguments):
-    assert main_test_vrt.main([*map(str, arguments)]) == 0
-
-
-def metrics(folder):
-    return json.loads((folder / "metrics.json").read_text())
+    folders = {method: home / f"test_{method}" for method in (*GREY, "exposure")}
+    for method, out in folders.items():
+        args = ["--method", method, "--opt", home / "options.json", "--output", out, "--save", "frames", *RELATIVE]
+        restore(*args, *(["method.half_window=5"] if method != "tfstp" else []))
+    return folders
 
 
 def by_hand(home, method, index=2):
@@ -181,6 +172,7 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
     short = ["--spike", spikes / "000000.dat", "--output", tmp_path / "o"]
     short += ['spike.exposure={"start": 0, "length": 50, "period": 100}']
     none = ["--spike", tmp_path / "none", "--spike-size", 16, 16, "--output", tmp_path / "o"]
+    half = "spike.representation.half_window=3"
     cases = {
         "--weights, --tile, --flip-seq with --method tfp": (2, ["tfp", *options, *network]),
         "method.type is 'tfq'": (2, ["tfq", *options]),
@@ -198,9 +190,7 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
         "needs the blurry frames": (2, ["exposure", *alone]),
         "no such file or folder": (3, ["tfp", *none]),
         "spike.gamma=1.8 has no effect with --method tfp": (2, ["tfp", *alone, "spike.gamma=1.8"]),
-        "spike.representation.half_window=3 has no effect": (
-            2, ["exposure", *alone, "spike.representation.half_window=3"]
-        ),
+        f"{half} has no effect": (2, ["exposure", *alone, half]),
         "cannot set val.pad_seq": (2, ["tfp", *alone, "val.pad_seq=true"]),
     }  # fmt: skip
     for expected, (code, args) in cases.items():

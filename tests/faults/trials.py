@@ -124,11 +124,6 @@ def launcher(share: float) -> dict[str, Any]:
     return told(wrong, signals=", ".join(SIGNALS), gone_s_max=round(max(seconds for _, seconds in found), 2))
 
 
-def agents(share: float) -> dict[str, Any]:
-    """Two agents of torchrun, one of which alone counts a restart."""
-    return told([restart_of_one_agent() for _ in range(max(1, round(5 * share)))])
-
-
 def environments(share: float) -> dict[str, Any]:
     """Launches that cannot work, with the deadlines that users have."""
     cases = ENVIRONMENTS[: max(1, round(len(ENVIRONMENTS) * share))]
@@ -164,11 +159,6 @@ def count_epochs(options: Path, ranks: int, count: int, persistent: str) -> int:
     return min(opened) if result.exit_codes == [0] * ranks else 0
 
 
-def saves(share: float) -> dict[str, Any]:
-    """SIGKILL while checkpoints are written back to back."""
-    return kill_while_saving(max(1, round(200 * share)))
-
-
 def overhead(share: float) -> dict[str, Any]:
     """What the watchdog takes from the training thread, and its own use of a core."""
     script = (
@@ -192,14 +182,13 @@ def overhead(share: float) -> dict[str, Any]:
 
 
 KINDS_OF_TRIAL = {
-    "stalls": partial(
-        stalls, STALL_KINDS, 3, lambda kind, seed, ranks: 0 if kind == "rank0" else (seed + 1) % ranks
-    ),
+    "stalls": partial(stalls, STALL_KINDS, 3, lambda kind, seed, ranks: 0 if kind == "rank0" else (seed + 1) % ranks),
     "deaths": partial(stalls, ("kill", "exception"), 3, lambda kind, seed, ranks: seed % ranks),
     "store_host": partial(stalls, ("stop", "gil", "kill"), 1, lambda kind, seed, ranks: 0),  # it has the store of all
-    "saves": saves,
+    "saves": lambda share: kill_while_saving(max(1, round(200 * share))),
     "kills": partial(interruptions, "kill"), "preemptions": partial(interruptions, "signal"),
-    "suspensions": suspensions, "launcher": launcher, "agents": agents,
+    "suspensions": suspensions, "launcher": launcher,
+    "agents": lambda share: told([restart_of_one_agent() for _ in range(max(1, round(5 * share)))]),
     "environments": environments, "broken_files": broken_files, "epochs": epochs, "overhead": overhead,
     "false_alarms": false_alarms,
 }  # fmt: skip
