@@ -6,6 +6,10 @@ in the first half of the file, none in the second, so that the direction of time
 """
 
 import json
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +82,25 @@ def write_clip(
         for k in range(instants):
             write_png(rgb / split / name / "instants" / f"{stem}_{k}.png", red, green=k + 1)
         stream = np.arange(planes)[:, None, None] < level
-        path = spikes / split / name / "spike" / f"{stem}.dat"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_spikes(path, stream.astype(np.uint8), SpikeGeometry(h, w))
+        write_dat(spikes / split / name / "spike" / f"{stem}.dat", stream.astype(np.uint8))
+
+
+def write_dat(path: Path, spikes: np.ndarray) -> None:
+    """(T, h, w) spikes as a file, in a folder that need not be there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_spikes(path, spikes, SpikeGeometry(*spikes.shape[1:]))
+
+
+@contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """Inside, no file takes more than so many bytes, as on a full disk."""
+    former, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, former)
 
 
 def write_info(root: Path, **values: object) -> None:

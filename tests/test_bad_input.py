@@ -16,7 +16,8 @@ def in_gbk(path):
 # What is done to the folder of the data, the override, the exit code, the words of the message.
 CASES = {
     "pretrained": (None, "path.pretrained_netG=/nowhere.pth", 3, ["/nowhere.pth"]),
-    "batch": (None, "datasets.train.dataloader_batch_size=9", 2, ["9"]),
+    "batch": (None, "datasets.train.dataloader_batch_size=9", 2, [
+        "8 training samples are fewer than one batch of 18", "2 ranks x 9"]),
     "encoding": (lambda at: in_gbk(at / "options.json"), "task=x", 2, ["options.json", "not UTF-8", "save it as"]),
     "encoding of a list": (
         lambda at: in_gbk(at / "list.txt"), "datasets.train.meta_info_file={}/list.txt", 3,

@@ -122,12 +122,9 @@ sys.exit(pytest.main(["tests/test_vrt_modules.py", "-k", "attention_group and au
 """
 
 
-def test_this_torch_has_the_private_functions_with_the_numbers_of_the_public_ones():
+def test_the_golden_vectors_hold_without_the_private_functions_which_this_torch_has(tmp_path):
     assert attention.fused_attention is not attention.public_attention
     assert attention.softmax_backward is not attention.public_softmax_backward
-
-
-def test_the_golden_vectors_hold_without_the_private_functions(tmp_path):
     (tmp_path / "without.py").write_text(WITHOUT)
     done = run_ranks(1, tmp_path / "without.py")
 

@@ -147,23 +147,16 @@ def test_as_many_former_versions_as_asked_for_are_kept_and_used_in_turn(tmp_path
         checkpoint.load(path)
 
 
-def test_a_file_that_takes_the_place_of_the_newest_one_leaves_the_former_versions(tmp_path):
+def test_a_file_that_takes_the_place_of_the_newest_one_leaves_the_former_ones_and_nothing_of_a_killed_save(tmp_path):
     path = tmp_path / "folder" / "checkpoint_latest.pth"
     for step, keep in ((1, 1), (2, 1), (3, 0)):
         checkpoint.save(state(step), path, keep=keep)
+        (path.parent / ".checkpoint_latest.pth.123.tmp").write_bytes(b"half")  # as a killed save leaves it
+    checkpoint.save(state(3), path, keep=0)
 
     newest, former = (checkpoint.load(path.with_name(f"checkpoint_latest{n}.pth")) for n in ("", "_previous"))
     assert (newest["step"], former["step"]) == (3, 1) and len(list(path.parent.iterdir())) == 4
     assert newest["options"] == {"a": [1, None, "x"]} and torch.equal(newest["weights"], state(3)["weights"])
-
-
-def test_what_a_killed_save_left_is_swept_away(tmp_path):
-    path = tmp_path / "checkpoint_latest.pth"
-    (tmp_path / ".checkpoint_latest.pth.123.tmp").write_bytes(b"half")
-
-    checkpoint.save(state(1), path)
-
-    assert not list(tmp_path.glob(".*"))
 
 
 def write(folder, name, step):

@@ -17,8 +17,8 @@ from models.restore.setup import find_weights, parse_test_args, spike_options
 from models.select_network import NETWORKS
 from scripts import demo
 from tests import weights_files
-from tests.clip_files import section, write_clip, write_info, write_video
-from tests.dist.launching import ROOT, run_ranks
+from tests.clip_files import section, small_files, write_clip, write_info, write_video
+from tests.dist.launching import run_ranks
 from tests.tensor_clip import restore_clip
 from tests.train_files import network, odd
 from tests.weights_files import make_home, message, metrics, save_weights
@@ -375,28 +375,17 @@ def test_spike_channels_with_other_settings_than_in_training_are_told(home, tmp_
     assert "other spike channels than the options give: representation.half_window 3 -> 5" in capfd.readouterr().out
 
 
-FULL_DISK = """
-import resource, signal, sys
-sys.path.insert(0, sys.argv.pop(1))
-import main_test_vrt
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
-sys.exit(main_test_vrt.main(sys.argv[1:]))
-"""
-
-
-def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path):
-    (tmp_path / "run.py").write_text(FULL_DISK)
+def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path, capfd):
     rng = np.random.default_rng(0)
     for i in range(2):
         imwrite_rgb(tmp_path / "in" / f"{i}.png", rng.integers(0, 256, (40, 40, 3), np.uint8))
     args = ["--weights", home / "rgb.pth", "--input", tmp_path / "in", "--output", tmp_path / "out"]
 
-    full = run_ranks(1, tmp_path / "run.py", ROOT, *args, limit_s=LIMIT_S)
-    assert full.exit_codes == [3] and full.text.count("Error: ") == 1, full.text
-    assert "cannot write" in full.text and "the same command" in full.text
+    with small_files(1500):
+        text, code = message(capfd, *args)
+    assert code == 3 and "cannot write" in text and "the same command" in text
     assert finished(tmp_path / "out") == []
-    assert main_test_vrt.main([str(a) for a in args]) == 0
+    weights_files.restore(*args)
     assert len(list((tmp_path / "out" / "in").iterdir())) == 2
 
 

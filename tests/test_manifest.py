@@ -13,7 +13,6 @@ import torch
 from data.clip_reader import dataset_clips, user_clips
 from data.loader import TrainLoader
 from data.select_dataset import build_dataset
-from data.spike.formats import SpikeGeometry, write_spikes
 from tests.clip_files import (
     PLANES,
     build,
@@ -25,6 +24,7 @@ from tests.clip_files import (
     section,
     write_clip,
     write_clips,
+    write_dat,
     write_info,
 )
 from utils.errors import DataError, OptionError
@@ -259,7 +259,7 @@ def roots(tmp_path_factory):
         for frame in range(4):
             stream = np.random.default_rng([seed, frame]).random((40, 8, 10)) < 0.3
             path = two / "GOPRO_Large_spike_seq/train" / clip / "spike" / f"{frame:06d}.dat"
-            write_spikes(path, stream.astype(np.uint8), SpikeGeometry(8, 10))
+            write_dat(path, stream.astype(np.uint8))
     write_info(two, h=8, w=10, planes=40, gt_plane=20, rate=0.5, light="display")
     return one, two
 

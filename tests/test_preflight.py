@@ -67,24 +67,6 @@ def test_a_picture_with_damaged_content_is_found_by_decoding(root, damage):
     assert damage != "flipped bits" or check(section(root)).problems == []
 
 
-def test_problems_of_both_splits_come_in_one_table(root):
-    cv2.imwrite(str(frame(root)), np.zeros((8, 8, 3), np.uint8))
-    frame(root, "sharp/000002.png", "clip1").write_bytes(b"<html>not found</html>")
-    spikes = [
-        root / f"GOPRO_Large_spike_seq/{name}.dat" for name in ("test/clip9/spike/000001", "train/clip1/spike/000004")
-    ]
-    os.truncate(spikes[0], 30)
-    spikes[1].write_bytes((b"no spikes, but 288 bytes of text; " * 9)[:288])
-    text = complaint(root)
-
-    assert text.startswith("DataError: 4 problems in the data")
-    assert "clip0 | lq frame of 8 x 8, the first of the clip has 16 x 24" in text
-    assert "clip1 | cannot read image: 22 bytes that are no whole image" in text
-    assert "clip9 | spike file of 30 bytes holds 2 planes of 8 x 12 and 6 bytes more" in text
-    assert "begins with text: b'no spikes, but" in text
-    assert all(str(path) in text for path in (frame(root), spikes[0].parents[2], spikes[1]))
-
-
 def test_spikes_that_look_upside_down_are_a_warning(root, caplog):
     preflight(*options(root))
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from data.clip_reader import user_clips
-from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire
 from models.portable import read_saved
 from scripts import compare_runs, prepare_gopro_spike
+from tests.clip_files import write_dat
 from tests.gopro_files import moving_frames, write_folder
 from tests.tensor_clip import restore_clip
 from tests.train_files import experiment, train, write_options
@@ -146,8 +146,7 @@ def write_exposure(blur, sharp, spikes, frames, ratio, planes, noise):
     stream = IntegrateAndFire(size, size, rate=0.9925, rng=np.random.default_rng(0)).run(list(grey))
     outside = np.random.default_rng(noise).random((before + after, size, size)) < 0.5
     stream = np.concatenate([outside[:before], stream, outside[before:]]).astype(np.uint8)
-    spikes.parent.mkdir(parents=True, exist_ok=True)
-    write_spikes(spikes, stream, SpikeGeometry(size, size))
+    write_dat(spikes, stream)
 
 
 def grey_frames(count, seed):

@@ -121,9 +121,8 @@ def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
 
 
 def test_a_longer_nccl_timeout_lengthens_the_limits_of_slow_phases_and_says_which_option_does_the_rest(tmp_path):
-    result = train(
-        write_options(tmp_path), "train.total_iter=1", "datasets.test={}", ranks=2, env={"NCCL_TIMEOUT": "7200"}
-    )
+    changes = ("train.total_iter=1", "datasets.test={}")
+    result = train(write_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
 
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
@@ -179,6 +178,9 @@ def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tm
     os.truncate(spikes / "000001.dat", 0)
     (spikes / "000002.dat").write_bytes(2 * (spikes / "000002.dat").read_bytes())
     (spikes / "000003.dat").unlink()
+    other = tmp_path / "GOPRO_Large_spike_seq/test"
+    (other / "test1/spike/000001.dat").write_bytes((b"no spikes, but 768 bytes of text; " * 23)[:768])
+    os.truncate(other / "test0/spike/000001.dat", 30)
     (tmp_path / "GOPRO_Large/train/train1/blur/000000.png").write_bytes(b"<html>moved</html>")
     write_clip(tmp_path, "train2", frames=4, h=8, w=12)  # another camera than the others
     result = train(options, ranks=2, limit_s=60)
@@ -193,5 +195,8 @@ def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tm
         "train0 | spike file has 48 planes (1536 bytes), expected 24 (768 bytes)",
         "train2 | spike file has 9 planes (288 bytes), expected 24 (768 bytes)",
         "train2 | lq is 16 x 24, spikes 16 x 16: no whole multiple",
+        "test0  | spike file of 30 bytes holds",
+        "begins with text: b'no spikes, but",
+        str(other / "test1/spike/000001.dat"),
     ):
         assert words in result.text, result.text
