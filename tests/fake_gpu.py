@@ -3,9 +3,8 @@
     python -m tests.fake_gpu [--batch 1] [--kept-only] [--shallow] [CASE ...]
     python -m tests.fake_gpu --align
 
-CASE: a name in CASES (default: all). --kept-only: without the backward pass, in a third of the time.
---shallow: a quarter of the blocks. --align: instead, [[shape, counted, estimated], ..] of the bytes that the backward
-pass of the alignment holds besides what was saved; the estimate is that of netG.checkpoint "auto".
+CASE: a name in CASES (default: all). --kept-only: without the backward pass, in a third of the time. --shallow: a
+quarter of the blocks. --align: instead, [[shape, counted, estimated], ..], what `alignment` gives for each shape.
 
 Fails where a tensor of the wrong device or dtype meets another. For a training step on clips of 6 x 192 x 192 through
 the network of the GoPro recipe, under the autocast rules of CUDA, it counts:
@@ -118,7 +117,6 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 HALF = (torch.bfloat16, torch.float16)
-MOST_CUDNN = 65_535
 CHOSEN: collections.Counter[str] = collections.Counter()
 
 
@@ -136,7 +134,7 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     if not all(x.stride(-1) == 1 and x.shape[0] == q.shape[0] and x.dtype is q.dtype for x in tensors):
         return "math"
     d = q.shape[-1]
-    suits_cudnn = q.dtype in HALF and d % 8 == 0 and d <= 128 and max(q.shape[:2]) <= MOST_CUDNN
+    suits_cudnn = q.dtype in HALF and d % 8 == 0 and d <= 128 and max(q.shape[:2]) <= 65_535
     if enabled.cudnn_sdp_enabled() and suits_cudnn and (mask is None or not mask.requires_grad):
         return "cudnn"
     if enabled.flash_sdp_enabled() and q.dtype in HALF and mask is None and d <= 256:
@@ -330,9 +328,8 @@ def main() -> str:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--kept-only", action="store_true")
-    parser.add_argument("--shallow", action="store_true")
-    parser.add_argument("--align", action="store_true")
+    for flag in ("--kept-only", "--shallow", "--align"):
+        parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
     if args.align:
         return json.dumps([[shape, *alignment(shape, amp)] for shape in ALIGNED for amp in (True, False)])

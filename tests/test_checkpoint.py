@@ -174,23 +174,20 @@ def write(folder, name, step):
 UNREADABLE = "no readable checkpoint"
 
 
-@pytest.mark.parametrize(
-    ("resume", "own", "best", "other", "expected"),
-    [
-        # path.resume, steps in this run's latest and best checkpoint and in another run's latest, what it resumes from
-        (None, None, None, None, None), (None, 4, None, None, "path.resume is null"),
-        ("auto", None, None, None, None), ("auto", 4, 2, None, ("own", 4)), ("auto", "damaged", 2, None, UNREADABLE),
-        ("other", None, None, 4, ("other", 4)), *(("other", 4, None, other, ("own", 4)) for other in (2, 4, 6, None)),
-        # What is left of this run must not be overwritten by another's checkpoint, unless a person decides so.
-        ("other", "damaged", None, 6, UNREADABLE), ("other", None, None, "damaged", UNREADABLE),
-        ("other", None, None, None, "no such checkpoint"), ("folder of other", None, None, None, "no such checkpoint"),
-        ("best", 4, 2, None, ("own", 4)), ("best", 4, 4, None, ("best", 4)), ("best", 4, "damaged", None, UNREADABLE),
-        ("best", "damaged", 2, None, ("best", 2)), ("best", None, 2, None, ("best", 2)),
-        ("own", 4, 2, None, ("own", 4)), ("folder of own", 4, None, None, ("own", 4)),
-        ("folder of other", None, None, 4, ("other", 4)), ("checkpoints of other", None, None, 4, ("other", 4)),
-        ("folder of other", 2, None, 4, ("own", 2)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("resume", "own", "best", "other", "expected"), [
+    # path.resume, steps in this run's latest and best checkpoint and in another run's latest, what it resumes from
+    (None, None, None, None, None), (None, 4, None, None, "path.resume is null"),
+    ("auto", None, None, None, None), ("auto", 4, 2, None, ("own", 4)), ("auto", "damaged", 2, None, UNREADABLE),
+    ("other", None, None, 4, ("other", 4)), *(("other", 4, None, other, ("own", 4)) for other in (2, 4, 6, None)),
+    # What is left of this run must not be overwritten by another's checkpoint, unless a person decides so.
+    ("other", "damaged", None, 6, UNREADABLE), ("other", None, None, "damaged", UNREADABLE),
+    ("other", None, None, None, "no such checkpoint"), ("folder of other", None, None, None, "no such checkpoint"),
+    ("best", 4, 2, None, ("own", 4)), ("best", 4, 4, None, ("best", 4)), ("best", 4, "damaged", None, UNREADABLE),
+    ("best", "damaged", 2, None, ("best", 2)), ("best", None, 2, None, ("best", 2)),
+    ("own", 4, 2, None, ("own", 4)), ("folder of own", 4, None, None, ("own", 4)),
+    ("folder of other", None, None, 4, ("other", 4)), ("checkpoints of other", None, None, 4, ("other", 4)),
+    ("folder of other", 2, None, 4, ("own", 2)),
+])  # fmt: skip
 def test_which_checkpoint_wins(tmp_path, resume, own, best, other, expected):
     runs = {"own": tmp_path / "run", "other": tmp_path / "other"}
     files = {name: write(runs[name], "latest", step) for name, step in (("own", own), ("other", other))}
@@ -214,19 +211,16 @@ def test_which_checkpoint_wins(tmp_path, resume, own, best, other, expected):
         assert found.is_named == (resume.rpartition(" ")[2] == name)
 
 
-@pytest.mark.parametrize(
-    ("step", "validated", "stops", "test_every", "left"),
-    [
-        # a run of 10 steps; test_every 0: without a test split
-        (0, 0, 0, 4, "steps"), (3, 0, 0, 4, "steps"), (4, 0, 2, 4, "steps"), (4, 4, 0, 4, "steps"),
-        (4, 0, 0, 0, "steps"),
-        (4, 0, 0, 4, "validation"), (4, 0, 1, 4, "validation"),  # cut before its validation, or in it
-        (10, 8, 0, 4, "validation"), (10, 0, 0, 5, "validation"),  # the last step, whatever its number
-        (8, 4, 0, 4, "validation"), (10, 8, 1, 4, "validation"), (11, 8, 0, 4, "validation"),
-        (10, 8, 2, 4, "nothing"), (10, 10, 0, 4, "nothing"), (10, 0, 0, 0, "nothing"),
-        (12, 12, 0, 4, "nothing"),  # total_iter was lowered
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("step", "validated", "stops", "test_every", "left"), [
+    # a run of 10 steps; test_every 0: without a test split
+    (0, 0, 0, 4, "steps"), (3, 0, 0, 4, "steps"), (4, 0, 2, 4, "steps"), (4, 4, 0, 4, "steps"),
+    (4, 0, 0, 0, "steps"),
+    (4, 0, 0, 4, "validation"), (4, 0, 1, 4, "validation"),  # cut before its validation, or in it
+    (10, 8, 0, 4, "validation"), (10, 0, 0, 5, "validation"),  # the last step, whatever its number
+    (8, 4, 0, 4, "validation"), (10, 8, 1, 4, "validation"), (11, 8, 0, 4, "validation"),
+    (10, 8, 2, 4, "nothing"), (10, 10, 0, 4, "nothing"), (10, 0, 0, 0, "nothing"),
+    (12, 12, 0, 4, "nothing"),  # total_iter was lowered
+])  # fmt: skip
 def test_when_a_run_is_finished(step, validated, stops, test_every, left):
     progress = Progress(step=step, validated=validated, validation_stops=stops)
     assert left_to_do(progress, 10, test_every) == left
@@ -347,14 +341,11 @@ def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
     assert build_data(opt)[0].loader.timeout == 8
 
 
-@pytest.mark.parametrize(
-    ("total_iter", "epochs", "progress", "expected"),
-    [
-        (100, None, Progress(), 100), (100, 5, Progress(), 50), (30, 5, Progress(), 30), (None, 5, Progress(), 50),
-        (None, 5, Progress(step=9, epoch=2, batch=3), 36),  # former epochs had fewer steps
-        (None, 5, Progress(step=50, epoch=4, batch=10), 50),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("total_iter", "epochs", "progress", "expected"), [
+    (100, None, Progress(), 100), (100, 5, Progress(), 50), (30, 5, Progress(), 30), (None, 5, Progress(), 50),
+    (None, 5, Progress(step=9, epoch=2, batch=3), 36),  # former epochs had fewer steps
+    (None, 5, Progress(step=50, epoch=4, batch=10), 50),
+])  # fmt: skip
 def test_the_planned_end(total_iter, epochs, progress, expected):
     assert planned_steps(TrainOptions(total_iter=total_iter, epochs=epochs), 10, progress) == expected
 

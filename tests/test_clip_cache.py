@@ -117,13 +117,10 @@ def test_a_cache_is_replaced_by_a_newer_one_of_its_clips_and_not_of_another_spli
         make_cache(root)
 
 
-@pytest.mark.parametrize(
-    ("path", "is_cache"),
-    [
-        ("cache/clip0/photo.png", False), ("cache/clip0/notes.txt", True), ("cache/index.json", True),
-        ("cache", False), (".cache.partial/clip0/photo.png", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "is_cache"), [
+    ("cache/clip0/photo.png", False), ("cache/clip0/notes.txt", True), ("cache/index.json", True),
+    ("cache", False), (".cache.partial/clip0/photo.png", False),
+])  # fmt: skip
 def test_nothing_foreign_makes_room_for_a_cache(root, path, is_cache):
     if is_cache:
         make_cache(root)

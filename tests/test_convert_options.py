@@ -38,12 +38,10 @@ PLACES = {
 
 def write_data(root: Path) -> None:
     """Clips in S-VRT's layout: planes of 16 x 16, 56 or 88 of them a file, beside pictures of 32 x 32."""
-    for name, split, planes in (
-        ("GOPR0001_07_00", "train", 56), ("GOPR0002_11_00", "train", 88), ("GOPR0003_07_01", "test", 56),
-    ):  # fmt: skip
-        write_clip(root, name, split=split, frames=6, h=16, w=16, first=47, planes=planes, regrouped=True)
-    lines = "GOPR0001_07_00 6 0 47\nGOPR0002_11_00 6 0 47\n"
-    (root / "meta_info_GoPro_train_GT.txt").write_text(lines)
+    how = {"frames": 6, "h": 16, "w": 16, "first": 47, "regrouped": True}
+    for name, split, planes in (("0001_07_00", "train", 56), ("0002_11_00", "train", 88), ("0003_07_01", "test", 56)):
+        write_clip(root, f"GOPR{name}", split=split, planes=planes, **how)
+    (root / "meta_info_GoPro_train_GT.txt").write_text("GOPR0001_07_00 6 0 47\nGOPR0002_11_00 6 0 47\n")
 
 
 def write_svrt(root: Path, **changes: object) -> Path:
@@ -155,15 +153,12 @@ def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough
     assert (opt.train.total_iter, opt.datasets.train.gt_size, opt.netG.fusion.type) == (10, 192, "concat")
 
 
-@pytest.mark.parametrize(
-    ("kind", "channels", "expected", "batch", "workers", "each"),
-    [
-        ("middle_tfp", 1, {"type": "tfp", "half_window": 20}, 3, 64, (1, 12)),
-        ("spikecv_tfi", 1, {"type": "tfi", "half_window": 20}, 10, 0, (2, 0)),
-        ("raw_window", 21, {"type": "raw", "window": 21}, 5, 5, (1, 1)),
-        ("encoding25", 100, {"type": "encoding25", "num_windows": 4}, 5, 5, (1, 1)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "channels", "expected", "batch", "workers", "each"), [
+    ("middle_tfp", 1, {"type": "tfp", "half_window": 20}, 3, 64, (1, 12)),
+    ("spikecv_tfi", 1, {"type": "tfi", "half_window": 20}, 10, 0, (2, 0)),
+    ("raw_window", 21, {"type": "raw", "window": 21}, 5, 5, (1, 1)),
+    ("encoding25", 100, {"type": "encoding25", "num_windows": 4}, 5, 5, (1, 1)),
+])  # fmt: skip
 def test_the_other_representations_of_s_vrt_have_ours_and_totals_that_cannot_be_divided_are_told(
     tmp_path, capsys, kind, channels, expected, batch, workers, each
 ):

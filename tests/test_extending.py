@@ -232,11 +232,9 @@ def test_a_loss_and_a_writer_are_used(used):
         lines = (runs / task / "numbers.txt").read_text().splitlines()
         told = {tuple(line.split(" ")[:2]) for line in lines}
         assert {("1", "train/loss"), ("2", "val/psnr"), ("2", "val/clip2")} <= told
-        terms = [
-            float(line.split(" ")[2]) for line in lines for name in ("power", "bias") if f" train/loss_{name} " in line
-        ]
-        loss = [float(line.split(" ")[2]) for line in lines if " train/loss " in line]
-        assert len(terms) == 4 and sum(terms) == pytest.approx(sum(loss))
+        values = {name: [float(line.split(" ")[2]) for line in lines if f" train/loss{name} " in line]
+                  for name in ("", "_power", "_bias")}  # fmt: skip
+        assert len(terms := values["_power"] + values["_bias"]) == 4 and sum(terms) == pytest.approx(sum(values[""]))
         saved = [json.loads(path.read_text()) for path in (runs / task / "options").iterdir()]
         assert saved and all(options["train"]["G_power"] == 1.5 for options in saved)
 

@@ -143,9 +143,7 @@ def test_every_way_out_is_an_option_line():
         "datasets.train.gt_size=144",
         "datasets.train.num_frame=5",
     ]
-
-
-def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
+    # What is in use, or too small for the network, is not offered.
     found = ways(batch=1, gt_size=256, frames=4, amp=True, least_frames=3, scale=4, no_checkpoint_attn_blocks=[9])
     assert found == ["netG.no_checkpoint_attn_blocks=[]"]
 

@@ -243,16 +243,13 @@ def test_a_wrong_size_of_a_plane_is_named_before_the_users_own_frames_are_restor
     assert f"scripts/spike_tool.py info {spikes}/000000.dat" in said
 
 
-@pytest.mark.parametrize(
-    ("changes", "floor"),
-    [
-        ({"G_scheduler_periods": 1000}, 980),
-        ({"G_scheduler_periods": 950}, 931),
-        ({"G_scheduler_periods": [200, 300], "G_scheduler_restart_weights": [1, 0.5]}, 491),
-        ({"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600], "G_scheduler_gamma": 0.01}, 600),
-        ({"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600], "G_scheduler_gamma": 0.5}, None),
-    ],
-)
+@pytest.mark.parametrize(("changes", "floor"), [
+    ({"G_scheduler_periods": 1000}, 980),
+    ({"G_scheduler_periods": 950}, 931),
+    ({"G_scheduler_periods": [200, 300], "G_scheduler_restart_weights": [1, 0.5]}, 491),
+    ({"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600], "G_scheduler_gamma": 0.01}, 600),
+    ({"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600], "G_scheduler_gamma": 0.5}, None),
+])  # fmt: skip
 def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(tmp_path, caplog, changes, floor):
     overrides = [f"train.{key}={json.dumps(value)}" for key, value in changes.items()]
     opt = read_options(["--opt", str(write_options(tmp_path)), *overrides])

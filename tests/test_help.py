@@ -22,6 +22,7 @@ LAUNCHERS = [
     for path in [*sorted(ROOT.glob("*.sh")), *sorted(ROOT.glob("scripts/*.sh"))]
     if path.read_text(encoding="utf-8").startswith("#!")  # the others are sourced
 ]
+CALL = re.compile(r"((?:scripts|lab)/\w+\.py|(?:main|\./launch)_(?:train|test)\w*\.\w+)(.*)")
 WITH_PARTS = ("lab/benchmark.py", "scripts/spike_tool.py")  # programs with subcommands
 TRAIN = "main_train_vrt.py"
 MAIN_OF = {"launch_train.sh": TRAIN, "launch_test.sh": "main_test_vrt.py", "submit_job.sh": TRAIN}
@@ -47,9 +48,7 @@ def flags_in_pages() -> dict[str, set[str]]:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
         for line in [*lines, *re.findall(r"`((?:python|torchrun|\./launch)[^`\n]*)`", text)]:
-            call = re.search(
-                r"((?:scripts|lab)/\w+\.py|(?:main|\./launch)_(?:train|test)\w*\.\w+)(.*)", re.sub(r"\s+#.*", "", line)
-            )
+            call = CALL.search(re.sub(r"\s+#.*", "", line))
             if call and (given := set(re.findall(r"(?<![\w-])--[a-z][\w-]*", call[2]))):
                 program = re.sub(r"\./launch_(\w+)\.sh", r"main_\1_vrt.py", call[1])
                 for part in call[2].split()[0].split("|") if program in WITH_PARTS else [""]:

@@ -57,9 +57,7 @@ def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
     return json.loads((out / "metrics.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("number", "frames"), [("001", 6), ("008", 6), ("009", 2)], ids=["REDS x4", "denoising", "interpolation"]
-)
+@pytest.mark.parametrize(("number", "frames"), [("001", 6), ("008", 6), ("009", 2)])  # REDS x4, noise, interpolation
 def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, tmp_path):
     check_kind(prepare(tmp_path, number), frames)
 
@@ -186,9 +184,8 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
         "meta_info_Vimeo90K_test_GT.txt  a line for each clip",
     ):
         assert line in result.text
-    do = "correct meta_info_file; download: https://github.com/cszn/KAIR/tree/master/data/meta_info; "
-    do += "correct the dataroot in the options, or make or copy the data (docs/data_format.md); "
-    do += "download: http://toflow.csail.mit.edu/"
+    do = "correct meta_info_file; download: https://github.com/cszn/KAIR/tree/master/data/meta_info; correct the "
+    do += "dataroot in the options, or make or copy the data (docs/data_format.md); download: http://toflow.csail.mit.edu/"
     assert result.text.partition("\n  do ")[2].splitlines()[0].strip() == do
 
 

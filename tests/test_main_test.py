@@ -128,15 +128,12 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(home, teste
     assert scored("same", 1) == recorded and scored("other", 4) != recorded
 
 
-@pytest.mark.parametrize(
-    ("resume", "found"),
-    [
-        ("auto", "run/checkpoints/checkpoint_latest.pth"), (None, "netG.pth"), ("none.pth", None), ("empty", None),
-        ("other", "other/checkpoints/checkpoint_best.pth"),
-        ("other/checkpoints", "other/checkpoints/checkpoint_best.pth"),
-        ("other/checkpoints/checkpoint_latest.pth", "other/checkpoints/checkpoint_latest.pth"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("resume", "found"), [
+    ("auto", "run/checkpoints/checkpoint_latest.pth"), (None, "netG.pth"), ("none.pth", None), ("empty", None),
+    ("other", "other/checkpoints/checkpoint_best.pth"),
+    ("other/checkpoints", "other/checkpoints/checkpoint_best.pth"),
+    ("other/checkpoints/checkpoint_latest.pth", "other/checkpoints/checkpoint_latest.pth"),
+])  # fmt: skip
 def test_which_weights_are_tested(tmp_path, resume, found):
     checkpoints = ("run/checkpoints/checkpoint_latest", "other/checkpoints/checkpoint_latest")
     for name in (*checkpoints, "other/checkpoints/checkpoint_best", "netG"):

@@ -36,25 +36,22 @@ def test_psnr_and_ssim_agree_with_scikit_image(noise):
     assert scores["restored"]["ssim_y"][0] == pytest.approx(structural_similarity(a_y, b_y, **same_window), abs=1e-9)
 
 
-def test_known_psnr():
+def test_known_scores_and_different_sizes_are_refused():
     a = np.zeros((16, 16, 3), np.uint8)
     assert psnr(a, a + 1) == pytest.approx(20 * math.log10(255), abs=1e-12)
     assert psnr(a, a) == math.inf
     assert ssim(a, a) == 1.0
+    a, b = pair()
+    with pytest.raises(DataError, match="different sizes"):
+        psnr(a, b[1:])
+    with pytest.raises(DataError, match="11x11"):
+        ssim(a[:10], b[:10])
 
 
 def test_uint8_is_clamped_and_rounded():
     image = torch.tensor([-0.2, 0.0, 0.4 / 255, 0.6 / 255, 1.0, 1.7]).reshape(1, 2, 3).expand(3, 2, 3)
     assert tensor_to_uint8(image)[..., 0].tolist() == [[0, 0, 0], [1, 255, 255]]
     assert tensor_to_uint8(torch.zeros(2, 5, 3, 8, 9)).shape == (2, 5, 8, 9, 3)
-
-
-def test_different_sizes_are_refused():
-    a, b = pair()
-    with pytest.raises(DataError, match="different sizes"):
-        psnr(a, b[1:])
-    with pytest.raises(DataError, match="11x11"):
-        ssim(a[:10], b[:10])
 
 
 def test_a_frame_that_is_not_finite_scores_nan():

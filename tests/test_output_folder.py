@@ -111,14 +111,10 @@ def test_a_folder_of_videos_is_restored_with_its_times(home, tmp_path):
         assert after.times == before.times and after.read(0).shape == before.read(0).shape
 
 
-@pytest.mark.parametrize(
-    ("names", "save", "twice"),
-    [
-        (("x", "x_comparison"), ("video", "comparison"), "x_comparison.mp4"),
-        (("clips", "000000"), ("frames",), "clips/000000.png"),
-        (("run.json", "x"), ("frames",), "run.json"),
-    ],
-)
+@pytest.mark.parametrize(("names", "save", "twice"), [
+    (("x", "x_comparison"), ("video", "comparison"), "x_comparison.mp4"),
+    (("clips", "000000"), ("frames",), "clips/000000.png"), (("run.json", "x"), ("frames",), "run.json"),
+])  # fmt: skip
 def test_two_results_of_one_name_are_refused_before_any_is_written(home, clip, tmp_path, capfd, names, save, twice):
     for name in names:
         shutil.copytree(clip / "blur", tmp_path / "in" / name)
@@ -207,7 +203,6 @@ def test_overwrite_removes_the_results_of_the_earlier_test_and_nothing_else(home
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "000000.png").write_text("theirs")
     (out / "strips").symlink_to(tmp_path / "elsewhere")
-    (clip.parent / "second").mkdir()
     shutil.copytree(clip / "blur", clip.parent / "second" / "blur")
 
     command = args(home, clip.parent / "second", out, "--overwrite", "--save", "video", "--dtype", "bfloat16")

@@ -9,7 +9,6 @@ from data.spike_grid import (
     CalibratedGrid,
     Calibration,
     ScaledGrid,
-    largest_rectangle,
     load_calibration,
     save_calibration,
 )
@@ -93,19 +92,6 @@ def test_crops_are_drawn_where_the_spike_camera_sees_and_edges_are_repeated_else
     picture = np.where(uncovered, 255, 100).astype(np.uint8)[..., None].repeat(3, axis=2)
     rate, colour = some_grid.window(Augment.whole(FRAME)).brightness(np.ones((2, *PLANE), np.uint8), picture)
     assert colour.tolist() == [100, 100, 100] and rate == pytest.approx(1)
-
-
-def test_the_largest_rectangle_within_a_convex_area():
-    y, x = np.mgrid[:15, :20]
-    area = np.abs(x - 10) + 1.5 * np.abs(y - 7) <= 8
-    top, left, height, width = largest_rectangle(area)
-    best = max(
-        (b - t + 1) * (r - le + 1)
-        for t in range(15) for b in range(t, 15) for le in range(20) for r in range(le, 20)
-        if area[t, le] and area[t, r] and area[b, le] and area[b, r]
-    )  # fmt: skip
-    assert area[top : top + height, left : left + width].all() and height * width == best
-    assert largest_rectangle(np.zeros((3, 4), bool)) is None
 
 
 def test_a_calibration_for_other_cameras_is_refused():

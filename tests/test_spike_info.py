@@ -13,7 +13,7 @@ from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import represent
 from data.spike_info import DatasetInfo, read_exposures
 from data.spike_source import DatSpikes
-from tests.clip_files import PLANES, cached, check, doctor_of_data, section, write_clip, write_info
+from tests.clip_files import PLANES, cached, check, doctor_of_data, section, write_clip, write_dat, write_info
 from utils.errors import DataError, OptionError
 
 PLANE = SpikeGeometry(8, 12)
@@ -45,10 +45,8 @@ def write_noise(root, part=slice(None), **info):
 
 
 def same(a, b, reverse=False):
-    return all(
-        torch.equal(*(d.read_frames(i, 0, FRAMES, reverse=reverse)["spike"] for d in (a, b)))
-        for i in range(len(a.clips))
-    )
+    frames = ([d.read_frames(i, 0, FRAMES, reverse=reverse)["spike"] for i in range(len(a.clips))] for d in (a, b))
+    return all(map(torch.equal, *frames))
 
 
 @pytest.mark.parametrize("representation", REPRESENTATIONS, ids=lambda r: r["type"])
@@ -184,9 +182,7 @@ def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(tmp
     for clip in ("one", "two"):
         write_clip(tmp_path, clip, split="test", frames=2)
         shutil.rmtree(spike_folder(tmp_path, clip).parent)
-        write_spikes(
-            spike_folder(tmp_path, "x").parents[1] / f"{clip}.dat", np.concatenate((noise(1), noise(2))), PLANE
-        )
+        write_dat(spike_folder(tmp_path, clip).parents[1] / f"{clip}.dat", np.concatenate((noise(1), noise(2))))
     write_info(tmp_path)
     found = build(tmp_path, exposure=EVEN, representation={"type": "raw", "window": 1})
     values = found.read_frames(1, 1, 1)["spike"][0, 0, ::2, ::2]

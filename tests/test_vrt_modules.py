@@ -1,7 +1,5 @@
 """The parts of the network against the reference vectors of single modules, and its flow in training."""
 
-import itertools
-
 import cv2
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from models.portable import read_saved
 from models.select_network import define_G
 from models.vrt.block import BlockGroup
 from models.vrt.deform_align import DeformAlign, align_clip
-from models.vrt.flow import SpyNet, compose_flows, flow_warp, nearest4
+from models.vrt.flow import SpyNet, flow_warp, nearest4
 from models.vrt.windows import sine_positions
 from scripts.make_sample_data import texture
 from tests import golden
@@ -80,33 +78,7 @@ def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
     assert all(torch.isfinite(f).all() for f in flows)
 
 
-def test_flows_of_distance_two_and_three_are_composed():
-    _, t = golden.load("mod_flow_compose")
-    ways = ("backward", "forward")
-    flows = [compose_flows(*(t[f"{way}/dist1/level{i}"] for way in ways), 3) for i in range(3)]
-    for way, d, i in itertools.product(ways, (2, 3), range(3)):
-        compare({f"{way}/dist{d}/level{i}": flows[i][ways.index(way)][d - 1]}, t)
-
-
-@pytest.mark.parametrize("name", names("mod_dcn"))
-def test_flow_guided_deformable_convolution_and_its_gradients(name):
-    config, t = golden.load(name)
-    reach = config["pa_frames"] // 2
-    module = DeformAlign(
-        config["out_channels"], config["deformable_groups"], reach, config["max_residue_magnitude"]
-    ).double()
-    module.load_state_dict(golden.entries(t, "sd/"))
-    inputs = {k: v.requires_grad_() for k, v in golden.entries(t, "in/").items()}
-
-    y = module(
-        [inputs[f"feat{i}"] for i in range(reach)], inputs["current"], [inputs[f"flow{i}"] for i in range(reach)]
-    )
-    # The reference takes the warped features as separate inputs; their gradients are not part of feat and flow there.
-    (y * golden.cotangent(y)).sum().backward()
-
-    compare({"output": y, **gradients([*module.named_parameters(), ("current", inputs["current"])])}, t)
-
-
+# Flows of distances two and three, and the convolution itself, are shown by the networks of tests/test_network_vrt.py.
 @pytest.mark.parametrize("name", names("mod_align"))
 def test_alignment_of_a_clip_and_its_gradients(name):
     config, t = golden.load(name)
@@ -173,32 +145,26 @@ def test_a_fresh_network_moves_everywhere_as_soon_as_its_last_convolution_has_mo
     assert net.spynet.basic_module[5].basic_module[-1].weight.grad.any()
 
 
-@pytest.mark.parametrize(
-    "change, key",
-    [
-        ({"num_heads": [3] * 9}, "netG.embed_dims[0]"), ({"depths": [2] * 7}, "netG.depths"),
-        ({"embed_dims": [16] * 8}, "netG.embed_dims"), ({"embed_dims": [16] * 8 + [20]}, "netG.embed_dims"),
-        ({"embed_dims": [10] * 9, "num_heads": [2] * 9}, "netG.embed_dims[0]"),
-        ({"embed_dims": [16] * 6 + [20] * 3}, "netG.embed_dims[6]"), ({"pa_frames": 6}, "netG.embed_dims[0]"),
-        ({"deformable_groups": 5}, "netG.deformable_groups"), ({"window_size": [6, 4]}, "netG.window_size"),
-        ({"pa_frames": 4, "deformable_groups": 1, "embed_dims": [16] * 9}, "netG.deformable_groups"),
-        ({"upscale": 6}, "netG.upscale"), ({"indep_reconsts": [11]}, "netG.indep_reconsts"),
-        ({"out_chans": 1}, "netG.out_chans"), ({"in_chans": 2}, "netG.in_chans"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change, key", [
+    ({"num_heads": [3] * 9}, "netG.embed_dims[0]"), ({"depths": [2] * 7}, "netG.depths"),
+    ({"embed_dims": [16] * 8}, "netG.embed_dims"), ({"embed_dims": [16] * 8 + [20]}, "netG.embed_dims"),
+    ({"embed_dims": [10] * 9, "num_heads": [2] * 9}, "netG.embed_dims[0]"),
+    ({"embed_dims": [16] * 6 + [20] * 3}, "netG.embed_dims[6]"), ({"pa_frames": 6}, "netG.embed_dims[0]"),
+    ({"deformable_groups": 5}, "netG.deformable_groups"), ({"window_size": [6, 4]}, "netG.window_size"),
+    ({"pa_frames": 4, "deformable_groups": 1, "embed_dims": [16] * 9}, "netG.deformable_groups"),
+    ({"upscale": 6}, "netG.upscale"), ({"indep_reconsts": [11]}, "netG.indep_reconsts"),
+    ({"out_chans": 1}, "netG.out_chans"), ({"in_chans": 2}, "netG.in_chans"),
+])  # fmt: skip
 def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
     with pytest.raises(OptionError) as refused:
         VRT(**{**SMALL, **change})
     assert refused.value.where == key
 
 
-@pytest.mark.parametrize(
-    "shape, expected",
-    [
-        ((1, 3, 3, 36, 32), "multiples of 8"), ((1, 3, 3, 24, 32), "at least 32 x 32"),
-        ((1, 1, 3, 32, 32), "at least 2 frames"), ((1, 3, 4, 32, 32), "(B, N, 3, H, W)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("shape, expected", [
+    ((1, 3, 3, 36, 32), "multiples of 8"), ((1, 3, 3, 24, 32), "at least 32 x 32"),
+    ((1, 1, 3, 32, 32), "at least 2 frames"), ((1, 3, 4, 32, 32), "(B, N, 3, H, W)"),
+])  # fmt: skip
 def test_clips_that_cannot_go_through_are_refused(shape, expected):
     with pytest.raises(DataError) as refused:
         VRT(**SMALL)(torch.rand(shape))

@@ -25,16 +25,13 @@ def test_collectives_give_the_same_on_every_rank(n):
         assert lines[5:7] == [f"Rank: {rank}", f"Local Rank: {rank}"] and lines[7].startswith("Master: 127.0.0.1:")
 
 
-@pytest.mark.parametrize(
-    ("case", "code", "message"),
-    [
-        ("different_values", 2, "rank 0, 1: 0; rank 2: 1"),
-        ("same_option_error", 2, "OptionError: unknown option x"),
-        ("error_on_last_rank", 3, "DataError: clip 7 is short"),
-        ("exception_while_others_stand_in_a_collective", 1, "[rank 2] ValueError: a plain mistake"),
-        ("exception_while_others_compute", 3, "DataError: clip 8 is short"),
-    ],
-)
+@pytest.mark.parametrize(("case", "code", "message"), [
+    ("different_values", 2, "rank 0, 1: 0; rank 2: 1"),
+    ("same_option_error", 2, "OptionError: unknown option x"),
+    ("error_on_last_rank", 3, "DataError: clip 7 is short"),
+    ("exception_while_others_stand_in_a_collective", 1, "[rank 2] ValueError: a plain mistake"),
+    ("exception_while_others_compute", 3, "DataError: clip 8 is short"),
+])  # fmt: skip
 def test_an_error_ends_all_ranks_with_one_message_and_one_code(case, code, message):
     result = run_ranks(3, WORKER, case, limit_s=90)
 

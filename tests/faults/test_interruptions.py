@@ -37,15 +37,12 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tm
 DEAF = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
 
 
-@pytest.mark.parametrize(
-    ("names", "prefix", "code"),
-    [
-        ("SIGHUP SIGINT", DEAF, 0),
-        ("SIGHUP", (), 75),  # its terminal is gone
-        ("SIGTERM SIGTERM", DEAF, 75),  # as scancel sends them
-        ("SIGUSR1", DEAF, 75),
-    ],
-)
+@pytest.mark.parametrize(("names", "prefix", "code"), [
+    ("SIGHUP SIGINT", DEAF, 0),
+    ("SIGHUP", (), 75),  # its terminal is gone
+    ("SIGTERM SIGTERM", DEAF, 75),  # as scancel sends them
+    ("SIGUSR1", DEAF, 75),
+])  # fmt: skip
 def test_a_signal_or_two_a_moment_apart_save_and_end_a_run_unless_it_was_started_deaf_to_them(
     tmp_path, names, prefix, code
 ):

@@ -32,17 +32,14 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
     assert "is not the store of this run" in result.stderr[1]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "env", "env_of", "message"),
-    [
-        (2, {"MASTER_ADDR": "no-such-host.invalid"}, {}, "MASTER_ADDR does not resolve: no-such-host.invalid"),
-        (2, {}, {1: {"RANK": "0"}}, "is in use"),
-        (2, {}, {1: {"RANK": "7"}}, "RANK is 7, expected 0 to 1"),
-        (2, {"WORLD_SIZE": "5"}, {}, "ranks 2, 3, 4 of 5 did not arrive"),
-        (3, {}, {2: {"RANK": "1"}}, "rank 1 arrived twice"),
-        (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, {}, "nobody answers at 127.0.0.1"),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "env", "env_of", "message"), [
+    (2, {"MASTER_ADDR": "no-such-host.invalid"}, {}, "MASTER_ADDR does not resolve: no-such-host.invalid"),
+    (2, {}, {1: {"RANK": "0"}}, "is in use"),
+    (2, {}, {1: {"RANK": "7"}}, "RANK is 7, expected 0 to 1"),
+    (2, {"WORLD_SIZE": "5"}, {}, "ranks 2, 3, 4 of 5 did not arrive"),
+    (3, {}, {2: {"RANK": "1"}}, "rank 1 arrived twice"),
+    (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, {}, "nobody answers at 127.0.0.1"),
+])  # fmt: skip
 def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(ranks, env, env_of, message):
     port = {"MASTER_PORT": str(free_port())}
     result = run_ranks(ranks, *WORKER, env=env | SOON | port, env_of=env_of)
@@ -70,16 +67,13 @@ def test_a_time_out_of_the_group_that_comes_before_the_watchdog_is_refused(tmp_p
     assert result.text.count("stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s; the") == 1
 
 
-@pytest.mark.parametrize(
-    ("launch", "said"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, "nothere.json"),  # `srun --pty bash`
-        # The same in an allocation of 8 tasks.
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"}, "SLURM_JOB_NODELIST is missing"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
-    ],
-)
+@pytest.mark.parametrize(("launch", "said"), [
+    ({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json"),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, "nothere.json"),  # `srun --pty bash`
+    # The same in an allocation of 8 tasks.
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"}, "SLURM_JOB_NODELIST is missing"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
+])  # fmt: skip
 def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
     # The fork server is the shell: both have the same parent.
     for _ in range(2):
@@ -128,15 +122,12 @@ def test_a_longer_nccl_timeout_lengthens_the_limits_of_slow_phases_and_says_whic
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
 
 
-@pytest.mark.parametrize(
-    ("values", "limits", "timeout_s"),
-    [
-        ({}, [300, 900, 1500, 900], 1800),
-        ({"stall_s": 5}, [5, 900, 1500, 900], 1800),
-        ({"stall_s": 1000}, [1000, 3000, 5000, 3000], 6000),
-        ({"stall_s": 5, "start_s": 60, "validate_s": 1, "save_s": 1}, [5, 60, 5, 5], 1800),
-    ],
-)
+@pytest.mark.parametrize(("values", "limits", "timeout_s"), [
+    ({}, [300, 900, 1500, 900], 1800),
+    ({"stall_s": 5}, [5, 900, 1500, 900], 1800),
+    ({"stall_s": 1000}, [1000, 3000, 5000, 3000], 6000),
+    ({"stall_s": 5, "start_s": 60, "validate_s": 1, "save_s": 1}, [5, 60, 5, 5], 1800),
+])  # fmt: skip
 def test_the_limits_of_time_follow_from_one_number(values, limits, timeout_s):
     budgets = WatchdogOptions(**values)
 

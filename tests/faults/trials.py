@@ -150,7 +150,7 @@ def epochs(share: float) -> dict[str, Any]:
 
 
 def count_epochs(options: Path, ranks: int, count: int, persistent: str) -> int:
-    """Epochs that a run of so many came through; one of a few milliseconds would take 10 s at most."""
+    """Epochs that a run of so many came through."""
     loader = (f"datasets.train.dataloader_persistent_workers={persistent}", "datasets.train.dataloader_num_workers=2")
     changes = (f"train.epochs={count}", "train.total_iter=1000000", "datasets.test={}", *loader)
     with Ranks(ranks, *odd_command(options, *changes, case="late", struck=(1, 0))) as running:
