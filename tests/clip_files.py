@@ -26,6 +26,7 @@ from scripts import doctor
 from utils.video import VideoWriter
 
 PLANES = 24
+BINS = {"type": "voxel", "num_bins": 2}  # the halves of the file: all ones lie in the first of them
 
 
 def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
@@ -53,20 +54,9 @@ def write_png(path: Path, red: np.ndarray, green: int = 0) -> None:
 
 
 def write_clip(
-    root: Path,
-    name: str,
-    *,
-    split: str = "train",
-    frames: int = 6,
-    h: int = 8,
-    w: int = 12,
-    scale: int = 1,
-    first: int = 0,
-    planes: int = PLANES,
-    regrouped: bool = False,
-    seed: int = 0,
-    instants: int = 0,
-) -> None:
+    root: Path, name: str, *, split: str = "train", frames: int = 6, h: int = 8, w: int = 12, scale: int = 1,
+    first: int = 0, planes: int = PLANES, regrouped: bool = False, seed: int = 0, instants: int = 0,
+) -> None:  # fmt: skip
     """One clip below root/GOPRO_Large and root/GOPRO_Large_spike_seq; green of its instants counts them from 1."""
     rgb, spikes = root / "GOPRO_Large", root / "GOPRO_Large_spike_seq"
     for frame in range(frames):
@@ -126,13 +116,7 @@ def section(root: Path, split: str = "train", regrouped: bool = False, **changes
         "dataroot_gt": str(rgb / (f"{split}_GT" if regrouped else split)),
         "dataroot_lq": str(rgb / (f"{split}_GT_blurred" if regrouped else split)),
         "dataroot_spike": str(root / "GOPRO_Large_spike_seq" / split),
-        # The bins are the halves of the file: all ones lie in the first of them.
-        "spike": {
-            "type": "dat",
-            "resize": "nearest",
-            "center": "file",
-            "representation": {"type": "voxel", "num_bins": 2},
-        },
+        "spike": {"type": "dat", "resize": "nearest", "center": "file", "representation": BINS},
     }
     if split == "train":
         values |= {"num_frame": 3, "gt_size": 8}
@@ -140,12 +124,10 @@ def section(root: Path, split: str = "train", regrouped: bool = False, **changes
 
 
 def resolved(values: dict[str, object]) -> Any:
-    """The section with its defaults."""
     return DATASETS.resolve(values, "datasets.train")
 
 
 def build(root: Path, split: str = "train", seed: int = 0, **changes: object) -> Any:
-    """The dataset of these clips, with the changes to its section."""
     return build_dataset(section(root, split, **changes), split, seed)
 
 
@@ -162,9 +144,8 @@ def cached(values: dict[str, object], path: Path) -> dict[str, object]:
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether two samples are equal in every bit."""
-    return a.keys() == b.keys() and all(
-        torch.equal(value, b[key]) if isinstance(value, torch.Tensor) else value == b[key] for key, value in a.items()
-    )
+    equal = lambda x, y: torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y  # noqa: E731
+    return a.keys() == b.keys() and all(equal(value, b[key]) for key, value in a.items())
 
 
 def doctor_of_data(root: Path, *flags: str, **datasets: object) -> int:
@@ -175,6 +156,5 @@ def doctor_of_data(root: Path, *flags: str, **datasets: object) -> int:
 
 
 def check(values: dict[str, object], **how: object) -> Report:
-    """The data check of the section's dataset."""
     (report,) = resolved(values).constructor.check(resolved(values), "train", **how)
     return report

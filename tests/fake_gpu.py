@@ -150,7 +150,6 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
 def attention_of_a_gpu(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """scaled_dot_product_attention with the kernel that a GPU would choose."""
     if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
         dtype = torch.get_autocast_dtype("cuda")
         q, k, v, attn_mask = (None if x is None else x.to(dtype) for x in (q, k, v, attn_mask))
@@ -180,7 +179,6 @@ def fake_chunks(size, window, shift, device, batch=1, most=1 << 40) -> tuple[win
 
 
 def moved_to_gpu(value: Any) -> Any:
-    """Chunks, or a part of them."""
     if isinstance(value, Tensor):
         return on_gpu(value)
     if isinstance(value, tuple):
@@ -239,13 +237,9 @@ def moved(net: nn.Module, clip: Tensor) -> dict[str, Any]:
             loss = net(clip).float().square().mean()
         held = counter.peak = counter.now
         loss.backward()
-    return {
-        "held_gb": held / 1e9,
-        "peak_gb": counter.peak / 1e9,
-        "moved_gb": counter.moved.total() / 1e9,
-        "kernels": counter.kernels,
-        "copies_from_host": counter.copies_from_host,
-    }
+    sizes = {"held_gb": held, "peak_gb": counter.peak, "moved_gb": counter.moved.total()}
+    figures = {name: size / 1e9 for name, size in sizes.items()}
+    return figures | {"kernels": counter.kernels, "copies_from_host": counter.copies_from_host}
 
 
 # (frames, channels, height and width, deformable groups, sources): of network 006, of a batch, of two neighbours.

@@ -136,9 +136,8 @@ class Group(nn.Module):
     def __init__(self, dim, depth, heads, window, mutual, mlp_ratio) -> None:
         super().__init__()
         half = tuple(w // 2 for w in window)
-        self.blocks = nn.ModuleList(
-            Block(dim, heads, window, half if j % 2 else (0, 0, 0), mutual, mlp_ratio) for j in range(depth)
-        )
+        shifts = [half if j % 2 else (0, 0, 0) for j in range(depth)]
+        self.blocks = nn.ModuleList(Block(dim, heads, window, shift, mutual, mlp_ratio) for shift in shifts)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.permute(0, 2, 3, 4, 1)
@@ -165,9 +164,8 @@ class Deform(nn.Module):
         warped = [flow_warp(s, f) for s, f in zip(sources, flows, strict=True)]
         o1, o2, m = self.conv_offset(torch.cat((*warped, target, *flows), 1)).chunk(3, 1)
         runs = (self.magnitude * torch.tanh(torch.cat((o1, o2), 1))).chunk(self.k, 1)
-        offset = torch.cat(
-            [r + f.flip(1).repeat(1, r.shape[1] // 2, 1, 1) for r, f in zip(runs, flows, strict=True)], 1
-        )
+        pairs = zip(runs, flows, strict=True)
+        offset = torch.cat([r + f.flip(1).repeat(1, r.shape[1] // 2, 1, 1) for r, f in pairs], 1)
         from torchvision.ops import deform_conv2d  # imports torch's compiler, which takes seconds
 
         return deform_conv2d(torch.cat(sources, 1), offset, self.weight, self.bias, 1, 1, 1, torch.sigmoid(m))

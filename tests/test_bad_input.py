@@ -13,6 +13,7 @@ def in_gbk(path):
     path.write_bytes("// 模糊 4 0 0\n".encode("gbk") + (path.read_bytes() if path.exists() else b""))
 
 
+GT = "GOPRO_Large/train/train0/sharp"
 # What is done to the folder of the data, the override, the exit code, the words of the message.
 CASES = {
     "pretrained": (None, "path.pretrained_netG=/nowhere.pth", 3, ["/nowhere.pth"]),
@@ -28,9 +29,7 @@ CASES = {
         lambda at: shutil.rmtree(at / "GOPRO_Large_spike_seq"), "task=x", 3,
         ["GOPRO_Large_spike_seq/train", "make the data"],
     ),
-    "unmatched frames": (
-        lambda at: (at / "GOPRO_Large/train/train0/sharp/000001.png").unlink(), "task=x", 3, ["train0", "000001"]
-    ),
+    "unmatched frames": (lambda at: (at / GT / "000001.png").unlink(), "task=x", 3, ["train0", "000001"]),
 }  # fmt: skip
 
 

@@ -177,9 +177,7 @@ def test_the_other_representations_of_s_vrt_have_ours_and_totals_that_cannot_be_
     assert unsaid.count("in all is no multiple of 5 GPUs") == (2 if batch == 3 else 0)
 
 
-def test_a_yaml_file_is_read_with_its_numbers_and_without_pyyaml_it_is_said_what_to_install(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_yaml_file_is_read_with_its_numbers_or_pyyaml_is_asked_for(tmp_path, capsys, monkeypatch):
     (tmp_path / "theirs.yml").write_text("netG: {}")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "yaml", None)

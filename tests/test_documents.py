@@ -139,7 +139,6 @@ def test_the_table_of_memory_per_rank_follows_from_the_bytes_of_a_parameter():
 
 
 def english(page: Path) -> Path:
-    """The English page of a page in either language."""
     return page.parent.parent / page.name if page.parent.name == "zh" else page.with_name("README.md")
 
 

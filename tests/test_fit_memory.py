@@ -137,12 +137,9 @@ def ways(batch=4, accumulation=1, gt_size=192, frames=6, amp=False, least_frames
 
 def test_every_way_out_is_an_option_line():
     assert ways(accumulation=3, use_checkpoint_attn=False, use_checkpoint_ffn=True) == [
-        "datasets.train.dataloader_batch_size=2 train.accumulation_steps=6",
-        "netG.use_checkpoint_attn=true",
-        "train.amp.enable=true",
-        "datasets.train.gt_size=144",
-        "datasets.train.num_frame=5",
-    ]
+        "datasets.train.dataloader_batch_size=2 train.accumulation_steps=6", "netG.use_checkpoint_attn=true",
+        "train.amp.enable=true", "datasets.train.gt_size=144", "datasets.train.num_frame=5",
+    ]  # fmt: skip
     # What is in use, or too small for the network, is not offered.
     found = ways(batch=1, gt_size=256, frames=4, amp=True, least_frames=3, scale=4, no_checkpoint_attn_blocks=[9])
     assert found == ["netG.no_checkpoint_attn_blocks=[]"]

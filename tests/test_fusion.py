@@ -152,8 +152,6 @@ def test_what_an_operator_cannot_take_is_refused(section, channels, said):
 
 @FUSIONS.register("everywhere", given=("spike_channels", "feature_channels"))
 class EverywhereFusion(Fusion):
-    """Leaves a trace at each point where an operator may act."""
-
     def __init__(self, spike_channels: int = 0, feature_channels: list[int] | None = None) -> None:
         super().__init__()
         self.widths, self.seen = feature_channels, []

@@ -56,9 +56,8 @@ def test_accumulation_has_the_gradients_of_the_whole_batch(one_rank, tmp_path):
     options, _ = one_rank
     whole = steps(options, tmp_path / "whole.pth", ranks=1, per_rank=4)
 
-    parts = steps(
-        changed(options, train={"accumulation_steps": 2}), tmp_path / "parts.pth", ranks=2, per_rank=1, parts=2
-    )
+    twice = changed(options, train={"accumulation_steps": 2})
+    parts = steps(twice, tmp_path / "parts.pth", ranks=2, per_rank=1, parts=2)
 
     assert parts["same_on_all_ranks"]
     assert_close(parts["gradients"], whole["gradients"])
@@ -99,10 +98,8 @@ needs_patience = pytest.mark.skipif(not os.environ.get("SPIKEVRT_SLOW"), reason=
     ids=["graphs", "code"],
 )
 def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path, blocks, backend, graphs):
-    options = tmp_path / "options.json"
-    netG = network(
-        **blocks, kernels="plain", fusion="none", drop_path_rate=0.0, use_checkpoint_attn=True, use_checkpoint_ffn=True
-    )
+    options, recomputed = tmp_path / "options.json", {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
+    netG = network(**blocks, kernels="plain", fusion="none", drop_path_rate=0.0, **recomputed)
     options.write_text(json.dumps({"task": "run", "netG": netG, "train": {"G_lossfn_type": "charbonnier"}}))
 
     result = run_ranks(2, "tests/dist/compile_worker.py", str(options), *backend, limit_s=900)

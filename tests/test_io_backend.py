@@ -126,15 +126,11 @@ def small(content):
 
 
 @pytest.mark.parametrize(("name", "damage", "said"), [
-    (FRAME, None, "cannot read: No such file"),
-    (FRAME, lambda content: b"", "cannot read"),
+    (FRAME, None, "cannot read: No such file"), (FRAME, lambda content: b"", "cannot read"),
     (FRAME, lambda content: content[: len(content) // 2], "cannot read"),
-    (FRAME, lambda content: b"<html>", "cannot read"),
-    (FRAME, small, "frame of 8 x 8"),
-    (f"{CLIP}/sharp/000001.png", small, "frame of 8 x 8"),
-    (FRAME, "folder", "Is a directory"),
-    (SPIKES, None, "No such file"),
-    (SPIKES, lambda content: b"", "spike file"),
+    (FRAME, lambda content: b"<html>", "cannot read"), (FRAME, "folder", "Is a directory"),
+    (FRAME, small, "frame of 8 x 8"), (f"{CLIP}/sharp/000001.png", small, "frame of 8 x 8"),
+    (SPIKES, None, "No such file"), (SPIKES, lambda content: b"", "spike file"),
     (SPIKES, lambda content: b"\1" * (12 * PLANES - 1), "spike file"),
     (SPIKES, lambda content: b"\1" * (12 * PLANES * 2), "spike file"),
 ])  # fmt: skip

@@ -237,7 +237,6 @@ def build(root, *args, split="train", **changes):
 
 
 def numbers(frames: torch.Tensor) -> list[int]:
-    """Which of im1 ... im7 the frames are."""
     assert all(frame.unique().numel() == 1 for frame in frames)
     return [round(float(frame.mean()) * 255 / 30) for frame in frames]
 

@@ -258,6 +258,5 @@ def test_the_launcher_runs_on_linux_only_and_says_so(tmp_path, fake_python):
     write_command(tmp_path / "bin/uname", "echo Darwin")
 
     result = run_command([ROOT / "launch_train.sh", "1"], 10, fake_python)
-    assert (
-        result.exit_codes == [2] and result.text.strip() == "SpikeVRT runs on Linux (on Windows: in WSL), not on Darwin"
-    )
+    assert result.exit_codes == [2]
+    assert result.text.strip() == "SpikeVRT runs on Linux (on Windows: in WSL), not on Darwin"

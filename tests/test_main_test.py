@@ -43,7 +43,6 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tested(home):
-    """The output folder of the option-file form."""
     restore(home / "tested", *by_file(home), "--save", "frames", "comparison")
     return home / "tested"
 
@@ -60,12 +59,11 @@ def restore(out, *arguments):
 
 def test_the_numbers_are_those_of_restoring_and_comparing_by_hand(home, tested):
     gt = home / "GOPRO_Large" / "test" / "test2" / "sharp"
-    clip = user_clips(
-        gt.parent / "blur", home / "GOPRO_Large_spike_seq/test/test2/spike", gt, read_saved(home / "spike.pth").spike
-    )[0]
+    spikes, saved = home / "GOPRO_Large_spike_seq/test/test2/spike", read_saved(home / "spike.pth")
+    clip = user_clips(gt.parent / "blur", spikes, gt, saved.spike)[0]
     items = [clip.frame(i) for i in range(4)]
     lq, spike = (torch.stack([item[kind] for item in items])[None] for kind in ("lq", "spike"))
-    net = read_saved(home / "spike.pth").build()
+    net = saved.build()
     restored = tensor_to_uint8(restore_clip(net, lq, spike, window_size=(2, 4, 4), least_size=(8, 8)))[0]
 
     by_hand = [psnr(image, imread_rgb(gt / f"{i:06d}.png")) for i, image in enumerate(restored)]
@@ -212,9 +210,8 @@ def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, 
         stream = read_spikes(path, SpikeGeometry(16, 16))
         stream[1::2] = 0
         write_spikes(tmp_path / path.name, stream, SpikeGeometry(16, 16))
-    section = spike_options(saved, parse_test_args(
-        ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s", "--spike-size", "16", "16"], ""
-    ))  # fmt: skip
+    asked = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s", "--spike-size", "16", "16"]
+    section = spike_options(saved, parse_test_args(asked, ""))
     read = lambda **known: user_clips(frames, tmp_path, None, section | known, 1, saved.spike_data)[0].frame(0)  # noqa: E731
 
     measured = read()["spike"]
@@ -299,7 +296,6 @@ def test_long_clips_and_large_frames_are_restored_in_tiles_unless_0_asks_for_the
 
 
 def finished(folder):
-    """Files that look like results."""
     return [p for p in folder.rglob("*") if p.suffix in (".png", ".mp4", ".html") or p.name == "metrics.json"]
 
 

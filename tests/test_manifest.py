@@ -13,12 +13,11 @@ import torch
 from data.clip_reader import dataset_clips, user_clips
 from data.loader import TrainLoader
 from data.select_dataset import build_dataset
+from tests import clip_files
 from tests.clip_files import (
-    PLANES,
     build,
     cached,
     check,
-    doctor_of_data,
     resolved,
     same,
     section,
@@ -29,7 +28,7 @@ from tests.clip_files import (
 )
 from utils.errors import DataError, OptionError
 
-PLANE_BYTES = 12
+PLANES, PLANE_BYTES = clip_files.PLANES, 12
 
 
 @pytest.fixture
@@ -261,7 +260,6 @@ def roots(tmp_path_factory):
 
 
 def joined(roots, split="train", **changes):
-    """The section of all roots."""
     each = [section(root, split) for root in roots]
     lists = {key: [one[key] for one in each] for key in each[0] if key.startswith("dataroot_")}
     return each[0] | lists | {"spike": SPIKE} | changes
@@ -334,7 +332,7 @@ def test_roots_that_do_not_match_are_refused(roots, tmp_path):
 
 def test_the_check_and_a_cache_know_every_root(roots, tmp_path, capsys):
     values = joined(roots)
-    assert doctor_of_data(tmp_path, train=values) == 0
+    assert clip_files.doctor_of_data(tmp_path, train=values) == 0
     text = capsys.readouterr().out
     assert "train 0: 2 clips, 12 frames of 16 x 24" in text and "train 1: 3 clips, 12 frames of 32 x 40" in text
     in_cache = build_dataset(cached(values, tmp_path / "cache"), "train", 0)

@@ -30,12 +30,8 @@ def watch(net: VRT) -> dict[str, Any]:
     tokens = {"stage1.reshape": net.stage1.reshape, "stage1.residual_group1": net.stage1.residual_group1}
     tokens |= {f"stage{i}": getattr(net, f"stage{i}") for i in range(1, 8)} | {"features": net.norm}
     for name, module in tokens.items():
-        module.register_forward_hook(
-            lambda _, __, out, name=name: seen.__setitem__(name, out.detach().permute(0, 4, 1, 2, 3))
-        )
-    net.conv_first.register_forward_hook(
-        lambda _, inputs, out: seen.update({"conv_first_in": inputs[0].detach(), "conv_first": out.detach()})
-    )
+        module.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out.permute(0, 4, 1, 2, 3)}))
+    net.conv_first.register_forward_hook(lambda _, ins, out: seen.update({"conv_first_in": ins[0], "conv_first": out}))
     return seen
 
 

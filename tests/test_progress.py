@@ -25,7 +25,6 @@ class Terminal(io.StringIO):
 
 
 def shown(monkeypatch, kind, stream=Terminal):
-    """What an action of 30 steps writes to stderr."""
     terminal = stream()
     monkeypatch.setattr(sys, "stderr", terminal)
     with open_progress(kind, 30, "checking", "files", quiet_s=0, is_kept=True) as progress:
@@ -36,9 +35,7 @@ def shown(monkeypatch, kind, stream=Terminal):
 
 
 @pytest.mark.parametrize(("kind", "disabled"), [("bar", ""), ("bar", "0"), ("bar", "1"), ("line", "1"), ("none", "0")])
-def test_a_bar_is_drawn_on_a_terminal_tqdm_disable_is_honoured_and_none_shows_nothing(
-    monkeypatch, caplog, kind, disabled
-):
+def test_a_bar_is_drawn_on_a_terminal_unless_tqdm_disable_or_none_forbids_it(monkeypatch, caplog, kind, disabled):
     monkeypatch.setenv("TQDM_DISABLE", disabled)
     caplog.set_level(logging.INFO)
     text = shown(monkeypatch, kind)

@@ -28,7 +28,6 @@ FLOAT = ("metric.values=float", "metric.mean=frames")
 
 
 def psnr_of(image, sharp):
-    """dB of two images in 0..1."""
     return -10 * np.log10(np.mean((np.asarray(image, np.float64) - np.asarray(sharp, np.float64)) ** 2))
 
 
@@ -155,7 +154,6 @@ def grey_frames(count, seed):
 
 
 def frame_mean(pairs):
-    """Mean PSNR of pairs of picture files."""
     return np.mean([psnr_of(imread_rgb(a) / 255, imread_rgb(b) / 255) for a, b in pairs])
 
 

@@ -24,7 +24,6 @@ RIGS = {"aligned": {}, "moved": MOVED}
 
 
 def write_clip(root, name, lights, **rig):
-    """The clip in the GoPro layout: blur, sharp and spike."""
     camera = Rig.of(3, rate=0.3, jitter=0.02, pattern=0.02, read=0.002, **rig)
     clip, spikes = root / "rgb" / name, root / "spikes" / name / "spike"
     for number, (frame, stream) in enumerate(camera.record(lights, PLANES, SPIKE)):

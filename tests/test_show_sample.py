@@ -137,9 +137,7 @@ def test_a_test_clip_and_a_set_without_spikes(home, tmp_path):
     assert verdict(page) == ("none", "This data set has no spikes.") and "lq: 3 x 3 x 48 x 48" in page
 
 
-def test_the_first_sample_is_shown_by_default_without_python_and_wrong_indices_are_named(
-    home, tmp_path, monkeypatch, capfd
-):
+def test_the_first_sample_is_shown_by_default_and_wrong_indices_are_named(home, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     opt = ["--opt", str(home / "options.json")]
     assert show_sample.main([*opt, 'datasets.train.camera={"type": "perturb", "threshold_prob": 1.0}']) == 0

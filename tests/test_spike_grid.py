@@ -5,13 +5,7 @@ import pytest
 
 from data.augment import Augment
 from data.spike.formats import SpikeGeometry
-from data.spike_grid import (
-    CalibratedGrid,
-    Calibration,
-    ScaledGrid,
-    load_calibration,
-    save_calibration,
-)
+from data.spike_grid import CalibratedGrid, Calibration, ScaledGrid, load_calibration, save_calibration
 from tests.two_cameras import similarity
 from utils.errors import DataError
 

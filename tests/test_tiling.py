@@ -46,8 +46,6 @@ class LocalNet(nn.Module):
 
 
 class Net(nn.Module):
-    """A network that is one function."""
-
     def __init__(self, forward):
         super().__init__()
         self.forward = forward
@@ -63,17 +61,12 @@ def test_published_tiling_is_reproduced(path):
     data = np.load(path)
     config = json.loads(str(data["config"]))
 
+    (frames, size), (frames_overlap, size_overlap) = config["tile"], config["tile_overlap"]
     out = restore_clip(
-        StandIn(config["scale"]),
-        torch.from_numpy(data["input"]),
-        num_frame_testing=config["tile"][0],
-        num_frame_overlapping=config["tile_overlap"][0],
-        size_patch_testing=config["tile"][1],
-        size_patch_overlapping=config["tile_overlap"][1],
-        window_size=tuple(config["window_size"]),
-        scale=config["scale"],
-        **config["train_options"],
-    )
+        StandIn(config["scale"]), torch.from_numpy(data["input"]), num_frame_testing=frames,
+        num_frame_overlapping=frames_overlap, size_patch_testing=size, size_patch_overlapping=size_overlap,
+        window_size=tuple(config["window_size"]), scale=config["scale"], **config["train_options"],
+    )  # fmt: skip
     if config["train_options"].get("center_frame_only"):
         out = out[:, 0]
 

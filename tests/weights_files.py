@@ -29,7 +29,6 @@ def make_home(folder):
 
 
 def restore(*arguments):
-    """main_test_vrt.py in this process, to its good end."""
     assert main_test_vrt.main([*map(str, arguments)]) == 0
 
 

@@ -36,7 +36,6 @@ class TwoHosts:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
     def command(self, host: int, *command: str) -> list[str]:
-        """What runs `command` on that host."""
         inner = f'hostname host{host}; exec "$@"'
         return ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "sh", "-c", inner, "sh", *command]
 

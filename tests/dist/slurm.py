@@ -131,7 +131,6 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         return done.stdout
 
     def submit(self, *arguments: str, cwd: Path = ROOT) -> str:
-        """sbatch; the job's id."""
         return re.findall(r"\d+", self.run("sbatch", *arguments, cwd=cwd))[-1]
 
     def state(self, job: str) -> str:

@@ -122,9 +122,7 @@ def best(tmp_path_factory):
     ("case", "step", "writers", "code"),
     [("term", 1, [], 75), ("signal", 2, [], 75), ("kill", 2, [], -9), ("none", 0, ["killing"], -9)],
 )
-def test_the_last_validation_is_recorded_whenever_the_run_was_cut_and_only_once(
-    tmp_path, best, case, step, writers, code
-):
+def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path, best, case, step, writers, code):
     options = write_odd(tmp_path)
     args = ("train.total_iter=2", "logging.use_tensorboard=true")
 

@@ -93,9 +93,7 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
 
 def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder(tmp_path, cluster):
     log, script = tmp_path / "cores.out", ROOT / "submit_job.sh"
-    python = write_command(
-        tmp_path / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*"
-    )
+    python = write_command(tmp_path / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*")
     own = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=3")
     path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={python.parent}:{os.environ['PATH']},OMP_NUM_THREADS="
     cluster.submit(f"--output={log}", path, *own, str(script), "scale=1")

@@ -48,14 +48,12 @@ def test_an_elastic_restart_resumes_and_nobody_is_left_when_torchrun_is_killed(t
 
 
 @pytest.mark.parametrize(
-    ("prefix", "names"),
-    [((), "SIGUSR1"), (("env", "--default-signal=HUP"), "SIGHUP"), (("nohup",), "SIGHUP SIGINT")],
+    ("prefix", "names"), [("", "SIGUSR1"), ("env --default-signal=HUP", "SIGHUP"), ("nohup", "SIGHUP SIGINT")]
 )
-def test_a_signal_to_the_launcher_saves_and_asks_for_another_start_unless_nohup_keeps_it_away(
-    tmp_path, log, prefix, names
-):
+def test_a_signal_to_the_launcher_saves_and_asks_for_another_start_but_for_nohup(tmp_path, log, prefix, names):
     options = write_options(tmp_path)
-    with started((*prefix, ROOT / "launch_train.sh", "2", options, "train.total_iter=1000", SHORT[0]), log) as process:
+    command = (*prefix.split(), ROOT / "launch_train.sh", "2", options, "train.total_iter=1000", SHORT[0])
+    with started(command, log) as process:
         text = wait_for(log, "Iter: 1,")
         for name in names.split():
             if name == "SIGHUP":
@@ -64,7 +62,7 @@ def test_a_signal_to_the_launcher_saves_and_asks_for_another_start_unless_nohup_
                     time.sleep(0.05)
             else:
                 process.send_signal(getattr(signal, name))
-            if prefix == ("nohup",) and name == "SIGHUP":
+            if prefix == "nohup" and name == "SIGHUP":
                 steps = len(re.findall("Iter: ", text))
                 wait_for(log, rf"Iter: {steps + 4},")
         assert process.wait(120) == 75

@@ -98,7 +98,6 @@ class BrokenFile:
 
 
 def break_file(kind: str, ranks: int) -> BrokenFile:
-    """Damage the data while `ranks` train on them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with Ranks(ranks, *odd_command(write_odd(folder), "train.total_iter=100000")) as running:

@@ -91,7 +91,6 @@ def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_th
 
 
 def fill(folder: Path) -> None:
-    """Write until nothing more fits."""
     with open(folder / "filler", "wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass

@@ -43,9 +43,7 @@ DEAF = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
     ("SIGTERM SIGTERM", DEAF, 75),  # as scancel sends them
     ("SIGUSR1", DEAF, 75),
 ])  # fmt: skip
-def test_a_signal_or_two_a_moment_apart_save_and_end_a_run_unless_it_was_started_deaf_to_them(
-    tmp_path, names, prefix, code
-):
+def test_a_signal_or_two_save_and_end_a_run_unless_it_was_started_deaf_to_them(tmp_path, names, prefix, code):
     command = ("--opt", str(write_options(tmp_path)), f"train.total_iter={1000 if code else 5}", "datasets.test={}")
     with Ranks(1, MAIN, *command, prefix=prefix) as running:
         running.wait_for("Iter: 1,", 0, 120)
@@ -62,9 +60,7 @@ def test_a_signal_or_two_a_moment_apart_save_and_end_a_run_unless_it_was_started
 @pytest.mark.parametrize(
     ("how", "seed", "struck"), [("kill", 1, "rank 0"), ("SIGUSR1", 0, "rank 1"), ("SIGTERM", 4, "rank 0, 1")]
 )
-def test_a_rank_that_is_killed_or_hears_a_signal_ends_all_and_the_resumed_run_has_the_same_bits(
-    runs, how, seed, struck
-):
+def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the_same_bits(runs, how, seed, struck):
     options, expected = runs
     trial = interrupt(options, 2, how, seed, expected)
 

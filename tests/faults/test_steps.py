@@ -19,9 +19,8 @@ def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(tmp_path):
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("step skipped on all ranks") == 1  # the other rank is silent
     assert "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: train" in result.text
-    first, second, third = (
-        torch.load(experiment(options) / f"models/{step}_G.pth", weights_only=True)["params"] for step in (1, 2, 3)
-    )
+    files = [experiment(options) / f"models/{step}_G.pth" for step in (1, 2, 3)]
+    first, second, third = (torch.load(file, weights_only=True)["params"] for file in files)
     assert same(first, second) and not same(second, third)
 
 

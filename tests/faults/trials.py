@@ -199,9 +199,8 @@ def read_results() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.trials", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    form = {"prog": "python -m tests.faults.trials", "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(description=__doc__, **form)
     parser.add_argument("--only", default=",".join(KINDS_OF_TRIAL), help="kinds of trial, with commas")
     parser.add_argument("--share", type=float, default=1.0)
     parser.add_argument("--write", action="store_true", help="write docs/reliability.md and run nothing")
