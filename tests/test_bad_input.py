@@ -83,9 +83,7 @@ def test_bad_input_ends_every_rank_with_one_message(tmp_path, case, ranks):
     options = write_options(tmp_path)
     if spoil:
         spoil(tmp_path)
-
     result = train(options, override.replace("{}", str(tmp_path)), ranks=ranks, limit_s=60)
-
     assert result.exit_codes == [code] * ranks, result.text
     assert result.text.count("Error: ") == 1 and "Traceback" not in result.text, result.text
     check_message(result.text[result.text.index("Error: ") :], words)

@@ -93,7 +93,6 @@ def test_the_count_is_what_a_step_allocates_on_a_gpu():
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     measured = torch.cuda.max_memory_allocated()
-
     assert fit_memory(net, lambda: net(x), math.inf) == pytest.approx(measured / 1e9, rel=0.15)
 
 
@@ -161,10 +160,8 @@ def batch_for(model):
 @pytest.mark.parametrize("amp", [False, True])
 def test_a_step_without_room_names_option_lines(tmp_path, amp):
     cramped = model(tmp_path, f"train.amp.enable={str(amp).lower()}", **network(net_type="cramped_vrt"))
-
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0") as caught:
         cramped.optimize_parameters(1, [batch_for(cramped)])
-
     error = caught.value
     assert "iteration 1" in error.where and "(2, 2, 3, 128, 128)" in error.where
     assert "GB of the device" in error.expected

@@ -72,7 +72,6 @@ def test_ranks_that_share_their_cores_and_ranks_that_have_their_own_get_other_ad
         health.logged([measured(data_s=2.0, cores=range(4))] * 2, [])
     health.said.clear()
     health.logged([measured(data_s=2.0, cores=range(4)), measured(cores=range(4, 8))], [])
-
     shared, own = warnings(caplog)
     assert "(a rank has 2 CPU cores)" in shared and "(a rank has 4 CPU cores)" in own
 
@@ -96,11 +95,9 @@ def test_psnr_that_falls_while_the_loss_falls_is_named(health, caplog):
 def test_memory_that_is_nearly_full_is_named_with_its_rank(health, caplog):
     health.logged([measured(memory={"GPU": (75.0, 80.0), "host": (15.1, 16.0)})] * 2, [])
     assert warnings(caplog) == []
-
     full = [measured(), measured(memory={"GPU": (78.0, 80.0), "host": (15.9, 16.0)})]
     health.logged(full, [])
     health.logged(full, [])
-
     gpu, host = warnings(caplog)
     assert "the memory of the GPU is nearly full on rank 1, host node: 78.0 of 80.0 GB" in gpu
     assert 'netG.checkpoint="auto" with netG.memory_budget_gb=68 or less' in gpu
@@ -253,10 +250,8 @@ def test_a_wrong_size_of_a_plane_is_named_before_the_users_own_frames_are_restor
 def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(tmp_path, caplog, changes, floor):
     overrides = [f"train.{key}={json.dumps(value)}" for key, value in changes.items()]
     opt = read_options(["--opt", str(write_options(tmp_path)), *overrides])
-
     assert lr_floor(opt.train, 1000) == (pytest.approx(floor, abs=2) if floor else None)
     health_of(opt).planned(lr_floor(opt.train, 1000))
-
     said = warnings(caplog)
     assert bool(said) == (floor is not None and floor < 900), said
     assert not said or "stretch train.G_scheduler_" in said[0]

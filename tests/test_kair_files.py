@@ -65,11 +65,9 @@ def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, tmp_pa
 def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair_and_no_misspelt_path(tmp_path):
     options = prepare(tmp_path, "006")
     lists = "datasets.train.meta_info_file=data/meta_info/meta_info_GoPro_%s_GT.txt"
-
     no_flow, no_list = train(options, f"netG.spynet_path={SPYNET}.pht"), train(options, lists % "trian")
     assert no_flow.exit_codes == [2] and f"no file {SPYNET}.pht" in no_flow.text and ADDRESS in no_flow.text
     assert no_list.exit_codes == [3] and "cannot read the meta file" in no_list.text
-
     good = check_kind(options, 6, 2, lists % "train")
     told = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
     assert good.text.count(told) == 1 and "2 clips, 12 frames of 64 x 80" in good.text
@@ -82,11 +80,9 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
     missing = train(options)
     assert missing.exit_codes == [3] and missing.text.count("no such weights file") == 1, missing.text
     assert f"download: {ADDRESS}" in missing.text.partition("no such weights file")[2]
-
     net = define_G(read(options, "netG.deformable_groups=2"))
     torch.save({"params": net.state_dict()}, tmp_path / published)
     first = check_kind(options, 6)
-
     assert "mismatched (14): stage" in first.text and "tensors matched" in first.text
 
 
@@ -308,7 +304,6 @@ def test_color_jitter_is_small_alike_in_all_frames_and_a_function_of_the_sample(
     frames = jitter_colors(picture.expand(3, -1, -1, -1), np.random.default_rng(1))
     assert torch.equal(frames[0], frames[1]) and torch.equal(frames[1], frames[2])
     assert 0 < float((frames[0] - picture).abs().max()) < 0.3
-
     dataset = build(root, "VideoRecurrentTrainVimeoVFIDataset", lq="gt", color_jitter=True)
     assert torch.equal(dataset[(0, 0)]["lq"], dataset[(0, 0)]["lq"])
     assert not torch.equal(dataset[(0, 0)]["lq"], dataset[(1, 0)]["lq"])

@@ -83,10 +83,8 @@ def test_event_files_hold_options_hyperparameters_strips_and_the_scores_of_each_
 def test_saved_weights_load_into_the_network_without_trust(finished):
     options, _ = finished
     folder = experiment(options)
-
     weights = torch.load(folder / "models" / "4_G.pth", weights_only=True)
     state = torch.load(folder / "checkpoints" / "checkpoint_latest.pth", weights_only=True)
-
     previous = torch.load(folder / "checkpoints" / "checkpoint_latest_previous.pth", weights_only=True)
     assert previous["step"] == 2  # the last step is saved before and after its validation
     assert weights["iter"] == state["step"] == 4 and weights["options"]["netG"]["net_type"] == "vrt"
@@ -141,9 +139,7 @@ def test_impossible_tiles_are_refused_before_the_first_step(tmp_path):
 
 def test_validation_writes_the_middle_frames_where_asked(finished):
     options, _ = finished
-
     result = train(options, "val.save_img=true", "val.center_frame_only=true")
-
     assert result.exit_codes == [0], result.text
     written = {f"{path.parent.name}/{path.name}" for path in experiment(options).glob("images/*/0*.png")}
     assert written == {"test0/000001.png", "test1/000001.png", "test2/000002.png"}
@@ -151,9 +147,7 @@ def test_validation_writes_the_middle_frames_where_asked(finished):
 
 def test_two_ranks_train_on_different_samples_and_only_rank_0_writes(tmp_path):
     options = write_options(tmp_path)
-
     result = train(options, "train.total_iter=2", "debug.every=1", "datasets.test={}", ranks=2)
-
     assert result.exit_codes == [0, 0], result.text
     line = r"\[Rank (\d)/2\] Step (\d), Batch size: 1, Loss: \d+\.\d+, Samples: (\S+)"
     seen = [re.findall(line, out) for out in result.stdout]
@@ -171,10 +165,8 @@ def test_two_ranks_train_on_different_samples_and_only_rank_0_writes(tmp_path):
 ])  # fmt: skip
 def test_the_modes_of_a_step_train_and_resume(tmp_path, overrides):
     options, overrides = write_options(tmp_path), overrides.split()
-
     first = train(options, "train.total_iter=1", *overrides, "datasets.test={}")
     second = train(options, "train.total_iter=2", *overrides)
-
     assert first.exit_codes == second.exit_codes == [0], first.text + second.text
     assert [step for step, _ in history(options)["train/loss"]] == [1, 2]
     assert all(torch.isfinite(value).all() for value in latest(options)["model_state_dict"].values())
@@ -186,7 +178,6 @@ def test_frozen_parts_are_released_on_all_ranks_without_a_restart(tmp_path, over
     frozen = ("train.fix_iter=3", 'train.fix_keys=["spynet","deform"]', "train.fix_lr_mul=0.5")
     recomputed = ("netG.use_checkpoint_attn=true", "netG.use_checkpoint_ffn=true", "train.checkpoint_save=1")
     result = train(options, override, *frozen, *recomputed, "datasets.test={}", ranks=2)
-
     assert result.exit_codes == [0, 0], result.text
     files = [experiment(options) / f"models/{step}_G.pth" for step in (1, 2, 4)]
     weights = [torch.load(file, weights_only=True)["params"] for file in files]

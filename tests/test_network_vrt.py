@@ -91,11 +91,9 @@ def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
 def test_checkpointing_changes_memory_and_nothing_else():
     vector, plain = load_net("net_fi_4f")
     _, saving = load_net("net_fi_4f", use_checkpoint_attn=True, use_checkpoint_ffn=True, no_checkpoint_ffn_blocks=[1])
-
     for net in (plain.float(), saving.float()):  # bits are compared, so that any precision will do
         y = net(vector.input.float())
         (y * golden.cotangent(y)).sum().backward()
-
     assert saving.stage2.residual_group1.blocks[0].checkpoint_attn
     assert not saving.stage2.residual_group1.blocks[0].checkpoint_ffn
     for (key, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
@@ -108,8 +106,6 @@ def test_the_plain_transcription_gives_the_reference_output(name):
     net = NaiveVRT(**vector.config["network"]).eval()
     net.load_state_dict(vector.weights, strict=False)
     stride = vector.config["output_stride"]
-
     with torch.no_grad():
         y = net.double()(vector.input)[..., ::stride, ::stride]
-
     assert golden.difference(vector.sampled("output", y), vector.samples["output"]) < golden.TOLERANCE

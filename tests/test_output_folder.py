@@ -55,7 +55,6 @@ def test_frames_without_the_mark_of_their_clip_are_scored_and_not_restored_again
     before = json.loads((out / "metrics.json").read_text())
     (out / "clips" / "clip1.json").unlink()
     times = {p: p.stat().st_mtime_ns for p in (out / "clip1").iterdir()}
-
     assert main_test_vrt.main(command) == 0
     assert {p: p.stat().st_mtime_ns for p in (out / "clip1").iterdir()} == times
     after = json.loads((out / "metrics.json").read_text())
@@ -165,7 +164,6 @@ def test_results_and_training_runs_do_not_share_a_folder(tmp_path):
         with pytest.raises(OptionError, match="--output is the folder of a training run"):
             claim(run, "x", overwrite)
     claim(run / "test", "x")
-
     claim(results, "x")
     with pytest.raises(OptionError, match="holds the results of a test"):
         claim_run_folder(results, ["log"], False)

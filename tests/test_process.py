@@ -68,9 +68,7 @@ print("loaded", *({"torch._dynamo", "torchvision", "matplotlib", "tensorboard", 
 )
 def test_a_program_starts_and_ends_as_it_should(tmp_path, program, prefix, code, said):
     (tmp_path / "program.py").write_text(program)
-
     ended = run_ranks(1, tmp_path / "program.py", prefix=prefix)
-
     assert ended.exit_codes == [code], ended.text
     assert ended.stdout[0].endswith(said) or ended.stderr[0] == said, ended.text
 
@@ -86,9 +84,7 @@ def run_unread(*arguments):
 @pytest.mark.parametrize("arguments", ["scripts/spike_tool.py info --size 8 12", "scripts/doctor.py --log"])
 def test_a_script_whose_output_nobody_reads_ends_without_a_traceback(tmp_path, arguments):
     write_clip(tmp_path, "clip", frames=1)
-
     code, said = run_unread(*arguments.split(), tmp_path / "GOPRO_Large_spike_seq/train/clip/spike/000000.dat")
-
     assert code == 141 and "Error" not in said, said
 
 
@@ -104,9 +100,7 @@ def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
 
 def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_path):
     options = write_options(tmp_path)
-
     code, said = run_unread(MAIN, "--opt", options, "train.total_iter=1", "datasets.test={}")
-
     assert code == 0 and "Traceback" not in said and said.count("cannot write the log (stdout") == 1, said
     assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
 

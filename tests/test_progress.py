@@ -131,9 +131,7 @@ def test_validation_and_saving_do_not_count_across_epochs(clock):
             clock.pause("validation", 60.0)
         whole = clock.timer.epoch.values()
         assert (whole["it_per_s"], clock.timer.epoch.paused) == (1.0, 240.0), epoch
-
     values = clock.timer.read()
-
     assert (values["it_per_s"], values["compute_share"]) == (1.0, 1.0)
 
 
@@ -154,7 +152,6 @@ def test_the_remaining_time_holds_the_validations_and_saves_to_come(clock):
     clock.timer.read()
     assert run.eta(900) == "00:01:40"
     clock.pause("validation", 60.0)
-
     # Of step 900 itself and after the last step; none is due in between.
     assert run.eta(900) == duration(100 + 2 * 60)
     assert run.eta(901) == duration(99 + 60)

@@ -63,7 +63,6 @@ def test_values_that_are_not_rounded_are_those_of_the_network(home, scored, valu
     restored = restore_clip(saved.build(), lq, spike, window_size=(2, 4, 4), least_size=(8, 8))[0]
     assert restored.max() > 1.1
     restored = restored.clamp(0, 1) if values == "clamped" else restored
-
     by_hand = [psnr_of(image, item["gt"]) for image, item in zip(restored, items, strict=True)]
     found = metrics(scored[values])["clips"]["test2"]["per_frame"]["restored"]["psnr"]
     assert found == pytest.approx(by_hand, abs=1e-4)
@@ -97,7 +96,6 @@ def test_a_test_of_exact_values_goes_on_and_leaves_no_other_files(home, scored, 
     (folder / "clips/test2.json").unlink()  # the values of its frames are gone, too
     run_test(*of(home, folder), *FLOAT)
     assert metrics(folder)["averages"] == before["averages"]
-
     text, code = message(capfd, *of(home, folder), *FLOAT[1:])
     assert code == 2 and "metric.values was float, is uint8" in text
 

@@ -77,7 +77,6 @@ def test_a_capture_of_the_sps100_may_start_within_a_plane(tmp_path):
     spikes = random_spikes(1000, 1000, planes=2)
     content = sps100_bytes(spikes)
     (tmp_path / "a.dat").write_bytes(content[80_016:128_000] + content + content[:4000])
-
     file = open_spikes(tmp_path / "a.dat", SPS100)
     assert file.planes == 2 and np.array_equal(file.read(), spikes)
     assert np.array_equal(file.read(1, 1, Crop(7, 495, 2, 10)), spikes[1:, 7:9, 495:505])  # across the words
@@ -169,7 +168,6 @@ def test_the_name_of_a_geometry_which_resumed_runs_compare_shows_only_what_is_un
 def test_writing_again_replaces_the_file_and_a_failure_leaves_nothing(tmp_path):
     write_spikes(tmp_path / "a.dat", random_spikes(2, 8, seed=1), SMALL)
     write_spikes(tmp_path / "a.dat", random_spikes(2, 8, seed=2), SMALL)
-
     assert np.array_equal(read_spikes(tmp_path / "a.dat", SMALL), random_spikes(2, 8, seed=2))
     with pytest.raises(SpikeFileError, match="shape"):
         write_spikes(tmp_path / "b.dat", random_spikes(250, 400), SMALL)

@@ -52,7 +52,6 @@ STATE = {
 
 def test_the_table_of_state_is_complete_and_exact():
     found = {name for module, path in MODULES.items() for name in changed_names(module, ast.parse(path.read_text()))}
-
     assert found == STATE.keys()
 
 

@@ -215,7 +215,6 @@ def test_tiles_are_halved_until_memory_suffices(caplog):
     lq = clip(9, 3, 200, 260)
     torch.testing.assert_close(restored(greedy(6 * 64 * 64), lq, is_halved=True), lq)
     assert all(f"x {side} px" in text for side, text in zip((128, 64), caplog.messages, strict=True))
-
     with pytest.raises(DataError, match="out of memory"):
         restored(greedy(100), lq, is_halved=True)
     with pytest.raises(DataError, match=r"out of memory(.|\n)*--tile auto"):

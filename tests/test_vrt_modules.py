@@ -41,10 +41,8 @@ def test_warps_and_their_gradients(mode):
     _, t = golden.load("mod_flow_warp")
     x, flow = t["x"].requires_grad_(), t["flow"].requires_grad_()
     moved = flow.permute(0, 3, 1, 2)
-
     y = nearest4(x, moved) if mode == "nearest4/zeros" else flow_warp(x, moved, *mode.split("/"))
     (y * golden.cotangent(y)).sum().backward()
-
     compare({f"out/{mode}": y, f"grad_x/{mode}": x.grad}, t)
     assert (flow.grad is None) == (mode == "nearest4/zeros")
     found = torch.zeros_like(flow) if flow.grad is None else flow.grad
@@ -63,10 +61,8 @@ def test_spynet_flows_and_gradients(name):
     net = SpyNet(config["return_levels"]).double()
     net.load_state_dict({**net.state_dict(), **golden.spynet_weights()})
     ref, supp = t["ref"].requires_grad_(), t["supp"].requires_grad_()
-
     flows = net(ref, supp)
     sum((f * golden.cotangent(f)).sum() for f in flows).backward()
-
     levels = {f"flow/{level}": flow for level, flow in enumerate(flows)} | {"flow_return_levels_5": flows[0]}
     compare(levels | gradients([("ref", ref), ("supp", supp)]), t)
 
@@ -86,11 +82,9 @@ def test_alignment_of_a_clip_and_its_gradients(name):
     module = DeformAlign(config["dim"], config["deformable_groups"], reach, config["max_residue_magnitude"]).double()
     module.load_state_dict(golden.entries(t, "sd/pa_deform."))
     inputs = {k: t[k].requires_grad_() for k in t if k == "x" or k.startswith("flow_")}
-
     flows = ([inputs[f"flow_{way}/{d}"] for d in range(reach)] for way in ("backward", "forward"))
     later, earlier = align_clip(module, inputs["x"], *flows)
     ((later * golden.cotangent(later)).sum() + 2 * (earlier * golden.cotangent(earlier)).sum()).backward()
-
     compare({"x_backward": later, "x_forward": earlier, **gradients(inputs.items())}, t)
 
 
@@ -104,10 +98,8 @@ def test_attention_group_and_all_its_gradients(name, kernels):
     ).double()  # fmt: skip
     group.load_state_dict(golden.entries(t, "sd/"))
     x = t["input"].requires_grad_()
-
     y = group(x.permute(0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
     (y * golden.cotangent(y)).sum().backward()
-
     compare({"output": y, **gradients([("input", x), *group.named_parameters()])}, t)
 
 
@@ -178,7 +170,6 @@ def test_the_shipped_weights_find_a_known_translation_of_sharp_and_blurry_frames
     sharp = torch.from_numpy(frames).permute(0, 3, 1, 2)[None]
     net = define_G({"netG": {"net_type": "vrt", **SMALL, "spynet_path": str(OWN_FLOW)}})
     true = torch.tensor(motion).view(1, 1, 2, 1, 1)
-
     for clip in (sharp, torch.nn.functional.avg_pool2d(sharp[0], 5, 1, 2)[None]):
         with torch.no_grad():
             backward, forward = (way[0] for way in net.estimate_flows(clip)[0])
@@ -208,7 +199,6 @@ def test_weights_that_name_the_input_of_the_flow_load_if_it_is_the_blurry_frames
     net = define_G({"netG": netG})
     options = {"scale": 1, "netG": netG, "spike_channels": 0, "spike": None, "spike_data": None}
     torch.save({"params": net.state_dict(), "options": options}, tmp_path / "former.pth")
-
     assert read_saved(tmp_path / "former.pth").build()(torch.rand(1, 2, 3, 32, 32)).shape == (1, 2, 3, 32, 32)
     with pytest.raises(OptionError, match=r"unknown option netG\.flow_input") as refused:
         define_G({"netG": {**netG, "flow_input": "both"}})

@@ -84,12 +84,10 @@ def test_other_clips_than_before_stop_a_run_unless_the_checkpoint_is_named(story
 def test_a_signal_in_a_validation_stops_it_and_the_run_validates_again_and_ends_with_the_same_bits(tmp_path):
     options = write_odd(tmp_path)
     args = ("train.checkpoint_test=2", "train.total_iter=3")
-
     whole = odd(options, "task=whole", *args, ranks=2)
     first = odd(options, *args, ranks=2, case="signal", struck=(1, 2))
     stopped = latest(options)
     second = odd(options, *args, ranks=2)
-
     assert [r.exit_codes for r in (whole, first, second)] == [[0, 0], [75, 75], [0, 0]], first.text + second.text
     assert (stopped["step"], stopped["validated"], stopped["best_psnr"]) == (2, 0, None)
     assert "Iter: 2, validation" not in first.text and second.text.count("Iter: 2, validation") == 1
@@ -99,10 +97,8 @@ def test_a_signal_in_a_validation_stops_it_and_the_run_validates_again_and_ends_
 def test_a_validation_that_never_fits_into_a_life_of_the_run_holds_neither_it_nor_a_queue_for_ever(tmp_path):
     options = write_odd(tmp_path)
     args = ("train.checkpoint_test=2", "train.total_iter=4")
-
     # Twice in each validation; the last life begins none.
     lives = [odd(options, *args, case="signal", struck=(0, step)) for step in (2, 0, 2, 0, 0)]
-
     assert [r.exit_codes for r in lives] == [[75]] * 4 + [[0]], lives[-1].text
     for life, step in ((2, 2), (4, 4)):
         assert f"the validation at iter {step} was stopped twice" in lives[life].text, lives[life].text
@@ -146,11 +142,9 @@ def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path,
 def test_a_line_of_skipped_steps_has_no_loss_and_a_new_start_hides_the_curves_of_the_one_before(tmp_path):
     options = write_odd(tmp_path)
     args = ("train.total_iter=4", "datasets.test={}", "logging.use_tensorboard=true", "train.max_nonfinite_steps=2")
-
     failed = odd(options, *args, case="nan", struck=(0, 3))
     losses = history(options)["train/loss"]
     again = odd(options, *args)
-
     assert [r.exit_codes for r in (failed, again)] == [[4], [0]], failed.text + again.text
     assert "Iter: 3, Loss: none (all steps skipped), lr" in failed.text and "Loss: 0.0000" not in failed.text
     assert [step for step, _ in losses] == [1, 2, 3] and losses[2][1] is None and losses[0][1] > 0

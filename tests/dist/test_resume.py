@@ -106,8 +106,6 @@ def test_a_checkpoint_that_rank_0_cannot_read_is_reported_once_and_ends_both_ran
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"")
     (experiment(options) / MARK).touch()
-
     result = train(options, ranks=2, limit_s=60)
-
     assert result.exit_codes == [3, 3] and result.text.count("CheckpointError: no readable") == 1, result.text
     assert "Traceback" not in result.text

@@ -98,7 +98,6 @@ def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder
     path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={python.parent}:{os.environ['PATH']},OMP_NUM_THREADS="
     cluster.submit(f"--output={log}", path, *own, str(script), "scale=1")
     assert "cpus 3 threads 3 of -u main_train_vrt.py --opt" in wait_for(log, "cpus", 30)
-
     (tmp_path / "mine.json").write_text("{}")
     elsewhere = (f"--output={tmp_path / 'elsewhere.out'}", path, *own, str(script), "mine.json")
     cluster.submit(*elsewhere, cwd=tmp_path)
@@ -112,9 +111,7 @@ def stopped_at(log: str) -> int:
 
 def test_the_doctor_examines_the_tasks_of_a_job_step_together(tmp_path, cluster):
     options = write_options(tmp_path)
-
     table = cluster.run("srun", "--ntasks=2", sys.executable, "scripts/doctor.py", "--opt", str(options), limit_s=240)
-
     assert table.count("0 fail") == 1
     for check in ("all_reduce", "shards", "parameters", "gradients"):
         assert f"ok    {check}" in table

@@ -69,10 +69,8 @@ def test_a_full_disk_is_said_with_numbers_and_the_former_file_stays(tmp_path, fi
     with disk(tmp_path / "disk", "5m", files=40) as folder:
         checkpoint.save(state(1), folder / NAME)
         content = fill(folder)
-
         with pytest.raises(CheckpointError) as error:
             checkpoint.save(content, folder / NAME)
-
         assert re.search(message, str(error.value)), str(error.value)
         assert checkpoint.load(folder / NAME)["step"] == 1
         assert not list(folder.glob(".*"))
@@ -83,7 +81,6 @@ def test_two_ranks_stop_with_one_message_when_the_disk_is_full_and_go_on_from_th
     # Room for one checkpoint of 25 MB with its weights, 13 MB, not for a second.
     with disk(experiment(options).parent, "50m"):
         result = train(options, "train.checkpoint_save=1", "datasets.test={}", ranks=2)
-
         assert result.exit_codes == [3, 3], result.text
         assert result.text.count("CheckpointError: ") == 1 and "Traceback" not in result.text
         assert re.search(r"too full for a checkpoint: \d+ MB free\n.*\n +expected  at least \d\d MB", result.text)
@@ -123,10 +120,8 @@ def test_a_full_disk_under_the_logs_changes_no_exit_code(tmp_path):
     log.symlink_to("/dev/full")
     (experiment(options) / MARK).touch()  # as if an earlier run had made the folder
     changes = ("train.total_iter=2", "datasets.test={}", "debug.every=1")
-
     with open("/dev/full", "wb") as full:
         code, said = run_into(full, MAIN, "--opt", options, *changes)
-
     assert code == 0 and latest(options)["step"] == 2, said
     assert said.count("cannot write the log") == 2 and "Traceback" not in said
 
@@ -138,11 +133,9 @@ def test_pictures_without_room_are_said_once_and_end_nothing(tmp_path, caplog):
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / "images").symlink_to("/dev/full")
     scalars = {f"val/{name}{into}": 1.0 for name in ("psnr", "ssim") for into in ("", "_input")}
-
     for _ in range(2):
         run.log_validation(Progress(), scalars, {"clip": {"restored": np.zeros((8, 8, 3), np.uint8)}})
     run.close()
-
     assert caplog.text.count("cannot write images") == 1
 
 
@@ -151,6 +144,5 @@ def test_a_run_does_not_start_on_a_full_disk(tmp_path):
     with disk(experiment(options).parent, "1m") as folder:
         fill(folder)
         result = train(options)
-
     assert result.exit_codes == [3] and "DataError: cannot write: No space left on device" in result.text
     assert "Traceback" not in result.text

@@ -22,7 +22,6 @@ STALL_S = 3.0
 ])  # fmt: skip
 def test_a_struck_rank_is_named_and_all_ranks_leave(kind, ranks, rank, most_s):
     trial = run_stall(kind, ranks, rank, stall_s=STALL_S)
-
     assert trial.is_right and (ranks > 1 or "Timeout (" not in trial.text), trial.text
     assert trial.gone_s < STALL_S + most_s and (kind != "forward" or trial.exit_codes == [70])
 
@@ -30,11 +29,9 @@ def test_a_struck_rank_is_named_and_all_ranks_leave(kind, ranks, rank, most_s):
 def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
     weights = tmp_path / "weights.pth"
     torch.save({"params": {"conv.weight": torch.zeros(3, 3, 3, 3), "conv.bias": torch.zeros(3)}}, weights)
-
     places = ("--weights", str(weights), "--output", str(tmp_path / "out"))
     limits = ("watchdog.stall_s=3", "watchdog.validate_s=1")
     result = odd(write_odd(tmp_path), *places, *limits, case="stall", struck=(1, 1), program="test", ranks=2)
-
     assert result.exit_codes == [70, 70], result.text
     assert result.text.count("rank 1 is STUCK") == 1 and 'in phase "restore: test' in result.text
     assert "odd_worker.py" in result.text
@@ -123,7 +120,6 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
 def test_networks_that_differ_between_the_ranks_or_drift_apart_end_the_run(tmp_path, case, step, last, said):
     changes = ("datasets.test={}", "debug.compare_every=2", "train.total_iter=8")
     result = odd(write_odd(tmp_path), *changes, case=case, struck=(1, step), ranks=2)
-
     assert result.exit_codes == [2, 2] and "Traceback" not in result.text, result.text
     assert result.text.count(f"DistError: {said} between the ranks") == 1
     assert not last or re.search(r"rank 0: '[0-9a-f]{12}'; rank 1: '[0-9a-f]{12}'", result.text)

@@ -26,7 +26,6 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
     with closing(stranger()) as foreign:
         port = str(foreign.getsockname()[1])
         result = run_ranks(2, *WORKER, env={"MASTER_PORT": port, **SOON})
-
     assert result.exit_codes == [2, 2]
     assert f"port {port} is in use" in result.stderr[0]
     assert "is not the store of this run" in result.stderr[1]
@@ -43,7 +42,6 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
 def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(ranks, env, env_of, message):
     port = {"MASTER_PORT": str(free_port())}
     result = run_ranks(ranks, *WORKER, env=env | SOON | port, env_of=env_of)
-
     lost = {70} if env_of else set()  # to ranks that had met already
     assert {2} <= set(result.exit_codes) <= {2} | lost and "Traceback" not in result.text, result.text
     assert result.text.count(message) == 1
@@ -53,16 +51,13 @@ def test_options_that_differ_between_ranks_are_refused(tmp_path):
     options = write_options(tmp_path)
     other = tmp_path / "other.json"
     other.write_text(options.read_text().replace('"total_iter": 4', '"total_iter": 5'))
-
     result = train(options, ranks=2, args_of={1: ("--opt", str(other))})
-
     assert result.exit_codes == [2, 2]
     assert result.text.count("the options differ between the ranks") == 1
 
 
 def test_a_time_out_of_the_group_that_comes_before_the_watchdog_is_refused(tmp_path):
     result = train(write_options(tmp_path), ranks=2, env={"NCCL_TIMEOUT": "200"})
-
     assert result.exit_codes == [2, 2]
     assert result.text.count("stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s; the") == 1
 
@@ -78,7 +73,6 @@ def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
     # The fork server is the shell: both have the same parent.
     for _ in range(2):
         result = run_ranks(1, MAIN, "--opt", "nothere.json", env={**launch, "TMPDIR": str(tmp_path)})
-
         assert result.exit_codes == [2] and result.text.count("Error: ") == 1 and said in result.text, result.text
     assert not list(tmp_path.glob("spikevrt-*"))
 
@@ -86,7 +80,6 @@ def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
 def test_ranks_of_one_launch_report_the_same_error_once(tmp_path):  # of torchrun: tests/dist/test_torchrun.py
     env = {"SPIKEVRT_JOIN_TIMEOUT": "abc", "TMPDIR": str(tmp_path)}
     result = run_ranks(2, MAIN, "--opt", "nothere.json", env=env)
-
     assert set(result.exit_codes) == {2}
     assert result.text.count("SPIKEVRT_JOIN_TIMEOUT is 'abc'") == 1 and "Traceback" not in result.text, result.text
     assert not list(tmp_path.glob("spikevrt-*"))
@@ -97,7 +90,6 @@ def test_an_error_in_bytes_that_are_no_text_is_reported(tmp_path):
         sys.executable.encode(), bytes(write_options(tmp_path)),
     )  # fmt: skip
     ended = subprocess.run([b"bash", b"-c", command], capture_output=True, timeout=600, env=clean_env(), cwd=ROOT)
-
     assert ended.returncode == 2 and b"OptionError: " in ended.stderr and b"Traceback" not in ended.stderr, ended.stderr
 
 
@@ -110,14 +102,12 @@ def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
             running.wait_for("Iter: 1,", 0, 120)
             running.processes[0].send_signal(signal.SIGKILL)
             running.wait(20)
-
         assert not list(Path(temporary).glob("spikevrt-*"))
 
 
 def test_a_longer_nccl_timeout_lengthens_the_limits_of_slow_phases_and_says_which_option_does_the_rest(tmp_path):
     changes = ("train.total_iter=1", "datasets.test={}")
     result = train(write_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
-
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
 
@@ -130,7 +120,6 @@ def test_a_longer_nccl_timeout_lengthens_the_limits_of_slow_phases_and_says_whic
 ])  # fmt: skip
 def test_the_limits_of_time_follow_from_one_number(values, limits, timeout_s):
     budgets = WatchdogOptions(**values)
-
     assert [budgets.of(phase) for phase in ("data", "start", "validate: a clip", "save")] == limits
     # A clip may be called what it likes.
     assert budgets.of("restore: cat in hat") == budgets.of("barrier in validate: clip in save") == limits[2]
@@ -140,7 +129,6 @@ def test_the_limits_of_time_follow_from_one_number(values, limits, timeout_s):
 
 def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name():
     trial = break_file("cut spikes", ranks=2)  # other damages: tests/test_io_backend.py, tests/faults/trials.py
-
     assert trial.is_named and "loader worker" in trial.text and "Traceback" not in trial.text, trial.text
     assert trial.text.count("DataError: ") == 1
 
