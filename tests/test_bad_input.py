@@ -39,10 +39,8 @@ OPTIONS = {
     "train.total_iter=many": ["train.total_iter", "int"],
     "datasets.train.gt_size=30": ["datasets.train.gt_size is 30", "set it to 32"],
     "netG.fusion=concat": ["netG.in_chans", "5, which", "3 RGB and 2 spike channels"],
-    "train.learning_rate=1e-4": ["rename it: train.G_optimizer_lr"],
-    "lr=1e-4": ["rename it: train.G_optimizer_lr"],
-    "train.batch_size=4": ["rename it: datasets.train.dataloader_batch_size"],
-    "epochs=4": ["rename it: train.epochs"],
+    **{key: ["rename it: train.G_optimizer_lr"] for key in ("train.learning_rate=1e-4", "lr=1e-4")},
+    "train.batch_size=4": ["rename it: datasets.train.dataloader_batch_size"], "epochs=4": ["rename it: train.epochs"],
     "datasets.train.workers=4": ["rename it: datasets.train.dataloader_num_workers"],
     "datasets.test.spike.representation.num_bins=3": ["datasets.test gives 3 spike channels, ", "train 2"],
     "datasets.train.dataloader_timeout_s=300": ["dataloader_timeout_s is 300, watchdog.stall_s 300"],
@@ -57,11 +55,10 @@ OPTIONS = {
     "train.G_lossfn_type=reblur": ["a registered loss: charbonnier, l1, l2"],
     "datasets.train.rate_windows=3": ["unknown option datasets.train.rate_windows"],
     "netG.flow_input=both": ["unknown option netG.flow_input"],
-}
+}  # fmt: skip
 
 
 def check_message(text, words):
-    """It holds the words, and has four parts."""
     assert all(word in text for word in words), text
     assert all(f"\n  {part:<9} " in text for part in ("in", "expected", "do")), text
 

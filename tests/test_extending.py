@@ -182,9 +182,8 @@ def used(tmp_path_factory):
 
 
 MISSPELT = {
-    "datasets.train.recording=x": "recordings", "datasets.train.camera.evry=2": "every",
-    "netG.widht=3": "width", "train.G_powr=1": "G_power",
-    "datasets.train.spike.representation.part=2": "parts",
+    "datasets.train.recording=x": "recordings", "datasets.train.camera.evry=2": "every", "netG.widht=3": "width",
+    "train.G_powr=1": "G_power", "datasets.train.spike.representation.part=2": "parts",
     'logging.writers=[{"type":"table","seperator":""}]': "separator",
     'netG={"net_type":"vrt","fusion":{"type":"add","gian":1}}': "gain",
     'logging={"wandb_api_key":"canary-3","progres":"bar"}': "progress",

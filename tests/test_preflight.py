@@ -8,7 +8,7 @@ import pytest
 
 from data.preflight import preflight
 from data.spike.formats import SpikeGeometry, write_spikes
-from tests.clip_files import cached, check, doctor_of_data, resolved, section, write_clip, write_clips, write_info
+from tests.clip_files import cached, check, resolved, section, write_clip, write_clips, write_info
 from utils.errors import DataError
 from utils.options.models import DatasetsOptions
 
@@ -129,11 +129,3 @@ def test_a_cache_is_checked_for_its_freshness(root, caplog):
     assert "data train: 2 cached clips" in caplog.text
     os.utime(frame(root), (1, 1))
     assert "the clip cache does not fit the data" in complaint(root, io_backend=backend)
-
-
-def test_the_script_says_the_same_with_exit_code_3(root, capsys):
-    for code, expected in ((0, "no problem found"), (3, "clip0 | lq lacks 1 of 6 frames: 000003.png")):
-        assert doctor_of_data(root, "--decode", train=section(root), test=section(root, "test")) == code
-        said = capsys.readouterr()
-        assert "train: " in said.out and "clip1" in said.out and expected in (said.err if code else said.out)
-        frame(root).unlink(missing_ok=True)

@@ -18,16 +18,12 @@ SMALL = SpikeGeometry(2, 8)
 CAMERA = SpikeGeometry(250, 400)
 SPS100 = SpikeGeometry(1000, 1000, flipud=False, layout="sps100")
 GEOMETRIES = {
-    "camera.dat": SpikeGeometry(250, 400),
-    "head.dat": SpikeGeometry(250, 400, head_columns=16),
-    "array.npy": SpikeGeometry(250, 250),  # planes that do not fill whole bytes
-    "array.npz": SpikeGeometry(250, 250),
-    "raw.bin": SpikeGeometry(180, 320),
-    "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
-    "top_first.bin": SpikeGeometry(12, 10, flipud=False),
-    "rows_within_bytes.dat": SpikeGeometry(8, 13),
+    "camera.dat": SpikeGeometry(250, 400), "head.dat": SpikeGeometry(250, 400, head_columns=16),
+    "array.npy": SpikeGeometry(250, 250), "array.npz": SpikeGeometry(250, 250),  # planes do not fill whole bytes
+    "raw.bin": SpikeGeometry(180, 320), "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
+    "top_first.bin": SpikeGeometry(12, 10, flipud=False), "rows_within_bytes.dat": SpikeGeometry(8, 13),
     "head_within_bytes.dat": SpikeGeometry(8, 11, head_columns=4),
-}
+}  # fmt: skip
 
 
 def random_spikes(height, width, planes=5, seed=0):
@@ -97,19 +93,16 @@ REFUSED = {  # content, what is said, and the geometry where it is not 8 x 12
     "none.dat": (None, "No such file"),
     "none_fits.dat": (bytes(1_625_300), "known geometries that fit this size: none", SpikeGeometry(360, 640)),
     "others.dat": (bytes(1_612_800), r"360 x 640 \(56 planes\), .*180 x 320 \(224 planes\)", SpikeGeometry(250, 400)),
-    "empty.dat": (b"", "holds no plane"),
+    "empty.dat": (b"", "holds no plane"), "zip.bin": (NPZ, r"header of a zip file"),
     "ragged.dat": (bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
     "array.dat": (array_file(FLAT), r"header of a NumPy array"),
-    "zip.bin": (NPZ, r"header of a zip file"),
     "picture.dat": (b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG image"),
     "photo.dat": (cv2.imencode(".jpg", FLAT[0])[1].tobytes(), "a JPEG image"),
     "compressed.dat": (gzip.compress(bytes(100)), "compressed with gzip"),
     "text.dat": (b"frame 0: 12 spikes, frame 1: 17 spikes, frame 2: 9 spikes, frame 3\n" * 4, "begins with text"),
     "pointer.dat": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "pointer of Git LFS"),
-    "short.npy": (array_file(FLAT)[:-5], "mmap length"),
-    "packed.npy": (bytes(480), "magic string"),
-    "empty.npy": (b"", "got 0"),
-    "float.npy": (array_file(FLAT.astype(np.float32)), "float32"),
+    "short.npy": (array_file(FLAT)[:-5], "mmap length"), "packed.npy": (bytes(480), "magic string"),
+    "float.npy": (array_file(FLAT.astype(np.float32)), "float32"), "empty.npy": (b"", "got 0"),
     "grey.npy": (array_file(FLAT * 255), "the value 255"),
     "order.npy": (array_file(FLAT.transpose(1, 2, 0)), r"shape \(8, 12, 5\)"),
     "objects.npy": (array_file(np.array([{}], object)), "Python objects"),
@@ -117,7 +110,7 @@ REFUSED = {  # content, what is said, and the geometry where it is not 8 x 12
     "two.npz": (array_file(None, a=FLAT, b=FLAT), r"a \(5, 8, 12\) uint8, b \(5, 8, 12\) uint8"),
     "flat.npz": (array_file(None, spk=FLAT[0]), r"shape \(8, 12\)"),
     "flipped.npz": (NPZ.replace(FLAT.tobytes(), FLAT[:, ::-1].tobytes()), "CRC"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -149,10 +142,8 @@ def test_planes_of_a_bright_scene_may_begin_as_a_picture_does(tmp_path, begin):
 
 
 def test_an_npz_is_known_by_its_key_or_its_only_array_of_three_axes(tmp_path):
-    for number, named in enumerate((
-        {"spk": FLAT.astype(bool), "label": np.zeros((3, 4, 5))}, {"data": FLAT, "label": np.arange(3)},
-        {"spk": np.asfortranarray(FLAT)},
-    )):  # fmt: skip
+    known = {"spk": FLAT.astype(bool), "label": np.zeros((3, 4, 5))}, {"data": FLAT, "label": np.arange(3)}
+    for number, named in enumerate((*known, {"spk": np.asfortranarray(FLAT)})):
         (tmp_path / f"{number}.npz").write_bytes(array_file(None, **named))
         assert np.array_equal(read_spikes(tmp_path / f"{number}.npz", SpikeGeometry(8, 12), 1, 3), FLAT[1:4])
     with zipfile.ZipFile(tmp_path / "0.npz", "a") as archive:
@@ -172,9 +163,6 @@ def test_writing_again_replaces_the_file_and_a_failure_leaves_nothing(tmp_path):
     with pytest.raises(SpikeFileError, match="shape"):
         write_spikes(tmp_path / "b.dat", random_spikes(250, 400), SMALL)
     assert os.listdir(tmp_path) == ["a.dat"]
-
-
-# ---- clips of a data set -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -210,9 +198,12 @@ def test_samples_do_not_depend_on_the_format_nor_on_the_cache(clips, suffix):
 
 def test_a_frame_without_its_file_and_a_file_of_another_kind_are_named_before_a_run(clips, capfd):
     as_format(clips, ".npy")
+    assert doctor_of_data(clips, "--decode", train=section(clips)) == 0
+    said = capfd.readouterr().out
+    assert "train: " in said and "no problem found" in said
     spike_files(clips)[2].unlink()
     np.save(spike_files(clips, "1")[3], np.zeros((24, 8, 13), np.uint8))
-    assert doctor_of_data(clips, train=section(clips)) == 3
+    assert doctor_of_data(clips, "--decode", train=section(clips)) == 3
     said = capfd.readouterr().err
     assert "seq/0 | spike lacks 1 of 6 frames: 000002.npy" in said
     assert "an array of shape (24, 8, 13), uint8" in said and "000003.npy" in said

@@ -236,8 +236,7 @@ def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
 
 
 @pytest.mark.parametrize("wrong", [
-    {"num_frame_testing": 2, "num_frame_overlapping": 2},
-    {"size_patch_testing": 16, "size_patch_overlapping": 20},
+    {"num_frame_testing": 2, "num_frame_overlapping": 2}, {"size_patch_testing": 16, "size_patch_overlapping": 20},
     {"size_patch_testing": 60, "size_patch_overlapping": 4},
 ])  # fmt: skip
 def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):

@@ -138,9 +138,6 @@ def clean_env() -> dict[str, str]:
     return {**INHERITED, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
 
 
-# ---- in the server ---------------------------------------------------------------------------------------------------
-
-
 def serve(channel: socket.socket) -> list[str]:
     """Fork a child for each request, tell how each ended; returns only in a child, with the arguments of its script."""
     selector = selectors.DefaultSelector()
