@@ -30,13 +30,11 @@ def test_samples_from_the_cache_are_those_from_the_files_also_without_these_and_
     (root / "cache").mkdir()  # an empty folder may be there
     make_cache(root)
     files, cache = build(root, gt_size=16, **TURNS), cached(root, **TURNS)
-
     assert len(files) == len(cache)
     assert all(same(files[(e, i)], cache[(e, i)]) for e in range(3) for i in range(len(files)))
     rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
     item = cached(root, **rgb)[(0, 0)]
     assert "spike" not in item and item["gt"].shape[-1] == 16
-
     index = json.loads((root / "cache/index.json").read_text())
     for key in ("bit_order", "layout"):  # caches of an earlier version lack them
         del index["spike"][key]

@@ -168,7 +168,6 @@ def test_the_other_representations_of_s_vrt_have_ours_and_totals_that_cannot_be_
     }  # fmt: skip
     values = {f"datasets__train__{key}": value for key, value in values.items()}
     code, out = convert(write_svrt(tmp_path, gpu_ids=[0, 1, 2, 3, 4], **values))
-
     unsaid = capsys.readouterr().out.split("cannot be said")[1]
     train = json5.loads(out.read_text())["datasets"]["train"]
     assert code == 0 and train["spike"]["representation"] == expected
@@ -199,7 +198,6 @@ def test_files_of_kair_need_no_conversion_and_no_file_is_overwritten(tmp_path, c
     code, _ = convert(path)
     said = capsys.readouterr().err
     assert code == 2 and "train.G_optimiser_lr" in said and "datasets.train.size_gt" in said
-
     assert main([str(path), "--out", str(tmp_path / "ours.txt")]) == 2 and "another ending" in capsys.readouterr().err
     out.write_text("mine")
     code, _ = convert(write_svrt(tmp_path))

@@ -77,7 +77,6 @@ def test_the_count_is_what_a_step_allocates(kernels, flags):
     measured = weights_and_moments + allocated_bytes(lambda: step(x))
     before = recomputed(net)
     counted = fit_memory(net, lambda: net(x), 0.0 if flags else math.inf)
-
     assert counted / MARGIN == pytest.approx(measured / 1e9, rel=0.05)
     assert recomputed(net) == before
 

@@ -85,9 +85,7 @@ def test_psnr_that_falls_while_the_loss_falls_is_named(health, caplog):
     validate([30.0, 30.5, 30.45, 30.4, 30.6], [0.5, 0.4, 0.3, 0.2, 0.2])  # two falls, and better again
     validate([30.5, 30.4, 30.3, 30.2], [0.2, 0.3, 0.4, 0.5])  # the loss rises too: no overfitting
     assert warnings(caplog) == []
-
     validate([30.1, 30.0, 29.9], [0.4, 0.3, 0.2])
-
     (said,) = warnings(caplog)
     assert "30.30 > 30.20 > 30.10 > 30.00 dB, loss 0.4000 to 0.3000" in said and "checkpoint_best.pth" in said
 
@@ -114,9 +112,7 @@ def test_a_slow_rank_and_a_wait_for_data_are_named_after_three_windows_in_a_row(
     log(2, {}, {"forward_s": 1.5, "data_s": 0.8})
     log(1, {}, {})
     assert warnings(caplog) == []
-
     log(4, {}, {}, {"forward_s": 1.5, "data_s": 0.8})
-
     wait, slow = warnings(caplog)
     assert wait.startswith("rank 2 on node waits for data 16 % of the time")
     assert slow.startswith("rank 2 on node is slower")
@@ -158,11 +154,9 @@ def test_a_disk_without_room_for_the_next_saves_is_named(tmp_path, caplog):
             (opt.folder / file).write_bytes(bytes(1_000_000))
         health_of(opt, 50).saved(30)  # two more saves: they fit
         assert warnings(caplog) == []
-
         health = health_of(opt, 300)
         health.saved(30)
         health.saved(30)
-
     (said,) = warnings(caplog)
     assert "room for 3 more saves of 0.002 GB, the run makes 27" in said and "train.checkpoint_save (now 10)" in said
 

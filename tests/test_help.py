@@ -75,7 +75,6 @@ def shown():
 @pytest.mark.parametrize("program", [*PROGRAMS, *LAUNCHERS])
 def test_help_shows_usage_and_two_examples_with_flags_that_exist(shown, program):
     code, text = shown[program]
-
     assert code == 0 and "usage:" in text.lower(), text
     given = examples(program, text)
     assert len(given) >= 2, text

@@ -168,9 +168,7 @@ def test_what_is_said_of_totals_follows_the_file_and_the_command_line(tmp_path):
 
 def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
     options = small(options_of("009")) | {"task": "run"}
-
     result = train(write_file(tmp_path / "options.json", in_folder(tmp_path, options)))
-
     assert result.exit_codes == [3] and result.text.count("DataError") == 1, result.text
     for line in (
         "trainsets/vimeo90k/vimeo90k_train_GT_all.lmdb/data.mdb  a file under each key 00001/0001/im1",

@@ -118,12 +118,10 @@ def test_resume_gives_the_same_weights_as_no_interruption(tmp_path):
     options = write_options(tmp_path)
     for root in ("GOPRO_Large", "GOPRO_Large_spike_seq"):
         shutil.rmtree(tmp_path / root / "train/train1")
-
     # The last process is a fresh one, so that nothing may depend on what differs then, such as hash() of a string.
     train(options, "task=whole", "train.total_iter=5", "datasets.test={}")
     train(options, "task=parts", "train.total_iter=2", "datasets.test={}")
     second = train(options, "task=parts", "train.total_iter=5", "datasets.test={}", prefix=("env",))
-
     assert "at iter 2" in second.text, second.text
     assert same(state_of(options, "whole"), state_of(options, "parts"))
     whole_loss, parts_loss = history(options, "whole")["train/loss"], history(options, "parts")["train/loss"]

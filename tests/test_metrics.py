@@ -27,7 +27,6 @@ def test_psnr_and_ssim_agree_with_scikit_image(noise):
     same_window = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 255}
     assert psnr(a, b) == pytest.approx(peak_signal_noise_ratio(a, b, data_range=255), abs=1e-9)
     assert ssim(a, b) == pytest.approx(structural_similarity(a, b, channel_axis=2, **same_window), abs=1e-9)
-
     a_y, b_y = rgb2ycbcr(a)[..., 0], rgb2ycbcr(b)[..., 0]
     scores: dict = {}
     add_scores(scores, "restored", a, b)
@@ -80,7 +79,6 @@ def test_the_distance_is_that_of_the_published_code(tmp_path):
     rows, cols = torch.meshgrid(torch.arange(72.0), torch.arange(80.0), indexing="ij")
     a = torch.stack((rows / 72, cols / 80, (rows + cols) % 16 / 16))[None]
     b = (a + 0.2 * torch.sin(rows / 3)).clamp(0, 1)
-
     # Computed by the package lpips 0.1.4 with these weights.
     assert net(a, b).item() == pytest.approx(0.218428, rel=1e-4)
     assert net(b, a).item() == pytest.approx(0.218428, rel=1e-4)

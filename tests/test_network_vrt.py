@@ -76,7 +76,6 @@ def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
     manifest = golden.manifests()[name]
     with torch.device("meta"):
         net = VRT(**manifest["config"])
-
     parameters = dict(net.named_parameters())
     state = [
         [key, list(value.shape), str(value.dtype)[6:], "parameter" if key in parameters else "buffer"]

@@ -62,7 +62,6 @@ def test_frames_and_scores_are_those_made_by_hand(home, tested, method):
     made, blurry, sharp = by_hand(home, method)
     found = metrics(tested[method])
     scores = found["clips"]["test2"]["per_frame"]
-
     assert np.abs(imread_rgb(tested[method] / "test2/000002.png").astype(int) - made).max() <= 1
     assert scores["restored"]["psnr_y"][2] == pytest.approx(psnr(rgb_to_y(made), rgb_to_y(sharp)), abs=0.05)
     assert scores["restored"]["ssim_y"][2] == pytest.approx(ssim(rgb_to_y(made), rgb_to_y(sharp)), abs=2e-3)
@@ -85,7 +84,6 @@ def test_methods_stand_in_one_table_and_a_foreign_test_is_refused(home, tested, 
     assert rows[names[0]][2:4] == ["-", "-"] and "-" not in rows["input"] + rows[names[3]]
     total = metrics(tested["exposure"])["averages"]
     assert [rows[name][2] for name in ("input", names[3])] == [f"{total[k]['psnr']:.2f}" for k in ("input", "restored")]
-
     restore("--method", "tfp", "--opt", home / "options.json", "--output", tmp_path, "datasets.test.num_frame=2")
     assert compare_runs([folders[0], str(tmp_path)]) == 3
     assert "not scored on the same frames" in capfd.readouterr().err

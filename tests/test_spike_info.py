@@ -123,7 +123,6 @@ def test_a_cache_of_one_file_per_clip_gives_the_same_and_knows_its_kind(tmp_path
     spike = {"type": "dat", "resize": "nearest", "center": 3, "representation": "voxel"}
     values = cached(section(root, "test", spike=spike | {"exposure": EXPOSURE}), tmp_path / "cache")
     cache, built = {"io_backend": values["io_backend"]}, build_dataset(values, "test", 0)
-
     assert (tmp_path / "cache/a/0/spike.u8").stat().st_size == (FIRSTS[-1] + PLANES) * 12
     assert same(built, expected)
     with pytest.raises(DataError, match=r"one spike file of clip a/0 \(spike.exposure\)"):

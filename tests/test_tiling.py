@@ -60,7 +60,6 @@ def test_published_tiling_is_reproduced(path):
     assert len(GOLDEN) == 11
     data = np.load(path)
     config = json.loads(str(data["config"]))
-
     (frames, size), (frames_overlap, size_overlap) = config["tile"], config["tile_overlap"]
     out = restore_clip(
         StandIn(config["scale"]), torch.from_numpy(data["input"]), num_frame_testing=frames,
@@ -69,7 +68,6 @@ def test_published_tiling_is_reproduced(path):
     )  # fmt: skip
     if config["train_options"].get("center_frame_only"):
         out = out[:, 0]
-
     expected = torch.from_numpy(data["output"])
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=2e-6)
 
@@ -167,7 +165,6 @@ def test_a_stream_reads_no_more_than_one_tile_at_a_time():
     tiling = tiles(num_frame_testing=4, num_frame_overlapping=2, blend="smooth")
     stream = stream_clip(nn.Identity(), read, 9, tiling, range(9))
     first = next(stream)
-
     assert reads == [[0, 1, 2, 3]] and first[0, 0, 0, 0] == 0
     assert [round(f[0, 0, 0, 0].item(), 5) for f in stream] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert reads == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [5, 6, 7, 8]]

@@ -184,11 +184,9 @@ def test_the_flow_network_is_frozen_and_released():
     torch.manual_seed(0)
     clip = {"lq": torch.rand(1, 2, 3, 32, 32), "key": ["a/0"]}
     weights = []
-
     for step in (1, 2):
         model.optimize_parameters(step, [{**clip, "gt": 1 - clip["lq"]}])
         weights.append({k: v.clone() for k, v in model.training_state()["model_state_dict"].items()})
-
     last = "spynet.basic_module.5.basic_module.8.bias"
     assert not weights[0][last].any()  # still zero flow
     assert weights[1][last].any()

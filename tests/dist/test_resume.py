@@ -94,7 +94,6 @@ def test_ranks_without_a_common_disk_resume_with_the_same_bits_as_an_uninterrupt
         return run_ranks(2, tmp_path / "apart.py", args_of=args_of, limit_s=120)
 
     first, second, whole = run(1, *hosts[:2]), run(3, *hosts[:2]), run(3, hosts[2], hosts[2])
-
     assert [r.exit_codes for r in (first, second, whole)] == [[0, 0]] * 3, first.text + second.text
     assert "starting at iter 1 of 3" in second.text and not list(hosts[1].iterdir())
     assert same(*(state_of(folder / "options.json") for folder in (hosts[0], hosts[2])))

@@ -106,7 +106,6 @@ def test_where_a_platform_starts_one_process_per_node_the_ranks_of_all_nodes_tra
     world = [("4", "0", "0"), ("4", "1", "1"), ("4", "2", "0"), ("4", "3", "1")]
     stopped = latest(options)["step"]
     assert identities(logs) == world and stopped >= 1
-
     again = (*python, SHORT[0], f"train.total_iter={stopped + 1}")
     with nodes(tmp_path, PAI_DLC, again, again) as (both, logs):
         assert [process.wait(300) for process in both] == [0, 0], logs[0].read_text()

@@ -143,7 +143,6 @@ def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_
         for process in children_of(ranks.processes[0].pid):
             os.kill(process, signal.SIGSTOP)
         result = ranks.wait(limit_s=30)
-
     assert result.exit_codes == [3], result.text
     assert result.text.count("DataError: no batch: DataLoader timed out after 3.0 seconds") == 1
     assert re.search(r"\(epoch, index\) \[\(\d+, \d\),.*\], loader worker 0, rank 0", result.text)
