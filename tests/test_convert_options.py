@@ -71,7 +71,6 @@ def convert(path: Path, *more: str) -> tuple[int, Path]:
 def test_the_reference_file_of_s_vrt_is_converted_and_trains_on_data_of_its_layout(tmp_path, capsys):
     write_data(tmp_path)
     path = write_svrt(tmp_path)
-
     code, out = convert(path, "--spike-size", "16", "16")
     said = capsys.readouterr().out
     text = out.read_text()
@@ -84,7 +83,6 @@ def test_the_reference_file_of_s_vrt_is_converted_and_trains_on_data_of_its_layo
     assert "'imagenet'" in said.split("cannot be said")[1] and "0.002 higher on average" in said
     assert "datasets.train.dataloader_batch_size: 3 for 3 GPUs in all -> 1 per GPU" in said
     assert "  // It cannot say: datasets.train.rgb_normalize" in text and '    "img_size": [6, 224, 224],\n' in text
-
     result = train(out, *(f"{key}={json.dumps(value)}" for key, value in SMALL.items()), limit_s=300)
     assert result.exit_codes == [0], result.text
     steps = history(out, "006_train_vrt_videodeblurring_gopro_rgbspike")
@@ -112,7 +110,6 @@ def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(tmp_path
     rates = np.arange(42) / 41  # all values of a window of 41 planes
     lost = rates - np.floor(255 * rates) / 255
     assert lost.mean() == pytest.approx(0.002, abs=2e-4) and lost.max() < 0.004
-
     # The size of a plane comes from dataset.json, and firing rates stay.
     write_info(tmp_path, h=16, w=16, light="display", rate=0.5, planes=None, gt_plane=None)
     capsys.readouterr()

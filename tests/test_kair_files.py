@@ -35,7 +35,6 @@ def read(path: Path, *overrides: str) -> Any:
 
 
 def test_the_files_of_kair_load_unchanged(tmp_path):
-    # Neither the data nor SpyNet's weights are on this machine.
     assert not Path(SPYNET).exists()
     for name in NAMES:
         options = options_of(name)
@@ -97,7 +96,6 @@ def check_kind(options: Path, frames: int, ranks: int = 1, *overrides: str) -> R
     """Two starts of one step each, each with a validation, then a test; gives the first start."""
     first = train(options, "train.total_iter=1", *overrides, ranks=ranks)
     second = train(options, *overrides, ranks=ranks)
-
     assert first.exit_codes == second.exit_codes == [0] * ranks, first.text + second.text
     stands_in = f"WARNING: netG.spynet_path: no file {SPYNET}; models/vrt/spynet_scenes.pth of this project stands in"
     has_flow = 1 if read(options).netG.pa_frames else 0
@@ -121,7 +119,6 @@ def test_the_interpolated_frame_is_the_fourth_of_seven_and_is_compared_with_it(t
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
     torch.save({"params": net.state_dict()}, tmp_path / "G.pth")
     found = results(tmp_path / "out", options, "--weights", str(tmp_path / "G.pth"))["clips"]["00001/0266"]
-
     clip = Path(opt.datasets.test.dataroot_gt) / "00001/0266"
     pictures = [torch.from_numpy(cv2.imread(str(clip / f"im{i}.png"))[..., ::-1].copy()) for i in range(1, 8)]
     frames = torch.stack(pictures).permute(0, 3, 1, 2)[None] / 255
@@ -238,7 +235,6 @@ def numbers(frames: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("end", ["", ".lmdb"])
 def test_a_listed_septuplet_is_one_sample_and_is_padded_to_eight_frames(root, end):
     dataset = build(root, end=end, pad_sequence=True)
-
     assert len(dataset) == 2
     for index, clip in enumerate((CLIPS[0], CLIPS[2])):
         item = dataset[(0, index)]

@@ -26,7 +26,6 @@ def finished(tmp_path_factory):
 def test_a_run_leaves_log_weights_checkpoints_curves_and_pictures(finished):
     options, result = finished
     folder = experiment(options)
-
     left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     weights = {f"models/{step}_{letter}.pth" for step in (2, 4) for letter in "GE"}
     pictures = {f"images/test{clip}/{step}.png" for step in (2, 4) for clip in range(3)}
@@ -62,7 +61,6 @@ def test_event_files_hold_options_hyperparameters_strips_and_the_scores_of_each_
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     events = events_of(finished[0])
-
     clips = {f"clips/{metric}/test{clip}" for metric in ("psnr", "ssim") for clip in range(3)}
     tags = events.Tags()
     assert set(tags["scalars"]) >= clips | {"train/loss", "train/lr", "train/it_per_s", "val/psnr", "val/ssim"}
@@ -95,12 +93,10 @@ def test_weights_and_biases_runs_offline_and_the_key_reaches_no_file(tmp_path):
     options = write_options(tmp_path)
     key = "0123456789abcdef0123456789abcdef01canary"  # of the length that wandb asks for
     wandb = ("logging.use_wandb=true", f"logging.wandb_api_key={key}", "logging.use_tensorboard=true")
-
     # Without a key, on a terminal, where wandb would ask for one: offline, whether asked for or not.
     env = {"HOME": str(tmp_path), "WANDB_MODE": ""}
     code, written = in_terminal(MAIN, "--opt", str(options), "train.total_iter=1", wandb[0], env=env)
     second = train(options, "train.total_iter=2", *wandb, "datasets.test={}", env={"WANDB_MODE": "offline"})
-
     first = written.decode()
     assert code == 0 and second.exit_codes == [0], first + second.text
     assert "this run is recorded offline; upload it later with: wandb sync" in first

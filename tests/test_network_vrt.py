@@ -52,10 +52,8 @@ def test_outputs_activations_flows_and_gradients_are_those_of_the_reference(name
     vector, net = load_net(name)
     seen = watch(net)
     x = vector.input.clone().requires_grad_()
-
     y = net(x)
     (y * golden.cotangent(y)).sum().backward()
-
     assert list(y.shape) == vector.config["output_shape"]
     stride = vector.config["output_stride"]
     parameters = dict(net.named_parameters()) | {"input": x}

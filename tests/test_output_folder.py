@@ -69,13 +69,11 @@ def test_results_of_others_and_of_changed_inputs_are_not_taken_over(home, clip, 
     text, code = message(capfd, *command)
     assert code == 3 and "no test of this program made: clip1" in text
     shutil.rmtree(out)
-
     main_test_vrt.main(command)
     (out / "run.json").rename(tmp_path / "run.json")
     text, code = message(capfd, *command)
     assert code == 3 and "no test of this program made" in text and "with its run.json" in text
     (tmp_path / "run.json").rename(out / "run.json")
-
     picture = cv2.imread(str(clip / "blur" / "000000.png"))
     cv2.imwrite(str(clip / "blur" / "000000.png"), 255 - picture)
     text, code = message(capfd, *command)
@@ -186,7 +184,6 @@ def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path
     finish_clip(reader, indices, outputs, score, {})
     seen.append(RUN.place)
     assert len(indices) > 1 and len({place.since for place in seen}) == 2 * len(indices) + 1
-
     assert {place.phase for place in [*seen, RUN.place]} == {"score: clip1"}
     watchdog.phase("start")
 
@@ -202,14 +199,12 @@ def test_overwrite_removes_the_results_of_the_earlier_test_and_nothing_else(home
     (tmp_path / "elsewhere" / "000000.png").write_text("theirs")
     (out / "strips").symlink_to(tmp_path / "elsewhere")
     shutil.copytree(clip / "blur", clip.parent / "second" / "blur")
-
     command = args(home, clip.parent / "second", out, "--overwrite", "--save", "video", "--dtype", "bfloat16")
     with pytest.raises(SystemExit):  # pictures would go through the link
         main_test_vrt.main(command)
     assert [path.read_text() for path in (tmp_path / "elsewhere").iterdir()] == ["theirs"]
     (out / "strips").unlink()
     assert main_test_vrt.main(command) == 0
-
     names = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     assert {name for name in names if "clip1" in name} == {"clip1/notes.txt"}
     assert {"second.mp4", "clips/second.json", "clips/mine.png"} <= names

@@ -109,7 +109,6 @@ def test_clips_that_are_held_out_and_pictures_that_lose_bits_are_told_once(root,
     cv2.imwrite(str(deep), cv2.imread(str(deep)).astype(np.uint16) * 257)
     cv2.imwrite(str(grey), cv2.imread(str(grey), cv2.IMREAD_GRAYSCALE))
     rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
-
     for _ in range(2):
         caplog.clear()
         preflight(*options(root, **rgb, val_partition="REDS4"))

@@ -36,7 +36,6 @@ def test_each_format_reads_back_what_was_written_whole_and_in_part(tmp_path, nam
     height, width = geometry.height, geometry.width
     spikes = random_spikes(height, width)
     write_spikes(tmp_path / name, iter((spikes[:2], spikes[2:])), geometry)
-
     file = open_spikes(tmp_path / name, geometry)
     assert count_planes(tmp_path / name, geometry) == file.planes == 5
     assert np.array_equal(file.read(), spikes) and file.read().dtype == np.uint8

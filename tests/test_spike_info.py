@@ -278,7 +278,6 @@ def test_the_time_offset_moves_the_middle_of_whole_files_and_of_even_parts(tmp_p
         build(root, calibration=paths[14], representation=raw)
     with pytest.raises(DataError, match=r"needs planes 14 to 37 \(spike\.first, spike\.count, time offset 14\)"):
         build(root, calibration=paths[14], count=24, representation=raw)
-
     write_spikes(tmp_path / "even.npy", np.concatenate([noise(i) for i in range(FRAMES)]), PLANE)
     known = {"type": "dat", "h": 8, "w": 12, "representation": raw}
     frames = root / "GOPRO_Large/test/a/0/blur"

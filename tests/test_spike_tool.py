@@ -213,7 +213,6 @@ def test_play_shows_each_plane_beside_its_reconstruction(published, tmp_path, ca
     assert tool("play", published, *CAMERA, *how, "--out", out, "--method", "tfi", "method.half_window=9") == 0
     said = capfd.readouterr().out
     assert "4 video frames of 250 x 400, planes 2 to 11, 3 planes per video frame, 266.7 x slower" in said
-
     frames, stream = frames_of(out), read_spikes(published, PLANE)
     assert len(frames) == 4 and frames[0].shape == (LABEL + 250, 802)
     for frame, plane in zip(frames, (2, 5, 8, 11), strict=True):

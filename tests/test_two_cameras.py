@@ -141,7 +141,6 @@ def test_a_network_trains_validates_and_restores_with_a_second_camera(home, tmp_
     weights = sorted((experiment(options) / "models").glob("*_G.pth"))[-1]
     stored = read_saved(weights).spike_data["calibration"]
     assert stored["matrix"] == TRUTH[:2].tolist() and stored["spike_size"] == [30, 40]
-
     out = tmp_path / "out"
     assert main_test_vrt.main(["--opt", str(options), "--weights", str(weights), "--output", str(out)]) == 0
     psnr = json.loads((out / "metrics.json").read_text())["clips"]["c"]["restored"]["psnr"]

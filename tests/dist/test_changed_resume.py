@@ -20,7 +20,6 @@ def story(tmp_path_factory):
     path = experiment(options) / "checkpoints/checkpoint_latest.pth"
     lr = ("train.G_optimizer_lr=1e-6", "train.G_optimizer_betas=[0.5,0.6]", 'train.fix_keys=["bias"]')
     found = {}
-
     # 8 samples an epoch; the file says total_iter 4.
     found["epochs"] = odd(options, "--epochs", "1", "debug.every=4"), latest(options)
     changed = ("train.total_iter=13", "train.epochs=2", *lr)
@@ -121,13 +120,11 @@ def best(tmp_path_factory):
 def test_the_last_validation_is_recorded_once_wherever_the_run_was_cut(tmp_path, best, case, step, writers, code):
     options = write_odd(tmp_path)
     args = ("train.total_iter=2", "logging.use_tensorboard=true")
-
     cut = odd(options, *args, f"logging.writers={json.dumps(writers)}", case=case, struck=(0, step))
     assert latest(options)["step"] == 2 and (code == 75 or (experiment(options) / "models/2_G.pth").exists()), cut.text
     second = odd(options, *args)
     files = files_of_run(experiment(options))
     third = odd(options, *args, "datasets.test.num_frame=1")  # the best PSNR of another crop would not count
-
     assert [r.exit_codes for r in (cut, second, third)] == [[code], [0], [0]], cut.text + second.text
     assert second.text.count("Iter: 2, validation") == 1 and "Iter: 2, validation" not in third.text
     assert "already finished at iter 2" in third.text and "mean over clips" in third.text

@@ -32,7 +32,6 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     source, own = (experiment(options, task) / "checkpoints" / "checkpoint_latest.pth" for task in ("run", "other"))
     named = ("--resume", str(source))
     other = ("task=other", *named)
-
     # 4 samples a step, 2 steps an epoch.
     two = run(options, 2, 1, 2, 1)
     four = run(options, 4, 2, 1, 1, *other)
@@ -52,7 +51,6 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     assert f"resumed from {source} at iter 1" in four.text
     assert "this run has a checkpoint of its own at iter 2" in one.text and f"resumed from {own} at iter 2" in one.text
     assert latest(options)["step"] == 1 and latest(options, "other")["step"] == 3
-
     # Another number of samples a step needs a named checkpoint, and begins the next epoch.
     refused = run(options, 1, 3, 1, 1)
     begun = run(options, 1, 4, 1, 1, *named)
@@ -64,7 +62,6 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     assert f"({said}): epoch 2 begins with its first sample" in begun.text and "ranks now" not in begun.text
     state = latest(options)
     assert (state["step"], state["epoch"], state["batch"]) == (5, 1, 4) and "begins with" not in again.text
-
     # A branch goes on from its own checkpoint, though its source has gone further.
     branch = run(options, 1, 5, 2, 2, *other)
 

@@ -38,7 +38,6 @@ def test_an_elastic_restart_resumes_and_nobody_is_left_when_torchrun_is_killed(t
         os.kill(ranks[0], signal.SIGKILL)
         text = wait_for(log, r"(?s)resumed from \S+ at iter [1-9].* Iter: ")
         assert "SIGUSR1 would kill torchrun" in text
-
         family = children_of(process.pid)
         process.kill()
         deadline = time.monotonic() + 10

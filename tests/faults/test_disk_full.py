@@ -101,7 +101,6 @@ def test_log_lines_go_on_on_a_full_disk_and_the_save_ends_the_run(tmp_path):
             running.wait_for("Iter: 2,", 0, 120)
             fill(folder)
             result = running.wait(120)
-
         assert result.exit_codes == [3], result.text
         assert "Iter: 24," in result.text and "Traceback" not in result.text
         history = re.escape(str(experiment(options) / "training_history.jsonl"))

@@ -98,7 +98,6 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
         status.touch()
         pids = [process.pid for process in running.processes]
         result = running.wait(60)
-
     at_start = LINE.findall(result.stdout[0])
     assert [(rank, int(pid), step) for rank, pid, step, *_ in at_start] == [("0", pids[0], "0"), ("1", pids[1], "0")]
     assert not set(at_start[0][6:]) & set(at_start[1][6:]) and at_start[0][4] == at_start[1][4]

@@ -56,10 +56,14 @@ def test_options_that_differ_between_ranks_are_refused(tmp_path):
     assert result.text.count("the options differ between the ranks") == 1
 
 
-def test_a_time_out_of_the_group_that_comes_before_the_watchdog_is_refused(tmp_path):
-    result = train(write_options(tmp_path), ranks=2, env={"NCCL_TIMEOUT": "200"})
+def test_a_time_out_of_the_group_before_the_watchdog_is_refused_and_a_longer_one_lengthens_the_limits(tmp_path):
+    options, changes = write_options(tmp_path), ("train.total_iter=1", "datasets.test={}")
+    result = train(options, ranks=2, env={"NCCL_TIMEOUT": "200"})
     assert result.exit_codes == [2, 2]
     assert result.text.count("stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s; the") == 1
+    result = train(options, *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
+    assert result.exit_codes == [0, 0], result.text
+    assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
 
 
 @pytest.mark.parametrize(("launch", "said"), [
@@ -103,13 +107,6 @@ def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
             running.processes[0].send_signal(signal.SIGKILL)
             running.wait(20)
         assert not list(Path(temporary).glob("spikevrt-*"))
-
-
-def test_a_longer_nccl_timeout_lengthens_the_limits_of_slow_phases_and_says_which_option_does_the_rest(tmp_path):
-    changes = ("train.total_iter=1", "datasets.test={}")
-    result = train(write_options(tmp_path), *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
-    assert result.exit_codes == [0, 0], result.text
-    assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
 
 
 @pytest.mark.parametrize(("values", "limits", "timeout_s"), [

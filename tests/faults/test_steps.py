@@ -27,7 +27,6 @@ def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a
     options = write_odd(tmp_path)
     changes = ("datasets.test={}", "train.max_nonfinite_steps=3", "debug.every=1", "train.checkpoint_save=1", SECRET)
     result = odd(options, *changes, case="nan", struck=(1, 1), ranks=2, env=ENV)
-
     assert result.exit_codes == [4, 4]
     assert result.text.count("NonFiniteError: loss NaN or Inf in 3 steps in a row") == 1
     dump = experiment(options) / "nonfinite_3.json"
