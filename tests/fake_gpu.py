@@ -60,6 +60,10 @@ FREE = (
 COLUMNS = {"torchvision::deform_conv2d": (0, 2), "torchvision::_deform_conv2d_backward": (1, 6)}
 
 
+def tensors(tree: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
+
+
 class Counter(TorchDispatchMode):
     """Bytes and kernels of all operations, and the most bytes that live at once."""
 
@@ -112,17 +116,12 @@ class Counter(TorchDispatchMode):
         self.now -= size
 
 
-def tensors(tree: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
-
-
 HALF = (torch.bfloat16, torch.float16)
 CHOSEN: collections.Counter[str] = collections.Counter()
 
 
 def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
-    """ "cudnn", "flash", "efficient" or "math" for q, k, v (n, heads, T, hd): what scaled_dot_product_attention runs on
-    a GPU of compute capability 8.0 or higher with the back ends that are enabled now.
+    """What scaled_dot_product_attention runs on a GPU of compute capability 8.0 or more, for q, k, v (n, heads, T, hd).
 
     The rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order, can_use_*_attention,
     minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient, check_attn_mask_shape), torch 2.8 to 2.15, for

@@ -20,15 +20,11 @@ CASES = {
     "batch": (None, "datasets.train.dataloader_batch_size=9", 2, [
         "8 training samples are fewer than one batch of 18", "2 ranks x 9"]),
     "encoding": (lambda at: in_gbk(at / "options.json"), "task=x", 2, ["options.json", "not UTF-8", "save it as"]),
-    "encoding of a list": (
-        lambda at: in_gbk(at / "list.txt"), "datasets.train.meta_info_file={}/list.txt", 3,
-        ["list.txt", "not UTF-8", "save it as UTF-8"],
-    ),
+    "encoding of a list": (lambda at: in_gbk(at / "list.txt"), "datasets.train.meta_info_file={}/list.txt", 3, [
+        "list.txt", "not UTF-8", "save it as UTF-8"]),
     "missing folder": (lambda at: shutil.rmtree(at / "GOPRO_Large/test"), "task=x", 3, ["GOPRO_Large/test"]),
-    "missing spikes": (
-        lambda at: shutil.rmtree(at / "GOPRO_Large_spike_seq"), "task=x", 3,
-        ["GOPRO_Large_spike_seq/train", "make the data"],
-    ),
+    "missing spikes": (lambda at: shutil.rmtree(at / "GOPRO_Large_spike_seq"), "task=x", 3, [
+        "GOPRO_Large_spike_seq/train", "make the data"]),
     "unmatched frames": (lambda at: (at / GT / "000001.png").unlink(), "task=x", 3, ["train0", "000001"]),
 }  # fmt: skip
 

@@ -128,9 +128,7 @@ def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough
         netG__optical_flow__module="scflow", netG__depth=[8], datasets__train__spike__cache="ram",
         datasets__train__spike__reconstruction__theta=2, datasets__train__spike_channels=5, in_memory=True,
     )  # fmt: skip
-
     code, out = convert(path)
-
     said = capsys.readouterr().err
     wrong = [
         "train.lora_rank", "train.total_iter", "datasets.train.gt_size", "datasets.train.spike_reconstruction",
@@ -139,7 +137,6 @@ def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough
     ]  # fmt: skip
     assert code == 2 and not out.exists() and said.count("OptionError") == 1
     assert all(f"    {key}" in said for key in wrong) and "11 problems in the option file" in said, said
-
     advice = "\n".join(line for line in said.splitlines() if line.startswith("      do: "))
     given = {"train.total_iter": 10, "datasets.train.gt_size": 192, "netG.spynet_path": "null", "netG.fusion": "concat"}
     assert all(f"give {key}=" in advice for key in given)

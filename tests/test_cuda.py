@@ -1,7 +1,4 @@
-"""Is it right on a GPU? Every form of the network in every precision, against float32 or float64 on the CPU.
-
-pytest -m cuda
-"""
+"""Is every form of the network right on a GPU in every precision, against float32, or float64 on the CPU? -m cuda"""
 
 import contextlib
 import copy

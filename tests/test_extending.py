@@ -17,12 +17,10 @@ from pydantic import Field
 from data.clip_dataset import Crops, FileReading, Spikes, TestClips, TrainClips, WholeClips
 from data.select_dataset import DATASETS
 
-
 class LabFiles(Spikes, FileReading):
     recordings: str = Field(description="Folder of the blurry clips.")
     truth: str = Field(description="Folder of the sharp clips.")
     streams: str = Field(description="Folder of the spikes.")
-
 
 class Lab:
     @classmethod
@@ -30,20 +28,16 @@ class Lab:
         roots = {"dataroot_lq": section.recordings, "dataroot_gt": section.truth, "dataroot_spike": section.streams}
         return {**roots, "lq_folder": "frames"}
 
-
 class LabTrainKeys(Crops, LabFiles):
     pass
 
-
 class LabTestKeys(WholeClips, LabFiles):
     pass
-
 
 @DATASETS.register("LabTrain", given=("seed",))
 class LabTrain(Lab, TrainClips):
     def __init__(self, section: LabTrainKeys, seed: int = 0) -> None:
         super().__init__(section, seed)
-
 
 @DATASETS.register("LabTest", given=("seed",))
 class LabTest(Lab, TestClips):
@@ -53,7 +47,6 @@ class LabTest(Lab, TestClips):
 
 SOURCE = '''
 from data.spike_source import SPIKE_SOURCES, DatSpikes
-
 
 @SPIKE_SOURCES.register("inverted", given=("info",))
 class InvertedSpikes(DatSpikes):
@@ -67,7 +60,6 @@ CAMERA = '''
 from dataclasses import dataclass
 from data.augment import CAMERAS
 
-
 @dataclass(frozen=True)
 class SlowDraw:
     every: int
@@ -75,7 +67,6 @@ class SlowDraw:
 
     def apply(self, stream, frame):
         return stream.repeat(self.every, axis=0)[: len(stream)]
-
 
 @CAMERAS.register("slow")
 class Slow:

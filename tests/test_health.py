@@ -127,7 +127,6 @@ def test_the_memory_of_a_container_is_its_limit_and_without_one_that_of_the_host
         (folder / "memory.max").write_text(limit + "\n")
         (folder / "memory.current").write_text(f"{7 * GB}\n")
         (folder / "memory.stat").write_text(f"anon 1\ninactive_file {GB}\nactive_file {GB // 2}\n")
-
     assert host_memory(proc, groups) == (5.5, 8.0)
     (job.parent / "memory.max").write_text("max\n")
     assert host_memory(proc, groups) == pytest.approx((16.384, 65.536))
@@ -137,7 +136,6 @@ def test_the_memory_of_a_container_is_its_limit_and_without_one_that_of_the_host
     for name, text in (("usage_in_bytes", 3 * GB), ("limit_in_bytes", 4 * GB), ("stat", stat)):
         (groups / "memory" / "job" / f"memory.{name}").write_text(str(text))
     assert host_memory(proc, groups) == (2.5, 4.0)
-
     used, total = host_memory()  # of this machine
     assert 0 < used < total
 

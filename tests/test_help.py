@@ -1,7 +1,4 @@
-"""Every program and launcher explains itself with --help: usage, and at least two examples whose flags exist.
-
-The flags that the pages give a program exist as well.
-"""
+"""Every program and launcher explains itself with --help: usage, two examples; their flags and those of pages exist."""
 
 import re
 

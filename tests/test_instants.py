@@ -112,7 +112,6 @@ def test_a_test_scores_and_shows_every_instant(home):
     folder = home / "tested"
     arguments = ["--opt", home / "options.json", "--weights", home / "weights.pth", "--output", folder]
     restore(*arguments, "--save", "frames", "slowmotion")
-
     found = metrics(folder)
     clip, slow = found["clips"]["test1"], VideoReader(folder / "test1_slowmotion.mp4")
     assert slow.num_frames == K * clip["frames"] == 9 and slow.fps == 25
@@ -126,7 +125,6 @@ def test_a_test_scores_and_shows_every_instant(home):
     means = ", ".join(f"{found['averages'][f'instant {k}']['psnr']:.2f}" for k in range(K))
     assert f"PSNR dB of the instants, mean over clips: {means}" in (folder / "table.txt").read_text()
     restore(*arguments, "--save", "frames", "slowmotion")  # complete: nothing to do
-
     restore(*arguments[:-1], home / "exact", "metric.values=clamped")
     exact = metrics(home / "exact")["averages"]
     for k in range(K):

@@ -10,8 +10,6 @@ from models.network_vrt import VRT
 from tests import golden
 from tests.naive_vrt import NaiveVRT
 
-NETS = sorted(p.stem for p in golden.FOLDER.glob("net_*.npz"))
-
 
 def load_net(name: str, **more) -> tuple[golden.NetVector, VRT]:
     vector = golden.load_net(name)
@@ -47,7 +45,7 @@ def activation(seen: dict[str, Any], name: str, batch: int) -> Tensor:
     return x[..., ::2, ::2] if name.endswith("_stride2") else x
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", sorted(p.stem for p in golden.FOLDER.glob("net_*.npz")))
 def test_outputs_activations_flows_and_gradients_are_those_of_the_reference(name):
     vector, net = load_net(name)
     seen = watch(net)

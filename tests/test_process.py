@@ -15,12 +15,10 @@ from tests.train_files import MAIN, experiment, write_options
 PROGRAM = """
 import atexit, sys, threading, torch
 from utils.dist import process
-
 def work():
     a = torch.ones(10)
     while True:
         a + a
-
 for _ in range(8):
     threading.Thread(target=work, daemon=True).start()
 atexit.register(print, "handled")
@@ -108,13 +106,11 @@ def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_
 ORPHAN = """
 import multiprocessing, os, signal, time
 from utils.dist.process import die_with_parent
-
 def child(parent):
     while os.getppid() == parent:
         time.sleep(0.01)
     die_with_parent()
     time.sleep(60)
-
 multiprocessing.get_context("fork").Process(target=child, args=(os.getpid(),)).start()
 os.kill(os.getpid(), signal.SIGKILL)
 """

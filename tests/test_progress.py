@@ -77,7 +77,6 @@ def test_one_bar_shows_the_run_and_tears_no_line(tmp_path):
     tiles = ("val.size_patch_testing=16", "val.size_patch_overlapping=4")
     command = odd_command(options, *changes, *tiles, "watchdog.stall_s=60", case="noisy")
     code, written = in_terminal(*command, env={"MPLCONFIGDIR": str(tmp_path / "fonts")}, size=(50, COLUMNS))
-
     rows = screen(written)
     assert code == 0, "\n".join(rows)
     bars = [row for row in rows if "%|" in row]

@@ -198,7 +198,6 @@ def test_the_test_of_s_sdm(tmp_path, monkeypatch):
             pairs += [(blur, sharp)] if i else []
         Path("GOPRO/test/spike_data", clip, "000006.dat").unlink()
     subprocess.run(["bash", "-ec", commands("S-SDM's GOPRO").split("python ")[0]], check=True)
-
     found = {}
     for factor in (1, 2, 4):
         run_tests("S-SDM's GOPRO", "datasets.test.spike.h=8", "datasets.test.spike.w=8", factor=factor)

@@ -110,7 +110,6 @@ def test_a_calibration_file_holds_what_was_saved_and_says_what_is_wrong(tmp_path
     assert unknown.digest() == saved.digest() != saved.model_copy(update={"mirror": "rows"}).digest()
     # Column 0 of the upright picture is column 11 of the mirrored one.
     assert (saved.to_rgb() @ [0, 0, 1]).tolist() == [1.5 * 11 + 3, -2, 1]
-
     singular = [[1, 2, 0], [2, 4, 0]]
     for changes, words in (
         ({"tick_rate": 1}, ["tick_rate", "tick_hz"]), ({"matrix": singular}, ["singular"]),

@@ -60,7 +60,7 @@ def test_published_tiling_is_reproduced(path):
     assert len(GOLDEN) == 11
     data = np.load(path)
     config = json.loads(str(data["config"]))
-    (frames, size), (frames_overlap, size_overlap) = config["tile"], config["tile_overlap"]
+    (frames, size, *_), (frames_overlap, size_overlap, *_) = config["tile"], config["tile_overlap"]
     out = restore_clip(
         StandIn(config["scale"]), torch.from_numpy(data["input"]), num_frame_testing=frames,
         num_frame_overlapping=frames_overlap, size_patch_testing=size, size_patch_overlapping=size_overlap,

@@ -55,18 +55,6 @@ def test_nearest4_survives_a_flow_that_is_no_number(bad):
     assert nearest4(torch.ones(1, 1, 4, 4), flow).shape == (1, 4, 4, 4)
 
 
-@pytest.mark.parametrize("name", names("mod_spynet"))
-def test_spynet_flows_and_gradients(name):
-    config, t = golden.load(name)
-    net = SpyNet(config["return_levels"]).double()
-    net.load_state_dict({**net.state_dict(), **golden.spynet_weights()})
-    ref, supp = t["ref"].requires_grad_(), t["supp"].requires_grad_()
-    flows = net(ref, supp)
-    sum((f * golden.cotangent(f)).sum() for f in flows).backward()
-    levels = {f"flow/{level}": flow for level, flow in enumerate(flows)} | {"flow_return_levels_5": flows[0]}
-    compare(levels | gradients([("ref", ref), ("supp", supp)]), t)
-
-
 @pytest.mark.parametrize("size", [(32, 32), (8, 40), (16, 24)])
 def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
     flows = SpyNet((2, 3, 4, 5))(torch.rand(1, 3, *size), torch.rand(1, 3, *size))
@@ -74,7 +62,7 @@ def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
     assert all(torch.isfinite(f).all() for f in flows)
 
 
-# Flows of distances two and three, and the convolution itself, are shown by the networks of tests/test_network_vrt.py.
+# SpyNet, flows of distances one to three and the convolution itself: the networks of tests/test_network_vrt.py.
 @pytest.mark.parametrize("name", names("mod_align"))
 def test_alignment_of_a_clip_and_its_gradients(name):
     config, t = golden.load(name)

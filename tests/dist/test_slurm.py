@@ -27,7 +27,6 @@ PAUSE = """
 from threading import Event
 from utils.run.writers import WRITERS
 
-
 @WRITERS.register("pause", given=("folder", "step"))
 class PauseWriter:
     def __init__(self, folder, step):

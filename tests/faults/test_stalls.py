@@ -64,7 +64,6 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
                 _signal(group, signal.SIGCONT)
                 time.sleep(0.1)
         result = running.wait(60)
-
     assert result.exit_codes == [0] * ranks, result.text
     assert "Finished at iter 150" in result.text and "StallError" not in result.text
 
