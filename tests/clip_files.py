@@ -6,6 +6,10 @@ in the first half of the file, none in the second, so that the direction of time
 """
 
 import json
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from scripts import doctor
 from utils.video import VideoWriter
 
 PLANES = 24
+BINS = {"type": "voxel", "num_bins": 2}  # the halves of the file: all ones lie in the first of them
 
 
 def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
@@ -49,20 +54,9 @@ def write_png(path: Path, red: np.ndarray, green: int = 0) -> None:
 
 
 def write_clip(
-    root: Path,
-    name: str,
-    *,
-    split: str = "train",
-    frames: int = 6,
-    h: int = 8,
-    w: int = 12,
-    scale: int = 1,
-    first: int = 0,
-    planes: int = PLANES,
-    regrouped: bool = False,
-    seed: int = 0,
-    instants: int = 0,
-) -> None:
+    root: Path, name: str, *, split: str = "train", frames: int = 6, h: int = 8, w: int = 12, scale: int = 1,
+    first: int = 0, planes: int = PLANES, regrouped: bool = False, seed: int = 0, instants: int = 0,
+) -> None:  # fmt: skip
     """One clip below root/GOPRO_Large and root/GOPRO_Large_spike_seq; green of its instants counts them from 1."""
     rgb, spikes = root / "GOPRO_Large", root / "GOPRO_Large_spike_seq"
     for frame in range(frames):
@@ -78,9 +72,25 @@ def write_clip(
         for k in range(instants):
             write_png(rgb / split / name / "instants" / f"{stem}_{k}.png", red, green=k + 1)
         stream = np.arange(planes)[:, None, None] < level
-        path = spikes / split / name / "spike" / f"{stem}.dat"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_spikes(path, stream.astype(np.uint8), SpikeGeometry(h, w))
+        write_dat(spikes / split / name / "spike" / f"{stem}.dat", stream.astype(np.uint8))
+
+
+def write_dat(path: Path, spikes: np.ndarray) -> None:
+    """(T, h, w) spikes as a file, in a folder that need not be there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_spikes(path, spikes, SpikeGeometry(*spikes.shape[1:]))
+
+
+@contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """Inside, no file takes more than so many bytes, as on a full disk."""
+    former, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, former)
 
 
 def write_info(root: Path, **values: object) -> None:
@@ -106,13 +116,7 @@ def section(root: Path, split: str = "train", regrouped: bool = False, **changes
         "dataroot_gt": str(rgb / (f"{split}_GT" if regrouped else split)),
         "dataroot_lq": str(rgb / (f"{split}_GT_blurred" if regrouped else split)),
         "dataroot_spike": str(root / "GOPRO_Large_spike_seq" / split),
-        # The bins are the halves of the file: all ones lie in the first of them.
-        "spike": {
-            "type": "dat",
-            "resize": "nearest",
-            "center": "file",
-            "representation": {"type": "voxel", "num_bins": 2},
-        },
+        "spike": {"type": "dat", "resize": "nearest", "center": "file", "representation": BINS},
     }
     if split == "train":
         values |= {"num_frame": 3, "gt_size": 8}
@@ -120,12 +124,10 @@ def section(root: Path, split: str = "train", regrouped: bool = False, **changes
 
 
 def resolved(values: dict[str, object]) -> Any:
-    """The section with its defaults."""
     return DATASETS.resolve(values, "datasets.train")
 
 
 def build(root: Path, split: str = "train", seed: int = 0, **changes: object) -> Any:
-    """The dataset of these clips, with the changes to its section."""
     return build_dataset(section(root, split, **changes), split, seed)
 
 
@@ -142,9 +144,8 @@ def cached(values: dict[str, object], path: Path) -> dict[str, object]:
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether two samples are equal in every bit."""
-    return a.keys() == b.keys() and all(
-        torch.equal(value, b[key]) if isinstance(value, torch.Tensor) else value == b[key] for key, value in a.items()
-    )
+    equal = lambda x, y: torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y  # noqa: E731
+    return a.keys() == b.keys() and all(equal(value, b[key]) for key, value in a.items())
 
 
 def doctor_of_data(root: Path, *flags: str, **datasets: object) -> int:
@@ -155,6 +156,5 @@ def doctor_of_data(root: Path, *flags: str, **datasets: object) -> int:
 
 
 def check(values: dict[str, object], **how: object) -> Report:
-    """The data check of the section's dataset."""
     (report,) = resolved(values).constructor.check(resolved(values), "train", **how)
     return report

@@ -3,9 +3,8 @@
     python -m tests.fake_gpu [--batch 1] [--kept-only] [--shallow] [CASE ...]
     python -m tests.fake_gpu --align
 
-CASE: a name in CASES (default: all). --kept-only: without the backward pass, in a third of the time.
---shallow: a quarter of the blocks. --align: instead, [[shape, counted, estimated], ..] of the bytes that the backward
-pass of the alignment holds besides what was saved; the estimate is that of netG.checkpoint "auto".
+CASE: a name in CASES (default: all). --kept-only: without the backward pass, in a third of the time. --shallow: a
+quarter of the blocks. --align: instead, [[shape, counted, estimated], ..], what `alignment` gives for each shape.
 
 Fails where a tensor of the wrong device or dtype meets another. For a training step on clips of 6 x 192 x 192 through
 the network of the GoPro recipe, under the autocast rules of CUDA, it counts:
@@ -48,11 +47,7 @@ NETWORK = {  # of the GoPro recipe
     "indep_reconsts": [9, 10], "embed_dims": [96] * 7 + [120] * 4, "num_heads": [6] * 11, "deformable_groups": 16,
 }  # fmt: skip
 CHECKPOINTED = {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
-CASES = {
-    "auto, bfloat16": {},
-    "auto, bfloat16, checkpointed": CHECKPOINTED,
-    "plain, bfloat16": {"kernels": "plain"},
-}
+CASES = {"auto, bfloat16": {}, "auto, bfloat16, checkpointed": CHECKPOINTED, "plain, bfloat16": {"kernels": "plain"}}
 FAKE = FakeTensorMode()
 DEVICE, META = torch.ops.prim.device.default, torch.device("meta")
 # Without a kernel, though their schema does not say that they are views.
@@ -63,6 +58,10 @@ FREE = (
 # torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu: the samples and their product; backward: zeros, product, read for
 # the input and for the offsets, and the samples and their product again, for the weight.
 COLUMNS = {"torchvision::deform_conv2d": (0, 2), "torchvision::_deform_conv2d_backward": (1, 6)}
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
 
 
 class Counter(TorchDispatchMode):
@@ -117,18 +116,12 @@ class Counter(TorchDispatchMode):
         self.now -= size
 
 
-def tensors(tree: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
-
-
 HALF = (torch.bfloat16, torch.float16)
-MOST_CUDNN = 65_535
 CHOSEN: collections.Counter[str] = collections.Counter()
 
 
 def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
-    """ "cudnn", "flash", "efficient" or "math" for q, k, v (n, heads, T, hd): what scaled_dot_product_attention runs on
-    a GPU of compute capability 8.0 or higher with the back ends that are enabled now.
+    """What scaled_dot_product_attention runs on a GPU of compute capability 8.0 or more, for q, k, v (n, heads, T, hd).
 
     The rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order, can_use_*_attention,
     minimum_gemm_alignment, check_data_ptr_alignment_mem_efficient, check_attn_mask_shape), torch 2.8 to 2.15, for
@@ -140,7 +133,7 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     if not all(x.stride(-1) == 1 and x.shape[0] == q.shape[0] and x.dtype is q.dtype for x in tensors):
         return "math"
     d = q.shape[-1]
-    suits_cudnn = q.dtype in HALF and d % 8 == 0 and d <= 128 and max(q.shape[:2]) <= MOST_CUDNN
+    suits_cudnn = q.dtype in HALF and d % 8 == 0 and d <= 128 and max(q.shape[:2]) <= 65_535
     if enabled.cudnn_sdp_enabled() and suits_cudnn and (mask is None or not mask.requires_grad):
         return "cudnn"
     if enabled.flash_sdp_enabled() and q.dtype in HALF and mask is None and d <= 256:
@@ -156,7 +149,6 @@ def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
 def attention_of_a_gpu(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """scaled_dot_product_attention with the kernel that a GPU would choose."""
     if torch.is_autocast_enabled("cuda") and q.dtype is torch.float32:
         dtype = torch.get_autocast_dtype("cuda")
         q, k, v, attn_mask = (None if x is None else x.to(dtype) for x in (q, k, v, attn_mask))
@@ -186,7 +178,6 @@ def fake_chunks(size, window, shift, device, batch=1, most=1 << 40) -> tuple[win
 
 
 def moved_to_gpu(value: Any) -> Any:
-    """Chunks, or a part of them."""
     if isinstance(value, Tensor):
         return on_gpu(value)
     if isinstance(value, tuple):
@@ -232,10 +223,7 @@ def kept_bytes(net: nn.Module, clip: Tensor) -> int:
         return tensor
 
     own = {t.untyped_storage()._cdata for t in (*net.parameters(), *net.buffers())}
-    with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
-        torch.autocast("cuda", torch.bfloat16),
-    ):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), torch.autocast("cuda", torch.bfloat16):
         restored = net(clip)
     assert restored.device.type == "cuda" and restored.shape == clip.shape
     return sum(size for address, size in sizes.items() if address not in own)
@@ -248,13 +236,9 @@ def moved(net: nn.Module, clip: Tensor) -> dict[str, Any]:
             loss = net(clip).float().square().mean()
         held = counter.peak = counter.now
         loss.backward()
-    return {
-        "held_gb": held / 1e9,
-        "peak_gb": counter.peak / 1e9,
-        "moved_gb": counter.moved.total() / 1e9,
-        "kernels": counter.kernels,
-        "copies_from_host": counter.copies_from_host,
-    }
+    sizes = {"held_gb": held, "peak_gb": counter.peak, "moved_gb": counter.moved.total()}
+    figures = {name: size / 1e9 for name, size in sizes.items()}
+    return figures | {"kernels": counter.kernels, "copies_from_host": counter.copies_from_host}
 
 
 # (frames, channels, height and width, deformable groups, sources): of network 006, of a batch, of two neighbours.
@@ -337,9 +321,8 @@ def main() -> str:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--kept-only", action="store_true")
-    parser.add_argument("--shallow", action="store_true")
-    parser.add_argument("--align", action="store_true")
+    for flag in ("--kept-only", "--shallow", "--align"):
+        parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
     if args.align:
         return json.dumps([[shape, *alignment(shape, amp)] for shape in ALIGNED for amp in (True, False)])

@@ -83,6 +83,5 @@ def cotangent(like: Tensor) -> Tensor:
 
 
 def difference(got: Tensor, expected: Tensor) -> float:
-    """Largest difference relative to the largest expected value."""
     assert got.shape == expected.shape, f"{tuple(got.shape)} != {tuple(expected.shape)}"
     return float((got.detach() - expected).abs().max() / expected.abs().max().clamp_min(1e-30))

@@ -1,7 +1,8 @@
-"""VRT in its plainest form: the specification transcribed, one statement per sentence, nothing shared or saved.
+"""VRT in its plainest form: the specification transcribed, one statement per sentence, nothing saved.
 
 The oracle of the benchmarks and of the equality tests: dense logits, a mask per window, frames and directions in Python
 loops, a Conv3d for every frame convolution. Evaluation arithmetic only (no DropPath). Keys are those of network_vrt.
+Flow and position tables, which have reference vectors of their own, are the project's.
 """
 
 import math
@@ -13,62 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-def warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
-    """x (n, c, h, w) at pixel + flow; flow (n, h, w, 2)."""
-    h, w = x.shape[-2:]
-    gy, gx = torch.meshgrid(torch.arange(h).to(x), torch.arange(w).to(x), indexing="ij")
-    grid = torch.stack((gx, gy), 2) + flow
-    grid = torch.stack((2 * grid[..., 0] / max(w - 1, 1) - 1, 2 * grid[..., 1] / max(h - 1, 1) - 1), 3)
-    return F.grid_sample(x, grid, mode=mode, padding_mode=padding, align_corners=True)
-
-
-def nearest4(x: Tensor, flow: Tensor) -> Tensor:
-    h, w = x.shape[-2:]
-    gy, gx = torch.meshgrid(torch.arange(h).to(x), torch.arange(w).to(x), indexing="ij")
-    px, py = gx + flow[..., 0], gy + flow[..., 1]
-    corners = []
-    for ix in (px.floor(), px.ceil()):
-        for iy in (py.floor(), py.ceil()):
-            corners.append(warp(x, torch.stack((ix - gx, iy - gy), 3).detach(), "nearest"))
-    return torch.cat(corners, 1)
-
-
-class SpyNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1))
-        widths = (8, 32, 64, 32, 16, 2)
-        self.basic_module = nn.ModuleList()
-        for _ in range(6):
-            layers = [m for a, b in pairwise(widths) for m in (nn.Conv2d(a, b, 7, 1, 3), nn.ReLU())]
-            self.basic_module.append(nn.ModuleDict({"basic_module": nn.Sequential(*layers[:-1])}))
-
-    def forward(self, ref: Tensor, supp: Tensor) -> list[Tensor]:
-        h, w = ref.shape[-2:]
-        hf, wf = 32 * math.ceil(h / 32), 32 * math.ceil(w / 32)
-        pyramids = []
-        for image in (ref, supp):
-            image = F.interpolate(image, (hf, wf), mode="bilinear", align_corners=False)
-            pyramid = [(image - self.mean) / self.std]
-            for _ in range(5):
-                pyramid.insert(0, F.avg_pool2d(pyramid[0], 2, 2))
-            pyramids.append(pyramid)
-        flow, flows = None, []
-        for level in range(6):
-            r, s = pyramids[0][level], pyramids[1][level]
-            up = r.new_zeros(len(r), 2, *r.shape[-2:])
-            if level:
-                up = 2 * F.interpolate(flow, scale_factor=2, mode="bilinear", align_corners=True)
-            warped = warp(s, up.permute(0, 2, 3, 1), padding="border")
-            flow = self.basic_module[level]["basic_module"](torch.cat((r, warped, up), 1)) + up
-            if level >= 2:
-                q = 2 ** (5 - level)
-                out = F.interpolate(flow, (h // q, w // q), mode="bilinear", align_corners=False)
-                out = torch.stack((out[:, 0] * (w // q) / (wf // q), out[:, 1] * (h // q) / (hf // q)), 1)
-                flows.insert(0, out)
-        return flows
+from models.vrt.flow import SpyNet, aligned_input, estimate_flows, flow_warp
+from models.vrt.windows import relative_position_index, sine_positions
 
 
 class GatedMlp(nn.Module):
@@ -89,28 +36,13 @@ class Attention(nn.Module):
         rows = (2 * d - 1) * (2 * h - 1) * (2 * w - 1)
         self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
-        tokens = [(a, b, c) for a in range(d) for b in range(h) for c in range(w)]
-        t = torch.tensor(tokens)
-        e = t[:, None] - t[None] + torch.tensor([d - 1, h - 1, w - 1])
-        self.register_buffer("relative_position_index", (e[..., 0] * (2 * h - 1) + e[..., 1]) * (2 * w - 1) + e[..., 2])
+        self.register_buffer("relative_position_index", relative_position_index(window))
         if mutual:
-            self.register_buffer("position_bias", self.sines(h, w, dim))
+            self.register_buffer("position_bias", sine_positions(h, w, dim))
         self.qkv_self = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(2 * dim if mutual else dim, dim)
         if mutual:
             self.qkv_mut = nn.Linear(dim, 3 * dim)
-
-    @staticmethod
-    def sines(height: int, width: int, dim: int) -> Tensor:
-        f = dim // 2
-        table = torch.zeros(height, width, dim)
-        for k in range(f):
-            divisor = 10000 ** (2 * (k // 2) / f)
-            wave = torch.cos if k % 2 else torch.sin
-            y = torch.arange(1, height + 1) / (height + 1e-6) * 2 * math.pi / divisor
-            x = torch.arange(1, width + 1) / (width + 1e-6) * 2 * math.pi / divisor
-            table[:, :, k], table[:, :, f + k] = wave(y)[:, None], wave(x)[None, :]
-        return table.view(1, height * width, dim)
 
     def split(self, qkv: Tensor) -> Tensor:
         n, t, _ = qkv.shape
@@ -204,9 +136,8 @@ class Group(nn.Module):
     def __init__(self, dim, depth, heads, window, mutual, mlp_ratio) -> None:
         super().__init__()
         half = tuple(w // 2 for w in window)
-        self.blocks = nn.ModuleList(
-            Block(dim, heads, window, half if j % 2 else (0, 0, 0), mutual, mlp_ratio) for j in range(depth)
-        )
+        shifts = [half if j % 2 else (0, 0, 0) for j in range(depth)]
+        self.blocks = nn.ModuleList(Block(dim, heads, window, shift, mutual, mlp_ratio) for shift in shifts)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.permute(0, 2, 3, 4, 1)
@@ -230,12 +161,11 @@ class Deform(nn.Module):
         self.conv_offset = nn.Sequential(*layers[:-1])
 
     def forward(self, sources: list[Tensor], target: Tensor, flows: list[Tensor]) -> Tensor:
-        warped = [warp(s, f.permute(0, 2, 3, 1)) for s, f in zip(sources, flows, strict=True)]
+        warped = [flow_warp(s, f) for s, f in zip(sources, flows, strict=True)]
         o1, o2, m = self.conv_offset(torch.cat((*warped, target, *flows), 1)).chunk(3, 1)
         runs = (self.magnitude * torch.tanh(torch.cat((o1, o2), 1))).chunk(self.k, 1)
-        offset = torch.cat(
-            [r + f.flip(1).repeat(1, r.shape[1] // 2, 1, 1) for r, f in zip(runs, flows, strict=True)], 1
-        )
+        pairs = zip(runs, flows, strict=True)
+        offset = torch.cat([r + f.flip(1).repeat(1, r.shape[1] // 2, 1, 1) for r, f in pairs], 1)
         from torchvision.ops import deform_conv2d  # imports torch's compiler, which takes seconds
 
         return deform_conv2d(torch.cat(sources, 1), offset, self.weight, self.bias, 1, 1, 1, torch.sigmoid(m))
@@ -319,7 +249,7 @@ class NaiveVRT(nn.Module):
         self.upscale, self.in_chans, self.reach = upscale, in_chans, pa_frames // 2
         window = tuple(window_size)
         self.conv_first = conv3d(9 * in_chans + nonblind_denoising, embed_dims[0])
-        self.spynet = SpyNet()
+        self.spynet = SpyNet((2, 3, 4, 5))
         plan = (("none", 1), ("down", 2), ("down", 4), ("down", 8), ("up", 4), ("up", 2), ("up", 1))
         for i, (kind, scale) in enumerate(plan):
             stage = Stage(
@@ -341,32 +271,10 @@ class NaiveVRT(nn.Module):
             self.upsample = nn.ModuleDict(OrderedDict(convs))
         self.conv_last = conv3d(64 if upscale > 1 else dims[0], out_chans)
 
-    def flows(self, x: Tensor) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-        """Per level: backward and forward flows of distance 1, 2, ..; each (B, M, 2, h, w)."""
-        b, n = x.shape[:2]
-        first, second = x[:, :-1].flatten(0, 1), x[:, 1:].flatten(0, 1)
-        back = [f.unflatten(0, (b, n - 1)) for f in self.spynet(first, second)]
-        fore = [f.unflatten(0, (b, n - 1)) for f in self.spynet(second, first)]
-        backward, forward = [[f] for f in back], [[f] for f in fore]
-        for d in range(1, self.reach):
-            for level in range(4):
-                b1, f1, bd, fd = back[level], fore[level], backward[level][-1], forward[level][-1]
-                nb, nf = [], []
-                for i in range(n - 1 - d):
-                    nb.append(bd[:, i] + warp(b1[:, i + d], bd[:, i].permute(0, 2, 3, 1)))
-                    nf.append(fd[:, i + 1] + warp(f1[:, i], fd[:, i + 1].permute(0, 2, 3, 1)))
-                backward[level].append(torch.stack(nb, 1))
-                forward[level].append(torch.stack(nf, 1))
-        return backward, forward
-
     def forward(self, lq: Tensor) -> Tensor:
         x, noise = lq[:, :, : self.in_chans], lq[:, :, self.in_chans :]
-        n = x.shape[1]
-        backward, forward = self.flows(x)
-        none = x.new_zeros(x[:, 0].shape).repeat(1, 4, 1, 1)
-        later = [nearest4(x[:, t + 1], backward[0][0][:, t].permute(0, 2, 3, 1)) for t in range(n - 1)] + [none]
-        earlier = [none] + [nearest4(x[:, t], forward[0][0][:, t].permute(0, 2, 3, 1)) for t in range(n - 1)]
-        y = torch.cat((x, torch.stack(later, 1), torch.stack(earlier, 1), noise), 2)
+        backward, forward = zip(*estimate_flows(self.spynet, x, self.reach), strict=True)
+        y = torch.cat((aligned_input(x, backward[0][0], forward[0][0]), noise), 2)
         first = self.conv_first(y.transpose(1, 2))
         x1 = self.stage1(first, backward[0], forward[0])
         x2 = self.stage2(x1, backward[1], forward[1])

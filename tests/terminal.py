@@ -71,7 +71,5 @@ def screen(written: bytes) -> list[str]:
             column += len(token[0])
         else:
             raise AssertionError(f"a code that is not known here: {token[0]!r}")
-    last = max(rows, default=-1)
-    return [
-        "".join(rows[i].get(at, " ") for at in range(max(rows[i], default=-1) + 1)).rstrip() for i in range(last + 1)
-    ]
+    every = [rows[i] for i in range(max(rows, default=-1) + 1)]
+    return ["".join(signs.get(at, " ") for at in range(max(signs, default=-1) + 1)).rstrip() for signs in every]

@@ -13,23 +13,19 @@ def in_gbk(path):
     path.write_bytes("// 模糊 4 0 0\n".encode("gbk") + (path.read_bytes() if path.exists() else b""))
 
 
+GT = "GOPRO_Large/train/train0/sharp"
 # What is done to the folder of the data, the override, the exit code, the words of the message.
 CASES = {
     "pretrained": (None, "path.pretrained_netG=/nowhere.pth", 3, ["/nowhere.pth"]),
-    "batch": (None, "datasets.train.dataloader_batch_size=9", 2, ["9"]),
+    "batch": (None, "datasets.train.dataloader_batch_size=9", 2, [
+        "8 training samples are fewer than one batch of 18", "2 ranks x 9"]),
     "encoding": (lambda at: in_gbk(at / "options.json"), "task=x", 2, ["options.json", "not UTF-8", "save it as"]),
-    "encoding of a list": (
-        lambda at: in_gbk(at / "list.txt"), "datasets.train.meta_info_file={}/list.txt", 3,
-        ["list.txt", "not UTF-8", "save it as UTF-8"],
-    ),
+    "encoding of a list": (lambda at: in_gbk(at / "list.txt"), "datasets.train.meta_info_file={}/list.txt", 3, [
+        "list.txt", "not UTF-8", "save it as UTF-8"]),
     "missing folder": (lambda at: shutil.rmtree(at / "GOPRO_Large/test"), "task=x", 3, ["GOPRO_Large/test"]),
-    "missing spikes": (
-        lambda at: shutil.rmtree(at / "GOPRO_Large_spike_seq"), "task=x", 3,
-        ["GOPRO_Large_spike_seq/train", "make the data"],
-    ),
-    "unmatched frames": (
-        lambda at: (at / "GOPRO_Large/train/train0/sharp/000001.png").unlink(), "task=x", 3, ["train0", "000001"]
-    ),
+    "missing spikes": (lambda at: shutil.rmtree(at / "GOPRO_Large_spike_seq"), "task=x", 3, [
+        "GOPRO_Large_spike_seq/train", "make the data"]),
+    "unmatched frames": (lambda at: (at / GT / "000001.png").unlink(), "task=x", 3, ["train0", "000001"]),
 }  # fmt: skip
 
 
@@ -39,10 +35,8 @@ OPTIONS = {
     "train.total_iter=many": ["train.total_iter", "int"],
     "datasets.train.gt_size=30": ["datasets.train.gt_size is 30", "set it to 32"],
     "netG.fusion=concat": ["netG.in_chans", "5, which", "3 RGB and 2 spike channels"],
-    "train.learning_rate=1e-4": ["rename it: train.G_optimizer_lr"],
-    "lr=1e-4": ["rename it: train.G_optimizer_lr"],
-    "train.batch_size=4": ["rename it: datasets.train.dataloader_batch_size"],
-    "epochs=4": ["rename it: train.epochs"],
+    **{key: ["rename it: train.G_optimizer_lr"] for key in ("train.learning_rate=1e-4", "lr=1e-4")},
+    "train.batch_size=4": ["rename it: datasets.train.dataloader_batch_size"], "epochs=4": ["rename it: train.epochs"],
     "datasets.train.workers=4": ["rename it: datasets.train.dataloader_num_workers"],
     "datasets.test.spike.representation.num_bins=3": ["datasets.test gives 3 spike channels, ", "train 2"],
     "datasets.train.dataloader_timeout_s=300": ["dataloader_timeout_s is 300, watchdog.stall_s 300"],
@@ -57,11 +51,10 @@ OPTIONS = {
     "train.G_lossfn_type=reblur": ["a registered loss: charbonnier, l1, l2"],
     "datasets.train.rate_windows=3": ["unknown option datasets.train.rate_windows"],
     "netG.flow_input=both": ["unknown option netG.flow_input"],
-}
+}  # fmt: skip
 
 
 def check_message(text, words):
-    """It holds the words, and has four parts."""
     assert all(word in text for word in words), text
     assert all(f"\n  {part:<9} " in text for part in ("in", "expected", "do")), text
 
@@ -83,9 +76,7 @@ def test_bad_input_ends_every_rank_with_one_message(tmp_path, case, ranks):
     options = write_options(tmp_path)
     if spoil:
         spoil(tmp_path)
-
     result = train(options, override.replace("{}", str(tmp_path)), ranks=ranks, limit_s=60)
-
     assert result.exit_codes == [code] * ranks, result.text
     assert result.text.count("Error: ") == 1 and "Traceback" not in result.text, result.text
     check_message(result.text[result.text.index("Error: ") :], words)

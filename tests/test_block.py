@@ -206,16 +206,11 @@ def test_a_network_first_used_in_inference_mode_still_trains():
     assert net.conv_first.weight.grad is not None
 
 
-@pytest.mark.parametrize(
-    ("wanted", "has_bfloat16", "chosen"),
-    [
-        ("auto", [True], "bfloat16"),
-        ("auto", [False], "float16"),  # V100, MX450
-        ("auto", [True, False], "float16"),  # one type on all ranks: only float16 gradients are scaled
-        ("bfloat16", [False], "bfloat16"),
-        ("float16", [True], "float16"),
-    ],
-)
+@pytest.mark.parametrize(("wanted", "has_bfloat16", "chosen"), [
+    ("auto", [True], "bfloat16"), ("auto", [False], "float16"),  # V100, MX450
+    ("auto", [True, False], "float16"),  # one type on all ranks: only float16 gradients are scaled
+    ("bfloat16", [False], "bfloat16"), ("float16", [True], "float16"),
+])  # fmt: skip
 def test_auto_takes_bfloat16_only_where_every_device_has_it(wanted, has_bfloat16, chosen):
     assert choose_dtype(wanted, has_bfloat16) == chosen
 

@@ -146,23 +146,16 @@ def test_as_many_former_versions_as_asked_for_are_kept_and_used_in_turn(tmp_path
         checkpoint.load(path)
 
 
-def test_a_file_that_takes_the_place_of_the_newest_one_leaves_the_former_versions(tmp_path):
+def test_a_file_that_takes_the_place_of_the_newest_one_leaves_the_former_ones_and_nothing_of_a_killed_save(tmp_path):
     path = tmp_path / "folder" / "checkpoint_latest.pth"
     for step, keep in ((1, 1), (2, 1), (3, 0)):
         checkpoint.save(state(step), path, keep=keep)
+        (path.parent / ".checkpoint_latest.pth.123.tmp").write_bytes(b"half")  # as a killed save leaves it
+    checkpoint.save(state(3), path, keep=0)
 
     newest, former = (checkpoint.load(path.with_name(f"checkpoint_latest{n}.pth")) for n in ("", "_previous"))
     assert (newest["step"], former["step"]) == (3, 1) and len(list(path.parent.iterdir())) == 4
     assert newest["options"] == {"a": [1, None, "x"]} and torch.equal(newest["weights"], state(3)["weights"])
-
-
-def test_what_a_killed_save_left_is_swept_away(tmp_path):
-    path = tmp_path / "checkpoint_latest.pth"
-    (tmp_path / ".checkpoint_latest.pth.123.tmp").write_bytes(b"half")
-
-    checkpoint.save(state(1), path)
-
-    assert not list(tmp_path.glob(".*"))
 
 
 def write(folder, name, step):
@@ -177,37 +170,23 @@ def write(folder, name, step):
     return path
 
 
-@pytest.mark.parametrize(
-    ("resume", "own", "best", "other", "expected"),
-    [
-        # path.resume, steps in this run's latest and best checkpoint and in another run's latest, what it resumes from
-        (None, None, None, None, None),
-        (None, 4, None, None, "path.resume is null"),
-        ("auto", None, None, None, None),
-        ("auto", 4, 2, None, ("own", 4)),
-        ("auto", "damaged", 2, None, "no readable checkpoint"),
-        ("other", None, None, 4, ("other", 4)),
-        ("other", 4, None, 2, ("own", 4)),
-        ("other", 4, None, 4, ("own", 4)),
-        ("other", 4, None, 6, ("own", 4)),
-        # What is left of this run must not be overwritten by another's checkpoint, unless a person decides so.
-        ("other", "damaged", None, 6, "no readable checkpoint"),
-        ("other", 4, None, None, ("own", 4)),
-        ("other", None, None, None, "no such checkpoint"),
-        ("other", None, None, "damaged", "no readable checkpoint"),
-        ("best", 4, 2, None, ("own", 4)),
-        ("best", 4, 4, None, ("best", 4)),
-        ("best", "damaged", 2, None, ("best", 2)),
-        ("best", None, 2, None, ("best", 2)),
-        ("best", 4, "damaged", None, "no readable checkpoint"),
-        ("own", 4, 2, None, ("own", 4)),
-        ("folder of own", 4, None, None, ("own", 4)),
-        ("folder of other", None, None, 4, ("other", 4)),
-        ("checkpoints of other", None, None, 4, ("other", 4)),
-        ("folder of other", 2, None, 4, ("own", 2)),
-        ("folder of other", None, None, None, "no such checkpoint"),
-    ],
-)
+UNREADABLE = "no readable checkpoint"
+
+
+@pytest.mark.parametrize(("resume", "own", "best", "other", "expected"), [
+    # path.resume, steps in this run's latest and best checkpoint and in another run's latest, what it resumes from
+    (None, None, None, None, None), (None, 4, None, None, "path.resume is null"),
+    ("auto", None, None, None, None), ("auto", 4, 2, None, ("own", 4)), ("auto", "damaged", 2, None, UNREADABLE),
+    ("other", None, None, 4, ("other", 4)), *(("other", 4, None, other, ("own", 4)) for other in (2, 4, 6, None)),
+    # What is left of this run must not be overwritten by another's checkpoint, unless a person decides so.
+    ("other", "damaged", None, 6, UNREADABLE), ("other", None, None, "damaged", UNREADABLE),
+    ("other", None, None, None, "no such checkpoint"), ("folder of other", None, None, None, "no such checkpoint"),
+    ("best", 4, 2, None, ("own", 4)), ("best", 4, 4, None, ("best", 4)), ("best", 4, "damaged", None, UNREADABLE),
+    ("best", "damaged", 2, None, ("best", 2)), ("best", None, 2, None, ("best", 2)),
+    ("own", 4, 2, None, ("own", 4)), ("folder of own", 4, None, None, ("own", 4)),
+    ("folder of other", None, None, 4, ("other", 4)), ("checkpoints of other", None, None, 4, ("other", 4)),
+    ("folder of other", 2, None, 4, ("own", 2)),
+])  # fmt: skip
 def test_which_checkpoint_wins(tmp_path, resume, own, best, other, expected):
     runs = {"own": tmp_path / "run", "other": tmp_path / "other"}
     files = {name: write(runs[name], "latest", step) for name, step in (("own", own), ("other", other))}
@@ -231,28 +210,16 @@ def test_which_checkpoint_wins(tmp_path, resume, own, best, other, expected):
         assert found.is_named == (resume.rpartition(" ")[2] == name)
 
 
-@pytest.mark.parametrize(
-    ("step", "validated", "stops", "test_every", "left"),
-    [
-        # a run of 10 steps; test_every 0: without a test split
-        (0, 0, 0, 4, "steps"),
-        (3, 0, 0, 4, "steps"),
-        (4, 0, 0, 4, "validation"),  # cut before its validation, or in it
-        (4, 0, 1, 4, "validation"),
-        (4, 0, 2, 4, "steps"),
-        (4, 4, 0, 4, "steps"),
-        (4, 0, 0, 0, "steps"),
-        (8, 4, 0, 4, "validation"),
-        (10, 8, 0, 4, "validation"),  # the last step, whatever its number
-        (10, 0, 0, 5, "validation"),
-        (10, 8, 1, 4, "validation"),
-        (10, 8, 2, 4, "nothing"),
-        (10, 10, 0, 4, "nothing"),
-        (10, 0, 0, 0, "nothing"),
-        (12, 12, 0, 4, "nothing"),  # total_iter was lowered
-        (11, 8, 0, 4, "validation"),
-    ],
-)
+@pytest.mark.parametrize(("step", "validated", "stops", "test_every", "left"), [
+    # a run of 10 steps; test_every 0: without a test split
+    (0, 0, 0, 4, "steps"), (3, 0, 0, 4, "steps"), (4, 0, 2, 4, "steps"), (4, 4, 0, 4, "steps"),
+    (4, 0, 0, 0, "steps"),
+    (4, 0, 0, 4, "validation"), (4, 0, 1, 4, "validation"),  # cut before its validation, or in it
+    (10, 8, 0, 4, "validation"), (10, 0, 0, 5, "validation"),  # the last step, whatever its number
+    (8, 4, 0, 4, "validation"), (10, 8, 1, 4, "validation"), (11, 8, 0, 4, "validation"),
+    (10, 8, 2, 4, "nothing"), (10, 10, 0, 4, "nothing"), (10, 0, 0, 0, "nothing"),
+    (12, 12, 0, 4, "nothing"),  # total_iter was lowered
+])  # fmt: skip
 def test_when_a_run_is_finished(step, validated, stops, test_every, left):
     progress = Progress(step=step, validated=validated, validation_stops=stops)
     assert left_to_do(progress, 10, test_every) == left
@@ -373,17 +340,11 @@ def test_the_loader_speaks_before_the_watchdog_by_default(tmp_path):
     assert build_data(opt)[0].loader.timeout == 8
 
 
-@pytest.mark.parametrize(
-    ("total_iter", "epochs", "progress", "expected"),
-    [
-        (100, None, Progress(), 100),
-        (100, 5, Progress(), 50),
-        (30, 5, Progress(), 30),
-        (None, 5, Progress(), 50),
-        (None, 5, Progress(step=9, epoch=2, batch=3), 36),  # former epochs had fewer steps
-        (None, 5, Progress(step=50, epoch=4, batch=10), 50),
-    ],
-)
+@pytest.mark.parametrize(("total_iter", "epochs", "progress", "expected"), [
+    (100, None, Progress(), 100), (100, 5, Progress(), 50), (30, 5, Progress(), 30), (None, 5, Progress(), 50),
+    (None, 5, Progress(step=9, epoch=2, batch=3), 36),  # former epochs had fewer steps
+    (None, 5, Progress(step=50, epoch=4, batch=10), 50),
+])  # fmt: skip
 def test_the_planned_end(total_iter, epochs, progress, expected):
     assert planned_steps(TrainOptions(total_iter=total_iter, epochs=epochs), 10, progress) == expected
 

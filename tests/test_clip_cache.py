@@ -30,13 +30,11 @@ def test_samples_from_the_cache_are_those_from_the_files_also_without_these_and_
     (root / "cache").mkdir()  # an empty folder may be there
     make_cache(root)
     files, cache = build(root, gt_size=16, **TURNS), cached(root, **TURNS)
-
     assert len(files) == len(cache)
     assert all(same(files[(e, i)], cache[(e, i)]) for e in range(3) for i in range(len(files)))
     rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
     item = cached(root, **rgb)[(0, 0)]
     assert "spike" not in item and item["gt"].shape[-1] == 16
-
     index = json.loads((root / "cache/index.json").read_text())
     for key in ("bit_order", "layout"):  # caches of an earlier version lack them
         del index["spike"][key]
@@ -117,13 +115,10 @@ def test_a_cache_is_replaced_by_a_newer_one_of_its_clips_and_not_of_another_spli
         make_cache(root)
 
 
-@pytest.mark.parametrize(
-    ("path", "is_cache"),
-    [
-        ("cache/clip0/photo.png", False), ("cache/clip0/notes.txt", True), ("cache/index.json", True),
-        ("cache", False), (".cache.partial/clip0/photo.png", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "is_cache"), [
+    ("cache/clip0/photo.png", False), ("cache/clip0/notes.txt", True), ("cache/index.json", True),
+    ("cache", False), (".cache.partial/clip0/photo.png", False),
+])  # fmt: skip
 def test_nothing_foreign_makes_room_for_a_cache(root, path, is_cache):
     if is_cache:
         make_cache(root)

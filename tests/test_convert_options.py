@@ -38,12 +38,10 @@ PLACES = {
 
 def write_data(root: Path) -> None:
     """Clips in S-VRT's layout: planes of 16 x 16, 56 or 88 of them a file, beside pictures of 32 x 32."""
-    for name, split, planes in (
-        ("GOPR0001_07_00", "train", 56), ("GOPR0002_11_00", "train", 88), ("GOPR0003_07_01", "test", 56),
-    ):  # fmt: skip
-        write_clip(root, name, split=split, frames=6, h=16, w=16, first=47, planes=planes, regrouped=True)
-    lines = "GOPR0001_07_00 6 0 47\nGOPR0002_11_00 6 0 47\n"
-    (root / "meta_info_GoPro_train_GT.txt").write_text(lines)
+    how = {"frames": 6, "h": 16, "w": 16, "first": 47, "regrouped": True}
+    for name, split, planes in (("0001_07_00", "train", 56), ("0002_11_00", "train", 88), ("0003_07_01", "test", 56)):
+        write_clip(root, f"GOPR{name}", split=split, planes=planes, **how)
+    (root / "meta_info_GoPro_train_GT.txt").write_text("GOPR0001_07_00 6 0 47\nGOPR0002_11_00 6 0 47\n")
 
 
 def write_svrt(root: Path, **changes: object) -> Path:
@@ -73,7 +71,6 @@ def convert(path: Path, *more: str) -> tuple[int, Path]:
 def test_the_reference_file_of_s_vrt_is_converted_and_trains_on_data_of_its_layout(tmp_path, capsys):
     write_data(tmp_path)
     path = write_svrt(tmp_path)
-
     code, out = convert(path, "--spike-size", "16", "16")
     said = capsys.readouterr().out
     text = out.read_text()
@@ -86,7 +83,6 @@ def test_the_reference_file_of_s_vrt_is_converted_and_trains_on_data_of_its_layo
     assert "'imagenet'" in said.split("cannot be said")[1] and "0.002 higher on average" in said
     assert "datasets.train.dataloader_batch_size: 3 for 3 GPUs in all -> 1 per GPU" in said
     assert "  // It cannot say: datasets.train.rgb_normalize" in text and '    "img_size": [6, 224, 224],\n' in text
-
     result = train(out, *(f"{key}={json.dumps(value)}" for key, value in SMALL.items()), limit_s=300)
     assert result.exit_codes == [0], result.text
     steps = history(out, "006_train_vrt_videodeblurring_gopro_rgbspike")
@@ -114,7 +110,6 @@ def test_the_converted_channels_are_those_of_s_vrt_but_for_its_rounding(tmp_path
     rates = np.arange(42) / 41  # all values of a window of 41 planes
     lost = rates - np.floor(255 * rates) / 255
     assert lost.mean() == pytest.approx(0.002, abs=2e-4) and lost.max() < 0.004
-
     # The size of a plane comes from dataset.json, and firing rates stay.
     write_info(tmp_path, h=16, w=16, light="display", rate=0.5, planes=None, gt_plane=None)
     capsys.readouterr()
@@ -133,9 +128,7 @@ def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough
         netG__optical_flow__module="scflow", netG__depth=[8], datasets__train__spike__cache="ram",
         datasets__train__spike__reconstruction__theta=2, datasets__train__spike_channels=5, in_memory=True,
     )  # fmt: skip
-
     code, out = convert(path)
-
     said = capsys.readouterr().err
     wrong = [
         "train.lora_rank", "train.total_iter", "datasets.train.gt_size", "datasets.train.spike_reconstruction",
@@ -144,7 +137,6 @@ def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough
     ]  # fmt: skip
     assert code == 2 and not out.exists() and said.count("OptionError") == 1
     assert all(f"    {key}" in said for key in wrong) and "11 problems in the option file" in said, said
-
     advice = "\n".join(line for line in said.splitlines() if line.startswith("      do: "))
     given = {"train.total_iter": 10, "datasets.train.gt_size": 192, "netG.spynet_path": "null", "netG.fusion": "concat"}
     assert all(f"give {key}=" in advice for key in given)
@@ -155,15 +147,12 @@ def test_the_problems_of_a_file_are_named_at_once_and_what_they_advise_is_enough
     assert (opt.train.total_iter, opt.datasets.train.gt_size, opt.netG.fusion.type) == (10, 192, "concat")
 
 
-@pytest.mark.parametrize(
-    ("kind", "channels", "expected", "batch", "workers", "each"),
-    [
-        ("middle_tfp", 1, {"type": "tfp", "half_window": 20}, 3, 64, (1, 12)),
-        ("spikecv_tfi", 1, {"type": "tfi", "half_window": 20}, 10, 0, (2, 0)),
-        ("raw_window", 21, {"type": "raw", "window": 21}, 5, 5, (1, 1)),
-        ("encoding25", 100, {"type": "encoding25", "num_windows": 4}, 5, 5, (1, 1)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "channels", "expected", "batch", "workers", "each"), [
+    ("middle_tfp", 1, {"type": "tfp", "half_window": 20}, 3, 64, (1, 12)),
+    ("spikecv_tfi", 1, {"type": "tfi", "half_window": 20}, 10, 0, (2, 0)),
+    ("raw_window", 21, {"type": "raw", "window": 21}, 5, 5, (1, 1)),
+    ("encoding25", 100, {"type": "encoding25", "num_windows": 4}, 5, 5, (1, 1)),
+])  # fmt: skip
 def test_the_other_representations_of_s_vrt_have_ours_and_totals_that_cannot_be_divided_are_told(
     tmp_path, capsys, kind, channels, expected, batch, workers, each
 ):
@@ -173,7 +162,6 @@ def test_the_other_representations_of_s_vrt_have_ours_and_totals_that_cannot_be_
     }  # fmt: skip
     values = {f"datasets__train__{key}": value for key, value in values.items()}
     code, out = convert(write_svrt(tmp_path, gpu_ids=[0, 1, 2, 3, 4], **values))
-
     unsaid = capsys.readouterr().out.split("cannot be said")[1]
     train = json5.loads(out.read_text())["datasets"]["train"]
     assert code == 0 and train["spike"]["representation"] == expected
@@ -182,9 +170,7 @@ def test_the_other_representations_of_s_vrt_have_ours_and_totals_that_cannot_be_
     assert unsaid.count("in all is no multiple of 5 GPUs") == (2 if batch == 3 else 0)
 
 
-def test_a_yaml_file_is_read_with_its_numbers_and_without_pyyaml_it_is_said_what_to_install(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_yaml_file_is_read_with_its_numbers_or_pyyaml_is_asked_for(tmp_path, capsys, monkeypatch):
     (tmp_path / "theirs.yml").write_text("netG: {}")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "yaml", None)
@@ -206,7 +192,6 @@ def test_files_of_kair_need_no_conversion_and_no_file_is_overwritten(tmp_path, c
     code, _ = convert(path)
     said = capsys.readouterr().err
     assert code == 2 and "train.G_optimiser_lr" in said and "datasets.train.size_gt" in said
-
     assert main([str(path), "--out", str(tmp_path / "ours.txt")]) == 2 and "another ending" in capsys.readouterr().err
     out.write_text("mine")
     code, _ = convert(write_svrt(tmp_path))

@@ -1,7 +1,4 @@
-"""Is it right on a GPU? Every form of the network in every precision, against float32 or float64 on the CPU.
-
-pytest -m cuda
-"""
+"""Is every form of the network right on a GPU in every precision, against float32, or float64 on the CPU? -m cuda"""
 
 import contextlib
 import copy
@@ -63,41 +60,26 @@ def check(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dt
         assert off < LIMITS[dtype][name != "output"], f"{name}: {float(off):.1e}"
 
 
-@pytest.fixture(scope="module")
-def small() -> tuple[VRT, Tensor, dict[str, Tensor]]:
-    """A network, a clip, and its step by the published equations in float64 on the CPU."""
-    net = network(NAMED["small"])
-    clip = torch.rand(1, 6, 3, 64, 64, generator=torch.Generator().manual_seed(3))
-    naive = NaiveVRT(**NAMED["small"])
+@pytest.fixture(scope="module", params=["small", "real"])
+def reference(request) -> tuple[dict, VRT, Tensor, dict[str, Tensor]]:
+    """Options, network, clip, and its step: by the published equations in float64 on the CPU, or in float32."""
+    options, side = (NAMED["small"], 64) if request.param == "small" else (REAL, 192)
+    net, clip = network(options), torch.rand(1, 6, 3, side, side, generator=torch.Generator().manual_seed(3))
+    if request.param == "real":
+        return options, net, clip, step(copy.deepcopy(net).cuda(), clip.cuda())
+    naive = NaiveVRT(**options)
     naive.load_state_dict(net.state_dict())
-    return net, clip, step(naive.double(), clip.double())
+    return options, net, clip, step(naive.double(), clip.double())
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_whole_step_is_that_of_the_published_equations_per_parameter(small, form, dtype):
-    net, clip, expected = small
-    ours = VRT(**{**NAMED["small"], "drop_path_rate": 0.0, **FORMS[form]})
+def test_a_whole_step_is_that_of_the_published_equations_or_of_float32_per_parameter(reference, form, dtype):
+    options, net, clip, expected = reference
+    ours = network(options, **FORMS[form])
     ours.load_state_dict(net.state_dict())
     poison()
     check(step(ours.cuda(), clip.cuda(), dtype), expected, dtype)
-
-
-@pytest.fixture(scope="module")
-def real() -> tuple[VRT, Tensor, dict[str, Tensor]]:
-    net = network(REAL)
-    clip = torch.rand(1, 6, 3, 192, 192, generator=torch.Generator().manual_seed(4)).cuda()
-    return net, clip, step(copy.deepcopy(net).cuda(), clip)
-
-
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("form", FORMS)
-def test_a_step_at_the_real_size_is_that_of_float32_per_parameter(real, form, dtype):
-    net, clip, expected = real
-    ours = network(REAL, **FORMS[form])
-    ours.load_state_dict(net.state_dict())
-    poison()
-    check(step(ours.cuda(), clip, dtype), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)

@@ -139,7 +139,6 @@ def test_the_table_of_memory_per_rank_follows_from_the_bytes_of_a_parameter():
 
 
 def english(page: Path) -> Path:
-    """The English page of a page in either language."""
     return page.parent.parent / page.name if page.parent.name == "zh" else page.with_name("README.md")
 
 
@@ -155,17 +154,14 @@ def skeleton(page: Path) -> list[dict[str, object]]:
         rows = [line for line in prose.splitlines() if line.lstrip().startswith("|")]
         links = [(page.parent / link).resolve() for link in LINK.findall(prose) if ":" not in link]
         links = [english(link) if link in TRANSLATED else link for link in links]
-        sections.append(
-            {
-                "heading": part[: part.find(" ")] if part.startswith("#") else "",
-                "blocks": blocks if page.parent != ROOT else [re.sub(r"\s+# .*", "", block) for block in blocks],
-                "cells of each row": [len(re.findall(r"(?<!\\)\|", row)) for row in rows],
-                "numbers of each row": [sorted(NUMBER.findall(row)) for row in rows],
-                "numbers": sorted(NUMBER.findall(prose)),
-                "code": {code.replace("docs/zh/", "docs/") for code in re.findall(r"`([^`\n]+)`", prose)},
-                "links": {str(link) for link in links if link != own},
-            }
-        )
+        sections.append({
+            "heading": part[: part.find(" ")] if part.startswith("#") else "",
+            "blocks": blocks if page.parent != ROOT else [re.sub(r"\s+# .*", "", block) for block in blocks],
+            "cells of each row": [len(re.findall(r"(?<!\\)\|", row)) for row in rows],
+            "numbers of each row": [sorted(NUMBER.findall(row)) for row in rows],
+            "numbers": sorted(NUMBER.findall(prose)), "links": {str(link) for link in links if link != own},
+            "code": {code.replace("docs/zh/", "docs/") for code in re.findall(r"`([^`\n]+)`", prose)},
+        })  # fmt: skip
     return sections
 
 

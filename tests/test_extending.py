@@ -17,12 +17,10 @@ from pydantic import Field
 from data.clip_dataset import Crops, FileReading, Spikes, TestClips, TrainClips, WholeClips
 from data.select_dataset import DATASETS
 
-
 class LabFiles(Spikes, FileReading):
     recordings: str = Field(description="Folder of the blurry clips.")
     truth: str = Field(description="Folder of the sharp clips.")
     streams: str = Field(description="Folder of the spikes.")
-
 
 class Lab:
     @classmethod
@@ -30,20 +28,16 @@ class Lab:
         roots = {"dataroot_lq": section.recordings, "dataroot_gt": section.truth, "dataroot_spike": section.streams}
         return {**roots, "lq_folder": "frames"}
 
-
 class LabTrainKeys(Crops, LabFiles):
     pass
 
-
 class LabTestKeys(WholeClips, LabFiles):
     pass
-
 
 @DATASETS.register("LabTrain", given=("seed",))
 class LabTrain(Lab, TrainClips):
     def __init__(self, section: LabTrainKeys, seed: int = 0) -> None:
         super().__init__(section, seed)
-
 
 @DATASETS.register("LabTest", given=("seed",))
 class LabTest(Lab, TestClips):
@@ -53,7 +47,6 @@ class LabTest(Lab, TestClips):
 
 SOURCE = '''
 from data.spike_source import SPIKE_SOURCES, DatSpikes
-
 
 @SPIKE_SOURCES.register("inverted", given=("info",))
 class InvertedSpikes(DatSpikes):
@@ -67,7 +60,6 @@ CAMERA = '''
 from dataclasses import dataclass
 from data.augment import CAMERAS
 
-
 @dataclass(frozen=True)
 class SlowDraw:
     every: int
@@ -75,7 +67,6 @@ class SlowDraw:
 
     def apply(self, stream, frame):
         return stream.repeat(self.every, axis=0)[: len(stream)]
-
 
 @CAMERAS.register("slow")
 class Slow:
@@ -182,9 +173,8 @@ def used(tmp_path_factory):
 
 
 MISSPELT = {
-    "datasets.train.recording=x": "recordings", "datasets.train.camera.evry=2": "every",
-    "netG.widht=3": "width", "train.G_powr=1": "G_power",
-    "datasets.train.spike.representation.part=2": "parts",
+    "datasets.train.recording=x": "recordings", "datasets.train.camera.evry=2": "every", "netG.widht=3": "width",
+    "train.G_powr=1": "G_power", "datasets.train.spike.representation.part=2": "parts",
     'logging.writers=[{"type":"table","seperator":""}]': "separator",
     'netG={"net_type":"vrt","fusion":{"type":"add","gian":1}}': "gain",
     'logging={"wandb_api_key":"canary-3","progres":"bar"}': "progress",
@@ -232,11 +222,9 @@ def test_a_loss_and_a_writer_are_used(used):
         lines = (runs / task / "numbers.txt").read_text().splitlines()
         told = {tuple(line.split(" ")[:2]) for line in lines}
         assert {("1", "train/loss"), ("2", "val/psnr"), ("2", "val/clip2")} <= told
-        terms = [
-            float(line.split(" ")[2]) for line in lines for name in ("power", "bias") if f" train/loss_{name} " in line
-        ]
-        loss = [float(line.split(" ")[2]) for line in lines if " train/loss " in line]
-        assert len(terms) == 4 and sum(terms) == pytest.approx(sum(loss))
+        values = {name: [float(line.split(" ")[2]) for line in lines if f" train/loss{name} " in line]
+                  for name in ("", "_power", "_bias")}  # fmt: skip
+        assert len(terms := values["_power"] + values["_bias"]) == 4 and sum(terms) == pytest.approx(sum(values[""]))
         saved = [json.loads(path.read_text()) for path in (runs / task / "options").iterdir()]
         assert saved and all(options["train"]["G_power"] == 1.5 for options in saved)
 

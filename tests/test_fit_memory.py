@@ -77,7 +77,6 @@ def test_the_count_is_what_a_step_allocates(kernels, flags):
     measured = weights_and_moments + allocated_bytes(lambda: step(x))
     before = recomputed(net)
     counted = fit_memory(net, lambda: net(x), 0.0 if flags else math.inf)
-
     assert counted / MARGIN == pytest.approx(measured / 1e9, rel=0.05)
     assert recomputed(net) == before
 
@@ -93,7 +92,6 @@ def test_the_count_is_what_a_step_allocates_on_a_gpu():
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     measured = torch.cuda.max_memory_allocated()
-
     assert fit_memory(net, lambda: net(x), math.inf) == pytest.approx(measured / 1e9, rel=0.15)
 
 
@@ -137,15 +135,10 @@ def ways(batch=4, accumulation=1, gt_size=192, frames=6, amp=False, least_frames
 
 def test_every_way_out_is_an_option_line():
     assert ways(accumulation=3, use_checkpoint_attn=False, use_checkpoint_ffn=True) == [
-        "datasets.train.dataloader_batch_size=2 train.accumulation_steps=6",
-        "netG.use_checkpoint_attn=true",
-        "train.amp.enable=true",
-        "datasets.train.gt_size=144",
-        "datasets.train.num_frame=5",
-    ]
-
-
-def test_what_is_in_use_or_too_small_for_the_network_is_not_offered():
+        "datasets.train.dataloader_batch_size=2 train.accumulation_steps=6", "netG.use_checkpoint_attn=true",
+        "train.amp.enable=true", "datasets.train.gt_size=144", "datasets.train.num_frame=5",
+    ]  # fmt: skip
+    # What is in use, or too small for the network, is not offered.
     found = ways(batch=1, gt_size=256, frames=4, amp=True, least_frames=3, scale=4, no_checkpoint_attn_blocks=[9])
     assert found == ["netG.no_checkpoint_attn_blocks=[]"]
 
@@ -166,10 +159,8 @@ def batch_for(model):
 @pytest.mark.parametrize("amp", [False, True])
 def test_a_step_without_room_names_option_lines(tmp_path, amp):
     cramped = model(tmp_path, f"train.amp.enable={str(amp).lower()}", **network(net_type="cramped_vrt"))
-
     with pytest.raises(SpikeVRTError, match="out of memory on rank 0") as caught:
         cramped.optimize_parameters(1, [batch_for(cramped)])
-
     error = caught.value
     assert "iteration 1" in error.where and "(2, 2, 3, 128, 128)" in error.where
     assert "GB of the device" in error.expected

@@ -28,10 +28,7 @@ def test_concat_shows_the_trunk_every_channel_without_parameters():
     rgb, spike = clip()
     assert torch.equal(operator("concat").on_input(rgb, spike), torch.cat((rgb, spike), 2))
     assert not operator("none").state_dict() and not operator("concat").state_dict()
-
-
-def test_gated_starts_almost_closed_unless_told_otherwise():
-    rgb, spike = clip()
+    # gated starts almost closed unless told otherwise
     closed = (operator("gated").on_input(rgb, spike) - rgb).abs().max()
     opened = (operator({"type": "gated", "gate_bias": 0.0}).on_input(rgb, spike) - rgb).abs().max()
     assert 0 < closed < 0.05
@@ -141,16 +138,13 @@ def test_exposure_under_autocast_keeps_its_sums_in_the_precision_of_the_frames()
         assert net.on_input(rgb, spike).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("section", "channels", "said"),
-    [
-        *(({"type": "exposure", "estimates": n}, c, "representation relative") for n, c in ((None, 1), (2, 2), (0, 2))),
-        *((name, 0, "no spike channels") for name in ("concat", "gated", "exposure")),
-        ({"type": "exposure", "colour_radius": 0}, S, r"colour_radius is 0\n(.*\n)*.*int >= 1"),
-        ("gatd", S, "'gatd'"),
-        ({"type": "gated", "feature": 3}, S, r"unknown option netG\.fusion\.feature"),
-    ],
-)
+@pytest.mark.parametrize(("section", "channels", "said"), [
+    *(({"type": "exposure", "estimates": n}, c, "representation relative") for n, c in ((None, 1), (2, 2), (0, 2))),
+    *((name, 0, "no spike channels") for name in ("concat", "gated", "exposure")),
+    ({"type": "exposure", "colour_radius": 0}, S, r"colour_radius is 0\n(.*\n)*.*int >= 1"),
+    ("gatd", S, "'gatd'"),
+    ({"type": "gated", "feature": 3}, S, r"unknown option netG\.fusion\.feature"),
+])  # fmt: skip
 def test_what_an_operator_cannot_take_is_refused(section, channels, said):
     with pytest.raises(OptionError, match=said):
         VRT(**SMALL, fusion=section, spike_channels=channels)
@@ -158,8 +152,6 @@ def test_what_an_operator_cannot_take_is_refused(section, channels, said):
 
 @FUSIONS.register("everywhere", given=("spike_channels", "feature_channels"))
 class EverywhereFusion(Fusion):
-    """Leaves a trace at each point where an operator may act."""
-
     def __init__(self, spike_channels: int = 0, feature_channels: list[int] | None = None) -> None:
         super().__init__()
         self.widths, self.seen = feature_channels, []

@@ -21,21 +21,18 @@ SINGLE = LaunchInfo("single")
 PAIR, FOUR = (LaunchInfo("torchrun", 0, 0, ranks, "localhost", 29500) for ranks in (2, 4))
 
 
-@pytest.mark.parametrize(
-    ("launch", "ids", "env", "count", "visible", "said"),
-    [
-        (SINGLE, None, {}, 4, None, ""),
-        (SINGLE, [2, 3], {}, 2, "2,3", "CUDA_VISIBLE_DEVICES=2,3 ./launch_train.sh 2 my.json"),
-        (SINGLE, [0, 1, 2], {}, 1, "0,1,2", ""),  # the reference file on a machine with one GPU
-        (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": "3"}, 1, "3", "CUDA_VISIBLE_DEVICES=3 wins over gpu_ids [0,1]"),
-        (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": ""}, 0, "", ""),
-        (PAIR, [0, 1, 2, 3], {}, 2, None, ""),
-        (PAIR, [0, 1], {}, 4, None, ""),  # two ranks on a machine of four
-        (PAIR, [0, 1, 2, 3], {}, 4, None, "gpu_ids [0,1,2,3] has no effect with several ranks"),
-        (FOUR, [0, 1, 2, 3], {"LOCAL_WORLD_SIZE": "2"}, 4, None, "gpu_ids [0,1,2,3] has no effect"),  # two nodes
-        (PAIR, [2, 3], {}, 4, None, "gpu_ids [2,3] has no effect with several ranks"),
-    ],
-)
+@pytest.mark.parametrize(("launch", "ids", "env", "count", "visible", "said"), [
+    (SINGLE, None, {}, 4, None, ""),
+    (SINGLE, [2, 3], {}, 2, "2,3", "CUDA_VISIBLE_DEVICES=2,3 ./launch_train.sh 2 my.json"),
+    (SINGLE, [0, 1, 2], {}, 1, "0,1,2", ""),  # the reference file on a machine with one GPU
+    (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": "3"}, 1, "3", "CUDA_VISIBLE_DEVICES=3 wins over gpu_ids [0,1]"),
+    (SINGLE, [0, 1], {"CUDA_VISIBLE_DEVICES": ""}, 0, "", ""),
+    (PAIR, [0, 1, 2, 3], {}, 2, None, ""),
+    (PAIR, [0, 1], {}, 4, None, ""),  # two ranks on a machine of four
+    (PAIR, [0, 1, 2, 3], {}, 4, None, "gpu_ids [0,1,2,3] has no effect with several ranks"),
+    (FOUR, [0, 1, 2, 3], {"LOCAL_WORLD_SIZE": "2"}, 4, None, "gpu_ids [0,1,2,3] has no effect"),  # two nodes
+    (PAIR, [2, 3], {}, 4, None, "gpu_ids [2,3] has no effect with several ranks"),
+])  # fmt: skip
 def test_gpu_ids_choose_where_nobody_else_has_chosen_and_what_differs_is_said(
     monkeypatch, caplog, launch, ids, env, count, visible, said
 ):
@@ -56,24 +53,13 @@ CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 CU132 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
 
-@pytest.mark.parametrize(
-    ("capability", "built_for", "wheel"),
-    [
-        ((7, 0), CU132, "cu126"),  # V100
-        ((6, 1), CU132, "cu126"),  # GTX 1080
-        ((6, 1), CU126, ""),  # by sm_60
-        ((7, 5), CU132, ""),  # T4
-        ((8, 9), CU132, ""),  # RTX 4090, by sm_86
-        ((9, 0), CU132, ""),
-        ((12, 0), CU126, "CUDA 12.8 or later"),  # RTX 5090 with an old torch
-        ((12, 1), CU132, ""),
-        ((13, 0), CU132, ""),  # a later GPU, by PTX
-        ((8, 0), ["sm_86"], "CUDA 12.8 or later"),
-        ((9, 0), ["sm_90a"], ""),
-        ((3, 5), CU132, "another GPU"),
-        ((9, 0), ["gfx90a", "gfx942"], ""),
-    ],
-)
+@pytest.mark.parametrize(("capability", "built_for", "wheel"), [
+    ((7, 0), CU132, "cu126"), ((6, 1), CU132, "cu126"), ((6, 1), CU126, ""),  # V100, GTX 1080, by sm_60
+    ((7, 5), CU132, ""), ((8, 9), CU132, ""), ((9, 0), CU132, ""), ((12, 1), CU132, ""),  # 4090: by sm_86
+    ((12, 0), CU126, "CUDA 12.8 or later"), ((8, 0), ["sm_86"], "CUDA 12.8 or later"),  # 5090 with an old torch
+    ((13, 0), CU132, ""), ((9, 0), ["sm_90a"], ""), ((3, 5), CU132, "another GPU"),  # a later GPU, by PTX
+    ((9, 0), ["gfx90a", "gfx942"], ""),
+])  # fmt: skip
 def test_a_gpu_that_this_torch_was_not_built_for_is_told_with_the_wheel_that_was(capability, built_for, wheel):
     found = missing_wheel(capability, built_for)
     assert wheel in found and bool(found) == bool(wheel)

@@ -45,9 +45,7 @@ def one_rank(tmp_path_factory):
 @pytest.mark.parametrize("values", [{}, {"netG": network(drop_path_rate=0.0, use_checkpoint_attn=True)}])
 def test_two_ranks_have_the_gradients_of_one_rank_with_twice_the_batch(one_rank, tmp_path, values):
     options, expected = one_rank
-
     found = steps(changed(options, **values), tmp_path / "two.pth", ranks=2, per_rank=1)
-
     assert found["same_on_all_ranks"]
     assert_close(found["gradients"], expected["gradients"])
 
@@ -55,11 +53,8 @@ def test_two_ranks_have_the_gradients_of_one_rank_with_twice_the_batch(one_rank,
 def test_accumulation_has_the_gradients_of_the_whole_batch(one_rank, tmp_path):
     options, _ = one_rank
     whole = steps(options, tmp_path / "whole.pth", ranks=1, per_rank=4)
-
-    parts = steps(
-        changed(options, train={"accumulation_steps": 2}), tmp_path / "parts.pth", ranks=2, per_rank=1, parts=2
-    )
-
+    twice = changed(options, train={"accumulation_steps": 2})
+    parts = steps(twice, tmp_path / "parts.pth", ranks=2, per_rank=1, parts=2)
     assert parts["same_on_all_ranks"]
     assert_close(parts["gradients"], whole["gradients"])
 
@@ -77,9 +72,7 @@ def test_parts_released_at_fix_iter_are_reduced_over_the_ranks(one_rank, frozen,
     # DDP forgets, without an error, what was frozen when it was built.
     freeze, single = frozen
     options = changed(one_rank[0], train=freeze, use_static_graph=static)
-
     double = steps(options, tmp_path / "two.pth", ranks=2, per_rank=1)
-
     assert not any("deform" in name for name in single["gradients"])
     assert double["same_on_all_ranks"]
     assert_close(double["weights"], single["weights"])
@@ -99,14 +92,10 @@ needs_patience = pytest.mark.skipif(not os.environ.get("SPIKEVRT_SLOW"), reason=
     ids=["graphs", "code"],
 )
 def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path, blocks, backend, graphs):
-    options = tmp_path / "options.json"
-    netG = network(
-        **blocks, kernels="plain", fusion="none", drop_path_rate=0.0, use_checkpoint_attn=True, use_checkpoint_ffn=True
-    )
+    options, recomputed = tmp_path / "options.json", {"use_checkpoint_attn": True, "use_checkpoint_ffn": True}
+    netG = network(**blocks, kernels="plain", fusion="none", drop_path_rate=0.0, **recomputed)
     options.write_text(json.dumps({"task": "run", "netG": netG, "train": {"G_lossfn_type": "charbonnier"}}))
-
     result = run_ranks(2, "tests/dist/compile_worker.py", str(options), *backend, limit_s=900)
-
     assert result.exit_codes == [0, 0], result.text
     for rank in result.jsons:
         assert rank["compiled"] == pytest.approx(rank["plain"], rel=1e-4)

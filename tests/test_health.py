@@ -13,11 +13,10 @@ import main_test_vrt
 from data.alignment_check import warning_of
 from data.clip_reader import user_clips
 from data.select_dataset import build_dataset
-from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire, to_linear
 from main_train_vrt import read_options
 from models.optim import lr_floor
-from tests.clip_files import section, write_info
+from tests.clip_files import section, write_dat, write_info
 from tests.faults.test_disk_full import disk
 from tests.test_show_sample import home  # noqa: F401
 from tests.train_files import events_of, odd, write_options
@@ -53,14 +52,11 @@ def test_an_exploding_gradient_norm_is_named_once_and_one_outlier_is_not(tmp_pat
     health.logged([measured()], healthy)
     health.logged([measured()], healthy)
     assert warnings(caplog) == []
-
     for _ in range(3):
         health.logged([measured()], [30.0, 40.0, 35.0] * 40)
-
     (said,) = warnings(caplog)
     assert "the gradient norm explodes: median 35 over the last 120 steps, 1.2 before" in said
     assert "train.G_optimizer_lr (now 0.001), or set train.G_optimizer_clipgrad=2" in said
-
     caplog.clear()
     long = health_of(read_options(["--opt", str(write_options(tmp_path))]))
     for norm in (1.0, 35.0):
@@ -73,7 +69,6 @@ def test_ranks_that_share_their_cores_and_ranks_that_have_their_own_get_other_ad
         health.logged([measured(data_s=2.0, cores=range(4))] * 2, [])
     health.said.clear()
     health.logged([measured(data_s=2.0, cores=range(4)), measured(cores=range(4, 8))], [])
-
     shared, own = warnings(caplog)
     assert "(a rank has 2 CPU cores)" in shared and "(a rank has 4 CPU cores)" in own
 
@@ -87,9 +82,7 @@ def test_psnr_that_falls_while_the_loss_falls_is_named(health, caplog):
     validate([30.0, 30.5, 30.45, 30.4, 30.6], [0.5, 0.4, 0.3, 0.2, 0.2])  # two falls, and better again
     validate([30.5, 30.4, 30.3, 30.2], [0.2, 0.3, 0.4, 0.5])  # the loss rises too: no overfitting
     assert warnings(caplog) == []
-
     validate([30.1, 30.0, 29.9], [0.4, 0.3, 0.2])
-
     (said,) = warnings(caplog)
     assert "30.30 > 30.20 > 30.10 > 30.00 dB, loss 0.4000 to 0.3000" in said and "checkpoint_best.pth" in said
 
@@ -97,11 +90,9 @@ def test_psnr_that_falls_while_the_loss_falls_is_named(health, caplog):
 def test_memory_that_is_nearly_full_is_named_with_its_rank(health, caplog):
     health.logged([measured(memory={"GPU": (75.0, 80.0), "host": (15.1, 16.0)})] * 2, [])
     assert warnings(caplog) == []
-
     full = [measured(), measured(memory={"GPU": (78.0, 80.0), "host": (15.9, 16.0)})]
     health.logged(full, [])
     health.logged(full, [])
-
     gpu, host = warnings(caplog)
     assert "the memory of the GPU is nearly full on rank 1, host node: 78.0 of 80.0 GB" in gpu
     assert 'netG.checkpoint="auto" with netG.memory_budget_gb=68 or less' in gpu
@@ -118,9 +109,7 @@ def test_a_slow_rank_and_a_wait_for_data_are_named_after_three_windows_in_a_row(
     log(2, {}, {"forward_s": 1.5, "data_s": 0.8})
     log(1, {}, {})
     assert warnings(caplog) == []
-
     log(4, {}, {}, {"forward_s": 1.5, "data_s": 0.8})
-
     wait, slow = warnings(caplog)
     assert wait.startswith("rank 2 on node waits for data 16 % of the time")
     assert slow.startswith("rank 2 on node is slower")
@@ -138,7 +127,6 @@ def test_the_memory_of_a_container_is_its_limit_and_without_one_that_of_the_host
         (folder / "memory.max").write_text(limit + "\n")
         (folder / "memory.current").write_text(f"{7 * GB}\n")
         (folder / "memory.stat").write_text(f"anon 1\ninactive_file {GB}\nactive_file {GB // 2}\n")
-
     assert host_memory(proc, groups) == (5.5, 8.0)
     (job.parent / "memory.max").write_text("max\n")
     assert host_memory(proc, groups) == pytest.approx((16.384, 65.536))
@@ -148,7 +136,6 @@ def test_the_memory_of_a_container_is_its_limit_and_without_one_that_of_the_host
     for name, text in (("usage_in_bytes", 3 * GB), ("limit_in_bytes", 4 * GB), ("stat", stat)):
         (groups / "memory" / "job" / f"memory.{name}").write_text(str(text))
     assert host_memory(proc, groups) == (2.5, 4.0)
-
     used, total = host_memory()  # of this machine
     assert 0 < used < total
 
@@ -162,11 +149,9 @@ def test_a_disk_without_room_for_the_next_saves_is_named(tmp_path, caplog):
             (opt.folder / file).write_bytes(bytes(1_000_000))
         health_of(opt, 50).saved(30)  # two more saves: they fit
         assert warnings(caplog) == []
-
         health = health_of(opt, 300)
         health.saved(30)
         health.saved(30)
-
     (said,) = warnings(caplog)
     assert "room for 3 more saves of 0.002 GB, the run makes 27" in said and "train.checkpoint_save (now 10)" in said
 
@@ -200,9 +185,7 @@ def write_fast_clip(root, clip, picture):
         imwrite_rgb(root / "GOPRO_Large/train" / clip / f"blur/{frame:06d}.png", np.repeat(blurry[..., None], 3, 2))
         light = [cv2.resize(to_linear(part), (48, 48), interpolation=cv2.INTER_AREA) for part in parts]
         sensor = IntegrateAndFire(48, 48, rate=0.6, rng=np.random.default_rng(frame))
-        path = root / "GOPRO_Large_spike_seq/train" / clip / f"spike/{frame:06d}.dat"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_spikes(path, sensor.run(light), SpikeGeometry(48, 48))
+        write_dat(root / "GOPRO_Large_spike_seq/train" / clip / f"spike/{frame:06d}.dat", sensor.run(light))
 
 
 RELATIVE = {"type": "relative", "half_windows": [2, 6, 12]}
@@ -246,23 +229,18 @@ def test_a_wrong_size_of_a_plane_is_named_before_the_users_own_frames_are_restor
     assert f"scripts/spike_tool.py info {spikes}/000000.dat" in said
 
 
-@pytest.mark.parametrize(
-    ("changes", "floor"),
-    [
-        ({"G_scheduler_periods": 1000}, 980),
-        ({"G_scheduler_periods": 950}, 931),
-        ({"G_scheduler_periods": [200, 300], "G_scheduler_restart_weights": [1, 0.5]}, 491),
-        ({"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600], "G_scheduler_gamma": 0.01}, 600),
-        ({"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600], "G_scheduler_gamma": 0.5}, None),
-    ],
-)
+@pytest.mark.parametrize(("changes", "floor"), [
+    ({"G_scheduler_periods": 1000}, 980),
+    ({"G_scheduler_periods": 950}, 931),
+    ({"G_scheduler_periods": [200, 300], "G_scheduler_restart_weights": [1, 0.5]}, 491),
+    ({"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600], "G_scheduler_gamma": 0.01}, 600),
+    ({"G_scheduler_type": "MultiStepLR", "G_scheduler_milestones": [300, 600], "G_scheduler_gamma": 0.5}, None),
+])  # fmt: skip
 def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(tmp_path, caplog, changes, floor):
     overrides = [f"train.{key}={json.dumps(value)}" for key, value in changes.items()]
     opt = read_options(["--opt", str(write_options(tmp_path)), *overrides])
-
     assert lr_floor(opt.train, 1000) == (pytest.approx(floor, abs=2) if floor else None)
     health_of(opt).planned(lr_floor(opt.train, 1000))
-
     said = warnings(caplog)
     assert bool(said) == (floor is not None and floor < 900), said
     assert not said or "stretch train.G_scheduler_" in said[0]
@@ -289,21 +267,14 @@ def runs(home, tmp_path_factory):  # noqa: F811
         assert result.exit_codes == [0, 0], result.text
         return result.text
 
-    texts = run(1), run(
-        3, "train.total_iter=75", "datasets.train.dataloader_num_workers=0", "train.G_scheduler_periods=45"
-    )  # fmt: skip
-    return folder / "options.json", texts
+    slow = ("train.total_iter=75", "datasets.train.dataloader_num_workers=0", "train.G_scheduler_periods=45")
+    return folder / "options.json", (run(1), run(3, *slow))
 
 
-def test_a_healthy_run_gives_no_warning(runs):
-    assert [text for text in WARNINGS if text in runs[1][0]] == []
-
-
-def test_a_slow_rank_a_slow_loader_and_a_short_schedule_are_named_once(runs):
-    text = runs[1][1]
-    slow = (
-        r"rank 1 on \S+ is slower than the others, which wait for it at every step: data [\d.]+ s \+ forward [\d.]+ s"
-    )
+def test_a_slow_rank_a_slow_loader_and_a_short_schedule_are_named_once_and_a_healthy_run_gives_no_warning(runs):
+    healthy, text = runs[1]
+    assert [words for words in WARNINGS if words in healthy] == []
+    slow = r"rank 1 on \S+ is slower than the others, which wait for it at every step: data \S+ s \+ forward [\d.]+ s"
     wait = r"rank \d on \S+ waits for data \d+ % of the time, and all others with it: "
     floor = r"at its floor from iter 45 on, for 40 % of the run, .*: stretch train\.G_scheduler_periods to the end"
     for pattern in (slow, wait, floor):

@@ -1,7 +1,4 @@
-"""Every program and launcher explains itself with --help: usage, and at least two examples whose flags exist.
-
-The flags that the pages give a program exist as well.
-"""
+"""Every program and launcher explains itself with --help: usage, two examples; their flags and those of pages exist."""
 
 import re
 
@@ -22,6 +19,7 @@ LAUNCHERS = [
     for path in [*sorted(ROOT.glob("*.sh")), *sorted(ROOT.glob("scripts/*.sh"))]
     if path.read_text(encoding="utf-8").startswith("#!")  # the others are sourced
 ]
+CALL = re.compile(r"((?:scripts|lab)/\w+\.py|(?:main|\./launch)_(?:train|test)\w*\.\w+)(.*)")
 WITH_PARTS = ("lab/benchmark.py", "scripts/spike_tool.py")  # programs with subcommands
 TRAIN = "main_train_vrt.py"
 MAIN_OF = {"launch_train.sh": TRAIN, "launch_test.sh": "main_test_vrt.py", "submit_job.sh": TRAIN}
@@ -47,9 +45,7 @@ def flags_in_pages() -> dict[str, set[str]]:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
         for line in [*lines, *re.findall(r"`((?:python|torchrun|\./launch)[^`\n]*)`", text)]:
-            call = re.search(
-                r"((?:scripts|lab)/\w+\.py|(?:main|\./launch)_(?:train|test)\w*\.\w+)(.*)", re.sub(r"\s+#.*", "", line)
-            )
+            call = CALL.search(re.sub(r"\s+#.*", "", line))
             if call and (given := set(re.findall(r"(?<![\w-])--[a-z][\w-]*", call[2]))):
                 program = re.sub(r"\./launch_(\w+)\.sh", r"main_\1_vrt.py", call[1])
                 for part in call[2].split()[0].split("|") if program in WITH_PARTS else [""]:
@@ -76,7 +72,6 @@ def shown():
 @pytest.mark.parametrize("program", [*PROGRAMS, *LAUNCHERS])
 def test_help_shows_usage_and_two_examples_with_flags_that_exist(shown, program):
     code, text = shown[program]
-
     assert code == 0 and "usage:" in text.lower(), text
     given = examples(program, text)
     assert len(given) >= 2, text

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-import main_test_vrt
 from data.select_dataset import build_dataset
 from models.select_network import define_G
 from tests.clip_files import cached, check, same, section, write_clip, write_info
 from tests.tensor_clip import restore_clip
 from tests.train_files import history, network, train, write_options
-from tests.weights_files import message, save_weights
+from tests.weights_files import message, metrics, restore, save_weights
 from utils.errors import OptionError
 from utils.image import imread_rgb
 from utils.metrics import psnr
@@ -111,10 +110,9 @@ def home(tmp_path_factory):
 
 def test_a_test_scores_and_shows_every_instant(home):
     folder = home / "tested"
-    arguments = ["--opt", str(home / "options.json"), "--weights", str(home / "weights.pth"), "--output", str(folder)]
-    assert main_test_vrt.main([*arguments, "--save", "frames", "slowmotion"]) == 0
-
-    found = json.loads((folder / "metrics.json").read_text())
+    arguments = ["--opt", home / "options.json", "--weights", home / "weights.pth", "--output", folder]
+    restore(*arguments, "--save", "frames", "slowmotion")
+    found = metrics(folder)
     clip, slow = found["clips"]["test1"], VideoReader(folder / "test1_slowmotion.mp4")
     assert slow.num_frames == K * clip["frames"] == 9 and slow.fps == 25
     for k in range(K):
@@ -126,10 +124,9 @@ def test_a_test_scores_and_shows_every_instant(home):
     assert np.array_equal(middle, imread_rgb(folder / "instants/test1/000002_1.png"))
     means = ", ".join(f"{found['averages'][f'instant {k}']['psnr']:.2f}" for k in range(K))
     assert f"PSNR dB of the instants, mean over clips: {means}" in (folder / "table.txt").read_text()
-    assert main_test_vrt.main([*arguments, "--save", "frames", "slowmotion"]) == 0  # complete: nothing to do
-
-    assert main_test_vrt.main([*arguments[:-1], str(home / "exact"), "metric.values=clamped"]) == 0
-    exact = json.loads((home / "exact/metrics.json").read_text())["averages"]
+    restore(*arguments, "--save", "frames", "slowmotion")  # complete: nothing to do
+    restore(*arguments[:-1], home / "exact", "metric.values=clamped")
+    exact = metrics(home / "exact")["averages"]
     for k in range(K):
         score, rounded = (averages[f"instant {k}"]["psnr"] for averages in (exact, found["averages"]))
         assert score == pytest.approx(rounded, abs=0.05) and score != rounded

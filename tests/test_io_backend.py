@@ -125,22 +125,15 @@ def small(content):
     return cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "said"),
-    [
-        (FRAME, None, "cannot read: No such file"),
-        (FRAME, lambda content: b"", "cannot read"),
-        (FRAME, lambda content: content[: len(content) // 2], "cannot read"),
-        (FRAME, lambda content: b"<html>", "cannot read"),
-        (FRAME, small, "frame of 8 x 8"),
-        (f"{CLIP}/sharp/000001.png", small, "frame of 8 x 8"),
-        (FRAME, "folder", "Is a directory"),
-        (SPIKES, None, "No such file"),
-        (SPIKES, lambda content: b"", "spike file"),
-        (SPIKES, lambda content: b"\1" * (12 * PLANES - 1), "spike file"),
-        (SPIKES, lambda content: b"\1" * (12 * PLANES * 2), "spike file"),
-    ],
-)
+@pytest.mark.parametrize(("name", "damage", "said"), [
+    (FRAME, None, "cannot read: No such file"), (FRAME, lambda content: b"", "cannot read"),
+    (FRAME, lambda content: content[: len(content) // 2], "cannot read"),
+    (FRAME, lambda content: b"<html>", "cannot read"), (FRAME, "folder", "Is a directory"),
+    (FRAME, small, "frame of 8 x 8"), (f"{CLIP}/sharp/000001.png", small, "frame of 8 x 8"),
+    (SPIKES, None, "No such file"), (SPIKES, lambda content: b"", "spike file"),
+    (SPIKES, lambda content: b"\1" * (12 * PLANES - 1), "spike file"),
+    (SPIKES, lambda content: b"\1" * (12 * PLANES * 2), "spike file"),
+])  # fmt: skip
 def test_a_file_that_breaks_after_the_start_is_an_error_naming_it(tmp_path, name, damage, said):
     write_clips(tmp_path, "clip0")
     dataset, path = build(tmp_path, num_frame=6), tmp_path / name
@@ -170,7 +163,7 @@ def test_half_a_jpeg_is_not_taken_for_a_picture(tmp_path):
 
 @contextmanager
 def as_ordinary_user():
-    """The block runs without root's rights: root reads everything."""
+    """Root reads everything."""
     user = os.geteuid()
     os.seteuid(user or 65534)
     try:

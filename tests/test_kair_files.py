@@ -35,7 +35,6 @@ def read(path: Path, *overrides: str) -> Any:
 
 
 def test_the_files_of_kair_load_unchanged(tmp_path):
-    # Neither the data nor SpyNet's weights are on this machine.
     assert not Path(SPYNET).exists()
     for name in NAMES:
         options = options_of(name)
@@ -57,9 +56,7 @@ def results(out: Path, options: Path, *arguments: str) -> dict[str, Any]:
     return json.loads((out / "metrics.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("number", "frames"), [("001", 6), ("008", 6), ("009", 2)], ids=["REDS x4", "denoising", "interpolation"]
-)
+@pytest.mark.parametrize(("number", "frames"), [("001", 6), ("008", 6), ("009", 2)])  # REDS x4, noise, interpolation
 def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, tmp_path):
     check_kind(prepare(tmp_path, number), frames)
 
@@ -67,11 +64,9 @@ def test_each_kind_trains_validates_resumes_and_is_tested(number, frames, tmp_pa
 def test_deblurring_on_two_ranks_takes_the_folders_for_a_missing_list_of_kair_and_no_misspelt_path(tmp_path):
     options = prepare(tmp_path, "006")
     lists = "datasets.train.meta_info_file=data/meta_info/meta_info_GoPro_%s_GT.txt"
-
     no_flow, no_list = train(options, f"netG.spynet_path={SPYNET}.pht"), train(options, lists % "trian")
     assert no_flow.exit_codes == [2] and f"no file {SPYNET}.pht" in no_flow.text and ADDRESS in no_flow.text
     assert no_list.exit_codes == [3] and "cannot read the meta file" in no_list.text
-
     good = check_kind(options, 6, 2, lists % "train")
     told = "the list of the clips is missing: all 2 in the folders are used, KAIR's list has 22"
     assert good.text.count(told) == 1 and "2 clips, 12 frames of 64 x 80" in good.text
@@ -84,11 +79,9 @@ def test_vimeo_x4_starts_from_weights_of_another_deformable_convolution(tmp_path
     missing = train(options)
     assert missing.exit_codes == [3] and missing.text.count("no such weights file") == 1, missing.text
     assert f"download: {ADDRESS}" in missing.text.partition("no such weights file")[2]
-
     net = define_G(read(options, "netG.deformable_groups=2"))
     torch.save({"params": net.state_dict()}, tmp_path / published)
     first = check_kind(options, 6)
-
     assert "mismatched (14): stage" in first.text and "tensors matched" in first.text
 
 
@@ -103,7 +96,6 @@ def check_kind(options: Path, frames: int, ranks: int = 1, *overrides: str) -> R
     """Two starts of one step each, each with a validation, then a test; gives the first start."""
     first = train(options, "train.total_iter=1", *overrides, ranks=ranks)
     second = train(options, *overrides, ranks=ranks)
-
     assert first.exit_codes == second.exit_codes == [0] * ranks, first.text + second.text
     stands_in = f"WARNING: netG.spynet_path: no file {SPYNET}; models/vrt/spynet_scenes.pth of this project stands in"
     has_flow = 1 if read(options).netG.pa_frames else 0
@@ -127,7 +119,6 @@ def test_the_interpolated_frame_is_the_fourth_of_seven_and_is_compared_with_it(t
     torch.nn.init.normal_(net.conv_last.weight, 0, 0.02)
     torch.save({"params": net.state_dict()}, tmp_path / "G.pth")
     found = results(tmp_path / "out", options, "--weights", str(tmp_path / "G.pth"))["clips"]["00001/0266"]
-
     clip = Path(opt.datasets.test.dataroot_gt) / "00001/0266"
     pictures = [torch.from_numpy(cv2.imread(str(clip / f"im{i}.png"))[..., ::-1].copy()) for i in range(1, 8)]
     frames = torch.stack(pictures).permute(0, 3, 1, 2)[None] / 255
@@ -174,9 +165,7 @@ def test_what_is_said_of_totals_follows_the_file_and_the_command_line(tmp_path):
 
 def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
     options = small(options_of("009")) | {"task": "run"}
-
     result = train(write_file(tmp_path / "options.json", in_folder(tmp_path, options)))
-
     assert result.exit_codes == [3] and result.text.count("DataError") == 1, result.text
     for line in (
         "trainsets/vimeo90k/vimeo90k_train_GT_all.lmdb/data.mdb  a file under each key 00001/0001/im1",
@@ -186,9 +175,8 @@ def test_missing_data_are_named_all_at_once_with_the_layout_expected(tmp_path):
         "meta_info_Vimeo90K_test_GT.txt  a line for each clip",
     ):
         assert line in result.text
-    do = "correct meta_info_file; download: https://github.com/cszn/KAIR/tree/master/data/meta_info; "
-    do += "correct the dataroot in the options, or make or copy the data (docs/data_format.md); "
-    do += "download: http://toflow.csail.mit.edu/"
+    do = "correct meta_info_file; download: https://github.com/cszn/KAIR/tree/master/data/meta_info; correct the "
+    do += "dataroot in the options, or make or copy the data (docs/data_format.md); download: http://toflow.csail.mit.edu/"
     assert result.text.partition("\n  do ")[2].splitlines()[0].strip() == do
 
 
@@ -240,7 +228,6 @@ def build(root, *args, split="train", **changes):
 
 
 def numbers(frames: torch.Tensor) -> list[int]:
-    """Which of im1 ... im7 the frames are."""
     assert all(frame.unique().numel() == 1 for frame in frames)
     return [round(float(frame.mean()) * 255 / 30) for frame in frames]
 
@@ -248,7 +235,6 @@ def numbers(frames: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("end", ["", ".lmdb"])
 def test_a_listed_septuplet_is_one_sample_and_is_padded_to_eight_frames(root, end):
     dataset = build(root, end=end, pad_sequence=True)
-
     assert len(dataset) == 2
     for index, clip in enumerate((CLIPS[0], CLIPS[2])):
         item = dataset[(0, index)]
@@ -312,7 +298,6 @@ def test_color_jitter_is_small_alike_in_all_frames_and_a_function_of_the_sample(
     frames = jitter_colors(picture.expand(3, -1, -1, -1), np.random.default_rng(1))
     assert torch.equal(frames[0], frames[1]) and torch.equal(frames[1], frames[2])
     assert 0 < float((frames[0] - picture).abs().max()) < 0.3
-
     dataset = build(root, "VideoRecurrentTrainVimeoVFIDataset", lq="gt", color_jitter=True)
     assert torch.equal(dataset[(0, 0)]["lq"], dataset[(0, 0)]["lq"])
     assert not torch.equal(dataset[(0, 0)]["lq"], dataset[(1, 0)]["lq"])

@@ -22,7 +22,6 @@ TINY = ("--steps", "2", "--seeds", "0")
 
 
 def write_file(path, **changes):
-    """An option file of the benchmark with a tiny network."""
     netG = {"in_chans": None, "fusion": path.stem, **{k: v for k, v in network().items() if k[:2] not in ("in", "fu")}}
     train = {"num_frame": 2, "gt_size": 32, **changes}
     base = str(ROOT / "options/vrt/000_train_vrt_sample_rgbspike.json")

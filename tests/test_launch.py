@@ -25,6 +25,7 @@ KUBEFLOW = {
     "RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
     "PET_NPROC_PER_NODE": "8", "PET_NNODES": "2", "PET_NODE_RANK": "1",
 }  # fmt: skip
+SINGLE = LaunchInfo("single")
 SAMPLE = "options/vrt/000_train_vrt_sample_rgbspike.json"
 
 
@@ -32,48 +33,35 @@ def without(env, name):
     return {key: value for key, value in env.items() if key != name}
 
 
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
-        ({}, LaunchInfo("single")),
-        ({"WORLD_SIZE": "1", "RANK": "0"}, LaunchInfo("single")),
-        ({"SLURM_NTASKS": "4"}, LaunchInfo("single")),  # an allocation, not a task of srun
-        # torchrun in the shell of an allocation
-        (
-            {**SLURM, "SLURM_PROCID": "0", "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1", "RANK": "0"},
-            LaunchInfo("single"),
-        ),
-        (PLATFORM, LaunchInfo("platform", 3, 1, 4, "10.0.0.1", 29500)),
-        ({**PLATFORM, **SLURM}, LaunchInfo("platform", 3, 1, 4, "10.0.0.1", 29500)),
-        ({**PLATFORM, "TORCHELASTIC_RUN_ID": "none"}, LaunchInfo("torchrun", 3, 1, 4, "10.0.0.1", 29500)),
-        (without(PLATFORM, "LOCAL_RANK"), LaunchInfo("platform", 3, 0, 4, "10.0.0.1", 29500)),
-        (without(PLATFORM, "LOCAL_RANK") | {"SLURM_LOCALID": "2"}, LaunchInfo("platform", 3, 2, 4, "10.0.0.1", 29500)),
-        (SLURM, LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)),  # the first host, and a port from the job
-        ({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "4000"}, LaunchInfo("slurm", 5, 1, 8, "head", 4000)),
-    ],
-)
+@pytest.mark.parametrize(("env", "expected"), [
+    ({}, SINGLE), ({"WORLD_SIZE": "1", "RANK": "0"}, SINGLE),
+    ({"SLURM_NTASKS": "4"}, SINGLE),  # an allocation, not a task of srun
+    # torchrun in the shell of an allocation
+    ({**SLURM, "SLURM_PROCID": "0", "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1", "RANK": "0"}, SINGLE),
+    (PLATFORM, LaunchInfo("platform", 3, 1, 4, "10.0.0.1", 29500)),
+    ({**PLATFORM, **SLURM}, LaunchInfo("platform", 3, 1, 4, "10.0.0.1", 29500)),
+    ({**PLATFORM, "TORCHELASTIC_RUN_ID": "none"}, LaunchInfo("torchrun", 3, 1, 4, "10.0.0.1", 29500)),
+    (without(PLATFORM, "LOCAL_RANK"), LaunchInfo("platform", 3, 0, 4, "10.0.0.1", 29500)),
+    (without(PLATFORM, "LOCAL_RANK") | {"SLURM_LOCALID": "2"}, LaunchInfo("platform", 3, 2, 4, "10.0.0.1", 29500)),
+    (SLURM, LaunchInfo("slurm", 5, 1, 8, "gpu003", 15000 + 4567)),  # the first host, and a port from the job
+    ({**SLURM, "MASTER_ADDR": "head", "MASTER_PORT": "4000"}, LaunchInfo("slurm", 5, 1, 8, "head", 4000)),
+])  # fmt: skip
 def test_the_variables_tell_who_started_the_ranks(env, expected):
     assert read_launch(env) == expected
 
 
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
-        (NODE, ("8", "2", "1")),
-        (KUBEFLOW, ("8", "2", "1")),
-        ({**KUBEFLOW, "PET_NPROC_PER_NODE": "auto", "WORLD_SIZE": "2"}, ("4", "2", "1")),
-        ({**NODE, "RANK": "0", "WORLD_SIZE": "1"}, ("8", "1", "0")),
-        ({"NPROC_PER_NODE": "8"}, ("8", None, None)),
-        ({**KUBEFLOW, "PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "a:1"}, ("8", "1:4", "1")),  # elastic
-        ({**NODE, **SLURM}, ("8", "2", "1")),  # srun starts a process per node, and says so
-        ({**NODE, "LOCAL_RANK": "0"}, None),  # a rank already
-        ({"NPROC_PER_NODE": "8", **SLURM}, None),  # a task of srun, whose shell has the variable for torchrun
-        ({**NODE, "NPROC_PER_NODE": "1"}, None),  # a GPU per node: the process is its rank
-        ({**KUBEFLOW, "PET_NPROC_PER_NODE": "1"}, ("1", "2", "1")),  # launch_train.sh 1: not the 16 of WORLD_SIZE
-        (PLATFORM, None),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("env", "expected"), [
+    (PLATFORM, None), ({}, None), (NODE, ("8", "2", "1")), (KUBEFLOW, ("8", "2", "1")),
+    ({**KUBEFLOW, "PET_NPROC_PER_NODE": "auto", "WORLD_SIZE": "2"}, ("4", "2", "1")),
+    ({**NODE, "RANK": "0", "WORLD_SIZE": "1"}, ("8", "1", "0")),
+    ({"NPROC_PER_NODE": "8"}, ("8", None, None)),
+    ({**KUBEFLOW, "PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "a:1"}, ("8", "1:4", "1")),  # elastic
+    ({**NODE, **SLURM}, ("8", "2", "1")),  # srun starts a process per node, and says so
+    ({**NODE, "LOCAL_RANK": "0"}, None),  # a rank already
+    ({"NPROC_PER_NODE": "8", **SLURM}, None),  # a task of srun, whose shell has the variable for torchrun
+    ({**NODE, "NPROC_PER_NODE": "1"}, None),  # a GPU per node: the process is its rank
+    ({**KUBEFLOW, "PET_NPROC_PER_NODE": "1"}, ("1", "2", "1")),  # launch_train.sh 1: not the 16 of WORLD_SIZE
+])  # fmt: skip
 def test_a_process_that_stands_for_a_node_is_told_apart_from_a_rank(env, expected):
     found = node_variables(env, gpu_count=4)
     names = ("PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK")
@@ -130,60 +118,49 @@ def test_ranks_of_an_older_torchrun_have_its_signals_and_their_time_too_and_shar
     assert result.text.startswith(f"on_signal (None, 180) 2 ranks, threads {threads}\n"), result.text
 
 
-@pytest.mark.parametrize(
-    ("nodelist", "host"),
-    [
-        ("gpu7", "gpu7"), ("a,b", "a"), ("gpu[003-007,9]", "gpu003"), ("n[1,3]-ib,x", "n1-ib"),
-        ("r[01-02]n[10-12]", "r01n10"), ("node-a[9-11]", "node-a9"), ("", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("nodelist", "host"), [
+    ("gpu7", "gpu7"), ("a,b", "a"), ("gpu[003-007,9]", "gpu003"), ("n[1,3]-ib,x", "n1-ib"),
+    ("r[01-02]n[10-12]", "r01n10"), ("node-a[9-11]", "node-a9"), ("", ""),
+])  # fmt: skip
 def test_the_first_host_of_a_node_list(nodelist, host):
     assert first_host(nodelist) == host
 
 
-@pytest.mark.parametrize(
-    ("read", "env", "change", "fault"),
-    [
-        (read_launch, PLATFORM, {"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', no number"),
-        (read_launch, PLATFORM, {"WORLD_SIZE": "-4"}, "WORLD_SIZE is -4, expected 1 or more"),
-        (read_launch, PLATFORM, {"RANK": ""}, "RANK is missing"),
-        (read_launch, PLATFORM, {"RANK": "4"}, "RANK is 4, expected 0 to 3 (below WORLD_SIZE)"),
-        (read_launch, PLATFORM, {"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on"),
-        (read_launch, PLATFORM, {"MASTER_ADDR": " "}, "MASTER_ADDR is missing"),
-        (read_launch, PLATFORM, {"MASTER_PORT": "abc"}, "MASTER_PORT is 'abc', no number"),
-        (read_launch, PLATFORM, {"MASTER_PORT": "70000"}, "MASTER_PORT is 70000, expected 1 to 65535"),
-        (read_launch, without(PLATFORM, "WORLD_SIZE"), {}, "WORLD_SIZE is missing"),
-        (read_launch, SLURM, {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID is missing"),
-        (read_launch, SLURM, {"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is missing"),
-        (node_variables, NODE, {"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE is 'many', no number"),
-        (node_variables, NODE, {"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is 0, expected 1 or more"),
-        (node_variables, NODE, {"RANK": "2"}, "RANK is 2, expected 0 to 1 (below WORLD_SIZE)"),
-        (node_variables, NODE, {"WORLD_SIZE": ""}, "WORLD_SIZE is missing"),
-        (node_variables, NODE, {"MASTER_ADDR": ""}, "MASTER_ADDR is missing"),
-        (node_variables, NODE, {"MASTER_PORT": "x"}, "MASTER_PORT is 'x', no number"),
-    ],
-)
+@pytest.mark.parametrize(("read", "env", "change", "fault"), [
+    (read_launch, PLATFORM, {"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', no number"),
+    (read_launch, PLATFORM, {"WORLD_SIZE": "-4"}, "WORLD_SIZE is -4, expected 1 or more"),
+    (read_launch, PLATFORM, {"RANK": ""}, "RANK is missing"),
+    (read_launch, PLATFORM, {"RANK": "4"}, "RANK is 4, expected 0 to 3 (below WORLD_SIZE)"),
+    (read_launch, PLATFORM, {"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, expected 0 to 1 (below the number of GPUs on"),
+    (read_launch, PLATFORM, {"MASTER_ADDR": " "}, "MASTER_ADDR is missing"),
+    (read_launch, PLATFORM, {"MASTER_PORT": "abc"}, "MASTER_PORT is 'abc', no number"),
+    (read_launch, PLATFORM, {"MASTER_PORT": "70000"}, "MASTER_PORT is 70000, expected 1 to 65535"),
+    (read_launch, without(PLATFORM, "WORLD_SIZE"), {}, "WORLD_SIZE is missing"),
+    (read_launch, SLURM, {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID is missing"),
+    (read_launch, SLURM, {"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is missing"),
+    (node_variables, NODE, {"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE is 'many', no number"),
+    (node_variables, NODE, {"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE is 0, expected 1 or more"),
+    (node_variables, NODE, {"RANK": "2"}, "RANK is 2, expected 0 to 1 (below WORLD_SIZE)"),
+    (node_variables, NODE, {"WORLD_SIZE": ""}, "WORLD_SIZE is missing"),
+    (node_variables, NODE, {"MASTER_ADDR": ""}, "MASTER_ADDR is missing"),
+    (node_variables, NODE, {"MASTER_PORT": "x"}, "MASTER_PORT is 'x', no number"),
+])  # fmt: skip
 def test_a_wrong_variable_is_named(read, env, change, fault):
     with pytest.raises(DistError) as error:
         read({**env, **change}, gpu_count=2)
     assert fault in str(error.value)
     assert error.value.exit_code == 2
-
-
-def test_all_faults_stand_in_one_message():
+    # All faults stand in one message.
     with pytest.raises(DistError) as error:
         read_launch({"WORLD_SIZE": "2", "RANK": "x", "MASTER_PORT": "0"})
     for name in ("RANK is 'x'", "MASTER_ADDR is missing", "MASTER_PORT is 0"):
         assert name in error.value.what
 
 
-@pytest.mark.parametrize(
-    ("given", "shown", "env"),
-    [
-        (("scale=1", "task=a b", 'logging={"wandb_api_key": "canary"}'), " scale=1 task=a\\ b logging=...", PLATFORM),
-        ((), "\n", {**PLATFORM, "LOCAL_RANK": ""}),  # the variables of ranks, or of nodes
-    ],
-)
+@pytest.mark.parametrize(("given", "shown", "env"), [
+    (("scale=1", "task=a b", 'logging={"wandb_api_key": "canary"}'), " scale=1 task=a\\ b logging=...", PLATFORM),
+    ((), "\n", {**PLATFORM, "LOCAL_RANK": ""}),  # the variables of ranks, or of nodes
+])  # fmt: skip
 def test_the_launcher_refuses_to_start_inside_a_platform_launch_and_gives_the_command(given, shown, env):
     result = run_command([ROOT / "launch_train.sh", "8", SAMPLE, *given], 10, env)
 
@@ -243,9 +220,8 @@ def test_a_launcher_of_another_folder_takes_the_files_of_the_callers_folder(tmp_
     mine.write_text(text.replace('"task": "run"', '"task": "mine"'))
     (tmp_path / "main_train_vrt.py").write_text("raise SystemExit('not the program')")
 
-    result = run_command(
-        [ROOT / "launch_train.sh", "1", SAMPLE, "datasets.test={}", "train.total_iter=1"], 120, cwd=tmp_path
-    )
+    changes = ("datasets.test={}", "train.total_iter=1")
+    result = run_command([ROOT / "launch_train.sh", "1", SAMPLE, *changes], 120, cwd=tmp_path)
 
     assert result.exit_codes == [0], result.text
     assert (tmp_path / "experiments/mine/models").is_dir()
@@ -281,6 +257,5 @@ def test_the_launcher_runs_on_linux_only_and_says_so(tmp_path, fake_python):
     write_command(tmp_path / "bin/uname", "echo Darwin")
 
     result = run_command([ROOT / "launch_train.sh", "1"], 10, fake_python)
-
     assert result.exit_codes == [2]
     assert result.text.strip() == "SpikeVRT runs on Linux (on Windows: in WSL), not on Darwin"

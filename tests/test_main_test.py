@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -17,13 +16,14 @@ from models.portable import read_saved
 from models.restore.setup import find_weights, parse_test_args, spike_options
 from models.select_network import NETWORKS
 from scripts import demo
-from tests.clip_files import section, write_clip, write_info, write_video
-from tests.dist.launching import ROOT, run_ranks
+from tests import weights_files
+from tests.clip_files import section, small_files, write_clip, write_info, write_video
+from tests.dist.launching import run_ranks
 from tests.tensor_clip import restore_clip
 from tests.train_files import network, odd
-from tests.weights_files import make_home, message, save_weights
+from tests.weights_files import make_home, message, metrics, save_weights
 from utils.errors import CheckpointError
-from utils.image import imread_rgb, tensor_to_uint8
+from utils.image import imread_rgb, imwrite_rgb, tensor_to_uint8
 from utils.metrics import psnr
 from utils.options.models import PathOptions
 from utils.video import VideoReader
@@ -43,7 +43,6 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tested(home):
-    """The output folder of the option-file form."""
     restore(home / "tested", *by_file(home), "--save", "frames", "comparison")
     return home / "tested"
 
@@ -54,25 +53,17 @@ def by_file(home):
 
 def restore(out, *arguments):
     """metrics.json of main_test_vrt.py, run in this process."""
-    assert main_test_vrt.main([*map(str, arguments), "--output", str(out)]) == 0
+    weights_files.restore(*arguments, "--output", out)
     return metrics(out)
-
-
-def metrics(folder):
-    return json.loads((folder / "metrics.json").read_text())
-
-
-# ---- the option-file form --------------------------------------------------------------------------------------------
 
 
 def test_the_numbers_are_those_of_restoring_and_comparing_by_hand(home, tested):
     gt = home / "GOPRO_Large" / "test" / "test2" / "sharp"
-    clip = user_clips(
-        gt.parent / "blur", home / "GOPRO_Large_spike_seq/test/test2/spike", gt, read_saved(home / "spike.pth").spike
-    )[0]
+    spikes, saved = home / "GOPRO_Large_spike_seq/test/test2/spike", read_saved(home / "spike.pth")
+    clip = user_clips(gt.parent / "blur", spikes, gt, saved.spike)[0]
     items = [clip.frame(i) for i in range(4)]
     lq, spike = (torch.stack([item[kind] for item in items])[None] for kind in ("lq", "spike"))
-    net = read_saved(home / "spike.pth").build()
+    net = saved.build()
     restored = tensor_to_uint8(restore_clip(net, lq, spike, window_size=(2, 4, 4), least_size=(8, 8)))[0]
 
     by_hand = [psnr(image, imread_rgb(gt / f"{i:06d}.png")) for i, image in enumerate(restored)]
@@ -116,10 +107,8 @@ def test_a_second_run_goes_on_where_the_first_one_stopped(home, tested, tmp_path
     before = metrics(folder)
     (folder / "clips" / "test1.json").unlink()
     (folder / "test1" / "000001.png").unlink()
-    kept = {
-        p: p.stat().st_mtime_ns for p in folder.glob("*/*.png") if p.name != "000001.png" and "strips" not in str(p)
-    }
-    kept |= {p: p.stat().st_mtime_ns for p in folder.glob("clips/test[02].json")}
+    pictures = [p for p in folder.glob("*/*.png") if p.name != "000001.png" and "strips" not in str(p)]
+    kept = {p: p.stat().st_mtime_ns for p in [*pictures, *folder.glob("clips/test[02].json")]}
 
     found = restore(folder, *by_file(home), "--save", "frames", "comparison")
     kept.pop(folder / "clips" / "test1.png", None)
@@ -137,18 +126,12 @@ def test_the_test_set_can_be_seen_by_a_camera_with_another_threshold(home, teste
     assert scored("same", 1) == recorded and scored("other", 4) != recorded
 
 
-@pytest.mark.parametrize(
-    ("resume", "found"),
-    [
-        ("auto", "run/checkpoints/checkpoint_latest.pth"),
-        (None, "netG.pth"),
-        ("other", "other/checkpoints/checkpoint_best.pth"),
-        ("other/checkpoints", "other/checkpoints/checkpoint_best.pth"),
-        ("other/checkpoints/checkpoint_latest.pth", "other/checkpoints/checkpoint_latest.pth"),
-        ("none.pth", None),
-        ("empty", None),
-    ],
-)
+@pytest.mark.parametrize(("resume", "found"), [
+    ("auto", "run/checkpoints/checkpoint_latest.pth"), (None, "netG.pth"), ("none.pth", None), ("empty", None),
+    ("other", "other/checkpoints/checkpoint_best.pth"),
+    ("other/checkpoints", "other/checkpoints/checkpoint_best.pth"),
+    ("other/checkpoints/checkpoint_latest.pth", "other/checkpoints/checkpoint_latest.pth"),
+])  # fmt: skip
 def test_which_weights_are_tested(tmp_path, resume, found):
     checkpoints = ("run/checkpoints/checkpoint_latest", "other/checkpoints/checkpoint_latest")
     for name in (*checkpoints, "other/checkpoints/checkpoint_best", "netG"):
@@ -179,9 +162,6 @@ def test_val_options_do_what_they_say(home, tmp_path):
     assert found["clips"]["test2"]["restored"]["psnr"] != whole[2]  # flip_seq changes the frame
 
 
-# ---- ranks -----------------------------------------------------------------------------------------------------------
-
-
 def test_two_ranks_share_clips_and_frames_and_give_the_same_numbers(home, tested):
     folder, one, two = home / "ranks", home / "one", home / "two"
     clips = ["--weights", home / "rgb.pth", "--tile", "2,0", "--overlap", "1,8"]
@@ -198,9 +178,6 @@ def test_two_ranks_share_clips_and_frames_and_give_the_same_numbers(home, tested
     assert len(frames) == 4
     assert all((one / "test2" / n).read_bytes() == (two / "test2" / n).read_bytes() for n in frames)
     assert (two / "test2_comparison.mp4").exists()
-
-
-# ---- the direct form -------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_with_spikes_gives_what_the_dataset_gives(home, tested, tmp_path):
@@ -233,9 +210,8 @@ def test_a_camera_whose_rate_nobody_gives_is_measured_and_the_log_says_so(home, 
         stream = read_spikes(path, SpikeGeometry(16, 16))
         stream[1::2] = 0
         write_spikes(tmp_path / path.name, stream, SpikeGeometry(16, 16))
-    section = spike_options(saved, parse_test_args(
-        ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s", "--spike-size", "16", "16"], ""
-    ))  # fmt: skip
+    asked = ["--weights", "w", "--input", "i", "--output", "o", "--spike", "s", "--spike-size", "16", "16"]
+    section = spike_options(saved, parse_test_args(asked, ""))
     read = lambda **known: user_clips(frames, tmp_path, None, section | known, 1, saved.spike_data)[0].frame(0)  # noqa: E731
 
     measured = read()["spike"]
@@ -321,7 +297,6 @@ def test_long_clips_and_large_frames_are_restored_in_tiles_unless_0_asks_for_the
 
 
 def finished(folder):
-    """Files that look like results."""
     return [p for p in folder.rglob("*") if p.suffix in (".png", ".mp4", ".html") or p.name == "metrics.json"]
 
 
@@ -334,7 +309,7 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
     (tmp_path / "few" / "000001.dat").unlink()
     write_clip(tmp_path, "wide", split="test", frames=4, h=16, w=24)
     rgb, spike = ["--weights", home / "rgb.pth"], ["--weights", home / "spike.pth", "--spike-size", 16, 16]
-    opt = ["--opt", home / "options.json"]
+    opt, own = ["--opt", home / "options.json"], [*spike, "--input", clip, "--spike", spikes]
     cases = {
         "not a video": (3, [*rgb, "--input", tmp_path / "broken.mp4"]),
         "no such file or folder": (3, [*rgb, "--input", tmp_path / "none"]),
@@ -353,17 +328,13 @@ def test_bad_input_ends_with_one_message_and_leaves_nothing(home, tmp_path, capf
         "--tile is 12": (2, [*rgb, "--input", clip, "--tile", 12]),
         "tiles of 2 that overlap by 2": (2, [*rgb, "--input", clip, "--tile", "2,32"]),
         "val.batch_tiles is 0": (2, [*rgb, "--input", clip, "--batch-tiles", 0]),
-        "cannot set val.flip_seq": (2, [*spike, "--input", clip, "--spike", spikes, "val.flip_seq=true"]),
-        "spike.gamma is 2.2, the network was trained with 1": (
-            2, [*spike, "--input", clip, "--spike", spikes, "spike.gamma=2.2"]
-        ),
-        "spike.representation is tfp, the network was trained with voxel": (
-            2, [*spike, "--input", clip, "--spike", spikes, "spike.representation=tfp"]
-        ),
+        "cannot set val.flip_seq": (2, [*own, "val.flip_seq=true"]),
+        "spike.gamma is 2.2, the network was trained with 1": (2, [*own, "spike.gamma=2.2"]),
+        "spike.representation is tfp, the network was trained with voxel": (2, [*own, "spike.representation=tfp"]),
         "the spike channels have gamma 2.2, the weights were trained with 1": (
             3, [*spike[:2], *opt, "datasets.train.spike.gamma=2.2", "datasets.test.spike.gamma=2.2"]
         ),
-        "unknown option spike.bins": (2, [*spike, "--input", clip, "--spike", spikes, "spike.bins=3"]),
+        "unknown option spike.bins": (2, [*own, "spike.bins=3"]),
         "--output would write over": (2, [*rgb, "--input", clip, "--output", clip]),
         "--output missing": (2, [*rgb, "--input", clip, "--output"]),
         "--spike-size without --input": (2, [*opt, "--spike-size", 16, 16]),
@@ -398,29 +369,17 @@ def test_spike_channels_with_other_settings_than_in_training_are_told(home, tmp_
     assert "other spike channels than the options give: representation.half_window 3 -> 5" in capfd.readouterr().out
 
 
-FULL_DISK = """
-import resource, signal, sys
-sys.path.insert(0, sys.argv.pop(1))
-import main_test_vrt
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
-sys.exit(main_test_vrt.main(sys.argv[1:]))
-"""
-
-
-def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path):
-    (tmp_path / "run.py").write_text(FULL_DISK)
+def test_a_full_disk_is_said_and_the_same_command_finishes_later(home, tmp_path, capfd):
     rng = np.random.default_rng(0)
     for i in range(2):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        cv2.imwrite(str(tmp_path / "in" / f"{i}.png"), rng.integers(0, 256, (40, 40, 3), np.uint8))
+        imwrite_rgb(tmp_path / "in" / f"{i}.png", rng.integers(0, 256, (40, 40, 3), np.uint8))
     args = ["--weights", home / "rgb.pth", "--input", tmp_path / "in", "--output", tmp_path / "out"]
 
-    full = run_ranks(1, tmp_path / "run.py", ROOT, *args, limit_s=LIMIT_S)
-    assert full.exit_codes == [3] and full.text.count("Error: ") == 1, full.text
-    assert "cannot write" in full.text and "the same command" in full.text
+    with small_files(1500):
+        text, code = message(capfd, *args)
+    assert code == 3 and "cannot write" in text and "the same command" in text
     assert finished(tmp_path / "out") == []
-    assert main_test_vrt.main([str(a) for a in args]) == 0
+    weights_files.restore(*args)
     assert len(list((tmp_path / "out" / "in").iterdir())) == 2
 
 

@@ -13,23 +13,22 @@ import torch
 from data.clip_reader import dataset_clips, user_clips
 from data.loader import TrainLoader
 from data.select_dataset import build_dataset
-from data.spike.formats import SpikeGeometry, write_spikes
+from tests import clip_files
 from tests.clip_files import (
-    PLANES,
     build,
     cached,
     check,
-    doctor_of_data,
     resolved,
     same,
     section,
     write_clip,
     write_clips,
+    write_dat,
     write_info,
 )
 from utils.errors import DataError, OptionError
 
-PLANE_BYTES = 12
+PLANES, PLANE_BYTES = clip_files.PLANES, 12
 
 
 @pytest.fixture
@@ -80,7 +79,6 @@ def test_a_meta_file_that_lists_what_is_not_there_is_an_error(root):
 
 
 def rename_frames(root, name_of):
-    """Rename all files of all clips by their number."""
     for path in [p for p in root.rglob("*") if p.suffix in (".png", ".dat")]:
         path.rename(path.with_name(name_of(int(path.stem)) + path.suffix))
 
@@ -190,15 +188,12 @@ def test_a_root_without_clips_says_what_to_do(root):
 
 
 # Only the last file may lack the planes that are interpolated after it: 8 for GoPro, or as the recipe says.
-@pytest.mark.parametrize(
-    ("number", "interpolate", "planes", "fine"),
-    [
-        *((49, None, planes, False) for planes in (PLANES - 1, PLANES + 1, PLANES * 2)),
-        *((52, None, PLANES - missing, missing < 8) for missing in (1, 7, 8)),
-        *((52, 20, PLANES - missing, missing < 20) for missing in (19, 20)),
-        (52, 1, PLANES - 1, False), (52, 4, PLANES - 3, True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("number", "interpolate", "planes", "fine"), [
+    *((49, None, planes, False) for planes in (PLANES - 1, PLANES + 1, PLANES * 2)),
+    *((52, None, PLANES - missing, missing < 8) for missing in (1, 7, 8)),
+    *((52, 20, PLANES - missing, missing < 20) for missing in (19, 20)),
+    (52, 1, PLANES - 1, False), (52, 4, PLANES - 3, True),
+])  # fmt: skip
 def test_a_file_within_a_clip_has_as_many_planes_as_the_others(root, number, interpolate, planes, fine):
     if interpolate:
         write_info(root, recipe={"interpolate": interpolate})
@@ -259,19 +254,18 @@ def roots(tmp_path_factory):
         for frame in range(4):
             stream = np.random.default_rng([seed, frame]).random((40, 8, 10)) < 0.3
             path = two / "GOPRO_Large_spike_seq/train" / clip / "spike" / f"{frame:06d}.dat"
-            write_spikes(path, stream.astype(np.uint8), SpikeGeometry(8, 10))
+            write_dat(path, stream.astype(np.uint8))
     write_info(two, h=8, w=10, planes=40, gt_plane=20, rate=0.5, light="display")
     return one, two
 
 
 def joined(roots, split="train", **changes):
-    """The section of all roots."""
     each = [section(root, split) for root in roots]
     lists = {key: [one[key] for one in each] for key in each[0] if key.startswith("dataroot_")}
     return each[0] | lists | {"spike": SPIKE} | changes
 
 
-def test_a_sample_of_several_roots_is_that_of_its_own_root(roots):
+def test_a_sample_of_several_roots_is_that_of_its_own_root_and_batches_have_one_shape(roots):
     turned = {"use_hflip": True, "use_rot": True, "random_reverse": True}
     every = build_dataset(joined(roots, **turned), "train", 3)
     single = [build(root, seed=3, spike=SPIKE, **turned) for root in roots]
@@ -286,8 +280,6 @@ def test_a_sample_of_several_roots_is_that_of_its_own_root(roots):
     assert {clip.spikes.rate for clip in every.clips} == {1.0, 0.5}
     assert {clip.grid.step for clip in every.clips} == {2, 4} and {clip.planes[0] for clip in every.clips} == {24, 40}
 
-
-def test_batches_of_several_roots_have_one_shape(roots):
     values = resolved(joined(roots, dataloader_batch_size=4, dataloader_num_workers=0))
     dataset = build_dataset(values, "train", 0)
     loader = TrainLoader(dataset, values, accumulation_steps=1, seed=0)
@@ -340,7 +332,7 @@ def test_roots_that_do_not_match_are_refused(roots, tmp_path):
 
 def test_the_check_and_a_cache_know_every_root(roots, tmp_path, capsys):
     values = joined(roots)
-    assert doctor_of_data(tmp_path, train=values) == 0
+    assert clip_files.doctor_of_data(tmp_path, train=values) == 0
     text = capsys.readouterr().out
     assert "train 0: 2 clips, 12 frames of 16 x 24" in text and "train 1: 3 clips, 12 frames of 32 x 40" in text
     in_cache = build_dataset(cached(values, tmp_path / "cache"), "train", 0)
@@ -349,7 +341,7 @@ def test_the_check_and_a_cache_know_every_root(roots, tmp_path, capsys):
         assert same(plain[(0, index)], in_cache[(0, index)]) and same(plain[(0, index)], kept[(0, index)])
 
 
-def test_several_roots_can_be_tested_on(roots, tmp_path):
+def test_several_roots_can_be_tested_on_and_weights_say_what_they_have_in_common(roots, tmp_path):
     folders = {key: value for key, value in joined(roots).items() if key.startswith("dataroot_")}
     values = joined(roots, "test") | folders
     clips, alone = dataset_clips(build_dataset(values, "test", 0)), joined(roots[1:], "test") | folders
@@ -362,8 +354,6 @@ def test_several_roots_can_be_tested_on(roots, tmp_path):
     kept = dataset_clips(build_dataset(cached(values, tmp_path / "cache"), "test", 0))
     assert torch.equal(kept[3].frame(2)["spike"], clips[3].frame(2)["spike"]) and kept[3].digest() != clips[3].digest()
 
-
-def test_weights_of_several_roots_say_what_they_have_in_common(roots):
     known = resolved(joined(roots)).spike_data
     assert known == {"rate": "match", "light": "linear", "center": "gt", "planes": None, "gt_plane": None}
     assert resolved(joined((roots[0], roots[0]))).spike_data == resolved(section(roots[0], spike=SPIKE)).spike_data
@@ -388,9 +378,8 @@ def test_a_clip_may_have_spikes_of_its_own(tmp_path):
         clips = build(tmp_path, spike=spike | {"calibration": calibration}).clips
         known = [clip.spikes.calibration and clip.spikes.calibration.matrix[0][2] for clip in clips]
         assert known == [of_a, of_b]
-    assert any(
-        "calibration" in line for line in build(tmp_path, spike=spike | {"calibration": "recorded"}).sample_names()
-    )
+    names = build(tmp_path, spike=spike | {"calibration": "recorded"}).sample_names()
+    assert any("calibration" in line for line in names)
     write_info(tmp_path, rate=None, clips={"a": {"rate": 0.7}, "b": {"rate": 0.5}})
     values = section(tmp_path, spike=SPIKE)
     assert resolved(values).spike_data["rate"] == "match" and not check(values).warnings

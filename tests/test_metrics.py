@@ -27,7 +27,6 @@ def test_psnr_and_ssim_agree_with_scikit_image(noise):
     same_window = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 255}
     assert psnr(a, b) == pytest.approx(peak_signal_noise_ratio(a, b, data_range=255), abs=1e-9)
     assert ssim(a, b) == pytest.approx(structural_similarity(a, b, channel_axis=2, **same_window), abs=1e-9)
-
     a_y, b_y = rgb2ycbcr(a)[..., 0], rgb2ycbcr(b)[..., 0]
     scores: dict = {}
     add_scores(scores, "restored", a, b)
@@ -36,25 +35,22 @@ def test_psnr_and_ssim_agree_with_scikit_image(noise):
     assert scores["restored"]["ssim_y"][0] == pytest.approx(structural_similarity(a_y, b_y, **same_window), abs=1e-9)
 
 
-def test_known_psnr():
+def test_known_scores_and_different_sizes_are_refused():
     a = np.zeros((16, 16, 3), np.uint8)
     assert psnr(a, a + 1) == pytest.approx(20 * math.log10(255), abs=1e-12)
     assert psnr(a, a) == math.inf
     assert ssim(a, a) == 1.0
+    a, b = pair()
+    with pytest.raises(DataError, match="different sizes"):
+        psnr(a, b[1:])
+    with pytest.raises(DataError, match="11x11"):
+        ssim(a[:10], b[:10])
 
 
 def test_uint8_is_clamped_and_rounded():
     image = torch.tensor([-0.2, 0.0, 0.4 / 255, 0.6 / 255, 1.0, 1.7]).reshape(1, 2, 3).expand(3, 2, 3)
     assert tensor_to_uint8(image)[..., 0].tolist() == [[0, 0, 0], [1, 255, 255]]
     assert tensor_to_uint8(torch.zeros(2, 5, 3, 8, 9)).shape == (2, 5, 8, 9, 3)
-
-
-def test_different_sizes_are_refused():
-    a, b = pair()
-    with pytest.raises(DataError, match="different sizes"):
-        psnr(a, b[1:])
-    with pytest.raises(DataError, match="11x11"):
-        ssim(a[:10], b[:10])
 
 
 def test_a_frame_that_is_not_finite_scores_nan():
@@ -78,21 +74,15 @@ def save_weights(folder):
 
 
 def test_the_distance_is_that_of_the_published_code(tmp_path):
-    net = Lpips.load(save_weights(tmp_path)[::-1])
+    files = save_weights(tmp_path)
+    net = Lpips.load(files[::-1])
     rows, cols = torch.meshgrid(torch.arange(72.0), torch.arange(80.0), indexing="ij")
     a = torch.stack((rows / 72, cols / 80, (rows + cols) % 16 / 16))[None]
     b = (a + 0.2 * torch.sin(rows / 3)).clamp(0, 1)
-
     # Computed by the package lpips 0.1.4 with these weights.
     assert net(a, b).item() == pytest.approx(0.218428, rel=1e-4)
     assert net(b, a).item() == pytest.approx(0.218428, rel=1e-4)
-    assert net(a, a).item() == 0
-
-
-def test_uint8_images_and_missing_weights(tmp_path):
-    files = save_weights(tmp_path)
     image = np.zeros((64, 64, 3), np.uint8)
-    assert Lpips.load(files).score(image, image) == {"lpips": 0.0}
-    assert Lpips.load(files).score(image, image + 90)["lpips"] > 0
+    assert net.score(image, image) == {"lpips": 0.0} and Lpips.load(files).score(image, image + 90)["lpips"] > 0
     with pytest.raises(CheckpointError, match=r"lack lin0\.model\.1\.weight"):
         Lpips.load(files[:1])

@@ -10,8 +10,6 @@ from models.network_vrt import VRT
 from tests import golden
 from tests.naive_vrt import NaiveVRT
 
-NETS = sorted(p.stem for p in golden.FOLDER.glob("net_*.npz"))
-
 
 def load_net(name: str, **more) -> tuple[golden.NetVector, VRT]:
     vector = golden.load_net(name)
@@ -30,12 +28,8 @@ def watch(net: VRT) -> dict[str, Any]:
     tokens = {"stage1.reshape": net.stage1.reshape, "stage1.residual_group1": net.stage1.residual_group1}
     tokens |= {f"stage{i}": getattr(net, f"stage{i}") for i in range(1, 8)} | {"features": net.norm}
     for name, module in tokens.items():
-        module.register_forward_hook(
-            lambda _, __, out, name=name: seen.__setitem__(name, out.detach().permute(0, 4, 1, 2, 3))
-        )
-    net.conv_first.register_forward_hook(
-        lambda _, inputs, out: seen.update({"conv_first_in": inputs[0].detach(), "conv_first": out.detach()})
-    )
+        module.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out.permute(0, 4, 1, 2, 3)}))
+    net.conv_first.register_forward_hook(lambda _, ins, out: seen.update({"conv_first_in": ins[0], "conv_first": out}))
     return seen
 
 
@@ -51,15 +45,13 @@ def activation(seen: dict[str, Any], name: str, batch: int) -> Tensor:
     return x[..., ::2, ::2] if name.endswith("_stride2") else x
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", sorted(p.stem for p in golden.FOLDER.glob("net_*.npz")))
 def test_outputs_activations_flows_and_gradients_are_those_of_the_reference(name):
     vector, net = load_net(name)
     seen = watch(net)
     x = vector.input.clone().requires_grad_()
-
     y = net(x)
     (y * golden.cotangent(y)).sum().backward()
-
     assert list(y.shape) == vector.config["output_shape"]
     stride = vector.config["output_stride"]
     parameters = dict(net.named_parameters()) | {"input": x}
@@ -80,7 +72,6 @@ def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
     manifest = golden.manifests()[name]
     with torch.device("meta"):
         net = VRT(**manifest["config"])
-
     parameters = dict(net.named_parameters())
     state = [
         [key, list(value.shape), str(value.dtype)[6:], "parameter" if key in parameters else "buffer"]
@@ -95,11 +86,9 @@ def test_state_dict_of_a_released_model_has_its_keys_in_order(name):
 def test_checkpointing_changes_memory_and_nothing_else():
     vector, plain = load_net("net_fi_4f")
     _, saving = load_net("net_fi_4f", use_checkpoint_attn=True, use_checkpoint_ffn=True, no_checkpoint_ffn_blocks=[1])
-
     for net in (plain.float(), saving.float()):  # bits are compared, so that any precision will do
         y = net(vector.input.float())
         (y * golden.cotangent(y)).sum().backward()
-
     assert saving.stage2.residual_group1.blocks[0].checkpoint_attn
     assert not saving.stage2.residual_group1.blocks[0].checkpoint_ffn
     for (key, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
@@ -112,8 +101,6 @@ def test_the_plain_transcription_gives_the_reference_output(name):
     net = NaiveVRT(**vector.config["network"]).eval()
     net.load_state_dict(vector.weights, strict=False)
     stride = vector.config["output_stride"]
-
     with torch.no_grad():
         y = net.double()(vector.input)[..., ::stride, ::stride]
-
     assert golden.difference(vector.sampled("output", y), vector.samples["output"]) < golden.TOLERANCE

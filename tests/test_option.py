@@ -119,30 +119,27 @@ def test_choosing_another_part_drops_the_keys_it_does_not_have(file):
     assert "datasets.train.spike" in refusal(file, "datasets.train.dataset_type=rgb", "datasets.train.spike={}")
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "texts"),
-    [
-        ('"checkpoint_print": 5', '"checkpoint_prnt": 5',
-         ["unknown option train.checkpoint_prnt", "line 18", "the nearest is checkpoint_print (int >= 1)"]),
-        ('"checkpoint_print": 5', '"checkpoint_print": "5"',
-         ["train.checkpoint_print is '5'", "line 18", "expected  int >= 1"]),
-        ('"checkpoint_print": 5', '"checkpoint_print": 0', ["train.checkpoint_print is 0", "expected  int >= 1"]),
-        ('"checkpoint_print": 5', '"amp": { "enabled": true }', ["unknown option train.amp.enabled", "line 18"]),
-        ('"checkpoint_print": 5', '"amp": true', ["train.amp is True", "expected  an object"]),
-        ('"checkpoint_print": 5', '"G_optimizer_lr": 1', ["G_optimizer_lr is given twice", "line 18", "line 17"]),
-        ('"checkpoint_print": 5', '"G_optimizer_type": "sgd"', ['expected  "adam" | "adamw"']),
-        ('"features": 16', '"feature": 16', ["unknown option netG.fusion.feature", "line 13", "nearest is features"]),
-        ('"dataloader_batch_size": 2', '"dataloader_batch_siz": 2', ["nearest is dataloader_batch_size (int >= 1)"]),
-        ('"dataloader_batch_size": 2', '"dataloader_batch_size": 0', ["batch_size is 0", "line 10", "int >= 1"]),
-        ('"dataroot_gt": "there",', "", ["datasets.train.dataroot_gt is missing", "line 6"]),
-        ('"task": "trial",', "", ["task is missing", "trial.json"]),
-        ('"net_type": "small"', '"net_type": "smal"', ["a registered network: small; the nearest is small"]),
-        ('"train": {\n    "G_l', '"trian": {\n    "G_l', ["unknown option trian", "the nearest is train"]),
-        ('"spike": { "h": 2 },', '"spike": { "h": 2 , "h": 3},', ["datasets.train.spike.h is given twice"]),
-        ('"checkpoint_print": 5', '"checkpoint_print": ,', ["no valid JSON", "line 18"]),
-        ('"checkpoint_print": 5', f'"fix_keys": {"[" * 3000}', ["no valid JSON", "fewer brackets"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("before", "after", "texts"), [
+    ('"checkpoint_print": 5', '"checkpoint_prnt": 5',
+     ["unknown option train.checkpoint_prnt", "line 18", "the nearest is checkpoint_print (int >= 1)"]),
+    ('"checkpoint_print": 5', '"checkpoint_print": "5"',
+     ["train.checkpoint_print is '5'", "line 18", "expected  int >= 1"]),
+    ('"checkpoint_print": 5', '"checkpoint_print": 0', ["train.checkpoint_print is 0", "expected  int >= 1"]),
+    ('"checkpoint_print": 5', '"amp": { "enabled": true }', ["unknown option train.amp.enabled", "line 18"]),
+    ('"checkpoint_print": 5', '"amp": true', ["train.amp is True", "expected  an object"]),
+    ('"checkpoint_print": 5', '"G_optimizer_lr": 1', ["G_optimizer_lr is given twice", "line 18", "line 17"]),
+    ('"checkpoint_print": 5', '"G_optimizer_type": "sgd"', ['expected  "adam" | "adamw"']),
+    ('"features": 16', '"feature": 16', ["unknown option netG.fusion.feature", "line 13", "nearest is features"]),
+    ('"dataloader_batch_size": 2', '"dataloader_batch_siz": 2', ["nearest is dataloader_batch_size (int >= 1)"]),
+    ('"dataloader_batch_size": 2', '"dataloader_batch_size": 0', ["batch_size is 0", "line 10", "int >= 1"]),
+    ('"dataroot_gt": "there",', "", ["datasets.train.dataroot_gt is missing", "line 6"]),
+    ('"task": "trial",', "", ["task is missing", "trial.json"]),
+    ('"net_type": "small"', '"net_type": "smal"', ["a registered network: small; the nearest is small"]),
+    ('"train": {\n    "G_l', '"trian": {\n    "G_l', ["unknown option trian", "the nearest is train"]),
+    ('"spike": { "h": 2 },', '"spike": { "h": 2 , "h": 3},', ["datasets.train.spike.h is given twice"]),
+    ('"checkpoint_print": 5', '"checkpoint_print": ,', ["no valid JSON", "line 18"]),
+    ('"checkpoint_print": 5', f'"fix_keys": {"[" * 3000}', ["no valid JSON", "fewer brackets"]),
+])  # fmt: skip
 def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after, texts):
     assert TEXT.count(before) == 1
     file.write_text(TEXT.replace(before, after))
@@ -151,21 +148,18 @@ def test_a_wrong_file_is_refused_with_place_key_and_nearest(file, before, after,
         assert text in message
 
 
-@pytest.mark.parametrize(
-    ("overrides", "texts"),
-    [
-        (["train.G_optimiser_lr=1"], ["unknown option train.G_optimiser_lr", "command line (train.G_optimiser_lr=1)",
-                                      "nearest is G_optimizer_lr (float > 0)"]),
-        (["bla"], ["cannot read 'bla'", "section.key=value"]),
-        ([f"train.fix_keys={'[' * 3000}"], ["train.fix_keys is '[[[", "expected  list of str"]),
-        (["scale.x=1"], ["scale is {'x': 1}", "command line (scale.x=1)", "int >= 1"]),
-        (["use_static_graph=true", "find_unused_parameters=true"], ["are both true"]),
-        (["use_static_graph=true", "train.accumulation_steps=2"], ["accumulation_steps is 2 and use_static_graph"]),
-        (["scale=2"], ["netG.upscale is 1, scale is 2"]),
-        (["train.G_scheduler_type=MultiStepLR"], ["G_scheduler_milestones is []"]),
-        (["train.total_iter=0", "val.saveimg=1"], ["unknown option val.saveimg", "then also: train.total_iter"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("overrides", "texts"), [
+    (["train.G_optimiser_lr=1"], ["unknown option train.G_optimiser_lr", "command line (train.G_optimiser_lr=1)",
+                                  "nearest is G_optimizer_lr (float > 0)"]),
+    (["bla"], ["cannot read 'bla'", "section.key=value"]),
+    ([f"train.fix_keys={'[' * 3000}"], ["train.fix_keys is '[[[", "expected  list of str"]),
+    (["scale.x=1"], ["scale is {'x': 1}", "command line (scale.x=1)", "int >= 1"]),
+    (["use_static_graph=true", "find_unused_parameters=true"], ["are both true"]),
+    (["use_static_graph=true", "train.accumulation_steps=2"], ["accumulation_steps is 2 and use_static_graph"]),
+    (["scale=2"], ["netG.upscale is 1, scale is 2"]),
+    (["train.G_scheduler_type=MultiStepLR"], ["G_scheduler_milestones is []"]),
+    (["train.total_iter=0", "val.saveimg=1"], ["unknown option val.saveimg", "then also: train.total_iter"]),
+])  # fmt: skip
 def test_a_wrong_override_is_refused(file, overrides, texts):
     message = refusal(file, *overrides)
     for text in texts:

@@ -75,26 +75,23 @@ def test_the_option_files_of_the_project_and_of_kair_follow_the_schema(tmp_path)
     of_kair = {n: json5.loads(write_file(tmp_path / f"{n}.json", options_of(n)).read_text()) for n in ("001", "008")}
     for name, values in {**ours, **of_kair}.items():
         assert not faults(values), name
+    # The schema that a file names is no option.
+    assert "schema" not in json.dumps(main_train_vrt.read_options(["--opt", str(SAMPLE)]).plain())
+    with pytest.raises(OptionError, match="schema"):
+        main_train_vrt.read_options(["--opt", str(SAMPLE), "$schema=../schema.json"])
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "place"),
-    [
-        ("tsak", "a", "tsak"),
-        ("train.G_optimizer_lrr", 1e-4, "train.G_optimizer_lrr"),
-        ("train.G_optimizer_lr", "fast", "train.G_optimizer_lr"),
-        ("train.amp", {"enable": 1}, "train.amp.enable"),
-        ("train.G_lossfn_type", "l1", "train.G_charbonnier_eps"),
-        ("train.checkpoint_save", 0, "train.checkpoint_save"),
-        ("netG.depths", "8", "netG.depths"),
-        ("netG.fusion", {"type": "concat", "features": 32}, "netG.fusion.features"),
-        ("netG.fusion", "gate", "netG.fusion"),
-        ("datasets.train.dataset_type", "TrainDataset", "datasets.train.dataset_type"),
-        ("datasets.train.spike.representation.num_bin", 8, "datasets.train.spike.representation.num_bin"),
-        ("datasets.train.spike.representation.num_bins", 8.5, "datasets.train.spike.representation.num_bins"),
-        ("datasets.test.gt_size", 64, "datasets.test.gt_size"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value", "place"), [
+    ("tsak", "a", "tsak"), ("train.G_optimizer_lrr", 1e-4, "train.G_optimizer_lrr"),
+    ("train.G_optimizer_lr", "fast", "train.G_optimizer_lr"), ("train.amp", {"enable": 1}, "train.amp.enable"),
+    ("train.G_lossfn_type", "l1", "train.G_charbonnier_eps"),
+    ("train.checkpoint_save", 0, "train.checkpoint_save"), ("netG.depths", "8", "netG.depths"),
+    ("netG.fusion", {"type": "concat", "features": 32}, "netG.fusion.features"),
+    ("netG.fusion", "gate", "netG.fusion"), ("datasets.test.gt_size", 64, "datasets.test.gt_size"),
+    ("datasets.train.dataset_type", "TrainDataset", "datasets.train.dataset_type"),
+    ("datasets.train.spike.representation.num_bin", 8, "datasets.train.spike.representation.num_bin"),
+    ("datasets.train.spike.representation.num_bins", 8.5, "datasets.train.spike.representation.num_bins"),
+])  # fmt: skip
 def test_the_schema_and_the_programs_refuse_the_same_wrong_keys_and_types(tmp_path, key, value, place):
     values = json5.loads(SAMPLE.read_text(encoding="utf-8"))
     *sections, last = key.split(".")
@@ -105,9 +102,3 @@ def test_the_schema_and_the_programs_refuse_the_same_wrong_keys_and_types(tmp_pa
     file.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(OptionError):
         main_train_vrt.read_options(["--opt", str(file)])
-
-
-def test_the_schema_that_a_file_names_is_no_option():
-    assert "schema" not in json.dumps(main_train_vrt.read_options(["--opt", str(SAMPLE)]).plain())
-    with pytest.raises(OptionError, match="schema"):
-        main_train_vrt.read_options(["--opt", str(SAMPLE), "$schema=../schema.json"])

@@ -55,7 +55,6 @@ def test_frames_without_the_mark_of_their_clip_are_scored_and_not_restored_again
     before = json.loads((out / "metrics.json").read_text())
     (out / "clips" / "clip1.json").unlink()
     times = {p: p.stat().st_mtime_ns for p in (out / "clip1").iterdir()}
-
     assert main_test_vrt.main(command) == 0
     assert {p: p.stat().st_mtime_ns for p in (out / "clip1").iterdir()} == times
     after = json.loads((out / "metrics.json").read_text())
@@ -70,13 +69,11 @@ def test_results_of_others_and_of_changed_inputs_are_not_taken_over(home, clip, 
     text, code = message(capfd, *command)
     assert code == 3 and "no test of this program made: clip1" in text
     shutil.rmtree(out)
-
     main_test_vrt.main(command)
     (out / "run.json").rename(tmp_path / "run.json")
     text, code = message(capfd, *command)
     assert code == 3 and "no test of this program made" in text and "with its run.json" in text
     (tmp_path / "run.json").rename(out / "run.json")
-
     picture = cv2.imread(str(clip / "blur" / "000000.png"))
     cv2.imwrite(str(clip / "blur" / "000000.png"), 255 - picture)
     text, code = message(capfd, *command)
@@ -111,14 +108,10 @@ def test_a_folder_of_videos_is_restored_with_its_times(home, tmp_path):
         assert after.times == before.times and after.read(0).shape == before.read(0).shape
 
 
-@pytest.mark.parametrize(
-    ("names", "save", "twice"),
-    [
-        (("x", "x_comparison"), ("video", "comparison"), "x_comparison.mp4"),
-        (("clips", "000000"), ("frames",), "clips/000000.png"),
-        (("run.json", "x"), ("frames",), "run.json"),
-    ],
-)
+@pytest.mark.parametrize(("names", "save", "twice"), [
+    (("x", "x_comparison"), ("video", "comparison"), "x_comparison.mp4"),
+    (("clips", "000000"), ("frames",), "clips/000000.png"), (("run.json", "x"), ("frames",), "run.json"),
+])  # fmt: skip
 def test_two_results_of_one_name_are_refused_before_any_is_written(home, clip, tmp_path, capfd, names, save, twice):
     for name in names:
         shutil.copytree(clip / "blur", tmp_path / "in" / name)
@@ -169,7 +162,6 @@ def test_results_and_training_runs_do_not_share_a_folder(tmp_path):
         with pytest.raises(OptionError, match="--output is the folder of a training run"):
             claim(run, "x", overwrite)
     claim(run / "test", "x")
-
     claim(results, "x")
     with pytest.raises(OptionError, match="holds the results of a test"):
         claim_run_folder(results, ["log"], False)
@@ -192,7 +184,6 @@ def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path
     finish_clip(reader, indices, outputs, score, {})
     seen.append(RUN.place)
     assert len(indices) > 1 and len({place.since for place in seen}) == 2 * len(indices) + 1
-
     assert {place.phase for place in [*seen, RUN.place]} == {"score: clip1"}
     watchdog.phase("start")
 
@@ -207,16 +198,13 @@ def test_overwrite_removes_the_results_of_the_earlier_test_and_nothing_else(home
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "000000.png").write_text("theirs")
     (out / "strips").symlink_to(tmp_path / "elsewhere")
-    (clip.parent / "second").mkdir()
     shutil.copytree(clip / "blur", clip.parent / "second" / "blur")
-
     command = args(home, clip.parent / "second", out, "--overwrite", "--save", "video", "--dtype", "bfloat16")
     with pytest.raises(SystemExit):  # pictures would go through the link
         main_test_vrt.main(command)
     assert [path.read_text() for path in (tmp_path / "elsewhere").iterdir()] == ["theirs"]
     (out / "strips").unlink()
     assert main_test_vrt.main(command) == 0
-
     names = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     assert {name for name in names if "clip1" in name} == {"clip1/notes.txt"}
     assert {"second.mp4", "clips/second.json", "clips/mine.png"} <= names

@@ -8,7 +8,7 @@ import pytest
 
 from data.preflight import preflight
 from data.spike.formats import SpikeGeometry, write_spikes
-from tests.clip_files import cached, check, doctor_of_data, resolved, section, write_clip, write_clips, write_info
+from tests.clip_files import cached, check, resolved, section, write_clip, write_clips, write_info
 from utils.errors import DataError
 from utils.options.models import DatasetsOptions
 
@@ -67,24 +67,6 @@ def test_a_picture_with_damaged_content_is_found_by_decoding(root, damage):
     assert damage != "flipped bits" or check(section(root)).problems == []
 
 
-def test_problems_of_both_splits_come_in_one_table(root):
-    cv2.imwrite(str(frame(root)), np.zeros((8, 8, 3), np.uint8))
-    frame(root, "sharp/000002.png", "clip1").write_bytes(b"<html>not found</html>")
-    spikes = [
-        root / f"GOPRO_Large_spike_seq/{name}.dat" for name in ("test/clip9/spike/000001", "train/clip1/spike/000004")
-    ]
-    os.truncate(spikes[0], 30)
-    spikes[1].write_bytes((b"no spikes, but 288 bytes of text; " * 9)[:288])
-    text = complaint(root)
-
-    assert text.startswith("DataError: 4 problems in the data")
-    assert "clip0 | lq frame of 8 x 8, the first of the clip has 16 x 24" in text
-    assert "clip1 | cannot read image: 22 bytes that are no whole image" in text
-    assert "clip9 | spike file of 30 bytes holds 2 planes of 8 x 12 and 6 bytes more" in text
-    assert "begins with text: b'no spikes, but" in text
-    assert all(str(path) in text for path in (frame(root), spikes[0].parents[2], spikes[1]))
-
-
 def test_spikes_that_look_upside_down_are_a_warning(root, caplog):
     preflight(*options(root))
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
@@ -127,7 +109,6 @@ def test_clips_that_are_held_out_and_pictures_that_lose_bits_are_told_once(root,
     cv2.imwrite(str(deep), cv2.imread(str(deep)).astype(np.uint16) * 257)
     cv2.imwrite(str(grey), cv2.imread(str(grey), cv2.IMREAD_GRAYSCALE))
     rgb = {"dataset_type": "VideoRecurrentTrainDataset", "dataroot_spike": None, "spike": None}
-
     for _ in range(2):
         caplog.clear()
         preflight(*options(root, **rgb, val_partition="REDS4"))
@@ -147,11 +128,3 @@ def test_a_cache_is_checked_for_its_freshness(root, caplog):
     assert "data train: 2 cached clips" in caplog.text
     os.utime(frame(root), (1, 1))
     assert "the clip cache does not fit the data" in complaint(root, io_backend=backend)
-
-
-def test_the_script_says_the_same_with_exit_code_3(root, capsys):
-    for code, expected in ((0, "no problem found"), (3, "clip0 | lq lacks 1 of 6 frames: 000003.png")):
-        assert doctor_of_data(root, "--decode", train=section(root), test=section(root, "test")) == code
-        said = capsys.readouterr()
-        assert "train: " in said.out and "clip1" in said.out and expected in (said.err if code else said.out)
-        frame(root).unlink(missing_ok=True)

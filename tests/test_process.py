@@ -15,12 +15,10 @@ from tests.train_files import MAIN, experiment, write_options
 PROGRAM = """
 import atexit, sys, threading, torch
 from utils.dist import process
-
 def work():
     a = torch.ones(10)
     while True:
         a + a
-
 for _ in range(8):
     threading.Thread(target=work, daemon=True).start()
 atexit.register(print, "handled")
@@ -45,7 +43,7 @@ with utils_dist.ranks():
     utils_dist.begin(WatchdogOptions())
     print("watched")
 """
-FRESH = ("env",)  # no fork of a process with torch in it
+FRESH, LINUX = ("env",), "SpikeVRT runs on Linux (on Windows: in WSL)"  # env: no fork of a process with torch in it
 LIBRARIES = """
 import sys, main_train_vrt, main_test_vrt
 print("loaded", *({"torch._dynamo", "torchvision", "matplotlib", "tensorboard", "wandb"} & sys.modules.keys()))
@@ -62,20 +60,13 @@ print("loaded", *({"torch._dynamo", "torchvision", "matplotlib", "tensorboard", 
         (UNWATCHED, (), 0, "watched\n"),
         # torchvision imports the compiler of torch: half of the time in which each rank, worker and tool starts.
         (LIBRARIES, FRESH, 0, "loaded\n"),
-        (
-            "import sys; sys.platform = 'darwin'; import utils.dist.process",
-            FRESH,
-            1,
-            "SpikeVRT runs on Linux (on Windows: in WSL), not on darwin\n",
-        ),
+        ("import sys; sys.platform = 'darwin'; import utils.dist.process", FRESH, 1, f"{LINUX}, not on darwin\n"),
     ],
     ids=["threads in torch", "without a private function of Python", "stderr is no file", "imports", "other system"],
 )
 def test_a_program_starts_and_ends_as_it_should(tmp_path, program, prefix, code, said):
     (tmp_path / "program.py").write_text(program)
-
     ended = run_ranks(1, tmp_path / "program.py", prefix=prefix)
-
     assert ended.exit_codes == [code], ended.text
     assert ended.stdout[0].endswith(said) or ended.stderr[0] == said, ended.text
 
@@ -91,9 +82,7 @@ def run_unread(*arguments):
 @pytest.mark.parametrize("arguments", ["scripts/spike_tool.py info --size 8 12", "scripts/doctor.py --log"])
 def test_a_script_whose_output_nobody_reads_ends_without_a_traceback(tmp_path, arguments):
     write_clip(tmp_path, "clip", frames=1)
-
     code, said = run_unread(*arguments.split(), tmp_path / "GOPRO_Large_spike_seq/train/clip/spike/000000.dat")
-
     assert code == 141 and "Error" not in said, said
 
 
@@ -109,9 +98,7 @@ def test_a_program_whose_output_is_closed_ends_with_its_own_code(tmp_path):
 
 def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_path):
     options = write_options(tmp_path)
-
     code, said = run_unread(MAIN, "--opt", options, "train.total_iter=1", "datasets.test={}")
-
     assert code == 0 and "Traceback" not in said and said.count("cannot write the log (stdout") == 1, said
     assert "Finished at iter 1" in (experiment(options) / "log/train.log").read_text()
 
@@ -119,13 +106,11 @@ def test_a_training_run_whose_output_nobody_reads_goes_on_and_keeps_its_log(tmp_
 ORPHAN = """
 import multiprocessing, os, signal, time
 from utils.dist.process import die_with_parent
-
 def child(parent):
     while os.getppid() == parent:
         time.sleep(0.01)
     die_with_parent()
     time.sleep(60)
-
 multiprocessing.get_context("fork").Process(target=child, args=(os.getpid(),)).start()
 os.kill(os.getpid(), signal.SIGKILL)
 """

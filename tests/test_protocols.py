@@ -1,6 +1,5 @@
 """metric.values and metric.mean, and the protocols of published numbers, on miniatures of their data sets."""
 
-import json
 import re
 import shlex
 import subprocess
@@ -10,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-import main_test_vrt
 from data.clip_reader import user_clips
-from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike.simulate import IntegrateAndFire
 from models.portable import read_saved
 from scripts import compare_runs, prepare_gopro_spike
+from tests.clip_files import write_dat
 from tests.gopro_files import moving_frames, write_folder
 from tests.tensor_clip import restore_clip
 from tests.train_files import experiment, train, write_options
-from tests.weights_files import make_home, message
+from tests.weights_files import make_home, message, metrics
+from tests.weights_files import restore as run_test
 from utils.image import imread_rgb, imwrite_rgb
 from utils.run.history import read_history
 
@@ -28,20 +27,8 @@ PAGE = ROOT / "docs/benchmarks/published.md"
 FLOAT = ("metric.values=float", "metric.mean=frames")
 
 
-def metrics(folder):
-    return json.loads((folder / "metrics.json").read_text())
-
-
-def run_test(*arguments):
-    assert main_test_vrt.main([*map(str, arguments)]) == 0
-
-
 def psnr_of(image, sharp):
-    """dB of two images in 0..1."""
     return -10 * np.log10(np.mean((np.asarray(image, np.float64) - np.asarray(sharp, np.float64)) ** 2))
-
-
-# ---- what is scored, and the mean ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +63,9 @@ def test_values_that_are_not_rounded_are_those_of_the_network(home, scored, valu
     restored = restore_clip(saved.build(), lq, spike, window_size=(2, 4, 4), least_size=(8, 8))[0]
     assert restored.max() > 1.1
     restored = restored.clamp(0, 1) if values == "clamped" else restored
-
     by_hand = [psnr_of(image, item["gt"]) for image, item in zip(restored, items, strict=True)]
-    assert metrics(scored[values])["clips"]["test2"]["per_frame"]["restored"]["psnr"] == pytest.approx(
-        by_hand, abs=1e-4
-    )
+    found = metrics(scored[values])["clips"]["test2"]["per_frame"]["restored"]["psnr"]
+    assert found == pytest.approx(by_hand, abs=1e-4)
 
 
 def test_a_figure_names_its_protocol_and_the_mean_over_frames_is_the_figure(scored, capsys):
@@ -111,7 +96,6 @@ def test_a_test_of_exact_values_goes_on_and_leaves_no_other_files(home, scored, 
     (folder / "clips/test2.json").unlink()  # the values of its frames are gone, too
     run_test(*of(home, folder), *FLOAT)
     assert metrics(folder)["averages"] == before["averages"]
-
     text, code = message(capfd, *of(home, folder), *FLOAT[1:])
     assert code == 2 and "metric.values was float, is uint8" in text
 
@@ -127,9 +111,6 @@ def test_validation_scores_as_the_test_does(tmp_path):
         assert history[tag][-1][1] == pytest.approx(means[kind]["psnr"], abs=1e-5)
     again = train(options, "train.total_iter=2", *steps[1:], FLOAT[0])
     assert re.search(r"best PSNR so far, .* does not count: metric.mean changed", again.text)
-
-
-# ---- the published protocols -----------------------------------------------------------------------------------------
 
 
 def commands(heading):
@@ -162,8 +143,7 @@ def write_exposure(blur, sharp, spikes, frames, ratio, planes, noise):
     stream = IntegrateAndFire(size, size, rate=0.9925, rng=np.random.default_rng(0)).run(list(grey))
     outside = np.random.default_rng(noise).random((before + after, size, size)) < 0.5
     stream = np.concatenate([outside[:before], stream, outside[before:]]).astype(np.uint8)
-    spikes.parent.mkdir(parents=True, exist_ok=True)
-    write_spikes(spikes, stream, SpikeGeometry(size, size))
+    write_dat(spikes, stream)
 
 
 def grey_frames(count, seed):
@@ -172,7 +152,6 @@ def grey_frames(count, seed):
 
 
 def frame_mean(pairs):
-    """Mean PSNR of pairs of picture files."""
     return np.mean([psnr_of(imread_rgb(a) / 255, imread_rgb(b) / 255) for a, b in pairs])
 
 
@@ -211,16 +190,14 @@ def test_the_test_of_s_sdm(tmp_path, monkeypatch):
     for clip, count in (("GOPR0384_11_00", 3), ("GOPR0385_11_01", 2)):
         for i in range(count + 1):
             blur, sharp, spikes = (
-                Path("GOPRO/test", kind, clip, f"{13 * i + 6:06d}")
-                for kind in ("blur_data", "sharp_data", "spike_data")
+                Path(f"GOPRO/test/{kind}_data", clip, f"{13 * i + 6:06d}.{'dat' if kind == 'spike' else 'png'}")
+                for kind in ("blur", "sharp", "spike")
             )
-            blur, sharp, spikes = blur.with_suffix(".png"), sharp.with_suffix(".png"), spikes.with_suffix(".dat")
             frames = grey_frames(97, seed=count + i)
             write_exposure({blur: 1}, sharp, spikes, frames, 4, (20, 20, 48), noise=i)
             pairs += [(blur, sharp)] if i else []
         Path("GOPRO/test/spike_data", clip, "000006.dat").unlink()
     subprocess.run(["bash", "-ec", commands("S-SDM's GOPRO").split("python ")[0]], check=True)
-
     found = {}
     for factor in (1, 2, 4):
         run_tests("S-SDM's GOPRO", "datasets.test.spike.h=8", "datasets.test.spike.w=8", factor=factor)
@@ -241,10 +218,8 @@ def test_similar_data_made_from_raw_frames_are_scored_too(tmp_path, monkeypatch)
         assert prepare_gopro_spike.main([*shlex.split(line)[2:], "--workers", "1"]) == 0
     for name, size, planes in (("spk_gopro", 32, ()), ("s_sdm_gopro", 16, ("first=0", "center=48"))):
         made = Path("trainsets", f"like_{name.removesuffix('_gopro') if planes else name}")
-        roots = {
-            kind: made / f"GOPRO_Large{end}/test" for kind, end in (("lq", ""), ("gt", ""), ("spike", "_spike_seq"))
-        }
-        changes = [f"datasets.test.dataroot_{kind}={root}" for kind, root in roots.items()]
+        ends = {"lq": "", "gt": "", "spike": "_spike_seq"}
+        changes = [f"datasets.test.dataroot_{kind}={made}/GOPRO_Large{end}/test" for kind, end in ends.items()]
         changes += [f"datasets.test.spike.{change}" for change in (f"h={size}", f"w={size}", *planes)]
         run_test("--opt", ROOT / f"options/protocols/{name}.json", "--method", "exposure", "--output", name, *changes)
         total = metrics(Path(name))["averages"]

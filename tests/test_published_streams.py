@@ -41,15 +41,12 @@ def truth_of(clip):
     return FOLDER / f"spikezoo_{'200_part3' if clip == '200' else '203_part1'}_truth.png"
 
 
-@pytest.mark.parametrize(
-    ("method", "metric", "least"),
-    [
-        ("tfp", "psnr_y", {"200": 29.5, "203": 26.9}),  # measured 29.83 and 27.18; blurry 23.57 and 24.51
-        ("tfi", "psnr_y", {"200": 21.3, "203": 25.4}),  # 21.62 and 25.70
-        ("tfstp", "psnr_y", {"200": 28.0, "203": 23.4}),  # 28.37 and 23.67
-        ("exposure", "psnr", {"200": 32.6, "203": 28.1}),  # 32.98 and 28.41; blurry 22.25 and 23.19
-    ],
-)
+@pytest.mark.parametrize(("method", "metric", "least"), [
+    ("tfp", "psnr_y", {"200": 29.5, "203": 26.9}),  # measured 29.83 and 27.18; blurry 23.57 and 24.51
+    ("tfi", "psnr_y", {"200": 21.3, "203": 25.4}),  # 21.62 and 25.70
+    ("tfstp", "psnr_y", {"200": 28.0, "203": 23.4}),  # 28.37 and 23.67
+    ("exposure", "psnr", {"200": 32.6, "203": 28.1}),  # 32.98 and 28.41; blurry 22.25 and 23.19
+])  # fmt: skip
 def test_every_method_reconstructs_the_streams(home, tmp_path, method, metric, least):
     inputs = ["--input", home / "blur", "--spike", home / "spike", "--gt", home / "sharp", "--output", tmp_path]
     assert main_test_vrt.main(["--method", method, *map(str, inputs), *CAMERA, "--spike-size", "250", "400"]) == 0

@@ -1,20 +1,18 @@
 """main_test_vrt.py --method: frames from spikes without weights, on made clips."""
 
-import json
 import shutil
 
 import cv2
 import numpy as np
 import pytest
 
-import main_test_vrt
 from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import exposure_estimate, represent
 from scripts.compare_runs import main as compare_runs
 from tests.clip_files import write_info
 from tests.dist.launching import run_ranks
 from tests.train_files import write_options
-from tests.weights_files import message
+from tests.weights_files import message, metrics, restore
 from utils.image import imread_rgb
 from utils.metrics import psnr, rgb_to_y, ssim
 
@@ -37,18 +35,11 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tested(home):
     """method -> its output folder in the form with --opt."""
-    for method in (*GREY, "exposure"):
-        args = ["--method", method, "--opt", home / "options.json", "--output", home / f"test_{method}"]
-        restore(*args, *(["method.half_window=5"] if method != "tfstp" else []), *RELATIVE, "--save", "frames")
-    return {method: home / f"test_{method}" for method in (*GREY, "exposure")}
-
-
-def restore(*arguments):
-    assert main_test_vrt.main([*map(str, arguments)]) == 0
-
-
-def metrics(folder):
-    return json.loads((folder / "metrics.json").read_text())
+    folders = {method: home / f"test_{method}" for method in (*GREY, "exposure")}
+    for method, out in folders.items():
+        args = ["--method", method, "--opt", home / "options.json", "--output", out, "--save", "frames", *RELATIVE]
+        restore(*args, *(["method.half_window=5"] if method != "tfstp" else []))
+    return folders
 
 
 def by_hand(home, method, index=2):
@@ -71,7 +62,6 @@ def test_frames_and_scores_are_those_made_by_hand(home, tested, method):
     made, blurry, sharp = by_hand(home, method)
     found = metrics(tested[method])
     scores = found["clips"]["test2"]["per_frame"]
-
     assert np.abs(imread_rgb(tested[method] / "test2/000002.png").astype(int) - made).max() <= 1
     assert scores["restored"]["psnr_y"][2] == pytest.approx(psnr(rgb_to_y(made), rgb_to_y(sharp)), abs=0.05)
     assert scores["restored"]["ssim_y"][2] == pytest.approx(ssim(rgb_to_y(made), rgb_to_y(sharp)), abs=2e-3)
@@ -94,7 +84,6 @@ def test_methods_stand_in_one_table_and_a_foreign_test_is_refused(home, tested, 
     assert rows[names[0]][2:4] == ["-", "-"] and "-" not in rows["input"] + rows[names[3]]
     total = metrics(tested["exposure"])["averages"]
     assert [rows[name][2] for name in ("input", names[3])] == [f"{total[k]['psnr']:.2f}" for k in ("input", "restored")]
-
     restore("--method", "tfp", "--opt", home / "options.json", "--output", tmp_path, "datasets.test.num_frame=2")
     assert compare_runs([folders[0], str(tmp_path)]) == 3
     assert "not scored on the same frames" in capfd.readouterr().err
@@ -181,6 +170,7 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
     short = ["--spike", spikes / "000000.dat", "--output", tmp_path / "o"]
     short += ['spike.exposure={"start": 0, "length": 50, "period": 100}']
     none = ["--spike", tmp_path / "none", "--spike-size", 16, 16, "--output", tmp_path / "o"]
+    half = "spike.representation.half_window=3"
     cases = {
         "--weights, --tile, --flip-seq with --method tfp": (2, ["tfp", *options, *network]),
         "method.type is 'tfq'": (2, ["tfq", *options]),
@@ -198,9 +188,7 @@ def test_what_a_method_cannot_do_is_refused_with_one_message(home, tmp_path, cap
         "needs the blurry frames": (2, ["exposure", *alone]),
         "no such file or folder": (3, ["tfp", *none]),
         "spike.gamma=1.8 has no effect with --method tfp": (2, ["tfp", *alone, "spike.gamma=1.8"]),
-        "spike.representation.half_window=3 has no effect": (
-            2, ["exposure", *alone, "spike.representation.half_window=3"]
-        ),
+        f"{half} has no effect": (2, ["exposure", *alone, half]),
         "cannot set val.pad_seq": (2, ["tfp", *alone, "val.pad_seq=true"]),
     }  # fmt: skip
     for expected, (code, args) in cases.items():

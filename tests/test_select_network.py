@@ -39,13 +39,10 @@ def test_the_network_of_the_options_is_built_with_the_channels_of_the_data(caplo
     assert caplog.text.count("flow starts at zero") == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "where", "said"),
-    [
-        ({"size": 24}, "datasets.train.gt_size", "set it to 32"),
-        ({"fusion": "exposure"}, "datasets.train.spike.representation", "exposure cannot use voxel channels"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "where", "said"), [
+    ({"size": 24}, "datasets.train.gt_size", "set it to 32"),
+    ({"fusion": "exposure"}, "datasets.train.spike.representation", "exposure cannot use voxel channels"),
+])  # fmt: skip
 def test_crops_and_channels_that_do_not_fit_the_network_are_refused(changes, where, said):
     check(options(fusion="exposure", representation="relative"))
     with pytest.raises(OptionError) as refused:

@@ -11,11 +11,11 @@ import pytest
 import main_test_vrt
 from data.rig import Rig
 from data.select_dataset import build_dataset
-from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike_grid import load_calibration, save_calibration
 from scripts.make_sample_data import make_layers, render
-from tests.clip_files import cached, same
+from tests.clip_files import cached, same, write_dat
 from tests.train_files import odd, write_odd
+from utils.image import imwrite_rgb
 
 SIDE, PLANES, FRAMES = 128, 44, 6
 SPIKE = (SIDE // 2, SIDE // 2)
@@ -24,15 +24,12 @@ RIGS = {"aligned": {}, "moved": MOVED}
 
 
 def write_clip(root, name, lights, **rig):
-    """The clip in the GoPro layout: blur, sharp and spike."""
     camera = Rig(seed=3, rate=0.3, jitter=0.02, pattern=0.02, read=0.002, **rig)
     clip, spikes = root / "rgb" / name, root / "spikes" / name / "spike"
-    for folder in (clip / "blur", clip / "sharp", spikes):
-        folder.mkdir(parents=True)
     for number, (frame, sharp, stream) in enumerate(camera.record(lights, PLANES, SPIKE)):
         for folder, image in (("blur", frame), ("sharp", sharp)):
-            assert cv2.imwrite(str(clip / folder / f"{number:06d}.png"), image[..., ::-1])
-        write_spikes(spikes / f"{number:06d}.dat", stream, SpikeGeometry(*SPIKE))
+            imwrite_rgb(clip / folder / f"{number:06d}.png", image)
+        write_dat(spikes / f"{number:06d}.dat", stream)
     true = camera.calibration(SPIKE, (SIDE, SIDE)).model_copy(update={"exposure_share": camera.exposure})
     save_calibration(root / f"{name}.json", true)
     info = {"format": 1, "h": SPIKE[0], "w": SPIKE[1], "flip": True, "planes": PLANES, "gt_plane": PLANES // 2}

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from data.select_dataset import build_dataset
-from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
+from data.spike.formats import SpikeGeometry, read_spikes
 from data.spike.simulate import IntegrateAndFire, to_linear
 from data.spike_grid import Calibration, save_calibration
 from scripts import show_sample
-from tests.clip_files import section, write_info
+from tests.clip_files import section, write_dat, write_info
 from tests.train_files import LOADER, network
 from tests.two_cameras import texture
-from utils.image import tensor_to_uint8
+from utils.image import imwrite_rgb, tensor_to_uint8
 
 SIDE, FRAMES, PLANES = 96, 4, 40
 PLANE = SpikeGeometry(48, 48)
+TURNS = {"use_hflip": True, "use_rot": True, "random_reverse": True}
 SPIKES = {"type": "dat", "center": "file", "gamma": 2.2, "representation": {"type": "tfi", "offsets": [-6, 0, 6]}}
 
 
@@ -34,10 +35,8 @@ def home(tmp_path_factory):
         "task": "run",
         "path": {"root": str(folder / "experiments")},
         "datasets": {
-            "train": section(folder, num_frame=3, gt_size=48, use_hflip=True, use_rot=True, random_reverse=True)
-            | LOADER
-            | {"spike": SPIKES},
-            "test": section(folder, "test") | {"spike": SPIKES},
+            "train": section(folder, num_frame=3, gt_size=48, **TURNS, spike=SPIKES) | LOADER,
+            "test": section(folder, "test", spike=SPIKES),
         },
         "netG": network(fusion={"type": "none"}),
         "train": {"total_iter": 1, "manual_seed": 5, "G_lossfn_type": "charbonnier"},
@@ -48,25 +47,21 @@ def home(tmp_path_factory):
 
 def write_textured_clip(folder, split, rng):
     scene = texture(rng, (SIDE + 40, SIDE + 40))
-    (folder / "GOPRO_Large_spike_seq" / split / "clip0" / "spike").mkdir(parents=True)
     for frame in range(FRAMES):
         shown = scene[5 * frame : 5 * frame + SIDE, 3 * frame : 3 * frame + SIDE]
         for kind, view in (("sharp", shown), ("blur", cv2.blur(shown, (5, 1)))):
             path = folder / "GOPRO_Large" / split / "clip0" / kind / f"{frame:06d}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            cv2.imwrite(str(path), np.round(255 * view).astype(np.uint8)[..., None].repeat(3, axis=2))
+            imwrite_rgb(path, np.round(255 * view).astype(np.uint8)[..., None].repeat(3, axis=2))
         light = cv2.resize(to_linear(shown), (SIDE // 2, SIDE // 2), interpolation=cv2.INTER_AREA)
         sensor = IntegrateAndFire(*light.shape, rate=0.6, rng=np.random.default_rng(frame))
         path = folder / "GOPRO_Large_spike_seq" / split / "clip0" / "spike" / f"{frame:06d}.dat"
-        write_spikes(path, sensor.run([light] * PLANES), PLANE)
+        write_dat(path, sensor.run([light] * PLANES))
 
 
 def changed_spikes(home, root, change):
     """The spikes of training, changed, below another folder; the override that takes them."""
     for path in (home / "GOPRO_Large_spike_seq").glob("train/*/spike/*.dat"):
-        spikes, other = change(read_spikes(path, PLANE)), root / path.relative_to(home / "GOPRO_Large_spike_seq")
-        other.parent.mkdir(parents=True, exist_ok=True)
-        write_spikes(other, spikes, SpikeGeometry(*spikes.shape[1:]))
+        write_dat(root / path.relative_to(home / "GOPRO_Large_spike_seq"), change(read_spikes(path, PLANE)))
     return f"datasets.train.dataroot_spike={root}/train"
 
 
@@ -142,9 +137,7 @@ def test_a_test_clip_and_a_set_without_spikes(home, tmp_path):
     assert verdict(page) == ("none", "This data set has no spikes.") and "lq: 3 x 3 x 48 x 48" in page
 
 
-def test_the_first_sample_is_shown_by_default_without_python_and_wrong_indices_are_named(
-    home, tmp_path, monkeypatch, capfd
-):
+def test_the_first_sample_is_shown_by_default_and_wrong_indices_are_named(home, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     opt = ["--opt", str(home / "options.json")]
     assert show_sample.main([*opt, 'datasets.train.camera={"type": "perturb", "threshold_prob": 1.0}']) == 0

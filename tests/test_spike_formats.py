@@ -18,16 +18,12 @@ SMALL = SpikeGeometry(2, 8)
 CAMERA = SpikeGeometry(250, 400)
 SPS100 = SpikeGeometry(1000, 1000, flipud=False, layout="sps100")
 GEOMETRIES = {
-    "camera.dat": SpikeGeometry(250, 400),
-    "head.dat": SpikeGeometry(250, 400, head_columns=16),
-    "array.npy": SpikeGeometry(250, 250),  # planes that do not fill whole bytes
-    "array.npz": SpikeGeometry(250, 250),
-    "raw.bin": SpikeGeometry(180, 320),
-    "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
-    "top_first.bin": SpikeGeometry(12, 10, flipud=False),
-    "rows_within_bytes.dat": SpikeGeometry(8, 13),
+    "camera.dat": SpikeGeometry(250, 400), "head.dat": SpikeGeometry(250, 400, head_columns=16),
+    "array.npy": SpikeGeometry(250, 250), "array.npz": SpikeGeometry(250, 250),  # planes do not fill whole bytes
+    "raw.bin": SpikeGeometry(180, 320), "most_bit_first.bin": SpikeGeometry(180, 320, bit_order="big"),
+    "top_first.bin": SpikeGeometry(12, 10, flipud=False), "rows_within_bytes.dat": SpikeGeometry(8, 13),
     "head_within_bytes.dat": SpikeGeometry(8, 11, head_columns=4),
-}
+}  # fmt: skip
 
 
 def random_spikes(height, width, planes=5, seed=0):
@@ -40,7 +36,6 @@ def test_each_format_reads_back_what_was_written_whole_and_in_part(tmp_path, nam
     height, width = geometry.height, geometry.width
     spikes = random_spikes(height, width)
     write_spikes(tmp_path / name, iter((spikes[:2], spikes[2:])), geometry)
-
     file = open_spikes(tmp_path / name, geometry)
     assert count_planes(tmp_path / name, geometry) == file.planes == 5
     assert np.array_equal(file.read(), spikes) and file.read().dtype == np.uint8
@@ -77,7 +72,6 @@ def test_a_capture_of_the_sps100_may_start_within_a_plane(tmp_path):
     spikes = random_spikes(1000, 1000, planes=2)
     content = sps100_bytes(spikes)
     (tmp_path / "a.dat").write_bytes(content[80_016:128_000] + content + content[:4000])
-
     file = open_spikes(tmp_path / "a.dat", SPS100)
     assert file.planes == 2 and np.array_equal(file.read(), spikes)
     assert np.array_equal(file.read(1, 1, Crop(7, 495, 2, 10)), spikes[1:, 7:9, 495:505])  # across the words
@@ -98,19 +92,16 @@ REFUSED = {  # content, what is said, and the geometry where it is not 8 x 12
     "none.dat": (None, "No such file"),
     "none_fits.dat": (bytes(1_625_300), "known geometries that fit this size: none", SpikeGeometry(360, 640)),
     "others.dat": (bytes(1_612_800), r"360 x 640 \(56 planes\), .*180 x 320 \(224 planes\)", SpikeGeometry(250, 400)),
-    "empty.dat": (b"", "holds no plane"),
+    "empty.dat": (b"", "holds no plane"), "zip.bin": (NPZ, r"header of a zip file"),
     "ragged.dat": (bytes(25), "25 bytes holds 2 planes of 8 x 12 and 1 bytes more"),
     "array.dat": (array_file(FLAT), r"header of a NumPy array"),
-    "zip.bin": (NPZ, r"header of a zip file"),
     "picture.dat": (b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG image"),
     "photo.dat": (cv2.imencode(".jpg", FLAT[0])[1].tobytes(), "a JPEG image"),
     "compressed.dat": (gzip.compress(bytes(100)), "compressed with gzip"),
     "text.dat": (b"frame 0: 12 spikes, frame 1: 17 spikes, frame 2: 9 spikes, frame 3\n" * 4, "begins with text"),
     "pointer.dat": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "pointer of Git LFS"),
-    "short.npy": (array_file(FLAT)[:-5], "mmap length"),
-    "packed.npy": (bytes(480), "magic string"),
-    "empty.npy": (b"", "got 0"),
-    "float.npy": (array_file(FLAT.astype(np.float32)), "float32"),
+    "short.npy": (array_file(FLAT)[:-5], "mmap length"), "packed.npy": (bytes(480), "magic string"),
+    "float.npy": (array_file(FLAT.astype(np.float32)), "float32"), "empty.npy": (b"", "got 0"),
     "grey.npy": (array_file(FLAT * 255), "the value 255"),
     "order.npy": (array_file(FLAT.transpose(1, 2, 0)), r"shape \(8, 12, 5\)"),
     "objects.npy": (array_file(np.array([{}], object)), "Python objects"),
@@ -118,7 +109,7 @@ REFUSED = {  # content, what is said, and the geometry where it is not 8 x 12
     "two.npz": (array_file(None, a=FLAT, b=FLAT), r"a \(5, 8, 12\) uint8, b \(5, 8, 12\) uint8"),
     "flat.npz": (array_file(None, spk=FLAT[0]), r"shape \(8, 12\)"),
     "flipped.npz": (NPZ.replace(FLAT.tobytes(), FLAT[:, ::-1].tobytes()), "CRC"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -150,10 +141,8 @@ def test_planes_of_a_bright_scene_may_begin_as_a_picture_does(tmp_path, begin):
 
 
 def test_an_npz_is_known_by_its_key_or_its_only_array_of_three_axes(tmp_path):
-    for number, named in enumerate((
-        {"spk": FLAT.astype(bool), "label": np.zeros((3, 4, 5))}, {"data": FLAT, "label": np.arange(3)},
-        {"spk": np.asfortranarray(FLAT)},
-    )):  # fmt: skip
+    known = {"spk": FLAT.astype(bool), "label": np.zeros((3, 4, 5))}, {"data": FLAT, "label": np.arange(3)}
+    for number, named in enumerate((*known, {"spk": np.asfortranarray(FLAT)})):
         (tmp_path / f"{number}.npz").write_bytes(array_file(None, **named))
         assert np.array_equal(read_spikes(tmp_path / f"{number}.npz", SpikeGeometry(8, 12), 1, 3), FLAT[1:4])
     with zipfile.ZipFile(tmp_path / "0.npz", "a") as archive:
@@ -169,14 +158,10 @@ def test_the_name_of_a_geometry_which_resumed_runs_compare_shows_only_what_is_un
 def test_writing_again_replaces_the_file_and_a_failure_leaves_nothing(tmp_path):
     write_spikes(tmp_path / "a.dat", random_spikes(2, 8, seed=1), SMALL)
     write_spikes(tmp_path / "a.dat", random_spikes(2, 8, seed=2), SMALL)
-
     assert np.array_equal(read_spikes(tmp_path / "a.dat", SMALL), random_spikes(2, 8, seed=2))
     with pytest.raises(SpikeFileError, match="shape"):
         write_spikes(tmp_path / "b.dat", random_spikes(250, 400), SMALL)
     assert os.listdir(tmp_path) == ["a.dat"]
-
-
-# ---- clips of a data set -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -212,9 +197,12 @@ def test_samples_do_not_depend_on_the_format_nor_on_the_cache(clips, suffix):
 
 def test_a_frame_without_its_file_and_a_file_of_another_kind_are_named_before_a_run(clips, capfd):
     as_format(clips, ".npy")
+    assert doctor_of_data(clips, "--decode", train=section(clips)) == 0
+    said = capfd.readouterr().out
+    assert "train: " in said and "no problem found" in said
     spike_files(clips)[2].unlink()
     np.save(spike_files(clips, "1")[3], np.zeros((24, 8, 13), np.uint8))
-    assert doctor_of_data(clips, train=section(clips)) == 3
+    assert doctor_of_data(clips, "--decode", train=section(clips)) == 3
     said = capfd.readouterr().err
     assert "seq/0 | spike lacks 1 of 6 frames: 000002.npy" in said
     assert "an array of shape (24, 8, 13), uint8" in said and "000003.npy" in said

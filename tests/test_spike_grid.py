@@ -5,14 +5,7 @@ import pytest
 
 from data.augment import Augment
 from data.spike.formats import SpikeGeometry
-from data.spike_grid import (
-    CalibratedGrid,
-    Calibration,
-    ScaledGrid,
-    largest_rectangle,
-    load_calibration,
-    save_calibration,
-)
+from data.spike_grid import CalibratedGrid, Calibration, ScaledGrid, load_calibration, save_calibration
 from tests.two_cameras import similarity
 from utils.errors import DataError
 
@@ -95,19 +88,6 @@ def test_crops_are_drawn_where_the_spike_camera_sees_and_edges_are_repeated_else
     assert colour.tolist() == [100, 100, 100] and rate == pytest.approx(1)
 
 
-def test_the_largest_rectangle_within_a_convex_area():
-    y, x = np.mgrid[:15, :20]
-    area = np.abs(x - 10) + 1.5 * np.abs(y - 7) <= 8
-    top, left, height, width = largest_rectangle(area)
-    best = max(
-        (b - t + 1) * (r - le + 1)
-        for t in range(15) for b in range(t, 15) for le in range(20) for r in range(le, 20)
-        if area[t, le] and area[t, r] and area[b, le] and area[b, r]
-    )  # fmt: skip
-    assert area[top : top + height, left : left + width].all() and height * width == best
-    assert largest_rectangle(np.zeros((3, 4), bool)) is None
-
-
 def test_a_calibration_for_other_cameras_is_refused():
     fits_plane = Calibration(matrix=TURNED.tolist(), spike_size=list(PLANE), rgb_size=list(FRAME))
     with pytest.raises(DataError, match="24 x 32, these are 25 x 32"):
@@ -130,7 +110,6 @@ def test_a_calibration_file_holds_what_was_saved_and_says_what_is_wrong(tmp_path
     assert unknown.digest() == saved.digest() != saved.model_copy(update={"mirror": "rows"}).digest()
     # Column 0 of the upright picture is column 11 of the mirrored one.
     assert (saved.to_rgb() @ [0, 0, 1]).tolist() == [1.5 * 11 + 3, -2, 1]
-
     singular = [[1, 2, 0], [2, 4, 0]]
     for changes, words in (
         ({"tick_rate": 1}, ["tick_rate", "tick_hz"]), ({"matrix": singular}, ["singular"]),

@@ -13,7 +13,7 @@ from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import represent
 from data.spike_info import DatasetInfo, read_exposures
 from data.spike_source import DatSpikes
-from tests.clip_files import PLANES, cached, check, doctor_of_data, section, write_clip, write_info
+from tests.clip_files import PLANES, cached, check, doctor_of_data, section, write_clip, write_dat, write_info
 from utils.errors import DataError, OptionError
 
 PLANE = SpikeGeometry(8, 12)
@@ -45,10 +45,8 @@ def write_noise(root, part=slice(None), **info):
 
 
 def same(a, b, reverse=False):
-    return all(
-        torch.equal(*(d.read_frames(i, 0, FRAMES, reverse=reverse)["spike"] for d in (a, b)))
-        for i in range(len(a.clips))
-    )
+    frames = ([d.read_frames(i, 0, FRAMES, reverse=reverse)["spike"] for i in range(len(a.clips))] for d in (a, b))
+    return all(map(torch.equal, *frames))
 
 
 @pytest.mark.parametrize("representation", REPRESENTATIONS, ids=lambda r: r["type"])
@@ -58,7 +56,6 @@ def test_a_window_gives_what_files_of_these_planes_give_in_both_directions(tmp_p
     cut = write_noise(tmp_path / "cut", slice(5, 20), planes=15, gt_plane=7)
     window = build(whole, first=5, count=15, center=center, representation=representation)
     expected = build(cut, center=7 if center == 12 else center, representation=representation)
-
     assert same(window, expected) and same(window, expected, reverse=True)
     if representation["type"] == "voxel" and center == "file":  # symmetric: the bins in the opposite order
         forward, backward = (window.read_frames(0, 1, 1, reverse=r)["spike"][0] for r in (False, True))
@@ -126,7 +123,6 @@ def test_a_cache_of_one_file_per_clip_gives_the_same_and_knows_its_kind(tmp_path
     spike = {"type": "dat", "resize": "nearest", "center": 3, "representation": "voxel"}
     values = cached(section(root, "test", spike=spike | {"exposure": EXPOSURE}), tmp_path / "cache")
     cache, built = {"io_backend": values["io_backend"]}, build_dataset(values, "test", 0)
-
     assert (tmp_path / "cache/a/0/spike.u8").stat().st_size == (FIRSTS[-1] + PLANES) * 12
     assert same(built, expected)
     with pytest.raises(DataError, match=r"one spike file of clip a/0 \(spike.exposure\)"):
@@ -184,9 +180,7 @@ def test_files_beside_the_folders_are_the_spikes_of_the_clips_of_these_names(tmp
     for clip in ("one", "two"):
         write_clip(tmp_path, clip, split="test", frames=2)
         shutil.rmtree(spike_folder(tmp_path, clip).parent)
-        write_spikes(
-            spike_folder(tmp_path, "x").parents[1] / f"{clip}.dat", np.concatenate((noise(1), noise(2))), PLANE
-        )
+        write_dat(spike_folder(tmp_path, clip).parents[1] / f"{clip}.dat", np.concatenate((noise(1), noise(2))))
     write_info(tmp_path)
     found = build(tmp_path, exposure=EVEN, representation={"type": "raw", "window": 1})
     values = found.read_frames(1, 1, 1)["spike"][0, 0, ::2, ::2]
@@ -284,7 +278,6 @@ def test_the_time_offset_moves_the_middle_of_whole_files_and_of_even_parts(tmp_p
         build(root, calibration=paths[14], representation=raw)
     with pytest.raises(DataError, match=r"needs planes 14 to 37 \(spike\.first, spike\.count, time offset 14\)"):
         build(root, calibration=paths[14], count=24, representation=raw)
-
     write_spikes(tmp_path / "even.npy", np.concatenate([noise(i) for i in range(FRAMES)]), PLANE)
     known = {"type": "dat", "h": 8, "w": 12, "representation": raw}
     frames = root / "GOPRO_Large/test/a/0/blur"

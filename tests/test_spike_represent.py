@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 from data.augment import Augment
 from data.spike.formats import Crop
-from data.spike.represent import (
-    REPRESENTATIONS,
-    channel_count,
-    exposure_estimate,
-    exposure_rates,
-    represent,
-)
+from data.spike.represent import REPRESENTATIONS, channel_count, exposure_estimate, exposure_rates, represent
 from data.spike.simulate import IntegrateAndFire, plane_light, to_display
 
 

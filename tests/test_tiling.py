@@ -46,8 +46,6 @@ class LocalNet(nn.Module):
 
 
 class Net(nn.Module):
-    """A network that is one function."""
-
     def __init__(self, forward):
         super().__init__()
         self.forward = forward
@@ -62,21 +60,14 @@ def test_published_tiling_is_reproduced(path):
     assert len(GOLDEN) == 11
     data = np.load(path)
     config = json.loads(str(data["config"]))
-
+    (frames, size, *_), (frames_overlap, size_overlap, *_) = config["tile"], config["tile_overlap"]
     out = restore_clip(
-        StandIn(config["scale"]),
-        torch.from_numpy(data["input"]),
-        num_frame_testing=config["tile"][0],
-        num_frame_overlapping=config["tile_overlap"][0],
-        size_patch_testing=config["tile"][1],
-        size_patch_overlapping=config["tile_overlap"][1],
-        window_size=tuple(config["window_size"]),
-        scale=config["scale"],
-        **config["train_options"],
-    )
+        StandIn(config["scale"]), torch.from_numpy(data["input"]), num_frame_testing=frames,
+        num_frame_overlapping=frames_overlap, size_patch_testing=size, size_patch_overlapping=size_overlap,
+        window_size=tuple(config["window_size"]), scale=config["scale"], **config["train_options"],
+    )  # fmt: skip
     if config["train_options"].get("center_frame_only"):
         out = out[:, 0]
-
     expected = torch.from_numpy(data["output"])
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=2e-6)
 
@@ -174,7 +165,6 @@ def test_a_stream_reads_no_more_than_one_tile_at_a_time():
     tiling = tiles(num_frame_testing=4, num_frame_overlapping=2, blend="smooth")
     stream = stream_clip(nn.Identity(), read, 9, tiling, range(9))
     first = next(stream)
-
     assert reads == [[0, 1, 2, 3]] and first[0, 0, 0, 0] == 0
     assert [round(f[0, 0, 0, 0].item(), 5) for f in stream] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert reads == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [5, 6, 7, 8]]
@@ -222,7 +212,6 @@ def test_tiles_are_halved_until_memory_suffices(caplog):
     lq = clip(9, 3, 200, 260)
     torch.testing.assert_close(restored(greedy(6 * 64 * 64), lq, is_halved=True), lq)
     assert all(f"x {side} px" in text for side, text in zip((128, 64), caplog.messages, strict=True))
-
     with pytest.raises(DataError, match="out of memory"):
         restored(greedy(100), lq, is_halved=True)
     with pytest.raises(DataError, match=r"out of memory(.|\n)*--tile auto"):
@@ -243,14 +232,10 @@ def test_a_short_clip_is_continued_by_reflection_as_often_as_needed():
     assert seen == [[0, 1, 2, 2, 1, 0, 0, 1, 2, 2]]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"num_frame_testing": 2, "num_frame_overlapping": 2},
-        {"size_patch_testing": 16, "size_patch_overlapping": 20},
-        {"size_patch_testing": 60, "size_patch_overlapping": 4},
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    {"num_frame_testing": 2, "num_frame_overlapping": 2}, {"size_patch_testing": 16, "size_patch_overlapping": 20},
+    {"size_patch_testing": 60, "size_patch_overlapping": 4},
+])  # fmt: skip
 def test_a_tiling_that_cannot_work_is_refused_with_its_key(wrong):
     with pytest.raises(OptionError, match=r"val\."):
         tiles(**wrong)

@@ -3,7 +3,6 @@
 import json
 import logging
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -12,13 +11,13 @@ import main_test_vrt
 from data.clip_reader import user_clips
 from data.preflight import preflight
 from data.select_dataset import build_dataset
-from data.spike.formats import SpikeGeometry, write_spikes
 from data.spike_grid import Calibration, save_calibration
 from models.portable import read_saved
-from tests.clip_files import cached, resolved, same
+from tests.clip_files import cached, resolved, same, write_dat
 from tests.train_files import LOADER, experiment, train, write_options
 from tests.two_cameras import record, similarity
 from utils.errors import DataError
+from utils.image import imwrite_rgb
 from utils.options.models import DatasetsOptions
 
 FRAME, PLANE, PLANES = (45, 80), (30, 40), 48
@@ -33,13 +32,9 @@ def write_frames(root, split, clip, frames, seed, second=TRUTH):
         for kind, place, size in (("second", second, PLANE), ("same", np.eye(3), FRAME)):
             rng = np.random.default_rng([seed, number])  # the scene is the first that is drawn
             frame, spikes = record(rng, place, FRAME, size, planes=PLANES)
-            path = root / kind / split / clip / "spike" / f"{number:06d}.dat"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_spikes(path, spikes, SpikeGeometry(*size))
+            write_dat(root / kind / split / clip / "spike" / f"{number:06d}.dat", spikes)
         for folder in ("blur", "sharp"):
-            path = root / "rgb" / split / clip / folder / f"{number:06d}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            assert cv2.imwrite(str(path), frame)
+            imwrite_rgb(root / "rgb" / split / clip / folder / f"{number:06d}.png", frame[..., None].repeat(3, axis=2))
 
 
 def save(path, matrix, **keys):
@@ -146,7 +141,6 @@ def test_a_network_trains_validates_and_restores_with_a_second_camera(home, tmp_
     weights = sorted((experiment(options) / "models").glob("*_G.pth"))[-1]
     stored = read_saved(weights).spike_data["calibration"]
     assert stored["matrix"] == TRUTH[:2].tolist() and stored["spike_size"] == [30, 40]
-
     out = tmp_path / "out"
     assert main_test_vrt.main(["--opt", str(options), "--weights", str(weights), "--output", str(out)]) == 0
     psnr = json.loads((out / "metrics.json").read_text())["clips"]["c"]["restored"]["psnr"]

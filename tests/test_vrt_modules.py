@@ -1,7 +1,5 @@
 """The parts of the network against the reference vectors of single modules, and its flow in training."""
 
-import itertools
-
 import cv2
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from models.portable import read_saved
 from models.select_network import define_G
 from models.vrt.block import BlockGroup
 from models.vrt.deform_align import DeformAlign, align_clip
-from models.vrt.flow import SpyNet, compose_flows, flow_warp, nearest4
+from models.vrt.flow import SpyNet, flow_warp, nearest4
 from models.vrt.windows import sine_positions
 from scripts.make_sample_data import texture
 from tests import golden
@@ -43,10 +41,8 @@ def test_warps_and_their_gradients(mode):
     _, t = golden.load("mod_flow_warp")
     x, flow = t["x"].requires_grad_(), t["flow"].requires_grad_()
     moved = flow.permute(0, 3, 1, 2)
-
     y = nearest4(x, moved) if mode == "nearest4/zeros" else flow_warp(x, moved, *mode.split("/"))
     (y * golden.cotangent(y)).sum().backward()
-
     compare({f"out/{mode}": y, f"grad_x/{mode}": x.grad}, t)
     assert (flow.grad is None) == (mode == "nearest4/zeros")
     found = torch.zeros_like(flow) if flow.grad is None else flow.grad
@@ -59,20 +55,6 @@ def test_nearest4_survives_a_flow_that_is_no_number(bad):
     assert nearest4(torch.ones(1, 1, 4, 4), flow).shape == (1, 4, 4, 4)
 
 
-@pytest.mark.parametrize("name", names("mod_spynet"))
-def test_spynet_flows_and_gradients(name):
-    config, t = golden.load(name)
-    net = SpyNet(config["return_levels"]).double()
-    net.load_state_dict({**net.state_dict(), **golden.spynet_weights()})
-    ref, supp = t["ref"].requires_grad_(), t["supp"].requires_grad_()
-
-    flows = net(ref, supp)
-    sum((f * golden.cotangent(f)).sum() for f in flows).backward()
-
-    levels = {f"flow/{level}": flow for level, flow in enumerate(flows)} | {"flow_return_levels_5": flows[0]}
-    compare(levels | gradients([("ref", ref), ("supp", supp)]), t)
-
-
 @pytest.mark.parametrize("size", [(32, 32), (8, 40), (16, 24)])
 def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
     flows = SpyNet((2, 3, 4, 5))(torch.rand(1, 3, *size), torch.rand(1, 3, *size))
@@ -80,33 +62,7 @@ def test_spynet_takes_images_whose_coarsest_level_is_one_pixel(size):
     assert all(torch.isfinite(f).all() for f in flows)
 
 
-def test_flows_of_distance_two_and_three_are_composed():
-    _, t = golden.load("mod_flow_compose")
-    ways = ("backward", "forward")
-    flows = [compose_flows(*(t[f"{way}/dist1/level{i}"] for way in ways), 3) for i in range(3)]
-    for way, d, i in itertools.product(ways, (2, 3), range(3)):
-        compare({f"{way}/dist{d}/level{i}": flows[i][ways.index(way)][d - 1]}, t)
-
-
-@pytest.mark.parametrize("name", names("mod_dcn"))
-def test_flow_guided_deformable_convolution_and_its_gradients(name):
-    config, t = golden.load(name)
-    reach = config["pa_frames"] // 2
-    module = DeformAlign(
-        config["out_channels"], config["deformable_groups"], reach, config["max_residue_magnitude"]
-    ).double()
-    module.load_state_dict(golden.entries(t, "sd/"))
-    inputs = {k: v.requires_grad_() for k, v in golden.entries(t, "in/").items()}
-
-    y = module(
-        [inputs[f"feat{i}"] for i in range(reach)], inputs["current"], [inputs[f"flow{i}"] for i in range(reach)]
-    )
-    # The reference takes the warped features as separate inputs; their gradients are not part of feat and flow there.
-    (y * golden.cotangent(y)).sum().backward()
-
-    compare({"output": y, **gradients([*module.named_parameters(), ("current", inputs["current"])])}, t)
-
-
+# SpyNet, flows of distances one to three and the convolution itself: the networks of tests/test_network_vrt.py.
 @pytest.mark.parametrize("name", names("mod_align"))
 def test_alignment_of_a_clip_and_its_gradients(name):
     config, t = golden.load(name)
@@ -114,15 +70,9 @@ def test_alignment_of_a_clip_and_its_gradients(name):
     module = DeformAlign(config["dim"], config["deformable_groups"], reach, config["max_residue_magnitude"]).double()
     module.load_state_dict(golden.entries(t, "sd/pa_deform."))
     inputs = {k: t[k].requires_grad_() for k in t if k == "x" or k.startswith("flow_")}
-
-    later, earlier = align_clip(
-        module,
-        inputs["x"],
-        [inputs[f"flow_backward/{d}"] for d in range(reach)],
-        [inputs[f"flow_forward/{d}"] for d in range(reach)],
-    )
+    flows = ([inputs[f"flow_{way}/{d}"] for d in range(reach)] for way in ("backward", "forward"))
+    later, earlier = align_clip(module, inputs["x"], *flows)
     ((later * golden.cotangent(later)).sum() + 2 * (earlier * golden.cotangent(earlier)).sum()).backward()
-
     compare({"x_backward": later, "x_forward": earlier, **gradients(inputs.items())}, t)
 
 
@@ -136,10 +86,8 @@ def test_attention_group_and_all_its_gradients(name, kernels):
     ).double()  # fmt: skip
     group.load_state_dict(golden.entries(t, "sd/"))
     x = t["input"].requires_grad_()
-
     y = group(x.permute(0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
     (y * golden.cotangent(y)).sum().backward()
-
     compare({"output": y, **gradients([("input", x), *group.named_parameters()])}, t)
 
 
@@ -177,40 +125,26 @@ def test_a_fresh_network_moves_everywhere_as_soon_as_its_last_convolution_has_mo
     assert net.spynet.basic_module[5].basic_module[-1].weight.grad.any()
 
 
-@pytest.mark.parametrize(
-    "change, key",
-    [
-        ({"num_heads": [3] * 9}, "netG.embed_dims[0]"),
-        ({"depths": [2] * 7}, "netG.depths"),
-        ({"embed_dims": [16] * 8}, "netG.embed_dims"),
-        ({"embed_dims": [10] * 9, "num_heads": [2] * 9}, "netG.embed_dims[0]"),
-        ({"embed_dims": [16] * 6 + [20] * 3}, "netG.embed_dims[6]"),
-        ({"embed_dims": [16] * 8 + [20]}, "netG.embed_dims"),
-        ({"deformable_groups": 5}, "netG.deformable_groups"),
-        ({"pa_frames": 6}, "netG.embed_dims[0]"),
-        ({"pa_frames": 4, "deformable_groups": 1, "embed_dims": [16] * 9}, "netG.deformable_groups"),
-        ({"window_size": [6, 4]}, "netG.window_size"),
-        ({"upscale": 6}, "netG.upscale"),
-        ({"indep_reconsts": [11]}, "netG.indep_reconsts"),
-        ({"out_chans": 1}, "netG.out_chans"),
-        ({"in_chans": 2}, "netG.in_chans"),
-    ],
-)
+@pytest.mark.parametrize("change, key", [
+    ({"num_heads": [3] * 9}, "netG.embed_dims[0]"), ({"depths": [2] * 7}, "netG.depths"),
+    ({"embed_dims": [16] * 8}, "netG.embed_dims"), ({"embed_dims": [16] * 8 + [20]}, "netG.embed_dims"),
+    ({"embed_dims": [10] * 9, "num_heads": [2] * 9}, "netG.embed_dims[0]"),
+    ({"embed_dims": [16] * 6 + [20] * 3}, "netG.embed_dims[6]"), ({"pa_frames": 6}, "netG.embed_dims[0]"),
+    ({"deformable_groups": 5}, "netG.deformable_groups"), ({"window_size": [6, 4]}, "netG.window_size"),
+    ({"pa_frames": 4, "deformable_groups": 1, "embed_dims": [16] * 9}, "netG.deformable_groups"),
+    ({"upscale": 6}, "netG.upscale"), ({"indep_reconsts": [11]}, "netG.indep_reconsts"),
+    ({"out_chans": 1}, "netG.out_chans"), ({"in_chans": 2}, "netG.in_chans"),
+])  # fmt: skip
 def test_sizes_that_do_not_fit_together_are_refused_by_name(change, key):
     with pytest.raises(OptionError) as refused:
         VRT(**{**SMALL, **change})
     assert refused.value.where == key
 
 
-@pytest.mark.parametrize(
-    "shape, expected",
-    [
-        ((1, 3, 3, 36, 32), "multiples of 8"),
-        ((1, 3, 3, 24, 32), "at least 32 x 32"),
-        ((1, 1, 3, 32, 32), "at least 2 frames"),
-        ((1, 3, 4, 32, 32), "(B, N, 3, H, W)"),
-    ],
-)
+@pytest.mark.parametrize("shape, expected", [
+    ((1, 3, 3, 36, 32), "multiples of 8"), ((1, 3, 3, 24, 32), "at least 32 x 32"),
+    ((1, 1, 3, 32, 32), "at least 2 frames"), ((1, 3, 4, 32, 32), "(B, N, 3, H, W)"),
+])  # fmt: skip
 def test_clips_that_cannot_go_through_are_refused(shape, expected):
     with pytest.raises(DataError) as refused:
         VRT(**SMALL)(torch.rand(shape))
@@ -224,7 +158,6 @@ def test_the_shipped_weights_find_a_known_translation_of_sharp_and_blurry_frames
     sharp = torch.from_numpy(frames).permute(0, 3, 1, 2)[None]
     net = define_G({"netG": {"net_type": "vrt", **SMALL, "spynet_path": str(OWN_FLOW)}})
     true = torch.tensor(motion).view(1, 1, 2, 1, 1)
-
     for clip in (sharp, torch.nn.functional.avg_pool2d(sharp[0], 5, 1, 2)[None]):
         with torch.no_grad():
             backward, forward = (way[0] for way in net.estimate_flows(clip)[0])
@@ -239,11 +172,9 @@ def test_the_flow_network_is_frozen_and_released():
     torch.manual_seed(0)
     clip = {"lq": torch.rand(1, 2, 3, 32, 32), "key": ["a/0"]}
     weights = []
-
     for step in (1, 2):
         model.optimize_parameters(step, [{**clip, "gt": 1 - clip["lq"]}])
         weights.append({k: v.clone() for k, v in model.training_state()["model_state_dict"].items()})
-
     last = "spynet.basic_module.5.basic_module.8.bias"
     assert not weights[0][last].any()  # still zero flow
     assert weights[1][last].any()
@@ -254,7 +185,6 @@ def test_weights_that_name_the_input_of_the_flow_load_if_it_is_the_blurry_frames
     net = define_G({"netG": netG})
     options = {"scale": 1, "netG": netG, "spike_channels": 0, "spike": None, "spike_data": None}
     torch.save({"params": net.state_dict(), "options": options}, tmp_path / "former.pth")
-
     assert read_saved(tmp_path / "former.pth").build()(torch.rand(1, 2, 3, 32, 32)).shape == (1, 2, 3, 32, 32)
     with pytest.raises(OptionError, match=r"unknown option netG\.flow_input") as refused:
         define_G({"netG": {**netG, "flow_input": "both"}})

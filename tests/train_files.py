@@ -67,11 +67,9 @@ def odd_command(
     return ("tests/dist/odd_worker.py", case, *map(str, struck), program, "--opt", str(options), *overrides)
 
 
-def odd(
-    options: Path, *overrides: str, ranks: int = 1, limit_s: float = 120, env: Any = None, **how: Any
-) -> RankResult:
+def odd(options: Path, *overrides: str, ranks: int = 1, env: Any = None, **how: Any) -> RankResult:
     """Run odd_worker.py on these ranks to the end. how: as `odd_command`."""
-    return run_ranks(ranks, *odd_command(options, *overrides, **how), limit_s=limit_s, env=env)
+    return run_ranks(ranks, *odd_command(options, *overrides, **how), limit_s=120, env=env)
 
 
 def experiment(options: Path, task: str = "run") -> Path:
@@ -88,7 +86,6 @@ def state_of(options: Path, task: str = "run") -> dict[str, Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two nested states are equal, tensors bit for bit."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
@@ -103,7 +100,6 @@ def history(options: Path, task: str = "run") -> dict[str, list[list[float]]]:
 
 
 def events_of(options: Path) -> Any:
-    """What the TensorBoard files of the run hold."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(experiment(options) / "tb_logger"))

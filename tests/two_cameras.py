@@ -36,17 +36,9 @@ def similarity(angle_deg: float, scale: float, spike: Size, rgb: Size, shift: Se
 
 
 def record(
-    rng: np.random.Generator,
-    to_rgb: np.ndarray,
-    rgb: Size,
-    spike: Size,
-    *,
-    motion: Sequence[float] = (0.0, 0.0),
-    planes: int = 40,
-    around: int = 0,
-    noise: float = 0.0,
-    rate: float = 0.6,
-) -> tuple[np.ndarray, np.ndarray]:
+    rng: np.random.Generator, to_rgb: np.ndarray, rgb: Size, spike: Size, *, motion: Sequence[float] = (0.0, 0.0),
+    planes: int = 40, around: int = 0, noise: float = 0.0, rate: float = 0.6,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """RGB frame (H, W) uint8 and spikes (around + T + around, h, w): the exposure, and planes before and after it.
 
     The scene moves by `motion` (x, y) RGB pixels during the exposure. noise: standard deviation of the frame's noise

@@ -1,4 +1,6 @@
-"""Option file, clips and weights to test main_test_vrt.py with, and what it says where it fails."""
+"""Option file, clips and weights to test main_test_vrt.py with, its results, and what it says where it fails."""
+
+import json
 
 import pytest
 import torch
@@ -25,6 +27,14 @@ def make_home(folder):
     save_weights(options, folder / "spike.pth")
     save_weights(options, folder / "rgb.pth", "netG.fusion=none")
     return folder
+
+
+def restore(*arguments):
+    assert main_test_vrt.main([*map(str, arguments)]) == 0
+
+
+def metrics(folder):
+    return json.loads((folder / "metrics.json").read_text())
 
 
 def message(capfd, *args):

@@ -6,7 +6,6 @@ made. eager: they are run as they stand, no code is made of them.
 
 import json
 import sys
-from typing import Any
 
 import torch
 import torch._dynamo
@@ -22,12 +21,6 @@ SIDES = (32, 48, 32)
 DEBUGGING_AID = "debug_backend_override"
 
 
-def batch_of(step: int, side: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(10 * step + utils_dist.get_rank())
-    lq = torch.rand(1, 2, 3, side, side, generator=generator)
-    return {"lq": lq, "gt": lq.square(), "key": [str(step)]}
-
-
 def train(*overrides: str) -> tuple[list[float], Tensor]:
     """Loss of each step, and the last gradient."""
     model = ModelVRT(load_options(sys.argv[1], overrides, PARTS))
@@ -35,7 +28,9 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
     model.init_train()
     losses = []
     for step, side in enumerate(SIDES, 1):
-        model.optimize_parameters(step, [batch_of(step, side)])
+        generator = torch.Generator().manual_seed(10 * step + utils_dist.get_rank())
+        lq = torch.rand(1, 2, 3, side, side, generator=generator)
+        model.optimize_parameters(step, [{"lq": lq, "gt": lq.square(), "key": [str(step)]}])
         losses.append(float(model.step_losses["loss"]))
     return losses, torch.cat([p.grad.flatten() for p in unwrap_ddp(model.netG).parameters()])
 

@@ -36,8 +36,7 @@ LAUNCH_VARIABLES = (
 UNSET = (
     *LAUNCH_VARIABLES, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SPIKEVRT_EXIT_FILE",
 )  # fmt: skip
-# As tests began: torch adds variables when it compiles, and with others than its own the server could start nothing.
-# Without empty ones (make sets MAKEFLAGS so): to the ranks of a test an empty value means that the variable is removed.
+# As tests began: torch adds variables when it compiles. Without empty ones: they remove a variable for a test's ranks.
 INHERITED = {key: value for key, value in os.environ.items() if key not in UNSET and value}
 LIBRARIES = (
     "torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint", "torch.utils.data",
@@ -136,9 +135,6 @@ def fork_server() -> ForkServer:
 def clean_env() -> dict[str, str]:
     """The environment in which tests began, without launch variables; one thread per rank."""
     return {**INHERITED, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
-
-
-# ---- in the server ---------------------------------------------------------------------------------------------------
 
 
 def serve(channel: socket.socket) -> list[str]:

@@ -29,10 +29,8 @@ with utils_dist.ranks(log=False):
     for step in (1, 2):
         # Samples 0 ... 3 of the step, shared out as the sampler does: rank, rank + world, ...
         draw = torch.Generator().manual_seed(step)
-        clips = {
-            name: torch.rand(4, 2, channels, 32, 32, generator=draw, dtype=torch.float64)
-            for name, channels in (("lq", 3), ("spike", 2), ("gt", 3))
-        }
+        sizes = {name: (4, 2, channels, 32, 32) for name, channels in (("lq", 3), ("spike", 2), ("gt", 3))}
+        clips = {name: torch.rand(size, generator=draw, dtype=torch.float64) for name, size in sizes.items()}
         mine = range(launch.rank, per_rank * parts * launch.world_size, launch.world_size)
         batches = [mine[part * per_rank : (part + 1) * per_rank] for part in range(parts)]
         feed = [{k: v[list(rows)] for k, v in clips.items()} | {"key": [str(r) for r in rows]} for rows in batches]
@@ -43,7 +41,6 @@ with utils_dist.ranks(log=False):
     weights = {name: p.detach().clone() for name, p in unwrap_ddp(model.netG).named_parameters()}
     found = utils_dist.gather_objects({name: float(value.sum()) for name, value in weights.items()})
     if launch.rank == 0:
-        torch.save(
-            {"gradients": gradients, "weights": weights, "same_on_all_ranks": all(f == found[0] for f in found)}, out
-        )
+        same = all(f == found[0] for f in found)
+        torch.save({"gradients": gradients, "weights": weights, "same_on_all_ranks": same}, out)
 process.end(0)

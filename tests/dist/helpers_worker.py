@@ -7,7 +7,6 @@ import threading
 import time
 from pathlib import Path
 
-import torch
 from torch.distributed import DistBackendError
 
 from utils import utils_dist

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,12 +35,10 @@ class RankResult:
 
     @property
     def text(self) -> str:
-        """All that all ranks wrote."""
         return "\n".join([*self.stdout, *self.stderr])
 
     @property
     def json(self) -> Any:
-        """The last JSON line that rank 0 printed."""
         return self.jsons[0]
 
     @property
@@ -54,15 +52,10 @@ class Ranks:
     """Running ranks; use as a context manager, which leaves no process behind."""
 
     def __init__(
-        self,
-        n: int,
-        script: str | Path,
-        *args: str,
-        env: Mapping[str, str] | None = None,
-        env_of: Mapping[int, Mapping[str, str]] | None = None,
-        args_of: Mapping[int, Sequence[str]] | None = None,
+        self, n: int, script: str | Path, *args: str, env: Mapping[str, str] | None = None,
+        env_of: Mapping[int, Mapping[str, str]] | None = None, args_of: Mapping[int, Sequence[str]] | None = None,
         prefix: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """env_of: further variables of single ranks; an empty value removes one. args_of: arguments in place of `args`.
 
         prefix: a command that runs each rank, each then a new process instead of a fork of one with torch in it.
@@ -93,7 +86,6 @@ class Ranks:
         return "".join(_content(file) for file in self.files[rank])
 
     def wait_for(self, text: str, rank: int, limit_s: float) -> None:
-        """Until `rank` has written `text`."""
         deadline = time.monotonic() + PATIENCE * limit_s
         while text not in self.output(rank):
             if time.monotonic() > deadline or self.processes[rank].poll() is not None:
@@ -170,7 +162,6 @@ def started(command: Sequence[object], log: Path, **env: str) -> Iterator[subpro
 
 
 def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
-    """The content of `log`, once there is such a file and it matches the pattern."""
     deadline = time.monotonic() + limit_s
     while not re.search(pattern, text := log.read_text(errors="replace") if log.exists() else ""):
         assert time.monotonic() < deadline, text
@@ -179,7 +170,6 @@ def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
 
 
 def _start(arguments: list[str], env: dict[str, str], out: Any, err: Any, prefix: Sequence[str]) -> Any:
-    """A Python process on a script, from the repository's root: forked where its environment allows."""
     if not prefix and fork_server().can_start(env):
         return fork_server().start(arguments, env, out, err)
     return subprocess.Popen(
@@ -194,7 +184,6 @@ def free_port() -> int:
 
 
 def kill_session(process: subprocess.Popen | ForkedProcess) -> None:
-    """SIGKILL to the process and all that it started in its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,7 +1,5 @@
 """Two hosts on one machine: network namespaces with a cable between them, and a name of their own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -23,7 +21,7 @@ class TwoHosts:
     def __init__(self) -> None:
         self.names = [f"svrt{os.getpid()}n{i}" for i in range(2)]
 
-    def __enter__(self) -> TwoHosts:
+    def __enter__(self) -> "TwoHosts":
         for name in self.names:
             _ip("netns", "add", name)
         _ip("link", "add", "cable0", "netns", self.names[0], "type", "veth", "peer", "cable1", "netns", self.names[1])
@@ -38,7 +36,6 @@ class TwoHosts:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
     def command(self, host: int, *command: str) -> list[str]:
-        """What runs `command` on that host."""
         inner = f'hostname host{host}; exec "$@"'
         return ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "sh", "-c", inner, "sh", *command]
 

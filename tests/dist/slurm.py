@@ -113,18 +113,15 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
 
     def _spawn(self, *command: str, **options: int) -> None:
         log = open(self.folder / f"{command[0]}.out", "wb")  # noqa: SIM115 - lives as long as the daemon
-        self.processes.append(
-            subprocess.Popen(command, env=self.env, stdout=log, stderr=log, start_new_session=True, **options)
-        )
+        how = {"env": self.env, "stdout": log, "stderr": log, "start_new_session": True, **options}
+        self.processes.append(subprocess.Popen(command, **how))
 
     def wait(self, is_up, name: str, limit_s: float = 100) -> None:
         deadline = time.monotonic() + limit_s
         while not is_up():
             if time.monotonic() > deadline:
-                logs = "\n".join(
-                    f"{p}:\n{p.read_text(errors='replace')[-2000:]}" for p in self.folder.glob("*.[lo][ou][gt]")
-                )
-                raise AssertionError(f"waited for {name} in vain\n{logs}")
+                logs = [f"{p}:\n{p.read_text(errors='replace')[-2000:]}" for p in self.folder.glob("*.[lo][ou][gt]")]
+                raise AssertionError("\n".join([f"waited for {name} in vain", *logs]))
             time.sleep(0.1)
 
     def run(self, *command: str, check: bool = True, limit_s: float = 150, cwd: Path = ROOT) -> str:
@@ -134,7 +131,6 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
         return done.stdout
 
     def submit(self, *arguments: str, cwd: Path = ROOT) -> str:
-        """sbatch; the job's id."""
         return re.findall(r"\d+", self.run("sbatch", *arguments, cwd=cwd))[-1]
 
     def state(self, job: str) -> str:

@@ -6,7 +6,18 @@ import re
 from data.loader import ResumableDistributedSampler
 from data.select_dataset import build_dataset
 from tests.dist.launching import ROOT, run_ranks
-from tests.train_files import experiment, history, latest, odd, odd_command, same, state_of, train, write_odd, write_options
+from tests.train_files import (
+    experiment,
+    history,
+    latest,
+    odd,
+    odd_command,
+    same,
+    state_of,
+    train,
+    write_odd,
+    write_options,
+)
 from utils.files import MARK
 
 BATCH = "datasets.train.dataloader_batch_size={}"
@@ -32,7 +43,6 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     source, own = (experiment(options, task) / "checkpoints" / "checkpoint_latest.pth" for task in ("run", "other"))
     named = ("--resume", str(source))
     other = ("task=other", *named)
-
     # 4 samples a step, 2 steps an epoch.
     two = run(options, 2, 1, 2, 1)
     four = run(options, 4, 2, 1, 1, *other)
@@ -52,7 +62,6 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     assert f"resumed from {source} at iter 1" in four.text
     assert "this run has a checkpoint of its own at iter 2" in one.text and f"resumed from {own} at iter 2" in one.text
     assert latest(options)["step"] == 1 and latest(options, "other")["step"] == 3
-
     # Another number of samples a step needs a named checkpoint, and begins the next epoch.
     refused = run(options, 1, 3, 1, 1)
     begun = run(options, 1, 4, 1, 1, *named)
@@ -64,7 +73,6 @@ def test_a_run_goes_on_with_the_next_sample_on_any_number_of_ranks_and_from_the_
     assert f"({said}): epoch 2 begins with its first sample" in begun.text and "ranks now" not in begun.text
     state = latest(options)
     assert (state["step"], state["epoch"], state["batch"]) == (5, 1, 4) and "begins with" not in again.text
-
     # A branch goes on from its own checkpoint, though its source has gone further.
     branch = run(options, 1, 5, 2, 2, *other)
 
@@ -94,7 +102,6 @@ def test_ranks_without_a_common_disk_resume_with_the_same_bits_as_an_uninterrupt
         return run_ranks(2, tmp_path / "apart.py", args_of=args_of, limit_s=120)
 
     first, second, whole = run(1, *hosts[:2]), run(3, *hosts[:2]), run(3, hosts[2], hosts[2])
-
     assert [r.exit_codes for r in (first, second, whole)] == [[0, 0]] * 3, first.text + second.text
     assert "starting at iter 1 of 3" in second.text and not list(hosts[1].iterdir())
     assert same(*(state_of(folder / "options.json") for folder in (hosts[0], hosts[2])))
@@ -106,8 +113,6 @@ def test_a_checkpoint_that_rank_0_cannot_read_is_reported_once_and_ends_both_ran
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"")
     (experiment(options) / MARK).touch()
-
     result = train(options, ranks=2, limit_s=60)
-
     assert result.exit_codes == [3, 3] and result.text.count("CheckpointError: no readable") == 1, result.text
     assert "Traceback" not in result.text

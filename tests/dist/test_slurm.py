@@ -27,7 +27,6 @@ PAUSE = """
 from threading import Event
 from utils.run.writers import WRITERS
 
-
 @WRITERS.register("pause", given=("folder", "step"))
 class PauseWriter:
     def __init__(self, folder, step):
@@ -93,14 +92,11 @@ def test_a_job_outlives_suspension_time_limit_and_pre_emption_and_ends_by_scance
 
 def test_each_task_gets_the_cores_that_sbatch_asked_for_also_from_another_folder(tmp_path, cluster):
     log, script = tmp_path / "cores.out", ROOT / "submit_job.sh"
-    python = write_command(
-        tmp_path / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*"
-    )
+    python = write_command(tmp_path / "bin/python", "echo cpus $SLURM_CPUS_PER_TASK threads $OMP_NUM_THREADS of $*")
     own = ("--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=3")
     path = f"--export=ALL,VIRTUAL_ENV={tmp_path},PATH={python.parent}:{os.environ['PATH']},OMP_NUM_THREADS="
     cluster.submit(f"--output={log}", path, *own, str(script), "scale=1")
     assert "cpus 3 threads 3 of -u main_train_vrt.py --opt" in wait_for(log, "cpus", 30)
-
     (tmp_path / "mine.json").write_text("{}")
     elsewhere = (f"--output={tmp_path / 'elsewhere.out'}", path, *own, str(script), "mine.json")
     cluster.submit(*elsewhere, cwd=tmp_path)
@@ -114,9 +110,7 @@ def stopped_at(log: str) -> int:
 
 def test_the_doctor_examines_the_tasks_of_a_job_step_together(tmp_path, cluster):
     options = write_options(tmp_path)
-
     table = cluster.run("srun", "--ntasks=2", sys.executable, "scripts/doctor.py", "--opt", str(options), limit_s=240)
-
     assert table.count("0 fail") == 1
     for check in ("all_reduce", "shards", "parameters", "gradients"):
         assert f"ok    {check}" in table

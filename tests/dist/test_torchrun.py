@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -38,7 +37,6 @@ def test_an_elastic_restart_resumes_and_nobody_is_left_when_torchrun_is_killed(t
         os.kill(ranks[0], signal.SIGKILL)
         text = wait_for(log, r"(?s)resumed from \S+ at iter [1-9].* Iter: ")
         assert "SIGUSR1 would kill torchrun" in text
-
         family = children_of(process.pid)
         process.kill()
         deadline = time.monotonic() + 10
@@ -48,14 +46,12 @@ def test_an_elastic_restart_resumes_and_nobody_is_left_when_torchrun_is_killed(t
 
 
 @pytest.mark.parametrize(
-    ("prefix", "names"),
-    [((), "SIGUSR1"), (("env", "--default-signal=HUP"), "SIGHUP"), (("nohup",), "SIGHUP SIGINT")],
+    ("prefix", "names"), [("", "SIGUSR1"), ("env --default-signal=HUP", "SIGHUP"), ("nohup", "SIGHUP SIGINT")]
 )
-def test_a_signal_to_the_launcher_saves_and_asks_for_another_start_unless_nohup_keeps_it_away(
-    tmp_path, log, prefix, names
-):
+def test_a_signal_to_the_launcher_saves_and_asks_for_another_start_but_for_nohup(tmp_path, log, prefix, names):
     options = write_options(tmp_path)
-    with started((*prefix, ROOT / "launch_train.sh", "2", options, "train.total_iter=1000", SHORT[0]), log) as process:
+    command = (*prefix.split(), ROOT / "launch_train.sh", "2", options, "train.total_iter=1000", SHORT[0])
+    with started(command, log) as process:
         text = wait_for(log, "Iter: 1,")
         for name in names.split():
             if name == "SIGHUP":
@@ -64,7 +60,7 @@ def test_a_signal_to_the_launcher_saves_and_asks_for_another_start_unless_nohup_
                     time.sleep(0.05)
             else:
                 process.send_signal(getattr(signal, name))
-            if prefix == ("nohup",) and name == "SIGHUP":
+            if prefix == "nohup" and name == "SIGHUP":
                 steps = len(re.findall("Iter: ", text))
                 wait_for(log, rf"Iter: {steps + 4},")
         assert process.wait(120) == 75
@@ -85,10 +81,13 @@ def nodes(folder: Path, platform: dict[str, str], *commands: Sequence[object]) -
     logs = [folder / f"node{node}.log" for node in range(2)]
     given = platform | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with ExitStack() as both:
-        yield [
-            both.enter_context(started(command, logs[node], **{k: v.format(node=node) for k, v in given.items()}))
-            for node, command in enumerate(commands)
-        ], logs
+        yield (
+            [
+                both.enter_context(started(command, logs[node], **{k: v.format(node=node) for k, v in given.items()}))
+                for node, command in enumerate(commands)
+            ],
+            logs,
+        )
 
 
 def identities(logs: list[Path]) -> list[tuple[str, ...]]:
@@ -108,7 +107,6 @@ def test_where_a_platform_starts_one_process_per_node_the_ranks_of_all_nodes_tra
     world = [("4", "0", "0"), ("4", "1", "1"), ("4", "2", "0"), ("4", "3", "1")]
     stopped = latest(options)["step"]
     assert identities(logs) == world and stopped >= 1
-
     again = (*python, SHORT[0], f"train.total_iter={stopped + 1}")
     with nodes(tmp_path, PAI_DLC, again, again) as (both, logs):
         assert [process.wait(300) for process in both] == [0, 0], logs[0].read_text()

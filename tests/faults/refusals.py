@@ -30,10 +30,8 @@ class Environment:
 ENVIRONMENTS = (
     Environment("a name that does not resolve", "MASTER_ADDR does not resolve: no-such-host.invalid", env=NO_HOST),
     Environment("a port in use", "port {port} is in use", env={"MASTER_PORT": "{port}"}),
-    Environment(
-        "another program on the port", "is not the store of this run", env={"MASTER_PORT": "{port}"},
-        env_of={0: {"WORLD_SIZE": "1"}},
-    ),
+    Environment("another program on the port", "is not the store of this run", 2, {"MASTER_PORT": "{port}"},
+                {0: {"WORLD_SIZE": "1"}}),
     Environment("nobody at the port", "waits for rank 0 at 127.0.0.1", 1,
                 {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{free}"}),
     Environment("ranks that were not started", "waiting for ranks 2, 3, 4 of 5", env={"WORLD_SIZE": "5"}),
@@ -98,7 +96,6 @@ class BrokenFile:
 
 
 def break_file(kind: str, ranks: int) -> BrokenFile:
-    """Damage the data while `ranks` train on them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with Ranks(ranks, *odd_command(write_odd(folder), "train.total_iter=100000")) as running:

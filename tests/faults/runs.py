@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def interrupt(options: Path, ranks: int, how: str, seed: int, expected: dict[str
     identical = again.exit_codes == [0] * ranks and same(state_of(options, task), expected)
     steps = [step for step, _ in read_history(experiment(options, task))["train/loss"]]
     identical &= steps == list(range(1, STEPS + 1))
-    _forget(experiment(options, task))
+    shutil.rmtree(experiment(options, task))
     return Interruption(
         ranks, f"{how} to rank {', '.join(map(str, targets))}", int(found[0]) if found else 0, first.exit_codes, gone_s,
         identical, first.text + again.text,
@@ -108,7 +109,7 @@ def signal_launcher(options: Path, ranks: int, seed: int) -> tuple[int, float]:
         process.send_signal((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)[seed % 3])
         struck = time.monotonic()
         code = process.wait(120)
-    _forget(experiment(options, task))
+    shutil.rmtree(experiment(options, task))
     return code, time.monotonic() - struck
 
 
@@ -133,8 +134,3 @@ def restart_of_one_agent(limit_s: float = 120) -> str:
         text = "".join(log.read_text(errors="replace") for log in logs)
     lives = sorted(re.findall(r"second life of rank (\d)", text))
     return "" if codes == [0, 0] and lives == ["0", "1"] else f"exit codes {codes}: {text[-2000:]}"
-
-
-def _forget(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()

@@ -28,7 +28,6 @@ MINUTES = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
 
 
 def strike(kind: str, step: int) -> None:
-    """The fault, if this is its place."""
     if kind != KIND or utils_dist.get_rank() != RANK or step != STEP:
         return
     os.write(1, f"FAULT at {time.time()}\n".encode())

@@ -12,15 +12,10 @@ from utils.dist.process import process_state
 WORKER = "tests/faults/stall_worker.py"
 # kind -> (verdict, text that the message must show besides the rank)
 KINDS = {
-    "barrier": ("STUCK", "in strike"),
-    "forward": ("STUCK", "in strike"),
-    "rank0": ("STUCK", "in strike"),
-    "worker": ("STUCK", "in __getitem__"),
-    "gil": ("SILENT", "in strike"),
-    "stop": ("SILENT", "the process is stopped"),
-    "kill": ("DEAD", "is gone"),
+    **dict.fromkeys(("barrier", "forward", "rank0"), ("STUCK", "in strike")), "worker": ("STUCK", "in __getitem__"),
+    "gil": ("SILENT", "in strike"), "stop": ("SILENT", "the process is stopped"), "kill": ("DEAD", "is gone"),
     "exception": ("DataError", "clip 7 is short"),
-}
+}  # fmt: skip
 
 
 @dataclass
@@ -50,12 +45,9 @@ class Trial:
         return self.blamed == [expected] and self.has_stack and 0 not in self.exit_codes and not self.left
 
     def __str__(self) -> str:
-        said = ", ".join(self.blamed) or "nothing"
-        left = f", left behind: {', '.join(self.left)}" if self.left else ""
-        return (
-            f"{self.kind}, rank {self.rank} of {self.ranks}: {said} after {self.detected_s:.2f} s, "
-            f"all gone after {self.gone_s:.2f} s{left}"
-        )
+        said, left = ", ".join(self.blamed) or "nothing", f", left behind: {', '.join(self.left)}" if self.left else ""
+        times = f"{said} after {self.detected_s:.2f} s, all gone after {self.gone_s:.2f} s"
+        return f"{self.kind}, rank {self.rank} of {self.ranks}: {times}{left}"
 
 
 def run_stall(kind: str, ranks: int, rank: int, step: int = 10, stall_s: float = 5.0, limit_s: float = 60.0) -> Trial:
@@ -76,8 +68,9 @@ def run_stall(kind: str, ranks: int, rank: int, step: int = 10, stall_s: float =
         left = processes_of(sessions) if math.isnan(gone) else []
         result = running.wait(1)
     text = result.text
+    seconds = [math.inf if math.isnan(event - fault) else event - fault for event in (detected, gone)]
     return Trial(
-        kind, ranks, rank, _seconds(fault, detected), _seconds(fault, gone), left,
+        kind, ranks, rank, *seconds, left,
         re.findall(r"rank \d+ is (?:STUCK|SILENT|DEAD)|DataError(?=:)|lost contact|has lost the store|Traceback", text),
         KINDS[kind][1] in text, result.exit_codes, text,
     )  # fmt: skip
@@ -95,7 +88,3 @@ def processes_of(sessions: list[int]) -> list[str]:
             who = "the rank itself" if stat.parent.name == session else f"process {stat.parent.name}"
             found.append(f"{who} of rank {sessions.index(int(session))} (state {state})")
     return found
-
-
-def _seconds(fault: float, event: float) -> float:
-    return math.inf if math.isnan(event - fault) else event - fault

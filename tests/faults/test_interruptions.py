@@ -28,7 +28,6 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tm
             running.processes[0].send_signal(getattr(signal, second))
             time.sleep(0.1)
         result = running.wait(10)
-
     assert result.exit_codes == [128 + getattr(signal, second)]
     assert result.text.count("Ctrl-C again ends it at once") == (first == "SIGINT")
 
@@ -37,18 +36,13 @@ def test_a_second_signal_ends_a_run_that_does_not_come_to_the_end_of_its_step(tm
 DEAF = ("bash", "-c", 'trap "" HUP INT TERM USR1; exec "$@"', "bash")
 
 
-@pytest.mark.parametrize(
-    ("names", "prefix", "code"),
-    [
-        ("SIGHUP SIGINT", DEAF, 0),
-        ("SIGHUP", (), 75),  # its terminal is gone
-        ("SIGTERM SIGTERM", DEAF, 75),  # as scancel sends them
-        ("SIGUSR1", DEAF, 75),
-    ],
-)
-def test_a_signal_or_two_a_moment_apart_save_and_end_a_run_unless_it_was_started_deaf_to_them(
-    tmp_path, names, prefix, code
-):
+@pytest.mark.parametrize(("names", "prefix", "code"), [
+    ("SIGHUP SIGINT", DEAF, 0),
+    ("SIGHUP", (), 75),  # its terminal is gone
+    ("SIGTERM SIGTERM", DEAF, 75),  # as scancel sends them
+    ("SIGUSR1", DEAF, 75),
+])  # fmt: skip
+def test_a_signal_or_two_save_and_end_a_run_unless_it_was_started_deaf_to_them(tmp_path, names, prefix, code):
     command = ("--opt", str(write_options(tmp_path)), f"train.total_iter={1000 if code else 5}", "datasets.test={}")
     with Ranks(1, MAIN, *command, prefix=prefix) as running:
         running.wait_for("Iter: 1,", 0, 120)
@@ -57,7 +51,6 @@ def test_a_signal_or_two_a_moment_apart_save_and_end_a_run_unless_it_was_started
             send(running.processes[0].pid, getattr(signal, name))
             time.sleep(0.02)  # apart, or the system makes one of two
         result = running.wait(60)
-
     assert result.exit_codes == [code] and "Ctrl-C" not in result.text, result.text
     assert ("stopped by a signal at iter" if code else "Finished at iter 5") in result.text
 
@@ -65,12 +58,9 @@ def test_a_signal_or_two_a_moment_apart_save_and_end_a_run_unless_it_was_started
 @pytest.mark.parametrize(
     ("how", "seed", "struck"), [("kill", 1, "rank 0"), ("SIGUSR1", 0, "rank 1"), ("SIGTERM", 4, "rank 0, 1")]
 )
-def test_a_rank_that_is_killed_or_hears_a_signal_ends_all_and_the_resumed_run_has_the_same_bits(
-    runs, how, seed, struck
-):
+def test_a_rank_that_is_killed_or_signalled_ends_all_and_the_resumed_run_has_the_same_bits(runs, how, seed, struck):
     options, expected = runs
     trial = interrupt(options, 2, how, seed, expected)
-
     assert trial.struck == f"{how} to {struck}" and trial.identical, trial.text
     if how == "kill":
         assert -9 in trial.exit_codes and 0 not in trial.exit_codes

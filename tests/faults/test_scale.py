@@ -100,7 +100,6 @@ def new_ranks(server, name, n):
 
 
 def in_threads(*calls):
-    """Make the calls at once, and wait for their ends."""
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()

@@ -16,16 +16,12 @@ from utils.dist.process import children_of, process_state
 STALL_S = 3.0
 
 
-@pytest.mark.parametrize(
-    ("kind", "ranks", "rank", "most_s"),
-    [
-        ("worker", 2, 1, 6), ("gil", 2, 1, 6), ("stop", 2, 1, 6), ("kill", 3, 0, 6),
-        ("forward", 1, 0, 6), ("gil", 1, 0, 9),  # C code that never lets go
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "ranks", "rank", "most_s"), [
+    ("worker", 2, 1, 6), ("gil", 2, 1, 6), ("stop", 2, 1, 6), ("kill", 3, 0, 6),
+    ("forward", 1, 0, 6), ("gil", 1, 0, 9),  # C code that never lets go
+])  # fmt: skip
 def test_a_struck_rank_is_named_and_all_ranks_leave(kind, ranks, rank, most_s):
     trial = run_stall(kind, ranks, rank, stall_s=STALL_S)
-
     assert trial.is_right and (ranks > 1 or "Timeout (" not in trial.text), trial.text
     assert trial.gone_s < STALL_S + most_s and (kind != "forward" or trial.exit_codes == [70])
 
@@ -33,11 +29,9 @@ def test_a_struck_rank_is_named_and_all_ranks_leave(kind, ranks, rank, most_s):
 def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
     weights = tmp_path / "weights.pth"
     torch.save({"params": {"conv.weight": torch.zeros(3, 3, 3, 3), "conv.bias": torch.zeros(3)}}, weights)
-
     places = ("--weights", str(weights), "--output", str(tmp_path / "out"))
     limits = ("watchdog.stall_s=3", "watchdog.validate_s=1")
     result = odd(write_odd(tmp_path), *places, *limits, case="stall", struck=(1, 1), program="test", ranks=2)
-
     assert result.exit_codes == [70, 70], result.text
     assert result.text.count("rank 1 is STUCK") == 1 and 'in phase "restore: test' in result.text
     assert "odd_worker.py" in result.text
@@ -70,7 +64,6 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
                 _signal(group, signal.SIGCONT)
                 time.sleep(0.1)
         result = running.wait(60)
-
     assert result.exit_codes == [0] * ranks, result.text
     assert "Finished at iter 150" in result.text and "StallError" not in result.text
 
@@ -104,7 +97,6 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
         status.touch()
         pids = [process.pid for process in running.processes]
         result = running.wait(60)
-
     at_start = LINE.findall(result.stdout[0])
     assert [(rank, int(pid), step) for rank, pid, step, *_ in at_start] == [("0", pids[0], "0"), ("1", pids[1], "0")]
     assert not set(at_start[0][6:]) & set(at_start[1][6:]) and at_start[0][4] == at_start[1][4]
@@ -119,19 +111,14 @@ def test_every_rank_stands_in_the_status_even_of_a_run_that_stands_still_and_no_
     assert files_with_a_key(tmp_path / "experiments") == []
 
 
-def test_weights_that_drift_apart_end_the_run(tmp_path):
+@pytest.mark.parametrize(
+    ("case", "step", "last", "said"),
+    [("drift", 3, 4, "the weights after iteration 4 differ"), ("shape", 0, 0, "the networks differ")],
+)
+def test_networks_that_differ_between_the_ranks_or_drift_apart_end_the_run(tmp_path, case, step, last, said):
     changes = ("datasets.test={}", "debug.compare_every=2", "train.total_iter=8")
-    result = odd(write_odd(tmp_path), *changes, case="drift", struck=(1, 3), ranks=2)
-
-    assert result.exit_codes == [2, 2], result.text
-    assert result.text.count("DistError: the weights after iteration 4 differ between the ranks") == 1
-    assert re.search(r"rank 0: '[0-9a-f]{12}'; rank 1: '[0-9a-f]{12}'", result.text)
-    assert "Iter: 4," in result.text and "Iter: 5," not in result.text
-
-
-def test_networks_that_differ_between_the_ranks_are_refused_before_the_first_step(tmp_path):
-    result = odd(write_odd(tmp_path), "datasets.test={}", case="shape", struck=(1, 0), ranks=2)
-
-    assert result.exit_codes == [2, 2], result.text
-    assert result.text.count("DistError: the networks differ between the ranks") == 1
-    assert "Iter: 1," not in result.text and "Traceback" not in result.text
+    result = odd(write_odd(tmp_path), *changes, case=case, struck=(1, step), ranks=2)
+    assert result.exit_codes == [2, 2] and "Traceback" not in result.text, result.text
+    assert result.text.count(f"DistError: {said} between the ranks") == 1
+    assert not last or re.search(r"rank 0: '[0-9a-f]{12}'; rank 1: '[0-9a-f]{12}'", result.text)
+    assert result.text.count(f"Iter: {last},") == bool(last) and f"Iter: {last + 1}," not in result.text

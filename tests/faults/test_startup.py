@@ -26,27 +26,22 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_other_program_by_the_others():
     with closing(stranger()) as foreign:
         port = str(foreign.getsockname()[1])
         result = run_ranks(2, *WORKER, env={"MASTER_PORT": port, **SOON})
-
     assert result.exit_codes == [2, 2]
     assert f"port {port} is in use" in result.stderr[0]
     assert "is not the store of this run" in result.stderr[1]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "env", "env_of", "message"),
-    [
-        (2, {"MASTER_ADDR": "no-such-host.invalid"}, {}, "MASTER_ADDR does not resolve: no-such-host.invalid"),
-        (2, {}, {1: {"RANK": "0"}}, "is in use"),
-        (2, {}, {1: {"RANK": "7"}}, "RANK is 7, expected 0 to 1"),
-        (2, {"WORLD_SIZE": "5"}, {}, "ranks 2, 3, 4 of 5 did not arrive"),
-        (3, {}, {2: {"RANK": "1"}}, "rank 1 arrived twice"),
-        (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, {}, "nobody answers at 127.0.0.1"),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "env", "env_of", "message"), [
+    (2, {"MASTER_ADDR": "no-such-host.invalid"}, {}, "MASTER_ADDR does not resolve: no-such-host.invalid"),
+    (2, {}, {1: {"RANK": "0"}}, "is in use"),
+    (2, {}, {1: {"RANK": "7"}}, "RANK is 7, expected 0 to 1"),
+    (2, {"WORLD_SIZE": "5"}, {}, "ranks 2, 3, 4 of 5 did not arrive"),
+    (3, {}, {2: {"RANK": "1"}}, "rank 1 arrived twice"),
+    (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, {}, "nobody answers at 127.0.0.1"),
+])  # fmt: skip
 def test_a_world_that_does_not_come_together_ends_all_ranks_with_the_reason(ranks, env, env_of, message):
     port = {"MASTER_PORT": str(free_port())}
     result = run_ranks(ranks, *WORKER, env=env | SOON | port, env_of=env_of)
-
     lost = {70} if env_of else set()  # to ranks that had met already
     assert {2} <= set(result.exit_codes) <= {2} | lost and "Traceback" not in result.text, result.text
     assert result.text.count(message) == 1
@@ -56,35 +51,32 @@ def test_options_that_differ_between_ranks_are_refused(tmp_path):
     options = write_options(tmp_path)
     other = tmp_path / "other.json"
     other.write_text(options.read_text().replace('"total_iter": 4', '"total_iter": 5'))
-
     result = train(options, ranks=2, args_of={1: ("--opt", str(other))})
-
     assert result.exit_codes == [2, 2]
     assert result.text.count("the options differ between the ranks") == 1
 
 
-def test_a_time_out_of_the_group_that_comes_before_the_watchdog_is_refused(tmp_path):
-    result = train(write_options(tmp_path), ranks=2, env={"NCCL_TIMEOUT": "200"})
-
+def test_a_time_out_of_the_group_before_the_watchdog_is_refused_and_a_longer_one_lengthens_the_limits(tmp_path):
+    options, changes = write_options(tmp_path), ("train.total_iter=1", "datasets.test={}")
+    result = train(options, ranks=2, env={"NCCL_TIMEOUT": "200"})
     assert result.exit_codes == [2, 2]
     assert result.text.count("stall_s is 300 s, start_s is 900 s, validate_s is 1500 s, save_s is 900 s; the") == 1
+    result = train(options, *changes, ranks=2, env={"NCCL_TIMEOUT": "7200"})
+    assert result.exit_codes == [0, 0], result.text
+    assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
 
 
-@pytest.mark.parametrize(
-    ("launch", "said"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, "nothere.json"),  # `srun --pty bash`
-        # The same in an allocation of 8 tasks.
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"}, "SLURM_JOB_NODELIST is missing"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
-    ],
-)
+@pytest.mark.parametrize(("launch", "said"), [
+    ({"RANK": "0", "WORLD_SIZE": "1"}, "nothere.json"),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, "nothere.json"),  # `srun --pty bash`
+    # The same in an allocation of 8 tasks.
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "x"}, "SLURM_JOB_NODELIST is missing"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
+])  # fmt: skip
 def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
     # The fork server is the shell: both have the same parent.
     for _ in range(2):
         result = run_ranks(1, MAIN, "--opt", "nothere.json", env={**launch, "TMPDIR": str(tmp_path)})
-
         assert result.exit_codes == [2] and result.text.count("Error: ") == 1 and said in result.text, result.text
     assert not list(tmp_path.glob("spikevrt-*"))
 
@@ -92,7 +84,6 @@ def test_each_command_of_a_shell_reports_its_own_error(tmp_path, launch, said):
 def test_ranks_of_one_launch_report_the_same_error_once(tmp_path):  # of torchrun: tests/dist/test_torchrun.py
     env = {"SPIKEVRT_JOIN_TIMEOUT": "abc", "TMPDIR": str(tmp_path)}
     result = run_ranks(2, MAIN, "--opt", "nothere.json", env=env)
-
     assert set(result.exit_codes) == {2}
     assert result.text.count("SPIKEVRT_JOIN_TIMEOUT is 'abc'") == 1 and "Traceback" not in result.text, result.text
     assert not list(tmp_path.glob("spikevrt-*"))
@@ -103,7 +94,6 @@ def test_an_error_in_bytes_that_are_no_text_is_reported(tmp_path):
         sys.executable.encode(), bytes(write_options(tmp_path)),
     )  # fmt: skip
     ended = subprocess.run([b"bash", b"-c", command], capture_output=True, timeout=600, env=clean_env(), cwd=ROOT)
-
     assert ended.returncode == 2 and b"OptionError: " in ended.stderr and b"Traceback" not in ended.stderr, ended.stderr
 
 
@@ -116,31 +106,17 @@ def test_a_run_that_is_killed_leaves_no_file_of_its_watchdog(tmp_path):
             running.wait_for("Iter: 1,", 0, 120)
             running.processes[0].send_signal(signal.SIGKILL)
             running.wait(20)
-
         assert not list(Path(temporary).glob("spikevrt-*"))
 
 
-def test_a_longer_nccl_timeout_lengthens_the_limits_of_slow_phases_and_says_which_option_does_the_rest(tmp_path):
-    result = train(
-        write_options(tmp_path), "train.total_iter=1", "datasets.test={}", ranks=2, env={"NCCL_TIMEOUT": "7200"}
-    )
-
-    assert result.exit_codes == [0, 0], result.text
-    assert result.text.count("stall_s 300, start_s 6480, validate_s 6480, save_s 6480") == 1
-
-
-@pytest.mark.parametrize(
-    ("values", "limits", "timeout_s"),
-    [
-        ({}, [300, 900, 1500, 900], 1800),
-        ({"stall_s": 5}, [5, 900, 1500, 900], 1800),
-        ({"stall_s": 1000}, [1000, 3000, 5000, 3000], 6000),
-        ({"stall_s": 5, "start_s": 60, "validate_s": 1, "save_s": 1}, [5, 60, 5, 5], 1800),
-    ],
-)
+@pytest.mark.parametrize(("values", "limits", "timeout_s"), [
+    ({}, [300, 900, 1500, 900], 1800),
+    ({"stall_s": 5}, [5, 900, 1500, 900], 1800),
+    ({"stall_s": 1000}, [1000, 3000, 5000, 3000], 6000),
+    ({"stall_s": 5, "start_s": 60, "validate_s": 1, "save_s": 1}, [5, 60, 5, 5], 1800),
+])  # fmt: skip
 def test_the_limits_of_time_follow_from_one_number(values, limits, timeout_s):
     budgets = WatchdogOptions(**values)
-
     assert [budgets.of(phase) for phase in ("data", "start", "validate: a clip", "save")] == limits
     # A clip may be called what it likes.
     assert budgets.of("restore: cat in hat") == budgets.of("barrier in validate: clip in save") == limits[2]
@@ -150,7 +126,6 @@ def test_the_limits_of_time_follow_from_one_number(values, limits, timeout_s):
 
 def test_a_file_that_breaks_during_training_ends_both_ranks_with_its_name():
     trial = break_file("cut spikes", ranks=2)  # other damages: tests/test_io_backend.py, tests/faults/trials.py
-
     assert trial.is_named and "loader worker" in trial.text and "Traceback" not in trial.text, trial.text
     assert trial.text.count("DataError: ") == 1
 
@@ -165,7 +140,6 @@ def test_a_loader_process_that_stands_still_at_the_epoch_turn_ends_the_run_with_
         for process in children_of(ranks.processes[0].pid):
             os.kill(process, signal.SIGSTOP)
         result = ranks.wait(limit_s=30)
-
     assert result.exit_codes == [3], result.text
     assert result.text.count("DataError: no batch: DataLoader timed out after 3.0 seconds") == 1
     assert re.search(r"\(epoch, index\) \[\(\d+, \d\),.*\], loader worker 0, rank 0", result.text)
@@ -179,6 +153,9 @@ def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tm
     os.truncate(spikes / "000001.dat", 0)
     (spikes / "000002.dat").write_bytes(2 * (spikes / "000002.dat").read_bytes())
     (spikes / "000003.dat").unlink()
+    other = tmp_path / "GOPRO_Large_spike_seq/test"
+    (other / "test1/spike/000001.dat").write_bytes((b"no spikes, but 768 bytes of text; " * 23)[:768])
+    os.truncate(other / "test0/spike/000001.dat", 30)
     (tmp_path / "GOPRO_Large/train/train1/blur/000000.png").write_bytes(b"<html>moved</html>")
     write_clip(tmp_path, "train2", frames=4, h=8, w=12)  # another camera than the others
     result = train(options, ranks=2, limit_s=60)
@@ -193,5 +170,8 @@ def test_everything_that_is_broken_at_the_start_is_listed_once_for_both_ranks(tm
         "train0 | spike file has 48 planes (1536 bytes), expected 24 (768 bytes)",
         "train2 | spike file has 9 planes (288 bytes), expected 24 (768 bytes)",
         "train2 | lq is 16 x 24, spikes 16 x 16: no whole multiple",
+        "test0  | spike file of 30 bytes holds",
+        "begins with text: b'no spikes, but",
+        str(other / "test1/spike/000001.dat"),
     ):
         assert words in result.text, result.text

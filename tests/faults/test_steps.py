@@ -15,13 +15,11 @@ def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(tmp_path):
     options = write_odd(tmp_path)
     changes = ("datasets.test={}", "train.checkpoint_save=1", "debug.compare_every=1")  # the weights of the ranks
     result = odd(options, *changes, case="once", struck=(1, 2), ranks=2)
-
     assert result.exit_codes == [0, 0], result.text
     assert result.text.count("step skipped on all ranks") == 1  # the other rank is silent
     assert "iteration 2: loss is NaN or Inf, step skipped on all ranks (rank 1: train" in result.text
-    first, second, third = (
-        torch.load(experiment(options) / f"models/{step}_G.pth", weights_only=True)["params"] for step in (1, 2, 3)
-    )
+    files = [experiment(options) / f"models/{step}_G.pth" for step in (1, 2, 3)]
+    first, second, third = (torch.load(file, weights_only=True)["params"] for file in files)
     assert same(first, second) and not same(second, third)
 
 
@@ -29,7 +27,6 @@ def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a
     options = write_odd(tmp_path)
     changes = ("datasets.test={}", "train.max_nonfinite_steps=3", "debug.every=1", "train.checkpoint_save=1", SECRET)
     result = odd(options, *changes, case="nan", struck=(1, 1), ranks=2, env=ENV)
-
     assert result.exit_codes == [4, 4]
     assert result.text.count("NonFiniteError: loss NaN or Inf in 3 steps in a row") == 1
     dump = experiment(options) / "nonfinite_3.json"
@@ -50,9 +47,7 @@ def test_nan_in_too_many_steps_stops_all_ranks_with_code_4_and_numbers_without_a
 def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_path, ranks):
     logging = {"use_tensorboard": False, "writers": ["hanging"]}
     changes = ("datasets.test={}", "train.max_nonfinite_steps=1")
-
     result = odd(write_odd(tmp_path, logging=logging), *changes, case="nan", struck=(0, 2), ranks=ranks)
-
     assert result.exit_codes == [4] * ranks, result.text
     assert result.text.count("NonFiniteError: ") == 1 and "StallError" not in result.text
 
@@ -60,7 +55,6 @@ def test_an_error_is_reported_before_a_dashboard_that_hangs_while_closing(tmp_pa
 def test_one_rank_without_memory_ends_all_and_says_what_to_change(tmp_path):
     # Three ranks: their first two passes settle the buckets of DDP, before the first step itself.
     result = odd(write_odd(tmp_path), "datasets.test={}", case="memory", struck=(1, 1), ranks=3)
-
     assert result.exit_codes == [1, 1, 1]
     assert result.text.count("out of memory on rank 1") == 1
     assert "train.amp.enable=true" in result.text and "gt_size=" in result.text and "Traceback" not in result.text
@@ -72,9 +66,7 @@ def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
     model = define_Model(values)
     model.init_train()
     clip = torch.rand(1, 2, 3, 32, 32)
-
     for step, gt in enumerate((clip, torch.full_like(clip, 1e30), clip), start=1):
         model.optimize_parameters(step, [{"lq": clip, "gt": gt, "key": ["a/0"]}])
-
     found = model.epoch_log()
     assert (found["steps"], found["skipped"]) == (3, 1) and found["loss"] < 1

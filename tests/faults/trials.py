@@ -124,11 +124,6 @@ def launcher(share: float) -> dict[str, Any]:
     return told(wrong, signals=", ".join(SIGNALS), gone_s_max=round(max(seconds for _, seconds in found), 2))
 
 
-def agents(share: float) -> dict[str, Any]:
-    """Two agents of torchrun, one of which alone counts a restart."""
-    return told([restart_of_one_agent() for _ in range(max(1, round(5 * share)))])
-
-
 def environments(share: float) -> dict[str, Any]:
     """Launches that cannot work, with the deadlines that users have."""
     cases = ENVIRONMENTS[: max(1, round(len(ENVIRONMENTS) * share))]
@@ -155,18 +150,13 @@ def epochs(share: float) -> dict[str, Any]:
 
 
 def count_epochs(options: Path, ranks: int, count: int, persistent: str) -> int:
-    """Epochs that a run of so many came through; one of a few milliseconds would take 10 s at most."""
+    """Epochs that a run of so many came through."""
     loader = (f"datasets.train.dataloader_persistent_workers={persistent}", "datasets.train.dataloader_num_workers=2")
     changes = (f"train.epochs={count}", "train.total_iter=1000000", "datasets.test={}", *loader)
     with Ranks(ranks, *odd_command(options, *changes, case="late", struck=(1, 0))) as running:
         result = running.wait(120 + 10 * count)
     opened = [len(moments["progress"]) for moments in result.jsons if moments]
     return min(opened) if result.exit_codes == [0] * ranks else 0
-
-
-def saves(share: float) -> dict[str, Any]:
-    """SIGKILL while checkpoints are written back to back."""
-    return kill_while_saving(max(1, round(200 * share)))
 
 
 def overhead(share: float) -> dict[str, Any]:
@@ -192,14 +182,13 @@ def overhead(share: float) -> dict[str, Any]:
 
 
 KINDS_OF_TRIAL = {
-    "stalls": partial(
-        stalls, STALL_KINDS, 3, lambda kind, seed, ranks: 0 if kind == "rank0" else (seed + 1) % ranks
-    ),
+    "stalls": partial(stalls, STALL_KINDS, 3, lambda kind, seed, ranks: 0 if kind == "rank0" else (seed + 1) % ranks),
     "deaths": partial(stalls, ("kill", "exception"), 3, lambda kind, seed, ranks: seed % ranks),
     "store_host": partial(stalls, ("stop", "gil", "kill"), 1, lambda kind, seed, ranks: 0),  # it has the store of all
-    "saves": saves,
+    "saves": lambda share: kill_while_saving(max(1, round(200 * share))),
     "kills": partial(interruptions, "kill"), "preemptions": partial(interruptions, "signal"),
-    "suspensions": suspensions, "launcher": launcher, "agents": agents,
+    "suspensions": suspensions, "launcher": launcher,
+    "agents": lambda share: told([restart_of_one_agent() for _ in range(max(1, round(5 * share)))]),
     "environments": environments, "broken_files": broken_files, "epochs": epochs, "overhead": overhead,
     "false_alarms": false_alarms,
 }  # fmt: skip
@@ -210,9 +199,8 @@ def read_results() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.trials", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    form = {"prog": "python -m tests.faults.trials", "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(description=__doc__, **form)
     parser.add_argument("--only", default=",".join(KINDS_OF_TRIAL), help="kinds of trial, with commas")
     parser.add_argument("--share", type=float, default=1.0)
     parser.add_argument("--write", action="store_true", help="write docs/reliability.md and run nothing")
