@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import cv2
 import numpy as np

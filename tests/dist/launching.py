@@ -62,7 +62,7 @@ class Ranks:
         """
         self.start = time.monotonic()
         port = free_port()
-        self.files = [(tempfile.TemporaryFile("w+b"), tempfile.TemporaryFile("w+b")) for _ in range(n)]
+        self.files = [(tempfile.TemporaryFile("w+b"), tempfile.TemporaryFile("w+b")) for _ in range(n)]  # noqa: SIM115
         self.processes = []
         for rank in range(n):
             launch = {} if n == 1 else {

@@ -2,14 +2,14 @@
 
     odd_worker.py CASE RANK STEP train|test  ARGUMENTS OF main_train_vrt.py or main_test_vrt.py
 
-CASE: "none", "drift" (its weights change), "stall" (it sleeps), "wait" (it says so, and goes on once its loader processes
-are stopped), "nan" (its output is NaN from then on), "once" (only then), "memory" (none is left for its forward pass),
-"shape" (its layers are of another size, whatever the step), "signal", "kill" (SIGTERM, SIGKILL to itself in a validation
-after that many training steps), "term" (SIGTERM to itself in that training step), "states" (it says how many checkpoints
-are in memory), "noisy" (it warns and prints in each step), "busy" (all ranks compute, this one STEP times as long), "late"
-(it is long in starting its loaders; each rank prints {"loader": [...], "progress": [...]}: when the loader of each epoch
-had started, and its progress was shown), "peak" (prints {"peak_gb": the most memory that the process had}), "clips" (each
-rank prints the calibration of each clip that it trains on).
+CASE: "none", "drift" (its weights change), "stall" (it sleeps), "wait" (it says so, and goes on once its loader
+processes are stopped), "nan" (its output is NaN from then on), "once" (only then), "memory" (none is left for its
+forward pass), "shape" (its layers are of another size, whatever the step), "signal", "kill" (SIGTERM, SIGKILL to
+itself in a validation after that many training steps), "term" (SIGTERM to itself in that training step), "states" (it
+says how many checkpoints are in memory), "noisy" (it warns and prints in each step), "busy" (all ranks compute, this
+one STEP times as long), "late" (it is long in starting its loaders; each rank prints {"loader": [...], "progress":
+[...]}: when the loader of each epoch had started, and its progress was shown), "peak" (prints {"peak_gb": the most
+memory that the process had}), "clips" (each rank prints the calibration of each clip that it trains on).
 The writer "hanging" never ends its `close`; "killing" sends SIGKILL when it is given a validation.
 """
 
