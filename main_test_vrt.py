@@ -18,6 +18,7 @@ import logging
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from data.alignment_check import warning_of
 from data.clip_dataset import check_clips
@@ -59,7 +60,11 @@ def main(argv: list[str]) -> int:
         utils_dist.begin(*((opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept) if opt else ()))
         with utils_dist.all_ranks_or_none():
             try:
-                job = user_job(args, opt, formula) if args.is_direct else dataset_job(args, opt, formula)
+                if args.is_direct:
+                    known = (opt.portable(), opt.metric) if opt else (None, MetricOptions())
+                    job = user_job(args, *known, formula)
+                else:
+                    job = dataset_job(args, opt, formula)
             except SpikeVRTError as e:
                 if args.is_direct and (e.where.startswith("spike.h") or "spike height and width" in e.do):
                     shows = "scripts/spike_tool.py info FILE --picture FRAME shows which sizes fit"
@@ -109,14 +114,16 @@ def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -
     )
 
 
-def user_job(args: Namespace, opt: Options | None, formula: Reconstruction | None) -> Job:
+def user_job(
+    args: Namespace, network: dict[str, Any] | None, metric: MetricOptions, formula: Reconstruction | None
+) -> Job:
     """A user's own clips, or spikes for a formula, with the frames beside them where there are any.
 
-    opt: of --opt, which describes the network; None: the weights file does.
+    network: as --opt describes it; None: the weights file does.
     """
     frames, scale, trained = "all", 1, None
     if not formula:
-        saved = read_saved(args.weights, opt.portable() if opt else None)
+        saved = read_saved(args.weights, network)
         spike, method = setup.spike_options(saved, args), setup.method_of(saved, args)
         scale, trained = saved.scale, saved.spike_data
     else:
@@ -139,7 +146,6 @@ def user_job(args: Namespace, opt: Options | None, formula: Reconstruction | Non
         clips = [InterpolatedClip(clip) for clip in clips]
     slow = ("slowmotion",) if method.instants > 1 else ()
     save = args.save or ("video" if clips[0].fps is not None else "frames", "comparison", *slow)
-    metric = opt.metric if opt else MetricOptions()
     return Job(
         method=method,
         clips=clips,
