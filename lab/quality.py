@@ -4,11 +4,10 @@
     python lab/quality.py --suite sample
     python lab/quality.py --suite real --videos VIDEOS --steps 500
 
-`real` trains on seven of eleven real videos, on photographs and made scenes under random rigs, and reports on two
-other videos under the conditions of data/rig.py; two more (`--part choose`) are for choosing. `sample` is a smoke test
-on made scenes. Every file is trained with the same seeds, data and steps by main_train_vrt.py and tested by
-main_test_vrt.py. Repeat the command to go on where it stopped: a finished run is repeated only if its options have
-changed, and those committed in docs/benchmarks/quality count as finished. docs/benchmarks/quality.md has the figures.
+`real` trains on seven of eleven real videos, on photographs and made scenes under random rigs, and reports on two other
+videos under the conditions of data/rig.py; two more (`--part choose`) are for choosing. `sample` is a smoke test on
+made scenes. Repeat the command to go on where it stopped: a finished run is repeated only if its options have changed,
+and those committed in docs/benchmarks/quality count as finished. docs/benchmarks/quality.md has the figures.
 """
 
 import argparse
@@ -159,8 +158,9 @@ def make_real(out: Path, args: argparse.Namespace) -> Data:
             call("scripts/prepare_gopro_spike.py", out, name, "--test-share", "0", "--workers", "1", *more)
     [made] = make_made(out).train
     train = {out / "data" / name: share for name, share in SHARES.items() if name != "made"} | {made: SHARES["made"]}
-    asked = [VIDEOS, CLIPS, SHARES, FRAMES, PHOTOS]
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps([VIDEOS, CLIPS, SHARES, FRAMES, PHOTOS], sort_keys=True).encode()).hexdigest()[
+        :8
+    ]
     return Data(train, {each: out / f"data/{args.part}_{each}" for each in args.conditions}, "train", digest)
 
 
