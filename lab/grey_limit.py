@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Gain in dB of a noise-free grey camera at half the resolution, with the lines of colour of the fusion `exposure`.
+"""Gain in dB of a noise-free grey camera at half the resolution, with the colours of the fusion `exposure`.
 
-python lab/grey_limit.py CLIP ...   each has blur/ and sharp/, as scripts/prepare_gopro_spike.py makes them
-"""
+python lab/grey_limit.py CLIP ...   each a folder with blur/ and sharp/"""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Which method restores best: trains option files alike, tests them under several cameras and compares them.
 
-    python lab/quality.py --suite sample
-    python lab/quality.py --suite real --videos VIDEOS --steps 500
+    python lab/quality.py [--suite real --videos VIDEOS --steps 500]
 
 `real` trains on seven of eleven real videos, on photographs and made scenes under random rigs, and reports on two other
 videos under the conditions of data/rig.py; two more (`--part choose`) are for choosing. `sample` is a smoke test on
