@@ -284,6 +284,8 @@ class FrameSource:
     """
 
     def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise DataError("no such file or folder", str(path), "a video, or images", "check the path")
         self.path, self.size, self.fps, self.times = path, None, None, None
         self.is_video = not path.is_dir() and path.suffix.lower() not in IMAGE_SUFFIXES
         if self.is_video:

@@ -13,7 +13,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 
 from utils.errors import DataError, OptionError
@@ -101,7 +101,7 @@ def remove_files(folder: Path, paths: Iterable[Path]) -> None:
             path.unlink()
             folders |= {p for p in path.parents if folder in p.parents}
     for inner in sorted(folders, key=lambda p: -len(p.parts)):
-        if not any(inner.iterdir()):
+        with suppress(OSError):  # it holds files, or another rank has removed it
             inner.rmdir()
 
 
