@@ -178,7 +178,7 @@ def test_the_flow_is_computed_in_full_float32_and_the_settings_come_back():
         net(torch.rand(1, 2, 3, 32, 32))
     assert seen == {(torch.float32, False, False)} and precision() == before
 
-    net.spynet.basic_module[0].register_forward_pre_hook(lambda *_: 1 / 0)
+    net.spynet.basic_module[0].basic_module.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         net(torch.rand(1, 2, 3, 32, 32))
     assert precision() == before

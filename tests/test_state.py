@@ -22,7 +22,7 @@ REGISTRIES = (  # filled once, on import, before any option is read
     "utils.run.writers.WRITERS",
 )  # fmt: skip
 CACHES = (  # index tensors of a few sizes; the same in each forward pass
-    "models.vrt.deform_align._tap_positions", "models.vrt.flow.pixel_grid", "models.vrt.flow.unit_scale",
+    "models.vrt.deform_align._tap_positions", "models.vrt.flow.pixel_grid",
     "models.vrt.windows.relative_position_index", "models.vrt.windows.window_chunks",
 )  # fmt: skip
 STATE = {

@@ -99,20 +99,16 @@ class DeformAlign(nn.Module):
     def forward(self, sources: list[Tensor], target: Tensor, flows: list[Tensor]) -> Tensor:
         """sources: nearest first, each (n, d, h, w); target: (n, d, h, w); flows: one (n, 2, h, w) per source."""
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._sampled(self._joined(*sources), self._unbounded(target, *sources, *flows), *flows)
+            return self._aligned(target, *sources, *flows)
         if target.device.type != "cpu":
             # A GPU has time for the convolutions, and no memory for their inputs.
             return recomputed(self._aligned, target, *sources, *flows, weights=self.parameters())
         # Offsets are three times as large as the input, samples nine times, and both are cheap to recompute.
         unbounded = self._unbounded(target, *sources, *flows)
-        return recomputed(self._sampled, self._joined(*sources), unbounded, *flows, weights=(self.weight, self.bias))
+        return recomputed(self._sampled, unbounded, *sources, *flows, weights=(self.weight, self.bias))
 
     def _aligned(self, target: Tensor, *others: Tensor) -> Tensor:
-        sources, flows = others[: self.sources], others[self.sources :]
-        return self._sampled(self._joined(*sources), self._unbounded(target, *others), *flows)
-
-    def _joined(self, *sources: Tensor) -> Tensor:
-        return sources[0] if self.sources == 1 else torch.cat(sources, dim=1)
+        return self._sampled(self._unbounded(target, *others), *others)
 
     def _unbounded(self, target: Tensor, *others: Tensor) -> Tensor:
         """Offsets before tanh, and masks before the sigmoid, (n, 27 g, h, w); others: sources, then flows."""
@@ -122,8 +118,10 @@ class DeformAlign(nn.Module):
         # channels_last is the fastest layout for convolutions, on a CPU and on tensor cores; sampling needs planes.
         return self.conv_offset(guide.contiguous(memory_format=torch.channels_last)).contiguous()
 
-    def _sampled(self, x: Tensor, z: Tensor, *flows: Tensor) -> Tensor:
-        """Deformable convolution of x (n, sources * d, h, w); z (n, 27 g, h, w): unbounded offsets, then masks."""
+    def _sampled(self, z: Tensor, *others: Tensor) -> Tensor:
+        """Deformable convolution of the sources; z (n, 27 g, h, w): of _unbounded; others: sources, then flows."""
+        sources, flows = others[: self.sources], others[self.sources :]
+        x = sources[0] if self.sources == 1 else torch.cat(sources, dim=1)
         # Offset channel 2 * (group * 9 + tap) is dy, the next one dx; each source has an equal share of the groups.
         n, _, h, w = z.shape
         # Positions are float32 or float64, also under autocast.

@@ -20,17 +20,6 @@ def pixel_grid(height: int, width: int, dtype: torch.dtype, device: torch.device
     return torch.stack((x, y)).unsqueeze(0)
 
 
-@lru_cache(maxsize=32)
-@torch.inference_mode(False)
-def unit_scale(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Factors (x, y) from pixel coordinates to grid_sample's, 0 .. 2, as (2,).
-
-    Filled on the device: a tensor made from Python numbers is copied there, and the copy waits for the GPU.
-    """
-    sizes = (width, height)
-    return torch.cat([torch.full((1,), 2.0 / max(size - 1, 1), dtype=dtype, device=device) for size in sizes])
-
-
 def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
     """x sampled at each pixel plus `flow`; differentiable in both (no flow gradient for "nearest").
 
@@ -39,8 +28,9 @@ def flow_warp(x: Tensor, flow: Tensor, mode: str = "bilinear", padding: str = "z
     """
     height, width = x.shape[-2:]
     flow = flow if flow.dtype == torch.float64 else flow.float()
-    grid = (pixel_grid(height, width, flow.dtype, flow.device) + flow).permute(0, 2, 3, 1)
-    grid = grid * unit_scale(height, width, flow.dtype, flow.device) - 1.0
+    columns, rows = (pixel_grid(height, width, flow.dtype, flow.device) + flow).unbind(1)
+    # Python numbers go to the kernel as arguments; a tensor of them would be copied to the GPU.
+    grid = torch.stack((columns * (2.0 / max(width - 1, 1)) - 1.0, rows * (2.0 / max(height - 1, 1)) - 1.0), dim=3)
     return F.grid_sample(x.to(grid.dtype), grid, mode=mode, padding_mode=padding, align_corners=True).to(x.dtype)
 
 
@@ -69,21 +59,7 @@ def nearest4(x: Tensor, flow: Tensor) -> Tensor:
 
 
 LEVELS = 6
-
-
-class FlowModule(nn.Module):
-    """One pyramid level: (n, 8, h, w) = reference, warped neighbour, upsampled flow -> flow residual (n, 2, h, w)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (8, 32, 64, 32, 16, 2)
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(widths):
-            layers += [nn.Conv2d(inputs, outputs, 7, 1, 3), nn.ReLU()]
-        self.basic_module = nn.Sequential(*layers[:-1])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.basic_module(x)
+WIDTHS = (8, 32, 64, 32, 16, 2)
 
 
 class SpyNet(nn.Module):
@@ -98,7 +74,11 @@ class SpyNet(nn.Module):
         self.return_levels = tuple(return_levels)
         self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1))
-        self.basic_module = nn.ModuleList(FlowModule() for _ in range(LEVELS))
+        self.basic_module = nn.ModuleList()
+        for _ in range(LEVELS):  # (n, 8, h, w): reference, warped neighbour, upsampled flow -> residual (n, 2, h, w)
+            layers = [(nn.Conv2d(inputs, outputs, 7, 1, 3), nn.ReLU()) for inputs, outputs in pairwise(WIDTHS)]
+            level = nn.Sequential(*[layer for pair in layers for layer in pair][:-1])
+            self.basic_module.append(nn.ModuleDict({"basic_module": level}))  # as the checkpoints name it
 
     def pyramid(self, frames: Tensor) -> list[Tensor]:
         """Normalised frames at six scales, coarsest first. frames: (n, 3 or 1, h, w) -> (n, 3, ...)."""
@@ -122,13 +102,12 @@ class SpyNet(nn.Module):
             if level > 0:
                 up = 2.0 * F.interpolate(flow, scale_factor=2, mode="bilinear", align_corners=True)
             warped = flow_warp(supp[level], up, padding="border")
-            flow = module(torch.cat((ref[level], warped, up), dim=1)) + up
+            flow = module["basic_module"](torch.cat((ref[level], warped, up), dim=1)) + up
             if level in self.return_levels:
                 (full_h, full_w), (h, w) = flow.shape[-2:], (side >> (LEVELS - 1 - level) for side in size)
                 found = flow
                 if (h, w) != (full_h, full_w):
                     found = F.interpolate(flow, (h, w), mode="bilinear", align_corners=False)
-                    # Python numbers go to the kernel as arguments; a tensor of them would be copied to the GPU.
                     found = torch.stack((found[:, 0] * (w / full_w), found[:, 1] * (h / full_h)), dim=1)
                 flows.insert(0, found)
         return flows
