@@ -6,7 +6,7 @@ import re
 import pytest
 
 from scripts import doctor
-from scripts.doctor import FAIL, OK, TABLE, WARN, Finding, read_log, table
+from scripts.parts.doctor_failures import FAIL, OK, TABLE, WARN, Finding, read_log, table
 from tests.dist.launching import ROOT, run_ranks
 from tests.train_files import write_options
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from main_train_vrt import read_options
 from models.model_vrt import ModelVRT
 from models.vrt import chunks
-from scripts.doctor import check_ranks
+from scripts.parts.doctor_checks import check_ranks
 from tests.dist.launching import write_command
 from tests.train_files import train, write_options
 from utils.dist.gpu import choose_gpus, claim, describe, missing_wheel, usage
