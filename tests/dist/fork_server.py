@@ -99,10 +99,12 @@ class ForkServer:
         differing = {key for key in self.env.keys() | env.keys() if self.env.get(key) != env.get(key)}
         return all(key.startswith(LATE_VARIABLES) for key in differing)
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], out: Any, err: Any) -> ForkedProcess:
-        """argv: a script and its arguments; out, err: open files."""
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], out: Any, err: Any, gate: int | None = None
+    ) -> ForkedProcess:
+        """argv: a script and its arguments; out, err: open files. gate: a pipe, whose end lets the process begin."""
         request = json.dumps({"argv": list(map(str, argv)), "env": dict(env)}).encode()
-        socket.send_fds(self.socket, [request], [out.fileno(), err.fileno()])
+        socket.send_fds(self.socket, [request], [out.fileno(), err.fileno(), *([] if gate is None else [gate])])
         while not self.waiting:
             self.receive(None)
         return ForkedProcess(self, self.waiting.pop())
@@ -149,7 +151,7 @@ def serve(channel: socket.socket) -> list[str]:
                 code = os.waitstatus_to_exitcode(os.waitpid(key.data, 0)[1])
                 channel.send(json.dumps({"pid": key.data, "code": code}).encode())
                 continue
-            message, streams, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
+            message, streams, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 3)
             if not message:
                 os._exit(0)
             pid = os.fork()
@@ -165,8 +167,10 @@ def serve(channel: socket.socket) -> list[str]:
 def become(request: dict[str, Any], streams: list[int]) -> list[str]:
     """In the child: its own session, streams, environment and first argument. A terminal is its input too."""
     os.setsid()
-    for number, stream in zip((1, 2), streams, strict=True):
+    for number, stream in zip((1, 2), streams[:2], strict=True):
         os.dup2(stream, number)
+    for gate in streams[2:]:
+        os.read(gate, 1)
     if os.isatty(1):
         os.dup2(1, 0)
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)

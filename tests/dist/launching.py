@@ -64,6 +64,8 @@ class Ranks:
         port = free_port()
         self.files = [(tempfile.TemporaryFile("w+b"), tempfile.TemporaryFile("w+b")) for _ in range(n)]  # noqa: SIM115
         self.processes = []
+        # No rank begins before all exist: a fork needs no time to import torch, in which launchers start the others.
+        gate, release = os.pipe()
         for rank in range(n):
             launch = {} if n == 1 else {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n),
@@ -72,7 +74,9 @@ class Ranks:
             wanted = {**clean_env(), **launch, **(env or {}), **((env_of or {}).get(rank, {}))}
             wanted = {key: value for key, value in wanted.items() if value != ""}
             arguments = [str(script), *map(str, (args_of or {}).get(rank, args))]
-            self.processes.append(_start(arguments, wanted, *self.files[rank], prefix))
+            self.processes.append(_start(arguments, wanted, *self.files[rank], prefix, gate))
+        os.close(gate)
+        os.close(release)
 
     def __enter__(self) -> Ranks:
         return self
@@ -169,9 +173,9 @@ def wait_for(log: Path, pattern: str, limit_s: float = 600) -> str:
     return text
 
 
-def _start(arguments: list[str], env: dict[str, str], out: Any, err: Any, prefix: Sequence[str]) -> Any:
+def _start(arguments: list[str], env: dict[str, str], out: Any, err: Any, prefix: Sequence[str], gate: int) -> Any:
     if not prefix and fork_server().can_start(env):
-        return fork_server().start(arguments, env, out, err)
+        return fork_server().start(arguments, env, out, err, gate)
     return subprocess.Popen(
         [*prefix, sys.executable, *arguments], cwd=ROOT, stdout=out, stderr=err, env=env, start_new_session=True
     )
