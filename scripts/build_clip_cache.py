@@ -15,7 +15,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from data.io_backend import build_cache
-from main_train_vrt import PARTS
 from scripts.parts.exit_codes import tracked, with_exit_code
 from utils.errors import OptionError
 from utils.options.load import load_options
@@ -29,17 +28,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", required=True, help="folder of the cache; replaced when the new one is complete")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     command = parser.parse_args(arguments)
+    from main_train_vrt import PARTS  # not before --help: it brings torch
+
     opt = load_options(command.opt, command.overrides, parts=PARTS)
     section = getattr(opt.datasets, command.split)
     if section is None:
         what = f"datasets.{command.split} is empty"
         raise OptionError(what, command.opt, "a section to build a cache of", "choose another split")
-    clips = []
+    show, clips = lambda found: tracked(found, len(found), f"cache {command.split}", "clips"), []
     for source in section.constructor.sources_of(section):
-        clips += build_cache(
-            source, str(Path(command.out, source.part)),
-            lambda found: tracked(found, len(found), f"cache {command.split}", "clips"),
-        )  # fmt: skip
+        clips += build_cache(source, str(Path(command.out, source.part)), show)
     size = sum(file.stat().st_size for file in Path(command.out).rglob("*") if file.is_file())
     print(f"{len(clips)} clips, {size / 1e9:.2f} GB in {command.out}")
     print(f'now set in datasets.{command.split}:  "io_backend": {{"type": "cache", "path": "{command.out}"}}')

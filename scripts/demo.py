@@ -22,9 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import main_test_vrt
 from data.spike import simulate
-from models.restore.setup import SHIPPED
 from scripts.make_sample_data import RGB, SPIKES, Size, make_layers, make_sample, render
 from scripts.parts.exit_codes import with_exit_code
 from utils.image import imread_rgb
@@ -51,6 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=Path("trainsets/demo"), help="made clips (%(default)s)")
     parser.add_argument("--output", type=Path, default=Path("experiments/demo"), help="results (%(default)s)")
     command = parser.parse_args(arguments)
+    import main_test_vrt  # not before --help: it brings torch
+    from models.restore.setup import SHIPPED
+
     make_sample(command.data, DEMO)
     roots = {"gt": RGB, "lq": RGB, "spike": SPIKES}
     code = main_test_vrt.main([
