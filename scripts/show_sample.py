@@ -12,18 +12,14 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import cv2
 import numpy as np
 
-from data.alignment_check import Comparison, compare
 from data.augment import Augment
-from data.clip_dataset import Draw
-from data.select_dataset import build_dataset
-from main_train_vrt import PARTS
 from scripts.parts.exit_codes import with_exit_code
 from scripts.spike_tool import in_words
 from utils.errors import OptionError
@@ -31,13 +27,16 @@ from utils.files import refuse_existing, write_whole
 from utils.image import render, tensor_to_uint8
 from utils.options.load import load_options
 
+if TYPE_CHECKING:  # --help works without torch
+    from data.alignment_check import Comparison
+    from data.clip_dataset import Draw
+
 SHOWN = 6  # frames of a test clip
 MEASURED = 5  # frames of which the alignment is measured, and the middle one
 LEAST_WIDTH = 256  # smaller images are enlarged by repetition
 YELLOW, CYAN, GREEN = (255, 220, 0), (0, 220, 255), (0, 255, 60)
 
-Images = list[tuple[str, np.ndarray]]  # names and (H, W, 3) uint8
-Rows = list[tuple[str, Images]]  # names, each of a few images
+Rows = list[tuple[str, list[tuple[str, np.ndarray]]]]  # names, each of a few images (H, W, 3) uint8 with their names
 
 
 @with_exit_code
@@ -50,6 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="PAGE", help="a new file; default: sample_SPLIT_INDEX.html")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     command = parser.parse_intermixed_args(arguments)
+    from data.alignment_check import compare  # not before --help: they bring torch
+    from data.select_dataset import build_dataset
+    from main_train_vrt import PARTS
+
     command.out = command.out or Path(f"sample_{command.split}_{command.index}.html")
     refuse_existing(command.out, "--out")
     opt = load_options(command.opt, command.overrides, parts=PARTS)
@@ -87,10 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def facts(draw: Draw) -> dict[str, str]:
+def facts(draw: "Draw") -> dict[str, str]:
     """How the sample was drawn, in words."""
-    aug, clip, spikes = draw.aug, draw.clip, draw.clip.spikes
-    frames, backwards = draw.frames, draw.backwards
+    aug, clip, spikes, frames = draw.aug, draw.clip, draw.clip.spikes, draw.frames
     flips = {"mirrored left to right": aug.hflip, "mirrored top to bottom": aug.vflip, "axes swapped": aug.transpose}
     about = {
         "frames": ", ".join(clip.stems[i] for i in frames) + (" (played backwards)" if aug.reverse else ""),
@@ -105,7 +107,7 @@ def facts(draw: Draw) -> dict[str, str]:
         "spikes": f"{in_words(spikes.geometry)}; rate {spikes.rate}, {spikes.light} light, gamma {spikes.gamma:g}",
         "planes": f"{exposure.own.count} from plane {exposure.own.first} of {clip.planes[frames[0]]}; "
         f"sharp frame at plane {exposure.origin + exposure.center:g}"
-        + (", time runs backwards" if backwards[0] else ""),
+        + (", time runs backwards" if draw.backwards[0] else ""),
         "channels": f"{spikes.channels}: {spikes.name} ({in_short(spikes.options)})",
         "camera": in_short(vars(draw.camera)) if draw.camera else "as recorded",
     }
@@ -121,67 +123,57 @@ def facts(draw: Draw) -> dict[str, str]:
 
 def in_short(values: Mapping[str, Any]) -> str:
     """E.g. "half_windows 2 6 12, num_bins 8"."""
-    words = []
-    for key, value in values.items():
-        if value is not None:
-            found = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in np.ravel(value).tolist())
-            words.append(" ".join([key, *found]))
-    return ", ".join(words)
+    lists = {key: np.ravel(value).tolist() for key, value in values.items() if value is not None}
+    words = ([key, *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in found)] for key, found in lists.items())
+    return ", ".join(map(" ".join, words))
 
 
-def sections(dataset: Any, draw: Draw, item: dict[str, Any], found: Comparison | None) -> list[tuple[str, Rows]]:
+def sections(dataset: Any, draw: "Draw", item: dict[str, Any], found: "Comparison | None") -> list[tuple[str, Rows]]:
     """Title and rows of each section of the page. found: None without spikes."""
-    stems = {k: [draw.clip.stems[i] for i in dataset.frames_of(k, draw.frames)] for k in ("lq", "gt") if k in item}
-
-    def name(kind: str, number: int) -> str:
-        """Of frame `number`; a padded sequence has more frames than names."""
-        return stems[kind][number] if number < len(stems[kind]) else f"{stems[kind][-1]}, repeated"
-
-    def title(kind: str) -> str:
+    clip, names, titles = draw.clip, {}, {}
+    for kind in [kind for kind in ("lq", "gt", "spike") if kind in item]:
         values = item[kind]
-        return f"{kind}: {' x '.join(map(str, values.shape))}, {float(values.min()):.3g} to {float(values.max()):.3g}"
+        shape, low, high = " x ".join(map(str, values.shape)), float(values.min()), float(values.max())
+        titles[kind] = f"{kind}: {shape}, {low:.3g} to {high:.3g}"
+        if kind != "spike":
+            stems = [clip.stems[i] for i in dataset.frames_of(kind, draw.frames)]
+            # A padded sequence has more frames than names.
+            names[kind] = stems + [f"{stems[-1]}, repeated"] * (len(values) - len(stems))
 
-    parts = [(f"Whole frame {stems['lq'][0]}", [("", whole_frame(dataset, draw))])]
+    whole = dataset.files.images(clip, "lq", draw.frames[:1], Augment.whole(clip.size))[0]
+    image, aug, note = enlarged(whole[..., ::-1]), draw.aug, "yellow: the crop"
+    factor, boxes = image.shape[1] // whole.shape[1], {YELLOW: (aug.top, aug.left, aug.height, aug.width)}
+    if clip.spikes and clip.grid.coverage < 1:
+        boxes = {CYAN: clip.grid.region, **boxes}
+        note += "; blue: the region that crops are drawn from"
+    for colour, box in boxes.items():
+        top, left, height, width = (factor * side for side in box)
+        cv2.rectangle(image, (left, top, width, height), colour, max(1, round(image.shape[1] / 500)))
+    parts = [(f"Whole frame {names['lq'][0]}", [("", [(note, image)])])]
     if found:
         middle = len(item["spike"]) // 2
-        frame, back = draw.frames[middle], draw.backwards[middle]
-        sharp = draw.clip.spikes.sharp_image(item["spike"][middle].numpy(), draw.clip.exposures[frame], back)
-        pixel, overlays = draw.clip.grid.pixel, []
-        for kind in stems:
+        frame, back, overlays = draw.frames[middle], draw.backwards[middle], []
+        sharp = clip.spikes.sharp_image(item["spike"][middle].numpy(), clip.exposures[frame], back)
+        for kind, stems in names.items():
             number = min(middle, len(item[kind]) - 1)
             image = tensor_to_uint8(item[kind][number][:3])
-            overlays.append((f"{kind} {name(kind, number)}", edges_over(image, sharp, pixel)))
+            overlays.append((f"{kind} {stems[number]}", edges_over(image, sharp, clip.grid.pixel)))
         shown, image, spikes = found.shown
-        overlays.append((f"{shown}, before the crop", edges_over(image, spikes, pixel)))
+        overlays.append((f"{shown}, before the crop", edges_over(image, spikes, clip.grid.pixel)))
         parts.append(("Alignment: edges of the spikes around the sharp instant over the frame", [("", overlays)]))
-    for kind in stems:
-        images = [(name(kind, i), enlarged(tensor_to_uint8(frame[:3]))) for i, frame in enumerate(item[kind])]
+    for kind, stems in names.items():
+        images = [(n, enlarged(tensor_to_uint8(frame[:3]))) for n, frame in zip(stems, item[kind], strict=False)]
         noise = f"; channel 3, the noise level, is {item[kind][0, 3].mean():.3f}" if item[kind].shape[1] > 3 else ""
-        parts.append((f"{title(kind)}{noise}", [("", images)]))
+        parts.append((f"{titles[kind]}{noise}", [("", images)]))
     if "spike" in item:
         white, rows = max(float(np.percentile(item["spike"].numpy(), 99.5)), 1e-6), []
-        for number, channels in enumerate(item["spike"]):
+        for name, channels in zip(names["lq"], item["spike"], strict=False):
             grey = tensor_to_uint8((channels / white)[:, None].expand(-1, 3, -1, -1))
             ranges = (f"{c.min():.2f} to {c.max():.2f}, mean {c.mean():.3f}" for c in channels)
-            texts = [f"channel {i}: {text}" for i, text in enumerate(ranges)]
-            rows.append((name("lq", number), list(zip(texts, map(enlarged, grey), strict=True))))
-        parts.append((f"{title('spike')}; white is {white:.3g}", rows))
+            pictures = zip(ranges, map(enlarged, grey), strict=True)
+            rows.append((name, [(f"channel {i}: {text}", image) for i, (text, image) in enumerate(pictures)]))
+        parts.append((f"{titles['spike']}; white is {white:.3g}", rows))
     return parts
-
-
-def whole_frame(dataset: Any, draw: Draw) -> Images:
-    """The first lq frame with the crop and, for cameras with different views, the region that crops are drawn from."""
-    whole = dataset.files.images(draw.clip, "lq", draw.frames[:1], Augment.whole(draw.clip.size))[0]
-    image, aug, note = enlarged(whole[..., ::-1]), draw.aug, "yellow: the crop"
-    factor = image.shape[1] // whole.shape[1]
-    boxes = {YELLOW: (aug.top, aug.left, aug.height, aug.width)}
-    if draw.clip.spikes and (grid := draw.clip.grid).coverage < 1:
-        boxes = {CYAN: grid.region, **boxes}
-        note += "; blue: the region that crops are drawn from"
-    for colour, (top, left, height, width) in boxes.items():
-        box = (factor * left, factor * top, factor * width, factor * height)
-        cv2.rectangle(image, box, colour, max(1, round(image.shape[1] / 500)))
-    return [(note, image)]
 
 
 def edges_over(image: np.ndarray, spikes: np.ndarray, pixel: int) -> np.ndarray:
