@@ -12,7 +12,6 @@ image at half resolution is the input of an integrate-and-fire sensor. The resul
 import argparse
 import hashlib
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -88,17 +87,6 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
     return np.clip(cv2.GaussianBlur(picture.astype(np.float32) / 255, (0, 0), 0.9), 0.04, 0.98)
 
 
-def blob(rng: np.random.Generator, n: int) -> np.ndarray:
-    """(n, n, 1) opacity of one rounded object near the middle of the sheet."""
-    angles = np.sort(rng.uniform(0, 2 * np.pi, 9))
-    radii = rng.uniform(14, 34, 9)
-    centre = n / 2 + rng.uniform(-36, 36, 2)
-    corners = centre + np.stack((radii * np.cos(angles), radii * np.sin(angles)), axis=1)
-    opacity = np.zeros((n, n), np.float32)
-    cv2.fillPoly(opacity, [corners.astype(np.int32)], 1.0, cv2.LINE_AA)
-    return cv2.GaussianBlur(opacity, (0, 0), 0.9)[..., None]
-
-
 def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list[Layer]:
     """A background and three objects; nearer layers shift more with the camera, and objects also move by themselves."""
     n = side + 2 * MARGIN
@@ -109,7 +97,12 @@ def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list
     for depth in range(4):
         own = rng.uniform(-1, 1, 2) * (0.0 if depth == 0 else 3.5 / PLANES) * (np.arange(planes) - planes / 2)[:, None]
         shift = shake * (1.0 + 0.35 * depth) + own
-        opacity = np.ones((n, n, 1), np.float32) if depth == 0 else blob(rng, n)
+        opacity = np.ones((n, n, 1), np.float32)
+        if depth > 0:  # one rounded object near the middle of the sheet
+            angles, radii = np.sort(rng.uniform(0, 2 * np.pi, 9)), rng.uniform(14, 34, 9)
+            centre = n / 2 + rng.uniform(-36, 36, 2)
+            corners = (centre + np.stack((radii * np.cos(angles), radii * np.sin(angles)), axis=1)).astype(np.int32)
+            opacity = cv2.GaussianBlur(cv2.fillPoly(0 * opacity, [corners], 1.0, cv2.LINE_AA), (0, 0), 0.9)[..., None]
         colour = simulate.to_linear(texture(rng, n))
         sheet = np.concatenate((colour * opacity, opacity), axis=2)
         layers.append(Layer(sheet, np.column_stack((shift, turn)), side))
@@ -170,15 +163,13 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
             return False
         print(f"{root} was made by another version of this script, or without these instants: making it again")
     root.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
-    new = temporary / "new"
-    try:
-        splits = enumerate(size.clips.items())
+    # Afterwards it holds an older set that was replaced, or a half one.
+    with tempfile.TemporaryDirectory(prefix=f".{root.name}.", dir=root.parent, ignore_cleanup_errors=True) as temporary:
+        new, splits = Path(temporary, "new"), enumerate(size.clips.items())
         jobs = [(number, split, index) for number, (split, count) in splits for index in range(count)]
         for number, split, index in tracked(jobs, len(jobs), "making", "clips"):
             rng, name = published_stream(seed, number, index), f"{size.name.upper()}{index:02d}_{split}"
-            scene = size.scene(rng, size.frames * PLANES, index)
-            record(new / RGB / split / name, new / SPIKES / split / name / "spike", scene, size, rng, instants)
+            record(new, f"{split}/{name}", size.scene(rng, size.frames * PLANES, index), size, rng, instants)
         about = {
             "format": 1, "h": size.side // 2, "w": size.side // 2, "flip": True, "planes": PLANES,
             "rate": SENSOR["rate"], "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed,
@@ -189,20 +180,18 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
         (new / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         if root.exists() and any(root.iterdir()):
             check_made(root, size, seed)
-            root.rename(temporary / "old")  # of an older version, or without the instants, and unchanged since
+            root.rename(Path(temporary, "old"))  # of an older version, or without the instants, and unchanged since
         new.rename(root)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return True
 
 
-def record(clip: Path, spikes: Path, scene: Scene, size: Size, rng: np.random.Generator, instants: int) -> None:
-    """Write {blur,sharp}/NNNNNN.png below `clip`, and NNNNNN.dat below `spikes`, one of each per frame.
+def record(root: Path, clip: str, scene: Scene, size: Size, rng: np.random.Generator, instants: int) -> None:
+    """Write {blur,sharp}/NNNNNN.png and, below SPIKES, spike/NNNNNN.dat of each frame of a clip.
 
     scene: linear light; above 1 is saturated. rng: draws the noise. instants: number of sharp pictures per exposure
     that are written to instants/NNNNNN_K.png as well.
     """
-    half = size.side // 2
+    half, spikes = size.side // 2, root / SPIKES / clip / "spike"
     sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
     spikes.mkdir(parents=True)
     for frame in range(size.frames):
@@ -210,7 +199,7 @@ def record(clip: Path, spikes: Path, scene: Scene, size: Size, rng: np.random.Ge
         images = {f"instants/{stem}_{k}": planes[plane] for k, plane in enumerate(instant_planes(instants))}
         images |= {f"sharp/{stem}": planes[GT_PLANE], f"blur/{stem}": np.mean(planes, axis=0)}
         for file, image in images.items():
-            imwrite_rgb(clip / f"{file}.png", simulate.to_uint8(simulate.to_display(image)))
+            imwrite_rgb(root / RGB / clip / f"{file}.png", simulate.to_uint8(simulate.to_display(image)))
         grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
         write_spikes(spikes / f"{stem}.dat", sensor.run(grey), SpikeGeometry(half, half))
 

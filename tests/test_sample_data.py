@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ def test_ctrl_c_while_an_older_set_is_removed_leaves_the_new_one(older, monkeypa
     remove = shutil.rmtree
 
     def interrupted(path, *how, **more):
-        next(path.rglob("*.png")).unlink()
+        next(Path(path).rglob("*.png")).unlink()
         monkeypatch.setattr(shutil, "rmtree", remove)
         signal.raise_signal(signal.SIGINT)
 
