@@ -10,6 +10,7 @@ Files of KAIR need no conversion; docs/coming_from.md has a table for those of B
 """
 
 import argparse
+import functools
 import itertools
 import json
 import re
@@ -45,10 +46,7 @@ DROPPED = {  # what the whole key of an option or section matches -> why it is l
     ),
 }
 OURS = ("type", "h", "w", "flip", "rate", "gamma", "center", "representation")  # keys of our `spike` section
-ROUNDED = (
-    "S-VRT rounds it down to a multiple of 1/255, we do not: our channels, in [0, 1], are 0.002 higher on average, "
-    "at most 0.004"
-)
+ROUNDED = "S-VRT rounds it down to a multiple of 1/255: ours, in [0, 1], is 0.002 higher on average, at most 0.004"
 STRETCHED = (
     "S-VRT averages 2 h planes and stretches each frame to [0, 1] by its minimum and maximum, which loses the "
     "brightness; here it is the mean of 2 h + 1 planes as it is"
@@ -115,14 +113,14 @@ def main(arguments: list[str] | None = None) -> int:
     if not is_svrt and not all(isinstance(values.get(name), dict) for name in ("netG", "datasets")):
         do = "write one after those in options/vrt; docs/coming_from.md has the keys of BasicSR"
         raise OptionError("unknown kind of option file", str(source), "S-VRT: netG, datasets with spike_h, ...", do)
+    if is_svrt or is_yaml:
+        values = convert(c, command, PARTS)
+    judge(c, values, source, PARTS)
     if not is_svrt and not is_yaml:
-        judge(c, values, source, PARTS)
         print(f"{source} is in the form that this program reads, KAIR's, and needs no conversion.")
         print("dataloader_batch_size and dataloader_num_workers are per GPU here, and totals of all GPUs in KAIR.")
         print(f"nothing was written; train with: ./launch_train.sh N {source}")
         return 0
-    values = convert(c, command, PARTS)
-    judge(c, values, source, PARTS)
     text = json.dumps(values, indent=2, ensure_ascii=False)
     # Lists of plain values take one line. Strings in JSON have no line ends.
     text = re.sub(r"\[\n[^\[\]{}]*\]", lambda found: re.sub(r"\n *", "", re.sub(r",\n *", ", ", found[0])), text)
@@ -204,11 +202,8 @@ def convert(c: Conversion, command: argparse.Namespace, parts: Any) -> dict[str,
                 c.unsaid[key] = f"{total} in all is no multiple of {gpus} GPUs: {each} per GPU is {each * gpus} in all"
     values: dict[str, Any] = {}
     for key, value in c.values.items():
-        *sections, last = key.split(".")
-        section = values
-        for name in sections:
-            section = section.setdefault(name, {})
-        section[last] = value
+        *names, last = key.split(".")
+        functools.reduce(lambda section, name: section.setdefault(name, {}), names, values)[last] = value
     for key in drop_without_effect(values, parts):
         where, _, last = key.rpartition(".")
         c.dropped[key] = KAIR_ONLY[where][last]
@@ -270,26 +265,21 @@ def convert_representation(c: Conversion, split: str) -> None:
                 what = f"{value!r} and {known[name]!r} are given"
                 c.problems[f"{place}, {key}.{name}"] = (what, f"--drop {place}")
     kind, center = known.pop("type", "spikecv_tfp"), known.pop("middle_tfp_center", None)
-    half, channels = known.pop("half_window", 20), c.take(f"{split}.spike_channels")
-    half = known.pop("half_win_length", half)
+    channels, half = c.take(f"{split}.spike_channels"), known.pop("half_win_length", known.pop("half_window", 20))
     bins, window = known.pop("num_bins", channels or 4), known.pop("window", 21)
-    tfp = {"type": "tfp", "half_window": half}
-    match kind:  # our representation, its channels, what differs
-        case "spikecv_tfp" | "tfp":
-            found, count, note = tfp | {"num_bins": bins}, bins, ROUNDED
-        case "middle_tfp":
-            found, count, note = tfp, 1, f"{STRETCHED}, h = {half}"
-        case "spikecv_tfi" | "tfi" | "middle_tfi":
-            found, count, note = tfp | {"type": "tfi"}, 1, ROUNDED
-        case "raw_window" | "raw":
-            found, count, note = {"type": "raw", "window": window}, window, ""
-        case "encoding25":
-            found, count, note = {"type": "encoding25", "num_windows": bins}, None, ""
-        case _:
-            what = f"{kind!r} has no counterpart; those of tfp, middle_tfp, tfi, raw_window and encoding25 do"
-            do = f"--drop {' '.join(places)}, to write tfp with {bins} bins instead"
-            c.problems[key] = (what, do)
-            return
+    tfp, tfi = ({"type": name, "half_window": half} for name in ("tfp", "tfi"))
+    counterparts = {  # our representation, its channels, what differs
+        **dict.fromkeys(("spikecv_tfp", "tfp"), (tfp | {"num_bins": bins}, bins, ROUNDED)),
+        **dict.fromkeys(("spikecv_tfi", "tfi", "middle_tfi"), (tfi, 1, ROUNDED)),
+        **dict.fromkeys(("raw_window", "raw"), ({"type": "raw", "window": window}, window, "")),
+        "middle_tfp": (tfp, 1, f"{STRETCHED}, h = {half}"),
+        "encoding25": ({"type": "encoding25", "num_windows": bins}, None, ""),
+    }
+    if str(kind) not in counterparts:
+        what = f"{kind!r} has no counterpart; those of tfp, middle_tfp, tfi, raw_window and encoding25 do"
+        c.problems[key] = (what, f"--drop {' '.join(places)}, to write tfp with {bins} bins instead")
+        return
+    found, count, note = counterparts[kind]
     for name in known:
         c.problems[f"{key}.{name}"] = ("unknown to this script", f"--drop {key}.{name}, if it may be left out")
     if count and channels not in (None, count):
@@ -341,15 +331,13 @@ def convert_network(c: Conversion) -> None:
     if key in c.dropped:
         c.unsaid[key] = f"its weights went with it: {do}"
     flow = c.take(key)
-    if not isinstance(flow, dict):
-        return
-    if flow.pop("module", "spynet") != "spynet":
+    if isinstance(flow, dict) and flow.pop("module", "spynet") != "spynet":
         c.problems[f"{key}.module"] = ("the only flow network here is SpyNet", f"--drop {key}, and {do}")
-        return
-    c.rename(key, "netG.spynet_path", flow.pop("checkpoint", None))
-    for name in filter(flow.get, flow):
-        do = f"--drop {key}.{name}, if it may be left out"
-        c.problems[f"{key}.{name}"] = ("SpyNet has no parameters here", do)
+    elif isinstance(flow, dict):
+        c.rename(key, "netG.spynet_path", flow.pop("checkpoint", None))
+        for name in filter(flow.get, flow):
+            answer = f"--drop {key}.{name}, if it may be left out"
+            c.problems[f"{key}.{name}"] = ("SpyNet has no parameters here", answer)
 
 
 def judge(c: Conversion, values: dict[str, Any], source: Path, parts: Any) -> None:
