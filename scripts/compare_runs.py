@@ -70,9 +70,8 @@ def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
         if others or not run.is_dir():
             what = f"{', '.join(map(str, runs.values()))}: not the folder of one run"
             raise DataError(what, "RUN", "the folder of one run, for .html", "correct the path")
-        figure = history.draw_panels({"": scalars})
-        write_whole(out, history.build_report(run, scalars, history.encoded(figure)).encode())
-        return
+        page = history.build_report(run, scalars, history.encoded(history.draw_panels({"": scalars})))
+        return write_whole(out, page.encode())
     if tags:
         found = ", ".join(sorted({tag for scalars in curves.values() for tag in scalars}))
         for name, scalars in curves.items():
@@ -124,8 +123,6 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
     scores and for tests of different frames.
     """
     scores: dict[str, tuple[str, dict[str, Any]]] = {}  # name -> method, averages
-    reference: dict[str, Any] = {}
-    reference_way = ""  # how the first one was scored
     for name, folder in folders.items():
         test = read_json(folder / METRICS)
         if not isinstance(test, dict) or not {"protocol", "clips", "averages"} <= test.keys():
@@ -140,12 +137,12 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
             for clip, found in test["clips"].items()
         }
         if not scores:
-            first, reference, reference_way = name, clips, way
+            first, first_way, first_clips = name, way, clips
             scores["input"] = ("", averages.get("input", {}))
-        if way != reference_way:
-            what, do = f"{first} and {name} were scored differently: {reference_way}, {way}", "repeat one of the tests"
+        if way != first_way:
+            what, do = f"{first} and {name} were scored differently: {first_way}, {way}", "repeat one of the tests"
             raise DataError(what, name, "the same metric.values and metric.mean", do)
-        if odd := [clip for clip in {**reference, **clips} if reference.get(clip) != clips.get(clip)]:
+        if odd := [clip for clip in {**first_clips, **clips} if first_clips.get(clip) != clips.get(clip)]:
             what = f"{first} and {name} were not scored on the same frames and input: {', '.join(odd[:5])}"
             raise DataError(what, name, "tests of the same clips, frames and input", "repeat one of the tests")
         scores[name] = (about.get("method") or f"network, {about.get('weights', '')}", averages["restored"])

@@ -171,14 +171,12 @@ def find_jobs(command: argparse.Namespace) -> list[Job]:
         if not jobs:
             raise DataError("no source can be used", str(command.source), "one of those named above", "see there")
     names = {job.name for job in jobs}
-    unknown = [name for name in command.leave_out if name not in names]
-    if unknown:
-        what, do = f"no such clip: --leave-out {', '.join(unknown)}", "correct them"
-        raise OptionError(what, "the command line", "names of clips", do)
-    jobs = [job for job in jobs if job.name not in command.leave_out]
-    if not jobs:
-        raise OptionError("no clip is left to make", "--leave-out", "at least one clip", "leave out fewer clips")
-    return jobs
+    if unknown := [name for name in command.leave_out if name not in names]:
+        what = f"no such clip: --leave-out {', '.join(unknown)}"
+        raise OptionError(what, "the command line", "names of clips", "correct them")
+    if left := [job for job in jobs if job.name not in command.leave_out]:
+        return left
+    raise OptionError("no clip is left to make", "--leave-out", "at least one clip", "leave out fewer clips")
 
 
 def choose_splits(raw: list[RawClip], share: float, out: Path) -> dict[str, str]:
