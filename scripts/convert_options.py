@@ -35,15 +35,11 @@ OF_SVRT = re.compile(  # how an option begins that only S-VRT has
     r"|spike\.reconstruction|middle_tfp_center|rgb_normalize|input_pack_mode|keep_legacy_l))(\.|$)"
 )
 DROPPED = {  # what the whole key of an option or section matches -> why it is left out
-    r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": (
-        "this program reports to TensorBoard and Weights & Biases; nothing of it is copied"
-    ),
+    r"(?i)(.*\.)?(use_)?(swanlab|logfire)(_.*)?": "reports go to TensorBoard and Weights & Biases; nothing is copied",
     f".*{SECRET.pattern}": "secrets are never copied; give WANDB_API_KEY in the environment",
     r"datasets\.\w+\.keep_legacy_l": "it only kept a second copy of the input in the batch",
     r"datasets\.\w+\.scale": "it follows from the sizes of the frames",
-    r"datasets\.test\.dataloader_(shuffle|num_workers|batch_size)": (
-        "clips are tested one after the other, without a loader"
-    ),
+    r"datasets\.test\.dataloader_(shuffle|num_workers|batch_size)": "clips are tested one by one, without a loader",
 }
 OURS = ("type", "h", "w", "flip", "rate", "gamma", "center", "representation")  # keys of our `spike` section
 ROUNDED = "S-VRT rounds it down to a multiple of 1/255: ours, in [0, 1], is 0.002 higher on average, at most 0.004"

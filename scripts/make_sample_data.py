@@ -44,7 +44,7 @@ ME = "scripts/make_sample_data.py"
 # See IntegrateAndFire; rate: spikes per plane at full light.
 SENSOR = {"rate": 0.9, "shot_noise": 0.03, "dark_rate": 0.001, "threshold_mismatch": 0.01}
 
-Scene = Callable[[int], np.ndarray]  # plane -> light (side, side, 3) float32
+Scene = Callable[[int], np.ndarray]  # plane -> linear light (side, side, 3) float32; above 1 is saturated
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,8 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
     clouds = np.stack([np.fft.irfft2(spectrum * np.fft.rfft2(rng.standard_normal((n, n))), (n, n)) for _ in range(3)])
     clouds /= clouds.std(axis=(1, 2), keepdims=True)
     grey, *tint = clouds
-    base = rng.uniform(0.35, 0.65, 3)
-    picture = base + 0.13 * grey[..., None] + 0.04 * np.stack((tint[0], tint[1], -tint[0]), axis=2)
-    picture = simulate.to_uint8(picture)
+    tints = np.stack((tint[0], tint[1], -tint[0]), axis=2)
+    picture = simulate.to_uint8(rng.uniform(0.35, 0.65, 3) + 0.13 * grey[..., None] + 0.04 * tints)
     for _ in range(int(n * n / 900)):  # discs, bars, polygons and letters
         colour = tuple(float(v) for v in 255 * np.clip(rng.uniform(0.05, 0.95) + 0.2 * rng.uniform(-1, 1, 3), 0, 1))
         x, y = (int(v) for v in rng.integers(0, n, 2))
@@ -89,23 +88,19 @@ def texture(rng: np.random.Generator, n: int) -> np.ndarray:
 
 def make_layers(rng: np.random.Generator, planes: int, side: int = SIZE) -> list[Layer]:
     """A background and three objects; nearer layers shift more with the camera, and objects also move by themselves."""
-    n = side + 2 * MARGIN
-    periods = (3.0 * PLANES, 9.0 * PLANES)
-    shake = np.stack([smooth_walk(rng, planes, 22.0, periods), smooth_walk(rng, planes, 16.0, periods)], axis=1)
-    turn = smooth_walk(rng, planes, 0.05, periods)
+    n, walk = side + 2 * MARGIN, partial(smooth_walk, rng, planes, periods=(3.0 * PLANES, 9.0 * PLANES))
+    shake, turn = np.stack([walk(22.0), walk(16.0)], axis=1), walk(0.05)
     layers = []
     for depth in range(4):
         own = rng.uniform(-1, 1, 2) * (0.0 if depth == 0 else 3.5 / PLANES) * (np.arange(planes) - planes / 2)[:, None]
-        shift = shake * (1.0 + 0.35 * depth) + own
         opacity = np.ones((n, n, 1), np.float32)
         if depth > 0:  # one rounded object near the middle of the sheet
             angles, radii = np.sort(rng.uniform(0, 2 * np.pi, 9)), rng.uniform(14, 34, 9)
             centre = n / 2 + rng.uniform(-36, 36, 2)
             corners = (centre + np.stack((radii * np.cos(angles), radii * np.sin(angles)), axis=1)).astype(np.int32)
             opacity = cv2.GaussianBlur(cv2.fillPoly(0 * opacity, [corners], 1.0, cv2.LINE_AA), (0, 0), 0.9)[..., None]
-        colour = simulate.to_linear(texture(rng, n))
-        sheet = np.concatenate((colour * opacity, opacity), axis=2)
-        layers.append(Layer(sheet, np.column_stack((shift, turn)), side))
+        sheet = np.concatenate((simulate.to_linear(texture(rng, n)) * opacity, opacity), axis=2)
+        layers.append(Layer(sheet, np.column_stack((shake * (1.0 + 0.35 * depth) + own, turn)), side))
     return layers
 
 
@@ -156,26 +151,37 @@ SAMPLE = Size(
 def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 0) -> bool:
     """Write the data set to `root`, complete or not at all; False if it is there. An older, unchanged one is replaced.
 
-    instants: 0 or odd. Raises DataError where `root` holds something else, see `check_made`.
+    instants: of each exposure, written as sharp pictures NNNNNN_K.png; 0 or odd. Raises DataError where `root` holds
+    something else, see `check_made`.
     """
     if root.is_file() or (root.is_dir() and any(root.iterdir())):
         if check_made(root, size, seed, instants):
             return False
         print(f"{root} was made by another version of this script, or without these instants: making it again")
+    half, sharp = size.side // 2, instant_planes(instants)
     root.parent.mkdir(parents=True, exist_ok=True)
     # Afterwards it holds an older set that was replaced, or a half one.
     with tempfile.TemporaryDirectory(prefix=f".{root.name}.", dir=root.parent, ignore_cleanup_errors=True) as temporary:
         new, splits = Path(temporary, "new"), enumerate(size.clips.items())
         jobs = [(number, split, index) for number, (split, count) in splits for index in range(count)]
         for number, split, index in tracked(jobs, len(jobs), "making", "clips"):
-            rng, name = published_stream(seed, number, index), f"{size.name.upper()}{index:02d}_{split}"
-            record(new, f"{split}/{name}", size.scene(rng, size.frames * PLANES, index), size, rng, instants)
+            rng, clip = published_stream(seed, number, index), f"{split}/{size.name.upper()}{index:02d}_{split}"
+            scene, spikes = size.scene(rng, size.frames * PLANES, index), new / SPIKES / clip / "spike"
+            sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
+            spikes.mkdir(parents=True)
+            for frame in range(size.frames):
+                stem, planes = f"{frame:06d}", [scene(frame * PLANES + plane) for plane in range(PLANES)]
+                images = {f"instants/{stem}_{k}": planes[plane] for k, plane in enumerate(sharp)}
+                images |= {f"sharp/{stem}": planes[GT_PLANE], f"blur/{stem}": np.mean(planes, axis=0)}
+                for file, image in images.items():
+                    imwrite_rgb(new / RGB / clip / f"{file}.png", simulate.to_uint8(simulate.to_display(image)))
+                grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
+                write_spikes(spikes / f"{stem}.dat", sensor.run(grey), SpikeGeometry(half, half))
         about = {
-            "format": 1, "h": size.side // 2, "w": size.side // 2, "flip": True, "planes": PLANES,
+            "format": 1, "h": half, "w": half, "flip": True, "planes": PLANES,
             "rate": SENSOR["rate"], "light": "linear", "gt_plane": GT_PLANE, "gamma": 2.2, "seed": seed,
             "version": size.version, "files": digest_of(new), "made_by": ME,
-            **({"instants": instant_planes(instants)} if instants else {}),
-            **({"size": size.name} if size.name != "sample" else {}),
+            **({"instants": sharp} if instants else {}), **({"size": size.name} if size.name != "sample" else {}),
         }  # fmt: skip
         (new / INFO).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         if root.exists() and any(root.iterdir()):
@@ -183,25 +189,6 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
             root.rename(Path(temporary, "old"))  # of an older version, or without the instants, and unchanged since
         new.rename(root)
     return True
-
-
-def record(root: Path, clip: str, scene: Scene, size: Size, rng: np.random.Generator, instants: int) -> None:
-    """Write {blur,sharp}/NNNNNN.png and, below SPIKES, spike/NNNNNN.dat of each frame of a clip.
-
-    scene: linear light; above 1 is saturated. rng: draws the noise. instants: number of sharp pictures per exposure
-    that are written to instants/NNNNNN_K.png as well.
-    """
-    half, spikes = size.side // 2, root / SPIKES / clip / "spike"
-    sensor = simulate.IntegrateAndFire(half, half, rng=rng, **SENSOR)
-    spikes.mkdir(parents=True)
-    for frame in range(size.frames):
-        stem, planes = f"{frame:06d}", [scene(frame * PLANES + plane) for plane in range(PLANES)]
-        images = {f"instants/{stem}_{k}": planes[plane] for k, plane in enumerate(instant_planes(instants))}
-        images |= {f"sharp/{stem}": planes[GT_PLANE], f"blur/{stem}": np.mean(planes, axis=0)}
-        for file, image in images.items():
-            imwrite_rgb(root / RGB / clip / f"{file}.png", simulate.to_uint8(simulate.to_display(image)))
-        grey = (simulate.bin_pixels(simulate.to_grey(plane), 2) for plane in planes)
-        write_spikes(spikes / f"{stem}.dat", sensor.run(grey), SpikeGeometry(half, half))
 
 
 def digest_of(root: Path) -> str:
