@@ -70,8 +70,9 @@ def draw(runs: Mapping[str, Path], tags: list[str], out: Path) -> None:
         if others or not run.is_dir():
             what = f"{', '.join(map(str, runs.values()))}: not the folder of one run"
             raise DataError(what, "RUN", "the folder of one run, for .html", "correct the path")
-        page = history.build_report(run, scalars, history.encoded(history.draw_panels({"": scalars})))
-        return write_whole(out, page.encode())
+        figure = history.draw_panels({"": scalars})
+        write_whole(out, history.build_report(run, scalars, history.encoded(figure)).encode())
+        return
     if tags:
         found = ", ".join(sorted({tag for scalars in curves.values() for tag in scalars}))
         for name, scalars in curves.items():
