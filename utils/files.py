@@ -1,9 +1,7 @@
 """Files: order by name, atomic writing, and telling the project's own files from others.
 
 No program of the project changes or removes a file that it did not make:
-A folder of results or of a run is new, or holds our mark, else it is refused as a whole.
-`scratch_folder` makes a temporary folder with a mark, and clears only a marked one.
-`refuse_existing`, `refuse_overlap` and `refuse_foreign` refuse outputs before any work is done.
+A folder of results or of a run is new, or holds our mark, else it is refused as a whole, before any work is done.
 """
 
 import hashlib
@@ -31,8 +29,7 @@ def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
     Equal numbers written differently ("1", "01") keep a fixed order: the shorter first.
     """
     parts = _NUMBER.split(str(path))
-    digits = ((0, int(p), f"{len(p):04d}") if i % 2 else (1, 0, p) for i, p in enumerate(parts))
-    return tuple(digits)
+    return tuple((0, int(p), f"{len(p):04d}") if i % 2 else (1, 0, p) for i, p in enumerate(parts))
 
 
 def write_whole(path: str | Path, content: bytes) -> None:

@@ -118,10 +118,7 @@ def exists(path: Path) -> bool:
 
 
 def _plain_bytes(value: Any, where: str = "state") -> int:
-    """Bytes of all tensors in a state: nearly those of its file.
-
-    Raises CheckpointError, naming the place, for anything that ``weights_only=True`` would refuse.
-    """
+    """Bytes of all tensors, nearly those of the file. Raises CheckpointError for what `weights_only` would refuse."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if isinstance(value, dict):
@@ -311,9 +308,7 @@ def restore_progress(
 ) -> Progress:
     """The position of the run in `order`, this run's data. Raises OptionError or DataError where it cannot continue.
 
-    A position that no longer exists in the data becomes the start of the next epoch, with a warning.
-    folder: of the run. options: all of them, plain and without secrets; those that differ from the checkpoint's are
-    logged.
+    folder: of the run. options: all, plain and without secrets; those that differ from the checkpoint's are logged.
     """
     state, is_own = resumed.state, resumed.path.parent.resolve() == own_checkpoint(folder, "latest").parent.resolve()
     progress = Progress(**{field.name: state.get(field.name, field.default) for field in fields(Progress)})

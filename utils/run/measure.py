@@ -309,7 +309,18 @@ class Health:
                     "train.G_optimizer_lr (now %g), or set train.G_optimizer_clipgrad=%.1g",
                     now, recent, before, self.train.G_optimizer_lr, 2 * before,
                 )  # fmt: skip
-        self._check_memory(ranks)
+        for kind, do in (
+            ("GPU", 'netG.checkpoint="auto" with netG.memory_budget_gb={:.3g} or less, or a smaller gt_size'),
+            ("host", "lower datasets.train.dataloader_num_workers (now {workers}), or ask for more memory"),
+        ):
+            known = [(rank.memory[kind], i) for i, rank in enumerate(ranks) if kind in rank.memory]
+            (used, total), fullest = max(known, key=lambda found: found[0][0] / found[0][1], default=((0.0, 1.0), 0))
+            if used / total > MEMORY:
+                self._warn(
+                    f"memory {kind}", "the memory of the %s is nearly full on rank %d, host %s: %.1f of %.1f GB: %s",
+                    kind, fullest, ranks[fullest].host, used, total,
+                    do.format(0.85 * total, workers=self.datasets.train.dataloader_num_workers),
+                )  # fmt: skip
         self.window.append(ranks)
         if sum(line[0].steps for line in self.window) < WINDOW_STEPS:
             return
@@ -346,22 +357,6 @@ class Health:
                     "%.3f s a step, the others %.3f s in all. On %s look for other programs on its GPU, cores and disk "
                     "and for heat (nvidia-smi -q -d PERFORMANCE), or leave that host out",
                     rank, last[rank].host, waits[rank], forwards[rank], others, last[rank].host,
-                )  # fmt: skip
-
-    def _check_memory(self, ranks: list[Measured]) -> None:
-        for kind, do in (
-            ("GPU", 'netG.checkpoint="auto" with netG.memory_budget_gb={:.3g} or less, or a smaller gt_size'),
-            ("host", "lower datasets.train.dataloader_num_workers (now {workers}), or ask for more memory"),
-        ):
-            known = {i: rank.memory[kind] for i, rank in enumerate(ranks) if kind in rank.memory}
-            shares = {i: used / total for i, (used, total) in known.items()}
-            fullest = max(shares, key=shares.__getitem__, default=0)
-            if shares.get(fullest, 0.0) > MEMORY:
-                used, total = known[fullest]
-                self._warn(
-                    f"memory {kind}", "the memory of the %s is nearly full on rank %d, host %s: %.1f of %.1f GB: %s",
-                    kind, fullest, ranks[fullest].host, used, total,
-                    do.format(0.85 * total, workers=self.datasets.train.dataloader_num_workers),
                 )  # fmt: skip
 
     def validated(self, psnr: float) -> None:
