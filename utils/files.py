@@ -130,10 +130,7 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
 
 
 def scratch_folder(path: Path) -> Path:
-    """A new empty folder at `path`, marked as ours; what an earlier run left there is removed.
-
-    Raises DataError where something without the mark has that name.
-    """
+    """A new empty folder with our mark; one of an earlier run is removed. Raises DataError for one without it."""
     if os.path.lexists(path):
         is_empty = path.is_dir() and not any(path.iterdir())  # killed before the mark
         if path.is_symlink() or not (is_empty or (path / MARK).is_file()):
@@ -161,10 +158,7 @@ def refuse_existing(path: Path, where: str) -> None:
 
 
 def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
-    """Raises DataError where `folder` holds anything but the files `ours` (name below it -> bytes) and their folders.
-
-    what: what the folder should be, for the message.
-    """
+    """Raises DataError where `folder` holds more than `what`: the files `ours` (name below it -> bytes) and folders."""
     if folder.is_symlink() or not folder.is_dir():
         foreign = [folder]
     else:

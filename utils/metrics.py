@@ -32,7 +32,6 @@ Scores = dict[str, dict[str, list[float]]]
 
 _INFINITE = re.compile(r'(?<!\\)"(-?)inf"(?!\s*:)')  # a whole value of `json_bytes`, no key and no part of a text
 _SSIM_KERNEL = cv2.getGaussianKernel(11, 1.5)
-_SSIM_BORDER = 5
 
 
 def rgb_to_y(image: np.ndarray) -> np.ndarray:
@@ -180,15 +179,13 @@ def json_bytes(value: Any) -> bytes:
 def read_json(path: Path) -> Any:
     """Reads a file written from `json_bytes`. Raises DataError for a damaged file."""
     try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(_INFINITE.sub(r"\1Infinity", text))
+        return json.loads(_INFINITE.sub(r"\1Infinity", path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as e:
         raise DataError(f"cannot read results: {e}", str(path), "JSON", "remove the file, then start again") from e
 
 
 def _ssim_window(image: np.ndarray) -> np.ndarray:
-    filtered = cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)
-    return filtered[_SSIM_BORDER:-_SSIM_BORDER, _SSIM_BORDER:-_SSIM_BORDER]
+    return cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)[5:-5, 5:-5]  # windows inside the image
 
 
 def _check_shapes(a: np.ndarray, b: np.ndarray) -> None:

@@ -81,8 +81,7 @@ class VideoReader:
         first = index
         if self._frames is None or index < self._next:
             if self._kept:
-                one = next(iter(self._kept.values()))
-                first = index - max(1, KEPT_BYTES // one.nbytes)
+                first = index - max(1, KEPT_BYTES // next(iter(self._kept.values())).nbytes)
             self._frames, self._next = _decoded(self.path, first), 0
         self._kept = {}
         with self._errors(f"frame {self._next} of {self.num_frames} cannot be decoded"):

@@ -91,11 +91,8 @@ def load(path: Path) -> dict[str, Any]:
     A file is data only: code in it is refused, not run. Raises CheckpointError, with the fault of each file, where none
     can be read.
     """
-    faults = []
-    for candidate in (path, *_versions(path)):
-        if not os.path.lexists(candidate):
-            faults.append(f"{candidate.name} does not exist")
-            continue
+    faults = [] if os.path.lexists(path) else [f"{path.name} does not exist"]
+    for candidate in _versions(path):
         fault = _fault(candidate)
         if fault is None:
             try:
@@ -110,11 +107,6 @@ def load(path: Path) -> dict[str, Any]:
     expected = "a file of this project, sha256 as its sidecar says"
     do = "go on from another checkpoint of this run (--resume .../checkpoint_best.pth), or choose another task name"
     raise CheckpointError(f"no readable checkpoint: {'; '.join(faults)}", str(path), expected, do)
-
-
-def exists(path: Path) -> bool:
-    """Whether `path` or its kept previous version is there to resume from; `load` says whether it can be read."""
-    return os.path.lexists(path) or any(_versions(path))
 
 
 def _plain_bytes(value: Any, where: str = "state") -> int:
@@ -176,8 +168,9 @@ def _sync(path: Path) -> None:
 
 
 def _versions(path: Path) -> list[Path]:
-    """The kept former versions, newest first."""
-    return sorted(path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=lambda p: (len(p.name), p.name))
+    """The file and its kept former versions, those that are there, newest first; `load` says which can be read."""
+    former = sorted(path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=lambda p: (len(p.name), p.name))
+    return [path, *former] if os.path.lexists(path) else former
 
 
 @dataclass
@@ -241,7 +234,7 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
 
 def _find(resume: str | None, folder: Path) -> Resumed | None:
     latest = own_checkpoint(folder, "latest")
-    has_own = exists(latest)
+    has_own = bool(_versions(latest))
     if resume is None and has_own:
         what, expected = "path.resume is null, yet the folder holds a run", "an empty folder for a run from zero"
         do = "--resume auto resumes it; for a new run set another task name or move the folder away"
@@ -252,7 +245,7 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
     if named.is_dir():  # that of a run, or the one of its checkpoints
         named = own_checkpoint(named.parent if named.name == "checkpoints" else named, "latest")
     if not has_own or named.parent.resolve() == latest.parent.resolve():
-        if not exists(named):
+        if not _versions(named):
             expected = "an existing file, auto, or null for a fresh start"
             raise CheckpointError("no such checkpoint", str(named), expected, "correct it")
         found = Resumed(named, _read_state(named), is_named=True)
@@ -325,7 +318,7 @@ def restore_progress(
     if not is_own:
         progress.wandb_id, progress.validated, progress.validation_stops = None, 0, 0
     other_test = [key for key in changes if key.startswith(OF_SCORES) and not key.startswith(NO_SCORE)]
-    if progress.best_psnr is not None and (other_test or not exists(own_checkpoint(folder, "best"))):
+    if progress.best_psnr is not None and (other_test or not _versions(own_checkpoint(folder, "best"))):
         reason = f"{', '.join(other_test)} changed" if other_test else "this run's folder holds no checkpoint_best.pth"
         logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
         progress.best_psnr, progress.best_step = None, 0

@@ -1,9 +1,7 @@
 """What a run leaves to judge it by: its history, the curves of it, and report.html.
 
-The history is training_history.jsonl, one line per entry, and training_history.json, the whole.
-
-A line: {"step": 100, "train/loss": 0.0234, ...}. The whole: {"train/loss": [[100, 0.0234], ...], ...}. Both are valid
-JSON: NaN and Inf are null there.
+The history is training_history.jsonl, a line {"step": 100, "train/loss": 0.0234, ...} per entry, and
+training_history.json, the whole, {"train/loss": [[100, 0.0234], ...], ...}. Both are valid JSON: NaN and Inf are null.
 """
 
 from __future__ import annotations
@@ -60,7 +58,16 @@ class HistoryWriter:
         self.is_behind = True
         with best_effort(str(self.file)):
             if not self.is_ready:
-                self._drop_repeated(values, step)
+                # Keep no line that is no entry, and none that this run writes again: it repeats the steps after its
+                # start, and a validation that was killed after its entry and before its save.
+                older = self.file if self.file.is_file() else self.folder / HISTORY_NAME  # that of an older version
+                entries = _entries(older) if self.start and older.is_file() else []
+                if broken := entries.count(None):
+                    logger.warning("%s: %d lines are no entries and are left out", older, broken)
+                before = [entry for entry in entries if entry and entry["step"] <= self.start]
+                kept = [entry for entry in before if entry["step"] < step or entry.keys().isdisjoint(values)]
+                write_whole(self.file, b"".join(map(_line, kept)))
+                self.is_ready = True
             finite = {tag: float(value) if math.isfinite(value) else None for tag, value in values.items()}
             line = _line({"step": step} | finite)
             with open(self.file, "ab", buffering=0) as file:
@@ -73,20 +80,6 @@ class HistoryWriter:
                     raise
         if "val/psnr" in values:
             self.close()
-
-    def _drop_repeated(self, values: Mapping[str, float], step: int) -> None:
-        """Keep no line that is no entry, and none that the run, which begins with these values, writes again.
-
-        It repeats the steps after its start, and a validation that was killed after its entry and before its save.
-        """
-        path = self.file if self.file.is_file() else self.folder / HISTORY_NAME  # that of an older version
-        entries = _entries(path) if self.start and path.is_file() else []
-        if broken := entries.count(None):
-            logger.warning("%s: %d lines are no entries and are left out", path, broken)
-        before = [entry for entry in entries if entry and entry["step"] <= self.start]
-        kept = [entry for entry in before if entry["step"] < step or entry.keys().isdisjoint(values)]
-        write_whole(self.file, b"".join(map(_line, kept)))
-        self.is_ready = True
 
     def close(self) -> None:
         """Bring curves, report and training_history.json up to date."""
@@ -107,10 +100,7 @@ def _line(entry: dict[str, Any]) -> bytes:
 
 
 def read_history(run: Path) -> History:
-    """The history of a run, given as its folder or as one of its two files. Raises DataError where there is none.
-
-    A run of an older version has only the .json.
-    """
+    """The history of a run (its folder, or one of its two files; old runs have the .json alone), else DataError."""
     path = run
     if run.suffix not in (".json", ".jsonl"):
         path = next((file for name in (LINES_NAME, HISTORY_NAME) if (file := run / name).is_file()), run / LINES_NAME)

@@ -292,9 +292,8 @@ class WandbWriter:
 
 def build_writers(section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress) -> list[Any]:
     """The writers of `logging`. progress: where the run starts; its W&B run is continued, or noted there."""
-    given = {"folder": folder, "step": progress.step}
-    own = [WRITERS.build(wanted, "logging.writers", **given) for wanted in section.writers]
-    writers: list[Any] = [history.HistoryWriter(folder, progress.step), *own]
+    writers: list[Any] = [history.HistoryWriter(folder, progress.step)]
+    writers += [WRITERS.build(own, "logging.writers", folder=folder, step=progress.step) for own in section.writers]
     if section.use_tensorboard:
         writers.append(TensorBoardWriter(folder / "tb_logger", progress.step, options))
     if section.use_wandb:
