@@ -1,9 +1,7 @@
 """Files: order by name, atomic writing, and telling the project's own files from others.
 
 No program of the project changes or removes a file that it did not make:
-A folder of results or of a run is new, or holds our mark, else it is refused as a whole.
-`scratch_folder` makes a temporary folder with a mark, and clears only a marked one.
-`refuse_existing`, `refuse_overlap` and `refuse_foreign` refuse outputs before any work is done.
+A folder of results or of a run is new, or holds our mark, else it is refused as a whole, before any work is done.
 """
 
 import hashlib
@@ -31,8 +29,7 @@ def natural_key(path: str | PurePath) -> tuple[tuple[int, int, str], ...]:
     Equal numbers written differently ("1", "01") keep a fixed order: the shorter first.
     """
     parts = _NUMBER.split(str(path))
-    digits = ((0, int(p), f"{len(p):04d}") if i % 2 else (1, 0, p) for i, p in enumerate(parts))
-    return tuple(digits)
+    return tuple((0, int(p), f"{len(p):04d}") if i % 2 else (1, 0, p) for i, p in enumerate(parts))
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
@@ -133,10 +130,7 @@ def claim_run_folder(folder: Path, names: Iterable[str], is_ours: bool) -> None:
 
 
 def scratch_folder(path: Path) -> Path:
-    """A new empty folder at `path`, marked as ours; what an earlier run left there is removed.
-
-    Raises DataError where something without the mark has that name.
-    """
+    """A new empty folder with our mark; one of an earlier run is removed. Raises DataError for one without it."""
     if os.path.lexists(path):
         is_empty = path.is_dir() and not any(path.iterdir())  # killed before the mark
         if path.is_symlink() or not (is_empty or (path / MARK).is_file()):
@@ -164,10 +158,7 @@ def refuse_existing(path: Path, where: str) -> None:
 
 
 def refuse_foreign(folder: Path, ours: Mapping[str, int], what: str) -> None:
-    """Raises DataError where `folder` holds anything but the files `ours` (name below it -> bytes) and their folders.
-
-    what: what the folder should be, for the message.
-    """
+    """Raises DataError where `folder` holds more than `what`: the files `ours` (name below it -> bytes) and folders."""
     if folder.is_symlink() or not folder.is_dir():
         foreign = [folder]
     else:

@@ -26,10 +26,7 @@ def tensor_to_uint8(image: "Tensor") -> np.ndarray:
 
 
 def scored_values(image: "Tensor", values: str) -> np.ndarray:
-    """(..., C, H, W) float in [0, 1] -> (..., H, W, C) in 0..255, as metrics see it. values: of utils.metrics.VALUES.
-
-    uint8, else float64.
-    """
+    """(..., C, H, W) float in [0, 1] -> (..., H, W, C) uint8 or float64 in 0..255. values: of utils.metrics.VALUES."""
     if values == "uint8":
         return tensor_to_uint8(image)
     image = image.detach().double() * 255

@@ -5,6 +5,7 @@ What the metrics see (VALUES) and how they are averaged (MEANS) are options; per
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ MEANS = {"clips": "frame -> clip mean -> mean over clips", "frames": "mean over 
 # Of one clip: "restored", "input", "instant 0", ... -> metric -> value of each frame.
 Scores = dict[str, dict[str, list[float]]]
 
+_INFINITE = re.compile(r'(?<!\\)"(-?)inf"(?!\s*:)')  # a whole value of `json_bytes`, no key and no part of a text
 _SSIM_KERNEL = cv2.getGaussianKernel(11, 1.5)
-_SSIM_BORDER = 5
 
 
 def rgb_to_y(image: np.ndarray) -> np.ndarray:
@@ -67,13 +68,9 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def add_scores(
-    scores: Scores,
-    kind: str,
-    image: np.ndarray | None,
-    sharp: np.ndarray,
-    metrics: Sequence[str] = METRICS,
+    scores: Scores, kind: str, image: np.ndarray | None, sharp: np.ndarray, metrics: Sequence[str] = METRICS,
     more: Callable[[np.ndarray, np.ndarray], dict[str, float]] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Score one frame of a clip and append its values to `scores`: the one function of validation and testing.
 
     image, sharp: (H, W, 3) RGB in 0..255, see `utils.image.scored_values`; image None, where the network gave NaN or
@@ -174,34 +171,21 @@ def instants_psnr(results: Mapping[str, Any]) -> list[str]:
 
 def json_bytes(value: Any) -> bytes:
     """Valid JSON: infinite numbers become "inf", NaN becomes null."""
-
-    def plain(leaf: Any) -> Any:
-        if isinstance(leaf, float) and not math.isfinite(leaf):
-            return None if math.isnan(leaf) else "inf" if leaf > 0 else "-inf"
-        return leaf
-
-    return (json.dumps(_with_leaves(value, plain), indent=1, allow_nan=False) + "\n").encode()
+    valid = {"Infinity": "inf", "-Infinity": "-inf", "NaN": None}
+    plain = json.loads(json.dumps(value), parse_constant=valid.get)
+    return (json.dumps(plain, indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
     """Reads a file written from `json_bytes`. Raises DataError for a damaged file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(_INFINITE.sub(r"\1Infinity", path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as e:
         raise DataError(f"cannot read results: {e}", str(path), "JSON", "remove the file, then start again") from e
-    return _with_leaves(found, lambda leaf: float(leaf) if leaf in ("inf", "-inf") else leaf)
-
-
-def _with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy in which each value that is no mapping or list is changed."""
-    if isinstance(value, Mapping):
-        return {str(key): _with_leaves(inner, change) for key, inner in value.items()}
-    return [_with_leaves(inner, change) for inner in value] if isinstance(value, (list, tuple)) else change(value)
 
 
 def _ssim_window(image: np.ndarray) -> np.ndarray:
-    filtered = cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)
-    return filtered[_SSIM_BORDER:-_SSIM_BORDER, _SSIM_BORDER:-_SSIM_BORDER]
+    return cv2.sepFilter2D(image, cv2.CV_64F, _SSIM_KERNEL, _SSIM_KERNEL)[5:-5, 5:-5]  # windows inside the image
 
 
 def _check_shapes(a: np.ndarray, b: np.ndarray) -> None:

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,7 @@ class VideoReader:
         first = index
         if self._frames is None or index < self._next:
             if self._kept:
-                one = next(iter(self._kept.values()))
-                first = index - max(1, KEPT_BYTES // one.nbytes)
+                first = index - max(1, KEPT_BYTES // next(iter(self._kept.values())).nbytes)
             self._frames, self._next = _decoded(self.path, first), 0
         self._kept = {}
         with self._errors(f"frame {self._next} of {self.num_frames} cannot be decoded"):
@@ -121,10 +120,10 @@ def _decoded(path: Path, first: int) -> Iterator[np.ndarray]:
             yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), turns))
 
 
-class VideoWriter:
+class VideoWriter(AbstractContextManager):
     """A video in H.264, near lossless, that appears under its name only when it is whole.
 
-    Use as a context manager: leaving it after an error removes what was written. Frames (H, W, 3) uint8 of one size.
+    Leaving it after an error removes what was written. Frames (H, W, 3) uint8 of one size.
     times: seconds at which each frame is shown; default: `fps` frames a second. chroma: "444" keeps the colour of every
     pixel; "420", a quarter of it, plays everywhere, and needs even sizes: the last row and column are then repeated.
     """
@@ -143,7 +142,21 @@ class VideoWriter:
     def write(self, frame: np.ndarray) -> None:
         with writing(self.path, errors=FFMPEG_ERRORS):
             if self._out is None:
-                self._open(*frame.shape[:2])
+                height, width = frame.shape[:2]
+                if self.chroma == "420" and (height % 2 or width % 2):
+                    logger.info("%s: the last row or column is repeated, as %s x %s is odd", self.path, width, height)
+                    height, width = height + height % 2, width + width % 2
+                # mp4 and mov give the start of each stream in a clock of their own, of milliseconds by default.
+                is_mp4 = self.path.suffix.lower() in (".mp4", ".mov", ".m4v")
+                options = {"movie_timescale": str(self._clock), "movflags": "+faststart"} if is_mp4 else {}
+                self._out = open_container(str(self._temporary), "w", options=options)
+                self._stream = self._out.add_stream("libx264", rate=self._fps, options={"crf": QUALITY})
+                self._stream.height, self._stream.width = height, width
+                self._stream.pix_fmt = f"yuv{self.chroma}p"
+                context = self._stream.codec_context
+                self._stream.time_base = context.time_base = Fraction(1, self._clock)
+                context.color_range = LIMITED
+                context.colorspace = context.color_primaries = context.color_trc = BT709
             if frame.shape[:2] != (self._stream.height, self._stream.width):
                 below, beside = self._stream.height - frame.shape[0], self._stream.width - frame.shape[1]
                 frame = cv2.copyMakeBorder(frame, 0, below, 0, beside, cv2.BORDER_REPLICATE)
@@ -154,9 +167,6 @@ class VideoWriter:
             image.pts = round(time * self._clock)
             self._out.mux(self._stream.encode(image))
             self._count += 1
-
-    def __enter__(self) -> "VideoWriter":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -177,19 +187,3 @@ class VideoWriter:
                 os.replace(self._temporary, self.path)
         finally:
             self._temporary.unlink(missing_ok=True)
-
-    def _open(self, height: int, width: int) -> None:
-        if self.chroma == "420" and (height % 2 or width % 2):
-            logger.info("%s: the last row or column is repeated, as %s x %s is odd", self.path, width, height)
-            height, width = height + height % 2, width + width % 2
-        # mp4 and mov give the start of each stream in a clock of their own, of milliseconds by default.
-        is_mp4 = self.path.suffix.lower() in (".mp4", ".mov", ".m4v")
-        options = {"movie_timescale": str(self._clock), "movflags": "+faststart"} if is_mp4 else {}
-        self._out = open_container(str(self._temporary), "w", options=options)
-        self._stream = self._out.add_stream("libx264", rate=self._fps, options={"crf": QUALITY})
-        self._stream.height, self._stream.width = height, width
-        self._stream.pix_fmt = f"yuv{self.chroma}p"
-        context = self._stream.codec_context
-        self._stream.time_base = context.time_base = Fraction(1, self._clock)
-        context.color_range = LIMITED
-        context.colorspace = context.color_primaries = context.color_trc = BT709

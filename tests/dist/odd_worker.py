@@ -33,7 +33,7 @@ from utils import utils_dist
 from utils.dist import process
 from utils.dist.process import children_of, process_state
 from utils.run import history
-from utils.run.measure import peak_memory_gb
+from utils.run.measure import StepTimer
 from utils.run.progress import RunProgress
 from utils.run.writers import WRITERS
 
@@ -145,5 +145,5 @@ if __name__ == "__main__":
         TrainLoader.start = told_start
     code = {"train": main_train_vrt, "test": main_test_vrt}[sys.argv[4]].main(sys.argv[5:])
     if CASE in ("late", "peak"):
-        print(json.dumps(moments if CASE == "late" else {"peak_gb": peak_memory_gb()}), flush=True)
+        print(json.dumps(moments if CASE == "late" else {"peak_gb": StepTimer().read()["memory_gb"]}), flush=True)
     process.end(code)

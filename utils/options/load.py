@@ -82,9 +82,7 @@ class Sources:
 
     def place(self, where: str) -> str:
         """The place of dotted key `where`, else of a key in it, else of the nearest section around it."""
-        key = where
-        if key not in self.places:
-            key = next((k for k in self.places if where and k.startswith(f"{where}.")), where)
+        key = where if where in self.places else next((k for k in self.places if k.startswith(f"{where}.")), where)
         while key and key not in self.places:
             key = key.rpartition(".")[0]
         place = self.places.get(key, self.main_file)
@@ -235,8 +233,7 @@ def load_options(
 
     overrides: "section.key=value", value in JSON, else a string.
     parts: registries of the sections "netG", "datasets" (both splits) and "train" (the loss).
-    check: functions of the options that raise OptionError with the dotted key in `where`.
-    Raises OptionError; see the module's text.
+    check: functions of the options that raise OptionError with the dotted key in `where`, as this function does.
     """
     sources = Sources(str(path))
     raw = read_with_base(Path(path), sources)

@@ -307,16 +307,14 @@ class Options(Section):
              ".preflight, which has the data checks", "choose another name"),
             (static and self.find_unused_parameters,
              "use_static_graph and find_unused_parameters are both true", "find_unused_parameters",
-             "one of them: a static graph already copes with unused parameters",
-             "set find_unused_parameters to false"),
+             "one of them: a static graph already copes with unused parameters", "set find_unused_parameters to false"),
             # pytorch #143580: no_sync() with static_graph crashes, or silently misses reductions.
             (static and train.accumulation_steps > 1,
              f"train.accumulation_steps is {train.accumulation_steps} and use_static_graph is true", "use_static_graph",
              "false with accumulation: DDP cannot skip the reduction of a static graph",
              "set use_static_graph to false"),
-            (train.total_iter is None and train.epochs is None,
-             "train.total_iter and train.epochs are both null", "train.total_iter",
-             "steps or epochs", "set one of them"),
+            (train.total_iter is None and train.epochs is None, "train.total_iter and train.epochs are both null",
+             "train.total_iter", "steps or epochs", "set one of them"),
             (timeout_s >= stall_s,
              f"datasets.train.dataloader_timeout_s is {timeout_s:g}, watchdog.stall_s {stall_s:g}",
              "datasets.train.dataloader_timeout_s",
@@ -357,8 +355,7 @@ KAIR_ONLY = {
     "datasets.train": _DATASET,
     "datasets.test": _DATASET,
     "netG": {
-        "init_type": _INIT, "init_bn_type": _INIT, "init_gain": _INIT,
-        "recal_all_flows": "it never had an effect",
+        "init_type": _INIT, "init_bn_type": _INIT, "init_gain": _INIT, "recal_all_flows": "it never had an effect",
     },
 }  # fmt: skip
 # Of these, the ones that former versions saved, which say nothing about where a file comes from.

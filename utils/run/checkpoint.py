@@ -91,11 +91,8 @@ def load(path: Path) -> dict[str, Any]:
     A file is data only: code in it is refused, not run. Raises CheckpointError, with the fault of each file, where none
     can be read.
     """
-    faults = []
-    for candidate in (path, *_versions(path)):
-        if not os.path.lexists(candidate):
-            faults.append(f"{candidate.name} does not exist")
-            continue
+    faults = [] if os.path.lexists(path) else [f"{path.name} does not exist"]
+    for candidate in _versions(path):
         fault = _fault(candidate)
         if fault is None:
             try:
@@ -112,16 +109,8 @@ def load(path: Path) -> dict[str, Any]:
     raise CheckpointError(f"no readable checkpoint: {'; '.join(faults)}", str(path), expected, do)
 
 
-def exists(path: Path) -> bool:
-    """Whether `path` or its kept previous version is there to resume from; `load` says whether it can be read."""
-    return os.path.lexists(path) or any(_versions(path))
-
-
 def _plain_bytes(value: Any, where: str = "state") -> int:
-    """Bytes of all tensors in a state: nearly those of its file.
-
-    Raises CheckpointError, naming the place, for anything that ``weights_only=True`` would refuse.
-    """
+    """Bytes of all tensors, nearly those of the file. Raises CheckpointError for what `weights_only` would refuse."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if isinstance(value, dict):
@@ -179,8 +168,9 @@ def _sync(path: Path) -> None:
 
 
 def _versions(path: Path) -> list[Path]:
-    """The kept former versions, newest first."""
-    return sorted(path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=lambda p: (len(p.name), p.name))
+    """The file and its kept former versions, those that are there, newest first; `load` says which can be read."""
+    former = sorted(path.parent.glob(f"{path.stem}_previous*{path.suffix}"), key=lambda p: (len(p.name), p.name))
+    return [path, *former] if os.path.lexists(path) else former
 
 
 @dataclass
@@ -244,7 +234,7 @@ def find_checkpoint(resume: str | None, folder: Path) -> Resumed | None:
 
 def _find(resume: str | None, folder: Path) -> Resumed | None:
     latest = own_checkpoint(folder, "latest")
-    has_own = exists(latest)
+    has_own = bool(_versions(latest))
     if resume is None and has_own:
         what, expected = "path.resume is null, yet the folder holds a run", "an empty folder for a run from zero"
         do = "--resume auto resumes it; for a new run set another task name or move the folder away"
@@ -255,7 +245,7 @@ def _find(resume: str | None, folder: Path) -> Resumed | None:
     if named.is_dir():  # that of a run, or the one of its checkpoints
         named = own_checkpoint(named.parent if named.name == "checkpoints" else named, "latest")
     if not has_own or named.parent.resolve() == latest.parent.resolve():
-        if not exists(named):
+        if not _versions(named):
             expected = "an existing file, auto, or null for a fresh start"
             raise CheckpointError("no such checkpoint", str(named), expected, "correct it")
         found = Resumed(named, _read_state(named), is_named=True)
@@ -311,9 +301,7 @@ def restore_progress(
 ) -> Progress:
     """The position of the run in `order`, this run's data. Raises OptionError or DataError where it cannot continue.
 
-    A position that no longer exists in the data becomes the start of the next epoch, with a warning.
-    folder: of the run. options: all of them, plain and without secrets; those that differ from the checkpoint's are
-    logged.
+    folder: of the run. options: all, plain and without secrets; those that differ from the checkpoint's are logged.
     """
     state, is_own = resumed.state, resumed.path.parent.resolve() == own_checkpoint(folder, "latest").parent.resolve()
     progress = Progress(**{field.name: state.get(field.name, field.default) for field in fields(Progress)})
@@ -330,7 +318,7 @@ def restore_progress(
     if not is_own:
         progress.wandb_id, progress.validated, progress.validation_stops = None, 0, 0
     other_test = [key for key in changes if key.startswith(OF_SCORES) and not key.startswith(NO_SCORE)]
-    if progress.best_psnr is not None and (other_test or not exists(own_checkpoint(folder, "best"))):
+    if progress.best_psnr is not None and (other_test or not _versions(own_checkpoint(folder, "best"))):
         reason = f"{', '.join(other_test)} changed" if other_test else "this run's folder holds no checkpoint_best.pth"
         logger.info("the best PSNR so far, %.2f dB, does not count: %s", progress.best_psnr, reason)
         progress.best_psnr, progress.best_step = None, 0

@@ -1,9 +1,7 @@
 """What a run leaves to judge it by: its history, the curves of it, and report.html.
 
-The history is training_history.jsonl, one line per entry, and training_history.json, the whole.
-
-A line: {"step": 100, "train/loss": 0.0234, ...}. The whole: {"train/loss": [[100, 0.0234], ...], ...}. Both are valid
-JSON: NaN and Inf are null there.
+The history is training_history.jsonl, a line {"step": 100, "train/loss": 0.0234, ...} per entry, and
+training_history.json, the whole, {"train/loss": [[100, 0.0234], ...], ...}. Both are valid JSON: NaN and Inf are null.
 """
 
 from __future__ import annotations
@@ -60,8 +58,18 @@ class HistoryWriter:
         self.is_behind = True
         with best_effort(str(self.file)):
             if not self.is_ready:
-                self._drop_repeated(values, step)
-            line = _line({"step": step} | {tag: _plain(value) for tag, value in values.items()})
+                # Keep no line that is no entry, and none that this run writes again: it repeats the steps after its
+                # start, and a validation that was killed after its entry and before its save.
+                older = self.file if self.file.is_file() else self.folder / HISTORY_NAME  # that of an older version
+                entries = _entries(older) if self.start and older.is_file() else []
+                if broken := entries.count(None):
+                    logger.warning("%s: %d lines are no entries and are left out", older, broken)
+                before = [entry for entry in entries if entry and entry["step"] <= self.start]
+                kept = [entry for entry in before if entry["step"] < step or entry.keys().isdisjoint(values)]
+                write_whole(self.file, b"".join(map(_line, kept)))
+                self.is_ready = True
+            finite = {tag: float(value) if math.isfinite(value) else None for tag, value in values.items()}
+            line = _line({"step": step} | finite)
             with open(self.file, "ab", buffering=0) as file:
                 size = file.tell()
                 try:
@@ -73,20 +81,6 @@ class HistoryWriter:
         if "val/psnr" in values:
             self.close()
 
-    def _drop_repeated(self, values: Mapping[str, float], step: int) -> None:
-        """Keep no line that is no entry, and none that the run, which begins with these values, writes again.
-
-        It repeats the steps after its start, and a validation that was killed after its entry and before its save.
-        """
-        path = self.file if self.file.is_file() else self.folder / HISTORY_NAME  # that of an older version
-        entries = _entries(path) if self.start and path.is_file() else []
-        if broken := entries.count(None):
-            logger.warning("%s: %d lines are no entries and are left out", path, broken)
-        before = [entry for entry in entries if entry is not None and entry["step"] <= self.start]
-        kept = [entry for entry in before if entry["step"] < step or entry.keys().isdisjoint(values)]
-        write_whole(self.file, b"".join(map(_line, kept)))
-        self.is_ready = True
-
     def close(self) -> None:
         """Bring curves, report and training_history.json up to date."""
         if not self.is_behind:
@@ -95,7 +89,7 @@ class HistoryWriter:
         with best_effort("the report of the run", Exception):  # nor does a fault of the plot cost the history
             history = read_history(self.folder)
             curves = encoded(draw_panels({"": history}))
-            plain = {tag: [[step, _plain(value)] for step, value in entries] for tag, entries in history.items()}
+            plain = {tag: [[x, y if math.isfinite(y) else None] for x, y in curve] for tag, curve in history.items()}
             write_whole(self.folder / HISTORY_NAME, json.dumps(plain, allow_nan=False).encode())
             write_whole(self.folder / CURVES_NAME, curves)
             write_whole(self.folder / REPORT_NAME, build_report(self.folder, history, curves).encode())
@@ -105,15 +99,8 @@ def _line(entry: dict[str, Any]) -> bytes:
     return f"{json.dumps(entry, allow_nan=False)}\n".encode()
 
 
-def _plain(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
 def read_history(run: Path) -> History:
-    """The history of a run, given as its folder or as one of its two files. Raises DataError where there is none.
-
-    A run of an older version has only the .json.
-    """
+    """The history of a run (its folder, or one of its two files; old runs have the .json alone), else DataError."""
     path = run
     if run.suffix not in (".json", ".jsonl"):
         path = next((file for name in (LINES_NAME, HISTORY_NAME) if (file := run / name).is_file()), run / LINES_NAME)
@@ -139,11 +126,10 @@ def _entries(path: Path) -> list[dict[str, Any] | None]:
     """
     if path.suffix == ".jsonl":
         entries: list[Any] = []
-        for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                entries.append(None)
-                with suppress(ValueError):
-                    entries[-1] = json.loads(line)
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            entries.append(None)
+            with suppress(ValueError):
+                entries[-1] = json.loads(line)
         return [e if isinstance(e, dict) and isinstance(e.get("step"), int) else None for e in entries]
     try:
         whole = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)  # older versions wrote NaN
@@ -171,8 +157,7 @@ def run_names(runs: list[Path]) -> list[str]:
 
     Raises DataError where a run is given twice.
     """
-    paths = [folder_of(run).resolve().parts[::-1] for run in runs]
-    names = []
+    paths, names = [folder_of(run).resolve().parts[::-1] for run in runs], []
     for parts in paths:
         others = [other for other in paths if other != parts]
         count = next(n for n in range(1, len(parts) + 1) if all(other[:n] != parts[:n] for other in others))
@@ -233,9 +218,8 @@ def draw_panels(histories: Mapping[str, History]) -> Figure:
     # Places where curves seldom are; to search for an empty one takes long with many entries.
     for axis, place in ((loss, "upper right"), (psnr, "center right"), (speed, "center left")):
         lines, names = axis.get_legend_handles_labels()
-        if kinds := dict(
-            zip(names, lines, strict=True)
-        ):  # each kind once, grey where the colours are those of the runs
+        # Each kind once, grey where the colours are those of the runs.
+        if kinds := dict(zip(names, lines, strict=True)):
             legend = axis.legend(kinds.values(), kinds.keys(), loc=place, fontsize="small", framealpha=0.8)
             for line in () if is_one else legend.get_lines():
                 line.set_color(GREY)
@@ -283,12 +267,9 @@ def _curves(histories: Mapping[str, History], tag: str) -> Iterator[tuple[np.nda
 
 
 def _empty_figure(
-    histories: Mapping[str, History],
-    titles: Sequence[str],
-    columns: int,
-    size: tuple[float, float],
+    histories: Mapping[str, History], titles: Sequence[str], columns: int, size: tuple[float, float],
     margins: dict[str, float] | None = None,
-) -> tuple[Figure, list[Axes]]:
+) -> tuple[Figure, list[Axes]]:  # fmt: skip
     """A figure with an empty panel of `size` (inches) for each title and, where there are several, the runs' names."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D

@@ -55,13 +55,6 @@ def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int = 3, w
     return statistics.median(seconds[warmup:])
 
 
-def peak_memory_gb() -> float:
-    """Most memory so far, in GB (1e9 bytes): of torch's tensors on this rank's GPU, of the process without one."""
-    if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated() / GB
-    return process.peak_process_gb()
-
-
 class Span:
     """Steps, and seconds by part, since it began. `PAUSES` do not count."""
 
@@ -120,11 +113,13 @@ class StepTimer:
             self.line, self.epoch = Span(), Span()
 
     def read(self) -> dict[str, float]:
-        """`Span.values` since the last call, and `memory_gb`."""
+        """`Span.values` since the last call; `memory_gb`, the most so far of torch's tensors, or the process."""
         values = self.line.values()
         self._recent = self._faded()
         self.line = Span()
-        return values | {"memory_gb": peak_memory_gb()}
+        is_on_gpu = torch.cuda.is_initialized()
+        values["memory_gb"] = torch.cuda.max_memory_allocated() / GB if is_on_gpu else process.peak_process_gb()
+        return values
 
     def begin_epoch(self) -> None:
         self.epoch, self.epoch_begin = Span(), time.perf_counter()
@@ -309,7 +304,18 @@ class Health:
                     "train.G_optimizer_lr (now %g), or set train.G_optimizer_clipgrad=%.1g",
                     now, recent, before, self.train.G_optimizer_lr, 2 * before,
                 )  # fmt: skip
-        self._check_memory(ranks)
+        for kind, do in (
+            ("GPU", 'netG.checkpoint="auto" with netG.memory_budget_gb={:.3g} or less, or a smaller gt_size'),
+            ("host", "lower datasets.train.dataloader_num_workers (now {workers}), or ask for more memory"),
+        ):
+            known = [(rank.memory[kind], i) for i, rank in enumerate(ranks) if kind in rank.memory]
+            (used, total), fullest = max(known, key=lambda found: found[0][0] / found[0][1], default=((0.0, 1.0), 0))
+            if used / total > MEMORY:
+                self._warn(
+                    f"memory {kind}", "the memory of the %s is nearly full on rank %d, host %s: %.1f of %.1f GB: %s",
+                    kind, fullest, ranks[fullest].host, used, total,
+                    do.format(0.85 * total, workers=self.datasets.train.dataloader_num_workers),
+                )  # fmt: skip
         self.window.append(ranks)
         if sum(line[0].steps for line in self.window) < WINDOW_STEPS:
             return
@@ -327,42 +333,28 @@ class Health:
         )
         shares = [wait / all_s for wait, all_s in zip(waits, seconds, strict=True)]
         worst, share = max(enumerate(shares), key=lambda entry: entry[1])
-        if self._is_confirmed("data", share > DATA_WAIT):
-            # SLURM may give each rank cores of its own; otherwise the ranks of a host share them.
-            cores = [(rank.host, rank.cores) for rank in last]
-            own = max(1, len(last[worst].cores) // cores.count(cores[worst]))
-            self._warn(
-                "data", "rank %d on %s waits for data %.0f %% of the time, and all others with it: %s",
-                worst, last[worst].host, 100 * share, loader_advice(self.datasets.train, share, own),
-            )  # fmt: skip
+        # SLURM may give each rank cores of its own; otherwise the ranks of a host share them.
+        cores = [(rank.host, rank.cores) for rank in last]
+        own = max(1, len(last[worst].cores) // cores.count(cores[worst]))
+        findings = [(
+            "data", share > DATA_WAIT, "rank %d on %s waits for data %.0f %% of the time, and all others with it: %s",
+            worst, last[worst].host, 100 * share, loader_advice(self.datasets.train, share, own),
+        )]  # fmt: skip
         alone = [wait + forward for wait, forward in zip(waits, forwards, strict=True)]
         for rank, mine in enumerate(alone):
             others = statistics.median([*alone[:rank], *alone[rank + 1 :]] or alone)
             is_slow = mine > SLOWER * others and mine - others > LEAST_EFFECT * seconds[rank]
-            if self._is_confirmed(f"slow rank {rank}", is_slow):
-                self._warn(
-                    f"slow rank {rank}",
-                    "rank %d on %s is slower than the others, which wait for it at every step: data %.3f s + forward "
-                    "%.3f s a step, the others %.3f s in all. On %s look for other programs on its GPU, cores and disk "
-                    "and for heat (nvidia-smi -q -d PERFORMANCE), or leave that host out",
-                    rank, last[rank].host, waits[rank], forwards[rank], others, last[rank].host,
-                )  # fmt: skip
-
-    def _check_memory(self, ranks: list[Measured]) -> None:
-        for kind, do in (
-            ("GPU", 'netG.checkpoint="auto" with netG.memory_budget_gb={:.3g} or less, or a smaller gt_size'),
-            ("host", "lower datasets.train.dataloader_num_workers (now {workers}), or ask for more memory"),
-        ):
-            known = {i: rank.memory[kind] for i, rank in enumerate(ranks) if kind in rank.memory}
-            shares = {i: used / total for i, (used, total) in known.items()}
-            fullest = max(shares, key=shares.__getitem__, default=0)
-            if shares.get(fullest, 0.0) > MEMORY:
-                used, total = known[fullest]
-                self._warn(
-                    f"memory {kind}", "the memory of the %s is nearly full on rank %d, host %s: %.1f of %.1f GB: %s",
-                    kind, fullest, ranks[fullest].host, used, total,
-                    do.format(0.85 * total, workers=self.datasets.train.dataloader_num_workers),
-                )  # fmt: skip
+            findings.append((
+                f"slow rank {rank}", is_slow,
+                "rank %d on %s is slower than the others, which wait for it at every step: data %.3f s + forward "
+                "%.3f s a step, the others %.3f s in all. On %s look for other programs on its GPU, cores and disk "
+                "and for heat (nvidia-smi -q -d PERFORMANCE), or leave that host out",
+                rank, last[rank].host, waits[rank], forwards[rank], others, last[rank].host,
+            ))  # fmt: skip
+        for name, is_bad, text, *values in findings:
+            self.in_a_row[name] = self.in_a_row[name] + 1 if is_bad else 0
+            if self.in_a_row[name] >= IN_A_ROW:
+                self._warn(name, text, *values)
 
     def validated(self, psnr: float) -> None:
         """psnr: in dB, mean of the validation."""
@@ -405,11 +397,6 @@ class Health:
                 "train.checkpoint_save (now %d)",
                 self.folder, room, weights / 1e9, left, self.train.checkpoint_save,
             )  # fmt: skip
-
-    def _is_confirmed(self, name: str, is_bad: bool) -> bool:
-        """Whether it was so in enough windows in a row."""
-        self.in_a_row[name] = self.in_a_row[name] + 1 if is_bad else 0
-        return self.in_a_row[name] >= IN_A_ROW
 
     def _warn(self, name: str, text: str, *values: Any) -> None:
         if name not in self.said and utils_dist.is_main_process():

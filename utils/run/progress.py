@@ -79,8 +79,7 @@ class Bar(ExitStack):
 
     def update(self, count: float = 1, name: str = "", values: str = "") -> None:
         """`count` more are done. name: in place of the former one. values: what to show beside the bar, without braces;
-        at most 55 characters leave a bar on a terminal of 80 columns.
-        """
+        at most 55 characters leave a bar on a terminal of 80 columns."""
         with suppress(OSError):
             if name:
                 self._bar.set_description_str(name, refresh=False)

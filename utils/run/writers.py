@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -234,6 +235,7 @@ class TensorBoardWriter:
         before = set(threading.enumerate())
         with writing(folder, OTHER_ROOT):
             self.writer = SummaryWriter(str(folder), purge_step=step + 1)
+        self.image, self.close = partial(self.writer.add_image, dataformats="HWC"), self.writer.close
         # Its thread raises an error in the next call here, and prints it as an uncaught one as well.
         threads, hook = set(threading.enumerate()) - before, threading.excepthook
         threading.excepthook = lambda args: None if args.thread in threads else hook(args)
@@ -248,12 +250,6 @@ class TensorBoardWriter:
     def scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items():
             self.writer.add_scalar(tag, value, step)
-
-    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        self.writer.add_image(tag, rgb, step, dataformats="HWC")
-
-    def close(self) -> None:
-        self.writer.close()
 
 
 class WandbWriter:
@@ -288,22 +284,16 @@ class WandbWriter:
                 "W&B cannot be used (%s): this run is recorded offline; upload it later with: wandb sync %s",
                 str(e).splitlines()[0], Path(self.run.dir).parent,
             )  # fmt: skip
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        self.run.log(values, step=step)
+        self.scalars, self.close = self.run.log, self.run.finish
 
     def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
         self.run.log({tag: self.image_of(rgb)}, step=step)
 
-    def close(self) -> None:
-        self.run.finish()
-
 
 def build_writers(section: LoggingOptions, folder: Path, options: dict[str, Any], progress: Progress) -> list[Any]:
     """The writers of `logging`. progress: where the run starts; its W&B run is continued, or noted there."""
-    given = {"folder": folder, "step": progress.step}
-    own = [WRITERS.build(wanted, "logging.writers", **given) for wanted in section.writers]
-    writers: list[Any] = [history.HistoryWriter(folder, progress.step), *own]
+    writers: list[Any] = [history.HistoryWriter(folder, progress.step)]
+    writers += [WRITERS.build(own, "logging.writers", folder=folder, step=progress.step) for own in section.writers]
     if section.use_tensorboard:
         writers.append(TensorBoardWriter(folder / "tb_logger", progress.step, options))
     if section.use_wandb:
