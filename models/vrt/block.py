@@ -128,7 +128,7 @@ class Block(nn.Module):
         if self.checkpoint_attn and self.checkpoint_ffn:
             parts = [(lambda tokens: ffn(attention(tokens)), True)]
         for part, recomputes in parts:
-            y = recomputed(part, y, weights=w.values()) if recomputes else part(y)
+            y = recomputed(part, y, weights=w.values(), when=recomputes)
         return torch.empty_like(y).index_copy(0, chunk.results, y).view(x.shape)
 
     def _hidden(

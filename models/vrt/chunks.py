@@ -170,16 +170,13 @@ class GatedMlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         w = self.weights()
         if not runs_in_chunks(self.kernels, x):
-            return recomputed(self._plain, x, weights=self.parameters()) if self.checkpoint else self._plain(x)
+            return recomputed(lambda u: self.fc2(gated(u, w)), x, weights=w.values(), when=self.checkpoint)
         rows = x.to(compute_dtype(x)).flatten(0, -2)
         step = GPU_TOKENS if x.device.type in PUBLIC_ATTENTION else CPU_TOKENS
         chunks = [Chunk(*[slice(first, first + step)] * 2) for first in range(0, len(rows), step)]
         work = Work(lambda tokens, chunk, factors, w, tape: (None, gated(tokens, w)), chunks, tuple(w))
         with torch.autocast(x.device.type, enabled=False):
             return InChunks.apply(rows[None], work, *w.values()).view(*x.shape[:-1], -1)
-
-    def _plain(self, x: Tensor) -> Tensor:
-        return self.fc2(gated(x, self.weights()))
 
     def weights(self) -> Weights:
         layers = {"fc11": self.fc11, "fc12": self.fc12, "fc2": self.fc2}

@@ -100,9 +100,8 @@ class DeformAlign(nn.Module):
             )  # fmt: skip
         # Offsets are three times as large as the input, samples nine times, and both are cheap to recompute.
         unbounded = self._unbounded(target, *others)
-        if is_compiling:
-            return self._sampled(unbounded, *others)
-        return recomputed(self._sampled, unbounded, *others, weights=(self.weight, self.bias))
+        weights = self.weight, self.bias
+        return recomputed(self._sampled, unbounded, *others, weights=weights, when=not is_compiling)
 
     def _unbounded(self, target: Tensor, *others: Tensor) -> Tensor:
         """Offsets before tanh, and masks before the sigmoid, (n, 27 g, h, w); others: sources, then flows."""

@@ -56,13 +56,13 @@ def tf32(is_on: bool) -> Iterator[None]:
             setattr(part, key, setting)
 
 
-def recomputed(function: Callable[..., Tensor], *args: Tensor, weights: Iterable[Tensor]) -> Tensor:
+def recomputed(function: Callable[..., Tensor], *args: Tensor, weights: Iterable[Tensor], when: bool = True) -> Tensor:
     """function(*args); in backward, if one can follow, it is recomputed under the same autocast. No random numbers.
 
-    weights: all that it takes beside args. torch's own checkpoint serves torch.compile alone: it imports the compiler,
-    which takes two seconds of each process.
+    weights: all that it takes beside args. when: whether to recompute. torch's own checkpoint serves torch.compile
+    alone: it imports the compiler, which takes two seconds of each process.
     """
-    if not torch.is_grad_enabled():
+    if not when or not torch.is_grad_enabled():
         return function(*args)
     if torch.compiler.is_compiling():
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
