@@ -20,7 +20,7 @@ from models.vrt.block import Block, RefineLayer, Stage
 from models.vrt.chunks import Kernels
 from models.vrt.fit_memory import fit_memory
 from models.vrt.flow import Flows, SpyNet, aligned_input, estimate_flows
-from models.vrt.layers import FrameConv, LayerNorm, Upsample, tf32
+from models.vrt.layers import FrameConv, LayerNorm, tf32
 from utils import utils_dist
 from utils.contract import InputSpec
 from utils.errors import PUBLISHED, DataError, OptionError
@@ -147,7 +147,14 @@ class VRT(nn.Module):
             self.conv_last = FrameConv(dims[0], self.out_chans)
         else:
             self.conv_before_upsample = nn.Sequential(FrameConv(dims[0], 64), nn.LeakyReLU(0.01))
-            self.upsample = Upsample(self.upscale, 64)
+            # Pixel shuffles by 2 or 3. The convolutions are named 0, 5, 10, ... as in the released checkpoints.
+            self.upsample = nn.Sequential()
+            factors = [3] if self.upscale == 3 else [2] * (self.upscale.bit_length() - 1)
+            for step, factor in enumerate(factors):
+                layers = FrameConv(64, 64 * factor * factor), nn.PixelShuffle(factor), nn.LeakyReLU(0.1)
+                for place, layer in enumerate(layers, start=5 * step):
+                    self.upsample.add_module(str(place), layer)
+            self.upsample.add_module(str(5 * len(factors)), FrameConv(64, 64))
             self.conv_last = FrameConv(64, self.out_chans)
 
     def _init_for_scratch(self, spynet_path: str | None) -> None:
@@ -195,24 +202,36 @@ class VRT(nn.Module):
         # All blocks share one code object, which is compiled again per width, mask, size, and mutual or self attention.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         for block in (m for m in self.modules() if isinstance(m, Block)):
-            block.compile(*args, **options)
+            block.forward_plain = torch.compile(block.forward_plain, *args, **options)
+            block.is_compiled = True
 
     def forward(self, lq: Tensor, spike: Tensor | None = None) -> Tensor:
         """lq: (B, N, C, H, W), C = image channels (+ 1 noise map); spike: (B, N, S, H, W) if the fusion needs it.
 
-        Returns (B, N, out_instants * out_chans, upscale * H, upscale * W), or (B, out_chans / 3, 3, H, W) if pa_frames
-        is 0.
+        Returns (B, N, out_instants * out_chans, upscale * H, upscale * W), or if pa_frames is 0 the frames in the
+        middle of the clip, (B, out_chans / 3, 3, H, W).
         """
         check_input(lq, self.input_spec)
         image, noise = lq[:, :, : self.image_chans], lq[:, :, self.image_chans :]
         trunk = self.fusion.on_input(image, spike)
         if not self.pa_frames:
-            return self._interpolate(trunk, spike)
+            mean = trunk.mean((1, 3, 4), keepdim=True)
+            x = self._features(trunk - mean, None, spike)
+            x = F.leaky_relu(self.linear_fuse(x.flatten(1, 2)), 0.2)
+            x = self.conv_last(F.pad(x, (3, 3, 3, 3), mode="reflect"))
+            return x.view(len(x), -1, 3, *lq.shape[3:]) + mean
         rgb = image[:, :, :3]
         flows = self.estimate_flows(rgb)
         x = aligned_input(trunk, flows[0][0][0], flows[0][1][0])
         x = torch.cat((x, noise), dim=2) if self.nonblind else x
-        return self._restore(self._features(x, flows, spike), self.fusion.on_base(rgb, trunk, spike))
+        x = self._features(x, flows, spike).flatten(0, 1)
+        base = self.fusion.on_base(rgb, trunk, spike).flatten(0, 1)
+        if self.upscale > 1:
+            x = self.upsample(self.conv_before_upsample(x))
+            base = F.interpolate(base, scale_factor=self.upscale, mode="bilinear", align_corners=False)
+        # Each instant is added to the same base.
+        x = self.conv_last(x) + base.repeat(1, self.out_instants, 1, 1)
+        return x.view(*lq.shape[:2], *x.shape[1:])
 
     def fit(self, lq: Tensor, spike: Tensor | None = None) -> None:
         """With checkpoint "auto": choose the recomputed branches, once, for training steps on clips of this size.
@@ -254,25 +273,6 @@ class VRT(nn.Module):
         for layer in self.stage8:
             x = layer(x)
         return (first + self.conv_after_body(self.norm(x))).permute(0, 1, 4, 2, 3)
-
-    def _restore(self, features: Tensor, base: Tensor) -> Tensor:
-        """Output frames from features (B, N, E, H, W) and base (B, N, 3, H, W), to which each instant is added."""
-        b, n = base.shape[:2]
-        x, base = features.flatten(0, 1), base.flatten(0, 1)
-        if self.upscale > 1:
-            x = self.upsample(self.conv_before_upsample(x))
-            base = F.interpolate(base, scale_factor=self.upscale, mode="bilinear", align_corners=False)
-        x = self.conv_last(x) + base.repeat(1, self.out_instants, 1, 1)
-        return x.view(b, n, *x.shape[1:])
-
-    def _interpolate(self, x: Tensor, spike: Tensor | None) -> Tensor:
-        """Frame interpolation: (B, N, C, H, W) -> the frames in the middle of the clip, (B, out_chans / 3, 3, H, W)."""
-        b, _, _, h, w = x.shape
-        mean = x.mean((1, 3, 4), keepdim=True)
-        features = self._features(x - mean, None, spike)
-        y = F.leaky_relu(self.linear_fuse(features.flatten(1, 2)), 0.2)
-        y = self.conv_last(F.pad(y, (3, 3, 3, 3), mode="reflect"))
-        return y.view(b, -1, 3, h, w) + mean
 
 
 def vrt_input_spec(o: dict[str, Any], image_channels: int, spike_channels: int) -> InputSpec:
@@ -324,27 +324,22 @@ def check_options(o: dict[str, Any], image: int) -> None:
     got, expected = f"{instants}", "an odd number: the middle instant is that of gt"
     _need(instants >= 1 and instants % 2 == 1, "out_instants", got, expected)
     if o["pa_frames"]:
-        _check_alignment(o, image)
+        distance, groups = o["pa_frames"] // 2, o["deformable_groups"]  # distance: of the farthest aligned neighbour
+        _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
+        for i, dim in enumerate(dims[:7]):
+            _need(dim % distance == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of {distance} = pa_frames / 2")
+            expected = f"a divisor of {distance * dim} = pa_frames / 2 * embed_dims[{i}]"
+            _need(distance * dim % groups == 0, "deformable_groups", f"{groups}", expected)
+        expected = f"a multiple of {distance} = pa_frames / 2"
+        _need(18 * groups % (2 * distance) == 0, "deformable_groups", f"{groups}", expected)
+        _need(image == 1 or image >= 3, "in_chans", f"{image}", "1 (gray) or at least 3 (RGB first)")
+        base = min(image, 3)
+        expected = f"{base}: the output is added to the first {base} input channels"
+        _need(base in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}", expected)
     else:
         _need(o["out_chans"] % 3 == 0, "out_chans", f"{o['out_chans']}", "a multiple of 3 if pa_frames is 0")
         _need(not o["nonblind_denoising"], "nonblind_denoising", "true with pa_frames 0", "false, or pa_frames > 0")
         _need(instants == 1, "out_instants", f"{instants} with pa_frames 0", "1, or pa_frames > 0")
-
-
-def _check_alignment(o: dict[str, Any], image: int) -> None:
-    distance, groups = o["pa_frames"] // 2, o["deformable_groups"]  # distance: of the farthest aligned neighbour
-    _need(groups >= 1, "deformable_groups", f"{groups}", "an integer >= 1")
-    for i, dim in enumerate(o["embed_dims"][:7]):
-        _need(dim % distance == 0, f"embed_dims[{i}]", f"{dim}", f"a multiple of {distance} = pa_frames / 2")
-        total = distance * dim
-        expected = f"a divisor of {total} = pa_frames / 2 * embed_dims[{i}]"
-        _need(total % groups == 0, "deformable_groups", f"{groups}", expected)
-    expected = f"a multiple of {distance} = pa_frames / 2"
-    _need(18 * groups % (2 * distance) == 0, "deformable_groups", f"{groups}", expected)
-    _need(image == 1 or image >= 3, "in_chans", f"{image}", "1 (gray) or at least 3 (RGB first)")
-    base = min(image, 3)
-    expected = f"{base}: the output is added to the first {base} input channels"
-    _need(base in (1, o["out_chans"]), "out_chans", f"{o['out_chans']}", expected)
 
 
 def _need(holds: bool, key: str, got: str, expected: str) -> None:

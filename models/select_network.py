@@ -46,17 +46,7 @@ def check_options(netG: Section, datasets: DatasetsOptions, val: ValOptions, sca
         what = f"datasets.test gives {test.spike_channels} spike channels, datasets.train {train.spike_channels}"
         do = "copy the representation of datasets.train.spike to datasets.test.spike"
         raise OptionError(what, "datasets.test.spike", "the same number, because one network takes both", do)
-    _check_spikes(netG, {"train": getattr(train, "spike", None), "test": getattr(test, "spike", None)}, spec)
-    size, least = getattr(train, "gt_size", None), max(spec.least_size)
-    if size is not None and (size % scale or size // scale % spec.multiple or size // scale < least):
-        near = max(least, round(size // scale / spec.multiple) * spec.multiple) * scale
-        expected = f"crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}"
-        key = "datasets.train.gt_size"
-        raise OptionError(f"{key} is {size}", key, f"{expected}, for the strides and windows", f"set it to {near}")
-
-
-def _check_spikes(netG: Section, spikes: dict[str, Any], spec: InputSpec) -> None:
-    """Raise OptionError if the spike sections "train" and "test" (None: without) do not fit together or the network."""
+    spikes = {"train": getattr(train, "spike", None), "test": getattr(test, "spike", None)}
     operator = getattr(netG, "fusion", None)
     wanted = operator.constructor.representation if operator else None
     for name, spike in spikes.items():
@@ -69,6 +59,12 @@ def _check_spikes(netG: Section, spikes: dict[str, Any], spec: InputSpec) -> Non
             what = f"datasets.test.spike has the {key} {given}, datasets.train.spike {learned}"
             expected = f"{learned}, because one network takes both"
             raise OptionError(what, f"datasets.test.spike.{key}", expected, "set it to that")
+    size, least = getattr(train, "gt_size", None), max(spec.least_size)
+    if size is not None and (size % scale or size // scale % spec.multiple or size // scale < least):
+        near = max(least, round(size // scale / spec.multiple) * spec.multiple) * scale
+        expected = f"crops (gt_size / scale) that are multiples of {spec.multiple} and at least {least}"
+        key = "datasets.train.gt_size"
+        raise OptionError(f"{key} is {size}", key, f"{expected}, for the strides and windows", f"set it to {near}")
 
 
 def other_kinds(learned: dict[str, Any], given: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

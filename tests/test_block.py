@@ -129,7 +129,7 @@ def test_attention_and_log_sums_are_right_for_logits_of_any_size(dtype, factor):
     q, k, v = (torch.randn(5, 2, 9, 4).to(dtype) for _ in range(3))
     added = torch.randn(1, 2, 9, 9).to(dtype)
 
-    offset = attention.tiled_offset(q, added[0], None)
+    offset = (added * attention.LOG2_E).expand(5, 2, 9, 9).flatten(0, 1)
     out, sums = attention.cpu_attention(q * factor, k, v, offset, 0.5)
 
     logits = (0.5 * factor) * q.double() @ k.double().transpose(2, 3) + added.double()

@@ -87,8 +87,11 @@ class CpuAttention(torch.autograd.Function):
     ) -> Tensor:
         q, k, v = heads_of(qkv, mutual)
         key = bias is None, None if mask is None else mask.data_ptr()
-        if key not in tape.offsets:
-            tape.offsets[key] = tiled_offset(q, bias, mask)
+        if key not in tape.offsets:  # for all windows that are computed at once, (windows * heads, T, T), or None
+            added = logit_offset(bias, mask, q.dtype, LOG2_E)
+            if added is not None:
+                added = added.expand(windows_at_once(q), q.shape[1], *added.shape[2:]).flatten(0, 1)
+            tape.offsets[key] = added
         if tape.recorded is not None:
             out, sums = next(tape.recorded), next(tape.recorded)
         else:
@@ -102,27 +105,49 @@ class CpuAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
+        """The logits are recomputed for a few windows at a time, so that they stay in the cache and the forward pass
+        saves no T x T matrices. The gradient of the bias is float32 at least.
+        """
         scale, mutual = ctx.args
         qkv, bias, out, sums, offset = ctx.saved_tensors
         grad_qkv = torch.empty_like(qkv)
-        targets = list(heads_of(grad_qkv, mutual))
-        grad_bias = cpu_attention_backward(grad, *heads_of(qkv, mutual), out, sums, offset, scale, targets)
+        targets, (q, k, v) = heads_of(grad_qkv, mutual), heads_of(qkv, mutual)
+        n, heads, t, d = q.shape
+        step, precise = windows_at_once(q), sums.dtype
+        grad_bias = None if bias is None else q.new_zeros(heads, t, t, dtype=precise)
+        weights, grads = q.new_empty(2, min(step, n) * heads, t, t)
+        # The products subtract the log-sum-exp from the logits and, as sum(weights * grads) of a row is
+        # sum(grad * out), this from the gradient of the weights, as channels: two each, as bfloat16 alone would be off
+        # by 2 %.
+        of_rows = sums / (-scale * LOG2_E), -(grad.to(precise) * out).sum(3, keepdim=True)
+        of_rows = [
+            torch.cat((x, column.to(q.dtype), (column - column.to(q.dtype)).to(q.dtype)), dim=3)
+            for x, column in zip((q, grad), of_rows, strict=True)
+        ]
+        ones = q.new_ones(()).expand(n, heads, t, 2)
+        of_columns = [torch.cat((x, ones), dim=3) for x in (k, v)]
+        for first in range(0, n, step):
+            now = slice(first, first + step)
+            qb, gb, kb, vb = (x[now].reshape(-1, t, d + 2) for x in (*of_rows, *of_columns))
+            p = logits(qb, kb, offset, scale * LOG2_E, weights[: len(qb)]).exp2_()
+            # Transposing a thin matrix costs less than transposing a T x T matrix.
+            grad_v = torch.bmm(gb[..., :d].transpose(1, 2).contiguous(), p)
+            x = torch.bmm(gb, vb.transpose(1, 2), out=grads[: len(qb)]).mul_(p)
+            grad_k = torch.bmm(qb[..., :d].transpose(1, 2).contiguous(), x).mul_(scale)
+            grad_q = torch.bmm(x, kb[..., :d]).mul_(scale)
+            for target, value in zip(targets, (grad_q, grad_k.transpose(1, 2), grad_v.transpose(1, 2)), strict=True):
+                target[now] = value.reshape(-1, heads, t, d)
+            if grad_bias is not None:
+                grad_bias += x if len(x) == heads else x.view(-1, heads, t, t).sum(0)
         if mutual:  # the queries are a copy, in the order of the other frame
             frames = grad_qkv.unflatten(1, (2, -1))[:, :, :, 0]
             frames[:] = targets[0].unflatten(0, (-1, 2)).flip(1).transpose(2, 3)
-        return grad_qkv, grad_bias if bias is not None else None, None, None, None, None
+        return grad_qkv, grad_bias, None, None, None, None
 
 
 def windows_at_once(q: Tensor) -> int:
     heads, t = q.shape[1:3]
     return max(1, CORE_BYTES // (heads * t * t * q.element_size()))
-
-
-def tiled_offset(q: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    """LOG2_E (bias + mask) for all windows that are computed at once, (windows * heads, T, T), or None."""
-    added = logit_offset(bias, mask, q.dtype, LOG2_E)
-    t = q.shape[2]
-    return None if added is None else added.expand(windows_at_once(q), q.shape[1], t, t).reshape(-1, t, t)
 
 
 def logits(q: Tensor, k: Tensor, offset: Tensor | None, scale: float, out: Tensor) -> Tensor:
@@ -136,8 +161,8 @@ def cpu_attention(
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale q k^T + offset / LOG2_E) v, and LOG2_E times the log-sum-exp of each row of logits.
 
-    q, k, v: (n, heads, T, hd); offset: of `tiled_offset` -> (n, heads, T, hd), (n, heads, T, 1), the latter float32 at
-    least. subtracts: the largest logit of each row from all of them, before exp2. No autograd.
+    q, k, v: (n, heads, T, hd); offset: (windows at once * heads, T, T) or None -> (n, heads, T, hd), (n, heads, T, 1),
+    the latter float32 at least. subtracts: the largest logit of each row from all of them, before exp2. No autograd.
     """
     n, heads, t, d = q.shape
     step = windows_at_once(q)
@@ -160,42 +185,3 @@ def cpu_attention(
         return cpu_attention(q, k, v, offset, scale, subtracts=True)
     sums = total.to(torch.promote_types(q.dtype, torch.float32)).log2()
     return (out / total).transpose(2, 3), sums.transpose(2, 3).add_(top)
-
-
-def cpu_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, offset: Tensor | None, scale: float,
-    targets: list[Tensor],
-) -> Tensor | None:  # fmt: skip
-    """Gradients of `cpu_attention`: writes those of q, k, v to the views `targets`, returns that of the logits' bias.
-
-    The logits are recomputed for a few windows at a time, so that they stay in the cache and the forward pass saves no
-    T x T matrices. grad, q, k, v, out: (n, heads, T, hd); sums: (n, heads, T, 1). The gradient is (heads, T, T),
-    float32 at least, or None.
-    """
-    n, heads, t, d = q.shape
-    step, precise = windows_at_once(q), sums.dtype
-    grad_added = None if offset is None else q.new_zeros(heads, t, t, dtype=precise)
-    weights, grads = q.new_empty(2, min(step, n) * heads, t, t)
-    # The products subtract the log-sum-exp from the logits and, as sum(weights * grads) of a row is sum(grad * out),
-    # this from the gradient of the weights, as channels: two each, as bfloat16 alone would be off by 2 %.
-    of_rows = sums / (-scale * LOG2_E), -(grad.to(precise) * out).sum(3, keepdim=True)
-    of_rows = [
-        torch.cat((x, column.to(q.dtype), (column - column.to(q.dtype)).to(q.dtype)), dim=3)
-        for x, column in zip((q, grad), of_rows, strict=True)
-    ]
-    ones = q.new_ones(()).expand(n, heads, t, 2)
-    of_columns = [torch.cat((x, ones), dim=3) for x in (k, v)]
-    for first in range(0, n, step):
-        now = slice(first, first + step)
-        qb, gb, kb, vb = (x[now].reshape(-1, t, d + 2) for x in (*of_rows, *of_columns))
-        p = logits(qb, kb, offset, scale * LOG2_E, weights[: len(qb)]).exp2_()
-        # Transposing a thin matrix costs less than transposing a T x T matrix.
-        grad_v = torch.bmm(gb[..., :d].transpose(1, 2).contiguous(), p)
-        x = torch.bmm(gb, vb.transpose(1, 2), out=grads[: len(qb)]).mul_(p)
-        grad_k = torch.bmm(qb[..., :d].transpose(1, 2).contiguous(), x).mul_(scale)
-        grad_q = torch.bmm(x, kb[..., :d]).mul_(scale)
-        for target, value in zip(targets, (grad_q, grad_k.transpose(1, 2), grad_v.transpose(1, 2)), strict=True):
-            target[now] = value.reshape(-1, heads, t, d)
-        if grad_added is not None:
-            grad_added += x if len(x) == heads else x.view(-1, heads, t, t).sum(0)
-    return grad_added

@@ -1,7 +1,7 @@
 """The stages of VRT on tokens (B, N, H, W, C), and their blocks: window attention and gated MLP, both residual.
 
 A block is one plain function of a chunk of windows, `Block._hidden`: a chunk at a time and recomputed in backward
-(chunks.py). `Block._forward_plain` runs its two parts on all windows under torch's autograd: for torch.compile, and as
+(chunks.py). `Block.forward_plain` runs its two parts on all windows under torch's autograd: for torch.compile, and as
 the reference.
 """
 
@@ -9,7 +9,6 @@ the reference.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,13 +49,6 @@ class WindowAttention(nn.Module):
         if mutual:
             self.qkv_mut = nn.Linear(dim, 3 * dim, bias=qkv_bias)
 
-    def bias(self, tokens: int) -> Tensor:
-        """(heads, tokens, tokens). A clipped window uses the corner of the full index, as in the published network."""
-        index = self.relative_position_index[:tokens, :tokens]
-        rows = self.relative_position_bias_table.index_select(0, index.reshape(-1))
-        # Contiguous: the fused kernels reject a bias whose last axis is strided.
-        return rows.view(tokens, tokens, -1).permute(2, 0, 1).contiguous()
-
 
 class Block(nn.Module):
     """Transformer block on tokens (B, D, H, W, C): window attention and gated MLP, both residual.
@@ -89,19 +81,26 @@ class Block(nn.Module):
         self.attn = WindowAttention(dim, window, heads, qkv_bias, qk_scale, mutual)
         self.norm2 = LayerNorm(dim)
         self.mlp = GatedMlp(dim, int(dim * mlp_ratio), dim)
-        self.is_compiled = False
+        self.is_compiled = False  # whether VRT.compile has compiled forward_plain
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(compute_dtype(x))
-        is_public, factors = chunks.has_public_attention(x), self._drop_factors(x)
-        tokens = x[0].numel() // x.shape[-1]
+        is_public, tokens = x.device.type in chunks.PUBLIC_ATTENTION, x[0].numel() // x.shape[-1]
+        factors = None
+        if self.training and self.drop_path:
+            # Of both branches, (2, B, 1): 0 or 1 / (1 - drop_path). The draws come from torch's default generator, not
+            # from an explicit one: torch's own layers, such as nn.Dropout in an added network, take no other. ModelVRT
+            # seeds it from (manual_seed, step, rank) before each step.
+            keep, precise = 1.0 - self.drop_path, torch.promote_types(x.dtype, torch.float32)  # bfloat16: 0.2 % off
+            draws = [torch.ones(len(x), 1, device=x.device, dtype=precise).bernoulli_(keep) / keep for _ in range(2)]
+            factors = torch.stack(draws)
         with torch.autocast(x.device.type, enabled=False):
             # A compiled block is the plain form: it pays on a GPU. The window plan is not compiled.
             if not chunks.runs_in_chunks(self.kernels, x) or (self.is_compiled and x.device.type != "cpu"):
                 (chunk,) = window_chunks(tuple(x.shape[1:4]), self.window, self.shift, x.device, len(x))
                 if factors is not None:
                     factors = factors.repeat_interleave(tokens, 1).index_select(1, chunk.results)
-                return self._forward_plain(x, chunk, (None, None) if factors is None else tuple(factors))
+                return self.forward_plain(x, chunk, (None, None) if factors is None else tuple(factors))
             if factors is not None:  # on a CPU, a dropped branch is not computed
                 factors = factors.repeat_interleave(tokens, 1) if is_public else factors.squeeze(2).t().tolist()
             parts, records = self.chunks(x), None if is_public else not self.checkpoint_attn
@@ -110,31 +109,26 @@ class Block(nn.Module):
             rows = x.reshape(1 if is_public else len(x), -1, x.shape[-1])
             return chunks.InChunks.apply(rows, work, *weights.values()).view(x.shape)
 
-    def compile(self, *args: Any, **options: Any) -> None:
-        """torch.compile of the plain form, in place."""
-        self._forward_plain = torch.compile(self._forward_plain, *args, **options)
-        self.is_compiled = True
-
-    def _forward_plain(self, x: Tensor, chunk: Chunk, factors: tuple[Any, Any]) -> Tensor:
+    def forward_plain(self, x: Tensor, chunk: Chunk, factors: tuple[Any, Any]) -> Tensor:
         """chunk: all windows; factors: a column for its results, or None, for each branch."""
-        w, saves = chunks.cast(self.weights(chunk.tokens), x.dtype), torch.is_grad_enabled()
-
-        def run(part: Callable[[Tensor], Tensor], tokens: Tensor, recomputes: bool) -> Tensor:
-            return recomputed(part, tokens, weights=w.values()) if saves and recomputes else part(tokens)
+        w = chunks.cast(self.weights(chunk.tokens), x.dtype)
 
         def attention(tokens: Tensor) -> Tensor:
             return self._attended(tokens, chunk, factors[0], w, None)
 
         def ffn(y: Tensor) -> Tensor:
-            return y + chunks.scaled(F.linear(self._gated(y, w), w["fc2"], w["fc2_bias"]), factors[1])
+            h = chunks.gated(layer_norm(y, w["norm2"], w["norm2_bias"], self.norm2.eps), w)
+            h = F.linear(h, w["fc2"], w["fc2_bias"])
+            return y + chunks.scaled(h, factors[1])
 
-        tokens = take(x.flatten(0, 3), chunk.results)
+        y = take(x.flatten(0, 3), chunk.results)
         if chunk.kept is not None:
-            tokens = tokens.new_zeros(len(chunk.rows), x.shape[-1]).index_copy(0, chunk.kept, tokens)
+            y = y.new_zeros(len(chunk.rows), x.shape[-1]).index_copy(0, chunk.kept, y)
+        parts = [(attention, self.checkpoint_attn), (ffn, self.checkpoint_ffn)]
         if self.checkpoint_attn and self.checkpoint_ffn:
-            y = run(lambda tokens: ffn(attention(tokens)), tokens, True)
-        else:
-            y = run(ffn, run(attention, tokens, self.checkpoint_attn), self.checkpoint_ffn)
+            parts = [(lambda tokens: ffn(attention(tokens)), True)]
+        for part, recomputes in parts:
+            y = recomputed(part, y, weights=w.values(), when=recomputes)
         return torch.empty_like(y).index_copy(0, chunk.results, y).view(x.shape)
 
     def _hidden(
@@ -142,14 +136,15 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """See chunks.Work."""
         y = self._attended(tokens, chunk, factors[0], w, tape)
-        return y, None if _drops(factors[1]) else self._gated(y, w)
+        if isinstance(factors[1], float) and factors[1] == 0.0:
+            return y, None
+        return y, chunks.gated(layer_norm(y, w["norm2"], w["norm2_bias"], self.norm2.eps), w)
 
     def _attended(self, tokens: Tensor, chunk: Chunk, factor: Any, w: Weights, tape: Tape | None) -> Tensor:
         """The sum with the attention branch, proj(attention(norm1(x))): (rows, C) -> (results, C)."""
         t, heads = chunk.tokens, self.attn.heads
-        kept = (lambda x: x) if chunk.kept is None else (lambda x: take(x, chunk.kept))
-        if _drops(factor):
-            return kept(tokens)
+        if isinstance(factor, float) and factor == 0.0:
+            return take(tokens, chunk.kept)
 
         def attention(u: Tensor, key: str, added: Tensor | None, mutual: bool) -> Tensor:
             qkv = F.linear(u, w[key], w[f"{key}_bias"]).view(-1, t, 3, heads, u.shape[1] // heads)
@@ -163,14 +158,12 @@ class Block(nn.Module):
             # The output at frame 1 comes from frame 2's queries and frame 1's keys and values, and vice versa.
             u = (u.view(-1, t // 2, u.shape[1]) + w["positions"]).view_as(u)
             out = torch.cat((attention(u, "qkv_mut", None, True), out), dim=1)
-        return kept(tokens) + chunks.scaled(kept(F.linear(out, w["proj"], w["proj_bias"])), factor)
-
-    def _gated(self, y: Tensor, w: Weights) -> Tensor:
-        return chunks.gated(layer_norm(y, w["norm2"], w["norm2_bias"], self.norm2.eps), w)
+        out = chunks.scaled(take(F.linear(out, w["proj"], w["proj_bias"]), chunk.kept), factor)
+        return take(tokens, chunk.kept) + out
 
     def chunks(self, x: Tensor) -> tuple[Chunk, ...]:
         """The windows of a sample a few at a time on a CPU; on a GPU many of all samples."""
-        size, is_public = tuple(x.shape[1:4]), chunks.has_public_attention(x)
+        size, is_public = tuple(x.shape[1:4]), x.device.type in chunks.PUBLIC_ATTENTION
         tokens = math.prod(min(s, w) for s, w in zip(size, self.window, strict=True))
         most = chunks.CPU_TOKENS // tokens
         if is_public:
@@ -180,29 +173,17 @@ class Block(nn.Module):
     def weights(self, tokens: int) -> Weights:
         """By name; tokens: of a window."""
         a, mutual = self.attn, {}
+        # A clipped window uses the corner of the full index, as in the published network.
+        index = a.relative_position_index[:tokens, :tokens].reshape(-1)
+        bias = a.relative_position_bias_table.index_select(0, index).view(tokens, tokens, -1).permute(2, 0, 1)
         if a.mutual:
             mutual = {"qkv_mut": a.qkv_mut.weight, "qkv_mut_bias": a.qkv_mut.bias, "positions": a.position_bias}
         return {
-            "norm1": self.norm1.weight, "norm1_bias": self.norm1.bias, "bias": a.bias(tokens), "qkv": a.qkv_self.weight,
-            "qkv_bias": a.qkv_self.bias, "proj": a.proj.weight, "proj_bias": a.proj.bias, **mutual,
-            "norm2": self.norm2.weight, "norm2_bias": self.norm2.bias, **self.mlp.weights(),
+            "norm1": self.norm1.weight, "norm1_bias": self.norm1.bias,
+            "bias": bias.contiguous(),  # the fused kernels reject a bias whose last axis is strided
+            "qkv": a.qkv_self.weight, "qkv_bias": a.qkv_self.bias, "proj": a.proj.weight, "proj_bias": a.proj.bias,
+            **mutual, "norm2": self.norm2.weight, "norm2_bias": self.norm2.bias, **self.mlp.weights(),
         }  # fmt: skip
-
-    def _drop_factors(self, x: Tensor) -> Tensor | None:
-        """Factors of both branches, (2, B, 1): 0 or 1 / (1 - drop_path); None where nothing is ever dropped.
-
-        The draws come from torch's default generator, not from an explicit one: torch's own layers, such as nn.Dropout
-        in an added network, take no other. ModelVRT seeds it from (manual_seed, step, rank) before each step.
-        """
-        if not self.training or not self.drop_path:
-            return None
-        keep, precise = 1.0 - self.drop_path, torch.promote_types(x.dtype, torch.float32)  # bfloat16 is off by 0.2 %
-        draws = [torch.ones(len(x), 1, device=x.device, dtype=precise).bernoulli_(keep) / keep for _ in range(2)]
-        return torch.stack(draws)
-
-
-def _drops(factor: float | Tensor | None) -> bool:
-    return isinstance(factor, float) and factor == 0.0
 
 
 def block_transient(block: Block, x: Tensor) -> int:
@@ -210,14 +191,15 @@ def block_transient(block: Block, x: Tensor) -> int:
 
     Counted on fake tensors (tests/fake_gpu.py): those of a chunk, and the gradients of the bias, one for each window.
     """
-    if not chunks.has_public_attention(x) or not chunks.runs_in_chunks(block.kernels, x) or block.is_compiled:
+    is_public = x.device.type in chunks.PUBLIC_ATTENTION
+    if not is_public or not chunks.runs_in_chunks(block.kernels, x) or block.is_compiled:
         return 0
     x = x.to(compute_dtype(x))
     chunk = max(block.chunks(x), key=lambda chunk: len(chunk.rows))
     return x.element_size() * (2 * x.numel() + len(chunk.rows) * (13 * x.shape[-1] + block.attn.heads * chunk.tokens))
 
 
-class BlockGroup(nn.Module):
+class BlockGroup(nn.Sequential):
     """`depth` blocks on tokens (B, D, H, W, C); every second one is shifted by half a window."""
 
     def __init__(
@@ -226,15 +208,11 @@ class BlockGroup(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         half = tuple(w // 2 for w in window)
-        self.blocks = nn.ModuleList(
+        blocks = (
             Block(dim, heads, window, half if j % 2 else (0, 0, 0), mutual, drop_path=drop_path[j], **block)
             for j in range(depth)
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
+        self.blocks = nn.Sequential(*blocks)
 
 
 class FoldPatches(nn.Module):
@@ -253,20 +231,12 @@ class UnfoldPatches(nn.Module):
         return x.view(b, n, h, w, 2, 2, c // 4).permute(0, 1, 2, 5, 3, 4, 6).reshape(b, n, 2 * h, 2 * w, c // 4)
 
 
-def reshape_layer(kind: str, inputs: int, dim: int) -> nn.Sequential:
-    """Entry of a stage: "none" (LayerNorm), "down" (scale 1/2) or "up" (scale 2)."""
-    if kind == "none":
-        return nn.Sequential(nn.Identity(), LayerNorm(dim))
-    if kind == "down":
-        return nn.Sequential(FoldPatches(), LayerNorm(4 * inputs), nn.Linear(4 * inputs, dim))
-    return nn.Sequential(UnfoldPatches(), LayerNorm(inputs // 4), nn.Linear(inputs // 4, dim))
-
-
 class Stage(nn.Module):
     """Stages 1 to 7: blocks with mutual attention, blocks with self attention, then fusion with aligned neighbours.
 
-    kind, inputs: see reshape_layer. mutual_depth: number of blocks with mutual attention. pa_frames: 0 = no alignment,
-    else 2, 4 or 6 neighbours. scale: size of the network's input over that of this stage. block: see Block.
+    kind: what happens at the entry: "none" (LayerNorm), "down" (scale 1/2) or "up" (scale 2); inputs: channels there.
+    mutual_depth: number of blocks with mutual attention. pa_frames: 0 = no alignment, else 2, 4 or 6 neighbours.
+    scale: size of the network's input over that of this stage. block: see Block.
     """
 
     def __init__(
@@ -285,7 +255,11 @@ class Stage(nn.Module):
         **block: Any,
     ) -> None:
         super().__init__()
-        self.reshape = reshape_layer(kind, inputs, dim)
+        patches = {"none": nn.Identity, "down": FoldPatches, "up": UnfoldPatches}[kind]
+        width = {"none": dim, "down": 4 * inputs, "up": inputs // 4}[kind]
+        self.reshape = nn.Sequential(patches(), LayerNorm(width))
+        if kind != "none":
+            self.reshape.append(nn.Linear(width, dim))
         pair = (2, *window[1:])
         self.residual_group1 = BlockGroup(dim, mutual_depth, heads, pair, True, drop_path, **block)
         self.linear1 = nn.Linear(dim, dim)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.vrt.layers import compute_dtype, recomputed
-from models.vrt.windows import Chunk
+from models.vrt.windows import Chunk, take
 
 Kernels = Literal["auto", "plain"]
 Weights = dict[str, Tensor | None]
@@ -31,10 +31,6 @@ def runs_in_chunks(kernels: str, x: Tensor) -> bool:
     """Whether x goes through in chunks, and not as a whole under autograd."""
     known = x.device.type in ("cpu", *PUBLIC_ATTENTION)
     return kernels != "plain" and known and not torch.compiler.is_compiling()
-
-
-def has_public_attention(x: Tensor) -> bool:
-    return x.device.type in PUBLIC_ATTENTION
 
 
 def cast(weights: Weights, dtype: torch.dtype) -> Weights:
@@ -93,7 +89,7 @@ class InChunks(torch.autograd.Function):
         has_tape = work.records is not None and (ctx.needs_input_grad[0] or x.dtype is torch.bfloat16)
         tape = Tape(work.records and ctx.needs_input_grad[0]) if has_tape else None
         for sample, chunk, factors in work.pieces(len(x)):
-            y, h = work.hidden(_take(x[sample], chunk.rows), chunk, factors, w, tape)
+            y, h = work.hidden(take(x[sample], chunk.rows), chunk, factors, w, tape)
             if h is not None:
                 branch = scaled(F.linear(h, w["fc2"], w["fc2_bias"]), factors[1])
                 y = branch if y is None else branch.add_(y)
@@ -117,8 +113,8 @@ class InChunks(torch.autograd.Function):
             w[key].requires_grad_()
         grad_x = torch.empty_like(x)
         for sample, chunk, factors in work.pieces(len(x)):
-            tokens = _take(x[sample], chunk.rows).detach().requires_grad_()
-            g = _take(grad[sample], chunk.results)
+            tokens = take(x[sample], chunk.rows).detach().requires_grad_()
+            g = take(grad[sample], chunk.results)
             with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
                 y, h = work.hidden(tokens, chunk, factors, w, tape)
             outputs, gradients = ([], []) if y is None else ([y], [g])
@@ -134,18 +130,13 @@ class InChunks(torch.autograd.Function):
             for key, value in zip(wanted, found, strict=True):
                 if value is not None:  # a branch that stochastic depth drops
                     sums[key] += value
-            grad_tokens = grad_tokens if chunk.kept is None else grad_tokens.index_select(0, chunk.kept)
-            _put(grad_x[sample], chunk.results, grad_tokens)
+            _put(grad_x[sample], chunk.results, take(grad_tokens, chunk.kept))
         return (grad_x, None, *(sums.get(key) for key in work.names))
 
 
 def scaled(x: Tensor, factor: float | Tensor | None) -> Tensor:
     """x times a number, or a column of float32, in the dtype of x; None: x."""
     return x if factor is None else (x * factor).to(x.dtype)
-
-
-def _take(x: Tensor, rows: slice | Tensor) -> Tensor:
-    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
 
 
 def _put(out: Tensor, rows: slice | Tensor, values: Tensor) -> None:
@@ -179,17 +170,13 @@ class GatedMlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         w = self.weights()
         if not runs_in_chunks(self.kernels, x):
-            saves = self.checkpoint and torch.is_grad_enabled()
-            return recomputed(self._plain, x, weights=self.parameters()) if saves else self._plain(x)
+            return recomputed(lambda u: self.fc2(gated(u, w)), x, weights=w.values(), when=self.checkpoint)
         rows = x.to(compute_dtype(x)).flatten(0, -2)
-        step = GPU_TOKENS if has_public_attention(x) else CPU_TOKENS
+        step = GPU_TOKENS if x.device.type in PUBLIC_ATTENTION else CPU_TOKENS
         chunks = [Chunk(*[slice(first, first + step)] * 2) for first in range(0, len(rows), step)]
         work = Work(lambda tokens, chunk, factors, w, tape: (None, gated(tokens, w)), chunks, tuple(w))
         with torch.autocast(x.device.type, enabled=False):
             return InChunks.apply(rows[None], work, *w.values()).view(*x.shape[:-1], -1)
-
-    def _plain(self, x: Tensor) -> Tensor:
-        return self.fc2(gated(x, self.weights()))
 
     def weights(self) -> Weights:
         layers = {"fc11": self.fc11, "fc12": self.fc12, "fc2": self.fc2}

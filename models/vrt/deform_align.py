@@ -22,24 +22,17 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     Returns (n, c', h, w), under autocast in the autocast dtype. Differentiable in all tensors.
     """
     kind, dtype = x.device.type, compute_dtype(x)
-    if kind == "cpu":
-        return sampled_conv(x, offset, mask.to(x.dtype), weight, bias).to(dtype)
-    from torchvision.ops import deform_conv2d  # takes seconds to import, so only when it is needed
+    if kind != "cpu":
+        from torchvision.ops import deform_conv2d  # takes seconds to import, so only when it is needed
 
-    # It needs one dtype, and computes in float32 under autocast. An offset of 20 pixels in bfloat16 is off by 1/16.
-    precise = torch.promote_types(x.dtype, torch.float32)
-    x, offset, mask, weight, bias = (t.to(precise) for t in (x, offset, mask, weight, bias))
-    with torch.autocast(kind, enabled=False):
-        return deform_conv2d(x, offset, weight, bias, padding=1, mask=mask).to(dtype)
-
-
-def sampled_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """deform_conv as one grid_sample and one matrix product.
-
-    On a CPU 3 times faster than torchvision's scalar loops, 7 times with gradients.
-    """
+        # It needs one dtype, and computes in float32 under autocast. An offset of 20 pixels in bfloat16 is off by 1/16.
+        precise = torch.promote_types(x.dtype, torch.float32)
+        x, offset, mask, weight, bias = (t.to(precise) for t in (x, offset, mask, weight, bias))
+        with torch.autocast(kind, enabled=False):
+            return deform_conv2d(x, offset, weight, bias, padding=1, mask=mask).to(dtype)
+    # One grid_sample and one matrix product: 3 times faster than torchvision's scalar loops, 7 times with gradients.
     n, c, h, w = x.shape
-    groups = mask.shape[1] // TAPS
+    groups, mask = mask.shape[1] // TAPS, mask.to(x.dtype)
     dy, dx = offset.view(n * groups, TAPS, 2, h, w).unbind(2)
     base_y, base_x = _tap_positions(h, w, offset.dtype, x.device)
     scale_y, scale_x = 2.0 / max(h - 1, 1), 2.0 / max(w - 1, 1)
@@ -52,7 +45,7 @@ def sampled_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: 
     weight_groups = c // weight.shape[1]
     columns = columns.view(n, weight_groups, -1, h * w)
     out = weight.view(weight_groups, len(weight) // weight_groups, -1) @ columns
-    return out.view(n, -1, h, w) + bias.view(-1, 1, 1)
+    return (out.view(n, -1, h, w) + bias.view(-1, 1, 1)).to(dtype)
 
 
 @lru_cache(maxsize=32)
@@ -98,17 +91,17 @@ class DeformAlign(nn.Module):
 
     def forward(self, sources: list[Tensor], target: Tensor, flows: list[Tensor]) -> Tensor:
         """sources: nearest first, each (n, d, h, w); target: (n, d, h, w); flows: one (n, 2, h, w) per source."""
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._aligned(target, *sources, *flows)
-        if target.device.type != "cpu":
+        others, is_compiling = (*sources, *flows), torch.compiler.is_compiling()
+        if target.device.type != "cpu" and not is_compiling:
             # A GPU has time for the convolutions, and no memory for their inputs.
-            return recomputed(self._aligned, target, *sources, *flows, weights=self.parameters())
+            return recomputed(
+                lambda x, *rest: self._sampled(self._unbounded(x, *rest), *rest), target, *others,
+                weights=self.parameters(),
+            )  # fmt: skip
         # Offsets are three times as large as the input, samples nine times, and both are cheap to recompute.
-        unbounded = self._unbounded(target, *sources, *flows)
-        return recomputed(self._sampled, unbounded, *sources, *flows, weights=(self.weight, self.bias))
-
-    def _aligned(self, target: Tensor, *others: Tensor) -> Tensor:
-        return self._sampled(self._unbounded(target, *others), *others)
+        unbounded = self._unbounded(target, *others)
+        weights = self.weight, self.bias
+        return recomputed(self._sampled, unbounded, *others, weights=weights, when=not is_compiling)
 
     def _unbounded(self, target: Tensor, *others: Tensor) -> Tensor:
         """Offsets before tanh, and masks before the sigmoid, (n, 27 g, h, w); others: sources, then flows."""

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -34,10 +35,6 @@ class Branch(NamedTuple):
     flag: str
     bytes: int
     flops: float
-
-    @property
-    def is_recomputed(self) -> bool:
-        return getattr(self.owner, self.flag)
 
 
 class Moment(NamedTuple):
@@ -69,8 +66,8 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
         """Bytes of activations that are kept for the backward pass, and the most that there are at a time."""
         kept = peak = 0
         for moment in moments:
-            kept += sum(branch.bytes for branch in moment.branches if not branch.is_recomputed)
-            again = sum(branch.bytes for branch in moment.branches if branch.is_recomputed)
+            again = sum(branch.bytes for branch in moment.branches if getattr(branch.owner, branch.flag))
+            kept += sum(branch.bytes for branch in moment.branches) - again
             peak = max(peak, moment.saved + kept + again + moment.transient)
         return moments[-1].saved + kept, peak
 
@@ -79,7 +76,7 @@ def fit_memory(net: nn.Module, run: Callable[[], Any], budget_gb: float) -> floa
         if MARGIN * (fixed + kept_and_peak()[1]) > budget_gb * GB:
             setattr(branch.owner, branch.flag, True)
     kept, peak = kept_and_peak()
-    need, recomputed = MARGIN * (fixed + peak), sum(branch.is_recomputed for branch in branches)
+    need, recomputed = MARGIN * (fixed + peak), sum(getattr(b.owner, b.flag) for b in branches)
     logger.info(
         "checkpoint auto: %d of %d branches are recomputed in backward; about %.2f GB of %.2f GB "
         "(kept %.2f GB, at most %.2f GB more in backward, weights and moments %.2f GB, and a margin)",
@@ -108,14 +105,14 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
     first = next(net.parameters())
     with torch.random.fork_rng([first.device] if first.is_cuda else []), torch.enable_grad():
         with ExitStack() as stack:
-            sizes = stack.enter_context(_saved(net))
+            sizes = stack.enter_context(saved_bytes(net))
             for owner in owners:
                 for flag in owner.FLAGS:
                     setattr(owner, flag, True)
             for module in (*owners, *aligns):
                 stack.callback(module.register_forward_hook(note).remove)
             run()
-        known: dict[tuple, dict[str, int]] = {}
+        known: dict[tuple, list[int]] = {}
         moments = [
             Moment([], saved, module.transient(x)) if module in aligns else _moment(net, module, x, saved, known)
             for module, x, saved in seen
@@ -124,8 +121,8 @@ def _checkpoint_all(net: nn.Module, run: Callable[[], Any]) -> list[Moment]:
 
 
 @contextmanager
-def _saved(net: nn.Module) -> Iterator[dict[int, int]]:
-    """Bytes of each storage that autograd saves for the backward pass, without those of `net`, by address."""
+def saved_bytes(net: nn.Module) -> Iterator[dict[int, int]]:
+    """Bytes of each storage that autograd saves for the backward pass, by address, without parameters and buffers."""
     own = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers())}
     sizes: dict[int, int] = {}
     alive: list[Tensor] = []  # keeps the tensors, so that no address is used twice
@@ -141,45 +138,34 @@ def _saved(net: nn.Module) -> Iterator[dict[int, int]]:
         yield sizes
 
 
-def saved_bytes(net: nn.Module, run: Callable[[], Any]) -> int:
-    """Bytes that autograd saves for the backward pass of `run`: each storage once, without parameters and buffers."""
-    with _saved(net) as sizes:
-        run()
-    return sum(sizes.values())
-
-
-def _moment(net: nn.Module, owner: nn.Module, x: Tensor, saved: int, known: dict[tuple, dict[str, int]]) -> Moment:
+def _moment(net: nn.Module, owner: nn.Module, x: Tensor, saved: int, known: dict[tuple, list[int]]) -> Moment:
     """known: bytes that are saved in addition when the flags are cleared one by one, of each kind and size of owner."""
     key, transient = (type(owner), tuple(x.shape), x.dtype), 0
     if isinstance(owner, Block):
-        key += (owner.window, owner.shift if any(owner.shift) else None, owner.attn.mutual, owner.attn.heads)
-        work, transient = block_flops(owner, tuple(x.shape[:4])), block_transient(owner, x)
+        attn, transient = owner.attn, block_transient(owner, x)
+        key += (owner.window, owner.shift if any(owner.shift) else None, attn.mutual, attn.heads)
+        batch, *size, channels = x.shape
+        window = [min(s, w) for s, w in zip(size, owner.window, strict=True)]
+        padded = batch * math.prod(-(-s // w) * w for s, w in zip(size, window, strict=True))
+        # Mutual attention adds the products within half a window.
+        pairs = (3 if attn.mutual else 2) * math.prod(window) * channels
+        of_attn, of_mlp = (sum(layer.weight.numel() for layer in m.children()) for m in (attn, owner.mlp))
+        work = padded * 2.0 * (of_attn + pairs), batch * math.prod(size) * 2.0 * of_mlp
     else:
         work = (2.0 * x.numel() / x.shape[-1] * sum(w.numel() for w in owner.weights().values()),)
     if key not in known:
-        x, known[key] = x.requires_grad_(), {}
-        before = saved_bytes(net, lambda: owner(x))
-        for flag in owner.FLAGS:
-            setattr(owner, flag, False)
-            now = saved_bytes(net, lambda: owner(x))
-            before, known[key][flag] = now, max(0, now - before)
+        x, totals = x.requires_grad_(), []
+        for flag in (None, *owner.FLAGS):
+            if flag:
+                setattr(owner, flag, False)
+            with saved_bytes(net) as sizes:
+                owner(x)
+            totals.append(sum(sizes.values()))
+        known[key] = [max(0, now - before) for before, now in pairwise(totals)]
         for flag in owner.FLAGS:
             setattr(owner, flag, True)
-    branches = [Branch(owner, flag, known[key][flag], flops) for flag, flops in zip(owner.FLAGS, work, strict=True)]
+    branches = [Branch(owner, *branch) for branch in zip(owner.FLAGS, known[key], work, strict=True)]
     return Moment(branches, saved, transient)
-
-
-def block_flops(block: Block, size: tuple[int, int, int, int]) -> tuple[float, float]:
-    """FLOPs of the attention and of the MLP of a block, on tokens (batch, frames, height, width)."""
-    batch, *volume = size
-    window = [min(s, w) for s, w in zip(volume, block.window, strict=True)]
-    padded = batch * math.prod(-(-s // w) * w for s, w in zip(volume, window, strict=True))
-    length, channels = math.prod(window), block.attn.proj.out_features
-    linears = sum(m.weight.numel() for m in block.attn.children())
-    # Mutual attention adds the products within half a window.
-    pairs = (3 if block.attn.mutual else 2) * length * channels
-    of_mlp = sum(m.weight.numel() for m in block.mlp.children())
-    return padded * 2.0 * (linears + pairs), batch * math.prod(volume) * 2.0 * of_mlp
 
 
 def is_out_of_memory(error: BaseException) -> bool:

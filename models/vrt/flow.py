@@ -131,23 +131,17 @@ def estimate_flows(spynet: SpyNet, frames: Tensor, distance: int) -> Flows:
     levels = [p.view(b, n, *p.shape[1:]) for p in spynet.pyramid(frames.flatten(0, 1))]
     ref = [torch.stack((p[:, :-1], p[:, 1:])).flatten(0, 2) for p in levels]
     supp = [torch.stack((p[:, 1:], p[:, :-1])).flatten(0, 2) for p in levels]
-    flows = spynet.estimate(ref, supp, (height, width))
-    return [compose_flows(*f.view(2, b, n - 1, *f.shape[1:]), distance) for f in flows]
-
-
-def compose_flows(backward: Tensor, forward: Tensor, distance: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Flows to neighbours 1 .. distance frames away, composed from those of distance 1."""
-    far_b, far_f = [backward], [forward]
-    for reach in range(1, distance):
-        b, f = far_b[-1][:, :-1], far_f[-1][:, 1:]
-        far_b.append(b + warp_clip(backward[:, reach:], b))
-        far_f.append(f + warp_clip(forward[:, :-reach], f))
-    return far_b, far_f
-
-
-def warp_clip(x: Tensor, flow: Tensor) -> Tensor:
-    """flow_warp on clips: x (B, M, C, h, w), flow (B, M, 2, h, w)."""
-    return flow_warp(x.flatten(0, 1), flow.flatten(0, 1)).view(x.shape)
+    flows: Flows = []
+    for found in spynet.estimate(ref, supp, (height, width)):
+        backward, forward = found.view(2, b, n - 1, *found.shape[1:])
+        far_b, far_f = [backward], [forward]
+        for reach in range(1, distance):  # the flow to the last neighbour, then from there to the next one
+            for far, last, near in (
+                (far_b, far_b[-1][:, :-1], backward[:, reach:]), (far_f, far_f[-1][:, 1:], forward[:, :-reach]),
+            ):  # fmt: skip
+                far.append(last + flow_warp(near.flatten(0, 1), last.flatten(0, 1)).view(near.shape))
+        flows.append((far_b, far_f))
+    return flows
 
 
 def aligned_input(frames: Tensor, backward: Tensor, forward: Tensor) -> Tensor:

@@ -56,12 +56,14 @@ def tf32(is_on: bool) -> Iterator[None]:
             setattr(part, key, setting)
 
 
-def recomputed(function: Callable[..., Tensor], *args: Tensor, weights: Iterable[Tensor]) -> Tensor:
-    """function(*args); in backward it is recomputed, under the same autocast. It draws no random numbers.
+def recomputed(function: Callable[..., Tensor], *args: Tensor, weights: Iterable[Tensor], when: bool = True) -> Tensor:
+    """function(*args); in backward, if one can follow, it is recomputed under the same autocast. No random numbers.
 
-    weights: all that it takes beside args. torch's own checkpoint serves torch.compile alone: it imports the compiler,
-    which takes two seconds of each process.
+    weights: all that it takes beside args. when: whether to recompute. torch's own checkpoint serves torch.compile
+    alone: it imports the compiler, which takes two seconds of each process.
     """
+    if not when or not torch.is_grad_enabled():
+        return function(*args)
     if torch.compiler.is_compiling():
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return Recomputed.apply(function, len(args), *args, *weights)
@@ -100,23 +102,3 @@ class FrameConv(nn.Conv3d):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, self.weight[:, :, 0], self.bias, padding=1)
-
-
-class Upsample(nn.Module):
-    """Upscaling of frames (n, channels, H, W) by 2^k or 3 with pixel shuffles, then a convolution.
-
-    Children are named 0, 5, 10, ... as in the released checkpoints.
-    """
-
-    def __init__(self, scale: int, channels: int) -> None:
-        super().__init__()
-        self.factors = [3] if scale == 3 else [2] * (scale.bit_length() - 1)
-        for step, factor in enumerate(self.factors):
-            self.add_module(str(5 * step), FrameConv(channels, factor * factor * channels))
-        self.add_module(str(5 * len(self.factors)), FrameConv(channels, channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        convs = list(self.children())
-        for conv, factor in zip(convs, self.factors, strict=False):
-            x = F.leaky_relu(F.pixel_shuffle(conv(x), factor), 0.1)
-        return convs[-1](x)

@@ -53,9 +53,14 @@ class _Take(torch.autograd.Function):
         return grad.new_zeros(ctx.shape).index_copy_(0, *ctx.saved_tensors, grad), None
 
 
-def take(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows], each row at most once: its gradient is then a copy, many times faster than autograd's index_add."""
-    return _Take.apply(x, rows)
+def take(x: Tensor, rows: Tensor | slice | None) -> Tensor:
+    """x[rows], each row at most once: its gradient is then a copy, many times faster than autograd's index_add.
+
+    None: all rows.
+    """
+    if rows is None:
+        return x
+    return x[rows] if isinstance(rows, slice) else _Take.apply(x, rows)
 
 
 @lru_cache(maxsize=128)
