@@ -16,7 +16,7 @@ import torch
 
 from models.portable import RELEASED_TILES, SavedNetwork
 from models.restore.outputs import VIDEOS
-from models.restore.tiling import DTYPES, Restorer, Tiling
+from models.restore.tiling import Restorer, Tiling
 from models.select_network import other_kinds
 from utils import VERSION, utils_dist
 from utils.errors import CheckpointError, OptionError
@@ -28,6 +28,7 @@ from utils.run.checkpoint import own_checkpoint
 
 logger = logging.getLogger(__name__)
 
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}  # of --dtype -> of autocast
 SHIPPED = Path(__file__).resolve().parents[2] / "weights/operator.pth"  # of a user's clip, unless others are given
 
 
@@ -185,7 +186,7 @@ class NetworkMethod:
         return {"weights": weights, "dtype": self.dtype, **noise, **frames}
 
     def restorer(self, device: torch.device) -> Restorer:
-        return Restorer(self.saved.build(), self.tiling, device, dtype=self.dtype, noise_sigma=self.sigma)
+        return Restorer(self.saved.build(), self.tiling, device, dtype=DTYPES[self.dtype], noise_sigma=self.sigma)
 
 
 def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
