@@ -87,7 +87,7 @@ def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -
         method, section = formula, section_for(formula, section, args.opt, opt.scale)
     else:
         saved = read_saved(setup.find_weights(opt.path, opt.folder, args.weights), opt.portable())
-        method = setup.method_of(saved, args, opt.val, section)
+        method = setup.NetworkMethod(saved, args, opt.val, section)
     seed = opt.train.manual_seed
     dataset = build_dataset(section, "test", seed)
     check_clips(dataset, "test", opt.scale, None if formula else method.instants)
@@ -101,17 +101,10 @@ def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -
     if not formula and saved.spec.interpolates:
         frames = f"made between every second of {frames}; input: mean of both neighbours"
     read = {key: value for key, value in section.plain().items() if not key.startswith(("dataloader_", "cache_data"))}
-    return Job(
-        method=method,
-        clips=clips,
-        outputs=Outputs(folder, tuple(sorted(save)), args.fps, method.instants, opt.metric),
-        lpips=args.lpips,
-        overwrite=args.overwrite,
-        title=f"Test of {args.method or opt.task}" + (f" on the test set of {opt.task}" if formula else ""),
-        expected=max(len(clips), dataset.count_folders()),
-        section={"datasets.test": read, "train.manual_seed": seed},
-        frames_note=frames,
-    )
+    outputs = Outputs(folder, tuple(sorted(save)), args.fps, method.instants, opt.metric)
+    title = f"Test of {args.method or opt.task}" + (f" on the test set of {opt.task}" if formula else "")
+    expected, settings = max(len(clips), dataset.count_folders()), {"datasets.test": read, "train.manual_seed": seed}
+    return Job(method, clips, outputs, args.lpips, args.overwrite, title, expected, settings, frames)
 
 
 def user_job(
@@ -124,7 +117,7 @@ def user_job(
     frames, scale, trained = "all", 1, None
     if not formula:
         saved = read_saved(args.weights, network)
-        spike, method = setup.spike_options(saved, args), setup.method_of(saved, args)
+        spike, method = setup.spike_options(saved, args), setup.NetworkMethod(saved, args)
         scale, trained = saved.scale, saved.spike_data
     else:
         source = SPIKE_SOURCES.resolve(setup.changed_spikes({"type": "dat"}, args, SET_BY_METHOD), "spike")
@@ -146,17 +139,9 @@ def user_job(
         clips = [InterpolatedClip(clip) for clip in clips]
     slow = ("slowmotion",) if method.instants > 1 else ()
     save = args.save or ("video" if clips[0].fps is not None else "frames", "comparison", *slow)
-    return Job(
-        method=method,
-        clips=clips,
-        outputs=Outputs(Path(args.output), tuple(sorted(save)), args.fps, method.instants, metric),
-        lpips=args.lpips,
-        overwrite=args.overwrite,
-        title=clips[0].name if len(clips) == 1 else Path(args.input).name,
-        expected=len(clips),
-        section={"spike": spike},
-        frames_note=frames,
-    )
+    outputs = Outputs(Path(args.output), tuple(sorted(save)), args.fps, method.instants, metric)
+    title = clips[0].name if len(clips) == 1 else Path(args.input).name
+    return Job(method, clips, outputs, args.lpips, args.overwrite, title, len(clips), {"spike": spike}, frames)
 
 
 def reconstruction(args: Namespace) -> Reconstruction:

@@ -80,7 +80,6 @@ def read_options(argv: list[str]) -> Options:
 def train(run: "Training") -> int:
     """Step until the planned end, with logs, saves and validations. Exit code. Collective."""
     utils_dist.stop_on(signal.SIGINT)  # before the first step nothing is lost: KeyboardInterrupt ends the run
-    run.announce()
     with utils_dist.closed_after_report(run.begin()) as experiment, state.answering(run.opt.folder):
         # A validation that was interrupted comes first; `finish` has that of the last step.
         if run.at_start == "validation" and run.progress.step < run.total_iter and not run.validate():
@@ -124,10 +123,10 @@ class Training:
         self.every = {"validation": test_every, "save": opt.train.checkpoint_save}
         self.at_start = left_to_do(self.progress, self.total_iter, test_every)
 
-    def announce(self) -> None:
-        """Log the line of every rank, what is trained on what, and where training starts. Collective."""
-        train, loader, progress = self.opt.train, self.loader, self.progress
-        if (warning := self.opt.note_on_totals(utils_dist.get_world_size())) and utils_dist.is_main_process():
+    def begin(self) -> Experiment:
+        """Log every rank, what is trained on what and where training starts; open what the run writes. Collective."""
+        opt, train, loader, progress = self.opt, self.opt.train, self.loader, self.progress
+        if (warning := opt.note_on_totals(utils_dist.get_world_size())) and utils_dist.is_main_process():
             logger.warning("%s", warning)
         of_epochs = planned_steps(train.model_copy(update={"total_iter": None}), loader.steps_per_epoch, progress)
         if train.epochs is not None and self.total_iter < of_epochs:
@@ -148,6 +147,16 @@ class Training:
             "%s: starting at iter %d of %d, epoch %d, batch %d",
             self.origin, progress.step, self.total_iter, progress.epoch + 1, progress.batch,
         )  # fmt: skip
+        options, writers, self.timer = redact(opt.plain()), [], StepTimer()
+        if self.at_start != "nothing" and utils_dist.is_main_process():  # nothing where the run was finished before
+            write_environment(opt.folder, sum(p.numel() for p in self.model.netG.parameters()))
+            writers = build_writers(opt.logging, opt.folder, options, progress)
+        health = Health(opt.folder, train, opt.datasets, self.total_iter)
+        health.planned(lr_floor(train, self.total_iter))
+        if progress.validation_stops > 1:
+            logger.warning("the validation at iter %d was stopped twice: it is left out", progress.step)
+        self.experiment = Experiment(opt.folder, options, loader.order(), health, writers)
+        return self.experiment
 
     def overview(self) -> dict[str, str]:
         """Task and results, ranks, data, batch, network and schedule in words. Collective."""
@@ -179,20 +188,6 @@ class Training:
             f"{train.G_optimizer_type} lr {train.G_optimizer_lr:g}{warmup}, {train.G_scheduler_type}; "
             f"log every {train.checkpoint_print:,}, {validate}save every {train.checkpoint_save:,}",
         }
-
-    def begin(self) -> Experiment:
-        """Open what the run writes; nothing of it where the run was finished before."""
-        opt, options, writers = self.opt, redact(self.opt.plain()), []
-        self.timer = StepTimer()
-        if self.at_start != "nothing" and utils_dist.is_main_process():
-            write_environment(opt.folder, sum(p.numel() for p in self.model.netG.parameters()))
-            writers = build_writers(opt.logging, opt.folder, options, self.progress)
-        health = Health(opt.folder, opt.train, opt.datasets, self.total_iter)
-        health.planned(lr_floor(opt.train, self.total_iter))
-        if self.progress.validation_stops > 1:
-            logger.warning("the validation at iter %d was stopped twice: it is left out", self.progress.step)
-        self.experiment = Experiment(opt.folder, options, self.loader.order(), health, writers)
-        return self.experiment
 
     def steps_of_epoch(self) -> Iterator[list[dict[str, Any]]]:
         """The steps of the current epoch from `progress.batch` on; then `progress` moves to the next one. Collective.

@@ -75,10 +75,10 @@ class ModelVRT:
         self.amp_dtype = amp_dtype(self.train_opt.amp, self.device)
         self.autocast = torch.autocast(self.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
         self.nonfinite = NonFiniteSteps(self.train_opt.max_nonfinite_steps, opt.folder)
-        # Sum and number of the steps since the last log line, of "loss" and, if it has several terms, of each. No value
-        # leaves the device before it is logged.
-        self.line_losses: dict[str, tuple[Tensor | float, int]] = {}
-        self.epoch_loss, self.epoch_skipped = (0.0, 0), 0  # likewise, since the last epoch
+        # Of the steps since the last log line: "loss" and, if it has several terms, each. No value leaves the device
+        # before it is logged.
+        self.line_losses: dict[str, list[Tensor]] = {}
+        self.epoch_loss, self.epoch_steps, self.epoch_skipped = 0.0, 0, 0  # sum and numbers since the last epoch
         self.grad_norms: list[float] = []  # of the steps since the last log line, before clipping
         self.forward_clock = DeviceClock(self.device)
         self.is_described = False  # whether the first batch has been printed (debug.every)
@@ -165,12 +165,14 @@ class ModelVRT:
         _, fixed = group_names(net, self.train_opt.fix_iter, self.train_opt.fix_keys)
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(not freezes or name not in fixed)
-        self.fit_memory(batch)
+        self.feed_data(batch)
+        if hasattr(net, "fit"):  # the network chooses its checkpointed blocks for batches of this size
+            with self.autocast:
+                net.fit(self.lq, self.spike)
         self.netG = self.wrap(net)
         # DDP rebuilds its buckets before the second pass of each process. With three or more ranks that changes the
         # order of the sums. Two passes before the first step make a resumed run bitwise equal to an uninterrupted one.
         if utils_dist.get_world_size() > 2 and not self.opt.find_unused_parameters:
-            self.feed_data(batch)
             for _ in range(2):
                 self.loss().backward()
                 self.netG.zero_grad(set_to_none=True)
@@ -199,14 +201,6 @@ class ModelVRT:
                 find_unused_parameters=self.opt.find_unused_parameters,
                 static_graph=self.opt.use_static_graph,
             )
-
-    def fit_memory(self, batch: dict[str, Any]) -> None:
-        """Let a network with a `fit` method choose its checkpointed blocks for batches of this size."""
-        net = unwrap_ddp(self.netG)
-        if hasattr(net, "fit"):
-            self.feed_data(batch)
-            with self.autocast:
-                net.fit(self.lq, self.spike)
 
     def optimize_parameters(self, step: int, micro_batches: Sequence[dict[str, Any]]) -> None:
         """One optimizer step on `accumulation_steps` micro-batches; step counts from 1. Collective.
@@ -265,10 +259,8 @@ class ModelVRT:
         self.spike = batch["spike"].to(self.device, non_blocking=True) if "spike" in batch else None
         # Of a network with several instants, gt is the middle one alone.
         gt = "gt_instants" if input_spec(unwrap_ddp(self.netG)).out_instants > 1 else "gt"
-        found = {name: batch.get(gt if name == "gt" else name) for name in self.taken}
-        self.compared = {
-            name: tensor.to(self.device, non_blocking=True) for name, tensor in found.items() if tensor is not None
-        }
+        keys = {name: gt if name == "gt" else name for name in self.taken}
+        self.compared = {n: batch[key].to(self.device, non_blocking=True) for n, key in keys.items() if key in batch}
 
     def loss(self) -> Tensor:
         """Loss of the current batch: the network runs in the AMP dtype, the loss in float32 (float64 stays)."""
@@ -290,11 +282,13 @@ class ModelVRT:
         # The only synchronisation with the device: the weights must not change if the step is skipped.
         norm_value = float(norm)
         if math.isfinite(norm_value):
-            self.nonfinite.passed()
+            if self.nonfinite.in_a_row:
+                self.nonfinite.in_a_row = 0
+                self.nonfinite.records.clear()
+                tell(loss_is_finite=True)
             for name, loss in self.step_losses.items():
-                total, count = self.line_losses.get(name, (0.0, 0))
-                self.line_losses[name] = total + loss, count + 1
-            self.epoch_loss = self.epoch_loss[0] + self.step_losses["loss"], self.epoch_loss[1] + 1
+                self.line_losses.setdefault(name, []).append(loss)
+            self.epoch_loss, self.epoch_steps = self.epoch_loss + self.step_losses["loss"], self.epoch_steps + 1
             self.grad_norms.append(norm_value)
             if clip:
                 nn.utils.clip_grads_with_norm_(unwrap_ddp(self.netG).parameters(), clip, norm)
@@ -336,23 +330,20 @@ class ModelVRT:
         """Of this rank since the last call: mean `loss`, also of each of its terms, NaN if no step counted; `lr`;
         `grad_norms` of the steps, before clipping; `forward_s`, seconds of all forward passes.
         """
-        losses = {"loss": math.nan} | {name: mean_of(*found) for name, found in self.line_losses.items()}
-        self.line_losses = dict.fromkeys(self.line_losses, (0.0, 0))
+        losses = {"loss": math.nan}
+        for name, steps in self.line_losses.items():
+            losses[name] = float(sum(steps)) / len(steps) if steps else math.nan
+            steps.clear()
         norms, self.grad_norms = self.grad_norms, []
         lr = self.optimizer.param_groups[0]["lr"]
         return {**losses, "lr": lr, "grad_norms": norms, "forward_s": self.forward_clock.read()}
 
     def epoch_log(self) -> dict[str, float]:
         """`steps` of this process since the last call, those that were `skipped`, and the mean `loss`. Collective."""
-        (total, count), skipped = self.epoch_loss, self.epoch_skipped
-        self.epoch_loss, self.epoch_skipped = (0.0, 0), 0
-        losses = utils_dist.gather_objects(mean_of(total, count))
+        total, count, skipped = self.epoch_loss, self.epoch_steps, self.epoch_skipped
+        self.epoch_loss, self.epoch_steps, self.epoch_skipped = 0.0, 0, 0
+        losses = utils_dist.gather_objects(float(total) / count if count else math.nan)
         return {"steps": count + skipped, "skipped": skipped, "loss": sum(losses) / len(losses)}
-
-
-def mean_of(total: Tensor | float, count: int) -> float:
-    """The mean of `count` losses; NaN without a step."""
-    return float(total) / count if count else math.nan
 
 
 class NonFiniteSteps:
@@ -365,13 +356,6 @@ class NonFiniteSteps:
         self.limit, self.folder = limit, folder
         self.in_a_row = 0
         self.records: list[dict[str, Any]] = []
-
-    def passed(self) -> None:
-        """Reset the count after a finite step."""
-        if self.in_a_row:
-            self.in_a_row = 0
-            self.records.clear()
-            tell(loss_is_finite=True)
 
     def skipped(self, step: int, loss: float, keys: list[str], grad_norm: float, lr: float, scale: float) -> None:
         """Record a step that all ranks skip, and log the ranks whose loss was not finite. Collective.
@@ -430,22 +414,18 @@ def weights_hash(net: nn.Module) -> str:
     return digest.hexdigest()[:12]
 
 
-def choose_dtype(wanted: str, has_bfloat16: list[bool]) -> str:
-    """`wanted`, or for "auto" bfloat16 if every rank's device supports it natively, else float16.
-
-    All ranks use one dtype: gradients are scaled in float16 only, and the reduction must not mix them.
-    """
-    return wanted if wanted != "auto" else "bfloat16" if all(has_bfloat16) else "float16"
-
-
 def amp_dtype(amp: AmpOptions, device: torch.device) -> torch.dtype | None:
-    """The autocast dtype for `train.amp`, written to the log; None without mixed precision. Collective."""
+    """The autocast dtype for `train.amp`, written to the log; None without mixed precision. Collective.
+
+    "auto" is bfloat16 if every rank's device supports it natively, else float16. All ranks use one dtype: gradients are
+    scaled in float16 only, and the reduction must not mix them.
+    """
     if not amp.enable:
         return None
     # GPUs before Ampere (V100, T4, MX450) emulate bfloat16, several times slower than float16.
     native = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     native = utils_dist.gather_objects(native)
-    name = choose_dtype(amp.dtype, native)
+    name = amp.dtype if amp.dtype != "auto" else "bfloat16" if all(native) else "float16"
     logger.info("mixed precision in %s%s", name, ", with gradient scaling" if name == "float16" else "")
     if name == "bfloat16" and not all(native) and utils_dist.is_main_process():
         ranks = ", ".join(str(rank) for rank, found in enumerate(native) if not found)

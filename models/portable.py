@@ -3,8 +3,6 @@
 These files are those of a training, and those of the nine published networks.
 """
 
-import hashlib
-import json
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -189,20 +187,6 @@ def load_pretrained(net: nn.Module, path: str | None, strict: bool, which: str =
     return report
 
 
-def identify(weights: dict[str, Tensor]) -> str | None:
-    """The published network whose tensors have exactly these names and shapes, or None.
-
-    Several networks differ only in their training data; the first of them is returned.
-    """
-    shapes = {key: value.shape for key, value in weights.items()}
-    for name, options in RELEASED.items():
-        with torch.device("meta"):
-            net = NETWORKS.build({"net_type": "vrt", **options}, "netG", spike_channels=0)
-        if shapes == {key: value.shape for key, value in net.state_dict().items()}:
-            return name
-    return None
-
-
 @dataclass(frozen=True)
 class SavedNetwork:
     """A weights file and the network it belongs to.
@@ -226,23 +210,18 @@ class SavedNetwork:
     def spec(self) -> InputSpec:
         """What input the network takes."""
         with torch.device("meta"):
-            return input_spec(self._network())
+            return input_spec(self.network())
 
-    def _network(self) -> nn.Module:
+    def network(self) -> nn.Module:
         # The file holds the weights of SpyNet too; the file at spynet_path may no longer exist.
         netG = {**self.netG, **({"spynet_path": None} if "spynet_path" in self.netG else {})}
         return NETWORKS.build(netG, "netG", spike_channels=self.spike_channels)
 
     def build(self) -> nn.Module:
         """The network with its weights, in eval mode on the CPU. Raises CheckpointError if a tensor does not fit."""
-        net = self._network()
+        net = self.network()
         load_weights(net, self.weights, str(self.path), strict=True)
         return net.eval().requires_grad_(False)
-
-    def options_digest(self) -> str:
-        """12 hex digits of the options of the network and of the spike representation."""
-        about = json.dumps([self.netG, self.scale, self.spike_channels, self.spike, self.spike_data], sort_keys=True)
-        return hashlib.sha256(about.encode()).hexdigest()[:12]
 
 
 def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> SavedNetwork:
@@ -271,31 +250,29 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
         options = options or {}
         network = {**network, "spike_data": options.get("spike_data") or network["spike_data"]}
         saved = SavedNetwork(path, weights, **network, known_from="the option file")
-        if options.get("spike") is not None and saved.spike is not None and saved.spec.spike_channels:
-            _compare_spikes(options["spike"], saved.spike, path)
+        if (learned := options.get("spike")) is None or saved.spike is None or not saved.spec.spike_channels:
+            return saved
+        for key, was, now in other_kinds(learned, saved.spike):
+            what = f"the spike channels have {key} {now}, the weights were trained with {was}"
+            raise CheckpointError(what, str(path), "the same", f"take other weights, or set spike.{key} to {was}")
+        changed = ", ".join(
+            f"{key} {was} -> {now}" for key, (was, now) in checkpoint.differences(learned, saved.spike).items()
+            if key.startswith("representation.") or key in ("context", "resize")
+        )  # fmt: skip
+        if changed and utils_dist.is_main_process():
+            logger.warning("the weights were trained with other spike channels than the options give: %s", changed)
         return saved
     if options is not None:
         return SavedNetwork(path, weights, **options, known_from="the weights file")
-    name = identify(weights)
-    if name is None:
-        what = f"the file does not say what network its {len(weights)} tensors belong to"
-        expected = "weights saved by this project, or a published VRT network, 001 to 009"
-        raise CheckpointError(what, str(path), expected, "give the option file of the training: --opt FILE")
+    shapes = {key: value.shape for key, value in weights.items()}
     # Networks with the same shapes differ in their training data only: the name of the file selects one.
-    name = next((known for known in RELEASED if known[:4] == path.name[:4] and RELEASED[known] == RELEASED[name]), name)
-    netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()
-    options = {"scale": netG["upscale"], "netG": netG, "spike_channels": 0, "spike": None}
-    return SavedNetwork(path, weights, **options, known_from=f"the shapes of its tensors ({name})", released=name)
-
-
-def _compare_spikes(learned: dict[str, Any], given: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError for spike channels of another kind than those of the training; warn of other settings."""
-    for key, was, now in other_kinds(learned, given):
-        what = f"the spike channels have {key} {now}, the weights were trained with {was}"
-        raise CheckpointError(what, str(path), "the same", f"take other weights, or set spike.{key} to {was}")
-    changed = ", ".join(
-        f"{key} {was} -> {now}" for key, (was, now) in checkpoint.differences(learned, given).items()
-        if key.startswith("representation.") or key in ("context", "resize")
-    )  # fmt: skip
-    if changed and utils_dist.is_main_process():
-        logger.warning("the weights were trained with other spike channels than the options give: %s", changed)
+    for name in sorted(RELEASED, key=lambda name: (name[:4] != path.name[:4], name)):
+        netG = NETWORKS.resolve({"net_type": "vrt", **RELEASED[name]}, "netG").plain()
+        options = {"scale": netG["upscale"], "netG": netG, "spike_channels": 0, "spike": None}
+        saved = SavedNetwork(path, weights, **options, known_from=f"the shapes of its tensors ({name})", released=name)
+        with torch.device("meta"):
+            if shapes == {key: value.shape for key, value in saved.network().state_dict().items()}:
+                return saved
+    what = f"the file does not say what network its {len(weights)} tensors belong to"
+    expected = "weights saved by this project, or a published VRT network, 001 to 009"
+    raise CheckpointError(what, str(path), expected, "give the option file of the training: --opt FILE")

@@ -5,13 +5,14 @@ import logging
 import pytest
 import torch
 
-from models.model_vrt import amp_dtype, choose_dtype
+from models.model_vrt import AMP_DTYPES, amp_dtype
 from models.network_vrt import VRT
 from models.vrt import attention, chunks
 from models.vrt.block import Block, BlockGroup
 from models.vrt.deform_align import deform_conv
 from tests.cuda_autocast import CudaAutocast
 from tests.test_vrt_modules import SMALL
+from utils import utils_dist
 from utils.options.models import AmpOptions
 
 FLAGS = [{}, {"checkpoint_attn": True}, {"checkpoint_ffn": True}, {"checkpoint_attn": True, "checkpoint_ffn": True}]
@@ -211,8 +212,9 @@ def test_a_network_first_used_in_inference_mode_still_trains():
     ("auto", [True, False], "float16"),  # one type on all ranks: only float16 gradients are scaled
     ("bfloat16", [False], "bfloat16"), ("float16", [True], "float16"),
 ])  # fmt: skip
-def test_auto_takes_bfloat16_only_where_every_device_has_it(wanted, has_bfloat16, chosen):
-    assert choose_dtype(wanted, has_bfloat16) == chosen
+def test_auto_takes_bfloat16_only_where_every_device_has_it(wanted, has_bfloat16, chosen, monkeypatch):
+    monkeypatch.setattr(utils_dist, "gather_objects", lambda _: has_bfloat16)
+    assert amp_dtype(AmpOptions(enable=True, dtype=wanted), torch.device("cpu")) is AMP_DTYPES[chosen]
 
 
 def test_the_cpu_trains_in_bfloat16_and_the_log_says_so(caplog):

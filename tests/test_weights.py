@@ -7,7 +7,7 @@ import torch
 
 from main_train_vrt import PARTS
 from models.network_vrt import VRT
-from models.portable import RELEASED, RELEASED_TILES, identify, load_pretrained, load_weights, read_saved, read_weights
+from models.portable import RELEASED, RELEASED_TILES, load_pretrained, load_weights, read_saved, read_weights
 from models.select_network import NETWORKS, define_G
 from tests import golden
 from tests.clip_files import section, write_info
@@ -161,21 +161,24 @@ def test_a_file_as_released_loads_strictly_and_gives_the_reference_output(tmp_pa
     assert golden.difference(vector.sampled("output", got), vector.samples["output"]) < golden.TOLERANCE
 
 
+def saved_as(path, released):
+    """A file `path` with tensors of the shapes of a released network, as `read_saved` takes it."""
+    keys = golden.manifests()[released]["keys"]
+    tensors = {key: torch.zeros((), dtype=getattr(torch, kind)).expand(shape) for key, shape, kind, *_ in keys}
+    torch.save({"params": tensors}, path)
+    return read_saved(path)
+
+
 @pytest.mark.parametrize("name", sorted(golden.manifests()))
-def test_a_released_network_is_known_by_its_tensors(name):
-    manifest = golden.manifests()[name]
-    weights = {key: torch.empty(shape, device="meta") for key, shape, *_ in manifest["keys"]}
-    found = identify(weights)
-    same = {k: v for k, v in manifest["config"].items() if k != "img_size"}
+def test_a_released_network_is_known_by_its_tensors(name, tmp_path):
+    found = saved_as(tmp_path / "renamed.pth", name).released
+    same = {k: v for k, v in golden.manifests()[name]["config"].items() if k != "img_size"}
     assert {k: RELEASED[found].get(k, same[k]) for k in same} == same
     assert found[:3] in RELEASED_TILES
 
 
 def test_released_weights_take_their_name_from_the_file(tmp_path):
-    keys = golden.manifests()["006_VRT_videodeblurring_GoPro"]["keys"]
-    tensors = {key: torch.zeros((), dtype=getattr(torch, kind)).expand(shape) for key, shape, kind, *_ in keys}
-    torch.save({"params": tensors}, tmp_path / "006_VRT_videodeblurring_GoPro.pth")
-    saved = read_saved(tmp_path / "006_VRT_videodeblurring_GoPro.pth")
+    saved = saved_as(tmp_path / "006_VRT_videodeblurring_GoPro.pth", "006_VRT_videodeblurring_GoPro")
     assert saved.released == "006_VRT_videodeblurring_GoPro"
     assert saved.netG["deformable_groups"] == 16 and saved.scale == 1 and saved.spike is None
     saved.build()

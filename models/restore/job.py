@@ -52,7 +52,7 @@ class Job:
     title: str
     expected: int
     section: dict[str, Any]
-    frames_note: str = "all"
+    frames_note: str
 
     def frames_of(self, clip: ClipReader) -> range:
         return wanted_frames(len(clip.stems), self.method.center_frame_only)
@@ -96,7 +96,7 @@ def restore_clips(job: Job) -> None:
             claim_folder(job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.overwrite)
             watchdog.phase("start")
         restorer = job.method.restorer(device)
-        more_scores = Lpips.load(job.lpips).to(device).score if job.lpips else None
+        more_scores = Lpips(job.lpips).to(device).score if job.lpips else None
     plan = utils_dist.from_rank(0, plan_work(job) if utils_dist.is_main_process() else None)
     share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():

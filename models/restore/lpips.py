@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from models.portable import read_weights
 from utils.errors import CheckpointError
@@ -17,7 +17,11 @@ TAPS = {1: 64, 4: 192, 7: 384, 9: 256, 11: 256}
 class Lpips(nn.Module):
     """Distance between two images, 0 if equal: squared differences of normalised features, weighted per channel."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Sequence[str | Path]) -> None:
+        """files: torchvision's AlexNet weights and LPIPS' own alex.pth, in any order, or one file with both.
+
+        Raises CheckpointError, naming what is missing.
+        """
         super().__init__()
         import torchvision  # imported here: it takes a second, and few runs use LPIPS
 
@@ -25,46 +29,28 @@ class Lpips(nn.Module):
         self.lin = nn.ParameterList(torch.zeros(1, channels, 1, 1) for channels in TAPS.values())
         self.register_buffer("shift", torch.tensor([-0.030, -0.088, -0.188])[:, None, None], persistent=False)
         self.register_buffer("scale", torch.tensor([0.458, 0.448, 0.450])[:, None, None], persistent=False)
-
-    @classmethod
-    def load(cls, files: Sequence[str | Path]) -> "Lpips":
-        """From torchvision's AlexNet weights and LPIPS' own alex.pth, in any order, or one file with both.
-
-        Raises CheckpointError, naming what is missing.
-        """
         given = {key: value for file in files for key, value in read_weights(file, key="--lpips").items()}
-        net = cls().eval().requires_grad_(False)
         wanted = {
             key: f"lin{key.removeprefix('lin.')}.model.1.weight" if key.startswith("lin.") else key
-            for key in net.state_dict()
+            for key in self.state_dict()
         }
         missing = [name for name in wanted.values() if name not in given]
         if missing:
             what = f"LPIPS weights lack {', '.join(missing[:3])}" + (", ..." if len(missing) > 3 else "")
             expected = "alexnet-owt-7be5be79.pth of torchvision and alex.pth of LPIPS 0.1"
             raise CheckpointError(what, ", ".join(map(str, files)), expected, "give both files after --lpips")
-        net.load_state_dict({key: given[name] for key, name in wanted.items()})
-        return net
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """a, b (B, 3, H, W) in [0, 1] -> (B,)."""
-        x = torch.cat((a, b)) * 2 - 1
-        x = (x - self.shift) / self.scale
-        distance = torch.zeros(len(a), device=x.device)
-        lin = iter(self.lin)
-        for index, layer in enumerate(self.features):
-            x = layer(x)
-            if index in TAPS:
-                unit = x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10)
-                one, other = unit.chunk(2)
-                distance = distance + ((one - other).square() * next(lin)).sum(1).mean((1, 2))
-        return distance
+        self.load_state_dict({key: given[name] for key, name in wanted.items()})
+        self.eval().requires_grad_(False)
 
     @torch.no_grad()
     def score(self, restored: np.ndarray, sharp: np.ndarray) -> dict[str, float]:
         """{"lpips": distance} of two images (H, W, 3) in 0..255."""
-        a, b = (
-            torch.from_numpy(image).permute(2, 0, 1)[None].to(self.shift.device, torch.float32) / 255
-            for image in (restored, sharp)
-        )
-        return {"lpips": float(self(a, b))}
+        pair = torch.from_numpy(np.stack((restored, sharp))).permute(0, 3, 1, 2).contiguous()
+        x = (pair.to(self.shift.device, torch.float32) / 255 * 2 - 1 - self.shift) / self.scale
+        distance, lin = 0.0, iter(self.lin)
+        for index, layer in enumerate(self.features):
+            x = layer(x)
+            if index in TAPS:
+                one, other = (x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10)).chunk(2)
+                distance = distance + ((one - other).square() * next(lin)).sum(1).mean((1, 2))
+        return {"lpips": float(distance)}

@@ -128,7 +128,13 @@ def claim_folder(
             f"a new or empty folder, or one of a test, with its {RESULTS}", "choose another, or move these files away",
         )  # fmt: skip
     if overwrite and known:
-        _remove_results(outputs, known["inputs"], stems)
+        files = [folder / name for name in OF_ALL_CLIPS if name != RESULTS]
+        for name in known["inputs"]:
+            of = [*stems.get(name, ()), *(outputs.load_clip(name) or {"stems": ()})["stems"]]
+            files += [outputs.file("strip", name, stem) for stem in of]
+            for save in (("frames", *VIDEOS), ()):  # whatever the earlier test saved
+                files += replace(outputs, save=save, metric=MetricOptions(values="float")).planned(name, of)
+        remove_files(folder, files)
     elif known:
         unsaid = {"metric.values": "uint8"}  # of older tests
         changed = _differences(unsaid | known["settings"], unsaid | settings)
@@ -142,17 +148,6 @@ def claim_folder(
         _refuse_same_names(owned | there, folder)
         inputs = known["inputs"] | inputs
     write_whole(mark, json_bytes({"settings": settings, "inputs": inputs}))
-
-
-def _remove_results(outputs: Outputs, clips: Sequence[str], stems: Mapping[str, Sequence[str]]) -> None:
-    """Remove every file that an earlier test wrote for these clips, whatever it saved. stems: of this test."""
-    files = [outputs.folder / name for name in OF_ALL_CLIPS if name != RESULTS]
-    for name in clips:
-        of = [*stems.get(name, ()), *(outputs.load_clip(name) or {"stems": ()})["stems"]]
-        files += [outputs.file("strip", name, stem) for stem in of]
-        for save in (("frames", *VIDEOS), ()):
-            files += replace(outputs, save=save, metric=MetricOptions(values="float")).planned(name, of)
-    remove_files(outputs.folder, files)
 
 
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:
@@ -185,8 +180,7 @@ def finish_clip(
 ) -> None:
     """Score the restored frames `indices` of a clip, write strips and videos, then the JSON that marks it as finished.
 
-    more_scores: see `add_scores`. notes: further entries of the JSON. is_grey: the restored frames have no colour, so
-    that only their luma is scored.
+    more_scores: see `add_scores`. notes: further entries of the JSON. is_grey: only the luma is scored.
     The input is scored too where it has the size of the sharp frame, and each instant where it has a sharp frame of its
     own. Each image, and the end of each video, counts as progress for the watchdog.
     """
@@ -212,8 +206,8 @@ def finish_clip(
                     add_scores(scores, "input", scored_values(item["lq"][:3], values), truth, METRICS, more_scores)
             if instants and "gt_instants" in item:
                 truth = scored_values(item["gt_instants"].unflatten(0, (len(instants), -1)), values)
-                for number, (image, sharp_then) in enumerate(zip(images, truth, strict=True)):
-                    add_scores(scores, f"instant {number}", image, sharp_then, ("psnr",))
+                for number, pair in enumerate(zip(images, truth, strict=True)):
+                    add_scores(scores, f"instant {number}", *pair, ("psnr",))
             watchdog.go_on()
             if "video" in videos:
                 videos["video"].write(restored)

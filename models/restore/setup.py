@@ -4,6 +4,8 @@ Of four sources the first that says something wins: the command line; the option
 its network and training spikes, or is a published one with its authors' tiles; the dataset.json beside the spikes.
 """
 
+import hashlib
+import json
 import logging
 from argparse import Namespace
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ import torch
 
 from models.portable import RELEASED_TILES, SavedNetwork
 from models.restore.outputs import VIDEOS
-from models.restore.tiling import DTYPES, Restorer, Tiling
+from models.restore.tiling import Restorer, Tiling
 from models.select_network import other_kinds
 from utils import VERSION, utils_dist
 from utils.errors import CheckpointError, OptionError
@@ -26,6 +28,7 @@ from utils.run.checkpoint import own_checkpoint
 
 logger = logging.getLogger(__name__)
 
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}  # of --dtype -> of autocast
 SHIPPED = Path(__file__).resolve().parents[2] / "weights/operator.pth"  # of a user's clip, unless others are given
 
 
@@ -126,21 +129,52 @@ def parse_test_args(argv: Sequence[str], description: str) -> Namespace:
 
 
 class NetworkMethod:
-    """Restores frames with a network; see utils.contract.Method.
+    """Restores frames with a network and its tiles, which the command line may change; see utils.contract.Method.
 
-    dtype: see Restorer. sigma: noise level 0..255 given to a non-blind denoiser.
+    For datasets.test, `section`, the tiles are those of `val`. For a user's clips (both None), published weights have
+    the tiles of their authors, others large ones.
     """
 
     is_grey = False
 
-    def __init__(self, saved: SavedNetwork, tiling: Tiling, dtype: str, sigma: float | None) -> None:
-        self.saved, self.tiling, self.dtype, self.sigma = saved, tiling, dtype, sigma
+    def __init__(
+        self, saved: SavedNetwork, args: Namespace, val: ValOptions | None = None, section: LoaderOptions | None = None
+    ) -> None:
+        fields: dict[str, Any] = {}
+        if val is not None:
+            sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
+            changes = {"pad_seq": True} if getattr(section, "pad_sequence", False) else {}
+            if args.tile == "auto":
+                changes |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
+            asked = val.plain() | changes
+        else:
+            sigma, asked = args.sigma, ValOptions().plain()
+            fields = {"blend": "smooth", "is_halved": args.tile in (None, "auto")}
+            if saved.released and args.tile is None:
+                tile = RELEASED_TILES[saved.released[:3]]
+                asked |= dict(zip(("num_frame_testing", "size_patch_testing"), tile, strict=True))
+            elif utils_dist.get_device().type == "cuda":
+                # A full GPU raises an error and the tiles are halved; a CPU that runs out of memory starts to swap.
+                asked["size_patch_testing"] = 0
+        fields |= {"blend": args.blend} if args.blend else {}
+        if isinstance(args.tile, tuple):
+            asked |= dict(zip(("num_frame_testing", "size_patch_testing"), args.tile, strict=True))
+        asked |= dict(zip(("num_frame_overlapping", "size_patch_overlapping"), args.overlap or (), strict=False))
+        flags = {key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only", "batch_tiles")}
+        asked |= {key: value for key, value in flags.items() if value is not None and value is not False}
+        val = read_section(ValOptions, asked, "val")
+        if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
+            raise OptionError("these weights interpolate new frames", "--flip-seq, --pad-seq", "neither", "drop them")
+        self.saved, self.dtype, self.sigma = saved, args.dtype, sigma  # level 0..255, for a non-blind denoiser
+        self.tiling = tiling = Tiling.of(val, saved.spec, **fields)
         self.instants, self.center_frame_only = saved.spec.out_instants, tiling.center_frame_only
         self.can_cut = bool(tiling.num_frame_testing) and not tiling.flip_seq and not tiling.center_frame_only
 
     def settings(self) -> dict[str, Any]:
+        saved, keys = self.saved, ("netG", "scale", "spike_channels", "spike", "spike_data")
+        about = json.dumps([getattr(saved, key) for key in keys], sort_keys=True)
         return {
-            "weights": sha256_of(self.saved.path), "network": self.saved.options_digest(),
+            "weights": sha256_of(saved.path), "network": hashlib.sha256(about.encode()).hexdigest()[:12],
             "tile": self.tiling.describe() + (", halved where memory is short" if self.tiling.is_halved else ""),
             "dtype": self.dtype, "sigma": self.sigma,
         }  # fmt: skip
@@ -152,7 +186,7 @@ class NetworkMethod:
         return {"weights": weights, "dtype": self.dtype, **noise, **frames}
 
     def restorer(self, device: torch.device) -> Restorer:
-        return Restorer(self.saved.build(), self.tiling, device, dtype=self.dtype, noise_sigma=self.sigma)
+        return Restorer(self.saved.build(), self.tiling, device, dtype=DTYPES[self.dtype], noise_sigma=self.sigma)
 
 
 def find_weights(path: PathOptions, folder: Path, weights: str | None) -> str:
@@ -226,40 +260,3 @@ def changed_spikes(spike: dict[str, Any], args: Namespace, own: Sequence[str] = 
             raise OptionError(what, "the command line", f"other keys than {', '.join(own)}", "set method.key=value")
         apply_override(table, override, Sources(args.weights))
     return table["spike"]
-
-
-def method_of(
-    saved: SavedNetwork, args: Namespace, val: ValOptions | None = None, section: LoaderOptions | None = None
-) -> NetworkMethod:
-    """The network with its tiles, which the command line may change.
-
-    For datasets.test, `section`, the tiles are those of `val`. For a user's clips (both None), published weights have
-    the tiles of their authors, others large ones.
-    """
-    fields: dict[str, Any] = {}
-    if val is not None:
-        sigma = getattr(section, "sigma", None) if saved.spec.noise_map else None
-        changes = {"pad_seq": True} if getattr(section, "pad_sequence", False) else {}
-        if args.tile == "auto":
-            changes |= {"num_frame_testing": "auto", "size_patch_testing": "auto"}
-        asked = val.plain() | changes
-    else:
-        sigma, asked = args.sigma, ValOptions().plain()
-        fields = {"blend": "smooth", "is_halved": args.tile in (None, "auto")}
-        if saved.released and args.tile is None:
-            tile = RELEASED_TILES[saved.released[:3]]
-            asked |= dict(zip(("num_frame_testing", "size_patch_testing"), tile, strict=True))
-        elif utils_dist.get_device().type == "cuda":
-            # A full GPU raises an error and the tiles are halved; a CPU that runs out of memory starts to swap.
-            asked["size_patch_testing"] = 0
-    fields |= {"blend": args.blend} if args.blend else {}
-    if isinstance(args.tile, tuple):
-        asked |= dict(zip(("num_frame_testing", "size_patch_testing"), args.tile, strict=True))
-    asked |= dict(zip(("num_frame_overlapping", "size_patch_overlapping"), args.overlap or (), strict=False))
-    flags = {key: getattr(args, key) for key in ("flip_seq", "pad_seq", "center_frame_only", "batch_tiles")}
-    asked |= {key: value for key, value in flags.items() if value is not None and value is not False}
-    val = read_section(ValOptions, asked, "val")
-    if saved.spec.interpolates and (val.flip_seq or val.pad_seq):
-        raise OptionError("these weights interpolate new frames", "--flip-seq, --pad-seq", "neither", "drop them")
-    tiling = Tiling.of(val, saved.spec, **fields)
-    return NetworkMethod(saved, tiling, args.dtype, sigma)

@@ -29,7 +29,6 @@ Moment = tuple[int, bool]
 Reader = Callable[[Sequence[Moment]], tuple[Tensor, ...]]
 # Frames and side of an "auto" tile, on every machine: no score depends on how much memory it has, see docs/testing.md.
 AUTO_FRAMES, AUTO_SIDE = 12, 256
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 logger = logging.getLogger(__name__)
 
@@ -274,9 +273,9 @@ class FrameCache:
 class Restorer:
     """A network with its tiles on a device.
 
-    tiling: the one in use, which is_halved changes. dtype: "float32", or the autocast dtype. noise_sigma: noise level
-    0..255, a further input channel of non-blind denoisers. finite_only: NaN or Inf in a restored frame is an error.
-    do: advice in the error for out of memory.
+    tiling: the one in use, which is_halved changes. dtype: of autocast; None: float32. noise_sigma: noise level 0..255,
+    a further input channel of non-blind denoisers. finite_only: NaN or Inf in a restored frame is an error. do: advice
+    in the error for out of memory.
     """
 
     def __init__(
@@ -285,12 +284,12 @@ class Restorer:
         tiling: Tiling,
         device: torch.device,
         *,
-        dtype: str = "float32",
+        dtype: torch.dtype | None = None,
         noise_sigma: float | None = None,
         finite_only: bool = True,
         do: str = "use --tile auto, smaller tiles (--tile 6,128), or --dtype bfloat16",
     ) -> None:
-        self.net, self.tiling, self.device, self.dtype = net.to(device).eval(), tiling, device, DTYPES[dtype]
+        self.net, self.tiling, self.device, self.dtype = net.to(device).eval(), tiling, device, dtype
         self.noise_sigma, self.finite_only, self.do = noise_sigma, finite_only, do
 
     def describe(self) -> str:

@@ -58,7 +58,7 @@ def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None
     # A frame with NaN must not end the training: its score is NaN, and never the best.
     restorer = Restorer(
         net, Tiling.of(val, spec, pad_seq=val.pad_seq or getattr(test, "pad_sequence", False)), model.device,
-        dtype=str(model.amp_dtype or torch.float32).removeprefix("torch."), finite_only=False,
+        dtype=model.amp_dtype, finite_only=False,
         noise_sigma=getattr(test, "sigma", None) if spec.noise_map else None,
         do="lower val.size_patch_testing, val.num_frame_testing or val.batch_tiles (0: the whole clip at once)",
     )  # fmt: skip
