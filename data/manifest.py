@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.clip import Clip, Exposure, checked_name
 from data.files import FileEntry, Listing, image_size, is_lmdb, list_root
@@ -42,8 +42,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 FrameKey = tuple[str, int, str]  # text before the number of a frame, the number, text after it; -1: no number
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing wrong with the data."""
 
     clip: str
@@ -317,11 +316,9 @@ class ClipCheck:
         planes, exposures = self._spikes(entries["spike"]) if entries.get("spike") else ((), ())
         paths = {kind: tuple(entry.path for entry in found) for kind, found in entries.items()}
         paths["gt_instants"] = self._instants(keys) if "gt_instants" in self.kinds else ()
-        size, gt_size = self.sizes or self._sizes(paths)
-        gt, instants, spike = (paths.get(kind, ()) for kind in ("gt", "gt_instants", "spike"))
-        stems = tuple(self.stems["lq"][key] for key in keys)
-        files = (paths["lq"], gt, spike)
-        return Clip(self.name, stems, *files, planes, size, gt_size, instants, exposures, self.spikes)
+        lq, gt, spike, instants = (paths.get(kind, ()) for kind in ("lq", "gt", "spike", "gt_instants"))
+        stems, sizes = tuple(self.stems["lq"][key] for key in keys), self.sizes or self._sizes(paths)
+        return Clip(self.name, stems, lq, gt, spike, planes, *sizes, instants, exposures, self.spikes)
 
     def _report(self, what: str, where: str) -> None:
         """where: a kind of file, for the folder of its files; or a path."""
