@@ -26,7 +26,6 @@ from utils.image import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
-SHOWN_PROBLEMS = 30
 # KAIR brings these lists of whole training sets along; path in its option files -> number of clips.
 KAIR_LISTS = {
     f"data/meta_info/meta_info_{name}_GT.txt": clips
@@ -77,9 +76,8 @@ class Source:
 
     def kinds(self) -> dict[str, tuple[str, str, tuple[str, ...]]]:
         """Kind of file -> (root, folder within a clip, endings of the names in order of preference)."""
-        images = (f".{self.filename_ext.lstrip('.')}".lower(),)
-        if self.other_images:
-            images = tuple(dict.fromkeys((*images, *IMAGE_SUFFIXES)))
+        others = IMAGE_SUFFIXES if self.other_images else ()
+        images = tuple(dict.fromkeys((f".{self.filename_ext.lstrip('.')}".lower(), *others)))
         kinds = {
             "lq": (self.dataroot_lq, self.lq_folder, images),
             "gt": (self.dataroot_gt, "sharp", images),
@@ -171,7 +169,7 @@ class Source:
         return "".join(f"\n    {path}  {what}".rstrip() for path, what in lines.items())
 
 
-def raise_problems(found: Iterable[tuple[Source, Sequence[Problem]]], shown: int = SHOWN_PROBLEMS) -> None:
+def raise_problems(found: Iterable[tuple[Source, Sequence[Problem]]], shown: int = 30) -> None:
     """Raise one DataError with a table of the problems of all sources, or of the first `shown`, if there are any."""
     found = [(source, problems) for source, problems in found if problems]
     sources, problems = [source for source, _ in found], [problem for _, each in found for problem in each]
@@ -445,10 +443,7 @@ class ClipCheck:
 
 
 def _frame_key(stem: str) -> FrameKey:
-    """The key by which files are matched to frames.
-
-    "47", "000047" -> ("", 47, ""); "frame_1" -> ("frame_", 1, ""); "x" -> ("x", -1, "").
-    """
+    """The key of a file name: "47", "000047" -> ("", 47, ""); "frame_1" -> ("frame_", 1, ""); "x" -> ("x", -1, "")."""
     found = _NUMBERED.fullmatch(stem)
     return (found[1], int(found[2]), found[3]) if found else (stem, -1, "")
 
