@@ -14,6 +14,10 @@ from utils.errors import OptionError
 from utils.options.section import Registry, import_parts
 from utils.random_streams import random_stream
 
+CAMERAS = Registry("camera", "type")
+Range = list[float] | tuple[float, ...]
+Share = Annotated[float, Field(ge=0, le=1)]
+
 
 @dataclass(frozen=True)
 class Augment(Crop):
@@ -51,14 +55,8 @@ class Augment(Crop):
             start + int(rng.integers(0, (side - patch) // step + 1)) * step
             for start, side in zip(origin, size, strict=True)
         )
-        flips = rng.random(4) < 0.5
-        return cls(
-            top, left, patch, patch,
-            hflip=bool(hflip and flips[0]),
-            vflip=bool(rot and flips[1]),
-            transpose=bool(rot and flips[2]),
-            reverse=bool(reverse and flips[3]),
-        )  # fmt: skip
+        flips = zip((hflip, rot, rot, reverse), (rng.random(4) < 0.5).tolist(), strict=True)
+        return cls(top, left, patch, patch, *(is_allowed and drawn for is_allowed, drawn in flips))
 
     @classmethod
     def whole(cls, size: tuple[int, int]) -> "Augment":
@@ -79,12 +77,6 @@ class Augment(Crop):
         if self.transpose:
             frames = frames.swapaxes(-1, -2)
         return np.ascontiguousarray(frames)
-
-
-CAMERAS = Registry("camera", "type")
-
-Range = list[float] | tuple[float, ...]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -124,6 +116,7 @@ class CameraDraw:
 
 
 @CAMERAS.register("perturb")
+@dataclass
 class CameraPerturb:
     """A random camera for each sample.
 
@@ -137,52 +130,44 @@ class CameraPerturb:
     of a quality between jpeg_min and 100.
     """
 
-    def __init__(
-        self,
-        threshold_prob: Share = 0.0,
-        threshold_range: Range = (0.5, 4.0),
-        known_rate: bool = False,
-        drop_prob: Share = 0.0,
-        drop_max: Share = 0.1,
-        hot_prob: Share = 0.0,
-        hot_max: Share = 0.002,
-        dead_prob: Share = 0.0,
-        dead_max: Share = 0.002,
-        dark_prob: Share = 0.0,
-        dark_max: Share = 0.005,
-        rgb_prob: Share = 0.0,
-        rgb_shot_max: Share = 0.02,
-        rgb_read_max: Share = 0.005,
-        jpeg_prob: Share = 0.0,
-        jpeg_min: Annotated[int, Field(ge=1, le=100)] = 85,
-    ) -> None:
-        low_high = tuple(threshold_range)
-        if len(low_high) != 2 or not 0 < low_high[0] <= low_high[1]:
-            what, expected = f"camera.threshold_range is {list(low_high)}", "[lowest, highest] factor, both > 0"
+    threshold_prob: Share = 0.0
+    threshold_range: Range = (0.5, 4.0)
+    known_rate: bool = False
+    drop_prob: Share = 0.0
+    drop_max: Share = 0.1
+    hot_prob: Share = 0.0
+    hot_max: Share = 0.002
+    dead_prob: Share = 0.0
+    dead_max: Share = 0.002
+    dark_prob: Share = 0.0
+    dark_max: Share = 0.005
+    rgb_prob: Share = 0.0
+    rgb_shot_max: Share = 0.02
+    rgb_read_max: Share = 0.005
+    jpeg_prob: Share = 0.0
+    jpeg_min: Annotated[int, Field(ge=1, le=100)] = 85
+
+    def __post_init__(self) -> None:
+        found = list(self.threshold_range)
+        if len(found) != 2 or not 0 < found[0] <= found[1]:
+            what, expected = f"camera.threshold_range is {found}", "[lowest, highest] factor, both > 0"
             raise OptionError(what, "camera.threshold_range", expected, "for instance [0.5, 4.0]")
-        self.threshold_prob, self.range, self.known_rate = threshold_prob, low_high, known_rate
-        self.drop, self.hot, self.dead = (drop_prob, drop_max), (hot_prob, hot_max), (dead_prob, dead_max)
-        self.dark, self.jpeg = (dark_prob, dark_max), (jpeg_prob, jpeg_min)
-        self.rgb = (rgb_prob, rgb_shot_max, rgb_read_max)
 
     def draw(self, seed: Sequence[int]) -> CameraDraw:
         """The camera of one sample, from its seed alone."""
         rng = random_stream("camera", *seed)
         chance, place = rng.random(4), rng.random(4)
-        low, high = np.log(self.range)
+        low, high = np.log(self.threshold_range)
         threshold = float(np.exp(low + place[0] * (high - low))) if chance[0] < self.threshold_prob else 1.0
-        drop, hot, dead = (
-            float(most * place[i]) if chance[i] < prob else 0.0
-            for i, (prob, most) in enumerate((self.drop, self.hot, self.dead), 1)
-        )
+        probs, most = (self.drop_prob, self.hot_prob, self.dead_prob), (self.drop_max, self.hot_max, self.dead_max)
+        drop, hot, dead = np.where(chance[1:] < probs, place[1:] * most, 0.0).tolist()
         factor = 1.0 / threshold if self.known_rate else 1.0
         rng = random_stream("dark current and frames of a camera", *seed)
         chance, place = rng.random(3), rng.random(4)
-        dark = float(self.dark[1] * place[0]) if chance[0] < self.dark[0] else 0.0
-        shot, read = (
-            float(most * place[i]) if chance[1] < self.rgb[0] else 0.0 for i, most in enumerate(self.rgb[1:], 1)
-        )
-        jpeg = round(self.jpeg[1] + place[3] * (100 - self.jpeg[1])) if chance[2] < self.jpeg[0] else 0
+        probs, most = (self.dark_prob, self.rgb_prob), (self.dark_max, self.rgb_shot_max, self.rgb_read_max)
+        is_dark, is_noisy = chance[:2] < probs
+        dark, shot, read = np.where([is_dark, is_noisy, is_noisy], place[:3] * most, 0.0).tolist()
+        jpeg = round(self.jpeg_min + place[3] * (100 - self.jpeg_min)) if chance[2] < self.jpeg_prob else 0
         rgb = RgbCamera(shot=shot, read=read, jpeg=jpeg) if shot or read or jpeg else None
         return CameraDraw(tuple(seed), threshold, drop, hot, dead, factor, dark, rgb)
 

@@ -8,6 +8,7 @@ from typing import Any
 from utils.errors import DataError
 
 IMAGE_KINDS = ("lq", "gt", "gt_instants")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,6 @@ class Clip:
     def size_of(self, kind: str) -> tuple[int, int]:
         """(height, width) of the frames of one kind."""
         return self.size if kind == "lq" else self.gt_size
-
-
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def checked_name(name: str, where: str) -> str:

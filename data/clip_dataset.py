@@ -23,15 +23,17 @@ from utils.options.section import Section
 
 logger = logging.getLogger(__name__)
 
+Root = str | Annotated[list[str], Field(min_length=1)]
+# Keys that may be lists with an entry for each root.
+OF_ROOT = ("dataroot_gt", "dataroot_lq", "dataroot_spike", "dataroot_gt_instants", "lq_folder", "meta_info_file",
+           "dataroot_share")  # fmt: skip
+
 
 class FileReading(Section):
     """How files are read; every dataset of clips has these keys."""
 
     io_backend: Annotated[Any, IO_BACKENDS] = Field("disk", description="How files are read.")
     cache_data: bool = Field(False, description="Keep decoded pictures in memory.")
-
-
-Root = str | Annotated[list[str], Field(min_length=1)]
 
 
 class ClipFiles(FileReading):
@@ -45,11 +47,6 @@ class ClipFiles(FileReading):
     meta_info_file: Root | None = Field(None, description="List of the clips to use; null: all folders.")
     filename_tmpl: str | None = Field(None, description='Form of the frame numbers, e.g. "08d"; null: any.')
     filename_ext: str = Field("png", description="Ending of the frames' names.")
-
-
-# Keys that may be lists with an entry for each root.
-OF_ROOT = ("dataroot_gt", "dataroot_lq", "dataroot_spike", "dataroot_gt_instants", "lq_folder", "meta_info_file",
-           "dataroot_share")  # fmt: skip
 
 
 class SharpFiles(Section):

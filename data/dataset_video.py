@@ -12,6 +12,8 @@ from data.select_dataset import DATASETS
 from utils.errors import OptionError
 from utils.random_streams import published_stream
 
+JITTER = 0.05  # largest relative change of brightness, contrast and saturation; of the hue, in turns of the circle
+
 
 class SpikeFiles(Spikes, ClipFiles):
     dataroot_spike: Root = Field(description="Folder of the spike files.")
@@ -113,9 +115,6 @@ class VideoRecurrentTestDataset(TestClips):
             noisy = [add_noise(frame, sigma, rng) for frame, rng in zip(item["lq"], streams, strict=True)]
             item["lq"] = torch.stack(noisy)
         return item
-
-
-JITTER = 0.05  # largest relative change of brightness, contrast and saturation; of the hue, in turns of the circle
 
 
 class Septuplets(ClipFiles):

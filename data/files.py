@@ -210,10 +210,7 @@ def _environment(root: str) -> Any:
 
 
 def read_bytes(path: str, count: int = -1) -> bytes:
-    """A file on disk or in an LMDB. Raises DataError with the system's reason.
-
-    count: how many bytes are needed, -1 for all.
-    """
+    """The first `count` bytes, -1: all, of a file on disk or in an LMDB. Raises DataError with the system's reason."""
     with reading(path):
         if LMDB_MARK not in path:
             with open(path, "rb") as file:

@@ -156,14 +156,13 @@ class CacheReader:
             clips.append(replace(clip, name=source.part + clip.name))
         return clips
 
+    # `images` and `stream` are those of `DiskFiles`, from the raw arrays.
+
     def images(self, clip: Clip, kind: str, frames: Sequence[int], aug: Augment) -> np.ndarray:
-        """The crop of `aug` in images of one kind (data.clip.IMAGE_KINDS): (T, h, w, 3) uint8, B, G, R."""
-        size = clip.size_of(kind)
-        stored = self._map(clip, kind)
-        return np.stack([aug.crop(stored[i], size[0] // clip.size[0]) for i in frames])
+        stored, scale = self._map(clip, kind), clip.size_of(kind)[0] // clip.size[0]
+        return np.stack([aug.crop(stored[i], scale) for i in frames])
 
     def stream(self, clip: Clip, piece: Piece, crop: Crop) -> np.ndarray:
-        """Planes of one file within the crop: (T, h, w) uint8 in {0, 1}."""
         geometry, stored = clip.spikes.geometry.stored_as_raster, self._map(clip, "spike")
         before = itertools.takewhile(lambda file: file != piece.file, clip.spike_files)
         first = sum(clip.spike_files[file] for file in before) + piece.first

@@ -9,7 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
 from utils import random_streams, utils_dist
 from utils.dist import process, watchdog
@@ -90,16 +90,15 @@ class TrainLoader:
         names = dataset.sample_names() if hasattr(dataset, "sample_names") else []
         self.sample_list = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
         self.loader = DataLoader(
-            _ErrorsAsItems(dataset),
-            batch_size=section.dataloader_batch_size,
-            sampler=self.sampler,
+            _Batches(dataset),
+            batch_size=None,  # _Batches makes them
+            sampler=BatchSampler(self.sampler, section.dataloader_batch_size, drop_last=False),
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
             # Also limits the wait between two epochs with persistent workers, where torch waits for ever by default.
             timeout=self.timeout_s if workers else 0,
             prefetch_factor=section.dataloader_prefetch_factor if workers else None,
             persistent_workers=section.dataloader_persistent_workers and workers > 0,
-            collate_fn=_collate,
             worker_init_fn=_init_worker,
         )
 
@@ -119,9 +118,8 @@ class TrainLoader:
         """The micro-batches of each step. Raises DataError, naming the sample and the rank."""
         step = []
         for count in itertools.count():
-            try:
-                batch = self._answer_of(lambda: next(iterator), count)
-            except StopIteration:
+            batch = self._answer_of(lambda: next(iterator, None), count)
+            if batch is None:
                 return
             if isinstance(batch, SpikeVRTError):
                 batch.where += f", rank {self.rank}"
@@ -157,22 +155,21 @@ class TrainLoader:
 
 
 @dataclass
-class _ErrorsAsItems(Dataset):
-    """Returns an error of the project as the item: torch would hide its message in a worker's traceback."""
+class _Batches(Dataset):
+    """Returns an error of the project as the batch: torch would hide its message in a worker's traceback."""
 
     dataset: Dataset
 
-    def __getitem__(self, sample_id: tuple[int, int]) -> Any:
-        try:
-            return self.dataset[sample_id]
-        except SpikeVRTError as e:
-            worker = get_worker_info()
-            e.where += f" (epoch, index) {sample_id}" + (f", loader worker {worker.id}" if worker else "")
-            return type(e)(e.what, e.where, e.expected, e.do)
-
-
-def _collate(items: list[Any]) -> Any:
-    return next((item for item in items if isinstance(item, SpikeVRTError)), None) or default_collate(items)
+    def __getitem__(self, sample_ids: list[tuple[int, int]]) -> Any:
+        items = []
+        for sample_id in sample_ids:
+            try:
+                items.append(self.dataset[sample_id])
+            except SpikeVRTError as e:
+                worker = get_worker_info()
+                e.where += f" (epoch, index) {sample_id}" + (f", loader worker {worker.id}" if worker else "")
+                return type(e)(e.what, e.where, e.expected, e.do)
+        return default_collate(items)
 
 
 def _init_worker(worker_id: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.clip import Clip, Exposure, checked_name
 from data.files import FileEntry, Listing, image_size, is_lmdb, list_root
@@ -26,7 +26,6 @@ from utils.image import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
-SHOWN_PROBLEMS = 30
 # KAIR brings these lists of whole training sets along; path in its option files -> number of clips.
 KAIR_LISTS = {
     f"data/meta_info/meta_info_{name}_GT.txt": clips
@@ -42,8 +41,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 FrameKey = tuple[str, int, str]  # text before the number of a frame, the number, text after it; -1: no number
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing wrong with the data."""
 
     clip: str
@@ -78,9 +76,8 @@ class Source:
 
     def kinds(self) -> dict[str, tuple[str, str, tuple[str, ...]]]:
         """Kind of file -> (root, folder within a clip, endings of the names in order of preference)."""
-        images = (f".{self.filename_ext.lstrip('.')}".lower(),)
-        if self.other_images:
-            images = tuple(dict.fromkeys((*images, *IMAGE_SUFFIXES)))
+        others = IMAGE_SUFFIXES if self.other_images else ()
+        images = tuple(dict.fromkeys((f".{self.filename_ext.lstrip('.')}".lower(), *others)))
         kinds = {
             "lq": (self.dataroot_lq, self.lq_folder, images),
             "gt": (self.dataroot_gt, "sharp", images),
@@ -172,7 +169,7 @@ class Source:
         return "".join(f"\n    {path}  {what}".rstrip() for path, what in lines.items())
 
 
-def raise_problems(found: Iterable[tuple[Source, Sequence[Problem]]], shown: int = SHOWN_PROBLEMS) -> None:
+def raise_problems(found: Iterable[tuple[Source, Sequence[Problem]]], shown: int = 30) -> None:
     """Raise one DataError with a table of the problems of all sources, or of the first `shown`, if there are any."""
     found = [(source, problems) for source, problems in found if problems]
     sources, problems = [source for source, _ in found], [problem for _, each in found for problem in each]
@@ -317,11 +314,9 @@ class ClipCheck:
         planes, exposures = self._spikes(entries["spike"]) if entries.get("spike") else ((), ())
         paths = {kind: tuple(entry.path for entry in found) for kind, found in entries.items()}
         paths["gt_instants"] = self._instants(keys) if "gt_instants" in self.kinds else ()
-        size, gt_size = self.sizes or self._sizes(paths)
-        gt, instants, spike = (paths.get(kind, ()) for kind in ("gt", "gt_instants", "spike"))
-        stems = tuple(self.stems["lq"][key] for key in keys)
-        files = (paths["lq"], gt, spike)
-        return Clip(self.name, stems, *files, planes, size, gt_size, instants, exposures, self.spikes)
+        lq, gt, spike, instants = (paths.get(kind, ()) for kind in ("lq", "gt", "spike", "gt_instants"))
+        stems, sizes = tuple(self.stems["lq"][key] for key in keys), self.sizes or self._sizes(paths)
+        return Clip(self.name, stems, lq, gt, spike, planes, *sizes, instants, exposures, self.spikes)
 
     def _report(self, what: str, where: str) -> None:
         """where: a kind of file, for the folder of its files; or a path."""
@@ -448,10 +443,7 @@ class ClipCheck:
 
 
 def _frame_key(stem: str) -> FrameKey:
-    """The key by which files are matched to frames.
-
-    "47", "000047" -> ("", 47, ""); "frame_1" -> ("frame_", 1, ""); "x" -> ("x", -1, "").
-    """
+    """The key of a file name: "47", "000047" -> ("", 47, ""); "frame_1" -> ("frame_", 1, ""); "x" -> ("x", -1, "")."""
     found = _NUMBERED.fullmatch(stem)
     return (found[1], int(found[2]), found[3]) if found else (stem, -1, "")
 

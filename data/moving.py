@@ -1,6 +1,4 @@
-"""The light of any instant of a video, from its frames and the optical flow between them, or of a photograph that a
-moving camera sees.
-"""
+"""The light of any instant: of a video, by optical flow; of a photograph that a moving camera sees."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,10 +43,8 @@ class LightPath:
         time = min(max(time, 0.0), self.count - 1.0)
         index = min(int(time), max(self.count - 2, 0))
         part = time - index
-        if part < 1e-9:
-            return self.light(index)
-        if part > 1 - 1e-9:
-            return self.light(index + 1)
+        if min(part, 1 - part) < 1e-9:
+            return self.light(round(time))
         before, after = self.light(index), self.light(index + 1)
         if self.method == "linear":
             return (1 - part) * before + part * after

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,8 +143,7 @@ def check_source(
         report.warnings += [Problem(clip.name, files.FROM_START, clip.spike[0]) for clip in slow[:1]]
     if file and not report.problems:
         try:
-            warnings = [astuple(warning) for warning in report.warnings]
-            write_whole(file, json.dumps({"counts": report.counts(), "warnings": warnings}).encode())
+            write_whole(file, json.dumps({"counts": report.counts(), "warnings": report.warnings}).encode())
         except DataError as e:
             logger.info("the result of the data check cannot be stored: %s", e)
     return report
@@ -162,15 +161,13 @@ def _check_file(clip: Clip, kind: str, path: str, decode: bool) -> Problem | Non
             what = f"{kind} frame of {found[0]} x {found[1]}, the first of the clip has {size[0]} x {size[1]}"
             return Problem(clip.name, what, path)
         if not decode and files.LMDB_MARK not in path:
-            with open(path, "rb") as file:
+            with files.reading(path), open(path, "rb") as file:
                 is_png, length = file.read(8) == files.PNG_SIGNATURE, Path(path).stat().st_size
                 file.seek(max(0, length - len(PNG_END)))
                 if is_png and file.read() != PNG_END:
                     return Problem(clip.name, f"PNG of {length} bytes is cut short", path)
     except (DataError, formats.SpikeFileError) as e:
         return Problem(clip.name, e.what, path)
-    except OSError as e:
-        return Problem(clip.name, f"cannot read: {e.strerror or e}", path)
     return None
 
 

@@ -166,7 +166,6 @@ def spike_clip(path: str | Path, gt: str | Path | None, section: Section) -> Dat
     """The clip of a folder with one spike file per frame, or of one file; its input: LongExposures.
 
     One file is a single frame or, with spike.exposure, holds as many as its table lists or its period fits in.
-
     gt: a sharp picture for each. Raises DataError where they do not belong together.
     """
     path = Path(path)
