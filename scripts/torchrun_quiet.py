@@ -16,7 +16,6 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -37,10 +36,6 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    def on_signal(number: int, _: FrameType | None) -> None:
-        # What torchrun's handlers do: the agent passes the signal on to the ranks and waits for them.
-        raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
-
     # SIGNALS and GRACE_S by torchrun's own flags where this version has them.
     known = run.get_args_parser().format_help()
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # the ranks inherit it where torchrun leaves it alone
@@ -48,7 +43,9 @@ def main(argv: list[str]) -> int:
     if "--signals-to-handle" in known:
         own.append(f"--signals-to-handle={handled}")
     else:  # torch 2.8: torchrun handles all but SIGUSR1
-        signal.signal(signal.SIGUSR1, on_signal)
+        from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
+
+        signal.signal(signal.SIGUSR1, _terminate_process_handler)  # the agent passes it on and waits for the ranks
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP} if is_nohup else ())
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled  # what newer versions tell the ranks
     if "--shutdown-timeout" in known:
