@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         return 0
     import torch  # not before --help
     from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
+    from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     # SIGNALS and GRACE_S by torchrun's own flags where this version has them.
@@ -43,15 +43,13 @@ def main(argv: list[str]) -> int:
     if "--signals-to-handle" in known:
         own.append(f"--signals-to-handle={handled}")
     else:  # torch 2.8: torchrun handles all but SIGUSR1
-        from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
-
-        signal.signal(signal.SIGUSR1, _terminate_process_handler)  # the agent passes it on and waits for the ranks
+        signal.signal(signal.SIGUSR1, api._terminate_process_handler)  # the agent passes it on and waits for the ranks
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP} if is_nohup else ())
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled  # what newer versions tell the ranks
     if "--shutdown-timeout" in known:
         own.append(f"--shutdown-timeout={GRACE_S}")
     else:  # the agent calls close(signal): the time is the default of the argument `timeout`
-        PContext.close.__defaults__ = (None, GRACE_S)
+        api.PContext.close.__defaults__ = (None, GRACE_S)
     args, gpus = run.parse_args([*own, *argv]), torch.cuda.device_count()
     if args.nproc_per_node.isdigit() and 0 < gpus < int(args.nproc_per_node):
         what = f"{args.nproc_per_node} ranks on {gpus} GPUs"
@@ -67,7 +65,7 @@ def main(argv: list[str]) -> int:
         try:
             run.run(args)
             return 0
-        except (ChildFailedError, SignalException) as e:
+        except (ChildFailedError, api.SignalException) as e:
             # The exit code that the first rank to end wrote; none where a rank was killed before it could.
             written = Path(exit_file.name).read_text(encoding="ascii").split()
             if not written and isinstance(e, ChildFailedError):

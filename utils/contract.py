@@ -61,8 +61,7 @@ class FrameReader(Protocol):
 
     frame(index, reverse=False): lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S, H, W), gt
     (3, sH, sW) and gt_instants (3 K, sH, sW), of which gt is the middle one. reverse: the spikes of reversed time.
-    spike_light(index, spike): what the spikes (S, H, W) of a frame show of its sharp instant, in display values (H, W),
-    >= 0.
+    spike_light(index, spike): display values (H, W) >= 0 that spikes (S, H, W) of a frame show of its sharp instant.
     """
 
     name: str

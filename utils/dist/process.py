@@ -61,10 +61,9 @@ class AwakeClock:
 @cache
 def machine() -> str:
     """A name for where a process id is valid; containers and copied virtual machines share the host name."""
-    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    parts = [socket.gethostname()]
+    parts, boot = [socket.gethostname()], Path("/proc/sys/kernel/random/boot_id")
     with suppress(OSError):
-        parts += [boot.read_text().strip(), str(namespace.readlink())]
+        parts += [boot.read_text().strip(), os.readlink("/proc/self/ns/pid")]  # the PID namespace
     return "/".join(parts)
 
 
@@ -136,10 +135,7 @@ def first_to_claim(name: str) -> bool:
 
 
 def outlast_siblings() -> None:
-    """With a claim: wait until the other ranks on this host, which would report the same, have gone.
-
-    They are the other processes of Python that the same parent started.
-    """
+    """With a claim: wait for the end of the other ranks here (Python, same parent), which would report the same."""
     if not CLAIMS:
         return
     deadline = time.monotonic() + CLAIM_S

@@ -169,8 +169,7 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
         rank = _number(env, "SLURM_PROCID", faults, low=0, high=world_size - 1, bound="SLURM_NTASKS")
         # Address and port are the same in every task of the step; the user's own MASTER_* take precedence. The step's
         # list: with `srun --nodelist` task 0 need not sit on the first host of the job.
-        lists = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-        hosts = next(filter(None, map(env.get, lists)), "")
+        hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", "")
         addr = env.get("MASTER_ADDR", "").strip() or first_host(hosts)
         if not addr:
             faults.append("SLURM_JOB_NODELIST is missing (first host of the job)")
