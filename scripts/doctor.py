@@ -50,10 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def check_data(file: str, overrides: list[str], decode: bool) -> None:
-    """Print the clips of each split. decode: every image, else its header and end are read.
-
-    Raises DataError with all problems.
-    """
+    """Print the clips of each split; DataError with all problems. decode: whole images, not header and end alone."""
     from data.manifest import raise_problems
     from main_train_vrt import PARTS
     from utils.metrics import plain_table

@@ -57,37 +57,30 @@ def middle_instant(frame: Tensor, instants: int) -> Tensor:
 
 
 class FrameReader(Protocol):
-    """Gives the frames of a clip one by one. stems: their names."""
+    """Gives the frames of a clip one by one. stems: their names.
+
+    frame(index, reverse=False): lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S, H, W), gt
+    (3, sH, sW) and gt_instants (3 K, sH, sW), of which gt is the middle one. reverse: the spikes of reversed time.
+    spike_light(index, spike): display values (H, W) >= 0 that spikes (S, H, W) of a frame show of its sharp instant.
+    """
 
     name: str
     stems: Sequence[str]
-
-    def frame(self, index: int, reverse: bool = False) -> dict[str, Tensor]:
-        """lq (3, H, W) float32 in [0, 1] and, where there are any, spike (S, H, W), gt (3, sH, sW) and gt_instants
-        (3 K, sH, sW), of which gt is the middle one.
-
-        reverse: the spikes of reversed time.
-        """
-        ...
-
-    def spike_light(self, index: int, spike: Tensor) -> np.ndarray:
-        """What the spikes (S, H, W) of frame `index` show of its sharp instant, in display values (H, W), >= 0."""
-        ...
+    frame: Callable[..., dict[str, Tensor]]
+    spike_light: Callable[[int, Tensor], np.ndarray]
 
 
 class ClipReader(FrameReader, Protocol):
     """A clip to test on. origin: "input", "gt", "spike" -> path, for the protocol.
 
     Of a video: fps, and times: seconds of each frame. None for frames.
+    digest: 16 hex digits that change with the name, size or modification time of any file of the clip.
     """
 
     fps: float | None
     times: Sequence[Fraction] | None
     origin: dict[str, str]
-
-    def digest(self) -> str:
-        """16 hex digits that change with the name, size or modification time of any file of the clip."""
-        ...
+    digest: Callable[[], str]
 
 
 # Takes the work done since the last call, in frames where nothing else is said; a tile is a part of several.

@@ -24,8 +24,7 @@ def address_of(path: object) -> str:
 class SpikeVRTError(Exception):
     """An error in four parts: what is wrong, where, what was expected, what to do.
 
-    A single string is accepted as well: multiprocessing rebuilds an exception that comes out
-    of a DataLoader worker from its message alone.
+    A single string is accepted: multiprocessing rebuilds an exception of a DataLoader worker from its message alone.
     """
 
     exit_code = 1
@@ -36,9 +35,8 @@ class SpikeVRTError(Exception):
 
     def __str__(self) -> str:
         parts = (("in", self.where), ("expected", self.expected), ("do", self.do))
-        lines = [f"{type(self).__name__}: {self.what}"]
-        lines += [f"  {name:<9} {text}" for name, text in parts if text]
-        return "\n".join(lines)
+        lines = [f"  {name:<9} {text}" for name, text in parts if text]
+        return "\n".join([f"{type(self).__name__}: {self.what}", *lines])
 
 
 class OptionError(SpikeVRTError):

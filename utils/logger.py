@@ -80,9 +80,7 @@ class _Line(logging.Formatter):
 def setup_logging(rank: int, log_file: Path | None = None) -> None:
     """Rank 0: INFO to stdout and, when given, to `log_file` (appended), as ``[2025-11-06 10:00:00] text``.
 
-    Others: warnings to stderr as ``[rank 2] text``.
-
-    The warnings of Python, such as those of torch, take the same way.
+    Others: warnings to stderr as ``[rank 2] text``. The warnings of Python, such as those of torch, take the same way.
     """
     logging.captureWarnings(True)
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of its font cache

@@ -123,7 +123,7 @@ def ranks(log: bool = True) -> Iterator[None]:
             watchdog.leave(code, RUN.store)
         process.write_exit_file(code)
         process.outlast_siblings()
-        process.kill_children()
+        process.kill_trees()
         sys.exit(code)
 
 
@@ -271,10 +271,9 @@ def check_same_on_all_ranks(name: str, value: Any, do: str = "start all ranks fr
     found = gather_objects(value)
     if all(other == found[0] for other in found):
         return
-    groups: dict[str, list[int]] = {}
-    for rank, other in enumerate(found):
-        groups.setdefault(repr(other), []).append(rank)
-    listed = "; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in groups.items())
+    texts = [repr(other) for other in found]
+    groups = {text: [str(rank) for rank, other in enumerate(texts) if other == text] for text in texts}
+    listed = "; ".join(f"rank {', '.join(ranks)}: {text}" for text, ranks in groups.items())
     raise DistError(f"{name} differ between the ranks", listed, "the same on all ranks", do)
 
 

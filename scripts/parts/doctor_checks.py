@@ -118,29 +118,25 @@ def from_all_ranks(findings: list[Finding]) -> list[Finding]:
 def check_training(argv: list[str]) -> list[Finding]:
     """Options, data, shards, network, gradients, speed. Collective."""
     found: list[Finding] = []
-    made: list[Any] = []  # the loader and the model
-
-    def stages() -> Iterator[Finding]:
-        opt = main_train_vrt.read_options(argv)
-        yield Finding(OK, "options", f"{opt.opt_path} is valid")
-        loader, clips = main_train_vrt.build_data(opt)
-        made.append(loader)
-        yield Finding(OK, "data", f"{loader.sampler.dataset_len} training samples, {len(clips or ())} test clips")
-        made.append(model := define_Model(opt))
-        model.init_train(None)
-        yield Finding(OK, "network", model.describe())
-
-    stage = stages()
     for check in ("options", "data", "network"):
         try:
-            mine = next(stage)
+            if check == "options":
+                opt = main_train_vrt.read_options(argv)
+                what = f"{opt.opt_path} is valid"
+            elif check == "data":
+                loader, clips = main_train_vrt.build_data(opt)
+                what = f"{loader.sampler.dataset_len} training samples, {len(clips or ())} test clips"
+            else:
+                model = define_Model(opt)
+                model.init_train(None)
+                what = model.describe()
+            mine = Finding(OK, check, what)
         except SpikeVRTError as e:
             mine = Finding(FAIL, check, f"{e.what} (in {e.where})", e.expected, e.do)
         merged = from_all_ranks([mine])
         found += merged
         if any(finding.status == FAIL for finding in merged):
             return found
-    loader, model = made
     found += check_shards(loader, model)
     batches = loader.start(0, 0)
     batch = next(batches)[0]
@@ -220,8 +216,7 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     expected = gradients(batches)
     model.netG = model.wrap(net)
     found = gradients([batches[utils_dist.get_rank()]])
-    error = float((found - expected).abs().max() / expected.abs().max())
-    worst = max(utils_dist.gather_objects(error))
+    worst = max(utils_dist.gather_objects(float((found - expected).abs().max() / expected.abs().max())))
     if worst < 1e-6:
         return Finding(OK, "gradients", f"{len(batches)} ranks agree with one process: {worst:.0e} relative")
     what, cure = f"differ from one process by {worst:.0e} (relative)", "set find_unused_parameters; see docs/ddp.md"

@@ -22,8 +22,7 @@ READER_GONE = 128 + signal.SIGPIPE  # as of programs that this signal ends; Pyth
 def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
     """Decorator of a script's `main`: an error of the project is printed, and its exit code is returned.
 
-    Ctrl-C ends the script with INTERRUPTED and one line.
-    A script whose output goes to a pipe that was closed, as by `| head -1`, ends with READER_GONE and no message.
+    Ctrl-C ends the script with INTERRUPTED and one line, a closed pipe of its output (`| head -1`) with READER_GONE.
     """
 
     @functools.wraps(main)

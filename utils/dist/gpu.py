@@ -88,9 +88,8 @@ def require_kernels(device: torch.device) -> None:
     """DistError where this torch was not built for the GPU: its first kernel would find "no kernel image"."""
     capability, built_for = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
     if advice := missing_wheel(capability, built_for):
-        major, minor = capability
         raise DistError(
-            f"this torch has no kernels for the {device_name(device)} (compute capability {major}.{minor})",
+            "this torch has no kernels for the {} (compute capability {}.{})".format(device_name(device), *capability),
             f"torch {torch.__version__}, built for {' '.join(built_for)}",
             "a torch that was built for this GPU",
             f"{advice} (https://pytorch.org/get-started)",
@@ -103,12 +102,9 @@ def missing_wheel(capability: tuple[int, int], built_for: Sequence[str]) -> str:
     built_for: torch.cuda.get_arch_list(). A binary sm_XY runs on X.Y and on later minor versions, compute_XY (PTX) on
     every later GPU (CUDA C++ programming guide, 5.8).
     """
-    archs = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
-    for kind, major, minor in archs:
-        version = int(major), int(minor)
-        if version <= capability and (kind == "compute" or version[0] == capability[0]):
-            return ""
-    if not archs:  # a torch for GPUs of another maker
+    found = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
+    archs = [(kind, (int(major), int(minor))) for kind, major, minor in found]  # none: for GPUs of another maker
+    if not archs or any(a <= capability and (kind == "compute" or a[0] == capability[0]) for kind, a in archs):
         return ""
     if capability < (5, 0):
         return "use the CPU or another GPU: no torch from 2.8 on was built for this one"

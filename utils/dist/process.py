@@ -60,14 +60,10 @@ class AwakeClock:
 
 @cache
 def machine() -> str:
-    """A name for where a process id is valid: host name, boot of the kernel and PID namespace together.
-
-    The host name alone is not enough: containers and copied virtual machines share it.
-    """
-    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    parts = [socket.gethostname()]
+    """A name for where a process id is valid; containers and copied virtual machines share the host name."""
+    parts, boot = [socket.gethostname()], Path("/proc/sys/kernel/random/boot_id")
     with suppress(OSError):
-        parts += [boot.read_text().strip(), str(namespace.readlink())]
+        parts += [boot.read_text().strip(), os.readlink("/proc/self/ns/pid")]  # the PID namespace
     return "/".join(parts)
 
 
@@ -87,12 +83,6 @@ def children_of(pid: int) -> list[int]:
             for child in map(int, tasks.read_text().split()):
                 found += [child, *children_of(child)]
     return found
-
-
-def kill_tree(pid: int) -> None:
-    for process in [*children_of(pid), pid]:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(process, signal.SIGKILL)
 
 
 def open_closed_streams() -> None:
@@ -145,26 +135,23 @@ def first_to_claim(name: str) -> bool:
 
 
 def outlast_siblings() -> None:
-    """With a claim: wait until the other ranks on this host, which would report the same, have gone."""
+    """With a claim: wait for the end of the other ranks here (Python, same parent), which would report the same."""
     if not CLAIMS:
         return
     deadline = time.monotonic() + CLAIM_S
     with suppress(ValueError):  # in another thread than the main one
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it as soon as one of the others has gone
-    while _has_siblings() and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        for pid in set(children_of(os.getppid())) - {os.getpid(), *children_of(os.getpid())}:
+            with suppress(OSError):  # it is gone
+                if os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe"):
+                    break
+        else:
+            return
         time.sleep(0.02)
 
 
-def _has_siblings() -> bool:
-    """Whether other processes of Python live that the same parent started, as launchers start the ranks of a host."""
-    for pid in set(children_of(os.getppid())) - {os.getpid(), *children_of(os.getpid())}:
-        with suppress(OSError):  # it is gone
-            if os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe"):
-                return True
-    return False
-
-
-def kill_children(pids: Iterable[int] | None = None) -> None:
+def kill_trees(pids: Iterable[int] | None = None) -> None:
     """SIGKILL to these processes and what they started; None: to those of multiprocessing, which have nothing to save.
 
     Exit handlers would send those two SIGTERMs and join: where both come before a loader process looks, they count as
@@ -173,7 +160,9 @@ def kill_children(pids: Iterable[int] | None = None) -> None:
     with suppress(ValueError):  # in another thread than the main one; the handler raises in the main one only
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would raise an error for each loader process
     for pid in pids if pids is not None else [child.pid for child in multiprocessing.active_children()]:
-        kill_tree(pid)
+        for process in [*children_of(pid), pid]:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
 
 
 def end(code: int) -> NoReturn:
@@ -183,7 +172,7 @@ def end(code: int) -> NoReturn:
     without an active exception"), and a finished run would seem to have failed: pytorch#190489.
     Where Python has no function to run the handlers, this is sys.exit(code).
     """
-    kill_children()
+    kill_trees()
     if run_exit_handlers is None:
         sys.exit(code)
     run_exit_handlers()
@@ -208,8 +197,7 @@ def die_with_parent() -> None:
 
 def write_exit_file(code: int) -> None:
     """torchrun turns every exit code into 1; scripts/torchrun_quiet.py reads the run's own code here."""
-    path = os.environ.get("SPIKEVRT_EXIT_FILE")
-    if path:
+    if path := os.environ.get("SPIKEVRT_EXIT_FILE"):
         # The first line counts: the rank that failed writes before those that end because of it.
         with suppress(OSError), open(path, "a", encoding="ascii") as file:  # a full disk must not change the code
             file.write(f"{code}\n")
@@ -256,37 +244,30 @@ def guard(rank: int, pid: int, limit_s: float, stack_file: str, is_alone: bool) 
 
 
 def dump_stacks(file: Any, pid: int | None = None) -> str:
-    """Python stacks of this process (pid None) or of one that handles SIGUSR2 into `file`, and of its loader processes.
+    """Python stacks of this process (pid None) or of another one into `file`, and of its loader processes.
 
-    They are faulthandler's, so they come whatever the main threads do.
+    They are faulthandler's, so they come whatever the main threads do; others give theirs if they handle SIGUSR2.
     """
     file.truncate(0)
     if pid is None:
         faulthandler.dump_traceback(file, all_threads=True)
-    else:
-        _signal_dump(pid, file)
-    for child in children_of(pid or os.getpid()):
-        _signal_dump(child, file, f"\nchild process {child}:\n")
+    for asked in [*([pid] if pid else []), *children_of(pid or os.getpid())]:
+        title = "" if asked == pid else f"\nchild process {asked}:\n"
+        with suppress(OSError):
+            status = Path(f"/proc/{asked}/status").read_text()
+            if "State:\tT" in status:
+                said = "(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)"
+                file.write(f"{title}{said}\n".encode())
+            elif int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (signal.SIGUSR2 - 1) & 1:  # or it would end
+                file.write(title.encode())
+                before = os.fstat(file.fileno()).st_size
+                os.kill(asked, signal.SIGUSR2)
+                deadline = time.monotonic() + 0.5
+                while os.fstat(file.fileno()).st_size == before and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                time.sleep(0.05)
     file.seek(0)
     return file.read().decode(errors="replace")
-
-
-def _signal_dump(pid: int, file: Any, title: str = "") -> None:
-    """Ask `pid` for its stacks if it handles SIGUSR2, which would kill it otherwise."""
-    with suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
-        if "State:\tT" in status:
-            said = "(the process is stopped by a signal, so it has no stack; kill -CONT lets it go on)"
-            file.write(f"{title}{said}\n".encode())
-        elif caught >> (signal.SIGUSR2 - 1) & 1:
-            file.write(title.encode())
-            before = os.fstat(file.fileno()).st_size
-            os.kill(pid, signal.SIGUSR2)
-            deadline = time.monotonic() + 0.5
-            while os.fstat(file.fileno()).st_size == before and time.monotonic() < deadline:
-                time.sleep(0.02)
-            time.sleep(0.05)
 
 
 if __name__ == "__main__":

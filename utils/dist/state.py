@@ -16,13 +16,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from utils.errors import DataError, DistError
 from utils.files import write_whole
-
-if TYPE_CHECKING:  # the scripts that need no torch start without it
-    from torch.distributed import Store
 
 STATUS_NAME, POLL_S = "status", 1.0
 # torchrun's names for a node, which Kubeflow sets in part, and the names that other platforms give the same.
@@ -71,7 +68,7 @@ class Run:
     """
 
     launch: LaunchInfo = LaunchInfo("single")
-    store: "Store | None" = None
+    store: Any = None  # torch.distributed.Store; the scripts that need no torch start without it
     kept: Path | None = None
     watchdog: Any = None  # utils.dist.watchdog.Watchdog, which imports this module
     timeout_s: float = float("inf")
@@ -172,8 +169,7 @@ def read_launch(env: Mapping[str, str], gpu_count: int = 0, command: str = "COMM
         rank = _number(env, "SLURM_PROCID", faults, low=0, high=world_size - 1, bound="SLURM_NTASKS")
         # Address and port are the same in every task of the step; the user's own MASTER_* take precedence. The step's
         # list: with `srun --nodelist` task 0 need not sit on the first host of the job.
-        lists = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-        hosts = next(filter(None, map(env.get, lists)), "")
+        hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", "")
         addr = env.get("MASTER_ADDR", "").strip() or first_host(hosts)
         if not addr:
             faults.append("SLURM_JOB_NODELIST is missing (first host of the job)")
@@ -263,7 +259,7 @@ def _refuse(faults: list[str], env: Mapping[str, str]) -> None:
 def first_host(nodelist: str) -> str:
     """The first host of a SLURM node list, zero padding kept: "gpu[003-007,9],cpu1" -> "gpu003"."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist.strip())
-    return re.sub(r"\[([^\],\-]*)[^\]]*\]", r"\1", first.group(0) if first else "")
+    return re.sub(r"\[([^\],\-]*)[^\]]*\]", r"\1", first[0])
 
 
 def _number(

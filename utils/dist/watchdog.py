@@ -152,12 +152,11 @@ class Beats:
             if not self.is_looking:
                 return None
             self.states.update(read_states(self.store, self.world_size))
-        states = self.states
-        if not all(state["budget"] for state in states.values()):
+        if not all(state["budget"] for state in self.states.values()):
             return None  # one has not called `watch` yet
         # The others wait for the longest over its budget of those that entered the fewest collectives.
-        fewest = min(state["syncs"] for state in states.values())
-        over, rank = max((s["age"] - s["budget"], rank) for rank, s in states.items() if s["syncs"] == fewest)
+        fewest = min(state["syncs"] for state in self.states.values())
+        over, rank = max((s["age"] - s["budget"], rank) for rank, s in self.states.items() if s["syncs"] == fewest)
         return self._cause(rank, min(QUIET_S, stall_s / 2)) if over > 0 else None
 
     def _cause(self, rank: int, quiet_s: float) -> Verdict | None:
@@ -244,8 +243,7 @@ class Watchdog(threading.Thread):
         self.interval_s = min(0.5, budgets.stall_s / 6)
         self.beats.clock.slice_s = 2 * self.interval_s
         # After the other ranks, which see more.
-        is_alone = self.store is None
-        self.guard = process.start_guard(self.rank, budgets.stall_s + 4, self.stack_file.name, is_alone)
+        self.guard = process.start_guard(self.rank, budgets.stall_s + 4, self.stack_file.name, self.store is None)
         self.budgets = budgets
         # Others report a silent rank only once its beat has shown that it is watched: beat before going on.
         self.beats.publish(self._own_state())
@@ -305,7 +303,7 @@ class Watchdog(threading.Thread):
             self.store.set(REPORTED, "1")
             if rank != self.rank and is_here(state) and kind != "DEAD":
                 time.sleep(0.5)  # it ends by itself if it can
-                process.kill_tree(state["pid"])
+                process.kill_trees([state["pid"]])
         leave(STALL_CODE, self.store)
 
     def _stacks_of(self, rank: int, wait_s: float = 0.0) -> str:
@@ -360,7 +358,7 @@ class Watchdog(threading.Thread):
         else:
             self._say(0, "SILENT", "its store does not answer", self._stacks_of(0))
             if is_here(first):
-                process.kill_tree(first["pid"])
+                process.kill_trees([first["pid"]])
         leave(STALL_CODE, None)
 
 
@@ -426,7 +424,7 @@ def leave(code: int, store: Store | None) -> NoReturn:
                 gone |= {rank: not store.check([f"left/{rank}"]) for rank in new}
                 count = store.add("left", 0)
         process.outlast_siblings()  # with the loader processes alive: their end would raise an error in the main thread
-    process.kill_children(process.children_of(os.getpid()))
+    process.kill_trees(process.children_of(os.getpid()))
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
