@@ -7,7 +7,7 @@ file would allow. A pixel with a single spike has the light 1 / T, one without s
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,12 +73,6 @@ class IntegrateAndFire:
     def run(self, lights: Iterable[np.ndarray]) -> np.ndarray:
         """T light planes (H, W) -> spikes (T, H, W) uint8; the charge continues from the last call."""
         return np.stack([self.step(light) for light in lights])
-
-    def run_parts(self, lights: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """`run` in parts of at most 64 planes, for streams that do not fit into memory."""
-        lights = iter(lights)
-        while part := list(itertools.islice(lights, 64)):
-            yield self.run(part)
 
 
 def to_linear(picture: np.ndarray, gamma: float = DISPLAY_GAMMA) -> np.ndarray:
