@@ -85,8 +85,7 @@ def _spread(count: int, wanted: int) -> list[int]:
 def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
     """count: frames of the sample to measure, and the middle one. A crop would show less than the whole frames."""
     grid, spikes = draw.clip.grid, draw.clip.spikes
-    region, calibrated = Augment(*grid.region), spikes.calibration is not None
-    kind = "gt" if draw.clip.gt else "lq"
+    region, kind = Augment(*grid.region), "gt" if draw.clip.gt else "lq"
     if kind == "lq":  # one channel, the mean of all planes of a frame, is as blurry as the RGB frame
         spikes = copy.copy(spikes)
         spikes.name, spikes.options, spikes.channels, spikes.ignored = "voxel", {"num_bins": 1}, 1, set()
@@ -105,16 +104,18 @@ def compare(dataset: Any, draw: Draw, count: int) -> Comparison:
         pairs.append((light, cv2.resize(grey, (region.width, region.height), interpolation=cv2.INTER_AREA)))
         if place == middle:
             shown = (f"{kind} {draw.clip.stems[frame]}", tensor_to_uint8(image), light)
-    measured, is_right, sentence = judge(pairs, grid.pixel, kind == "gt", calibrated)
-    return Comparison(*measured, is_right, sentence, kind, len(pairs), shown)
+    measures = correlation, shift, _ = measure(pairs, grid.pixel)
+    distance, tolerance = float(np.hypot(*shift)), grid.pixel * (SHARP_TOLERANCE if kind == "gt" else BLURRY_TOLERANCE)
+    sentence = f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
+    if not (is_right := correlation >= LEAST_CORRELATION and distance <= tolerance):
+        wrong = _what_differs(pairs, measures, grid.pixel, spikes.calibration is not None)
+        sentence = f"They do not agree: {wrong}."
+    return Comparison(*measures, is_right, sentence, kind, len(pairs), shown)
 
 
-def judge(pairs: Sequence[Pair], pixel: int, is_sharp: bool, is_calibrated: bool) -> tuple[Measures, bool, str]:
-    """(measures, whether the geometry looks right, one sentence). is_sharp: the frames are not blurred by motion."""
-    correlation, shift, response = measures = measure(pairs, pixel)
-    distance, tolerance = float(np.hypot(*shift)), pixel * (SHARP_TOLERANCE if is_sharp else BLURRY_TOLERANCE)
-    if correlation >= LEAST_CORRELATION and distance <= tolerance:
-        return measures, True, f"Spikes and frame agree to {max(distance, 0.1):.1f} px."
+def _what_differs(pairs: Sequence[Pair], measures: Measures, pixel: int, is_calibrated: bool) -> str:
+    """What may be wrong with the geometry."""
+    correlation, shift, response = measures
     turned = {
         "upside down (spike.flip)": np.s_[::-1],
         "mirrored left to right (spike.calibration, key mirror)": np.s_[:, ::-1],
@@ -123,23 +124,18 @@ def judge(pairs: Sequence[Pair], pixel: int, is_sharp: bool, is_calibrated: bool
     for name, order in turned.items():
         other, _, _ = measure([(spikes[order], frame) for spikes, frame in pairs], pixel)
         if other >= LEAST_CORRELATION > correlation:
-            text = f"correlation {correlation:.2f}, turned {other:.2f}"
-            return measures, False, f"They do not agree: the spikes are {name}; {text}."
+            return f"the spikes are {name}; correlation {correlation:.2f}, turned {other:.2f}"
     if response >= LEAST_RESPONSE:
         sides = [
             f"{abs(value):.1f} px {names[value < 0]}"
             for value, names in zip(shift, (("to the right", "to the left"), ("down", "up")), strict=True)
             if abs(value) >= 0.35
         ]
-        return measures, False, (
-            f"They do not agree: the spikes are shifted by {' and '.join(sides)}: check spike.calibration of "
-            "two cameras, spike.head_columns, and the planes (spike.first, spike.exposure, spike.center)."
-        )  # fmt: skip
+        keys = "two cameras, spike.head_columns, and the planes (spike.first, spike.exposure, spike.center)"
+        return f"the spikes are shifted by {' and '.join(sides)}: check spike.calibration of {keys}"
     keys = "spike.calibration, spike.flip" if is_calibrated else "spike.flip, spike.h and spike.w, spike.calibration"
-    return measures, False, (
-        f"They do not agree: check {keys}, and that these are the spikes of this frame. Without texture, no geometry "
-        "can be judged: look at other samples."
-    )  # fmt: skip
+    text = "and that these are the spikes of this frame. Without texture, no geometry can be judged"
+    return f"check {keys}, {text}: look at other samples"
 
 
 def measure(pairs: Sequence[Pair], pixel: int) -> Measures:

@@ -164,9 +164,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of checking a job. size: of its frames; bytes: of its files; frames: to read or, with a rig, to make.
-
-    todo: whether a folder is missing. record: contents of made.json.
+    """size: of the frames of a job; bytes: of its files; todo: whether a folder is missing; frames: to read or, with a
+    rig, to make; record: contents of made.json.
     """
 
     size: tuple[int, int]
@@ -187,10 +186,9 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
         frames = len(source) if source else recipe.frames
         count = frames // average if source else frames
         if (height * recipe.ratio, width * recipe.ratio) != size or height * width % 8:
-            raise DataError(
-                "frames of {} x {} do not divide by --ratio {} into whole bytes".format(*size, recipe.ratio),
-                where, "both sides divisible, and their product / ratio^2 by 8", "choose another --ratio",
-            )  # fmt: skip
+            what = "frames of {} x {} do not divide by --ratio {} into whole bytes".format(*size, recipe.ratio)
+            need = "both sides divisible, and their product / ratio^2 by 8"
+            raise DataError(what, where, need, "choose another --ratio")
         if recipe.instants > average:
             what = f"clip {job.name} averages {average} raw frames, fewer than --instants {recipe.instants}"
             raise DataError(what, where, "a raw frame for each instant", "lower --instants, or raise --average")
@@ -239,7 +237,15 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
     pictures, spikes = scratch = [scratch_folder(folder.with_name(f".{job.name}.tmp")) for folder in job.folders]
     (spikes / "spike").mkdir()
     if job.cut:
-        record_scene(job, recipe, frames, pictures, spikes / "spike")
+        # What the rig records: blur, the mean of the linear light, sharp and spikes.
+        how = (recipe.frames, recipe.planes, recipe.crop, random_stream(f"scene of clip {job.name}", recipe.seed))
+        is_photo, side = job.raw.is_photo, recipe.crop // recipe.ratio
+        lights = photo_scene(frames.read(0), job.cut.side, *how) if is_photo else video_scene(frames, job.cut, *how)
+        recorded = recipe.rig_of(job.name).record(lights, recipe.planes, (side, side))
+        for number, (blurry, sharp, stream) in enumerate(recorded):
+            imwrite_rgb(pictures / f"blur/{number:06d}.png", blurry)
+            imwrite_rgb(pictures / f"sharp/{number:06d}.png", sharp)
+            write_spikes(spikes / f"spike/{number:06d}.dat", stream, SpikeGeometry(side, side))
     else:
         make_images(recipe.average_of(job.name), recipe, frames, pictures)
         make_spikes(job.name, recipe, frames, spikes / "spike")
@@ -249,18 +255,6 @@ def make_clip(job: Job, recipe: Recipe, record: dict[str, Any]) -> None:
             shutil.rmtree(made)
         else:
             publish_folder(made, folder)
-
-
-def record_scene(job: Job, recipe: Recipe, frames: FrameSource, pictures: Path, spikes: Path) -> None:
-    """Write what the rig of the clip records: blur, the mean of the linear light, sharp and spikes."""
-    how = (recipe.frames, recipe.planes, recipe.crop, random_stream(f"scene of clip {job.name}", recipe.seed))
-    lights = photo_scene(frames.read(0), job.cut.side, *how) if job.raw.is_photo else video_scene(frames, job.cut, *how)
-    geometry = SpikeGeometry(recipe.crop // recipe.ratio, recipe.crop // recipe.ratio)
-    recorded = recipe.rig_of(job.name).record(lights, recipe.planes, (geometry.height, geometry.width))
-    for number, (blurry, sharp, stream) in enumerate(recorded):
-        imwrite_rgb(pictures / f"blur/{number:06d}.png", blurry)
-        imwrite_rgb(pictures / f"sharp/{number:06d}.png", sharp)
-        write_spikes(spikes / f"{number:06d}.dat", stream, geometry)
 
 
 def make_images(average: int, recipe: Recipe, frames: FrameSource, folder: Path) -> None:
@@ -306,5 +300,5 @@ def make_spikes(clip: str, recipe: Recipe, frames: FrameSource, folder: Path) ->
     )  # fmt: skip
     for number in range(len(frames) // average):
         times = [number * average + p / recipe.interpolate for p in range(planes)]
-        lights = map(path.at, (time for time in times if time <= len(frames) - 1))
-        write_spikes(folder / f"{number:06d}.dat", sensor.run_parts(lights), SpikeGeometry(*size))
+        stream = (sensor.step(path.at(time))[None] for time in times if time <= len(frames) - 1)
+        write_spikes(folder / f"{number:06d}.dat", stream, SpikeGeometry(*size))

@@ -279,8 +279,7 @@ class State:
         """One round: the estimate is changed. The changes: shift right, down, scale, turn (of the plane's half side
         in spike pixels), then planes of the middle, the length, and the last row.
         """
-        mix, left, weights, explained = _explained(rows)
-        self.explained = explained
+        mix, left, weights, self.explained = _explained(rows)
         count = 7 if with_times else 4
         normal, gradient, clusters, excess, hidden = 0.0, 0.0, [], 0.0, np.zeros(3)
         for row, weight, residual in zip(rows, weights, left, strict=True):
@@ -334,9 +333,7 @@ class State:
         return change
 
     def _step_of_parts(self, rows: list["Row"], sigma: float) -> np.ndarray:
-        """One round in which each of PARTS x PARTS parts of the plane is shifted on its own; changes the matrix and its
-        error. Gives the changes of the matrix.
-        """
+        """One round in which PARTS x PARTS parts are shifted on their own. Gives the changes of the matrix."""
         mix, left, weights, _ = _explained(rows)
         count = PARTS * PARTS
         normal, pull, middle = np.zeros((len(rows), count, 2, 2)), np.zeros((len(rows), count, 2)), np.zeros((count, 3))

@@ -24,9 +24,7 @@ Size = tuple[int, int]  # height, width
 
 @dataclass(frozen=True)
 class RgbCamera:
-    """Shutter, response and noise.
-
-    exposure: share of the frame interval, in its middle. rolling: share of the exposure by which the last row is
+    """exposure: share of the frame interval, in its middle. rolling: share of the exposure by which the last row is
     exposed later than the first; all rows end within the interval, so exposure (1 + rolling) is at most 1.
     gamma, contrast: display value v = light ** (1 / gamma), then v + contrast (v^2 (3 - 2 v) - v).
     shot, read: standard deviations of the noise in linear light, at full light and in darkness. jpeg: quality; 0: none.

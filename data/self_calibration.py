@@ -54,8 +54,8 @@ def calibrated(clips: Sequence[Clip], files: Any) -> list[Clip]:
 def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
     """What each clip shows: kept by an earlier run, or fitted now, by each rank in turn one clip. Collective."""
     is_main, world = utils_dist.is_main_process(), utils_dist.get_world_size()
-    begin, places = time.monotonic(), [_place(clip, files) for clip in clips] if is_main else []
-    found = utils_dist.from_rank(0, [_kept(place) for place in places])
+    begin, kept = time.monotonic(), [_kept(clip, files) for clip in clips] if is_main else []
+    found = utils_dist.from_rank(0, [known for known, _ in kept])
     missing = [i for i, known in enumerate(found) if known is None]
     for first in range(0, len(missing), world):
         together = missing[first : first + world]
@@ -63,9 +63,10 @@ def _found_in(clips: Sequence[Clip], files: Any) -> list[Found]:
         watchdog.go_on()
         for i, one in zip(together, utils_dist.gather_objects([_fitted(clips[i], files) for i in mine]), strict=False):
             found[i] = one[0]
-            if is_main and places[i] and not places[i].exists():  # what is there cannot be read, and may not be ours
+            place = kept[i][1] if is_main else None
+            if place and not place.exists():  # what is there cannot be read, and may not be ours
                 try:
-                    write_whole(places[i], json.dumps(dataclasses.asdict(one[0]), default=np.ndarray.tolist).encode())
+                    write_whole(place, json.dumps(dataclasses.asdict(one[0]), default=np.ndarray.tolist).encode())
                 except DataError as e:
                     logger.info("the calibration cannot be kept: %s", e)
     if is_main and RUN.kept:
@@ -119,10 +120,10 @@ def _with(clip: Clip, found: Found) -> Clip:
     return dataclasses.replace(clip, spikes=own, exposures=exposures)
 
 
-def _place(clip: Clip, files: Any) -> Path | None:
-    """The file for what is found in a clip, named by all that decides it; None where nothing is kept."""
+def _kept(clip: Clip, files: Any) -> tuple[Found | None, Path | None]:
+    """What an earlier run found in a clip, and its file, named by all that decides it; None where nothing is kept."""
     if not RUN.kept:
-        return None
+        return None, None
     spikes, compared = clip.spikes, _compared(clip)
     names = [clip.lq[index] for index, _ in compared] + [p.file for _, exposure in compared for p in exposure.pieces]
     if cache := getattr(files, "path", None):  # the source need not be on this machine
@@ -130,12 +131,11 @@ def _place(clip: Clip, files: Any) -> Path | None:
     stamps = [stamp(name) for name in dict.fromkeys(names)]
     how = spikes.geometry, spikes.remainder, spikes.light, clip.size, compared
     key = hashlib.sha256(repr((FORMAT, names, stamps, how)).encode()).hexdigest()[:16]
-    return RUN.kept / f"calibration_{key}.json" if any(any(each) for each in stamps) else None
-
-
-def _kept(place: Path | None) -> Found | None:
+    if not any(any(each) for each in stamps):
+        return None, None
+    place = RUN.kept / f"calibration_{key}.json"
     try:
-        table = json.loads(place.read_text(encoding="utf-8")) if place else {}
-        return Found(**table | {"matrix": np.array(table["matrix"], float)})
+        table = json.loads(place.read_text(encoding="utf-8"))
+        return Found(**table | {"matrix": np.array(table["matrix"], float)}), place
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # never fitted, or no file of ours
+        return None, place  # never fitted, or no file of ours

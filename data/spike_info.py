@@ -89,7 +89,7 @@ class DatasetInfo:
         known = self.clips.get(clip, {}).get("gt_plane", self.gt_plane)
         if known is None and (named := re.fullmatch(r"GOPR\d+_(\d\d)_\d\d", clip)):
             n = int(named[1])
-            known = 4 * n - 4 if n and 8 * n - 7 <= planes <= 8 * n else None
+            return 4 * n - 4 if n and 8 * n - 7 <= planes <= 8 * n else None
         return known
 
 
@@ -119,21 +119,17 @@ def load_info(dataroot_spike: str) -> DatasetInfo:
         recipe = table.get("recipe") or {}
         # Older files of scripts/prepare_gopro_spike.py name the light in their recipe only.
         table = {"light": recipe.get("light"), **table, "path": str(path), "interpolate": recipe.get("interpolate")}
-        info = _known_of(table)
+        known = {f.name: table[f.name] for f in dataclasses.fields(DatasetInfo) if table.get(f.name) is not None}
+        reader = TypeAdapter(DatasetInfo)
+        info = reader.validate_json(json.dumps(known), strict=True)
         for clip, own in info.clips.items():
             whose = f"clip {clip}: "
-            _known_of({key: own.get(key) for key in OF_CLIP})
+            reader.validate_json(json.dumps({key: own.get(key) for key in OF_CLIP}), strict=True)
         return info
     except (OSError, ValueError, TypeError, AttributeError) as e:
         what = f"dataset.json cannot be used: {whose}{_in_words(e)}"
         expected = f'a JSON object with "format": {FORMAT}, "h", "w", "flip", "planes", "rate", "light", "gt_plane"'
         raise DataError(what, str(path), expected, "correct it, or make the data set again") from e
-
-
-def _known_of(table: dict[str, Any]) -> DatasetInfo:
-    """The values of `table` that are known. Raises ValueError for one of a wrong type."""
-    known = {f.name: table[f.name] for f in dataclasses.fields(DatasetInfo) if table.get(f.name) is not None}
-    return TypeAdapter(DatasetInfo).validate_json(json.dumps(known), strict=True)
 
 
 def _in_words(e: Exception) -> str:
@@ -166,11 +162,11 @@ Length = Annotated[float, Field(strict=True, ge=0.5, allow_inf_nan=False)]  # ro
 
 
 class Exposures(BaseModel, frozen=True, extra="forbid"):
-    """The exposures of the frames of a clip in planes of its one file: (start, length) of frame i.
+    """The exposures of the frames of a clip in planes of its one file: row i, else (start + i period, length).
 
-    period: start + i period, length; else rows: row i. Times may lie between planes, for instance with the period
-    20000 / 24 of a 24-fps camera: the first plane is the start rounded to the nearest plane (half a plane: up), the
-    number of planes the rounded length, so rounding errors do not add up and all exposures of one length have as many.
+    Times may lie between planes, for instance with the period 20000 / 24 of a 24-fps camera: the first plane is the
+    rounded start, the number of planes the rounded length, so rounding errors do not add up and all exposures of one
+    length have as many planes.
     """
 
     start: Start = 0.0
@@ -235,8 +231,7 @@ class Timing:
             origin, length = first, planes
             if shared:
                 first, after = (first + i * count // shared for i in (frame, frame + 1))
-                origin, count = 0, after - first
-                length = count
+                origin, count, length = 0, after - first, after - first
             start = first + nearest_plane(self.offset)
         exposed = max(min(count, 1), nearest_plane(count * self.share))
         lo = start + (count - exposed) // 2

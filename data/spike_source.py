@@ -194,8 +194,7 @@ class DatSpikes:
     ) -> np.ndarray:
         """Stream (T, h, w) of one frame, as recorded -> (S, h, w) float32.
 
-        center: the plane of the sharp frame, counted in the frame's own planes. rate: spikes per plane at full light,
-        from `rate_of`. reverse: the channels of the time-reversed stream, for a clip that is played backwards.
+        center: counted in the frame's own planes. rate: from `rate_of`. reverse: as of a clip that is played backwards.
         outside: so many more planes come before and after those of the frame.
         """
         return rp.represent(
@@ -215,10 +214,9 @@ class DatSpikes:
     ) -> np.ndarray:
         """The channels of one frame's file within the crop of `aug`, not flipped: (S, aug.height, aug.width) float32.
 
-        files: an io backend, see data/io_backend.py.
-        image: the blurry frame there, (aug.height, aug.width, 3) uint8, B, G, R.
-        reverse: time runs backwards within the frame. camera: a simulated camera, None for the recording one.
-        Only the spike pixels that the crop needs are unpacked, so that it is exactly that crop of the whole frame.
+        files: an io backend. image: the blurry frame there, (aug.height, aug.width, 3) uint8, B, G, R. reverse: time
+        runs backwards. camera: a simulated camera, None for the recording one. Only the spike pixels that the crop
+        needs are unpacked; it is exactly that crop of the whole frame.
         """
         window, exposure = clip.grid.window(aug), clip.exposures[frame]
         with spike_errors_as_data_errors():
@@ -226,8 +224,7 @@ class DatSpikes:
         if camera:
             stream = camera.apply(stream, frame)
         before, count = exposure.before, exposure.own.count
-        own = stream[before : before + count]
-        rate = self.rate_of(own, image, window)
+        rate = self.rate_of(stream[before : before + count], image, window)
         if camera and self.rate != "match":
             rate *= camera.known_rate_factor
         channels = self.represent(stream, exposure.center, rate, reverse, (before, len(stream) - before - count))
@@ -236,8 +233,7 @@ class DatSpikes:
     def sharp_image(self, channels: np.ndarray, exposure: Exposure, reverse: bool = False) -> np.ndarray:
         """What the channels (S, H, W) of a frame show of the sharp instant, in display values (H, W) float32, >= 0.
 
-        It is the mean of the channels nearest to the instant: the two middle ones of an even number of bins. Ratios to
-        the light of the exposure are turned into light. reverse: the frame is played backwards.
+        It is the mean of the channels nearest to the instant; ratios to the exposure's light are turned into light.
         """
         if self.name == "relative":
             # The ratio of the middle one of the windows, times the spikes of the exposure, which the confidence gives.

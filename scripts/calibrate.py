@@ -146,11 +146,8 @@ def with_geometry(geometry: SpikeGeometry, views: list[registration.View], comma
         f"residual of {len(distances)} single patches: median {residual:.2f}, 90 % below {p90:.2f} RGB pixels"
     )
     return Calibration(
-        matrix=matrix[: 3 if model == "homography" else 2].tolist(),
-        spike_size=[geometry.height, geometry.width],
-        rgb_size=list(views[0].frame.shape[:2]),
-        mirror=mirror,
-        tick_hz=command.tick_hz,
+        matrix=matrix[: 3 if model == "homography" else 2].tolist(), mirror=mirror, tick_hz=command.tick_hz,
+        spike_size=[geometry.height, geometry.width], rgb_size=list(views[0].frame.shape[:2]),
         made={
             "by": "scripts/calibrate.py", "model": model, "pairs": len(views),
             "frames": [frame.name for _, frame in command.pairs], "features": [inliers, matches],

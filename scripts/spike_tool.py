@@ -213,13 +213,10 @@ class Candidate:
         name, least = min(self.smooth.items(), key=lambda item: item[1])
         planes, (h, w), rate = self.file.planes, self.file.size, self.rates.mean()
         known = {known[:2] for known in formats.KNOWN_GEOMETRIES}
+        is_turned, is_rougher = (planes, h) in known and (h, w) not in known, least < best.smooth[name] - SMOOTHER
         found = {
-            f"{planes} x {h} is the size of a camera: (h, w, planes), where (planes, h, w) is expected": (
-                (planes, h) in known and (h, w) not in known
-            ),
-            f"neighbouring {name} resemble one another less ({least:.2f}, not {best.smooth[name]:.2f})": (
-                least < best.smooth[name] - SMOOTHER
-            ),
+            f"{planes} x {h} is the size of a camera: (h, w, planes), where (planes, h, w) is expected": is_turned,
+            f"neighbouring {name} resemble one another less ({least:.2f}, not {best.smooth[name]:.2f})": is_rougher,
             f"neighbouring {name} do not resemble one another": self.score < 0.3,
             "a single plane": planes == 1,
             f"{100 * rate:.0f} % of the pixels fire in each plane": not 0.001 < rate < 0.98,
@@ -227,15 +224,10 @@ class Candidate:
         return [text for text, is_so in found.items() if is_so]
 
 
-def candidates(command: argparse.Namespace) -> list[Candidate]:
-    """All `geometries` of the file, the one with the smoothest picture first."""
-    found = [Candidate(command.file, geometry) for geometry in geometries(command.file, command)]
-    return sorted(found, key=lambda one: -one.score)
-
-
 def info(command: argparse.Namespace) -> None:
     path, shape = command.file, formats.array_shape(command.file)
-    best, *others = found = candidates(command)
+    found = [Candidate(path, geometry) for geometry in geometries(path, command)]
+    best, *others = found = sorted(found, key=lambda one: -one.score)
     print(f"{path}: {path.stat().st_size} bytes, {f'an array {shape}' if shape else 'packed planes'}")
     print("  smoothness  height x width  planes  spikes per plane and pixel")
     for one in found:
@@ -258,24 +250,21 @@ def info(command: argparse.Namespace) -> None:
     if intervals.size:
         print(f"  planes between spikes: {intervals.min()} to {intervals.max()}, median {np.median(intervals):.0f}")
     if command.picture:
-        print(describe_light(best.rates, command.picture))
+        grey = simulate.to_grey(read_bgr(str(command.picture))[..., ::-1]) / 255.0
+        check_same_view(grey.shape, best.rates.shape, str(command.picture))
+        grey = cv2.resize(grey, best.rates.shape[::-1], interpolation=cv2.INTER_AREA)
+        upright, flipped = (correlation(grey, rates) for rates in (best.rates, best.rates[::-1]))
+        fit = simulate.fit_light(best.rates, grey)
+        errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
+        if flipped > upright:
+            text = f"the rows seem upside down: correlation with the picture {upright:.2f}, flipped {flipped:.2f}"
+        elif fit.is_clear:
+            text = f'for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of the fits: {errors})'
+        else:
+            text = f"the picture does not show which light the spikes integrate (error of the fits: {errors})"
+        print(f"  {text}")
     elif not shape:
         print("  only the image shows whether rows are flipped: spike_tool.py view, or --picture")
-
-
-def describe_light(rates: np.ndarray, picture: Path) -> str:
-    """One line on `light` and `rate` of the spikes, from their mean (h, w) and a frame of the same field of view."""
-    grey = simulate.to_grey(read_bgr(str(picture))[..., ::-1]) / 255.0
-    check_same_view(grey.shape, rates.shape, str(picture))
-    grey = cv2.resize(grey, rates.shape[::-1], interpolation=cv2.INTER_AREA)
-    upright, flipped = (correlation(grey, picture) for picture in (rates, rates[::-1]))
-    if flipped > upright:
-        return f"  the rows seem upside down: correlation with the picture {upright:.2f}, flipped {flipped:.2f}"
-    fit = simulate.fit_light(rates, grey)
-    errors = ", ".join(f"{light} {100 * error:.0f} %" for light, error in fit.errors.items())
-    if not fit.is_clear:
-        return f"  the picture does not show which light the spikes integrate (error of the fits: {errors})"
-    return f'  for dataset.json: "light": "{fit.light}", "rate": {fit.rate:.3f} (error of the fits: {errors})'
 
 
 class Rendering:
@@ -294,7 +283,8 @@ class Rendering:
             apply_override(table, override, Sources("the command line"))
         self.options, about = method_options(table["method"]), nearest_info(command.file)
         self.name = self.options.pop("type")
-        best, *_ = candidates(command)
+        found = (Candidate(command.file, geometry) for geometry in geometries(command.file, command))
+        best = max(found, key=lambda one: one.score)
         white, gamma = max(float(np.percentile(best.rates, 99.5)), 1e-6), simulate.DISPLAY_GAMMA
         light = command.light or about.light or "linear"
         self.how = {"rate": command.rate or about.rate or white, "light": light, "gamma": gamma, **self.options}
@@ -303,26 +293,17 @@ class Rendering:
         self.label = ", ".join([self.name, *(f"{key} {value:g}" for key, value in self.options.items())])
 
     def images(self, centers: Sequence[int]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For rising centers: the center, its plane (h, w) in {0, 1}, and the image (h, w) uint8 around it.
-
-        The file is read once, from its first to its last plane needed.
-        """
+        """For each center: it, its plane (h, w) in {0, 1}, and the image (h, w) uint8 around it."""
         half = self.options.get("half_window", HISTORY)
-        first, stop = max(centers[0] - half, 0), min(centers[-1] + half + 1, self.file.planes)
-        parts = self.file.parts(first, stop - first)
-        held = np.empty((0, *self.file.size), np.uint8)
         for center in centers:
-            low, end = max(center - half, 0), min(center + half + 1, stop)
-            while first + len(held) < end:
-                gone = min(max(low - first, 0), len(held))
-                held = np.concatenate((held[gone:], next(parts)))
-                first += gone
+            low = max(center - half, 0)
+            held = self.file.read(low, min(center + half + 1, self.file.planes) - low)
             try:
-                values = represent(self.name, held[low - first : end - first], center - low, **self.how)
+                values = represent(self.name, held, center - low, **self.how)
             except ValueError as e:
                 what, expected = f"no {self.name} of these planes: {e}", "planes on both sides"
                 raise DataError(what, self.file.path, expected, "choose others") from e
-            yield center, held[center - first], simulate.to_uint8(values[0])
+            yield center, held[center - low], simulate.to_uint8(values[0])
 
 
 def view(command: argparse.Namespace) -> None:
@@ -423,8 +404,7 @@ def simulate_stream(command: argparse.Namespace) -> None:
     )  # fmt: skip
     count = len(frames) * command.planes_per_frame
     times = (p / command.planes_per_frame for p in tracked(range(count), count, "simulating", "planes"))
-    parts = sensor.run_parts(light.at(time) for time in times)
-    formats.write_spikes(command.out, parts, SpikeGeometry(height, width))
+    formats.write_spikes(command.out, (sensor.step(light.at(t))[None] for t in times), SpikeGeometry(height, width))
     print(f"{command.out}: {count} planes of {height} x {width}, rate {command.rate}")
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -234,20 +234,26 @@ def write_spikes(path: PathLike, spikes: np.ndarray | Iterable[np.ndarray], geom
 
     The file appears complete or not at all. Raises SpikeFileError for spikes of another size.
     """
-    path = Path(path)
-    parts = [spikes] if isinstance(spikes, np.ndarray) else spikes
+    path, size = Path(path), (geometry.height, geometry.width)
+    is_zipped, header = path.suffix.lower() == ".npz", {"descr": "|u1", "fortran_order": False, "shape": (0, *size)}
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # one of tempfile ignores the umask
     try:
-        with open(temporary, "x+b") as file:
-            if path.suffix.lower() == ".npz":
-                with tempfile.TemporaryFile(dir=path.parent) as array:
-                    start, shape = _write_array(array, parts, geometry)
-                    np.savez_compressed(file, **{NPZ_KEY: np.memmap(array, np.uint8, "r", start, shape)})
-            elif is_array(path):
-                _write_array(file, parts, geometry)
-            else:
-                for part in parts:
-                    file.write(pack(part, geometry).tobytes())
+        with open(temporary, "x+b") as file, tempfile.TemporaryFile(dir=path.parent) if is_zipped else file as array:
+            if is_array(path):
+                np.lib.format.write_array_header_1_0(array, header)
+            start, planes = array.tell(), 0
+            for part in [spikes] if isinstance(spikes, np.ndarray) else spikes:
+                if part.ndim != 3 or part.shape[1:] != size or not len(part):
+                    raise SpikeFileError(f"spikes of shape {part.shape}", "", f"(planes >= 1, {size[0]}, {size[1]})")
+                stored = np.ascontiguousarray(part != 0).view(np.uint8) if is_array(path) else pack(part, geometry)
+                array.write(stored.tobytes())
+                planes += len(part)
+            if is_array(path):  # the header again, as long as before: it is padded
+                array.seek(0)
+                np.lib.format.write_array_header_1_0(array, header | {"shape": (planes, *size)})
+            if is_zipped:
+                array.flush()
+                np.savez_compressed(file, **{NPZ_KEY: np.memmap(array, np.uint8, "r", start, (planes, *size))})
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -303,22 +309,6 @@ def _file_errors(path: PathLike) -> Iterator[None]:
         raise SpikeFileError(what, str(path), expected, do) from e
 
 
-def _write_array(file: IO[bytes], parts: Iterable[np.ndarray], geometry: SpikeGeometry) -> tuple[int, tuple[int, ...]]:
-    """Write a .npy; the length of its header, and the shape of the array."""
-    header = {"descr": "|u1", "fortran_order": False, "shape": (0, geometry.height, geometry.width)}
-    np.lib.format.write_array_header_1_0(file, header)
-    start, planes = file.tell(), 0
-    for part in parts:
-        _check_shape(part, geometry)
-        file.write(np.ascontiguousarray(part != 0).view(np.uint8).tobytes())
-        planes += len(part)
-    file.seek(0)
-    header["shape"] = (planes, geometry.height, geometry.width)
-    np.lib.format.write_array_header_1_0(file, header)  # as long as before: it is padded
-    file.flush()
-    return start, header["shape"]
-
-
 def packed_planes(
     content: bytes | np.ndarray, path: PathLike, geometry: SpikeGeometry, remainder: str = "error"
 ) -> SpikeFile:
@@ -353,12 +343,6 @@ def refuse_header(head: bytes, path: PathLike) -> None:
         raise SpikeFileError(what, str(path), expected, do)
 
 
-def candidate_geometries(size: int) -> list[tuple[int, int, int, int]]:
-    """(height, width, head columns, planes) of the known geometries whose planes fill `size` bytes exactly."""
-    sizes = {known: known[0] * (known[1] + known[2]) // 8 for known in KNOWN_GEOMETRIES}
-    return [(*known, size // plane_bytes) for known, plane_bytes in sizes.items() if size and size % plane_bytes == 0]
-
-
 def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: str) -> int:
     planes, left = divmod(size, geometry.plane_bytes)
     if planes and (not left or remainder == "truncate"):
@@ -366,8 +350,9 @@ def _planes_in(size: int, path: PathLike, geometry: SpikeGeometry, remainder: st
     shape = f"{geometry.height} x {geometry.line_width}"
     held = f"{planes} planes of {shape} and {left} bytes more" if planes else f"no plane of {shape}"
     fits = ", ".join(
-        f"{h} x {w}{f' + {head} head columns' if head else ''} ({t} planes)"
-        for h, w, head, t in candidate_geometries(size)
+        f"{h} x {w}{f' + {head} head columns' if head else ''} ({8 * size // (h * (w + head))} planes)"
+        for h, w, head in KNOWN_GEOMETRIES
+        if size and 8 * size % (h * (w + head)) == 0
     )
     what, do = f"spike file of {size} bytes holds {held}", "copy the file again, or correct the spike height and width"
     expected = f"a multiple of {geometry.plane_bytes} bytes; known geometries that fit this size: {fits or 'none'}"
@@ -425,16 +410,8 @@ def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarr
 
 def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
     """Spikes (T, H, W) in {0, 1} -> packed planes (T, plane_bytes) uint8, as stored in a `.dat`."""
-    _check_shape(spikes, geometry)
     rows = spikes[:, ::-1] if geometry.flipud else spikes
     if geometry.head_columns:
         rows = np.pad(rows, ((0, 0), (0, 0), (0, geometry.head_columns)))
     bits = rows.reshape(len(rows), 8 * geometry.plane_bytes) != 0
     return np.packbits(bits, axis=-1, bitorder=geometry.bit_order)
-
-
-def _check_shape(spikes: np.ndarray, geometry: SpikeGeometry) -> None:
-    """Raise SpikeFileError for an array that is not (T >= 1, H, W)."""
-    if spikes.ndim != 3 or spikes.shape[1:] != (geometry.height, geometry.width) or spikes.shape[0] == 0:
-        expected = f"(planes >= 1, {geometry.height}, {geometry.width})"
-        raise SpikeFileError(f"spikes of shape {spikes.shape}", "", expected)

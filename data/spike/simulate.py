@@ -7,7 +7,7 @@ file would allow. A pixel with a single spike has the light 1 / T, one without s
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,16 +27,14 @@ class IntegrateAndFire:
     so `rate` is the firing rate at I = 1 in spikes per tick (gain / threshold; 0.5 for the threshold 2 and gain 1
     of SpkDeblurNet's v2s, 0.9925 for S-SDM).
 
-    A pixel resets whenever its charge reaches the threshold, and its read-out has one bit per tick: light of more than
-    one threshold per tick resets it several times and gives one spike, and only the charge since the last reset
-    remains. Hence the modulo, as in S-SDM's simulator (SimulationSimple_Video); below one threshold
-    per tick it equals the subtraction of SpkDeblurNet's v2s. Source of the pixel: Huang et al., "1000x Faster Camera
-    and Machine Vision with Ordinary Devices", Engineering 25, 2023.
+    Light of more than one threshold per tick resets a pixel several times and gives one spike: only the charge since
+    the last reset remains. Hence the modulo, as in S-SDM's simulator (SimulationSimple_Video); below one threshold per
+    tick it equals the subtraction of SpkDeblurNet's v2s. Source of the pixel: Huang et al., "1000x Faster Camera and
+    Machine Vision with Ordinary Devices", Engineering 25, 2023.
 
-    initial_charge: upper end of the uniform first charge, in thresholds (0: all pixels start empty).
-    shot_noise: standard deviation of the charge of one tick at I = 1, in thresholds; grows with sqrt(I).
-    dark_rate: spikes per tick without light. threshold_mismatch: relative standard deviation of the threshold
-    over the pixels, fixed in time (fixed-pattern noise). `rng` draws all random numbers.
+    initial_charge: upper end of the uniform first charge, in thresholds. shot_noise: standard deviation of the charge
+    of one tick at I = 1, in thresholds; grows with sqrt(I). dark_rate: spikes per tick without light.
+    threshold_mismatch: relative standard deviation of the threshold over the pixels, fixed in time.
     """
 
     def __init__(
@@ -75,12 +73,6 @@ class IntegrateAndFire:
     def run(self, lights: Iterable[np.ndarray]) -> np.ndarray:
         """T light planes (H, W) -> spikes (T, H, W) uint8; the charge continues from the last call."""
         return np.stack([self.step(light) for light in lights])
-
-    def run_parts(self, lights: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """`run` in parts of at most 64 planes, for streams that do not fit into memory."""
-        lights = iter(lights)
-        while part := list(itertools.islice(lights, 64)):
-            yield self.run(part)
 
 
 def to_linear(picture: np.ndarray, gamma: float = DISPLAY_GAMMA) -> np.ndarray:
@@ -146,13 +138,14 @@ def window_light(stream: np.ndarray, windows: Sequence[tuple[int, int]]) -> list
     for a, b in reversed(parts):
         first = _first(ends[a:b])
         following[a] = np.where(first, first, following[b])
-    light = {0: _fraction(0, begin, following[0])}
-    count = np.zeros(begin.shape, ends.dtype)
-    for a, b in parts:
-        last = ends[a:b].max(axis=0)
-        begin = np.where(last, last, begin)
-        count += stream[a:b].sum(axis=0, dtype=count.dtype)
-        light[b] = count + _fraction(b, begin, following[b])
+    light, count = {}, np.zeros(begin.shape, ends.dtype)
+    for a, b in [(0, 0), *parts]:
+        if b:
+            last = ends[a:b].max(axis=0)
+            begin = np.where(last, last, begin)
+            count += stream[a:b].sum(axis=0, dtype=count.dtype)
+        passed = np.divide(b - begin, following[b] - begin, dtype=np.float64)  # of the interval at b: 0 to 1
+        light[b] = count + np.rint(passed * STEPS) / STEPS
     is_lit = count > 0
     return [(light[b] - light[a]) * is_lit for a, b in windows]
 
@@ -181,11 +174,6 @@ def _outer_times(stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     begin = first - np.maximum(np.where(is_single, planes, after), first)
     end = last + np.maximum(np.where(is_single, planes, before), planes + 1 - last)
     return ends, begin.astype(np.int32), end.astype(np.int32)
-
-
-def _fraction(time: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """(h, w) float64 in [0, 1]: which part of the interval from begin to end has passed at `time`."""
-    return np.rint(np.divide(time - begin, end - begin, dtype=np.float64) * STEPS) / STEPS
 
 
 # So many values of a stream are changed at a time: they fit into the cache of a core.
