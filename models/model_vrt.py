@@ -165,10 +165,7 @@ class ModelVRT:
         _, fixed = group_names(net, self.train_opt.fix_iter, self.train_opt.fix_keys)
         for name, parameter in net.named_parameters():
             parameter.requires_grad_(not freezes or name not in fixed)
-        self.feed_data(batch)
-        if hasattr(net, "fit"):  # the network chooses its checkpointed blocks for batches of this size
-            with self.autocast:
-                net.fit(self.lq, self.spike)
+        self.fit_memory(batch)
         self.netG = self.wrap(net)
         # DDP rebuilds its buckets before the second pass of each process. With three or more ranks that changes the
         # order of the sums. Two passes before the first step make a resumed run bitwise equal to an uninterrupted one.
@@ -176,6 +173,14 @@ class ModelVRT:
             for _ in range(2):
                 self.loss().backward()
                 self.netG.zero_grad(set_to_none=True)
+
+    def fit_memory(self, batch: dict[str, Any]) -> None:
+        """Feed the batch, and let the network choose its checkpointed blocks for batches of this size."""
+        self.feed_data(batch)
+        net = unwrap_ddp(self.netG)
+        if hasattr(net, "fit"):
+            with self.autocast:
+                net.fit(self.lq, self.spike)
 
     def wrap(self, net: nn.Module) -> nn.Module:
         """`net` in DDP with the DDP options of this run; `net` itself in a single process. Collective.

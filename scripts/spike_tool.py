@@ -293,17 +293,26 @@ class Rendering:
         self.label = ", ".join([self.name, *(f"{key} {value:g}" for key, value in self.options.items())])
 
     def images(self, centers: Sequence[int]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For each center: it, its plane (h, w) in {0, 1}, and the image (h, w) uint8 around it."""
+        """For rising centers: the center, its plane (h, w) in {0, 1}, and the image (h, w) uint8 around it.
+
+        The file is read once, from its first to its last plane needed.
+        """
         half = self.options.get("half_window", HISTORY)
+        first, stop = max(centers[0] - half, 0), min(centers[-1] + half + 1, self.file.planes)
+        parts = self.file.parts(first, stop - first)
+        held = np.empty((0, *self.file.size), np.uint8)
         for center in centers:
-            low = max(center - half, 0)
-            held = self.file.read(low, min(center + half + 1, self.file.planes) - low)
+            low, end = max(center - half, 0), min(center + half + 1, stop)
+            while first + len(held) < end:
+                gone = min(max(low - first, 0), len(held))
+                held = np.concatenate((held[gone:], next(parts)))
+                first += gone
             try:
-                values = represent(self.name, held, center - low, **self.how)
+                values = represent(self.name, held[low - first : end - first], center - low, **self.how)
             except ValueError as e:
                 what, expected = f"no {self.name} of these planes: {e}", "planes on both sides"
                 raise DataError(what, self.file.path, expected, "choose others") from e
-            yield center, held[center - low], simulate.to_uint8(values[0])
+            yield center, held[center - first], simulate.to_uint8(values[0])
 
 
 def view(command: argparse.Namespace) -> None:

@@ -243,8 +243,7 @@ def write_spikes(path: PathLike, spikes: np.ndarray | Iterable[np.ndarray], geom
                 np.lib.format.write_array_header_1_0(array, header)
             start, planes = array.tell(), 0
             for part in [spikes] if isinstance(spikes, np.ndarray) else spikes:
-                if part.ndim != 3 or part.shape[1:] != size or not len(part):
-                    raise SpikeFileError(f"spikes of shape {part.shape}", "", f"(planes >= 1, {size[0]}, {size[1]})")
+                _check_shape(part, geometry)
                 stored = np.ascontiguousarray(part != 0).view(np.uint8) if is_array(path) else pack(part, geometry)
                 array.write(stored.tobytes())
                 planes += len(part)
@@ -410,8 +409,16 @@ def _unpack(packed: np.ndarray, geometry: SpikeGeometry, crop: Crop) -> np.ndarr
 
 def pack(spikes: np.ndarray, geometry: SpikeGeometry) -> np.ndarray:
     """Spikes (T, H, W) in {0, 1} -> packed planes (T, plane_bytes) uint8, as stored in a `.dat`."""
+    _check_shape(spikes, geometry)
     rows = spikes[:, ::-1] if geometry.flipud else spikes
     if geometry.head_columns:
         rows = np.pad(rows, ((0, 0), (0, 0), (0, geometry.head_columns)))
     bits = rows.reshape(len(rows), 8 * geometry.plane_bytes) != 0
     return np.packbits(bits, axis=-1, bitorder=geometry.bit_order)
+
+
+def _check_shape(spikes: np.ndarray, geometry: SpikeGeometry) -> None:
+    """Raise SpikeFileError for an array that is not (T >= 1, H, W)."""
+    if spikes.ndim != 3 or spikes.shape[1:] != (geometry.height, geometry.width) or not len(spikes):
+        expected = f"(planes >= 1, {geometry.height}, {geometry.width})"
+        raise SpikeFileError(f"spikes of shape {spikes.shape}", "", expected)
