@@ -18,7 +18,6 @@ import logging
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from data.alignment_check import warning_of
 from data.clip_dataset import check_clips
@@ -108,7 +107,7 @@ def dataset_job(args: Namespace, opt: Options, formula: Reconstruction | None) -
 
 
 def user_job(
-    args: Namespace, network: dict[str, Any] | None, metric: MetricOptions, formula: Reconstruction | None
+    args: Namespace, network: dict[str, object] | None, metric: MetricOptions, formula: Reconstruction | None
 ) -> Job:
     """A user's own clips, or spikes for a formula, with the frames beside them where there are any.
 

@@ -1,6 +1,5 @@
 """Augmentation of a training sample: crop, flips and time reversal of lq, gt and spikes; the simulated spike camera."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -153,7 +152,7 @@ class CameraPerturb:
             what, expected = f"camera.threshold_range is {found}", "[lowest, highest] factor, both > 0"
             raise OptionError(what, "camera.threshold_range", expected, "for instance [0.5, 4.0]")
 
-    def draw(self, seed: Sequence[int]) -> CameraDraw:
+    def draw(self, seed: list[int]) -> CameraDraw:
         """The camera of one sample, from its seed alone."""
         rng = random_stream("camera", *seed)
         chance, place = rng.random(4), rng.random(4)

@@ -1,6 +1,5 @@
 """What datasets of clips share: their option keys, random crops for training, whole clips for testing."""
 
-import itertools
 import logging
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -143,7 +142,7 @@ class ClipDataset(Dataset):
             raise OptionError(what, "camera.known_rate", expected, "remove it")
         self.files = IO_BACKENDS.build(section.io_backend, "io_backend", cache_data=section.cache_data)
         found = [self.files.clips(source) for source in self.sources]
-        self.clips: list[Clip] = calibrated([*itertools.chain(*found)], self.files)
+        self.clips: list[Clip] = calibrated([clip for clips in found for clip in clips], self.files)
         self.ends_of_roots = np.cumsum([len(clips) for clips in found])
         first = {clip.size: clip for clip in reversed(self.clips) if clip.spikes}
         for clip in () if self.is_training else first.values():  # training draws no crop that has none

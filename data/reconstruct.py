@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from data.clip_reader import DatasetClip, UserClips, dataset_clips, described, spike_files, user_clip
 from data.spike.formats import FORMATS, count_planes, open_spikes
@@ -86,7 +85,7 @@ class Reconstruction:
     def describe(self) -> str:
         return "none: each pixel by itself"
 
-    def frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[Tensor]:
+    def frames(self, reader: FrameReader, wanted: range, tick: Tick) -> Iterator[torch.Tensor]:
         for index in wanted:
             watchdog.go_on()
             item = reader.frame(index)

@@ -1,6 +1,5 @@
 """Datasets by name. A new dataset is a new data/dataset_<name>.py whose class registers itself here."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -12,7 +11,7 @@ from utils.options.section import Registry, import_parts
 DATASETS = Registry("dataset", "dataset_type", base=LoaderOptions)
 
 
-def build_dataset(section: LoaderOptions | Mapping[str, Any], split: str, seed: int) -> Dataset:
+def build_dataset(section: LoaderOptions | dict[str, Any], split: str, seed: int) -> Dataset:
     """The dataset of a `datasets.<split>` section, or of a mapping with its keys (for notebooks).
 
     seed: the random numbers of a sample depend only on (seed, epoch, index).

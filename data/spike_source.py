@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import inspect
 import logging
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import cv2
@@ -130,7 +129,7 @@ class DatSpikes:
         return self._calibrated
 
     def exposures(
-        self, clip: str, files: Sequence[tuple[str, int]], frames: int, shared: bool = False
+        self, clip: str, files: list[tuple[str, int]], frames: int, shared: bool = False
     ) -> tuple[Exposure, ...]:
         """The planes of each of the frames of a clip, checked: they lie in their file and can be represented.
 

@@ -1,6 +1,5 @@
 """Losses of the restored clip, by `train.G_lossfn_type`."""
 
-import torch
 from torch import Tensor, nn
 
 from utils.errors import OptionError
@@ -46,7 +45,7 @@ class CharbonnierLoss(nn.Module):
         self.eps = G_charbonnier_eps
 
     def forward(self, restored: Tensor, gt: Tensor) -> Tensor:
-        return torch.sqrt((restored - gt).square() + self.eps).mean()
+        return ((restored - gt).square() + self.eps).sqrt().mean()
 
 
 @LOSSES.register("l1")

@@ -110,7 +110,7 @@ class VRT(nn.Module):
         trunk_inputs = in_chans * 9 + int(nonblind_denoising) if pa_frames else in_chans
         self.conv_first = FrameConv(trunk_inputs, embed_dims[0])
         if pa_frames:
-            self.spynet = SpyNet(return_levels=(2, 3, 4, 5))
+            self.spynet = SpyNet()
         self._build(options)
         widths = [embed_dims[0], *embed_dims[:7]]
         self.fusion = FUSIONS.build(

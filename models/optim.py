@@ -3,7 +3,6 @@
 import inspect
 import logging
 import math
-from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
@@ -40,7 +39,7 @@ def build_optimizer(net: nn.Module, train: TrainOptions) -> torch.optim.Optimize
     return cls(groups, betas=tuple(train.G_optimizer_betas), weight_decay=train.G_optimizer_wd, fused=fused)
 
 
-def group_names(net: nn.Module, fix_iter: int | None, fix_keys: Sequence[str]) -> tuple[list[str], list[str]]:
+def group_names(net: nn.Module, fix_iter: int | None, fix_keys: list[str]) -> tuple[list[str], list[str]]:
     """Names of the ordinary parameters and of those of `train.fix_keys`, in the order of the optimizer's groups.
 
     The second group is frozen until `fix_iter`; null or -1 leave it empty.

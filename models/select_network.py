@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from utils.contract import InputSpec, input_spec
 from utils.errors import OptionError
@@ -17,7 +16,7 @@ logger = logging.getLogger(__name__)
 NETWORKS = Registry("network", "net_type")
 
 
-def define_G(opt: Options | Mapping[str, Any], spike_channels: int | None = None) -> nn.Module:
+def define_G(opt: Options | Mapping[str, Any], spike_channels: int | None = None) -> torch.nn.Module:
     """The network of opt.netG with initial weights; for notebooks opt may be a mapping in KAIR's form, {"netG": {...}}.
 
     spike_channels: S of the batches; None: S of the options' datasets (0 for a mapping: its datasets are not read).

@@ -20,7 +20,6 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -123,7 +122,7 @@ def tests_table(folders: Mapping[str, Path]) -> Table:
     A metric that a test does not have, such as RGB PSNR of grey frames, is a dash. Raises DataError for tests without
     scores and for tests of different frames.
     """
-    scores: dict[str, tuple[str, dict[str, Any]]] = {}  # name -> method, averages
+    scores: dict[str, tuple[str, dict[str, float]]] = {}  # name -> method, averages
     for name, folder in folders.items():
         test = read_json(folder / METRICS)
         if not isinstance(test, dict) or not {"protocol", "clips", "averages"} <= test.keys():

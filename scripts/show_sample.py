@@ -10,9 +10,8 @@ says whether the spikes lie where the frames show the same: look at it before a 
 
 import argparse
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -26,10 +25,6 @@ from utils.errors import OptionError
 from utils.files import refuse_existing, write_whole
 from utils.image import render, tensor_to_uint8
 from utils.options.load import load_options
-
-if TYPE_CHECKING:  # --help works without torch
-    from data.alignment_check import Comparison
-    from data.clip_dataset import Draw
 
 SHOWN = 6  # frames of a test clip
 MEASURED = 5  # frames of which the alignment is measured, and the middle one
@@ -90,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def facts(draw: "Draw") -> dict[str, str]:
+def facts(draw: Any) -> dict[str, str]:
     """How the sample was drawn, in words."""
     aug, clip, spikes, frames = draw.aug, draw.clip, draw.clip.spikes, draw.frames
     flips = {"mirrored left to right": aug.hflip, "mirrored top to bottom": aug.vflip, "axes swapped": aug.transpose}
@@ -121,14 +116,14 @@ def facts(draw: "Draw") -> dict[str, str]:
     return about
 
 
-def in_short(values: Mapping[str, Any]) -> str:
+def in_short(values: dict[str, Any]) -> str:
     """E.g. "half_windows 2 6 12, num_bins 8"."""
     lists = {key: np.ravel(value).tolist() for key, value in values.items() if value is not None}
     words = ([key, *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in found)] for key, found in lists.items())
     return ", ".join(map(" ".join, words))
 
 
-def sections(dataset: Any, draw: "Draw", item: dict[str, Any], found: "Comparison | None") -> list[tuple[str, Rows]]:
+def sections(dataset: Any, draw: Any, item: dict[str, Any], found: Any) -> list[tuple[str, Rows]]:
     """Title and rows of each section of the page. found: None without spikes."""
     clip, names, titles = draw.clip, {}, {}
     for kind in [kind for kind in ("lq", "gt", "spike") if kind in item]:

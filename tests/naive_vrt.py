@@ -249,7 +249,7 @@ class NaiveVRT(nn.Module):
         self.upscale, self.in_chans, self.reach = upscale, in_chans, pa_frames // 2
         window = tuple(window_size)
         self.conv_first = conv3d(9 * in_chans + nonblind_denoising, embed_dims[0])
-        self.spynet = SpyNet((2, 3, 4, 5))
+        self.spynet = SpyNet()
         plan = (("none", 1), ("down", 2), ("down", 4), ("down", 8), ("up", 4), ("up", 2), ("up", 1))
         for i, (kind, scale) in enumerate(plan):
             stage = Stage(

@@ -7,7 +7,6 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 
@@ -104,4 +103,4 @@ class Method(Protocol):
     center_frame_only: bool
     settings: Callable[[], dict[str, Any]]
     protocol: Callable[[], dict[str, str]]
-    restorer: Callable[[torch.device], Any]
+    restorer: Callable[[Any], Any]  # of a torch.device

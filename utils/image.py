@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
@@ -11,22 +11,19 @@ import numpy as np
 from utils.errors import DataError
 from utils.files import write_whole
 
-if TYPE_CHECKING:  # programs that only prepare data start without torch
-    from torch import Tensor
-
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 LABEL_HEIGHT, GAP = 18, 2  # of a strip, in pixels
 ERROR = "error x5"
 MAX_WIDTH = 1280  # of an image in a page: a page of more than some tens of megabytes opens slowly
 
 
-def tensor_to_uint8(image: "Tensor") -> np.ndarray:
-    """(..., C, H, W) float in [0, 1] -> (..., H, W, C) uint8: clamped, x255, rounded half to even."""
+def tensor_to_uint8(image: Any) -> np.ndarray:
+    """A tensor (..., C, H, W) in [0, 1] -> (..., H, W, C) uint8: clamped, x255, rounded half to even."""
     return (image.detach().float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).contiguous().cpu().numpy()
 
 
-def scored_values(image: "Tensor", values: str) -> np.ndarray:
-    """(..., C, H, W) float in [0, 1] -> (..., H, W, C) uint8 or float64 in 0..255. values: of utils.metrics.VALUES."""
+def scored_values(image: Any, values: str) -> np.ndarray:
+    """A tensor (..., C, H, W) in [0, 1] -> (..., H, W, C) uint8 or float64 in 0..255. values: of metrics.VALUES."""
     if values == "uint8":
         return tensor_to_uint8(image)
     image = image.detach().double() * 255
@@ -56,13 +53,18 @@ def encode_rgb(path: str | Path, image: np.ndarray) -> bytes:
     return encoded.tobytes()
 
 
-def data_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
+def data_uri(kind: str, content: bytes | np.ndarray) -> str:
+    """The content of a file, inline in a page. kind: its MIME type."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def jpeg_uri(image: np.ndarray, max_width: int = MAX_WIDTH) -> str:
     """(H, W, 3) uint8 -> an inline JPEG for a page, at most max_width wide."""
     if image.shape[1] > max_width:
         height = max(1, round(image.shape[0] * max_width / image.shape[1]))
         image = cv2.resize(image, (max_width, height), interpolation=cv2.INTER_AREA)
     _, encoded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 93])
-    return f"data:image/jpeg;base64,{base64.b64encode(encoded).decode('ascii')}"
+    return data_uri("image/jpeg", encoded)
 
 
 def comparison(
@@ -114,5 +116,5 @@ def render(template: str, **values: Any) -> str:
 
     loader = FileSystemLoader(Path(__file__).with_name("templates"))
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters["data_uri"] = data_uri
+    pages.filters["data_uri"] = jpeg_uri
     return pages.get_template(f"{template}.html").render(**values)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -403,7 +402,7 @@ def stop_on(*numbers: signal.Signals) -> None:
             signal.signal(number, _on_signal)
 
 
-def _on_signal(number: int, _: FrameType | None) -> None:
+def _on_signal(number: int, _: Any) -> None:
     since = time.monotonic() - RUN.stop_requested
     if RUN.stop_requested and since > REPEATED_S.get(number, float("inf")):
         os._exit(128 + number)

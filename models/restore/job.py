@@ -1,6 +1,5 @@
 """The job of main_test_vrt.py: which clips to restore and how, the share of each rank, and the report."""
 
-import base64
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ from utils.dist import watchdog
 from utils.dist.gpu import device_name
 from utils.errors import OptionError
 from utils.files import write_whole
-from utils.image import ERROR, comparison, imread_rgb, render, tensor_to_uint8
+from utils.image import ERROR, comparison, data_uri, imread_rgb, render, tensor_to_uint8
 from utils.metrics import COLUMNS, collect, instants_psnr, json_bytes, protocol_text, score_table, score_text
 from utils.run.progress import open_progress
 
@@ -201,7 +200,7 @@ def write_report(job: Job) -> None:
         examples[name] = {key: panel for key, panel in panels.items() if key != ERROR}
         video = job.outputs.file("comparison", name)
         if video.exists() and video.stat().st_size < MAX_VIDEO:
-            videos[name] = f"data:video/mp4;base64,{base64.b64encode(video.read_bytes()).decode()}"
+            videos[name] = data_uri("video/mp4", video.read_bytes())
     write_whole(folder / "report.html", build_report(job.title, results, examples, videos).encode())
     shown = [f"{key}: {about[key]}" for key in SHOWN if key in about]
     logger.info("%s\n%s\n%s", job.title, table, "\n".join(shown))

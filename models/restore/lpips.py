@@ -1,6 +1,5 @@
 """LPIPS, a learned image distance (Zhang, Isola, Efros, Shechtman, Wang, CVPR 2018), version 0.1 on AlexNet."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ TAPS = {1: 64, 4: 192, 7: 384, 9: 256, 11: 256}
 class Lpips(nn.Module):
     """Distance between two images, 0 if equal: squared differences of normalised features, weighted per channel."""
 
-    def __init__(self, files: Sequence[str | Path]) -> None:
+    def __init__(self, files: list[str | Path]) -> None:
         """files: torchvision's AlexNet weights and LPIPS' own alex.pth, in any order, or one file with both.
 
         Raises CheckpointError, naming what is missing.

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from utils.contract import ClipReader
 from utils.dist import watchdog
@@ -81,7 +80,7 @@ class Outputs:
         path = self.file("clip", clip)
         return read_json(path) if path.exists() else None
 
-    def write_frame(self, clip: str, stem: str, frame: Tensor) -> None:
+    def write_frame(self, clip: str, stem: str, frame: torch.Tensor) -> None:
         """Write a restored frame (3 K, H, W) with its K instants; the file of the frame comes last."""
         instants = frame.unflatten(0, (self.instants, -1))
         for path in self.exact_files(clip, [stem]):

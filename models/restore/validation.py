@@ -1,7 +1,6 @@
 """Validation on all ranks. Each clip is scored by one rank, so no number depends on how many ranks there are."""
 
 import logging
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +38,7 @@ class Validation(NamedTuple):
     panels: dict[str, dict[str, np.ndarray]]
 
 
-def validate(model: ModelVRT, clips: Sequence[FrameReader]) -> Validation | None:
+def validate(model: ModelVRT, clips: list[FrameReader]) -> Validation | None:
     """Restore and score every clip, one frame at a time; None where a signal ends it between two clips. Collective.
 
     Memory holds one tile in time: the whole clip where val.num_frame_testing is 0.

@@ -4,7 +4,6 @@ import math
 from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.vrt.flow import flow_warp
@@ -39,7 +38,7 @@ def deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: T
     # Two planes of coordinates, not pairs: grid_sample reads both, and planes are faster to write.
     grid = torch.stack(((dx + base_x) * scale_x - 1.0, (dy + base_y) * scale_y - 1.0), dim=1)
     grid = grid.view(n * groups, 2, TAPS * h, w).permute(0, 2, 3, 1)
-    samples = F.grid_sample(x.reshape(n * groups, -1, h, w).to(grid.dtype), grid, align_corners=True)
+    samples = nn.functional.grid_sample(x.reshape(n * groups, -1, h, w).to(grid.dtype), grid, align_corners=True)
     samples, factors = samples.view(n, groups, -1, TAPS, h * w), mask.view(n, groups, 1, TAPS, h * w)
     columns = samples * factors if torch.is_grad_enabled() else samples.mul_(factors)
     weight_groups = c // weight.shape[1]

@@ -1,6 +1,5 @@
 """SpyNet: coarse-to-fine optical flow, 1.44 M parameters (Ranjan and Black, CVPR 2017)."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -63,15 +62,10 @@ WIDTHS = (8, 32, 64, 32, 16, 2)
 
 
 class SpyNet(nn.Module):
-    """Optical flow between frames in [0, 1] at several scales.
+    """Optical flow between frames in [0, 1] at full resolution, 1/2, 1/4 and 1/8, each in its own pixels."""
 
-    return_levels: pyramid levels to return, 5 = full resolution, 2 = 1/8. Results are finest first, each in pixels of
-    its own level.
-    """
-
-    def __init__(self, return_levels: Sequence[int] = (5,)) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.return_levels = tuple(return_levels)
         self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1))
         self.basic_module = nn.ModuleList()
@@ -93,7 +87,7 @@ class SpyNet(nn.Module):
     def estimate(self, ref: list[Tensor], supp: list[Tensor], size: tuple[int, int]) -> list[Tensor]:
         """Flows that warp `supp` to `ref`, from their pyramids; size: (h, w) of the original frames.
 
-        Returns one (n, 2, h / s, w / s) per return level, finest first.
+        Returns one (n, 2, h / s, w / s) for each of the four finest levels, finest first.
         """
         # The flow at the coarsest level starts at zero. It has the size of that level, which may be one pixel.
         up = flow = torch.zeros_like(ref[0][:, :2])
@@ -103,7 +97,7 @@ class SpyNet(nn.Module):
                 up = 2.0 * F.interpolate(flow, scale_factor=2, mode="bilinear", align_corners=True)
             warped = flow_warp(supp[level], up, padding="border")
             flow = module["basic_module"](torch.cat((ref[level], warped, up), dim=1)) + up
-            if level in self.return_levels:
+            if level >= LEVELS - 4:
                 (full_h, full_w), (h, w) = flow.shape[-2:], (side >> (LEVELS - 1 - level) for side in size)
                 found = flow
                 if (h, w) != (full_h, full_w):

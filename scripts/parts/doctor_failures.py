@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ class Finding:
     cure: str = ""
 
 
-def table(findings: Sequence[Finding]) -> str:
+def table(findings: list[Finding]) -> str:
     """The findings as text, the worst last."""
     lines = []
     for f in sorted(findings, key=lambda f: (OK, WARN, FAIL).index(f.status)):

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,7 +95,7 @@ def require_kernels(device: torch.device) -> None:
         )
 
 
-def missing_wheel(capability: tuple[int, int], built_for: Sequence[str]) -> str:
+def missing_wheel(capability: tuple[int, int], built_for: list[str]) -> str:
     """What to do about a GPU of this compute capability; "" where a torch built for these architectures runs on it.
 
     built_for: torch.cuda.get_arch_list(). A binary sm_XY runs on X.Y and on later minor versions, compute_XY (PTX) on

@@ -4,9 +4,6 @@ The history is training_history.jsonl, a line {"step": 100, "train/loss": 0.0234
 training_history.json, the whole, {"train/loss": [[100, 0.0234], ...], ...}. Both are valid JSON: NaN and Inf are null.
 """
 
-from __future__ import annotations
-
-import base64
 import io
 import json
 import logging
@@ -14,18 +11,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from utils.errors import DataError
 from utils.files import natural_key, write_whole
-from utils.image import ERROR, imread_rgb, panels_of, render
+from utils.image import ERROR, data_uri, imread_rgb, panels_of, render
 from utils.logger import WARNINGS_NAME, best_effort
-
-if TYPE_CHECKING:  # matplotlib is imported only where a figure is drawn; pyplot, which wants a display, nowhere
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +160,7 @@ def run_names(runs: list[Path]) -> list[str]:
     return names
 
 
-def draw_panels(histories: Mapping[str, History]) -> Figure:
+def draw_panels(histories: Mapping[str, History]) -> Any:
     """Four panels over the iteration: loss, PSNR, learning rate, speed. histories: name of the run -> its history."""
     is_one = len(histories) == 1
     titles = ("loss", "PSNR, dB", "learning rate", "speed")
@@ -226,7 +219,7 @@ def draw_panels(histories: Mapping[str, History]) -> Figure:
     return figure
 
 
-def draw_scalars(histories: Mapping[str, History]) -> Figure:
+def draw_scalars(histories: Mapping[str, History]) -> Any:
     """One panel per scalar over the iteration."""
     tags = sorted({tag for history in histories.values() for tag in history})
     figure, axes = _empty_figure(histories, tags, min(3, len(tags)), (4.5, 3))
@@ -236,7 +229,7 @@ def draw_scalars(histories: Mapping[str, History]) -> Figure:
     return figure
 
 
-def encoded(figure: Figure, kind: str = "png") -> bytes:
+def encoded(figure: Any, kind: str = "png") -> bytes:
     """The figure as a file of an image format, e.g. "png", "svg", "pdf"."""
     from matplotlib import rc_context
 
@@ -269,9 +262,11 @@ def _curves(histories: Mapping[str, History], tag: str) -> Iterator[tuple[np.nda
 def _empty_figure(
     histories: Mapping[str, History], titles: Sequence[str], columns: int, size: tuple[float, float],
     margins: dict[str, float] | None = None,
-) -> tuple[Figure, list[Axes]]:  # fmt: skip
+) -> tuple[Any, list[Any]]:  # fmt: skip
     """A figure with an empty panel of `size` (inches) for each title and, where there are several, the runs' names."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import (
+        Figure,
+    )  # imported only where a figure is drawn; pyplot, which wants a display, nowhere
     from matplotlib.lines import Line2D
 
     rows = -(-len(titles) // columns)
@@ -325,7 +320,7 @@ def build_report(folder: Path, history: History, curves: bytes) -> str:
         "run",
         title=f"Training: {folder.resolve().name}",
         state="; ".join(state),
-        curves=base64.b64encode(curves).decode("ascii"),
+        curves=data_uri("image/png", curves),
         warnings=list(warnings.items()),
         shown_warnings=SHOWN_WARNINGS,
         validations=[[step, *(column.get(step, math.nan) for column in columns)] for step in shown],

@@ -1,7 +1,5 @@
 """How far a run or a long action is: a bar on a terminal, lines elsewhere, or nothing. On rank 0 only."""
 
-from __future__ import annotations
-
 import logging
 import os
 import statistics
@@ -10,14 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
 from utils.dist.state import RUN
-
-if TYPE_CHECKING:  # the scripts that need no torch start without it
-    from utils.run.measure import StepTimer
 
 LINES = 10
 FORM = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
@@ -37,7 +32,7 @@ logger = logging.getLogger(__name__)
 def open_progress(
     kind: str, total: int, name: str, unit: str = "it", *,
     say: Callable[[str], object] = logger.info, quiet_s: float = QUIET_S, is_kept: bool = False,
-) -> Iterator[Bar | Lines]:  # fmt: skip
+) -> Iterator["Bar | Lines"]:  # fmt: skip
     """kind: "bar" (lines where stderr is no terminal), "line", "none". TQDM_DISABLE=1 means none.
 
     say: takes a line. quiet_s: seconds before the first line. is_kept: the finished bar stays on the screen.
@@ -140,7 +135,7 @@ class RunProgress(ExitStack):
     every: "validation" and "save" -> steps between two of them; one more of each follows the last step.
     """
 
-    def __init__(self, kind: str, total_iter: int, timer: StepTimer, every: dict[str, int]) -> None:
+    def __init__(self, kind: str, total_iter: int, timer: Any, every: dict[str, int]) -> None:
         super().__init__()
         self.kind, self.total_iter, self.timer, self.every = shown_kind(kind), total_iter, timer, every
         self._shown: Bar | None = None
