@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -33,8 +34,12 @@ def main(argv: list[str]) -> int:
         return 0
     import torch  # not before --help
     from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing import api
+    from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        # What torchrun's handlers do: the agent passes the signal on to the ranks and waits for them.
+        raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
 
     # SIGNALS and GRACE_S by torchrun's own flags where this version has them.
     known = run.get_args_parser().format_help()
@@ -43,13 +48,13 @@ def main(argv: list[str]) -> int:
     if "--signals-to-handle" in known:
         own.append(f"--signals-to-handle={handled}")
     else:  # torch 2.8: torchrun handles all but SIGUSR1
-        signal.signal(signal.SIGUSR1, api._terminate_process_handler)  # the agent passes it on and waits for the ranks
+        signal.signal(signal.SIGUSR1, on_signal)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP} if is_nohup else ())
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled  # what newer versions tell the ranks
     if "--shutdown-timeout" in known:
         own.append(f"--shutdown-timeout={GRACE_S}")
     else:  # the agent calls close(signal): the time is the default of the argument `timeout`
-        api.PContext.close.__defaults__ = (None, GRACE_S)
+        PContext.close.__defaults__ = (None, GRACE_S)
     args, gpus = run.parse_args([*own, *argv]), torch.cuda.device_count()
     if args.nproc_per_node.isdigit() and 0 < gpus < int(args.nproc_per_node):
         what = f"{args.nproc_per_node} ranks on {gpus} GPUs"
@@ -65,7 +70,7 @@ def main(argv: list[str]) -> int:
         try:
             run.run(args)
             return 0
-        except (ChildFailedError, api.SignalException) as e:
+        except (ChildFailedError, SignalException) as e:
             # The exit code that the first rank to end wrote; none where a rank was killed before it could.
             written = Path(exit_file.name).read_text(encoding="ascii").split()
             if not written and isinstance(e, ChildFailedError):

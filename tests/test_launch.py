@@ -115,7 +115,7 @@ def test_ranks_of_an_older_torchrun_have_its_signals_and_their_time_too_and_shar
     (tmp_path / "older.py").write_text(OLDER_TORCHRUN)
     result = run_ranks(1, tmp_path / "older.py")
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert result.text.startswith(f"_terminate_process_handler (None, 180) 2 ranks, threads {threads}\n"), result.text
+    assert result.text.startswith(f"on_signal (None, 180) 2 ranks, threads {threads}\n"), result.text
 
 
 @pytest.mark.parametrize(("nodelist", "host"), [
