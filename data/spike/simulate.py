@@ -206,7 +206,8 @@ def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator
         has_decreased = np.zeros(light.shape, bool)
         np.less(now * (one + before), np.float32(0.999) * before, out=has_decreased[1:])
         light /= np.float32(factor)
-        light += np.float32(dark)
+        if dark:
+            light += np.float32(dark)
         for plane, is_darker in zip(light, has_decreased, strict=True):
             if is_one:  # else less than 1 remains, and less than 1 is added: neither limit has an effect
                 charge -= is_darker & (charge >= one)  # it is below 2
@@ -215,7 +216,7 @@ def change_threshold(stream: np.ndarray, factor: float, rng: np.random.Generator
             if is_one:
                 spent = np.maximum(np.minimum(spent, one), spent - one)
             charge -= spent
-        out[:, part] = light >= one
+        np.greater_equal(light, one, out=out[:, part].view(bool))
     return out
 
 

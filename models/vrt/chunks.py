@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from models.vrt.layers import compute_dtype, recomputed
+from models.vrt.layers import Seed, compute_dtype, recomputed
 from models.vrt.windows import Chunk, take
 
 Kernels = Literal["auto", "plain"]
@@ -126,7 +126,9 @@ class InChunks(torch.autograd.Function):
                     sums["fc2_bias"] += g.sum(0)
                 outputs, gradients = [*outputs, h], [*gradients, g @ w["fc2"]]
             inputs = [tokens, *(w[key] for key in wanted)]
-            grad_tokens, *found = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+            with torch.enable_grad():
+                seed = Seed.apply(*outputs, *gradients)
+            grad_tokens, *found = torch.autograd.grad(seed, inputs, allow_unused=True)
             for key, value in zip(wanted, found, strict=True):
                 if value is not None:  # a branch that stochastic depth drops
                     sums[key] += value

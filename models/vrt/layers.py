@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 
@@ -69,6 +68,23 @@ def recomputed(function: Callable[..., Tensor], *args: Tensor, weights: Iterable
     return Recomputed.apply(function, len(args), *args, *weights)
 
 
+class Seed(torch.autograd.Function):
+    """Of n outputs and their n gradients: a zero from which a backward pass starts with these gradients.
+
+    torch.autograd.grad(outputs, inputs, gradients) does so too, and imports sympy for it: a quarter of a second.
+    """
+
+    @staticmethod
+    def forward(ctx, *tensors: Tensor) -> Tensor:
+        ctx.gradients = tensors[len(tensors) // 2 :]
+        return tensors[0].new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, _: Tensor) -> tuple[Tensor | None, ...]:
+        return *ctx.gradients, *(None for _ in ctx.gradients)
+
+
 class Recomputed(torch.autograd.Function):
     """function(*tensors[:count]); the other tensors are its weights. Only these inputs are saved."""
 
@@ -88,9 +104,9 @@ class Recomputed(torch.autograd.Function):
         needed, saved = ctx.needs_input_grad[2:], ctx.saved_tensors
         args = [t.detach().requires_grad_(needs) for t, needs in zip(saved[: ctx.count], needed, strict=False)]
         with torch.enable_grad(), torch.autocast(*ctx.autocast):
-            out = get_gradient_edge(ctx.function(*args))  # the output itself is not kept
+            seed = Seed.apply(ctx.function(*args), grad)  # the output itself is not kept
         wanted = [t for t, needs in zip((*args, *saved[ctx.count :]), needed, strict=True) if needs]
-        found = iter(torch.autograd.grad(out, wanted, grad, allow_unused=True))
+        found = iter(torch.autograd.grad(seed, wanted, allow_unused=True))
         return None, None, *(next(found) if needs else None for needs in needed)
 
 
