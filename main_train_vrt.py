@@ -60,6 +60,11 @@ def main(argv: list[str]) -> int:
         utils_dist.begin(opt.watchdog, opt.dist_timeout_s, opt.digest(), opt.kept)
         utils_dist.stop_on(*utils_dist.STOP_SIGNALS)
         with only_run_in(opt.folder):
+            with utils_dist.all_ranks_or_none():  # the others wait here as long as files are checked
+                if utils_dist.is_main_process():
+                    setup_logging(0, opt.folder / "log" / "train.log")
+                    opt.save(opt.folder / "options")
+                    preflight(opt.datasets, opt.kept, partial(open_progress, opt.logging.progress))
             with utils_dist.all_ranks_or_none():
                 run = Training(opt)
             return train(run)
@@ -99,14 +104,10 @@ class Training:
 
     def __init__(self, opt: Options) -> None:
         """Model, loader, test clips (None without a test split) and position. The checkpoint is not kept in memory."""
-        self.opt, rank = opt, utils_dist.get_rank()
-        if rank == 0:
-            setup_logging(rank, opt.folder / "log" / "train.log")
-            opt.save(opt.folder / "options")
-            preflight(opt.datasets, opt.kept, partial(open_progress, opt.logging.progress))
+        self.opt = opt
         resumed = find_checkpoint(opt.path.resume, opt.folder)
         self.loader, self.clips = build_data(opt)
-        if rank == 0 and (warning := warning_of(self.loader.dataset, opt.opt_path)):
+        if utils_dist.is_main_process() and (warning := warning_of(self.loader.dataset, opt.opt_path)):
             logger.warning("%s", warning)
         order, self.progress = self.loader.order(), Progress()
         if resumed is not None:

@@ -24,7 +24,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^#SBATCH/{/^#SBATCH/d
 if [[ -z ${SLURM_JOB_ID:-} ]]; then echo "no SLURM job: start it with sbatch in the place of bash" >&2; exit 2; fi
 
 # SLURM runs a copy of this script from its spool folder. Relative paths belong to the folder of sbatch.
-command=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* Command=\(.*\) WorkDir=.*/\1/p') # with arguments
+command=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* Command=\(.*\) WorkDir=.*/\1/p' || true) # with arguments
 until [[ -f $command || $command != *' '* ]]; do command=${command% *}; done
 here=$(dirname "$(readlink -f "$command")")/
 if [[ . -ef $here || ! -f ${here}main_train_vrt.py ]]; then here=''; fi # or the script is a copy

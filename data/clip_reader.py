@@ -11,11 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from data import files, io_backend, manifest, spike_info, spike_source
-from data.clip import Clip
+from data.clip import Clip, checked_name
 from data.clip_dataset import TestClips
 from data.self_calibration import calibrated
 from data.spike.formats import FORMATS, array_shape
 from data.spike_grid import warn_uncovered
+from utils.dist import watchdog
 from utils.errors import DataError
 from utils.options.section import Section
 from utils.video import VIDEO_SUFFIXES
@@ -102,7 +103,7 @@ def user_clips(
     section = None if spike_options is None else spike_source.SPIKE_SOURCES.resolve(spike_options, "spike")
     clips = []
     for name, (frames, spike, gt) in places.items():
-        images, source = files.FrameSource(frames), None
+        images, source = files.FrameSource(frames, watchdog.go_on), None
         if section is not None and spike is not None:
             own_section, info = described(section, Path(spike), name)
             source = spike_source.user_spikes(own_section, trained, info, name)
@@ -132,12 +133,14 @@ def user_clip(
     """
     opened, places = {"lq": frames}, {"lq": frames.path, "gt": gt, "spike": spike if spikes else None}
     if gt is not None:
-        opened["gt"] = files.FrameSource(Path(gt))
+        opened["gt"] = files.FrameSource(Path(gt), watchdog.go_on)
     found = {kind: (images.files, images.stems) for kind, images in opened.items()}
     if spikes:
         found["spike"] = spike_files(Path(spike)), [path.stem for path in spike_files(Path(spike))]
     listing, places = {}, {kind: str(place) for kind, place in places.items() if place}
     for kind, (paths, stems) in found.items():
+        for stem in (name, *stems):
+            checked_name(stem, places[kind])
         if twice := [stem for stem, count in Counter(stems).items() if count > 1]:
             what = f"frames with the same name: {', '.join(twice)}"
             raise DataError(what, places[kind], "one file per frame", "remove one")

@@ -7,7 +7,7 @@ An LMDB holds one value per file under the key "<clip>/<frame>", and beside data
 import os
 import re
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,8 +241,9 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
     size: the expected (H, W), that of the first frame of the clip; None: any. Raises DataError naming the file.
     """
     encoded, image, reason = read_bytes(path), None, ""
-    if encoded[:2] == b"\xff\xd8" and b"\xff\xd9" not in encoded[-64:]:
-        # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
+    if encoded[:2] == b"\xff\xd8" and encoded.rfind(b"\xff\xd9") < encoded.rfind(b"\xff\xda"):
+        # A scan without its end, which phones follow with data of their own. OpenCV fills the missing part with grey
+        # and reports it on stderr only.
         reason = f"JPEG of {len(encoded)} bytes is cut short"
     elif encoded:
         try:
@@ -277,16 +278,16 @@ class FrameSource:
     """The frames of a folder of images (in the natural order of their names), of a single image, or of a video.
 
     files, stems: file and name of each frame. size: (H, W) of the first frame.
-    fps, times: see `VideoReader`; None for images.
+    fps, times, go_on: see `VideoReader`; None for images.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, go_on: Callable[[], object] = lambda: None) -> None:
         if not path.exists():
             raise DataError("no such file or folder", str(path), "a video, or images", "check the path")
         self.path, self.size, self.fps, self.times = path, None, None, None
         self.is_video = not path.is_dir() and path.suffix.lower() not in IMAGE_SUFFIXES
         if self.is_video:
-            self._video = VideoReader(path)
+            self._video = VideoReader(path, go_on)
             self.fps, self.times, count = self._video.fps, self._video.times, self._video.num_frames
             self.files = [path] * count
             self.stems = [f"{i:0{max(6, len(str(count)))}d}" for i in range(count)]
@@ -310,7 +311,7 @@ class FrameSource:
 
 def files_in(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Path]:
     """The files of a folder with these endings, by default its images, in the natural order of their names."""
-    found = [path for path in folder.iterdir() if path.suffix.lower() in suffixes]
+    found = [path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.name[0] != "."]
     return sorted(found, key=lambda path: natural_key(path.name))
 
 

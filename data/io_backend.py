@@ -227,8 +227,8 @@ def _cached_clips(target: Path) -> set[str]:
     """
     if not os.path.lexists(target):
         return set()
-    index = _load_index(str(target)) if (target / INDEX).is_file() else {"clips": ()}
-    clips = {clip["name"] for clip in index["clips"]}
+    do = "move it away, or choose another --out"
+    clips = {clip["name"] for clip in _load_index(str(target), do)["clips"]} if (target / INDEX).is_file() else set()
     names = {INDEX, *(f"{clip}/{kind}.u8" for clip in clips for kind in (*IMAGE_KINDS, "spike"))}
     refuse_foreign(target, {n: (target / n).stat().st_size for n in names if (target / n).is_file()}, "a clip cache")
     return clips
@@ -264,7 +264,7 @@ def _arrays(clip: Clip) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _load_index(path: str) -> dict[str, Any]:
+def _load_index(path: str, do: str = f"move it away, if there is one, and build it: {BUILD}") -> dict[str, Any]:
     where = Path(path, INDEX)
     try:
         index = json.loads(where.read_text(encoding="utf-8"))
@@ -275,5 +275,5 @@ def _load_index(path: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as e:
         why = f"no {e}" if isinstance(e, KeyError) else str(e)
         what, expected = f"cannot read the clip cache: {why}", "a folder made by scripts/build_clip_cache.py"
-        raise DataError(what, str(where), expected, f"build it: {BUILD}") from e
+        raise DataError(what, str(where), expected, do) from e
     return index

@@ -169,10 +169,21 @@ class Source:
         return "".join(f"\n    {path}  {what}".rstrip() for path, what in lines.items())
 
 
-def raise_problems(found: Iterable[tuple[Source, Sequence[Problem]]], shown: int = 30) -> None:
-    """Raise one DataError with a table of the problems of all sources, or of the first `shown`, if there are any."""
+def raise_problems(
+    found: Iterable[tuple[Source, Sequence[Problem]]], shown: int = 30, unreadable: Sequence[DataError] = ()
+) -> None:
+    """Raise one DataError with a table of the problems of all sources, or of the first `shown`, if there are any.
+
+    unreadable: what is wrong with whole sources; it belongs to the same error.
+    """
     found = [(source, problems) for source, problems in found if problems]
     sources, problems = [source for source, _ in found], [problem for _, each in found for problem in each]
+    if unreadable:
+        try:
+            raise_problems(found, shown)
+        except DataError as e:
+            unreadable = [*unreadable, e]
+        raise joined_errors(unreadable)
     if not problems:
         return
     table = problems[:shown]

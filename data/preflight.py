@@ -24,6 +24,7 @@ from data.augment import Augment
 from data.clip import IMAGE_KINDS, Clip
 from data.manifest import Problem, Source
 from data.spike import formats, represent, simulate
+from utils.dist import watchdog
 from utils.errors import DataError
 from utils.files import write_whole
 from utils.options.models import DatasetsOptions
@@ -86,9 +87,7 @@ def preflight(datasets: DatasetsOptions, stored: Path, show: Show = HIDDEN) -> N
             if not report.problems:
                 note = report.note or f"{report.counts()}, checked in {time.monotonic() - start:.1f} s"
                 logger.info("data %s: %s", report.name, note)
-    if unreadable:
-        raise manifest.joined_errors(unreadable)
-    manifest.raise_problems((report.source, report.problems) for report in reports)
+    manifest.raise_problems(((report.source, report.problems) for report in reports), unreadable=unreadable)
 
 
 def check_source(
@@ -127,6 +126,7 @@ def check_source(
         while some := list(itertools.islice(jobs, 4096)):  # the pool's record of a million jobs would take gigabytes
             for problem in pool.map(lambda job: _check_file(*job, decode), some):
                 progress.update()
+                watchdog.go_on()
                 if problem:
                     report.problems.append(problem)
     lossy = {}

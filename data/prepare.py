@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 from pydantic import Field
 
+from data.clip import checked_name
 from data.files import FrameSource, clips_in, image_size, stamp
 from data.moving import Cut, LightPath, find_cuts, grey_light, photo_scene, video_scene
 from data.rig import Rig
@@ -56,7 +57,7 @@ class Recipe(Section):
     shot_noise: float = Field(0.0, ge=0, description="standard deviation per plane at full light, in thresholds")
     dark_rate: float = Field(0.0, ge=0, description="spikes per plane without light")
     threshold_mismatch: float = Field(0.0, ge=0, description="relative standard deviation between pixels")
-    seed: int = Field(0, description="of the sensor's noise and first charge")
+    seed: int = Field(0, ge=0, description="of the sensor's noise and first charge")
     instants: int = Field(0, ge=0, description="also write so many sharp instants of each exposure, an odd number")
 
     rig: str = Field(
@@ -114,6 +115,8 @@ def find_raw_clips(source: Path, photos: bool = False) -> list[RawClip]:
     for root, split in roots if photos else ():
         files = sorted(root.iterdir(), key=lambda path: natural_key(path.name))
         clips += [clip for path in files if (clip := RawClip(path.stem, path, split)).is_photo]
+    for clip in clips:
+        checked_name(clip.name, str(source))
     if not clips:
         expected = "folders of images or video files, with or without train/ and test/"
         raise DataError("no raw clip found", str(source), expected, "correct --source")
@@ -198,7 +201,7 @@ def plan_clip(job: Job, recipe: Recipe) -> Plan | DataError:
         digest = hashlib.sha256()  # changes with the name, size or time of change of any file of the source
         files = source.files if source else sorted(path.iterdir()) if path.is_dir() else [path]
         for file in dict.fromkeys(files):
-            digest.update("raw/{} {} {}\n".format(file.name, *stamp(str(file))).encode())
+            digest.update("raw/{} {} {}\n".format(file.name, *stamp(str(file))).encode(errors="surrogateescape"))
         record = {"version": VERSION, "recipe": recipe.record(), "source": digest.hexdigest()[:16]}
         todo = not _is_made(job, record)
         # Only the headers of PNGs are read. Frames of other formats are checked when they are decoded.

@@ -2,8 +2,8 @@
 
     python lab/against.py OTHER_CHECKOUT [--rounds 4] [--only network|samples|start]
 
-Prints the least figures over all rounds, and their ratio: process seconds of one thread, GB of a step, and the sum of
-its gradients' sizes, which shows whether the numbers are the same. Samples and start need trainsets/sample.
+Prints the least figures of all rounds, and their ratio: process seconds of one thread, GB of a step, and the sum of its
+gradients' sizes: are the numbers the same? Samples (of one threshold) and start need trainsets/sample.
 """
 
 import argparse
@@ -75,7 +75,6 @@ def main() -> None:
     parser.add_argument("--only", choices=PROGRAMS)
     args = parser.parse_args()
     data, options = Path("trainsets/sample").resolve(), ["--opt", "options/vrt/000_train_vrt_sample_rgbspike.json"]
-    # One threshold, for a sample's time depends on it, and the draw differs from one checkout to another.
     options += ["datasets.test=null", "train.total_iter=1", "datasets.train.camera.threshold_range=[0.7,0.7]"]
     for kind, name in {"gt": "GOPRO_Large", "lq": "GOPRO_Large", "spike": "GOPRO_Large_spike_seq"}.items():
         options.append(f"datasets.train.dataroot_{kind}={data / name / 'train'}")

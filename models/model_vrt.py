@@ -230,14 +230,14 @@ class ModelVRT:
                 self.optimizer.zero_grad(set_to_none=True)
                 self.step_losses: dict[str, Tensor] = {}
                 self._accumulate(step, micro_batches)
+                watchdog.phase("optimizer")
+                self._apply_gradients(step, micro_batches)
             except (RuntimeError, MemoryError) as e:
                 if not is_out_of_memory(e):
                     raise
                 options = self.train_opt, self.opt.datasets.train, self.opt.netG, input_spec(unwrap_ddp(self.netG))
                 where = f"iteration {step}, clips of {tuple(micro_batches[0]['lq'].shape)}"
                 raise out_of_memory_error(where, self.device, *options) from e
-            watchdog.phase("optimizer")
-            self._apply_gradients(step, micro_batches)
             if is_start:
                 self.forward_clock.read()  # leave this step out, as StepTimer does
 

@@ -4,6 +4,7 @@ These files are those of a training, and those of the nine published networks.
 """
 
 import logging
+import zipfile
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -234,10 +235,10 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     """
     path = Path(path)
     weights = read_weights(path, prefer="ema_state_dict", key="--weights")
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     options = content.get("options") if isinstance(content, dict) else None
-    if not isinstance(options, dict):
-        options = None
+    if not isinstance(options, dict) or not {"netG", "scale"} <= options.keys():
+        options = None  # those of another program
     elif "network" in content:  # a full checkpoint
         options = content["network"]
     elif "datasets" in options:  # that of an earlier version

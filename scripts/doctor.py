@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.parts.doctor_failures import FAIL, Finding, read_log, table
 from scripts.parts.exit_codes import shown, with_exit_code
 from utils.dist import process
+from utils.errors import DataError
 from utils.options.load import load_options
 
 
@@ -55,11 +56,16 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
     from main_train_vrt import PARTS
     from utils.metrics import plain_table
 
-    found = []
+    found, unreadable = [], []
     for split, section in load_options(file, overrides, parts=PARTS).datasets:
         if section is None or not hasattr(section.constructor, "check"):
             continue
-        for report in section.constructor.check(section, split, decode=decode, show=shown):
+        try:
+            reports = section.constructor.check(section, split, decode=decode, show=shown)
+        except DataError as e:  # a whole root is missing; the other split has problems of its own
+            unreadable.append(e)
+            continue
+        for report in reports:
             found.append((report.source, report.problems))
             print(f"{report.name}: {report.counts()}")
             for kind, (root, folder, exts) in report.source.kinds().items():
@@ -72,7 +78,7 @@ def check_data(file: str, overrides: list[str], decode: bool) -> None:
             print(plain_table(rows, ["clip", "frames", "first", "lq size", "gt size", "planes"]))
             for warning in report.warnings:
                 print(f"  warning: {warning}")
-    raise_problems(found, shown=sys.maxsize)
+    raise_problems(found, shown=sys.maxsize, unreadable=unreadable)
     print("no problem found")
 
 

@@ -29,6 +29,7 @@ from data.moving import smooth_walk
 from data.spike import simulate
 from data.spike.formats import SpikeGeometry, write_spikes
 from scripts.parts.exit_codes import tracked, with_exit_code
+from utils.arguments import seed
 from utils.errors import DataError, OptionError
 from utils.files import sha256_of
 from utils.image import imwrite_rgb
@@ -154,6 +155,7 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
     instants: of each exposure, written as sharp pictures NNNNNN_K.png; 0 or odd. Raises DataError where `root` holds
     something else, see `check_made`.
     """
+    root = root.resolve()  # a link to another disk stays
     if root.is_file() or (root.is_dir() and any(root.iterdir())):
         if check_made(root, size, seed, instants):
             return False
@@ -192,9 +194,13 @@ def make_sample(root: Path, size: Size = SAMPLE, seed: int = 0, instants: int = 
 
 
 def digest_of(root: Path) -> str:
-    """SHA-256 of the names and contents of all files below `root` but dataset.json."""
-    files = sorted(path for path in root.rglob("*") if not path.is_dir() and path != root / INFO)
-    table = "".join(f"{path.relative_to(root).as_posix()} {sha256_of(path)}\n" for path in files)
+    """SHA-256 of the names and contents of all files below `root` but dataset.json, and of links and empty folders."""
+    table = ""
+    for path in sorted(root.rglob("*")):
+        if path.is_symlink() or (path.is_dir() and not any(path.iterdir())):
+            table += f"{path.relative_to(root).as_posix()}/\n"
+        elif not path.is_dir() and path != root / INFO:
+            table += f"{path.relative_to(root).as_posix()} {sha256_of(path)}\n"
     return hashlib.sha256(table.encode()).hexdigest()
 
 
@@ -225,7 +231,7 @@ def check_made(root: Path, size: Size, seed: int, instants: int = 0) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path("trainsets/sample"), help="folder to make (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=seed, default=0)
     parser.add_argument("--instants", type=int, default=0, metavar="K", help="also K instants of each exposure, K odd")
     command = parser.parse_args(arguments)
     root, instants = command.root, command.instants

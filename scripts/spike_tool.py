@@ -34,6 +34,7 @@ from data.spike.formats import SpikeGeometry
 from data.spike.represent import REPRESENTATIONS, represent
 from data.spike_info import nearest_info, spike_errors_as_data_errors
 from scripts.parts.exit_codes import tracked, with_exit_code
+from utils.arguments import frame_rate, seed
 from utils.errors import DataError, OptionError
 from utils.files import publish_folder, refuse_existing, scratch_folder
 from utils.image import IMAGE_SUFFIXES, comparison_strip, imwrite_rgb
@@ -92,7 +93,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         text = f"as in main_test_vrt.py --method; tfstp sees the last {HISTORY} planes; default %(default)s"
         add[name]("--method", choices=GREY_METHODS, default="tfp", help=text)
         add[name]("--tick-hz", type=float, help="planes per second, to show the time")
-        add[name]("--fps", type=float, default=25.0, help="video frames per second; default %(default)g")
+        add[name]("--fps", type=frame_rate, default=25.0, help="video frames per second; default %(default)g")
     add["recon"]("--planes", type=int, nargs="+", metavar="N", help="the first is 0; default: the one in the middle")
     for name in ("play", "convert"):
         add[name]("--first", type=int, default=0, help="plane")
@@ -107,7 +108,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add["simulate"]("--ratio", type=int, default=1, help="pixels of the input per spike pixel, each way")
     add["simulate"]("--method", choices=("flow", "linear"), default="flow", help="between the frames")
     add["simulate"]("--gamma", type=float, default=2.2, help="of the input; 1: integrate the display values")
-    add["simulate"]("--seed", type=int, default=0)
+    add["simulate"]("--seed", type=seed, default=0)
     for name, default in {"rate": 0.5, "shot-noise": 0.0, "dark-rate": 0.0, "threshold-mismatch": 0.0}.items():
         add["simulate"](f"--{name}", type=float, default=default)
     # argparse cannot take the overrides method.key=value after a file and options.

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 
@@ -84,7 +85,16 @@ def test_names_that_are_taken_are_refused_even_by_a_link_to_nothing(tmp_path):
 def test_a_png_comes_back_as_it_went_out(tmp_path):
     imwrite_rgb(tmp_path / "a" / "x.png", picture())
     assert np.array_equal(cv2.imread(str(tmp_path / "a" / "x.png"))[..., ::-1], picture())
+    (tmp_path / "a" / ".x.1a2b3c4d.png").touch()  # left by a killed process
     assert [p.name for p in files_in(tmp_path / "a")] == ["x.png"]
+
+
+def test_a_jpeg_is_whole_with_the_data_that_a_phone_adds_and_cut_short_without_its_end(tmp_path):
+    for path, end, is_whole in (("phone.jpg", b"Image_UTC_Data" + bytes(200), True), ("cut.jpg", b"", False)):
+        encoded = cv2.imencode(".jpg", picture())[1].tobytes()
+        (tmp_path / path).write_bytes(encoded + end if is_whole else encoded[:-40])
+        with nullcontext() if is_whole else pytest.raises(DataError, match="is cut short"):
+            assert FrameSource(tmp_path / path).read(0).shape == picture().shape
 
 
 def test_a_folder_without_images_is_named(tmp_path):

@@ -172,6 +172,17 @@ def test_a_step_without_room_names_option_lines(tmp_path, amp):
     assert isinstance(error.__cause__, torch.OutOfMemoryError)
 
 
+def test_an_optimizer_without_room_names_option_lines(tmp_path):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    full = model(tmp_path, **network())
+    full.optimizer.register_step_pre_hook(fail)  # there Adam allocates its moments
+    batch = {key: value[..., :16, :16] if key != "key" else value for key, value in batch_for(full).items()}
+    with pytest.raises(SpikeVRTError, match="out of memory on rank 0"):
+        full.optimize_parameters(1, [batch])
+
+
 def test_out_of_memory_is_told_from_other_errors():
     with pytest.raises(RuntimeError) as host:
         torch.empty(2**60, dtype=torch.uint8)

@@ -10,8 +10,8 @@ import pytest
 
 import main_test_vrt
 from data.clip_reader import user_clips
-from models.restore.outputs import Outputs, claim_folder, finish_clip
-from tests.clip_files import write_video
+from models.restore.outputs import OF_ALL_CLIPS, Outputs, claim_folder, finish_clip
+from tests.clip_files import check, section, write_clip, write_info, write_video
 from tests.foreign import snapshot
 from tests.weights_files import make_home, message
 from utils.dist import watchdog
@@ -190,10 +190,13 @@ def test_scoring_and_looking_through_results_go_on_with_each_file(clip, tmp_path
 
 def test_overwrite_removes_the_results_of_the_earlier_test_and_nothing_else(home, clip, tmp_path):
     out = tmp_path / "out"
-    saved = ("frames", "video", "comparison")
+    saved = ("frames", "comparison")
     assert main_test_vrt.main(args(home, clip, out, "--gt", clip / "sharp", "--save", *saved)) == 0
-    (out / "clip1" / "notes.txt").write_text("mine")
-    (out / "clips" / "mine.png").write_text("mine")
+    # Names that other tests would have: a video of these frames, the frames of a clip without sharp ones.
+    mine = ("clip1/notes.txt", "clips/mine.png", "clip1.mp4", "clip1_slowmotion.mp4", ".work/clip1/000000.png")
+    for name in mine:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("mine")
     shutil.rmtree(out / "strips")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "000000.png").write_text("theirs")
@@ -206,5 +209,31 @@ def test_overwrite_removes_the_results_of_the_earlier_test_and_nothing_else(home
     (out / "strips").unlink()
     assert main_test_vrt.main(command) == 0
     names = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
-    assert {name for name in names if "clip1" in name} == {"clip1/notes.txt"}
-    assert {"second.mp4", "clips/second.json", "clips/mine.png"} <= names
+    assert {name for name in names if "second" not in name} == {*mine, *OF_ALL_CLIPS}
+    assert {"second.mp4", "clips/second.json"} <= names
+
+
+def test_overwrite_removes_what_a_killed_test_has_written_and_what_one_of_an_earlier_version_saved(tmp_path):
+    for is_older in (False, True):
+        claim(tmp_path, "x", overwrite=True, save=["video"])
+        (tmp_path / "x.mp4").write_bytes(b"ours")
+        if is_older:
+            about = json.loads((tmp_path / RESULTS).read_text())
+            (tmp_path / RESULTS).write_text(json.dumps({key: about[key] for key in ("settings", "inputs")}))
+        (tmp_path / "x_comparison.mp4").write_bytes(b"ours" if not is_older else b"theirs")
+        claim(tmp_path, "y", overwrite=True)
+        assert [path.name for path in tmp_path.glob("*.mp4")] == is_older * ["x_comparison.mp4"]
+
+
+def test_reading_a_long_video_and_checking_many_files_go_on_with_each(tmp_path, monkeypatch):
+    write_video(tmp_path / "v.mp4")
+    write_clip(tmp_path, "clip0", frames=6)
+    write_info(tmp_path)
+    monkeypatch.setattr(watchdog, "go_on", lambda: seen.append(0))
+    seen = []
+    (reader,) = user_clips(tmp_path / "v.mp4")
+    assert len(seen) == 6 + 1  # all of them for their times, one for the size
+    reader.frame(5)
+    assert len(seen) == 6 + 6
+    check(section(tmp_path))
+    assert len(seen) == 12 + 3 * 6

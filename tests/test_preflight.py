@@ -8,7 +8,7 @@ import pytest
 
 from data.preflight import preflight
 from data.spike.formats import SpikeGeometry, write_spikes
-from tests.clip_files import cached, check, resolved, section, write_clip, write_clips, write_info
+from tests.clip_files import cached, check, doctor_of_data, resolved, section, write_clip, write_clips, write_info
 from utils.errors import DataError
 from utils.options.models import DatasetsOptions
 
@@ -51,6 +51,14 @@ def test_sound_data_are_not_read_again_unless_files_or_options_change(root, capl
     frame(root).write_bytes(frame(root).read_bytes()[:-20])
     for _ in range(2):  # a check with problems is not stored
         assert "is cut short" in complaint(root)
+
+
+def test_a_missing_root_hides_no_problem_of_the_other_split(root, capsys):
+    (root / "GOPRO_Large/test/clip9/blur/000003.png").unlink()
+    wrong = {"dataroot_gt": str(root / "nowhere")}
+    assert doctor_of_data(root, train=section(root, **wrong), test=section(root, "test")) == 3
+    for said in (capsys.readouterr().err, complaint(root, **wrong)):
+        assert str(root / "nowhere") in said and "clip9 | lq lacks 1 of 6 frames" in said
 
 
 @pytest.mark.parametrize("damage", ["huge size in the header", "flipped bits"])

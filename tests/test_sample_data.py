@@ -145,13 +145,17 @@ def older(copy, monkeypatch):
     return copy
 
 
-@pytest.mark.parametrize("change", ["none", "foreign", "missing", "changed", "new", "seed", "a file"])
+@pytest.mark.parametrize("change", ["none", "foreign", "missing", "changed", "new", "link", "folder", "seed", "a file"])
 def test_a_set_that_is_there_is_left_alone_and_refused_where_it_is_something_else(copy, capsys, change):
     picture = next(copy.rglob("*.png"))
     if change in ("foreign", "missing"):
         (picture if change == "missing" else copy / make_sample_data.INFO).unlink()
     elif change in ("changed", "new"):
         (picture if change == "changed" else copy / "notes.txt").write_bytes(b"mine")
+    elif change == "link":
+        (copy / "mine").symlink_to(copy.parent)
+    elif change == "folder":
+        (copy / "mine").mkdir()
     elif change == "a file":
         shutil.rmtree(copy)
         copy.write_text("mine")

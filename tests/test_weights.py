@@ -165,7 +165,7 @@ def saved_as(path, released):
     """A file `path` with tensors of the shapes of a released network, as `read_saved` takes it."""
     keys = golden.manifests()[released]["keys"]
     tensors = {key: torch.zeros((), dtype=getattr(torch, kind)).expand(shape) for key, shape, kind, *_ in keys}
-    torch.save({"params": tensors}, path)
+    torch.save({"params": tensors, "options": {"lr": 1e-4}}, path)  # the options are those of another program
     return read_saved(path)
 
 
@@ -190,13 +190,14 @@ def test_our_weights_and_checkpoints_say_what_they_are(described, tmp_path):
     full = {"model_state_dict": net.state_dict(), "ema_state_dict": None, "options": opt.plain(), "step": 3}
     ema = {key: value + 1 if value.is_floating_point() else value for key, value in net.state_dict().items()}
     torch.save({"params": net.state_dict(), "options": about, "iter": 3}, tmp_path / "3_G.pth")
+    torch.save(torch.load(tmp_path / "3_G.pth"), tmp_path / "legacy.pth", _use_new_zipfile_serialization=False)
     torch.save(full | {"network": about}, tmp_path / "checkpoint_latest.pth")
     torch.save(full | {"network": about, "ema_state_dict": ema}, tmp_path / "averaged.pth")
     # Former versions wrote what they had found out into the data's section.
     full["options"]["datasets"]["train"] |= {"spike_channels": 2, "spike_data": KNOWN}
     torch.save(full, tmp_path / "checkpoint_before.pth")
 
-    for name in ("3_G.pth", "checkpoint_latest.pth", "averaged.pth", "checkpoint_before.pth"):
+    for name in ("3_G.pth", "legacy.pth", "checkpoint_latest.pth", "averaged.pth", "checkpoint_before.pth"):
         saved = read_saved(tmp_path / name)
         assert saved.spike_channels == 2 and saved.spike["type"] == "dat" and saved.netG == opt.netG.plain()
         assert saved.spike_data == KNOWN

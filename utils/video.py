@@ -6,7 +6,7 @@ Images are (H, W, 3) uint8 RGB.
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -49,11 +49,11 @@ class VideoReader:
 
     num_frames; fps: the average; times: of each frame, in seconds. All frames are decoded once for them, as containers
     often state wrong numbers. Seeking is not to be trusted either: jumping back decodes from the start again, and keeps
-    some frames before, for a clip read backwards.
+    some frames before, for a clip read backwards. go_on: called after each decoded frame.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, go_on: Callable[[], object] = lambda: None) -> None:
+        self.path, self._go_on = Path(path), go_on
         stamps: list[Fraction | None] = []
         with self._errors("not a video"), open_container(str(self.path)) as container:
             if not container.streams.video:
@@ -62,6 +62,7 @@ class VideoReader:
             stream.thread_type = "AUTO"
             for frame in container.decode(stream):
                 stamps.append(None if frame.pts is None else frame.pts * frame.time_base)
+                go_on()
             fps = Fraction(stream.average_rate or stream.guessed_rate or 25)
             if not stamps:
                 raise OSError(0, "no frame can be decoded")
@@ -89,6 +90,7 @@ class VideoReader:
                 frame = next(self._frames, None)
                 if frame is None:
                     raise OSError(0, "the video ends there")
+                self._go_on()
                 if self._next >= first:
                     self._kept[self._next] = frame
                 self._next += 1

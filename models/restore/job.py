@@ -78,6 +78,8 @@ def restore_clips(job: Job) -> None:
             what = "--save slowmotion, and one sharp frame is restored for each blurry one"
             expected = "a network with several instants of each exposure (netG.out_instants)"
             raise OptionError(what, "--save slowmotion", expected, "leave out slowmotion")
+        restorer = job.method.restorer(device)
+        more_scores = Lpips(job.lpips).to(device).score if job.lpips else None
         if utils_dist.is_main_process():
             watchdog.phase("check results")  # reads every result of an earlier run; each file counts as progress
             inputs = {}
@@ -94,8 +96,6 @@ def restore_clips(job: Job) -> None:
             }  # fmt: skip
             claim_folder(job.outputs, json.loads(json.dumps(settings)), inputs, stems, job.overwrite)
             watchdog.phase("start")
-        restorer = job.method.restorer(device)
-        more_scores = Lpips(job.lpips).to(device).score if job.lpips else None
     plan = utils_dist.from_rank(0, plan_work(job) if utils_dist.is_main_process() else None)
     share = slice(utils_dist.get_rank(), None, utils_dist.get_world_size())
     with utils_dist.all_ranks_or_none():

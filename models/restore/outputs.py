@@ -127,12 +127,10 @@ def claim_folder(
             f"a new or empty folder, or one of a test, with its {RESULTS}", "choose another, or move these files away",
         )  # fmt: skip
     if overwrite and known:
-        files = [folder / name for name in OF_ALL_CLIPS if name != RESULTS]
-        for name in known["inputs"]:
-            of = [*stems.get(name, ()), *(outputs.load_clip(name) or {"stems": ()})["stems"]]
-            files += [outputs.file("strip", name, stem) for stem in of]
-            for save in (("frames", *VIDEOS), ()):  # whatever the earlier test saved
-                files += replace(outputs, save=save, metric=MetricOptions(values="float")).planned(name, of)
+        files = [folder / name for name in (*OF_ALL_CLIPS, *known.get("files", ())) if name != RESULTS]
+        older = replace(outputs, save=tuple(known["settings"].get("save", ())))  # its run.json names no files
+        for name in known["inputs"] if "files" not in known else ():
+            files += older.planned(name, (outputs.load_clip(name) or {"stems": stems.get(name, ())})["stems"])
         remove_files(folder, files)
     elif known:
         unsaid = {"metric.values": "uint8"}  # of older tests
@@ -146,7 +144,9 @@ def claim_folder(
         there = {f"clip {name}, which is there already": outputs.planned(name, ()) for name in earlier}
         _refuse_same_names(owned | there, folder)
         inputs = known["inputs"] | inputs
-    write_whole(mark, json_bytes({"settings": settings, "inputs": inputs}))
+    files = {str(path.relative_to(folder)) for of in planned.values() for path in of}
+    files |= set() if overwrite else set(known.get("files", ()))
+    write_whole(mark, json_bytes({"settings": settings, "inputs": inputs, "files": sorted(files)}))
 
 
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:

@@ -19,6 +19,7 @@ from models.restore.outputs import VIDEOS
 from models.restore.tiling import Restorer, Tiling
 from models.select_network import other_kinds
 from utils import VERSION, utils_dist
+from utils.arguments import frame_rate
 from utils.errors import CheckpointError, OptionError
 from utils.files import refuse_overlap, sha256_of
 from utils.options.load import OptionParser, Sources, apply_override
@@ -63,7 +64,7 @@ def _parser(description: str) -> OptionParser:
         choices=("frames", *VIDEOS),
         help="what to save (default: frames or video like --input, comparison; slowmotion with several instants)",
     )
-    add("--fps", type=float, default=25.0, help="frame rate of videos made from frames (default 25)")
+    add("--fps", type=frame_rate, default=25.0, help="frame rate of videos made from frames (default 25)")
     add("--lpips", nargs="+", metavar="FILE", help="AlexNet and LPIPS weights: adds LPIPS")
     add("--overwrite", action="store_true", help="remove the results that this program made in the output folder")
     add(

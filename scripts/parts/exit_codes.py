@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from utils.dist.process import open_closed_streams
-from utils.errors import SpikeVRTError
+from utils.errors import DataError, SpikeVRTError
 from utils.run.progress import QUIET_S, open_progress
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ READER_GONE = 128 + signal.SIGPIPE  # as of programs that this signal ends; Pyth
 
 
 def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
-    """Decorator of a script's `main`: an error of the project is printed, and its exit code is returned.
+    """Decorator of a script's `main`: an error of the project or of a file is printed, and its exit code is returned.
 
     Ctrl-C ends the script with INTERRUPTED and one line, a closed pipe of its output (`| head -1`) with READER_GONE.
     """
@@ -34,6 +34,13 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
             except SpikeVRTError as e:
                 print(e, file=sys.stderr)
                 return e.exit_code
+            except OSError as e:
+                if isinstance(e, BrokenPipeError):
+                    raise
+                what, needed = f"cannot read or write: {e.strerror or e}", "permission, and room on the disk"
+                error = DataError(what, str(e.filename or "a file"), needed, "mend this, then start the command again")
+                print(error, file=sys.stderr)
+                return error.exit_code
             except KeyboardInterrupt:
                 print("Interrupted (Ctrl-C). The same command starts again.", file=sys.stderr)
                 return INTERRUPTED
