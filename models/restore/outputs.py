@@ -102,7 +102,8 @@ def claim_folder(
     """Take the output folder for one test: its earlier results are kept, those of another test are refused.
 
     settings: everything that the results depend on; inputs: clip -> digest of its files. Both are kept in run.json,
-    which marks the folder as ours. stems: clip -> frames to restore. overwrite: remove the results that are there.
+    with the names of all results; it marks the folder as ours. stems: clip -> frames to restore. overwrite: remove the
+    results that are there.
     Raises OptionError for results of other settings or inputs and for the folder of a training run, DataError for a
     folder with other files, for links under the names of results, and for two results of the same name.
     """
@@ -127,11 +128,12 @@ def claim_folder(
             f"a new or empty folder, or one of a test, with its {RESULTS}", "choose another, or move these files away",
         )  # fmt: skip
     if overwrite and known:
-        files = [folder / name for name in (*OF_ALL_CLIPS, *known.get("files", ())) if name != RESULTS]
+        gone = [folder / name for name in OF_ALL_CLIPS if name != RESULTS]
+        gone += [folder / file for files in known.get("files", {}).values() for file in files]
         older = replace(outputs, save=tuple(known["settings"].get("save", ())))  # its run.json names no files
-        for name in known["inputs"] if "files" not in known else ():
-            files += older.planned(name, (outputs.load_clip(name) or {"stems": stems.get(name, ())})["stems"])
-        remove_files(folder, files)
+        for name in known["inputs"].keys() - known.get("files", {}).keys():
+            gone += older.planned(name, (outputs.load_clip(name) or {"stems": stems.get(name, ())})["stems"])
+        remove_files(folder, gone)
     elif known:
         unsaid = {"metric.values": "uint8"}  # of older tests
         changed = _differences(unsaid | known["settings"], unsaid | settings)
@@ -144,9 +146,9 @@ def claim_folder(
         there = {f"clip {name}, which is there already": outputs.planned(name, ()) for name in earlier}
         _refuse_same_names(owned | there, folder)
         inputs = known["inputs"] | inputs
-    files = {str(path.relative_to(folder)) for of in planned.values() for path in of}
-    files |= set() if overwrite else set(known.get("files", ()))
-    write_whole(mark, json_bytes({"settings": settings, "inputs": inputs, "files": sorted(files)}))
+    files = {} if overwrite else known.get("files", {})
+    files |= {name: [str(path.relative_to(folder)) for path in of] for name, of in planned.items()}
+    write_whole(mark, json_bytes({"settings": settings, "inputs": inputs, "files": files}))
 
 
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:
