@@ -275,7 +275,7 @@ def test_clips_of_one_and_two_frames(home, tmp_path, frames):
 
 def test_long_clips_and_large_frames_are_restored_in_tiles_unless_0_asks_for_the_whole(tmp_path):
     home = make_home(tmp_path)
-    write_clip(tmp_path / "large", "long", split="test", frames=20, h=16, w=136, seed=3)
+    write_clip(tmp_path / "large", "long", split="test", frames=22, h=16, w=136, seed=3)
     write_info(tmp_path / "large", h=16, w=136)
     test = json.dumps(section(tmp_path / "large", "test"))
     args = [*by_file(home)[2:], f"datasets.test={test}"]
@@ -295,7 +295,7 @@ def test_long_clips_and_large_frames_are_restored_in_tiles_unless_0_asks_for_the
     assert found["whole"]["protocol"]["tile"].startswith("tiles of the whole clip x the whole frame")
     psnr_of = {name: results["averages"]["restored"]["psnr"] for name, results in found.items()}
     assert psnr_of["auto"] == pytest.approx(psnr_of["whole"], abs=0.05), psnr_of
-    assert peaks["auto"] < peaks["whole"], peaks
+    assert peaks["auto"] + 0.05 < peaks["whole"], peaks
 
 
 def finished(folder):
