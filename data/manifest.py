@@ -176,28 +176,23 @@ def raise_problems(
 
     unreadable: what is wrong with whole sources; it belongs to the same error.
     """
-    found = [(source, problems) for source, problems in found if problems]
+    found, errors = [(source, problems) for source, problems in found if problems], [*unreadable]
     sources, problems = [source for source, _ in found], [problem for _, each in found for problem in each]
-    if unreadable:
-        try:
-            raise_problems(found, shown)
-        except DataError as e:
-            unreadable = [*unreadable, e]
-        raise joined_errors(unreadable)
-    if not problems:
-        return
-    table = problems[:shown]
-    width = max(len(problem.clip) for problem in table)
-    rows = [f"\n    {row.clip:{width}} | {row.what}\n    {'':{width}} |   {row.where}" for row in table]
-    more = len(problems) - len(rows)
-    lists = dict.fromkeys(f"the meta list {source.meta}" if source.meta else "the folders" for source in sources)
-    raise DataError(
-        f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(rows)}"
-        + (f"\n    ... and {more} more; scripts/doctor.py --data --opt FILE lists all" if more else ""),
-        ", ".join(dict.fromkeys(root for source in sources for root in source.roots().values())),
-        _joined(source.wanted() for source in sources),
-        f"restore these files, or remove the clips from {' and '.join(lists)}",
-    )
+    if problems:
+        table = problems[:shown]
+        width = max(len(problem.clip) for problem in table)
+        rows = [f"\n    {row.clip:{width}} | {row.what}\n    {'':{width}} |   {row.where}" for row in table]
+        more = len(problems) - len(rows)
+        lists = dict.fromkeys(f"the meta list {source.meta}" if source.meta else "the folders" for source in sources)
+        errors.append(DataError(
+            f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the data:{''.join(rows)}"
+            + (f"\n    ... and {more} more; scripts/doctor.py --data --opt FILE lists all" if more else ""),
+            ", ".join(dict.fromkeys(root for source in sources for root in source.roots().values())),
+            _joined(source.wanted() for source in sources),
+            f"restore these files, or remove the clips from {' and '.join(lists)}",
+        ))  # fmt: skip
+    if errors:
+        raise joined_errors(errors) if len(errors) > 1 else errors[0]
 
 
 def scan(source: Source) -> tuple[list[Clip], list[Problem]]:

@@ -162,6 +162,7 @@ def test_wrong_input_is_refused_in_words(raw, tmp_path, capsys):
         ("--source {}/raw --ratio 0", "--ratio is 0", 2),
         ("--source {}/raw --shot-noise -1", "--shot-noise is -1.0", 2),
         ("--source {}/raw --rate inf", "--rate is inf", 2),
+        ("--source {}/raw --seed -1", "--seed is -1", 2),
         ("--source {}/raw --rate 1.01", "float > 0, <= 1", 2),
         ("--source {}/raw --interpolate 0", "--interpolate is 0", 2),
         ("--source {}/raw --test-share 1", "--test-share is 1.0", 2),

@@ -13,7 +13,7 @@ from data.spike.formats import SpikeGeometry, read_spikes, write_spikes
 from data.spike.represent import represent
 from data.spike.simulate import IntegrateAndFire
 from scripts.spike_tool import GREY_METHODS
-from tests.clip_files import write_clips, write_info
+from tests.clip_files import small_files, write_clips, write_info
 from tests.dist.launching import ROOT
 from tests.spike_files import restore_dat, sps100_bytes, tool
 from utils.image import LABEL_HEIGHT as LABEL
@@ -178,8 +178,11 @@ def test_convert_takes_part_of_a_file_and_overwrites_nothing(tmp_path, published
         ((tmp_path / "a.dat", tmp_path / "b.npy", *size), "exists already"),
         ((tmp_path / "a.dat", tmp_path / "c.mat", *size), ".dat, .bin, .npy, .npz"),
         ((tmp_path / "a.dat", tmp_path / "c.npy", *size, "--first", 40, "--count", 3), "within 0 to 41"),
+        ((tmp_path / "a.dat", tmp_path / "none/c.npy", *size), "cannot read or write: No such file or directory"),
+        ((tmp_path / "a.dat", tmp_path / "c.npy", *size), "cannot read or write: File too large"),
     ):
-        assert tool("convert", *arguments) in (2, 3)
+        with small_files(1000):
+            assert tool("convert", *arguments) in (2, 3)
         assert words in capfd.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.dat", "b.npy"]
 

@@ -1,5 +1,6 @@
 """How scripts end, after an error and where nobody reads their output any more; and how far they are."""
 
+import errno
 import functools
 import os
 import select
@@ -16,6 +17,7 @@ from utils.run.progress import QUIET_S, open_progress
 T = TypeVar("T")
 
 INTERRUPTED = 128 + signal.SIGINT
+DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 READER_GONE = 128 + signal.SIGPIPE  # as of programs that this signal ends; Python ignores it
 
 
@@ -35,8 +37,8 @@ def with_exit_code(main: Callable[..., int]) -> Callable[..., int]:
                 print(e, file=sys.stderr)
                 return e.exit_code
             except OSError as e:
-                if isinstance(e, BrokenPipeError):
-                    raise
+                if e.filename is None and e.errno not in DISK_FULL:
+                    raise  # of a pipe or a connection
                 what, needed = f"cannot read or write: {e.strerror or e}", "permission, and room on the disk"
                 error = DataError(what, str(e.filename or "a file"), needed, "mend this, then start the command again")
                 print(error, file=sys.stderr)
