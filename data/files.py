@@ -241,9 +241,8 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
     size: the expected (H, W), that of the first frame of the clip; None: any. Raises DataError naming the file.
     """
     encoded, image, reason = read_bytes(path), None, ""
-    if encoded[:2] == b"\xff\xd8" and encoded.rfind(b"\xff\xd9") < encoded.rfind(b"\xff\xda"):
-        # A scan without its end, which phones follow with data of their own. OpenCV fills the missing part with grey
-        # and reports it on stderr only.
+    if encoded[:2] == b"\xff\xd8" and not _has_end(encoded):
+        # OpenCV fills the missing part of a truncated JPEG with grey and reports it on stderr only.
         reason = f"JPEG of {len(encoded)} bytes is cut short"
     elif encoded:
         try:
@@ -257,6 +256,14 @@ def read_bgr(path: str, size: tuple[int, int] | None = None) -> np.ndarray:
         what, expected = "frame of {} x {}".format(*image.shape), "{} x {}, as the first of its clip".format(*size)
         raise DataError(what, path, expected, "remove the frame, or make it again")
     return image
+
+
+def _has_end(jpeg: bytes) -> bool:
+    """Whether the first scan of a JPEG ends. Thumbnails come before it, and data of phones, of any kind, behind it."""
+    at = 2
+    while jpeg[at : at + 1] == b"\xff" and jpeg[at + 1 : at + 2] != b"\xda":
+        at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+    return jpeg.find(b"\xff\xd9", at) >= 0
 
 
 def image_size(path: str) -> tuple[int, int]:

@@ -21,6 +21,8 @@ from utils.run import checkpoint
 
 logger = logging.getLogger(__name__)
 
+# What our files say of their network; the last came later than the others.
+LEARNED = ("scale", "netG", "spike_channels", "spike", "spike_data")
 # Keys under which published files and ours hold the state dict. A file may also be a state dict itself.
 CONTAINERS = ("params_ema", "params", "model_state_dict", "state_dict")
 # If fewer tensors match, the file most likely belongs to another network.
@@ -116,7 +118,8 @@ def read_weights(path: str | Path, prefer: str = "params", key: str = "the path"
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
             break
-    if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+    is_state = isinstance(content, dict) and all(isinstance(k, str) and isinstance(content[k], Tensor) for k in content)
+    if not is_state or not content:
         keys = f" with the keys {sorted(map(str, content))[:5]}" if isinstance(content, dict) else ""
         what = f"a {type(content).__name__}{keys} instead of a state dict"
         expected = f"tensors by name, directly or under {', '.join(CONTAINERS)}"
@@ -236,16 +239,14 @@ def read_saved(path: str | Path, network: dict[str, Any] | None = None) -> Saved
     path = Path(path)
     weights = read_weights(path, prefer="ema_state_dict", key="--weights")
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    options = content.get("options") if isinstance(content, dict) else None
-    if not isinstance(options, dict) or not {"netG", "scale"} <= options.keys():
-        options = None  # those of another program
-    elif "network" in content:  # a full checkpoint
-        options = content["network"]
-    elif "datasets" in options:  # that of an earlier version
-        section = options["datasets"].get("train") or options["datasets"].get("test") or {}
+    options = content.get("network", content.get("options"))  # a full checkpoint has both
+    if isinstance(options, dict) and isinstance(datasets := options.get("datasets"), dict):  # of an earlier version
+        section = datasets.get("train") or datasets.get("test") or {}
         about = {key: section.get(key) for key in ("spike", "spike_data")}
-        channels = section.get("spike_channels") or 0
-        options = {"scale": options["scale"], "netG": options["netG"], "spike_channels": channels, **about}
+        options |= {"spike_channels": section.get("spike_channels") or 0, **about}
+        options = {key: options[key] for key in LEARNED if key in options}
+    if not isinstance(options, dict) or not {*LEARNED} - {"spike_data"} <= options.keys() <= {*LEARNED}:
+        options = None  # those of another program
     if network is not None:
         # The weights file describes its training data; the option file may name other data, or none on this machine.
         options = options or {}

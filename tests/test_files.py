@@ -90,7 +90,7 @@ def test_a_png_comes_back_as_it_went_out(tmp_path):
 
 
 def test_a_jpeg_is_whole_with_the_data_that_a_phone_adds_and_cut_short_without_its_end(tmp_path):
-    for path, end, is_whole in (("phone.jpg", b"Image_UTC_Data" + bytes(200), True), ("cut.jpg", b"", False)):
+    for path, end, is_whole in (("phone.jpg", b"\xff\xd9 a film \xff\xda" + bytes(200), True), ("cut.jpg", b"", False)):
         encoded = cv2.imencode(".jpg", picture())[1].tobytes()
         (tmp_path / path).write_bytes(encoded + end if is_whole else encoded[:-40])
         with nullcontext() if is_whole else pytest.raises(DataError, match="is cut short"):

@@ -152,7 +152,16 @@ def test_a_file_of_the_user_beside_our_results_is_not_taken_for_a_result(tmp_pat
         with pytest.raises(DataError, match=r"no test of this program made: mine\.mp4"):
             claim(tmp_path, "mine", overwrite)
     claim(tmp_path, "x", True, other=1)
-    assert (tmp_path / "mine.mp4").read_bytes() == b"theirs"
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "0.png").write_bytes(b"theirs")  # no test has saved frames of x
+    with pytest.raises(DataError, match=r"no test of this program made: x/0\.png"):
+        claim_folder(Outputs(tmp_path), {}, {"x": "0"}, {"x": ["0"]}, overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.mp4", "run.json", "x"}
+    assert (tmp_path / "mine.mp4").read_bytes() == (tmp_path / "x" / "0.png").read_bytes() == b"theirs"
+    for damaged in ({"settings": [1], "inputs": {}}, {"settings": {}, "inputs": {}, "files": {"x": ["/elsewhere"]}}):
+        (tmp_path / "run.json").write_text(json.dumps(damaged))
+        with pytest.raises(DataError, match="no test of this program made"):
+            claim_folder(Outputs(tmp_path), {}, {"x": "0"}, {"x": ["0"]}, overwrite=True)
 
 
 def test_results_and_training_runs_do_not_share_a_folder(tmp_path):

@@ -184,6 +184,18 @@ def test_released_weights_take_their_name_from_the_file(tmp_path):
     saved.build()
 
 
+@pytest.mark.parametrize("more", [
+    {"options": {"netG": 1, "scale": 2}}, {"options": {"scale": 1, "datasets": {}}}, {"network": 3}, {"options": [1]},
+])  # fmt: skip
+def test_what_another_program_says_of_its_network_is_not_taken_for_ours(tmp_path, more):
+    torch.save({"params": {"layer.weight": torch.zeros(3)}, **more}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="does not say what network"):
+        read_saved(tmp_path / "w.pth")
+    torch.save({1: torch.zeros(3)}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="instead of a state dict"):
+        read_saved(tmp_path / "w.pth")
+
+
 def test_our_weights_and_checkpoints_say_what_they_are(described, tmp_path):
     opt = options(described)
     net, about = define_G(opt), opt.portable()

@@ -104,6 +104,8 @@ def remove_files(folder: Path, paths: Iterable[Path]) -> None:
 
 def _is_plain(folder: Path, path: Path) -> bool:
     """Whether a file can be at `path`: below the folder, with no link below the folder and nothing else in its way."""
+    if folder not in path.parents:
+        return False
     parent = folder.resolve() / path.parent.relative_to(folder)
     if ".." in parent.parts or path.name == ".." or path.parent.resolve() != parent or path.is_symlink():
         return False

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -188,4 +188,5 @@ class VideoWriter(AbstractContextManager):
                     raise OSError(0, f"{readable} of {self._count} frames can be read back")
                 os.replace(self._temporary, self.path)
         finally:
-            self._temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # its name may be too long
+                self._temporary.unlink()

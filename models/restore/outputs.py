@@ -112,28 +112,24 @@ def claim_folder(
         what, do = "--output is the folder of a training run", f"choose another folder, such as {folder / 'test'}"
         raise OptionError(what, f"--output {folder}", "a folder for results alone", do)
     known = read_json(mark) if mark.is_file() and not mark.is_symlink() else {}
-    known = known if isinstance(known, dict) and {"settings", "inputs"} <= known.keys() else {}
+    is_ours = isinstance(known, dict) and all(isinstance(known.get(key), dict) for key in ("settings", "inputs"))
+    known, made = (known, _made(outputs, known, stems)) if is_ours else ({}, set())
     foreign = sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not known else []
     planned = {name: outputs.planned(name, of) for name, of in stems.items()}
     if not foreign:
         owned = {"all clips": [folder / name for name in OF_ALL_CLIPS]}
         owned |= {f"clip {name}": files for name, files in planned.items()}
+        every = [path for files in owned.values() for path in files]
         _refuse_same_names(owned, folder)
-        refuse_links(folder, [path for files in owned.values() for path in files])
-        new = [path for name in planned if name not in known.get("inputs", ()) for path in planned[name]]
-        foreign = [str(path.relative_to(folder)) for path in new if path.exists()]
+        refuse_links(folder, every)
+        foreign = [str(path.relative_to(folder)) for path in every if path not in made and path.exists()]
     if foreign:
         raise DataError(
             f"the output folder holds files that no test of this program made: {', '.join(foreign[:5])}", str(folder),
             f"a new or empty folder, or one of a test, with its {RESULTS}", "choose another, or move these files away",
         )  # fmt: skip
     if overwrite and known:
-        gone = [folder / name for name in OF_ALL_CLIPS if name != RESULTS]
-        gone += [folder / file for files in known.get("files", {}).values() for file in files]
-        older = replace(outputs, save=tuple(known["settings"].get("save", ())))  # its run.json names no files
-        for name in known["inputs"].keys() - known.get("files", {}).keys():
-            gone += older.planned(name, (outputs.load_clip(name) or {"stems": stems.get(name, ())})["stems"])
-        remove_files(folder, gone)
+        remove_files(folder, made - {mark})
     elif known:
         unsaid = {"metric.values": "uint8"}  # of older tests
         changed = _differences(unsaid | known["settings"], unsaid | settings)
@@ -149,6 +145,15 @@ def claim_folder(
     files = {} if overwrite else known.get("files", {})
     files |= {name: [str(path.relative_to(folder)) for path in of] for name, of in planned.items()}
     write_whole(mark, json_bytes({"settings": settings, "inputs": inputs, "files": files}))
+
+
+def _made(outputs: Outputs, known: dict[str, Any], stems: Mapping[str, Sequence[str]]) -> set[Path]:
+    """What the tests of run.json (`known`) wrote; that of an earlier version does not name the files of its clips."""
+    files, older = known.get("files", {}), replace(outputs, save=tuple(known["settings"].get("save", ())))
+    made = {outputs.folder / file for of in (OF_ALL_CLIPS, *files.values()) for file in of}
+    for name in known["inputs"].keys() - files.keys():
+        made |= {*older.planned(name, (outputs.load_clip(name) or {"stems": stems.get(name, ())})["stems"])}
+    return made
 
 
 def _refuse_same_names(planned: Mapping[str, Sequence[Path]], folder: Path) -> None:
