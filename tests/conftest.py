@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.dist.fork_server import fork_server
 from tests.pages import headless_browser
 
 # In the background of a shell script it is ignored, and so it would be in the programs that the tests start.
@@ -18,7 +19,17 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 for _threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
     ctypes.CDLL(None).mallopt(_threshold, 1 << 30)
 
-LONG = ("test_slurm", "test_torchrun", "test_network_vrt", "test_lab", "test_fake_gpu", "test_kair_files")
+# Files that wait, for SLURM or for limits of time, beside those that compute.
+LONG = (
+    "test_slurm", "test_torchrun", "test_network_vrt", "test_lab", "test_fake_gpu", "test_main_test",
+    "test_kair_files", "test_gradients", "test_main_train", "test_stalls", "test_fit_memory", "test_weights",
+    "test_startup", "test_history", "test_interruptions", "test_changed_resume", "test_process", "test_dist",
+)  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
+        fork_server()  # one for all workers
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-import torchvision
 
 from models.restore.lpips import TAPS, Lpips
 from utils.errors import CheckpointError, DataError
@@ -65,6 +64,8 @@ def test_a_frame_that_is_not_finite_scores_nan():
 
 def save_weights(folder):
     """Seeded stand-ins for the two published files, under their names of tensors."""
+    import torchvision  # imports torch's compiler, and every worker reads every file of tests
+
     generator = torch.Generator().manual_seed(0)
     features = torchvision.models.alexnet(weights=None).features[:12]
     shapes = {k: v.shape for k, v in features.state_dict().items()}

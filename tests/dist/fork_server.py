@@ -29,12 +29,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+ADDRESS = "SPIKEVRT_FORK_SERVER"  # the name of its socket
 LAUNCH_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE",
     "PET_NPROC_PER_NODE", "PET_NNODES", "PET_NODE_RANK",
 )  # fmt: skip
 UNSET = (
     *LAUNCH_VARIABLES, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SPIKEVRT_EXIT_FILE",
+    ADDRESS,
 )  # fmt: skip
 # As tests began: torch adds variables when it compiles. Without empty ones: they remove a variable for a test's ranks.
 INHERITED = {key: value for key, value in os.environ.items() if key not in UNSET and value}
@@ -82,17 +84,26 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """One such process, and what became of its children: {pid: exit code, negative for a signal}."""
+    """A connection to such a process, and what became of its children: {pid: exit code, negative for a signal}.
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self.env, self.ended = dict(env), {}
-        self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with other:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, str(other.fileno())], cwd=ROOT, env=self.env, pass_fds=[other.fileno()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+    The workers of pytest-xdist share the process that their controller starts.
+    """
+
+    def __init__(self) -> None:
+        self.env, self.ended, self.process = clean_env(), {}, None
         self.waiting: list[int] = []  # pids of children whose start was told
+        if ADDRESS not in os.environ:
+            os.environ[ADDRESS] = f"spikevrt-tests-{os.getpid()}"
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind("\0" + os.environ[ADDRESS])
+                listener.listen()
+                self.process = subprocess.Popen(
+                    [sys.executable, __file__, str(listener.fileno())], cwd=ROOT, env=self.env,
+                    pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                )  # fmt: skip
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.connect("\0" + os.environ[ADDRESS])
         atexit.register(self.close)
 
     def can_start(self, env: Mapping[str, str]) -> bool:
@@ -115,7 +126,7 @@ class ForkServer:
         with contextlib.suppress(TimeoutError, BlockingIOError):
             message = self.socket.recv(MESSAGE_BYTES)
             if not message:
-                raise RuntimeError(f"the fork server ended with code {self.process.wait()}")
+                raise RuntimeError("the fork server has ended")
             told = json.loads(message)
             if told["code"] is None:
                 self.waiting.append(told["pid"])
@@ -125,13 +136,13 @@ class ForkServer:
 
     def close(self) -> None:
         self.socket.close()
-        self.process.wait()
+        if self.process is not None:
+            self.process.wait()
 
 
 @cache
 def fork_server() -> ForkServer:
-    """The one of this process, made from its environment at the first call."""
-    return ForkServer(clean_env())
+    return ForkServer()
 
 
 def clean_env() -> dict[str, str]:
@@ -139,29 +150,44 @@ def clean_env() -> dict[str, str]:
     return {**INHERITED, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
 
 
-def serve(channel: socket.socket) -> list[str]:
-    """Fork a child for each request, tell how each ended; returns only in a child, with the arguments of its script."""
-    selector = selectors.DefaultSelector()
-    selector.register(channel, selectors.EVENT_READ, None)
+def serve(listener: socket.socket) -> list[str]:
+    """Fork a child for each request, tell how each ended; returns only in a child, with the arguments of its script.
+
+    Ends with the last connection.
+    """
+    selector, connections = selectors.DefaultSelector(), set()
+    selector.register(listener, selectors.EVENT_READ)
     while True:
         for key, _ in selector.select():
-            if key.fileobj is not channel:
+            if key.fileobj is listener:
+                connection, _ = listener.accept()
+                connections.add(connection)
+                selector.register(connection, selectors.EVENT_READ)
+                continue
+            if key.data is not None:
+                pid, asked_by = key.data
                 selector.unregister(key.fileobj)
                 os.close(key.fileobj)
-                code = os.waitstatus_to_exitcode(os.waitpid(key.data, 0)[1])
-                channel.send(json.dumps({"pid": key.data, "code": code}).encode())
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with contextlib.suppress(OSError):  # whoever asked for it may have gone
+                    asked_by.send(json.dumps({"pid": pid, "code": code}).encode())
                 continue
-            message, streams, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 3)
+            message, streams, _, _ = socket.recv_fds(key.fileobj, MESSAGE_BYTES, 3)
             if not message:
-                os._exit(0)
+                selector.unregister(key.fileobj)
+                connections.remove(key.fileobj)
+                if not connections:
+                    os._exit(0)
+                continue
             pid = os.fork()
             if pid == 0:
-                selector.close()
+                for resource in (selector, listener, *connections):
+                    resource.close()
                 return become(json.loads(message), streams)
             for stream in streams:
                 os.close(stream)
-            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-            channel.send(json.dumps({"pid": pid, "code": None}).encode())
+            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, key.fileobj))
+            key.fileobj.send(json.dumps({"pid": pid, "code": None}).encode())
 
 
 def become(request: dict[str, Any], streams: list[int]) -> list[str]:
@@ -186,7 +212,7 @@ def become(request: dict[str, Any], streams: list[int]) -> list[str]:
 
 
 def main() -> types.CodeType | None:
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    listener = socket.socket(fileno=int(sys.argv[1]))
     for name in LIBRARIES:
         importlib.import_module(name)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
@@ -194,8 +220,7 @@ def main() -> types.CodeType | None:
     gc.freeze()  # or every child would search and copy all objects of the libraries, for a second and a half at its end
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup of the tests is none of those that they start
-    argv = serve(channel)
-    channel.detach()
+    argv = serve(listener)
     sys.argv = argv
     path = ROOT / argv[0]
     sys.path[0] = str(path.parent)
