@@ -339,4 +339,5 @@ def build_data(opt: Options) -> tuple[TrainLoader, Any]:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what libraries made on import stays: no collection searches it, no forked loader process copies it
     process.end(main(sys.argv[1:]))

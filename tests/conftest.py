@@ -1,6 +1,5 @@
 """Ctrl-C as on a terminal; the long files begin first, or one worker would end long after the others; a browser."""
 
-import ctypes
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -13,11 +12,6 @@ from tests.pages import headless_browser
 # In the background of a shell script it is ignored, and so it would be in the programs that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# Or glibc gives back the memory of each large tensor, and the system fills it with zeros anew: a third of the time.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-for _threshold in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-    ctypes.CDLL(None).mallopt(_threshold, 1 << 30)
 
 # Files that wait, for SLURM or for limits of time, beside those that compute.
 LONG = (

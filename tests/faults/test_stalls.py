@@ -42,7 +42,7 @@ PAUSE_S = STALL_S + 6  # more than any limit that follows from it
 
 @pytest.mark.parametrize(("ranks", "last_ones"), [(1, ["its loader process"]), (2, ["rank 1", "rank 0"])])
 def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, ranks, last_ones):
-    changes = ("datasets.test={}", "train.total_iter=150", f"watchdog.stall_s={STALL_S}")
+    changes = ("datasets.test={}", "train.total_iter=100000", f"watchdog.stall_s={STALL_S}")
     command = odd_command(write_odd(tmp_path), *changes, "datasets.train.dataloader_persistent_workers=true")
     with Ranks(ranks, *command) as running:
         running.wait_for("Iter: 5,", 0, 120)
@@ -63,9 +63,12 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
             for group in groups:
                 _signal(group, signal.SIGCONT)
                 time.sleep(0.1)
+        steps = running.output(0).count("Iter: ")
+        running.wait_for(f"Iter: {steps + 20},", 0, 60)
+        _signal(pids, signal.SIGTERM)
         result = running.wait(60)
-    assert result.exit_codes == [0] * ranks, result.text
-    assert "Finished at iter 150" in result.text and "StallError" not in result.text
+    assert result.exit_codes == [75] * ranks, result.text
+    assert "stopped by a signal at iter" in result.text and "StallError" not in result.text
 
 
 def _signal(pids: list[int], number: int) -> None:

@@ -264,9 +264,7 @@ def _empty_figure(
     margins: dict[str, float] | None = None,
 ) -> tuple[Any, list[Any]]:  # fmt: skip
     """A figure with an empty panel of `size` (inches) for each title and, where there are several, the runs' names."""
-    from matplotlib.figure import (
-        Figure,
-    )  # imported only where a figure is drawn; pyplot, which wants a display, nowhere
+    from matplotlib.figure import Figure  # not before a figure is drawn; not pyplot, which wants a display
     from matplotlib.lines import Line2D
 
     rows = -(-len(titles) // columns)
