@@ -1,5 +1,6 @@
 """Ctrl-C as on a terminal; the long files begin first, or one worker would end long after the others; a browser."""
 
+import gc
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from tests.pages import headless_browser
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+gc.set_threshold(100_000)  # pytest holds a million objects, and Python would search them again and again
 # Files that wait, for SLURM or for limits of time, beside those that compute.
 LONG = (
     "test_slurm", "test_torchrun", "test_network_vrt", "test_lab", "test_fake_gpu", "test_main_test",

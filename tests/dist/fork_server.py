@@ -151,10 +151,7 @@ def clean_env() -> dict[str, str]:
 
 
 def serve(listener: socket.socket) -> list[str]:
-    """Fork a child for each request, tell how each ended; returns only in a child, with the arguments of its script.
-
-    Ends with the last connection.
-    """
+    """Fork a child for each request, tell how each ended, until the last connection ends. In a child, its arguments."""
     selector, connections = selectors.DefaultSelector(), set()
     selector.register(listener, selectors.EVENT_READ)
     while True:
