@@ -245,9 +245,10 @@ def test_a_killed_run_leaves_no_process_and_continues_to_the_same_bytes(tmp_path
     how = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     run = subprocess.Popen([*command, "--workers", "2"], **how)
     line = next(line for line in run.stdout if re.match(r"making: [4-9]\d %", line))
+    while run.poll() is None and not any(folder.endswith(".tmp") for folder, *_ in os.walk(out)):
+        time.sleep(0.001)
     run.kill()
-    rest = run.stdout.read()  # ends when the last process does
-    run.wait()
+    rest, _ = run.communicate()  # ends when the last process does
 
     done, of = map(int, re.search(r"(\d+) of (\d+) frames, [\d.]+ a second, \d\d:\d\d:\d\d left", line).groups())
     assert of == total and 0.4 * of <= done < of and "made " not in rest

@@ -157,8 +157,7 @@ def serve(listener: socket.socket) -> list[str]:
     while True:
         for key, _ in selector.select():
             if key.fileobj is listener:
-                connection, _ = listener.accept()
-                connections.add(connection)
+                connections.add(connection := listener.accept()[0])
                 selector.register(connection, selectors.EVENT_READ)
                 continue
             if key.data is not None:
