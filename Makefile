@@ -38,7 +38,7 @@ QUICK_TESTS := $(QUICK:%=tests/test_%.py) tests/faults/test_steps.py \
 
 # Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set, as in containers: tests start hundreds of processes, and
 # without it each of them compiles the project anew.
-# glibc keeps the memory of a large tensor, or the system would fill it with zeros anew: a third of the time of a tiny one.
+# glibc keeps the memory of freed tensors. Else the system would fill it with zeros anew: a third of the time of a test.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= MALLOC_TRIM_THRESHOLD_=1073741824 \
     MALLOC_MMAP_THRESHOLD_=1073741824 $(VENV)/bin/python -m pytest --dist loadscope
 

@@ -140,9 +140,7 @@ class ForkServer:
             self.process.wait()
 
 
-@cache
-def fork_server() -> ForkServer:
-    return ForkServer()
+fork_server = cache(ForkServer)
 
 
 def clean_env() -> dict[str, str]:
@@ -168,7 +166,9 @@ def serve(listener: socket.socket) -> list[str]:
                 with contextlib.suppress(OSError):  # whoever asked for it may have gone
                     asked_by.send(json.dumps({"pid": pid, "code": code}).encode())
                 continue
-            message, streams, _, _ = socket.recv_fds(key.fileobj, MESSAGE_BYTES, 3)
+            message = b""
+            with contextlib.suppress(ConnectionResetError):  # whoever had not read all has gone
+                message, streams, _, _ = socket.recv_fds(key.fileobj, MESSAGE_BYTES, 3)
             if not message:
                 selector.unregister(key.fileobj)
                 connections.remove(key.fileobj)
@@ -183,7 +183,8 @@ def serve(listener: socket.socket) -> list[str]:
             for stream in streams:
                 os.close(stream)
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, key.fileobj))
-            key.fileobj.send(json.dumps({"pid": pid, "code": None}).encode())
+            with contextlib.suppress(OSError):
+                key.fileobj.send(json.dumps({"pid": pid, "code": None}).encode())
 
 
 def become(request: dict[str, Any], streams: list[int]) -> list[str]:

@@ -64,8 +64,7 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, rank
             for group in groups:
                 _signal(group, signal.SIGCONT)
                 time.sleep(0.1)
-        steps = running.output(0).count("Iter: ")
-        running.wait_for(f"Iter: {steps + 20},", 0, 60)
+        running.wait_for(f"Iter: {running.output(0).count('Iter: ') + 20},", 0, 60)
         _signal(pids, signal.SIGTERM)
         result = running.wait(60)
     assert result.exit_codes == [75] * ranks, result.text
