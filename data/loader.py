@@ -131,18 +131,19 @@ class TrainLoader:
                 step = []
 
     def _answer_of(self, read: Callable[[], Any], count: int) -> Any:
-        """read(); again where torch's time-out passed while the run was suspended.
+        """read(); again, in a phase that begins anew, where the run was suspended within torch's time-out.
 
         Raises DataError where a loader worker hangs or dies while it reads batch `count` of this iterator.
         """
-        begin = watchdog.awake_s()
         while True:
+            asleep_s = watchdog.asleep_s()
             try:
                 return read()
             except RuntimeError as e:
                 self.loader._iterator = None  # kept workers that did not answer: the next iterator starts others
                 is_late = "timed out" in str(e)
-                if is_late and watchdog.awake_s() - begin <= self.timeout_s / 2:
+                if is_late and watchdog.asleep_s() > asleep_s + 0.1:  # 0.1: of rounding
+                    watchdog.go_on()  # or its limit would come before that of the second wait
                     continue
                 if not is_late and "killed by signal" not in str(e):
                     raise

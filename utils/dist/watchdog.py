@@ -60,9 +60,9 @@ def go_on() -> None:
     phase(RUN.place.phase)
 
 
-def awake_s() -> float:
-    """Seconds in which this process ran, from any start; see AwakeClock."""
-    return RUN.watchdog.beats.clock.now() if RUN.watchdog else time.monotonic()
+def asleep_s() -> float:
+    """Seconds in which this process was suspended, from any start; see AwakeClock."""
+    return time.monotonic() - RUN.watchdog.beats.clock.now() if RUN.watchdog else 0.0
 
 
 @contextmanager
