@@ -48,7 +48,7 @@ PATIENCE_S = 3.0  # for the report of the rank that failed first
 # given to two ranks or a full /dev/shm, concern this rank: each of them is a cause.
 OF_A_PEER = re.compile(
     r"[Cc]onnection|Broken pipe|gloo/transport|Timed out waiting|wait timeout|client socket has timed out|"
-    r"ncclRemoteError|remote process|communicator was aborted"
+    r"ncclRemoteError|remote process|communicator was aborted|pair closure"
 )
 
 
@@ -379,8 +379,8 @@ def _lost_contact(error: BaseException) -> StallError:
             for other, state in after.items()
             if other != get_rank() and state["beat"] == before[other]["beat"]
         )
-    where, do = suspects or f"rank {get_rank()}", f"look into the logs of the other ranks; torch says:\n{error}"
-    return StallError("lost contact with another rank", where, "all ranks alive and connected", do)
+    do = f"look into the logs of the other ranks (was the run suspended? raise dist_timeout_s); torch says:\n{error}"
+    return StallError("lost contact with another rank", suspects or f"rank {get_rank()}", "all ranks connected", do)
 
 
 def stop_on(*numbers: signal.Signals) -> None:

@@ -40,22 +40,24 @@ def test_a_rank_that_stands_still_while_clips_are_restored_is_named(tmp_path):
 PAUSE_S = STALL_S + 6  # more than any limit that follows from it
 
 
-@pytest.mark.parametrize(("ranks", "last_ones"), [(1, ["its loader process"]), (2, ["rank 1", "rank 0"])])
+# The last process to wake is the first to stop, so many seconds before the others, which then wait for it.
+@pytest.mark.parametrize(
+    ("ranks", "last_ones"), [(1, {"its loader process": 1}), (2, {"rank 0": 0, "rank 1": 1, "rank 0 again": 1})]
+)
 def test_a_run_that_is_suspended_as_a_whole_goes_on_when_it_wakes(tmp_path, ranks, last_ones):
     changes = ("datasets.test={}", "train.total_iter=100000", f"watchdog.stall_s={STALL_S}")
     command = odd_command(write_odd(tmp_path), *changes, "datasets.train.dataloader_persistent_workers=true")
     with Ranks(ranks, *command) as running:
         running.wait_for("Iter: 5,", 0, 120)
         pids = [process.pid for process in running.processes]
-        for last in last_ones:
-            # The last process to wake is the first to stop: the others wait for it when they are stopped.
+        for last, lead_s in last_ones.items():
             groups = {
                 "its loader process": [pids, children_of(pids[0])],
                 "rank 1": [[-pid] for pid in pids],  # with all that the rank started
                 "rank 0": [[-pid] for pid in pids[::-1]],
-            }[last]
+            }[last.removesuffix(" again")]
             _signal(groups[-1], signal.SIGSTOP)
-            time.sleep(1.0)
+            time.sleep(lead_s)
             for group in groups:
                 _signal(group, signal.SIGSTOP)
             time.sleep(PAUSE_S)

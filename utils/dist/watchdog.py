@@ -91,7 +91,7 @@ class Beats:
     def __init__(self, rank: int, world_size: int, store: Store | None, machine_name: str = "") -> None:
         self.rank, self.world_size, self.store = rank, world_size, store
         self.machine = machine_name or process.machine()
-        self.number, self.clock = 0, process.AwakeClock()
+        self.number, self.clock = 0, process.AwakeClock(1.0)
         self.watched: list[int] | None = None  # None until all ranks have met
         self.states: dict[int, State] = {}  # the newest known of each rank
         self.seen: dict[int, tuple[int, float]] = {}  # watched rank -> (its last beat, when it came)
@@ -212,7 +212,7 @@ class Watchdog(threading.Thread):
 
     def _guard(self) -> None:
         """End the process if the thread hangs in a call to the store: if packets are dropped, its time-out fails."""
-        clock, seen, since = process.AwakeClock(), 0, 0.0
+        clock, seen, since = process.AwakeClock(2 * self.interval_s), 0, 0.0
         while not self.stopped.wait(self.interval_s):
             clock.slice_s, now = 2 * self.interval_s, clock.now()
             if seen != self.turns or self.budgets is None or self.ending:
