@@ -102,9 +102,9 @@ def history(options: Path, task: str = "run") -> dict[str, list[list[float]]]:
 def events_of(options: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(experiment(options) / "tb_logger"))
-    events.Reload()
-    return events
+    for path in (folder := experiment(options) / "tb_logger").iterdir():
+        path.rename(folder / f"events.out.tfevents.{path.stat().st_mtime_ns}")  # or pids would order runs of a second
+    return EventAccumulator(str(folder)).Reload()
 
 
 def files_of_run(folder: Path) -> dict[str, bytes]:
