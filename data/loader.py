@@ -131,7 +131,7 @@ class TrainLoader:
                 step = []
 
     def _answer_of(self, read: Callable[[], Any], count: int) -> Any:
-        """read(); again, in a phase that begins anew, where the run was suspended within torch's time-out.
+        """read(); again where the run was suspended for more than half of torch's time-out: its clock goes on.
 
         Raises DataError where a loader worker hangs or dies while it reads batch `count` of this iterator.
         """
@@ -142,8 +142,8 @@ class TrainLoader:
             except RuntimeError as e:
                 self.loader._iterator = None  # kept workers that did not answer: the next iterator starts others
                 is_late = "timed out" in str(e)
-                if is_late and watchdog.asleep_s() > asleep_s + 0.1:  # 0.1: of rounding
-                    watchdog.go_on()  # or its limit would come before that of the second wait
+                # Not for any sleep: threads that wait for a core, too, look asleep. The watchdog limits all waits.
+                if is_late and watchdog.asleep_s() - asleep_s > self.timeout_s / 2:
                     continue
                 if not is_late and "killed by signal" not in str(e):
                     raise
