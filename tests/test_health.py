@@ -15,7 +15,7 @@ from data.clip_reader import user_clips
 from data.select_dataset import build_dataset
 from data.spike.simulate import IntegrateAndFire, to_linear
 from main_train_vrt import read_options
-from models.optim import lr_floor
+from models.schedules import lr_floor, stretched_by
 from tests.clip_files import section, write_dat, write_info
 from tests.faults.test_disk_full import disk
 from tests.test_show_sample import home  # noqa: F401
@@ -240,7 +240,7 @@ def test_a_learning_rate_at_its_floor_long_before_the_end_is_named(tmp_path, cap
     overrides = [f"train.{key}={json.dumps(value)}" for key, value in changes.items()]
     opt = read_options(["--opt", str(write_options(tmp_path)), *overrides])
     assert lr_floor(opt.train, 1000) == (pytest.approx(floor, abs=2) if floor else None)
-    health_of(opt).planned(lr_floor(opt.train, 1000))
+    health_of(opt).planned(lr_floor(opt.train, 1000), stretched_by(opt.train))
     said = warnings(caplog)
     assert bool(said) == (floor is not None and floor < 900), said
     assert not said or "stretch train.G_scheduler_" in said[0]

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from models.losses import LOSSES
-from models.optim import build_optimizer, lr_at
+from models.optim import build_optimizer
+from models.schedules import lr_at
 from utils.options.models import TrainOptions
 
 OPTIONS = {

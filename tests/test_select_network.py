@@ -73,8 +73,8 @@ def test_a_fusion_operator_alone_is_a_network_that_trains():
     batch = {"lq": torch.rand(1, 2, 3, 5, 7), "spike": torch.rand(1, 2, 2, 5, 7), "key": ["a/0"]}
     losses = []
     for step in range(1, 6):
-        model.optimize_parameters(step, [{**batch, "gt": batch["lq"] * 0.5}])
-        losses.append(model.current_log()["loss"])
+        result = model.optimize_parameters(step, [{**batch, "gt": batch["lq"] * 0.5}])
+        losses.append(float(result.losses["loss"]))
     assert losses[-1] < losses[0]
     net = define_G(values, spike_channels=2)
     assert torch.equal(net(batch["lq"], batch["spike"]), net.fusion.on_input(batch["lq"], batch["spike"]))

@@ -172,12 +172,13 @@ def check_shards(loader: Any, model: ModelVRT) -> Iterator[Finding]:
 def check_scaling(model: ModelVRT, batch: dict[str, Any]) -> Finding:
     """Time of a step on rank 0 alone, against all ranks with the exchange of gradients. Collective."""
 
+    on_device = model.to_device(batch)
+
     def step() -> None:
-        model.loss().backward()
+        model.loss_terms(on_device)["loss"].backward()
         model.netG.zero_grad(set_to_none=True)
 
     world = utils_dist.get_world_size()
-    model.feed_data(batch)
     alone = seconds_of(step, model.device, STEPS) if utils_dist.is_main_process() else 0.0
     utils_dist.barrier()
     if world == 1:
@@ -204,8 +205,8 @@ def check_gradients(model: ModelVRT, batch: dict[str, Any]) -> Finding:
 
     def gradients(parts: list[dict[str, Any]]) -> torch.Tensor:
         for part in parts:
-            model.feed_data({key: value.double() for key, value in part.items()})
-            (model.loss() / len(parts)).backward()
+            precise = {key: value.double() for key, value in part.items()}
+            (model.loss_terms(model.to_device(precise))["loss"] / len(parts)).backward()
         flat = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
         net.zero_grad(set_to_none=True)
         return flat

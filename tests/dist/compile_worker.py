@@ -30,8 +30,8 @@ def train(*overrides: str) -> tuple[list[float], Tensor]:
     for step, side in enumerate(SIDES, 1):
         generator = torch.Generator().manual_seed(10 * step + utils_dist.get_rank())
         lq = torch.rand(1, 2, 3, side, side, generator=generator)
-        model.optimize_parameters(step, [{"lq": lq, "gt": lq.square(), "key": [str(step)]}])
-        losses.append(float(model.step_losses["loss"]))
+        result = model.optimize_parameters(step, [{"lq": lq, "gt": lq.square(), "key": [str(step)]}])
+        losses.append(float(result.losses["loss"]))
     return losses, torch.cat([p.grad.flatten() for p in unwrap_ddp(model.netG).parameters()])
 
 

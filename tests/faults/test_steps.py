@@ -9,6 +9,7 @@ import torch
 from models.model_vrt import define_Model
 from tests.faults.test_stalls import ENV, KEY, KEY_OF_OPTIONS, SECRET, files_with_a_key
 from tests.train_files import experiment, network, odd, same, write_odd
+from utils.run.steps import StepLog
 
 
 def test_nan_on_one_rank_skips_the_step_on_all_and_is_named(tmp_path):
@@ -65,8 +66,8 @@ def test_an_infinite_loss_whose_gradients_are_finite_is_skipped_too():
     values = {"netG": network(fusion="none"), "train": {"G_lossfn_type": "charbonnier", "E_decay": 0}}
     model = define_Model(values)
     model.init_train()
-    clip = torch.rand(1, 2, 3, 32, 32)
+    log, clip = StepLog(), torch.rand(1, 2, 3, 32, 32)
     for step, gt in enumerate((clip, torch.full_like(clip, 1e30), clip), start=1):
-        model.optimize_parameters(step, [{"lq": clip, "gt": gt, "key": ["a/0"]}])
-    found = model.epoch_log()
+        log.add(model.optimize_parameters(step, [{"lq": clip, "gt": gt, "key": ["a/0"]}]))
+    found = log.read_epoch()
     assert (found["steps"], found["skipped"]) == (3, 1) and found["loss"] < 1

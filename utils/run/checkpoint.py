@@ -187,8 +187,15 @@ class Progress:
     saved: int = -1  # step of the run's newest checkpoint_latest
     wandb_id: str | None = None
 
+    def advance(self) -> None:
+        """Count one more step. Its validation, if one is due, has not been stopped yet."""
+        self.step += 1
+        self.batch += 1
+        self.validation_stops = 0
+
     def next_epoch(self) -> None:
-        self.epoch, self.batch = self.epoch + 1, 0
+        self.epoch += 1
+        self.batch = 0
 
 
 @dataclass(frozen=True)

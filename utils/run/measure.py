@@ -274,12 +274,13 @@ class Health:
         self.losses: deque[float] = deque(maxlen=KEPT)  # of the log lines since the last validation
         self.validations: list[tuple[float, float]] = []  # PSNR, mean loss before it
 
-    def planned(self, lr_floor: int | None) -> None:
-        """lr_floor: from this step on, the learning rate stays at its floor; None: not before the end."""
+    def planned(self, lr_floor: int | None, key: str) -> None:
+        """Warn if the learning rate stays at its floor for a long part of the run.
+
+        lr_floor: first step of the floor, None if there is none. key: the option that makes the schedule longer.
+        """
         if lr_floor is None or self.total_iter - lr_floor <= FLOOR_TAIL * self.total_iter:
             return
-        is_cosine = self.train.G_scheduler_type == "CosineAnnealingWarmRestarts"
-        key = "train.G_scheduler_periods" if is_cosine else "train.G_scheduler_milestones"
         self._warn(
             "learning rate",
             "the learning rate is at its floor from iter %d on, for %.0f %% of the run, in which hardly anything is "
